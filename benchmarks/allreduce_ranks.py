@@ -16,6 +16,7 @@ import statistics
 import sys
 import time
 
+from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.bench.allreduce import Case, model
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import aggregator_ranks
@@ -137,7 +138,8 @@ def _alone(case, comm, link):
         MPI.IN_PLACE, found, MPI.MAX), algorithm.prescale(codec))
     wire = numpy.empty(tensors.size, codec.wire_dtype)
     coding.encode(wire)
-    return lambda: algorithm.allreduce(coding, wire, 0, wire.size)
+    return lambda: algorithm.finish(algorithm.submit(
+        Bucket(coding.state, tensors, wire, coding=coding)))
 
 
 def _aggregated(case, everyone, workers, link):

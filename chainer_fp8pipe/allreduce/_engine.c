@@ -416,7 +416,7 @@ static void engine_dealloc(PyObject *object)
 }
 
 /* From (rank, address of its memory, of its Mails for this rank, of this
- * rank's for it, how many of each). */
+ * rank's for it). */
 static int make_neighbours(Engine *self, PyObject *of)
 {
     Py_ssize_t count = PyTuple_GET_SIZE(of);
@@ -426,8 +426,8 @@ static int make_neighbours(Engine *self, PyObject *of)
     for (Py_ssize_t i = 0; i < count; ++i) {
         Neighbour *made = &self->neighbours[i];
         unsigned long long memory, in, out;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(of, i), "iKKKI", &made->rank,
-                              &memory, &in, &out, &made->slots))
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(of, i), "iKKK", &made->rank,
+                              &memory, &in, &out))
             return 0;
         made->memory = (char *)(uintptr_t)memory;
         made->in = (Mail *)(uintptr_t)in;
@@ -437,59 +437,8 @@ static int make_neighbours(Engine *self, PyObject *of)
     return 1;
 }
 
-/* Gives each message between this rank and a neighbour, for each seat, a Mail
- * of its own.  What one rank sends the other receives in the same order, so
- * both find the same. */
-static int place_mails(Lane *lane, Neighbour *near)
-{
-    int counts[2] = {0, 0}; /* of sends, of receives */
-    for (int i = 0; i < lane->steps_count; ++i) {
-        Step *step = &lane->steps[i];
-        if (step->near == near)
-            step->mail = (is_receive(step) ? near->in + near->receives
-                                           : near->out + near->sends)
-                         + counts[is_receive(step)]++;
-    }
-    for (int i = 0; i < lane->steps_count; ++i)
-        if (lane->steps[i].near == near)
-            lane->steps[i].stride = counts[is_receive(&lane->steps[i])];
-    near->sends += (unsigned int)(counts[0] * lane->in_flight);
-    near->receives += (unsigned int)(counts[1] * lane->in_flight);
-    if (near->receives <= near->slots && near->sends <= near->slots)
-        return 1;
-    PyErr_SetString(PyExc_ValueError, "there are too few mails");
-    return 0;
-}
-
-/* What follows from the order of steps. */
-static void look_ahead(Lane *lane)
-{
-    for (int i = 0; i < lane->steps_count; ++i) {
-        Step *step = &lane->steps[i];
-        step->is_last = step->kind == RECEIVE_RESULT;
-        for (int j = i + 1; j < lane->steps_count; ++j)
-            if (lane->steps[j].kind == SEND_RESULT
-                && lane->steps[j].start < step->stop
-                && step->start < lane->steps[j].stop)
-                step->is_last = 0;
-        for (int j = i - 1; step->kind == ENCODE && j >= 0
-                            && i - j < MOST_SUMMED; --j) {
-            const Step *before = &lane->steps[j];
-            if (before->kind != RECEIVE_PARTIAL || before->summed
-                || before->start != step->start || before->stop != step->stop)
-                break;
-            if (before->fresh) {
-                step->gathered = i - j;
-                break;
-            }
-        }
-        for (int j = 1; step->kind == ENCODE && j <= step->gathered; ++j)
-            lane->steps[i - j].gathered = 1;
-    }
-}
-
 /* Fills a lane from (steps, blocks, contributes); steps are (kind, peer,
- * start, stop, summed, fresh). */
+ * start, stop, summed, fresh, is_last, gathered, mail, stride). */
 static int make_lane(Engine *self, Lane *lane, PyObject *of)
 {
     PyObject *steps;
@@ -508,23 +457,25 @@ static int make_lane(Engine *self, Lane *lane, PyObject *of)
         return PyErr_NoMemory(), 0;
     for (int i = 0; i < lane->steps_count; ++i) {
         Step *step = &lane->steps[i];
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, i), "iiiipp",
+        int mail;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, i), "iiiipppiii",
                               &step->kind, &step->peer, &step->start,
-                              &step->stop, &step->summed, &step->fresh))
+                              &step->stop, &step->summed, &step->fresh,
+                              &step->is_last, &step->gathered, &mail,
+                              &step->stride))
             return 0;
-        for (int j = 0; j < self->neighbours_count; ++j)
-            if (step->kind != ENCODE
-                && self->neighbours[j].rank == step->peer)
-                step->near = &self->neighbours[j];
+        for (int j = 0; j < self->neighbours_count; ++j) {
+            Neighbour *near = &self->neighbours[j];
+            if (step->kind != ENCODE && near->rank == step->peer) {
+                step->near = near;
+                step->mail = (is_receive(step) ? near->in : near->out) + mail;
+            }
+        }
         receives += (size_t)is_receive(step);
         if (step->kind == RECEIVE_PARTIAL)
             memset(lane->held + step->start, 1,
                    (size_t)(step->stop - step->start));
     }
-    look_ahead(lane);
-    for (int i = 0; i < self->neighbours_count; ++i)
-        if (!place_mails(lane, &self->neighbours[i]))
-            return 0;
     for (int i = 0; i < lane->in_flight; ++i) {
         Chunk *seat = &lane->seats[i];
         seat->lane = lane;

@@ -12,7 +12,7 @@ class Engine:
         self, error: Callable[[int, bytes], BaseException],
         functions: tuple[int, int, int], sizes: tuple[int, int], comm: int,
         byte: int, lanes: tuple[tuple, ...], in_flight: int,
-        neighbours: tuple[tuple[int, int, int, int, int], ...], memory: int,
+        neighbours: tuple[tuple[int, int, int, int], ...], memory: int,
         allocate: Callable[[int], Any], threads: int,
     ) -> None: ...
     def prepare(

@@ -202,26 +202,37 @@ static f32 *total_of(const Chunk *chunk, int block)
 typedef struct {
     int number;
     Range part;
-    size_t entries, place, size; /* the last two in bytes */
+    size_t entries, size; /* size and places are bytes */
+    size_t place, scattered_place;
     char *wire;
 } Block;
 
-static Block block_at(const Chunk *chunk, int number, int stop, size_t place)
+static Block block_at(const Chunk *chunk, const Step *step, int number,
+                      size_t place)
 {
+    const size_t itemsize = chunk->job->coding.itemsize;
     Block block = {.number = number, .place = place};
-    if (number < stop) {
+    if (number < step->stop) {
         block.part = part_of(chunk, number);
         block.entries = (size_t)(block.part.stop - block.part.start);
-        block.size = block.entries * chunk->job->coding.itemsize;
+        block.size = block.entries * itemsize;
+        block.scattered_place = (size_t)(
+            block.part.start - part_of(chunk, step->start).start) * itemsize;
         block.wire = wire_of(chunk, number);
     }
     return block;
 }
 
 #define FOR_EACH_BLOCK(chunk, step, b) \
-    for (Block b = block_at((chunk), (step)->start, (step)->stop, 0); \
+    for (Block b = block_at((chunk), (step), (step)->start, 0); \
          b.number < (step)->stop; \
-         b = block_at((chunk), b.number + 1, (step)->stop, b.place + b.size))
+         b = block_at((chunk), (step), b.number + 1, b.place + b.size))
+
+static char *data_of(const Receive *receive, const Block *block)
+{
+    return receive->data + (receive->scattered ? block->scattered_place
+                                               : block->place);
+}
 
 static int is_receive(const Step *step)
 {
@@ -272,8 +283,7 @@ static int needs_space(const Job *job, const Step *step)
         return !step->near && (step->kind == RECEIVE_PARTIAL
                                || !has_one_block(step));
     if (step->near)
-        return sends_sum(job, step) || !job->shares_wire
-               || !has_one_block(step);
+        return sends_sum(job, step) || !job->shares_wire;
     return sends_sum(job, step) ? !sends_total(job, step)
                                 : !has_one_block(step);
 }
@@ -409,12 +419,12 @@ static void add_message(const Chunk *chunk, const Step *step,
     }
     FOR_EACH_BLOCK(chunk, step, block) {
         if (!job->in_place)
-            accumulate_wire(&job->coding, data + block.place,
+            accumulate_wire(&job->coding, data_of(receive, &block),
                             total_of(chunk, block.number), block.entries);
         else if (step->fresh && !chunk->lane->contributes)
-            memcpy(block.wire, data + block.place, block.size);
+            memcpy(block.wire, data_of(receive, &block), block.size);
         else
-            add_wires(&job->coding, data + block.place, block.wire,
+            add_wires(&job->coding, data_of(receive, &block), block.wire,
                       block.entries);
     }
 }
@@ -452,7 +462,7 @@ static void encode_gathered(const Chunk *chunk, const Step *step)
                 ? block.part.stop : range.start + most;
             wires[0] = block.wire + at;
             for (int i = 0; i < count; ++i)
-                wires[own + i] = receives[i].data + block.place + at;
+                wires[own + i] = data_of(&receives[i], &block) + at;
             sum_wires(coding, wires, own + count, sums,
                       (size_t)(range.stop - range.start));
             encode_mean_at(chunk, step, sums, range, block.wire + at);
@@ -487,7 +497,7 @@ static void take_result(const Chunk *chunk, const Step *step,
     const int in_place = decodes_where_it_lies(chunk, step);
     FOR_EACH_BLOCK(chunk, step, block) {
         if (!in_place)
-            memcpy(block.wire, receive->data + block.place, block.size);
+            memcpy(block.wire, data_of(receive, &block), block.size);
         else if (chunk->decodes)
             decode_range(&chunk->job->coding, block.part, receive->data);
     }
@@ -574,6 +584,7 @@ static int has_come(Shared *shared, const Step *step, Receive *receive)
     if (!is_posted(receive->mail))
         return BLOCKED;
     receive->data = step->near->memory + receive->mail->offset;
+    receive->scattered = receive->mail->scattered;
     return receive->mail->size == (int64_t)receive->size
         ? DONE : fail(shared, OUT_OF_STEP);
 }
@@ -647,6 +658,7 @@ static int send(Shared *shared, Chunk *chunk, const Step *step)
         Mail *mail = mail_of(chunk, step);
         mail->offset = chunk->message - shared->memory;
         mail->size = (int64_t)size;
+        mail->scattered = !needs_space(chunk->job, step);
         set_posted(mail, 1);
         return LAST;
     }

@@ -46,7 +46,7 @@ from ..mpi.waiting import BRIEF, LONG, Pauses
 from ..report.stream import EventStream
 from . import _engine
 from .memory import meet, node_memory
-from .plan import Framing, Opcode, Plan, cut, steps_of
+from .plan import Framing, Opcode, Plan, Step, cut, steps_of
 
 #: Into how many parts a bucket may be divided that goes in a bit at a time.
 PARTS = 64
@@ -55,6 +55,8 @@ PARTS = 64
 _LITTLE = 1e-3
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
+# Bytes of a line of the processor's caches, where memory begins.
+_LINE = 64
 # Ranges whose cut is remembered; there are a few for each model.
 _REMEMBERED = 1024
 # The numbers that compiled code has for them.
@@ -192,7 +194,8 @@ class Bucket(_engine.Job):
         """
         if self.decodes:
             pairs = numpy.frombuffer(self.taken(), numpy.int64)
-            self._means += map(tuple, pairs.reshape(-1, 2).tolist())
+            self._means += [(start, stop) for start, stop
+                            in pairs.reshape(-1, 2).tolist()]
         return self._means
 
     @property
@@ -517,22 +520,37 @@ class Engine(Algorithm):
         actions = [step.action for steps in self._steps for step in steps]
         self._most_blocks = max(
             (action.stop - action.start for action in actions), default=1)
-        messages = collections.Counter(
-            (action.peer, action.kind in _SENDS) for action in actions
-            if action.kind is not Opcode.ENCODE)
-        neighbours = (meet(self.comm, framing.frames_in_flight * max(
-            messages.values(), default=0)) if framing.shared_memory else ())
+        lanes, mails = self._lanes()
+        neighbours = meet(self.comm, mails) if framing.shared_memory else ()
         self._memory = node_memory() if neighbours else None
         mpi = library()
         self._compiled = _engine.Engine(
             exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
-            tuple((tuple((_KINDS[step.action.kind], *step.action[1:],
-                          step.summed, step.fresh) for step in steps),
-                   plan.blocks, self._contributes)
-                  for plan, steps in zip(plans, self._steps, strict=True)),
-            framing.frames_in_flight, neighbours,
+            lanes, framing.frames_in_flight, neighbours,
             self._memory.address if self._memory else 0,
             self._memory.empty if self._memory else _empty, framing.threads)
+
+    def _lanes(self) -> tuple[tuple, int]:
+        """Plans for compiled code, and how many Mails a neighbour needs.
+
+        Each message between two ranks has one, for each chunk in flight.
+        What one rank sends the other receives in the same order, so both
+        number them alike.
+        """
+        lanes = []
+        mails: collections.Counter[tuple[int, bool]] = collections.Counter()
+        for plan, steps in zip(self.plans, self._steps, strict=True):
+            messages = collections.Counter(map(_way, steps))
+            next_, lane = mails.copy(), []
+            for step in steps:
+                way = _way(step)
+                lane.append((_KINDS[step.action.kind], *step.action[1:],
+                             *step[1:], next_[way], messages[way]))
+                next_[way] += 1
+            lanes.append((tuple(lane), plan.blocks, self._contributes))
+            for way, count in messages.items():
+                mails[way] += count * self.framing.frames_in_flight
+        return tuple(lanes), max(mails.values(), default=0)
 
     def another(self) -> Engine:
         return Engine(self.comm, self.plans, self.events, self.framing)
@@ -662,7 +680,7 @@ class Engine(Algorithm):
             frame = max(1, min(self.framing.frame_bytes // itemsize,
                                _LARGEST // grain // self._most_blocks))
             found = self._cuts[key] = tuple(
-                self._cut_piece(lane, *pieces[lane:lane + 2], frame)
+                self._cut_piece(lane, pieces[lane], pieces[lane + 1], frame)
                 for lane in range(len(self.plans)))
         return found
 
@@ -692,5 +710,12 @@ class Engine(Algorithm):
         return found
 
 
+def _way(step: Step) -> tuple[int, bool]:
+    """The other rank, and whether a message goes there; (-1, False): none."""
+    kind, peer, *_ = step.action
+    return (-1 if kind is Opcode.ENCODE else peer), kind in _SENDS
+
+
 def _empty(nbytes: int) -> numpy.ndarray:
-    return numpy.empty(nbytes, numpy.uint8)
+    found = numpy.empty(nbytes + _LINE, numpy.uint8)
+    return found[-found.ctypes.data % _LINE:][:nbytes]

@@ -174,14 +174,12 @@ class Neighbour(NamedTuple):
         address: Of its memory, in this process.
         inbox: Address of the Mails that it writes for this rank.
         outbox: Address of those that this rank writes for it.
-        mails: How many there are of each.
     """
 
     rank: int
     address: int
     inbox: int
     outbox: int
-    mails: int
 
 
 # A neighbour may look at its Mails when this rank has done with them.
@@ -216,7 +214,7 @@ def meet(comm: MPI.Comm, mails: int) -> tuple[Neighbour, ...]:
         {rank: address - memory.address for rank, address in mine.items()}
         if memory else {})
     return tuple(Neighbour(
-        rank, address, address + offsets[rank][comm.rank], mine[rank], mails)
+        rank, address, address + offsets[rank][comm.rank], mine[rank])
         for rank, address in opened.items() if comm.rank in offsets[rank])
 
 

@@ -125,6 +125,7 @@ static void free_messages(Messages *m)
  * each other's. */
 typedef struct {
     _Alignas(CACHE_LINE) atomic_int posted;
+    int scattered;        /* blocks lie as far apart as in the wire */
     int64_t offset, size; /* bytes, in the sender's memory */
 } Mail;
 
@@ -134,14 +135,13 @@ typedef struct {
     int rank;
     char *memory; /* the other's, as it is mapped here */
     Mail *in, *out;
-    unsigned int slots; /* of each */
-    unsigned int sends, receives; /* slots that have been given to steps */
 } Neighbour;
 
 typedef struct {
     int pending; /* of MPI's: 1 until it is through */
     char *data;
     size_t size; /* bytes */
+    int scattered; /* as of Mail */
     Mail *mail;  /* NULL: it comes through MPI, or is empty */
 } Receive;
 

@@ -25,6 +25,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+#: Contributions that are summed and encoded in one pass, at most.
+MOST_GATHERED = 15
+
 #: Forms in which a partial sum may travel.
 FORMS = ('wire', 'float16', 'float32')
 
@@ -126,11 +129,17 @@ class Step(NamedTuple):
         summed: The message is a partial sum of several ranks.  If not, it is
             one rank's contribution or a result.
         fresh: Nothing has been added to these blocks on this rank before.
+        is_last: What is received is a result that is not sent on.
+        gathered: Of ENCODE, how many contributions were received just before
+            it, with nothing else in its sums: they stay where they are until
+            then.  Of such a receive: 1.
     """
 
     action: Instruction
     summed: bool
     fresh: bool
+    is_last: bool = False
+    gathered: int = 0
 
 
 @functools.lru_cache(1024)
@@ -147,7 +156,32 @@ def steps_of(plan: Plan, rank: int) -> tuple[Step, ...]:
         summed = (next(incoming[action.peer])
                   if action.kind is Opcode.RECEIVE_PARTIAL else bool(added))
         steps.append(Step(action, summed, not added))
-    return tuple(steps)
+    return tuple(_looked_ahead(steps))
+
+
+def _looked_ahead(steps: list[Step]) -> list[Step]:
+    found = []
+    for place, step in enumerate(steps):
+        kind, _, start, stop = step.action
+        is_last = kind is Opcode.RECEIVE_RESULT and not any(
+            action.kind is Opcode.SEND_RESULT
+            and action.start < stop and start < action.stop
+            for action, *_ in steps[place + 1:])
+        found.append(step._replace(is_last=is_last))
+        # Compiled code sums so many and a rank's own at once.
+        for count in range(1, min(place, MOST_GATHERED) + 1):
+            before = steps[place - count]
+            if (kind is not Opcode.ENCODE or before.summed
+                    or before.action != (Opcode.RECEIVE_PARTIAL,
+                                         before.action.peer, start, stop)):
+                break
+            if before.fresh:
+                found[place - count:] = [
+                    *(one._replace(gathered=1)
+                      for one in found[place - count:place]),
+                    step._replace(gathered=count)]
+                break
+    return found
 
 
 def _with_sums(plan: Plan, rank: int

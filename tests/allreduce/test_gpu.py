@@ -270,7 +270,7 @@ def bytes_for_chunks(comm, name, refuses):
 
 
 @pytest.mark.filterwarnings('ignore:CUDA cannot register')
-@pytest.mark.parametrize('name', ['direct', 'ring'])
+@pytest.mark.parametrize('name', ['direct', 'ring', 'two_level_direct_ring'])
 @on_ranks(4)
 def test_neighbours_read_what_the_gpu_has_written_where_it_lies(comm, name):
     """Sums are made in the wire: chunks need memory for messages only."""

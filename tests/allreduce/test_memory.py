@@ -29,6 +29,7 @@ def read(address, size):
 @on_ranks(1, 2, 4)
 def test_neighbours_read_what_is_written_later(comm):
     neighbours = meet(comm, 4 + comm.rank)
+    mails = 4 + comm.size - 1       # the most that any asks for
     assert [one.rank for one in neighbours] == [
         rank for rank in range(comm.size) if rank != comm.rank]
     array = node_memory().empty(5000)
@@ -37,17 +38,16 @@ def test_neighbours_read_what_is_written_later(comm):
     for one in neighbours:
         assert read(one.address + places[one.rank], 5000) == bytes(
             [one.rank + 1]) * 5000
-        assert one.mails == 4 + comm.size - 1       # the most
-        assert read(one.inbox, one.mails * MAIL) == bytes(one.mails * MAIL)
+        assert read(one.inbox, mails * MAIL) == bytes(mails * MAIL)
     comm.Barrier()
     # An outbox is the other's inbox.
     for one in neighbours:
         ctypes.memset(one.outbox, 10 * comm.rank + one.rank,
-                      one.mails * MAIL)
+                      mails * MAIL)
     comm.Barrier()
     for one in neighbours:
-        assert read(one.inbox, one.mails * MAIL) == bytes(
-            [10 * one.rank + comm.rank]) * (one.mails * MAIL)
+        assert read(one.inbox, mails * MAIL) == bytes(
+            [10 * one.rank + comm.rank]) * (mails * MAIL)
 
 
 @pytest.mark.parametrize('case', ['none', 'elsewhere', 'mistaken'])
