@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -41,7 +41,7 @@ class Passes:
         self.programs: list[StagedTrace] = []
         #: Why a rehearsal has failed, if a constant was another one.
         self.mismatch = ''
-        self._calls: list[Callable[[], Any]] = []
+        self._calls: Sequence[Callable[[], Any]] = []
         self.reports: list[dict[str, Any]] = []
         #: Times calls; None: nothing is timed.
         self.laps: Laps | None = None
@@ -60,7 +60,7 @@ class Passes:
         self._reporter = reporter_of(names)
 
     def begin(self, step: str, programs: list[StagedTrace],
-              calls: list[Callable[[], Any]]) -> None:
+              calls: Sequence[Callable[[], Any]]) -> None:
         """Starts a step.
 
         Args:

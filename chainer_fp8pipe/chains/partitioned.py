@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import chainer
@@ -66,7 +66,7 @@ class Partition:
         tracer: Of the model.
         plan: Where the model is cut.
         grid: The ranks.
-        program: Of the example, in training.
+        program: Of the example, in training; None: there is no example.
 
     Attributes:
         used: The paths of the parameters of each chunk.
@@ -77,9 +77,9 @@ class Partition:
     """
 
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
-                 plan: PartitionPlan, grid: Any, program: StagedTrace) -> None:
+                 plan: PartitionPlan, grid: Any,
+                 program: StagedTrace | None) -> None:
         self.names, self.plan, self.grid = names, plan, grid
-        self.trace = program.trace
         self.tracer = tracer
         self.passes = Passes(names, self.where)
         self.title = type(model).__name__
@@ -87,6 +87,10 @@ class Partition:
         self.optimizer: Any = None
         self.device = model.device
         self.own: dict[str, chainer.Parameter] = {}
+        #: The chunk of each layer, if the model is a list of layers.
+        self.chunk_of: Mapping[int, int] | None = None
+        #: Seeds the values of a parameter that gets its shape in a trace.
+        self.initial_place = _initial_place
         self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
         self._told = False
@@ -97,7 +101,8 @@ class Partition:
         self.limit: float | None = None
         # What lend() has changed: used, ranks, ties and own of before.
         self._placed: Any = None
-        self.place(program)
+        if program is not None:
+            self.place(program)
         function_calls.hold(self)
         array_memory.hold(self)
         initial_values.hold(self)
@@ -176,8 +181,8 @@ class Partition:
             trace = self.tracer.trace(form.call, form.state, timed=False)
         for number, name in enumerate(self.names.shaped[shaped:]):
             if name in self.own:    # with the same values on every replica
-                with preserved(), at(form.place._replace(
-                        iteration=0, first_sample=0, layer=number)):
+                with preserved(), at(self.initial_place(
+                        form.place, number, name)):
                     draw(self.names.parameters[name])
         with between_calls(form.place):
             program = self._program(mode, trace, form.state, form.call)
@@ -194,12 +199,12 @@ class Partition:
 
     def _program(self, mode: str, trace: Trace, state: LinkState | None,
                  call: Callable) -> StagedTrace:
-        if mode != 'predict':
+        if mode != 'predict' and self.chunk_of is None:
             check_loss(trace)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(self.tracer, trace, call)
         program = StagedTrace(trace, self.plan, state, self.live_state[mode],
-                              self._keepers)
+                              self._keepers, self.chunk_of)
         if not program.keepers.keys() <= self._keepers.keys():
             # Programs that only read these values may do so on other chunks.
             self._programs.clear()
@@ -307,6 +312,23 @@ class Partition:
                 if name in names})) for name in self.names.parameters})
         self._note_keepers(program)
 
+    def hold_layers(self, layers: Iterable[tuple[int, chainer.Link]]) -> None:
+        """Notes which rank has which parameter, by the chunks of layers."""
+        used: dict[int, set[str]] = {
+            chunk: set() for chunk in range(self.last + 1)}
+        ranks: dict[str, set[int]] = {}
+        for chunk, layer in layers:
+            for parameter in layer.params():
+                name = self.names.of(parameter)
+                if name is not None:
+                    used[chunk].add(name)
+                    ranks.setdefault(name, set()).add(
+                        chunk % self.plan.stages)
+        self._note_ranks(
+            {chunk: sorted(names) for chunk, names in used.items()},
+            {name: tuple(sorted(stages)) for name, stages in ranks.items()})
+        self._own_links = set(self.names.links)
+
     def _note_keepers(self, program: StagedTrace) -> None:
         self._keepers.update(program.keepers)
         me = self.grid.stage_index
@@ -359,6 +381,10 @@ class Partition:
         if not self._told and self.grid.comm.rank == 0:
             warnings.warn(text, stacklevel=2)
         self._told = True
+
+
+def _initial_place(place: Place, number: int, name: str) -> Place:
+    return place._replace(iteration=0, first_sample=0, layer=number)
 
 
 def check_loss(trace: Trace) -> None:

@@ -1,10 +1,12 @@
-"""The names of layers in messages, and the error that names one."""
+"""Layers in messages: names, the error that names one, what one returns."""
 from __future__ import annotations
 
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import chainer
 
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
@@ -32,3 +34,31 @@ def blame(name: str, micro_batch: int) -> Iterator[None]:
     except Exception as error:
         raise LayerError(f'{name}, micro-batch {micro_batch}: '
                          f'{type(error).__name__}: {error}') from error
+
+
+def as_tuple(value: Any) -> tuple:
+    """A layer's return value as the arguments of the next layer."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
+    """A layer's return value as variables.
+
+    Raises:
+        TypeError: The next layer could not take the value.
+    """
+    check_returned(value)
+    return tuple(map(chainer.as_variable, as_tuple(value)))
+
+
+def check_returned(value: Any) -> None:
+    """Raises TypeError if no layer could take what a layer has returned."""
+    for item in as_tuple(value):
+        if not isinstance(item, (chainer.Variable,
+                                 *chainer.get_array_types())):
+            said = 'None' if item is None else f'a {type(item).__name__}'
+            raise TypeError(
+                f'it returned {said}; a layer returns a variable, an array, '
+                'or a tuple of these')
+    if isinstance(value, (tuple, list)) and not value:
+        raise TypeError('it returned nothing, an empty tuple')

@@ -1,22 +1,27 @@
-"""Micro-batches of a partitioned Chain: all ranks see the whole batch."""
+"""Micro-batches of a model on several ranks, which all see the whole batch.
+
+Of a Chain that returns its loss, and of a list of layers, whose loss is an
+argument of the pipeline.
+"""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
 from ..chains import nested
+from ..chains.layers import Layers
 from ..chains.names import OBSERVER
 from ..chains.part import ChainPart
-from ..chains.partitioned import Form
+from ..chains.partitioned import Form, Partition
 from ..chains.rehearsal import weights
 from ..chains.staged_trace import StagedTrace
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.block import Arrays
-from ..pipeline.channels import Channels
+from ..pipeline.layers import as_tuple
 from ..pipeline.loss import LossHead, checked_weight
 from ..pipeline.micro_batches import concatenated
 from ..pipeline.randomness import Place
@@ -32,18 +37,23 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 class ChainWork:
     """What the ranks of a partitioned Chain do with a batch.
 
-    The methods are those of :class:`.LayerWork`.
-    The arguments are as for :class:`.Pipeline`.
+    Args:
+        model: Has this rank's parameters.
+        partition: Of the model.
+        grid: The ranks.
+        loss_weight: As for :class:`.Pipeline`.
     """
 
-    def __init__(self, model: Any, grid: ProcessGrid,
+    layers = 0      # before the loss, where that is not the model's
+
+    def __init__(self, model: Any, partition: Partition, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
         self._model, self._grid = model, grid
-        self._partition = model.partition
+        self._partition = partition
         self._loss_weight = loss_weight
         self.head = LossHead(_given, {}, float)
-        self.chunks = model.plan.chunks
-        self.layers = 0
+        self.chunks = partition.plan.chunks
+        self._targets: list[Any] = []
         self._programs: list[StagedTrace] = []
         self._last: dict[str, list[StagedTrace]] = {}
         self._forms: list[Form] = []
@@ -102,11 +112,10 @@ class ChainWork:
                      None, progress)
 
     def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
-        """What all ranks get: a tree of the arguments, arrays on the host."""
-        arrays, tree = nested.leaves(batch._replace(inputs=tuple(
-            numpy.ascontiguousarray(chainer.backends.cuda.to_cpu(
-                nested.array_of(array)))
-            for array in batch.inputs)).arguments())
+        """What all ranks get: a tree of the batch, arrays on the host."""
+        arrays, tree = nested.leaves((batch._replace(
+            inputs=tuple(map(_host, batch.inputs))).arguments(),
+            None if batch.target is None else _host(batch.target)))
         return tree, arrays
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]
@@ -121,15 +130,13 @@ class ChainWork:
         if problem:
             raise ValueError(problem)
         last = (self._last.get(step, []) if part.passes.resume(step) else [])
-        function = self._model
-        if step == 'predict':
-            assert self._method is not None
-            function = self._method
-        self._forms = []
+        function = self._function(step)
+        self._forms, self._targets = [], []
         for number, (arrays, place) in enumerate(zip(
                 opened.parts, places, strict=True)):
-            args, kwargs = nested.rebuilt(opened.tree, [
+            (args, kwargs), target = nested.rebuilt(opened.tree, [
                 self._model.device.send(array) for array in arrays])
+            self._targets.append(target)
             self._forms.append(Form(
                 function, args, kwargs,
                 last[number].after if number < len(last) else None, place))
@@ -180,14 +187,17 @@ class ChainWork:
         if missing:
             self._lend(step, missing)
         self._weights = [0.0] * len(forms)
-        if step != 'predict':
+        if step != 'predict' and not self.layers:
             self._weights = self._agreed([given for _, given in said]) or (
                 weights([labels for _, labels in found], opened.sizes,
                         self._grid.replicas if step == 'train' else 1))
 
-    def deal(self, opened: Opened, channels: Channels,
-             step: str) -> tuple[list[Arrays], list[Any], list[float]]:
-        """As :meth:`.LayerWork.deal`; nothing is sent any more."""
+    def deal(self, step: str
+             ) -> tuple[list[Arrays], list[Any], list[float]]:
+        """Inputs where the model begins, targets where the loss is.
+
+        Returns inputs, targets and weights of the micro-batches.
+        """
         self._trained += step == 'train'
         self._partition.passes.begin(step, self._programs,
                                      [form.call for form in self._forms])
@@ -252,6 +262,12 @@ class ChainWork:
 
     # --- details ------------------------------------------------------------
 
+    def _function(self, step: str) -> Callable:
+        if step != 'predict':
+            return self._model
+        assert self._method is not None
+        return self._method
+
     def _traced(self, step: str, forms: list[Form], found: list[Any]
                 ) -> list[Any]:
         """A trace for each micro-batch that has none."""
@@ -297,6 +313,124 @@ class ChainWork:
                         f'the loss_weight of micro-batch {number} is {one} '
                         f'on rank 0 but {two} on rank {rank}. {_SAME}')
         return given[0]
+
+
+class LayersWork(ChainWork):
+    """The same for a list of layers: inputs come first, the target last.
+
+    Args:
+        model: This rank's layers.
+        whole: All layers.
+        partition: Of all layers.
+        grid: The ranks.
+        loss_fun: As for :class:`.Pipeline`.
+        metrics: As for :class:`.Pipeline`.
+        loss_weight: As for :class:`.Pipeline`.
+    """
+
+    def __init__(self, model: Any, whole: Layers, partition: Partition,
+                 grid: ProcessGrid, loss_fun: Callable,
+                 metrics: Mapping[str, Callable],
+                 loss_weight: Callable | None) -> None:
+        super().__init__(model, partition, grid, None)
+        self._whole, self.layers = whole, len(whole.calls)
+        self.head = LossHead(loss_fun, metrics, loss_weight)
+
+    def choose(self, method: str | None) -> str:
+        """What predictions call: all layers, without a name."""
+        if method is not None:
+            raise ValueError(
+                f'method={method!r} is for a model that partition() has cut; '
+                'a Divisible predicts with all its layers')
+        return ''
+
+    def batch(self, arrays: Any, label_key: Any = -1,
+              progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
+        """Inputs and target of a converted batch, a tuple or dictionary."""
+        if isinstance(arrays, dict):
+            if label_key not in arrays:
+                known = ', '.join(map(repr, arrays))
+                raise ValueError(f'a batch has {known} but no target; name '
+                                 f'it by label_key, not {label_key!r}')
+            arrays = dict(arrays)
+            target = arrays.pop(label_key)
+            return Batch(tuple(arrays.values()), target, progress)
+        arrays = list(as_tuple(arrays))
+        if len(arrays) < 2:
+            raise ValueError('an example has no target; it must be a tuple '
+                             'of one input or more and the target')
+        try:
+            target = arrays.pop(label_key)
+        except (IndexError, TypeError):
+            raise ValueError(f'an example has {len(arrays)} elements, and '
+                             f'none is label_key={label_key!r}') from None
+        return Batch(tuple(arrays), target, progress)
+
+    def deal(self, step: str
+             ) -> tuple[list[Arrays], list[Any], list[float]]:
+        """See :meth:`ChainWork.deal`."""
+        inputs, targets, _ = super().deal(step)
+        if step == 'predict' or not targets:
+            return inputs, [], []
+        return inputs, self._targets, self.head.count(self._targets)
+
+    def reported(self) -> Reports:
+        """Loss and metrics, which the last stage has computed."""
+        if self._grid.stage_index < self._grid.stages - 1:
+            return {}
+        return {name: Report('number', self.head.sums[name],
+                             self.head.totals[name])
+                for name in self.head.names}
+
+    def report(self, means: dict[str, Any]) -> dict[str, Any]:
+        """Reports means of loss and metrics for the model."""
+        chainer.report(dict(means), self._model)
+        return means
+
+    def _function(self, step: str) -> Callable:
+        return self._whole
+
+
+def layout_of(model: Any, grid: ProcessGrid
+              ) -> tuple[str, tuple[tuple[int, int], ...]]:
+    """Why the ranks' layers do not make a model, '' if they do; the layout.
+
+    That is the start and end of the layers of each chunk.  ``model`` has this
+    rank's layers.  Call this on all ranks.
+    """
+    everyone = grid.comm.allgather(
+        (grid.stage_index, model.total, model.bounds))
+    total, *others = sorted({total for _, total, _ in everyone})
+    if others:
+        totals = ' and '.join(map(str, [total, *others]))
+        return f'the models have {totals} layers on different ranks', ()
+    chunks: dict[int, tuple[int, int, int]] = {}
+    for rank, (stage, _, cut) in enumerate(everyone):
+        for position, (start, end) in enumerate(cut):
+            chunk = stage + position * grid.stages
+            other, *known = chunks.setdefault(chunk, (rank, start, end))
+            if known != [start, end]:
+                return (f'rank {rank} has layers {start} to {end - 1} where '
+                        f'its replica, rank {other}, has {known[0]} to '
+                        f'{known[1] - 1}'), ()
+    next_layer = 0
+    for number in range(max(chunks) + 1):
+        if number not in chunks:
+            return 'the ranks have different numbers of chunks', ()
+        rank, start, end = chunks[number]
+        if start != next_layer:
+            return (f'rank {rank} starts at layer {start} but layer '
+                    f'{next_layer} is to follow'), ()
+        next_layer = end
+    if next_layer != total:
+        return (f'rank {rank} ends at layer {next_layer - 1} but the model '
+                f'has {total} layers'), ()
+    return '', tuple(chunks[number][1:] for number in sorted(chunks))
+
+
+def _host(array: Any) -> numpy.ndarray:
+    return numpy.ascontiguousarray(
+        chainer.backends.cuda.to_cpu(nested.array_of(array)))
 
 
 def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:

@@ -36,6 +36,7 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
+from ..chains.layers import cut_layers
 from ..chains.partitioned_chain import PartitionedChain
 from ..channel.channel import CODECS, describe
 from ..mpi.agreement import Signature, agree, raise_together
@@ -56,9 +57,8 @@ from ..pipeline.schedules import Schedule, forward_schedule, make_schedule
 from ..pipeline.stage_executor import StageExecutor
 from ..report.stream import EventStream
 from .batch import Batch, Opened
-from .chain_work import ChainWork
+from .chain_work import ChainWork, LayersWork, layout_of
 from .group_failures import give_up, hear_failures
-from .layer_work import LayerWork, layout_problem
 from .learning_rate import check_count
 from .reported import means
 from .tied_gradients import TiedGradients
@@ -142,15 +142,24 @@ class Pipeline:
         self.iteration = 0
         if recompute is None:
             recompute = plan.recompute if plan else 'no stage'
-        self._work: LayerWork | ChainWork
-        if isinstance(model, PartitionedChain):
-            self._work = ChainWork(model, grid, loss_weight)
+        is_chain = isinstance(model, PartitionedChain)
+        if is_chain:
             model.partition.optimizer = optimizer
         else:
-            agree(grid.comm, Signature({}), layout_problem(model, grid),
+            problem, layout = layout_of(model, grid)
+            agree(grid.comm, Signature({}), problem,
                   'Make this rank\'s model with Net().stage(comm).')
-            self._work = LayerWork(model, grid, loss_fun, metrics,
-                                   loss_weight)
+
+        def work() -> ChainWork:
+            if device is not None:
+                model.to_device(chainer.get_device(device))
+            if is_chain:
+                return ChainWork(model, model.partition, grid, loss_weight)
+            whole, part = cut_layers(model, grid, layout, micro_batches,
+                                     schedule)
+            return LayersWork(model, whole, part, grid, loss_fun, metrics,
+                              loss_weight)
+        self._work = raise_together(grid.comm, work, error=ValueError)
         self._last = grid.stages * self._work.chunks - 1
         self.schedule: Schedule
         self.schedule, self._recomputed = raise_together(
@@ -167,9 +176,6 @@ class Pipeline:
         self._statistics = BatchStatistics()
         self._together = Together(grid.comm)
         hear_failures(model)
-        if device is not None:
-            raise_together(grid.comm, lambda: model.to_device(
-                chainer.get_device(device)), error=ValueError)
         self._channels = Channels(
             grid.pipeline, self._work.blocks(self._statistics), self._last,
             activation_codec, model.xp)
@@ -217,8 +223,7 @@ class Pipeline:
                 self._model.cleargrads()
                 if problem is not None:
                     raise problem
-                inputs, targets, weights = self._work.deal(
-                    opened, self._channels, 'train')
+                inputs, targets, weights = self._work.deal('train')
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
             self._head.begin(targets, weights, total, scale)
@@ -259,8 +264,7 @@ class Pipeline:
         with self._heard(comm):
             if problem is not None:
                 raise problem
-            inputs, targets, weights = self._work.deal(
-                opened, self._channels, 'evaluate')
+            inputs, targets, weights = self._work.deal('evaluate')
             self._head.begin(targets, weights, sum(weights), None)
             self._infer(opened, inputs, self._head)
             found = means(self._together.meet(comm, self._work.reported()))
@@ -282,7 +286,7 @@ class Pipeline:
             asks = bool(wanted)
             if problem is not None:
                 raise problem
-            first, _, _ = self._work.deal(opened, self._channels, 'predict')
+            first, _, _ = self._work.deal('predict')
             parts = self._infer(opened, first, None)
             if self._is_last:
                 with blame('the output', 0):
@@ -431,9 +435,6 @@ class Pipeline:
             head, opened = pickle.loads(message[0].tobytes())
         if after is not None:
             after.send(message)
-        if opened.tree is None:
-            return head, opened._replace(
-                parts=[[] for _ in opened.sizes])
         parts = opened.parts
         for number in range(len(opened.sizes)):
             if before is not None:

@@ -5,7 +5,6 @@ import weakref
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.chunk import Chunk
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
-from chainer_fp8pipe.pipeline.layer_block import LayerBlock
 from chainer_fp8pipe.pipeline.layers import LayerError, layer_name
 from chainer_fp8pipe.pipeline.randomness import Place, current
 
@@ -14,6 +13,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+
+from tests.pipeline.blocks import LayerBlock
 
 PLACE = Place(0, 0, 0, 0)
 

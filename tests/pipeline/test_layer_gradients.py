@@ -2,13 +2,14 @@
 import tracemalloc
 
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
-from chainer_fp8pipe.pipeline.layer_block import record
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+
+from tests.pipeline.blocks import record
 
 
 def gradients_by_chainer(layer, inputs, seeds):

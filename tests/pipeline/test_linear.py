@@ -1,6 +1,5 @@
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
-from chainer_fp8pipe.pipeline.layer_block import record
 from chainer_fp8pipe.pipeline.linear import LinearTape, forward, is_plain
 
 import chainer
@@ -8,6 +7,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+
+from tests.pipeline.blocks import record
 
 
 def random(*shape, dtype='f'):

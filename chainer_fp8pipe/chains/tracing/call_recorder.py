@@ -229,6 +229,8 @@ class CallRecorder(Interceptor):
         read: list[Any] = [self._read(x) for x in inputs]
         call = TracedCall(
             label_of(node), self._link(), kind=kind_of(node),
+            layer=getattr(self._stack[1], 'layer_number', None)
+            if len(self._stack) > 1 else None,
             path=tuple(self._first_call[id(link)] for link in self._stack),
             expected=tuple(map(expected_of, inputs)),
             constants=constants_of(node))

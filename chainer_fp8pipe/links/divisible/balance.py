@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 
 from ...mpi.ranks import all_ranks
-from ...pipeline.layer_block import as_variables
-from ...pipeline.layers import LayerError, layer_name
+from ...pipeline.layers import LayerError, as_variables, layer_name
 from ...planning.even_parts import partition
 from .layer_slots import LayerSlots
 from .lazy import Lazy, initialising, own_copy

@@ -12,6 +12,7 @@ from ...pipeline.layers import Layer, LayerError
 from .balance import chunk_counts
 from .layer_list import LayerList
 from .layer_slots import LayerRange
+from .lazy import without_values
 from .model_table import describe, rows_of, table
 from .shared_parameters import check_cut, things_used
 
@@ -187,6 +188,10 @@ class Divisible(LayerList):
         check_cut(self.numbered_slots(), inside.__contains__)
         part = self._alike()
         slots = dict(self.numbered_slots())
+        made: dict[int, Any] = {}
+        part._others = {
+            number: _rebound(without_values(slot, made), self, part)
+            for number, slot in self.all_slots() if number not in inside}
         part._slots = [_rebound(slots[number], self, part)
                        for number in inside]
         # All layers are no part, but they may be all that there is.

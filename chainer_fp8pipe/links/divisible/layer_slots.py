@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 import chainer
 from chainer import Link, Sequential
 
-from ...pipeline.layer_block import as_tuple
-from ...pipeline.layers import LayerError, layer_name
+from ...pipeline.layers import LayerError, as_tuple, layer_name
 from .lazy import Lazy, initialising
 
 
@@ -43,6 +42,7 @@ class LayerSlots(Sequential):
     _slots: list[Any]       # layers, or lazies not built yet
     _seed: int
     _part: LayerRange | None    # None: this is the whole model
+    _others: dict[int, Any]     # layers of other parts, without values
     _complete: bool         # all lazies are built
     _initialised: bool      # no parameter waits for its shape
 
@@ -55,6 +55,7 @@ class LayerSlots(Sequential):
         self._slots = []
         self._seed = 0
         self._part = None
+        self._others = {}
         self._complete = self._initialised = False
         return self
 
@@ -83,6 +84,15 @@ class LayerSlots(Sequential):
         """Number and layer of all that is here; builds nothing."""
         numbers = itertools.chain(*itertools.starmap(range, self.bounds))
         return list(zip(numbers, self._slots, strict=True))
+
+    def all_slots(self) -> list[tuple[int, Any]]:
+        """Number and layer of the whole model; builds nothing.
+
+        Links that are elsewhere have parameters without values.
+        """
+        return sorted({**self._others,
+                       **dict(self.numbered_slots())}.items(),
+                      key=lambda pair: pair[0])
 
     def _must_be_whole(self) -> None:
         if self._part:

@@ -5,16 +5,16 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from chainer_fp8pipe.pipeline import linear
+from chainer_fp8pipe.pipeline.backprop import Tape
+from chainer_fp8pipe.pipeline.block import AnyTape, Arrays
+from chainer_fp8pipe.pipeline.layers import Layer, as_variables, layer_name
+from chainer_fp8pipe.pipeline.randomness import Place, at
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-
-from . import linear
-from .backprop import Tape
-from .block import AnyTape, Arrays
-from .layers import Layer, layer_name
-from .randomness import Place, at
 
 #: Layers that draw no random numbers once their parameters are there, and so
 #: are run without seeding, which costs as much as a small layer.
@@ -104,30 +104,6 @@ def record(layer: Any, inputs: Arrays, wanted: tuple[bool, ...]
         output.array for output in outputs)
 
 
-def as_tuple(value: Any) -> tuple:
-    """A layer's return value as the arguments of the next layer."""
-    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
-
-
-def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
-    """A layer's return value as variables.
-
-    Raises:
-        TypeError: The next layer could not take the value.
-    """
-    found = []
-    for item in as_tuple(value):
-        if not isinstance(item, (chainer.Variable,
-                                 *chainer.get_array_types())):
-            raise TypeError(
-                f'it returned {_said(item)}; a layer returns a variable, an '
-                'array, or a tuple of these')
-        found.append(chainer.as_variable(item))
-    if not found:
-        raise TypeError('it returned nothing, an empty tuple')
-    return tuple(found)
-
-
 def _call(layer: Any, arrays: Arrays) -> Arrays:
     """Runs a layer without a graph, but on variables as in training.
 
@@ -167,7 +143,3 @@ def _refuse_strangers(inputs: tuple[chainer.Variable, ...],
             raise ValueError(
                 'it uses a variable of another layer; hand it on from '
                 'layer to layer, as one of a tuple')
-
-
-def _said(item: Any) -> str:
-    return 'None' if item is None else f'a {type(item).__name__}'
