@@ -49,7 +49,6 @@ WRONG = [
     ('plan bad.py', 'bad.py, line 2: SyntaxError'),
     ('plan --batch ² ok.py', "--batch: '²' is not 1 or more"),
     ('plan --ranks -2 ok.py', "--ranks: '-2' is not 1 or more"),
-    ('plan --torus ²x3 ok.py', "--torus: '²x3' is no torus"),
     ('plan --seconds inf ok.py', "--seconds: 'inf' is no number"),
     ('plan --memory -1 ok.py', "--memory: '-1' is no size"),
     ('bench', 'WHAT is missing'),

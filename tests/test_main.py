@@ -97,7 +97,9 @@ def check_training(done, script, ranks=2):
     assert log[8]['validation/main/accuracy'] > 0.5     # chance is 0.1
 
 
-@pytest.mark.parametrize('name', ['fp8', 'fp8_paper', 'float16'])
+@pytest.mark.parametrize('name', [
+    'fp8', *(pytest.param(name, marks=pytest.mark.slow)
+             for name in ('fp8_paper', 'float16'))])
 def test_the_script_trains_with_the_communicator_of_the_command_line(
         script, name):
     done = run(script, '--communicator', name,
@@ -165,5 +167,6 @@ def test_help_lists_every_communicator_and_option():
     done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--help')
     assert done.returncode == 0
     for word in ('fp8_paper', 'naive', '--error-feedback', '--headroom',
-                 '--ranks-per-node', 'SCRIPT'):
+                 '--ranks-per-node', 'SCRIPT', '--pipeline 4', '--memory',
+                 'rank 0 says in what order the data come'):
         assert word in done.stdout

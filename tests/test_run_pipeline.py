@@ -385,14 +385,6 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path):
     assert done.stderr.count('no cut into 2 stages fits') == 1
 
 
-def test_help_has_an_example():
-    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--help')
-    assert done.returncode == 0
-    for text in ('--pipeline 4', '--micro-batches', '--memory', '--schedule',
-                 'rank 0 says in what order the data come'):
-        assert text in done.stdout
-
-
 @pytest.mark.parametrize('ranks', [2, 4])
 def test_a_script_without_a_seed_sees_every_sample_once(tmp_path, ranks):
     done = run_lines(tmp_path, '''

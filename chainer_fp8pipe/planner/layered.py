@@ -61,9 +61,13 @@ def layer_counts(cut: PartitionPlan, layers: int) -> list[int]:
     Raises:
         ValueError: The plan does not cut the model between layers.
     """
-    # Layers without parameters follow the one before, a call for each.
-    ends = [*(int(cut.order[place][0].split('/')[1]) + depth
-              for place, depth in cut.cuts), layers]
+    # Layers without parameters follow the one before, a call for each; the
+    # loss comes after the last one, and is no layer.
+    left = len(cut.cuts)
+    ends = [min(int(cut.order[place][0].split('/')[1]) + depth,
+                layers - left + number)
+            for number, (place, depth) in enumerate(cut.cuts)]
+    ends.append(layers)
     counts = [end - start for start, end in zip([0, *ends], ends,
                                                 strict=False)]
     if min(counts) < 1:

@@ -1,16 +1,19 @@
 import os
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from chainer_fp8pipe.images.reading import Cache
 from chainer_fp8pipe.images.segment import Segment
 
 import numpy
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ..ranks import environment
+from .processes import holders
 
 
 def put(cache, index, data):
@@ -23,27 +26,19 @@ def get(cache, index):
     return None if found is None else found.tobytes()
 
 
-def test_pixels_come_back_with_their_shape_and_cannot_be_changed():
+def test_what_was_put_first_comes_back_and_outlives_the_cache():
     cache = Cache.create(2, 1000)
     pixels = numpy.random.RandomState(0).randint(
         0, 256, (5, 7, 3)).astype(numpy.uint8)
     assert cache.put(1, pixels[::-1])
+    assert cache.put(1, pixels)
+    assert cache.statistics() == (1, pixels.size)
     found = cache.get(1)
-    assert (found == pixels[::-1]).all()
-    assert not found.flags.writeable
     assert cache.get(0) is None
-
-
-def test_views_in_use_outlive_the_cache():
-    cache = Cache.create(2, 1000)
-    cache.put(0, numpy.full((2, 2, 3), 7, numpy.uint8))
-    put(cache, 1, b'a file')
-    found, file = cache.get(0), cache.get(1)
     cache.close()
     del cache
-    assert (found == 7).all()
-    assert file.tobytes() == b'a file'
-    assert not file.flags.writeable
+    assert (found == pixels[::-1]).all()
+    assert not found.flags.writeable
 
 
 @settings(max_examples=100)
@@ -65,14 +60,6 @@ def test_nothing_is_evicted_and_the_budget_is_kept(budget, sizes):
     assert sum(map(len, kept.values())) <= budget
     assert cache.statistics() == (len(kept), sum(map(len, kept.values())))
     cache.close()
-
-
-def test_a_sample_is_kept_once():
-    cache = Cache.create(1, 100)
-    assert put(cache, 0, b'first')
-    assert put(cache, 0, b'later')
-    assert get(cache, 0) == b'first'
-    assert cache.statistics() == (1, 5)
 
 
 def test_a_sample_that_two_put_at_once_takes_the_room_of_one():
@@ -160,15 +147,71 @@ def test_a_fork_in_the_middle_of_a_call_does_not_wait_for_it():
     assert get(cache, 0) == b'child'
 
 
-def test_a_segment_that_is_closed_twice_stays_closed():
-    segment = Segment.create(10)
-    segment.close()
-    segment.close()
-    assert segment.fd == -1
-
-
 def test_memory_is_not_taken_before_it_is_written():
     cache = Cache.create(10, 1 << 30)
     put(cache, 0, b'x' * 5000)
     # A kernel may take a huge page, and none takes all.
     assert os.fstat(cache.segment.fd).st_blocks * 512 < 1 << 29
+
+
+# --- the shared memory that holds it
+
+OTHER = """
+import sys
+import threading
+from chainer_fp8pipe.images.segment import Segment, SegmentPlace
+segment = Segment.open(SegmentPlace(*map(int, sys.argv[1:])))
+segment.view(0, 3)[:] = b'abc'
+"""
+
+
+def test_only_the_same_memory_is_opened_by_another_process_of_the_node():
+    segment, other = Segment.create(10), Segment.create(10)
+    subprocess.run([sys.executable, '-c', OTHER,
+                    *map(str, segment.place)], env=environment(),
+                   check=True, timeout=300)
+    assert bytes(segment.view(0, 4)) == b'abc\0'
+    for fd in other.fd, 99999:
+        assert Segment.open(segment.place._replace(fd=fd)) is None
+
+
+@pytest.mark.parametrize('close', [True, False])
+def test_memory_is_gone_with_the_last_that_refers_to_it(close):
+    segment = Segment.create(5000)
+    memory = {str(os.fstat(segment.fd).st_ino)}
+    array = segment.array(0, (10,), numpy.int64)
+    if close:
+        segment.close()
+    del segment
+    array[:] = 3        # still there
+    assert holders(memory) == {os.getpid()}
+    del array
+    assert not holders(memory)
+
+
+HOLDER = """
+import sys
+import threading
+from chainer_fp8pipe.images.segment import FileLock
+with FileLock(int(sys.argv[1])):
+    print('inside', flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_one_process_waits_for_another():
+    cache = Cache.create(1, 100)
+    with subprocess.Popen(
+            [sys.executable, '-c', HOLDER, str(cache.segment.fd)], text=True,
+            pass_fds=[cache.segment.fd], env=environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == 'inside\n'
+        thread = threading.Thread(target=put, args=(cache, 0, b'a'),
+                                  daemon=True)
+        thread.start()
+        thread.join(0.2)
+        assert thread.is_alive()
+        holder.stdin.write('\n')
+        holder.stdin.flush()
+        thread.join(300)
+    assert get(cache, 0) == b'a'

@@ -34,13 +34,6 @@ def growth(sizes):
         for later in range(len(sizes)) for earlier in range(later))
 
 
-def test_steps_are_no_growth_but_a_slope_is():
-    steps = [0] * 3 + [1 << 17] * 2 + [1 << 21] * 19
-    assert growth(steps) == 0
-    leak = [round_ * 30_000 // 131_072 * 131_072 for round_ in range(24)]
-    assert growth(leak) > 25_000
-
-
 @pytest.mark.parametrize('workers', [0, 2])
 def test_a_rank_and_its_workers_do_not_grow(tmp_path, workers):
     data = ImageFolder(make_folder(tmp_path, 60, size=(120, 160)), crop(64),

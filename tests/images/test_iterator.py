@@ -2,12 +2,12 @@ import itertools
 import logging
 import os
 import pathlib
-import signal
+import shutil
 import subprocess
 import sys
 
 from chainer_fp8pipe.images import ImageFolder
-from chainer_fp8pipe.images.decoding import ImageError, create_decoder
+from chainer_fp8pipe.images.decoding import ImageError
 
 import chainer
 import numpy
@@ -46,14 +46,21 @@ def iterate(root):
 
 
 @pytest.mark.parametrize(('workers', 'prefetch', 'cache'), [
-    (1, 0, None), (1, 1, 'decoded'), (3, 8, 'memory')])
+    (1, 0, None), (0, 0, 'memory'), (1, 1, 'decoded'), (3, 8, 'memory')])
 def test_images_do_not_depend_on_workers_prefetching_or_the_cache(
-        iterate, workers, prefetch, cache):
-    expected = stream(iterate(), 12)
-    images, labels = stream(iterate(
-        workers=workers, prefetch=prefetch, cache=cache), 12)
-    assert labels == expected[1]
-    assert numpy.array_equal(images, expected[0])
+        iterate, root, workers, prefetch, cache):
+    labels, expected = [], []
+    plain = iterate()
+    for images, found in zip(*stream(plain, 12), strict=True):
+        expected.append(images)
+        labels.append(found)
+    iterator = iterate(workers=workers, prefetch=prefetch, cache=cache)
+    first = stream(iterator, 4)
+    if cache:       # from now on no file is opened
+        shutil.rmtree(root)
+    later = stream(iterator, 8)
+    assert first[1] + later[1] == labels
+    assert numpy.array_equal(first[0] + later[0], expected)
 
 
 @needs_turbo
@@ -181,38 +188,16 @@ def test_batches_are_read_ahead_while_nobody_asks(iterate, prefetch):
         for _, slot, count in ahead))
 
 
-def test_a_decoder_can_be_given_with_its_options(iterate):
-    decoder = create_decoder('pillow', max_pixels=479)
-    with pytest.raises(ImageError, match='no image of its share'):
-        next(iterate(workers=1, decoder=decoder))
-
-
-@pytest.mark.parametrize('kind', ['memory', 'decoded'])
-@pytest.mark.parametrize('workers', [0, 1])
-def test_the_second_epoch_opens_no_file(iterate, root, kind, workers):
-    iterator = iterate(workers=workers, prefetch=0, cache=kind)
-    stream(iterator, 4)
-    for place, _, names in os.walk(root):
-        for name in names:
-            os.remove(os.path.join(place, name))
-    found = [number for _ in range(8) for number in numbers(next(iterator))]
-    assert sorted(found) == sorted([*range(20), *range(20)])
-
-
-def test_batches_that_are_kept_do_not_change(iterate):
+def test_batches_and_single_images_that_are_kept_do_not_change(iterate):
     iterator = iterate(workers=1, prefetch=1)
     kept = [next(iterator) for _ in range(12)]
+    single = iterate()
+    images = [next(single)[2][0] for _ in range(12)]
     copies, _ = stream(iterate(), 12)
     assert numpy.array_equal([batch.images for batch in kept], copies)
+    assert numpy.array_equal(images, [copy[2] for copy in copies])
     iterator.finalize()
     assert numpy.array_equal([batch.images for batch in kept], copies)
-
-
-def test_a_single_image_that_is_kept_does_not_change(iterate):
-    iterator = iterate()
-    kept = [next(iterator)[2][0] for _ in range(12)]
-    copies, _ = stream(iterate(), 12)
-    assert numpy.array_equal(kept, [copy[2] for copy in copies])
 
 
 def test_batches_that_are_dropped_use_the_same_memory_again(iterate):
@@ -270,33 +255,6 @@ def test_a_mistake_in_the_transform_is_shown_with_its_traceback(
         next(iterator)
 
 
-@pytest.mark.parametrize('moment', ['idle', 'busy'])
-def test_a_worker_that_is_killed_is_named_and_nothing_is_left(
-        iterate, moment):
-    iterator = iterate(workers=2, prefetch=4)
-    if moment == 'idle':
-        next(iterator)
-    pids = iterator.worker_pids
-    assert len({pid for pid in pids if is_alive(pid)}) == 2
-    os.kill(pids[1], signal.SIGKILL)
-    # On a busy machine it could get the core, to end, after 100 batches.
-    assert eventually(lambda: not is_alive(pids[1]))
-    with pytest.raises(RuntimeError, match=(
-            rf'worker 1 \(process {pids[1]}\) .* was killed by SIGKILL')):
-        stream(iterator, 100)
-    assert not any(map(is_alive, pids))
-
-
-def test_finalize_ends_the_workers_and_can_be_repeated(iterate):
-    iterator = iterate(workers=1, prefetch=4)
-    next(iterator)
-    pids = iterator.worker_pids
-    iterator.finalize()
-    iterator.finalize()
-    assert not any(map(is_alive, pids))
-    assert iterator.worker_pids == []
-
-
 def test_a_finalized_iterator_raises_and_can_still_be_saved(
         iterate, tmp_path):
     iterator = iterate()
@@ -314,35 +272,21 @@ def test_a_finalized_iterator_raises_and_can_still_be_saved(
     assert again.epoch_detail == 0.5
 
 
-def test_a_worker_that_died_is_an_error_of_reset_which_ends_the_others(
-        iterate):
-    iterator = iterate(workers=2, prefetch=4)
-    next(iterator)
-    pids = iterator.worker_pids
-    os.kill(pids[0], signal.SIGKILL)
-    assert eventually(lambda: not is_alive(pids[0]))
-    with pytest.raises(RuntimeError, match='killed by SIGKILL'):
-        iterator.reset()
-    assert iterator.worker_pids == []
-    assert not any(map(is_alive, pids))
-
-
-def test_an_iterator_that_nobody_finalizes_leaves_no_worker(root):
-    iterator = folder(root).iterator(6, 1, 4)
-    next(iterator)
-    pids = iterator.worker_pids
-    del iterator
-    assert eventually(lambda: not any(map(is_alive, pids)))
-
-
-def test_all_memory_is_free_after_finalize(root):
+@pytest.mark.parametrize('finalize', [True, False])
+def test_all_memory_and_workers_are_gone_with_an_iterator(root, finalize):
     before = memory_of(os.getpid())
     data = folder(root, cache='memory')
     iterator = data.iterator(6, 1, 4)
     stream(iterator, 5)
+    pids = iterator.worker_pids
     assert memory_of(os.getpid()) > before
-    iterator.finalize()
+    if finalize:
+        iterator.finalize()
+        iterator.finalize()
+        assert not any(map(is_alive, pids))
+        assert iterator.worker_pids == []
     del data, iterator
+    assert eventually(lambda: not any(map(is_alive, pids)))
     assert memory_of(os.getpid()) == before
 
 
@@ -368,18 +312,3 @@ def test_workers_import_neither_chainer_nor_mpi(iterate):
     mapped = pathlib.Path(f'/proc/{iterator.worker_pids[0]}/maps').read_text()
     assert [name in mapped for name in ('numpy', 'mpi4py', 'libmpi')] == [
         True, False, False]
-
-
-class Here(type(crop())):
-    pass
-
-
-def test_a_transform_that_cannot_be_sent_is_an_error_with_the_remedy(root):
-    transform = Broken()
-    transform.something = lambda: None
-    with pytest.raises(ValueError, match='use workers=0'):
-        ImageFolder(root, transform).iterator(6, 1)
-    Here.__module__ = '__main__'
-    here = Here(8)
-    with pytest.raises(ValueError, match='defined in the main script'):
-        ImageFolder(root, here).iterator(6, 1)

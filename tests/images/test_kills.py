@@ -71,17 +71,11 @@ def start(tmp_path):
         job.end()
 
 
-def test_a_rank_that_is_killed_takes_its_workers_with_it(start):
-    job = start(1)
-    assert job.memory
-    assert eventually(lambda: len(holders(job.memory)) == 3)
-    os.kill(job.pids[0][0], signal.SIGKILL)
-    assert eventually(job.is_gone)
-
-
-def test_a_killed_rank_ends_all_other_ranks_and_workers(start):
-    job = start(2)
-    assert eventually(lambda: len(holders(job.memory)) == 6)
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_a_rank_that_is_killed_takes_all_ranks_and_workers_with_it(
+        start, ranks):
+    job = start(ranks)
+    assert eventually(lambda: len(holders(job.memory)) == 3 * ranks)
     os.kill(job.pids[0][0], signal.SIGKILL)     # it made the cache
     assert eventually(job.is_gone)
 
@@ -96,22 +90,16 @@ def test_a_killed_worker_ends_the_job_and_is_named(start):
     assert eventually(job.is_gone)
 
 
-def test_an_error_in_the_script_leaves_nothing(start):
-    job = start(1, 'mistake')
-    assert job.job.wait(300) == 1
-    assert eventually(job.is_gone)
-
-
-def test_an_end_without_finalize_leaves_nothing(start):
-    job = start(1, 'idle')
-    job.job.stdin.close()
-    assert job.job.wait(300) == 0
-    assert eventually(job.is_gone)
-
-
-def test_a_killed_launcher_ends_all_ranks_and_workers(start):
-    job = start(2)
-    job.job.terminate()
+@pytest.mark.parametrize(('ranks', 'what', 'end', 'status'), [
+    (1, 'mistake', lambda job: None, 1),
+    (1, 'idle', lambda job: job.stdin.close(), 0),      # without finalize
+    (2, 'busy', lambda job: job.terminate(), None),     # the launcher
+])
+def test_any_end_of_a_job_leaves_nothing(start, ranks, what, end, status):
+    job = start(ranks, what)
+    end(job.job)
+    if status is not None:
+        assert job.job.wait(300) == status
     assert eventually(job.is_gone)
 
 

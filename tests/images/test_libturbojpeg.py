@@ -1,12 +1,7 @@
-import io
-
-from chainer_fp8pipe.images import libturbojpeg
-
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from tests.images.pictures import jpeg, photograph
 from tests.images.turbo import boxes, decoded, needs_turbo
@@ -34,30 +29,7 @@ def test_a_part_has_the_very_pixels_of_the_whole(kind, data):
         left // shrink:-(-(left + w) // shrink)])
 
 
-def test_the_whole_is_what_pillow_decodes():
-    encoded = jpeg(photograph())
-    pixels = decoded(encoded, 640, 427, (0, 0, 640, 427), 1)
-    numpy.testing.assert_array_equal(
-        pixels, numpy.asarray(Image.open(io.BytesIO(encoded))))
-
-
-def test_shrinking_averages_pixels():
-    encoded = jpeg(photograph()[:400], quality=100, subsampling='4:4:4')
-    pixels = decoded(encoded, 640, 400, (0, 0, 640, 400), 8)
-    means = photograph()[:400].reshape(50, 8, 80, 8, 3).mean((1, 3))
-    assert numpy.abs(pixels - means).mean() < 1
-
-
 @pytest.mark.parametrize('data', [b'', b'no image', jpeg(
     photograph()[:16, :16], mode='CMYK')], ids=['empty', 'text', 'CMYK'])
 def test_a_file_that_the_library_cannot_decode_gives_none(data):
     assert decoded(data, 16, 16, (0, 0, 16, 16), 1) is None
-
-
-def test_a_large_image_leaves_no_scratch_space_behind():
-    decompressor = libturbojpeg.Decompressor()
-    large = numpy.zeros((2000, 2000, 3), numpy.uint8)
-    pixels = decompressor.decode(jpeg(large), 2000, 2000,
-                                 (0, 0, 2000, 2000), 1)
-    assert pixels.shape == large.shape
-    assert decompressor._scratch.size < large.size

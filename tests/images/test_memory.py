@@ -31,43 +31,29 @@ def group(files, folder, limit, used, cached, version=2):
         f'anon 5\nactive_file {cached}\ninactive_file {cached}\n')
 
 
-def test_without_control_groups_memory_is_the_machines(files):
-    assert memory.total_bytes() == 16 * GIB
-    assert memory.available_bytes() == 8 * GIB
-
-
-def test_a_control_group_of_this_process_limits_it(files):
-    files['/proc/self/cgroup'] = '0::/slurm/job7\n'
-    group(files, '/sys/fs/cgroup/slurm/job7', 4 * GIB, 3 * GIB, GIB // 2)
-    assert memory.total_bytes() == 4 * GIB
+@pytest.mark.parametrize(('cgroup', 'groups', 'total', 'available'), [
+    (None, [], 16, 8),
     # Pages of files can be given back.
-    assert memory.available_bytes() == 2 * GIB
+    ('0::/slurm/job7\n', [('/slurm/job7', 4 * GIB, 3 * GIB, GIB // 2)], 4, 2),
+    ('0::/slurm/job7\n', [('/slurm/job7', 'max', GIB, 0),
+                          ('/slurm', 3 * GIB, GIB, 0)], 3, 2),
+    ('9:name=systemd:/\n4:memory:/a\n0::/\n',
+     [('/memory/a', 2 * GIB, GIB, 0, 1)], 2, 1),
+    ('0::/\n', [('', GIB, 2 * GIB, 0)], 1, 0),
+])
+def test_memory_is_what_the_machine_and_its_control_groups_leave(
+        files, cgroup, groups, total, available):
+    if cgroup:
+        files['/proc/self/cgroup'] = cgroup
+    for folder, *numbers in groups:
+        group(files, '/sys/fs/cgroup' + folder, *numbers)
+    assert memory.total_bytes() == total * GIB
+    assert memory.available_bytes() == available * GIB
 
 
-def test_the_groups_that_it_is_in_count_as_well(files):
-    files['/proc/self/cgroup'] = '0::/slurm/job7\n'
-    group(files, '/sys/fs/cgroup/slurm/job7', 'max', GIB, 0)
-    group(files, '/sys/fs/cgroup/slurm', 3 * GIB, GIB, 0)
-    assert memory.total_bytes() == 3 * GIB
-
-
-def test_version_1_is_known(files):
-    files['/proc/self/cgroup'] = '9:name=systemd:/\n4:memory:/a\n0::/\n'
-    group(files, '/sys/fs/cgroup/memory/a', 2 * GIB, GIB, 0, version=1)
-    assert memory.total_bytes() == 2 * GIB
-    assert memory.available_bytes() == GIB
-
-
-def test_a_group_over_its_limit_has_nothing_left(files):
-    files['/proc/self/cgroup'] = '0::/\n'
-    group(files, '/sys/fs/cgroup', GIB, 2 * GIB, 0)
-    assert memory.available_bytes() == 0
-
-
-def test_another_system_has_no_such_files(files):
+def test_another_system_has_no_such_files_and_this_one_has_memory(
+        files, monkeypatch):
     files.clear()
     assert memory.total_bytes() == memory.available_bytes() > 0
-
-
-def test_this_machine_has_memory():
+    monkeypatch.undo()
     assert 0 < memory.available_bytes() <= memory.total_bytes()

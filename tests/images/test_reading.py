@@ -1,4 +1,5 @@
 import os
+import pickle
 
 from chainer_fp8pipe.images.decoding import ImageError, create_decoder
 from chainer_fp8pipe.images.file_list import find_images
@@ -109,18 +110,13 @@ def test_without_a_transform_it_is_the_whole_image(root, kind):
 
 
 @pytest.mark.parametrize('kind', [None, 'memory', 'decoded'])
-def test_an_error_names_the_file(root, kind):
+def test_an_error_names_the_file_and_can_be_sent(root, kind):
     source = reader(root, kind)
-    spoil(source.table.path(3))
+    path = source.table.path(3)
+    spoil(path)
     for _ in range(2):
         with pytest.raises(ImageError) as caught:
             read(source, 3)
-        assert caught.value.path == source.table.path(3)
-
-
-def test_kept_bytes_counts_the_file_or_the_pixels(root):
-    source = reader(root, 'memory')
-    assert kept_bytes(source, 0) == os.path.getsize(source.table.path(0))
-    assert kept_bytes(reader(root, 'decoded'), 0) == 3 * 24 * 20
-    spoil(source.table.path(0))
-    assert kept_bytes(reader(root, 'decoded'), 0) == 0
+        error = pickle.loads(pickle.dumps(caught.value))
+        assert str(error) == f'{path}: {error.reason}'
+        assert error.path == path

@@ -14,7 +14,7 @@ from chainer.training import extensions
 
 from tests.ranks import on_ranks
 
-from .folders import make_folder, spoil
+from .folders import make_folder
 
 
 @pytest.fixture
@@ -89,28 +89,3 @@ def test_a_snapshot_in_mid_epoch_goes_on_as_if_there_was_none(
     rest, _, detail = run('rest', 10, workers=2, snapshot=path)
     assert detail == pytest.approx(2 + 16 / 30)
     assert first + rest == whole
-
-
-@on_ranks(2)
-def test_corrupt_images_do_not_stop_a_job(comm, root, tmp_path):
-    made, _, valid = trainer(comm, root, tmp_path, 3, evaluate=False)
-    if not comm.rank:
-        for number in 3, 17:
-            spoil(ImageFolder(root).path(number))
-    comm.Barrier()
-    made.run()
-    valid.finalize()
-    skipped = comm.allreduce(made.updater.get_iterator('main').skipped)
-    assert skipped == 3 * 2
-
-
-@on_ranks(2)
-def test_both_converters_give_the_same(comm, root, tmp_path):
-    found = []
-    for converter in batch_arrays, chainer.dataset.concat_examples:
-        made, model, valid = trainer(comm, root, tmp_path, 2,
-                                     workers=0, converter=converter)
-        made.run()
-        valid.finalize()
-        found.append(model.predictor.W.array)
-    assert (found[0] == found[1]).all()

@@ -97,16 +97,11 @@ def test_a_crop_that_never_fits_is_the_centre(size, box):
         RandomResizedCrop(224), *size, count=20)} == {box}
 
 
-def test_the_whole_image_can_be_asked_for():
-    transform = RandomResizedCrop(224, (1, 1), (1, 1), flip=0)
-    assert transform.plan(300, 300, numpy.random.default_rng(0)) == Crop(
-        (0, 0, 300, 300), (224, 224))
-
-
-@pytest.mark.parametrize(('flip', 'expected'), [(0, {False}), (1, {True})])
-def test_the_probability_of_mirroring_is_kept(flip, expected):
-    transform = RandomResizedCrop(8, flip=flip)
-    assert {plan.flip for plan in _plans(transform, 50, 50, 50)} == expected
+@pytest.mark.parametrize('flip', [0, 1])
+def test_the_whole_image_and_mirroring_can_be_asked_for(flip):
+    transform = RandomResizedCrop(8, (1, 1), (1, 1), flip=flip)
+    assert set(_plans(transform, 50, 50, 50)) == {
+        Crop((0, 0, 50, 50), (8, 8), bool(flip))}
 
 
 def test_the_same_random_numbers_give_the_same_plans():
@@ -138,27 +133,17 @@ def test_the_central_part_is_inside_any_image(width, height):
     assert abs(2 * top + h - height) <= 1
 
 
-def test_256_is_the_usual_side_for_224():
-    assert CenterCrop(224).resize == 256
-
-
-def test_pixels_become_channels_first_and_normalised():
+@pytest.mark.parametrize('normalise', [Normalise(), None])
+def test_pixels_become_channels_first_and_normalised(normalise):
     pixels = numpy.random.default_rng(0).integers(
-        0, 256, (4, 5, 3)).astype(numpy.uint8)
-    transform = CenterCrop((4, 5))
+        0, 256, (4, 5, 3)).astype(numpy.uint8)[:, ::-1]
+    transform = CenterCrop((4, 5), normalise=normalise)
     out = numpy.zeros(transform.shape, transform.dtype)
     assert transform.finish(pixels, out) is out
+    expected = pixels.transpose(2, 0, 1)
     numpy.testing.assert_allclose(
-        out, Normalise()(pixels.transpose(2, 0, 1)), rtol=1e-6)
+        out, normalise(expected) if normalise else expected, rtol=1e-6)
     numpy.testing.assert_array_equal(transform.finish(pixels), out)
-
-
-def test_without_normalisation_the_bytes_stay():
-    pixels = numpy.arange(60, dtype=numpy.uint8).reshape(4, 5, 3)[:, ::-1]
-    transform = RandomResizedCrop((4, 5), normalise=None)
-    assert transform.dtype == numpy.uint8
-    numpy.testing.assert_array_equal(transform.finish(pixels),
-                                     pixels.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize(('make', 'message'), [

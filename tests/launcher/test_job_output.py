@@ -40,12 +40,37 @@ def test_the_launcher_learns_of_updates_and_deaths(size):
     assert shown == LINES.replace(f'{UPDATED}51\n', '')
 
 
-def test_the_last_error_of_a_traceback_is_the_exception():
+@pytest.mark.parametrize('after', [
+    '', 'Aborted\ndone\nsaved: 3 files\n',
+    'srun: error: node0: tasks 0-1: Killed\n'
+    'srun: launch/slurm: _step_signal: Terminating StepId=1.1\n'])
+def test_the_last_error_of_a_traceback_is_the_exception(after):
     output = JobOutput()
-    assert output.feed(TRACE) == TRACE
+    assert output.feed(TRACE + after) == TRACE + after
     assert output.failed == 'rank 3 of 4'
     assert output.error == 'my.module.Trouble: it is broken: twice'
     assert output.where == 'my.module.Trouble x.py:3'
+
+
+STILL = ('the job stands still: no rank has finished an update for 5 '
+         'seconds; rank 1 is stopped')
+
+
+@pytest.mark.parametrize(('said', 'known'), [
+    ('srun: error: Node failure on node1\n'
+     'srun: error: node0: tasks 0-1: Killed\n',
+     {'dead': 'Node failure on node1'}),
+    # The first update is that after the start.
+    (f'{UPDATED}5\n{UPDATED}9\n', {'update': 5, 'latest': 9}),
+    # A job that stands still has died if ranks end it.
+    (f'chainer_fp8pipe: {STILL}\n', {'stalled': ''}),
+    (f'chainer_fp8pipe: {STILL}\nending all ranks with exit code 75\n',
+     {'stalled': STILL}),
+])
+def test_lines_that_the_launcher_knows(said, known):
+    output = JobOutput()
+    output.feed(said)
+    assert {name: getattr(output, name) for name in known} == known
 
 
 @pytest.mark.parametrize(('before', 'after', 'is_same'), [
@@ -62,30 +87,10 @@ def test_the_same_failure_is_of_one_type_and_place_whatever_its_text(
             ending_of(second, 1, False, False, True).failure) == is_same
 
 
-def test_words_after_a_traceback_are_no_exception():
-    output = JobOutput()
-    output.feed(f'{TRACE}Aborted\ndone\nsaved: 3 files\n')
-    assert output.error == 'my.module.Trouble: it is broken: twice'
-
-
 def test_ranks_that_have_ended_in_order_are_counted_and_not_shown():
     output = JobOutput()
     assert output.feed(f'{DONE}\nlast{DONE}\n') == f'last{DONE}\n'
     assert output.done == 2
-
-
-def test_what_srun_says_after_a_traceback_is_no_exception():
-    output = JobOutput()
-    output.feed(f'{TRACE}srun: error: node0: tasks 0-1: Killed\n'
-                'srun: launch/slurm: _step_signal: Terminating StepId=1.1\n')
-    assert output.error == 'my.module.Trouble: it is broken: twice'
-
-
-def test_a_node_that_slurm_has_lost_is_named():
-    output = JobOutput()
-    output.feed('srun: error: Node failure on node1\n'
-                'srun: error: node0: tasks 0-1: Killed\n')
-    assert output.dead == 'Node failure on node1'
 
 
 def test_a_progress_bar_is_shown_as_it_comes():
@@ -97,23 +102,6 @@ def test_a_progress_bar_is_shown_as_it_comes():
     assert output.feed('chainer_fp8') == ''
     assert output.feed('pipe is no message\nand') == (
         'chainer_fp8pipe is no message\nand')
-
-
-def test_only_the_first_update_is_that_after_the_start():
-    output = JobOutput()
-    output.feed(f'{UPDATED}5\n{UPDATED}9\n')
-    assert (output.update, output.latest) == (5, 9)
-
-
-@pytest.mark.parametrize('ends', [True, False])
-def test_a_job_that_stands_still_has_died_if_ranks_end_it(ends):
-    output = JobOutput()
-    still = ('the job stands still: no rank has finished an update for 5 '
-             'seconds; rank 1 is stopped')
-    output.feed(f'chainer_fp8pipe: {still}\n')
-    if ends:
-        output.feed('ending all ranks with exit code 75\n')
-    assert output.stalled == (still if ends else '')
 
 
 def output(**known):
@@ -142,12 +130,9 @@ def test_the_cause_is_who_has_died_or_what_failed(known, code, cause,
     assert (found.cause, found.failure) == (cause, failure)
 
 
-def test_an_exit_code_may_be_that_of_a_network():
+def test_a_network_or_the_launcher_is_no_failure_of_the_script():
     assert ending_of(output(), 255, False, False, True).failure == ''
     assert ending_of(output(), 2, False, False, True).failure
-
-
-def test_what_the_launcher_ends_is_nobodys_failure():
     found = ending_of(output(), 15, True, True, False)
     assert found.cause == 'the launcher, as all hosts answer again'
     assert (found.failure, found.progressed) == ('', True)

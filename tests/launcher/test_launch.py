@@ -129,6 +129,8 @@ for action in commands.choices['run']._actions:
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere'),
     ('{}', '-n/--ranks is missing'),
+    ('-n 2 --wait-for-hosts ever {}',
+     "'ever' is no time; write it as in 90s"),
     ('-n 2 --snapshot saved {}',
      'there is no option --snapshot; did you mean --snapshots?'),
     ('-n 2 --hostfle=hosts {}',
@@ -173,14 +175,6 @@ finally:
         assert word in done.stdout
 
 
-def test_ranks_are_told_of_stalls(launch, tmp_path):
-    launch(f'''
-import os
-open('stall', 'w').write(os.environ[{launch_command.STALL!r}])
-''', options=('-n', '2', '--stall', '7.5'))
-    assert (tmp_path / 'starts' / 'stall').read_text() == '7.5'
-
-
 # --- starting again ----------------------------------------------------------
 
 def test_a_job_that_dies_starts_again_until_it_ends_in_order(
@@ -193,15 +187,19 @@ def test_a_job_that_dies_starts_again_until_it_ends_in_order(
         KILLED, 'exit code 9', 'its end, in order']
 
 
-def test_ranks_are_told_what_has_ended_the_starts_before(launch, tmp_path):
+def test_ranks_are_told_of_stalls_and_what_has_ended_the_starts_before(
+        launch, tmp_path):
     note = f"""
 import os
-open('ended', 'a').write(os.environ[{ENDED!r}] + '\\n')
+for name, key in ('ended', {ENDED!r}), ('stall', {launch_command.STALL!r}):
+    open(name, 'a').write(os.environ[key] + '\\n')
 """
-    launch(note + WITNESSED + DIES, note + DIES, note)
+    launch(note + WITNESSED + DIES, note + DIES, note,
+           options=('-n', '2', '--stall', '7.5'))
     said = (tmp_path / 'starts' / 'ended').read_text().splitlines()
     assert [json.loads(line) for line in said] == [
         [], [KILLED], [KILLED, 'exit code 9']]
+    assert (tmp_path / 'starts' / 'stall').read_text() == 3 * '7.5\n'
 
 
 @pytest.mark.parametrize(('script', 'starts'), [
@@ -215,6 +213,25 @@ def test_the_same_exception_again_is_the_end_whatever_its_text(
     assert said.count("s  rank 1 of 2: KeyError: 'process ") == starts
 
 
+LATER = [f'import sys; sys.stderr.write("{UPDATED}{update}\\n"); '
+         'sys.exit(9)' for update in (1, 5, 9)]
+
+
+@pytest.mark.parametrize(('scripts', 'restarts', 'code', 'starts', 'said'), [
+    # Restarts without progress; to go on at a later update is some.
+    ([WITNESSED + DIES], 2, 9, 3, ['starts again in 1.0 s', f's  {KILLED}']),
+    ([*LATER, ''], 0, 0, 4, []),
+    # A command line that ranks refuse is not tried again.
+    (['raise SystemExit(2)'], 20, 2, 1, ['is refused']),
+])
+def test_only_what_may_help_is_tried_again(
+        launch, tmp_path, scripts, restarts, code, starts, said):
+    found, printed = launch(*scripts, options=(
+        '-n', '2', '--restarts', str(restarts)))
+    assert (found, len(commands(tmp_path))) == (code, starts)
+    assert all(words in printed for words in said)
+
+
 @pytest.mark.parametrize(('script', 'why'), [
     (DIES, 'no Trainer has finished an update'),
     (RAISES_LATER, 'none was due, or whole, before it ended (--every 5m)')])
@@ -222,23 +239,6 @@ def test_a_start_that_has_kept_no_snapshot_is_told(launch, script, why):
     _, said = launch(script, options=('-n', '2', '--snapshots', 'none',
                                       '--restarts', '0'))
     assert f'so that the next start begins anew: {why}' in said
-
-
-def test_a_command_line_that_ranks_refuse_is_not_tried_again(
-        launch, tmp_path):
-    code, said = launch('raise SystemExit(2)')
-    assert code == 2
-    assert len(commands(tmp_path)) == 1
-    assert 'is refused' in said
-
-
-def test_so_many_restarts_without_progress_are_the_last(launch, tmp_path):
-    code, said = launch(WITNESSED + DIES, options=(
-        '-n', '2', '--restarts', '2'))
-    assert code == 9
-    assert len(commands(tmp_path)) == 3
-    assert 'starts again in 1.0 s' in said
-    assert said.count(f's  {KILLED}\n') == 3
 
 
 def test_a_new_snapshot_is_progress(launch, tmp_path):
@@ -257,48 +257,34 @@ raise SystemExit(9 if made < 8 else 0)
     assert re.search(r'start 2: 2 ranks by Hydra, from .+_iter_2.npz', said)
 
 
-def test_to_go_on_at_a_later_update_is_progress_without_snapshots(
-        launch, tmp_path):
-    code, said = launch(*(
-        f'import sys; sys.stderr.write("{UPDATED}{update}\\n"); '
-        'sys.exit(9)' for update in (1, 5, 9)), '', options=(
-            '-n', '2', '--restarts', '0'))
-    assert code == 0
-    assert len(commands(tmp_path)) == 4
-
-
-def test_a_job_that_closes_its_output_is_waited_for_in_peace(launch):
-    code, _ = launch('''
-import os, time
-os.close(2)
-time.sleep(1)
-raise SystemExit(0)
-''')
-    assert code == 0
-
-
-def test_what_hangs_after_a_rank_has_died_is_ended(launch, monkeypatch):
-    """As Hydra does while a fork of the dead rank lives."""
-    monkeypatch.setattr(one_start, '_PATIENCE', 0.1)
-    code, said = launch(WITNESSED + '''
+@pytest.mark.parametrize(('scripts', 'words'), [
+    # Hydra hangs while a fork of a dead rank lives.
+    ([WITNESSED + '''
 import subprocess, time
 subprocess.Popen(['sleep', '1000'], start_new_session=True)
 time.sleep(1000)
-''', '')
-    assert code == 0
-    assert KILLED in said
-
-
-def test_what_ranks_have_left_behind_is_not_waited_for(launch, monkeypatch):
-    """As Hydra does while a child of a rank has the rank's output open."""
-    monkeypatch.setattr(one_start, '_PATIENCE', 0.1)
-    code, said = launch(f'''
+''', ''], KILLED),
+    # And while a child of a rank that is done has the rank's output open.
+    ([f'''
 import sys, time
 sys.stderr.write(2 * "{DONE}\\n")
 sys.stderr.flush()
 time.sleep(1000)
-''')
+'''], ''),
+    # A job may close its output, and is waited for in peace.
+    (['''
+import os, time
+os.close(2)
+time.sleep(1)
+raise SystemExit(0)
+'''], ''),
+])
+def test_what_hangs_after_ranks_have_ended_is_ended(
+        launch, monkeypatch, scripts, words):
+    monkeypatch.setattr(one_start, '_PATIENCE', 0.1)
+    code, said = launch(*scripts)
     assert code == 0
+    assert words in said
     assert DONE not in said
 
 
@@ -332,21 +318,13 @@ for update in range(1, 1000):
     assert 's  the launcher, as all hosts answer again\n' in said
 
 
-def test_too_few_hosts_are_waited_for(launch, tmp_path):
+@pytest.mark.parametrize(('fewest', 'probe'), [
+    ('8', 'test {} = a'), ('1', 'false')])
+def test_too_few_hosts_are_waited_for(launch, tmp_path, fewest, probe):
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     code, said = launch('', options=(
-        '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
-        'test {} = a', '--wait-for-hosts', '2s'))
-    assert code == 1
-    assert 'gives up: too few hosts' in said
-    assert not (tmp_path / 'starts' / 'commands').exists()
-
-
-def test_hosts_none_of_which_answers_are_waited_for(launch, tmp_path):
-    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
-    code, said = launch('', options=(
-        '-n', '8', '--min-ranks', '1', '--hostfile', str(tmp_path / 'hosts'),
-        '--probe', 'false', '--wait-for-hosts', '1s'))
+        '-n', '8', '--min-ranks', fewest, '--hostfile',
+        str(tmp_path / 'hosts'), '--probe', probe, '--wait-for-hosts', '1s'))
     assert code == 1
     assert 'gives up: too few hosts' in said
     assert not (tmp_path / 'starts' / 'commands').exists()
@@ -361,12 +339,6 @@ def test_a_job_starts_as_soon_as_enough_hosts_answer(launch, tmp_path):
     assert code == 0
     assert said.count('without an answer: b') == 1
     assert 'start 1: 8 ranks' in said
-
-
-def test_a_time_to_wait_for_hosts_is_a_time(capsys):
-    with pytest.raises(SystemExit):
-        main(['-n', '2', '--wait-for-hosts', 'ever', 'a.py'], {})
-    assert "'ever' is no time; write it as in 90s" in capsys.readouterr().err
 
 
 # --- signals -----------------------------------------------------------------

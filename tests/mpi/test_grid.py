@@ -42,27 +42,16 @@ def test_the_axes_change_places_with_the_bytes(comm):
         grid.free()
 
 
-@on_ranks(4)
-def test_ranks_that_share_memory_are_a_node(comm):
-    grid = ProcessGrid(comm, 2)
-    assert grid.placement.nodes == (0, 0, 0, 0)
-    grid.free()
-
-
 @on_ranks(3)
-def test_a_last_node_may_be_smaller(comm):
-    grid = ProcessGrid(comm, 3, ranks_per_node=2)
-    assert grid.placement.nodes == (0, 0, 1)
-    grid.free()
-
-
-@on_ranks(2)
-def test_a_chainermn_communicator_is_taken(comm):
-    communicator = create_communicator('naive', comm)
-    grid = ProcessGrid(communicator, 2)
-    assert MPI.Comm.Compare(grid.comm, comm) in (MPI.IDENT, MPI.CONGRUENT)
-    assert grid.stage_index == comm.rank
-    grid.free()
+def test_ranks_that_share_memory_or_so_many_as_are_said_are_a_node(comm):
+    for given, nodes in (None, (0, 0, 0)), (2, (0, 0, 1)):
+        grid = ProcessGrid(create_communicator('naive', comm), 3,
+                           ranks_per_node=given)
+        assert MPI.Comm.Compare(grid.comm, comm) in (
+            MPI.IDENT, MPI.CONGRUENT)
+        assert grid.placement.nodes == nodes
+        assert grid.stage_index == comm.rank
+        grid.free()
 
 
 @on_ranks(4)
@@ -97,33 +86,24 @@ data axis: crosses between nodes; 5 MB per step, 5 MB of it between nodes
     alone.free()
 
 
-# --- bad input -------------------------------------------------------------
-
-def rejected(comm, match, *arguments, **options):
-    with pytest.raises(ValueError, match=match) as raised:
-        ProcessGrid(comm, *arguments, **options)
+@on_ranks(4)
+@pytest.mark.parametrize(('options', 'message'), [
+    ({'pipeline': 3}, 'pipeline=3 does not divide the 4 ranks; it can be '
+                      '1, 2, 4'),
+    *(({'pipeline': number}, 'it can be') for number in (0, -2, 8, None)),
+    ({'inside': 'node'}, "'pipeline', 'data' or 'auto', not 'node'"),
+    ({'pipeline_bytes': 5}, '5 and None'),
+    ({'pipeline_bytes': -1, 'data_bytes': 1}, '-1'),
+    ({'ranks_per_node': 0}, 'ranks_per_node must be'),
+    # Of rank 3 alone, or of rank 1.
+    ({3: {'pipeline': 4}}, 'pipeline is 2 on rank 0 but 4 on rank 3'),
+    ({1: {'inside': 'data'}},
+     "inside is 'auto' on rank 0 but 'data' on rank 1"),
+])
+def test_bad_or_different_arguments_are_an_error_on_all_ranks(
+        comm, options, message):
+    mine = options.get(comm.rank, {
+        name: value for name, value in options.items() if name not in (1, 3)})
+    with pytest.raises(ValueError, match=message) as raised:
+        ProcessGrid(comm, **{'pipeline': 2, **mine})
     assert len(set(comm.allgather(str(raised.value)))) == 1
-
-
-@on_ranks(4)
-def test_stages_that_do_not_divide_the_ranks_list_those_that_do(comm):
-    rejected(comm, 'pipeline=3 does not divide the 4 ranks; it can be '
-             '1, 2, 4', 3)
-    for pipeline in (0, -2, 8, None):
-        rejected(comm, 'it can be', pipeline)
-
-
-@on_ranks(4)
-def test_different_arguments_are_an_error_on_all_ranks(comm):
-    rejected(comm, 'pipeline is 2 on rank 0 but 4 on rank 3',
-             4 if comm.rank == 3 else 2)
-    rejected(comm, "inside is 'auto' on rank 0 but 'data' on rank 1", 2,
-             'data' if comm.rank == 1 else 'auto')
-
-
-@on_ranks(2)
-def test_bad_options_are_named(comm):
-    rejected(comm, "'pipeline', 'data' or 'auto', not 'node'", 2, 'node')
-    rejected(comm, '5 and None', 2, pipeline_bytes=5)
-    rejected(comm, '-1', 2, pipeline_bytes=-1, data_bytes=1)
-    rejected(comm, 'ranks_per_node must be', 2, ranks_per_node=0)

@@ -1,10 +1,7 @@
 import copy
 import pickle
 
-from chainer_fp8pipe.mpi.groups import (
-    Group,
-    split_groups,
-)
+from chainer_fp8pipe.mpi.groups import Group, split_groups
 
 import chainermn
 import numpy as np
@@ -83,14 +80,10 @@ def test_groups_are_of_the_ranks_of_a_communicator():
 
 
 @on_ranks(2)
-def test_equal_groups_are_made_once(comm):
+def test_equal_groups_are_made_once_and_freed_with_their_communicator(comm):
     with communicators_left(comm, 10):
         groups = [split_groups(comm, group_size=1) for _ in range(20)]
         assert groups[0] == groups[-1] != split_groups(comm, 2)
-
-
-@on_ranks(2)
-def test_groups_are_freed_with_their_communicator(comm):
     with communicators_left(comm, 10):
         for _ in range(20):
             part = comm.Dup()
@@ -161,5 +154,3 @@ def test_another_group_of_ranks_that_gave_up_is_an_error(comm):
             group.gather(np.zeros(3))
     with pytest.raises(RuntimeError, match='no more paper.*model anew'):
         other.gather(np.ones(3))
-
-

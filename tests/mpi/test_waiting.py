@@ -1,6 +1,4 @@
 """Waiting for something."""
-import threading
-
 from chainer_fp8pipe.mpi import waiting
 from chainer_fp8pipe.mpi.waiting import wait_until
 
@@ -18,15 +16,6 @@ def test_wait_until_stops_polling_at_the_first_true(polls):
 
     wait_until(done)
     assert count == polls
-
-
-def test_another_thread_can_bring_it_about():
-    event = threading.Event()
-    thread = threading.Timer(0.05, event.set)
-    thread.start()
-    wait_until(event.is_set)
-    assert event.is_set()
-    thread.join()
 
 
 def test_an_error_ends_the_wait():

@@ -5,8 +5,11 @@ import chainer_fp8pipe
 from chainer_fp8pipe import Divisible, PipelineUpdater
 from chainer_fp8pipe.links import lazy
 from chainer_fp8pipe.planner import planned_job
+from chainer_fp8pipe.planner.layered import layer_counts
 from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
+from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan
+from chainer_fp8pipe.planning.partition.positions import Position
 
 import chainer
 import chainer.functions as F
@@ -194,3 +197,14 @@ def test_plan_is_a_public_name():
 @on_ranks(1)
 def test_more_ranks_cannot_be_planned_on_one(comm):
     refused(comm, 'cannot be planned on one rank, which has no link', ranks=2)
+
+
+@pytest.mark.parametrize(('cuts', 'counts'), [
+    ([Position(1, 0)], [2, 3]), ([Position(1, 1)], [3, 2]),
+    # Before the loss: the last layer at least stays.
+    ([Position(2, 1)], [4, 1]), ([Position(1, 0), Position(2, 0)], [2, 2, 1]),
+    ([Position(2, 0), Position(2, 1)], [3, 1, 1])])
+def test_cuts_of_a_divisible_are_between_layers(cuts, counts):
+    cut = PartitionPlan((('/0/W',), ('/2/W',), ('/4/W',)), tuple(cuts),
+                        len(cuts) + 1, (False,) * (len(cuts) + 1), 4, '1f1b')
+    assert layer_counts(cut, 5) == counts

@@ -1,19 +1,18 @@
-"""The state of optimizers that Chainer does not serialize.
-
-All that an optimizer, its update rules and their hooks keep besides what
-Chainer saves, as long as it is numbers, texts, arrays, or containers of them:
-hyperparameters (a learning rate that an extension has changed), also those of
-single parameters, ``enabled``, the dynamic loss scale, and the float32 copies
-of float16 parameters (``use_fp32_update``).
-
-Chainer saves none of these, and its extensions expect those of the script
-where a training goes on: ``ExponentialShift`` takes the learning rate that it
-finds for the first one.  So a run that goes on has the script's values while
-extensions are initialised, and the snapshot's from then on.  And a value that
-the script has changed between two starts counts, as it does in Chainer.  That
-it has changed is known by the values with which the run began, which a
-snapshot has, too.
-"""
+"""The state of optimizers that Chainer does not serialize."""
+# All that an optimizer, its update rules and their hooks keep besides what
+# Chainer saves, as long as it is numbers, texts, arrays, or containers of
+# them: hyperparameters (a learning rate that an extension has changed), also
+# those of single parameters, ``enabled``, the dynamic loss scale, and the
+# float32 copies of float16 parameters (``use_fp32_update``).
+#
+# Chainer saves none of these, and its extensions expect those of the script
+# where a training goes on: ``ExponentialShift`` takes the learning rate that
+# it finds for the first one.  So a run that goes on has the script's values
+# while extensions are initialised, and the snapshot's from then on.
+#
+# And a value that the script has changed between two starts counts, as it
+# does in Chainer.  That it has changed is known by the values with which the
+# run began, after all extensions were initialised; a snapshot has those, too.
 from __future__ import annotations
 
 import copy

@@ -1,16 +1,18 @@
-"""The state of one rank, complete for an exact continuation.
-
-A trainer's own serialization is not enough: Chainer leaves out much of the
-optimizers (:mod:`.optimizers`), the generators of random numbers, and a
-communicator's residuals.
-
-A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
-Chainer's serializer calls them; ``optimizer/``, ``communicator/`` and
-``random/`` are this module's.  A parameter has the same keys on
-every rank, so that its state can move to other ranks; the state below
-``communicator/`` is of one rank in one layout, and that below ``random/`` of
-one rank, and they cannot.
-"""
+"""The state of one rank, complete for an exact continuation."""
+# A trainer's own serialization is not enough: Chainer leaves out much of the
+# optimizers (optimizers.py), the generators of random numbers, and a
+# communicator's residuals.
+#
+# A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
+# Chainer's serializer calls them; ``optimizer/``, ``communicator/``,
+# ``iterator/`` and ``random/`` are this module's.  A parameter has the same
+# keys on every rank, so its state can move to other ranks.  What is below
+# ``communicator/`` is of one rank in one layout, and what is below
+# ``random/`` of one rank: they cannot.
+#
+# Whether a snapshot fits is found out before anything is changed (missing,
+# incompatible), and what changes is kept (StateBefore): a trainer that is
+# half one run and half another would go on without a complaint.
 from __future__ import annotations
 
 import contextlib

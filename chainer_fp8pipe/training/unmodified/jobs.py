@@ -1,7 +1,21 @@
-"""Turns an unmodified script into a pipeline, or into replicas.
-
-Every refusal names, in one line, the obstacle in the script and the remedy.
-"""
+"""Turns an unmodified script into a pipeline, or into replicas."""
+# Every rank runs the whole script, which builds a model, an optimizer, an
+# iterator, an updater, a Trainer and its extensions as in one process.  What
+# Chainer would do at each of these calls is done here instead (Originals
+# lists them): nothing is known of a script but what it makes.
+#
+# The decisive call is the StandardUpdater.  There the model is known, with
+# its data and its optimizer: it is cut, or copied to all ranks, and the
+# script's own updater object becomes a PipelineUpdater or ReplicaUpdater, so
+# that all that the script holds of it goes on to work.
+#
+# Rank 0's initial values, order of the data, validation set and clock count,
+# as scripts draw without a seed.  The model's large parameters have no values
+# before it is cut (undrawn.py), so no rank ever has the whole.
+#
+# Whatever cannot be done so is a Refusal, one line on all ranks that names
+# the obstacle in the script and the remedy, before anything is trained; an
+# error of the script's own code keeps its traceback.
 from __future__ import annotations
 
 import copy

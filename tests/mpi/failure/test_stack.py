@@ -1,8 +1,6 @@
 """Where a rank is, and whether it waits, from its stack."""
-import faulthandler
 import itertools
 import sys
-import tempfile
 import threading
 import time
 import weakref
@@ -56,8 +54,7 @@ def test_a_loop_of_waits_moves():
         while not is_over():
             wait_until(lambda: next(times) % 50 == 0)
             number += 1
-    first, last = reports(action)
-    assert first['moves'] != last['moves']
+    assert len({said['moves'] for said in reports(action, looks=10)}) > 1
 
 
 def test_work_is_no_wait():
@@ -73,22 +70,6 @@ def test_what_is_noted_is_told_by_the_outermost_that_knows():
             wait_until(is_over)
     assert reports(action)[0]['waits'] == [('frame 1', (3,))]
     assert current_waits() == []
-
-
-def test_notes_of_other_threads_do_not_touch_the_main_threads():
-    entered, leave = threading.Event(), threading.Event()
-
-    def other():
-        with waiting(lambda: [Wait('another')]):
-            entered.set()
-            leave.wait()
-    thread = threading.Thread(target=other)
-    thread.start()
-    entered.wait()
-    with waiting(lambda: [Wait('mine')]):
-        leave.set()
-        thread.join()
-        assert current_waits() == [Wait('mine')]
 
 
 def reports_in_mpi(wait, looks=3):
@@ -169,17 +150,6 @@ def test_an_argument_that_is_computed_is_no_wait_for_ranks():
     comm.bcast(comm.read(True, 100.0))
     thread.join()
     assert stack.call(found[0]) == ''
-
-
-def test_a_dump_of_faulthandler_is_read():
-    with tempfile.TemporaryFile('w+') as file:
-        for _ in range(2):
-            faulthandler.dump_traceback(file, all_threads=False)
-        file.seek(0)
-        frames = stack.frames_of_dump(file.read())
-    assert frames[-1].function == 'test_a_dump_of_faulthandler_is_read'
-    assert stack.as_text(frames).count('faulthandler.dump_traceback(') == 1
-    assert stack.frames_of_dump('nonsense') == []
 
 
 @pytest.mark.parametrize(('frame', 'call'), [

@@ -143,55 +143,32 @@ def waiting(rank, state=State.WAITS, waits_for=(), call='agree', updates=5):
                     call if state is State.WAITS else '', updates)
 
 
-@pytest.mark.parametrize('state', [State.STOPPED, State.GONE, State.LEFT])
-def test_a_rank_that_cannot_go_on_is_the_cause_for_certain(state):
-    cause = find_cause([waiting(0), waiting(1, state),
-                        waiting(2, waits_for=(1,))])
-    assert (cause.ranks, cause.is_certain) == ((1,), True)
-    assert f'rank 1 of 4 {state.value}' in cause.text
-
-
-def test_a_rank_that_is_stopped_counts_more_than_one_that_works():
-    cause = find_cause([waiting(0, State.WORKS), waiting(1, State.STOPPED)])
-    assert (cause.ranks, cause.is_certain) == ((1,), True)
-
-
-def test_a_rank_that_works_after_others_have_left_is_no_certain_cause():
-    cause = find_cause([waiting(0, State.WORKS), waiting(1, State.LEFT)])
-    assert (cause.ranks, cause.is_certain) == ((0,), False)
-
-
-def test_of_ranks_that_work_those_that_others_wait_for_are_the_cause():
-    cause = find_cause([waiting(0, State.WORKS), waiting(1, State.WORKS),
-                        waiting(2, waits_for=(1,))])
-    assert (cause.ranks, cause.is_certain) == ((1,), False)
-
-
-def test_ranks_that_wait_behind_each_other_lead_to_the_last_one():
-    cause = find_cause([
-        waiting(0, waits_for=(1,)), waiting(1, waits_for=(2,)),
-        waiting(2, call='MPI: bcast')])
-    assert (cause.ranks, cause.is_certain) == ((2,), True)
-
-
-@pytest.mark.parametrize('other', [
-    waiting(2, call='MPI: allreduce'), waiting(2, updates=6)])
-def test_the_rank_in_another_call_than_most_is_the_cause(other):
-    cause = find_cause([waiting(0), waiting(1), other, waiting(3)])
-    assert (cause.ranks, cause.is_certain) == ((2,), True)
-    assert 'the others:\n  rank 0 of 4' in cause.text
-
-
-def test_without_a_majority_all_are_shown():
-    cause = find_cause([waiting(0), waiting(1, call='MPI: bcast')])
-    assert (cause.ranks, cause.is_certain) == ((0, 1), True)
-    assert 'different calls' in cause.text
-
-
-def test_ranks_in_one_place_have_no_cause_among_them():
-    cause = find_cause([waiting(0), waiting(1)])
-    assert (cause.ranks, cause.is_certain) == ((), True)
-    assert 'in the same place' in cause.text
+@pytest.mark.parametrize(('views', 'ranks', 'is_certain', 'said'), [
+    *(([waiting(0), waiting(1, state), waiting(2, waits_for=(1,))], (1,),
+       True, f'rank 1 of 4 {state.value}')
+      for state in (STOPPED, GONE, LEFT)),
+    ([waiting(0, WORKS), waiting(1, STOPPED)], (1,), True, ''),
+    # One that works on after others have left.
+    ([waiting(0, WORKS), waiting(1, LEFT)], (0,), False, ''),
+    # Of those that work, one for which another waits.
+    ([waiting(0, WORKS), waiting(1, WORKS), waiting(2, waits_for=(1,))],
+     (1,), False, ''),
+    # The last of those that wait behind each other.
+    ([waiting(0, waits_for=(1,)), waiting(1, waits_for=(2,)),
+      waiting(2, call='MPI: bcast')], (2,), True, ''),
+    # Another call than most, or another update.
+    *(([waiting(0), waiting(1), other, waiting(3)], (2,), True,
+       'the others:\n  rank 0 of 4')
+      for other in (waiting(2, call='MPI: allreduce'),
+                    waiting(2, updates=6))),
+    ([waiting(0), waiting(1, call='MPI: bcast')], (0, 1), True,
+     'different calls'),
+    ([waiting(0), waiting(1)], (), True, 'in the same place'),
+])
+def test_the_cause_is_who_others_wait_for(views, ranks, is_certain, said):
+    cause = find_cause(views)
+    assert (cause.ranks, cause.is_certain) == (ranks, is_certain)
+    assert said in cause.text
 
 
 def test_of_many_ranks_some_are_shown():
@@ -224,26 +201,3 @@ def test_a_value_that_is_not_allowed_is_an_error_that_names_it(
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=f'{name} must be .*{value}'):
         settings_of_environment()
-
-
-def test_the_limit_is_20_updates_and_30_seconds_at_least():
-    assert StallSettings().limit(0.1) == 30
-    assert StallSettings().limit(6.0) == 120
-    assert StallSettings(7.0).limit(6.0) == 7
-
-
-@pytest.mark.parametrize(('is_certain', 'is_broken', 'patience', 'ends'), [
-    (True, True, 1, True), (True, False, 4, True), (False, True, 10, False),
-    (False, False, 10, False)])
-def test_what_may_be_over_some_day_is_waited_for(is_certain, is_broken,
-                                                 patience, ends):
-    settings = StallSettings()
-    assert settings.patience(is_certain, is_broken) == patience
-    assert settings.ends_if(is_certain) == ends
-
-
-@pytest.mark.parametrize('is_certain', [True, False])
-def test_given_seconds_are_neither_more_nor_a_warning(is_certain):
-    assert StallSettings(5.0).patience(is_certain, False) == 1
-    assert StallSettings(5.0).ends_if(is_certain)
-    assert not StallSettings(5.0, ends=False).ends_if(is_certain)

@@ -51,7 +51,7 @@ for _ in range(4):
     updater.update()
 """
 STOP = 'os.kill(os.getpid(), signal.SIGSTOP)'
-INSIDE = ('communicator._reducer._queue.submit = '
+INSIDE = ('communicator._reducer._queues[0].submit = '
           f'lambda *given: {STOP}')
 LOOP = """
     while True:

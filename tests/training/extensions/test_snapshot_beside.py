@@ -194,19 +194,6 @@ def test_what_a_killed_run_was_writing_is_removed_at_the_next_start(
     assert [path.name for path in tmp_path.iterdir()] == ['else.partial']
 
 
-@on_ranks(2)
-def test_a_trigger_is_the_users_own_again_after_the_training(comm, tmp_path):
-    trainer, _ = make(comm, tmp_path, 4)
-    entry = trainer._extensions['Snapshot']
-    own = entry.trigger
-    seen = []
-    at(trainer, 2, lambda: seen.append(entry.trigger))
-    trainer.run()
-    assert entry.trigger is own
-    assert seen[0] is not own
-    assert seen[0].period == own.period
-
-
 # --- where it cannot be written ----------------------------------------------
 
 @on_ranks(2)

@@ -244,22 +244,13 @@ def rejected(comm, out, match, stages, **options):
     grid.free()
 
 
+@pytest.mark.parametrize(('options', 'match'), [
+    ({'layers': 6}, 'parameter /5/.* is not in the snapshot'),
+    ({'layers': 4},
+     'all ranks: the snapshot has parameter /4/., the model has not'),
+    ({'width': 6}, r'parameter /0/W is float32 \(4, 3\) in the snapshot but '
+     r'float32 \(6, 3\) in the model')])
 @on_ranks(4)
-def test_a_model_with_more_layers_names_what_is_missing(comm, tmp_path):
+def test_a_model_that_does_not_fit_is_named(comm, options, match, tmp_path):
     start(comm, tmp_path, 4)
-    rejected(comm, tmp_path, 'parameter /5/.* is not in the snapshot', 2,
-             layers=6)
-
-
-@on_ranks(4)
-def test_a_model_with_fewer_layers_names_what_is_left_over(comm, tmp_path):
-    start(comm, tmp_path, 4)
-    rejected(comm, tmp_path, 'all ranks: the snapshot has parameter /4/., '
-             'the model has not', 2, layers=4)
-
-
-@on_ranks(4)
-def test_a_layer_of_another_shape_is_named(comm, tmp_path):
-    start(comm, tmp_path, 4)
-    rejected(comm, tmp_path, r'parameter /0/W is float32 \(4, 3\) in the '
-             r'snapshot but float32 \(6, 3\) in the model', 2, width=6)
+    rejected(comm, tmp_path, match, 2, **options)

@@ -146,11 +146,6 @@ def test_a_script_that_has_made_its_updater_builds_as_usual():
     assert not any(is_ghost(one._data[0]) for one in model.params())
 
 
-def test_the_gradient_is_none_and_not_forbidden():
-    model, _ = made(lambda: L.Linear(3, 2), Undrawn(lambda: True))
-    assert model.W.grad is None
-
-
 def test_what_is_not_of_the_model_is_drawn_before_it_is_traced():
     undrawn = Undrawn(lambda: True)
     model, _ = made(lambda: sequence(L.Linear(3, 2)), undrawn)
@@ -197,16 +192,6 @@ def test_a_file_is_read_as_chainer_reads_it(saved, options, kept):
     for name, value in values(found).items():
         assert numpy.array_equal(value, values(model)[name]) == (
             name not in kept)
-
-
-def test_what_was_real_is_read_later_too(saved):
-    path, model = saved
-    found = copy.deepcopy(model)
-    for parameter in found.params():
-        parameter.array[...] = 0
-    loaded(Undrawn(lambda: True), path, found)
-    assert is_ghost(found[2].W._data[0])
-    check_equal(values(found), values(model))
 
 
 @pytest.mark.parametrize('shape', [(3, 3), (4, 3)])
