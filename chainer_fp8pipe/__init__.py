@@ -14,7 +14,7 @@ _HOMES = {
     'Divisible': 'chainer_fp8pipe.links',
     'Dropout': 'chainer_fp8pipe.links',
     'ImageFolder': 'chainer_fp8pipe.images',
-    'PipelineUpdater': 'chainer_fp8pipe.training.updaters',
+    'PipelineUpdater': 'chainer_fp8pipe.training.updater',
     'ProcessGrid': 'chainer_fp8pipe.mpi.grid',
     'RandomResizedCrop': 'chainer_fp8pipe.images',
     'ReplicaIterator': 'chainer_fp8pipe.training.iterators',

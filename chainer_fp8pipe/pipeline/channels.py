@@ -37,8 +37,8 @@ class _Shared:
 class Channels:
     """Senders and receivers for the chunks of one rank.
 
-    Boundary b lies between chunks b and b + 1.  The first tag is that of the
-    targets; then come two per boundary, for activations and for gradients;
+    Boundary b lies between chunks b and b + 1.  The first tag is that of
+    batches; then come two per boundary, for activations and for gradients;
     the last is that of predictions.
 
     Args:
@@ -54,18 +54,20 @@ class Channels:
         senders: By kind of the action that sends and number of the chunk.
         receivers: By kind of the action that receives and number of the
             chunk.
-        targets: From the first rank to the last, which computes the loss: a
-            sender on the first, a receiver on the last, else None.
+        batch_in: From the rank before: batches.
+        batch_out: To the next rank.
     """
 
     def __init__(self, comm: MPI.Comm, chunks: Iterable[int], last: int,
                  codec: str | None = None, xp: Any = numpy) -> None:
         self.senders: dict[tuple[Kind, int], Sender] = {}
         self.receivers: dict[tuple[Kind, int], Receiver] = {}
-        self.targets: Any = None
         self._shared: _Shared | None = None
         # From the last rank to the others: outputs of predictions.
         self._outputs: list[Sender] = []
+        #: Of batches, from the stage before, and to the next one.
+        self.batch_in: Receiver | None = None
+        self.batch_out: Sender | None = None
         self._output: Receiver | None = None
         if comm.size == 1:
             return
@@ -79,19 +81,21 @@ class Channels:
                 self._open(comm, chunk, -1, codec, xp)
             if chunk < last:
                 self._open(comm, chunk, +1, codec, xp)
+        before, after = comm.rank - 1, comm.rank + 1
+        if before >= 0:
+            self.batch_in = Receiver(comm, before, self._tag,
+                                     far=shared.is_far(before))
+        if after < comm.size:
+            self.batch_out = Sender(comm, after, self._tag,
+                                    far=shared.is_far(after))
         end = last % comm.size
         tag = self._tag + 1 + 2 * last
         if comm.rank == end:
-            self.targets = Receiver(comm, 0, self._tag, xp=xp,
-                                    far=shared.is_far(0))
             self._outputs = [Sender(comm, rank, tag, far=shared.is_far(rank))
                              for rank in range(end)]
         else:
             self._output = Receiver(comm, end, tag, xp=xp,
                                     far=shared.is_far(end))
-        if comm.rank == 0:
-            self.targets = Sender(comm, end, self._tag,
-                                  far=shared.is_far(end))
 
     def _open(self, comm: MPI.Comm, chunk: int, step: int,
               codec: str | None, xp: Any) -> None:
@@ -146,10 +150,9 @@ class Channels:
             self._shared.spoilt = True
 
     def _all_senders(self) -> list[Sender]:
-        targets = [self.targets] if isinstance(self.targets, Sender) else []
-        return [*self.senders.values(), *targets, *self._outputs]
+        batches = [self.batch_out] if self.batch_out else []
+        return [*self.senders.values(), *self._outputs, *batches]
 
     def _all_receivers(self) -> list[Receiver]:
-        others = [self.targets, self._output]
-        return [*self.receivers.values(),
-                *(one for one in others if isinstance(one, Receiver))]
+        output = [self._output] if self._output else []
+        return [*self.receivers.values(), *output]

@@ -12,8 +12,8 @@ from mpi4py import MPI
 from ..chains import nested
 from ..mpi.grid import ProcessGrid
 from ..mpi.once import once
+from ..training.replica_updater import ReplicaUpdater
 from ..training.unmodified.dividing import DividingIterator, ReceivingIterator
-from ..training.updaters.replica_updater import ReplicaUpdater
 
 #: The smaller batch has this part of the larger one's samples, unless a
 #: micro-batch is smaller than the larger one anyway.

@@ -45,7 +45,7 @@ from ..planning.job.model_costs import ModelFigures
 from ..planning.partition.calls import Call, Parameter
 from ..planning.partition.positions import order_of
 from ..report.process_memory import bytes_in
-from ..training.updaters.pipeline_updater import PipelineUpdater
+from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is, call_with
 
 #: Rounds of what is timed in turns, and seconds after which there are no more.

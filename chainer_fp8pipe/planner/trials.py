@@ -30,7 +30,7 @@ from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
 from ..planning.job.job_plan import Configuration, Trial
-from ..training.updaters.pipeline_updater import PipelineUpdater
+from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is
 
 #: Updates that are not timed (the first one sends parameters only), blocks of

@@ -6,7 +6,7 @@ from chainer_fp8pipe import partition
 from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.chains import partitioned, valueless_parameters
 from chainer_fp8pipe.chains.tracing import trace, traced_call
-from chainer_fp8pipe.training.updaters import chain_work
+from chainer_fp8pipe.training import chain_work
 
 import chainer
 import chainer.functions as F

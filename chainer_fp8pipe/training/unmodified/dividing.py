@@ -13,7 +13,7 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
-from ..updaters.following_iterator import FollowingIterator, progress
+from ..updater import FollowingIterator, progress
 
 
 class DividingIterator(chainer.dataset.Iterator):

@@ -51,8 +51,8 @@ from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
 from ...planning.partition.partition_plan import PartitionPlan
 from ...planning.sizes import counted
-from ..updaters.pipeline_updater import PipelineUpdater
-from ..updaters.replica_updater import ReplicaUpdater, arguments_of
+from ..replica_updater import ReplicaUpdater, arguments_of
+from ..updater import PipelineUpdater
 from . import files
 from .dividing import (
     DividingIterator,

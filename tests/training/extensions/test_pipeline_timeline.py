@@ -63,7 +63,7 @@ def test_an_update_before_the_first_is_an_error():
 
 def hold_backward(updater, until):
     """A step's last backward pass goes on until something has happened."""
-    (chunk,) = updater._steps._executor._chunks.values()
+    (chunk,) = updater.pipeline._executor._chunks.values()
     backward = chunk.backward
 
     def held(*arguments, last):

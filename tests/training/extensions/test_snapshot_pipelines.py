@@ -7,7 +7,7 @@ from chainer_fp8pipe.links import Divisible, Dropout, lazy
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.training.extensions import Snapshot, resume
 from chainer_fp8pipe.training.iterators import ReplicaIterator
-from chainer_fp8pipe.training.updaters import PipelineUpdater
+from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
 import chainer.functions as F

@@ -1,6 +1,6 @@
 """Whatever is wrong on one rank is a clear error on every rank."""
 from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.training.updaters import PipelineUpdater
+from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
 import chainer.functions as F

@@ -12,7 +12,7 @@ from chainer_fp8pipe import (
     partition,
 )
 from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.training.updaters.replica_updater import ReplicaUpdater
+from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
 
 import chainer
 import chainer.functions as F

@@ -1,5 +1,5 @@
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.training.updaters.group_failures import (
+from chainer_fp8pipe.training.group_failures import (
     give_up,
     hear_failures,
 )

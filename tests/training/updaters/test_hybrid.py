@@ -2,7 +2,7 @@
 import chainer_fp8pipe
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.training.iterators import ReplicaIterator
-from chainer_fp8pipe.training.updaters import PipelineUpdater
+from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
 import chainermn

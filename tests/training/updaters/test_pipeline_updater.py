@@ -1,6 +1,6 @@
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.pipeline.micro_batches import bounds
-from chainer_fp8pipe.training.updaters import PipelineUpdater
+from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
 import chainer.functions as F
@@ -143,7 +143,7 @@ def test_a_parameter_that_was_not_used_gets_no_gradient(comm):
 
     updater = make_updater(comm, lambda: Divisible(Unused(), L.Linear(4, 5)),
                            dataset(6), micro_batches=2)
-    updater._steps.train(updater._read, 0, None, dict)
+    updater.update()
     if comm.rank == 0:
         layer = dict(updater.get_optimizer('main').target.pieces[0])[0]
         assert layer.unused.W.grad is None
@@ -290,7 +290,7 @@ def test_running_statistics_are_those_of_the_whole_batch(
 def test_as_many_micro_batches_are_live_as_the_checker_says(comm, schedule):
     updater = make_updater(comm, Plain, dataset(12), micro_batches=6,
                            schedule=schedule)
-    (chunk,) = updater._steps._executor._chunks.values()
+    (chunk,) = updater.pipeline._executor._chunks.values()
     most, forward = [0], chunk.forward
 
     def watched(*arguments):

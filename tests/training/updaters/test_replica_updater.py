@@ -1,10 +1,10 @@
 """Replicas share each batch, and learn what one process learns."""
 from chainer_fp8pipe.communicators import create_communicator
+from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
 from chainer_fp8pipe.training.unmodified.dividing import (
     DividingIterator,
     ReceivingIterator,
 )
-from chainer_fp8pipe.training.updaters.replica_updater import ReplicaUpdater
 
 import chainer
 import chainer.functions as F

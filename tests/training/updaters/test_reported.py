@@ -1,8 +1,10 @@
 """Whatever a model reports is what it reports on the whole batch."""
 import chainer_fp8pipe
 from chainer_fp8pipe import PipelineUpdater, partition
-from chainer_fp8pipe.training.updaters.replica_updater import ReplicaUpdater
-from chainer_fp8pipe.training.updaters.reported import Reported, share_means
+from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
+from chainer_fp8pipe.training.reported import add, report_of
+from chainer_fp8pipe.training.reported import means as means_of
+from chainer_fp8pipe.training.together import Meeting
 
 import chainer
 import chainer.functions as F
@@ -113,14 +115,10 @@ def test_of_replicas(comm):
 
 def means(comm, *reports):
     """Means of (name, value, weight)."""
-    mine = Reported()
-    for report in reports:
-        mine.add(*report)
-    known = []
-    first = share_means(comm, known, mine)
-    # The second time, names are known.
-    assert share_means(comm, known, mine).keys() == first.keys()
-    return first
+    mine = {}
+    for name, value, weight in reports:
+        add(mine, name, report_of(value, weight))
+    return means_of(Meeting(comm).say(mine))
 
 
 @on_ranks(3)
@@ -156,14 +154,14 @@ def test_of_values_that_cannot_be_added_the_last_counts(comm):
     assert found['b'] == 'of 1'
 
 
-@on_ranks(2)
-def test_a_rank_that_has_failed_is_told(comm):
-    mine, known = Reported(), []
-    mine.add('a', 1.0 if comm.rank else 'text', 1.0)
-    assert share_means(comm, known, mine, failed=comm.rank == 0) is None
-    assert share_means(comm, known, mine)['a'] == 'text'
+@on_ranks(3)
+def test_a_meeting_hears_words_of_any_length(comm):
+    meeting = Meeting(comm)
+    for length in (0, 10, 10 ** 4, 300, 10 ** 5):
+        assert meeting.say('x' * length * comm.rank) == [
+            'x' * length * rank for rank in range(3)]
 
 
 def test_what_other_ranks_cannot_get_is_refused_at_once():
     with pytest.raises(Exception, match='pickle'):
-        Reported().add('a', lambda: None, 1.0)
+        report_of(lambda: None, 1.0)

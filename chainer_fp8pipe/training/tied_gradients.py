@@ -8,8 +8,8 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ...mpi.grid import ProcessGrid
-from ...mpi.waiting import wait_until
+from ..mpi.grid import ProcessGrid
+from ..mpi.waiting import wait_until
 
 
 class TiedGradients:

@@ -9,13 +9,13 @@ from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
-from ...mpi.agreement import raise_together
-from ...mpi.grid import ProcessGrid
-from ...mpi.once import once
-from .following_iterator import FollowingIterator, progress
+from ..mpi.agreement import raise_together
+from ..mpi.failure.watch import watch
+from ..mpi.failure.world import enter_world
 from .group_failures import give_up, hear_failures
-from .reported import Reported
-from .together import Together
+from .reported import Reports, means, report_of
+from .together import Together, show_traceback
+from .updater import FollowingIterator, progress
 from .whole_model import draw_alike
 
 
@@ -25,10 +25,6 @@ class _Share(NamedTuple):
     args: tuple
     kwargs: dict[str, Any]
     size: int
-    progress: tuple[float, ...]
-
-    def samples(self) -> int:
-        return self.size
 
 
 class ReplicaUpdater(StandardUpdater):
@@ -52,25 +48,26 @@ class ReplicaUpdater(StandardUpdater):
                  **given: Any) -> None:
         super().__init__(iterator, optimizer, **given)
         self._comm = comm
-        self._together = Together(once(
-            comm, 'replicas', lambda: ProcessGrid(comm, pipeline=1)))
+        enter_world()
+        watch(comm)
+        self._together = Together(comm)
         hear_failures(self.get_optimizer('main').target)
 
     def update_core(self) -> None:
         """One update; call it on all ranks."""
         iterator, optimizer = (self.get_iterator('main'),
                                self.get_optimizer('main'))
-        share: Any = self._together.open('update', self._read).batch
-        means = self._together.close(
-            'update', lambda: self._backward(optimizer, share),
-            lambda text: give_up(optimizer.target, text))
-
-        def finish() -> None:
+        model, together = optimizer.target, self._together
+        share = self._open()
+        with together.heard(self._comm, lambda text: give_up(model, text)):
+            found = means(together.meet(
+                self._comm, self._backward(optimizer, share)))
+        with together.heard(self._comm, lambda text: None):
             draw_alike(getattr(optimizer, 'actual_optimizer', optimizer), 0)
             optimizer.update()
             # Only now: nobody is left alone in the exchange by an error.
-            chainer.report(means)
-        self._together.finish('update', finish)
+            chainer.report(found)
+            together.meet(self._comm)
         if self.auto_new_epoch and iterator.is_new_epoch:
             optimizer.new_epoch(auto=True)
 
@@ -85,7 +82,34 @@ class ReplicaUpdater(StandardUpdater):
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
 
-    def _read(self) -> Any:
+    def _open(self) -> _Share:
+        """This rank's share of a batch; all ranks have read theirs.
+
+        Raises:
+            StopIteration: The data have ended; on all ranks.
+            ValueError: Something is wrong on one of them; on all ranks.
+        """
+        share: Any = None
+        error: BaseException | None = None
+        ended = False
+        try:
+            if self._together.broken:
+                raise ValueError('these replicas failed before '
+                                 f'({self._together.broken}); make a new '
+                                 'updater')
+            share = self._read()
+        except StopIteration:
+            ended = True
+        except BaseException as reason:     # the others wait for this rank
+            error = reason
+            show_traceback(self._comm)
+        self._together.begin(self._comm, error, {
+            'the step': 'update' + ' although the data have ended' * ended})
+        if ended:
+            raise StopIteration
+        return share
+
+    def _read(self) -> _Share:
         iterator = self.get_iterator('main')
         batch = iterator.next()
         if not len(batch):
@@ -93,10 +117,9 @@ class ReplicaUpdater(StandardUpdater):
                              f'rank {self._comm.rank}; raise the batch size, '
                              'or let the iterator repeat')
         return _Share(*arguments_of(convert._call_converter(
-            self.converter, batch, self.input_device)),
-            len(batch), progress(iterator))
+            self.converter, batch, self.input_device)), len(batch))
 
-    def _backward(self, optimizer: Any, share: _Share) -> Reported:
+    def _backward(self, optimizer: Any, share: _Share) -> Reports:
         """What ``update`` does with a loss function, but for the update."""
         weight = share.size * self._comm.size / self.get_iterator(
             'main').whole
@@ -115,10 +138,8 @@ class ReplicaUpdater(StandardUpdater):
         else:
             model.zerograds()
         loss.backward(loss_scale=optimizer._loss_scale)
-        reported = Reported()
-        for name, value in found.items():
-            reported.add(name, value, weight)
-        return reported
+        return {name: report_of(value, weight)
+                for name, value in found.items()}
 
 
 def arguments_of(arrays: Any) -> tuple[tuple, dict[str, Any]]:

@@ -17,7 +17,7 @@ import chainer
 import numpy
 from chainer.optimizer_hooks import GradientClipping, GradientNoise
 
-from ...pipeline.randomness import Place, at, preserved
+from ..pipeline.randomness import Place, at, preserved
 
 #: Sums a number over the stages of a pipeline, on all ranks.
 Add = Callable[[float], float]

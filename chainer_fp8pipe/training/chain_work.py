@@ -1,36 +1,35 @@
 """Micro-batches of a model on several ranks, which all see the whole batch.
 
 Of a Chain that returns its loss, and of a list of layers, whose loss is an
-argument of the updater.
+argument of the pipeline.
 """
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
-from ...chains import nested
-from ...chains.layers import Layers
-from ...chains.names import OBSERVER
-from ...chains.part import ChainPart
-from ...chains.partitioned import Form, Partition
-from ...chains.rehearsal import weights
-from ...chains.staged_trace import StagedTrace
-from ...mpi.agreement import raise_together
-from ...mpi.broadcast import broadcast_arrays
-from ...mpi.grid import ProcessGrid
-from ...pipeline.block import Arrays
-from ...pipeline.channels import Channels
-from ...pipeline.layers import as_tuple
-from ...pipeline.loss import LossHead, checked_weight
-from ...pipeline.micro_batches import bounds, concatenated
-from ...pipeline.randomness import Place
-from .reported import Reported
-from .together import Opened, StepBatch
+from ..chains import nested
+from ..chains.layers import Layers
+from ..chains.names import OBSERVER
+from ..chains.part import ChainPart
+from ..chains.partitioned import Form, Partition
+from ..chains.rehearsal import weights
+from ..chains.staged_trace import StagedTrace
+from ..mpi.agreement import raise_together
+from ..mpi.grid import ProcessGrid
+from ..pipeline.block import Arrays
+from ..pipeline.layers import as_tuple
+from ..pipeline.loss import LossHead, checked_weight
+from ..pipeline.micro_batches import concatenated
+from ..pipeline.randomness import Place
+from .batch import Batch, Opened
+from .reported import Report, Reports, add, report_of
 
+#: The name of the loss that the model returns.
+LOSS = '\0loss'
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
 
@@ -42,7 +41,7 @@ class ChainWork:
         model: Has this rank's parameters.
         partition: Of the model.
         grid: The ranks.
-        loss_weight: As for :class:`.PipelineUpdater`.
+        loss_weight: As for :class:`.Pipeline`.
     """
 
     layers = 0      # before the loss, where that is not the model's
@@ -51,16 +50,13 @@ class ChainWork:
                  loss_weight: Callable | None) -> None:
         self._model, self._grid = model, grid
         self._partition = partition
-        #: Does something on all ranks of the pipeline, or raises on all.
-        self._together = functools.partial(
-            raise_together, grid.pipeline, error=ValueError)
         self._loss_weight = loss_weight
         self.head = LossHead(_given, {}, float)
         self.chunks = partition.plan.chunks
         self._targets: list[Any] = []
         self._programs: list[StagedTrace] = []
         self._last: dict[str, list[StagedTrace]] = {}
-        self._calls: list[nested.Fresh] = []
+        self._forms: list[Form] = []
         self._trained = 0
         self._weights: list[float] = []
         self._method: Callable | None = None
@@ -106,96 +102,139 @@ class ChainWork:
         """What a prediction returns: arrays in the form of the method's."""
         return nested.rebuilt(self._programs[0].form, list(outputs))
 
-    def batch(self, arrays: Any, label_key: Any,
-              progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
+    def batch(self, arrays: Any, label_key: Any = None,
+              progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
         if isinstance(arrays, dict):
-            return StepBatch(tuple(arrays.values()), None, progress,
-                             tuple(arrays))
-        return StepBatch(arrays if isinstance(arrays, tuple) else (arrays,),
-                         None, progress)
+            return Batch(tuple(arrays.values()), None, progress,
+                         tuple(arrays))
+        return Batch(arrays if isinstance(arrays, tuple) else (arrays,),
+                     None, progress)
 
-    def ready(self, batch: StepBatch) -> StepBatch:
-        """A batch that can be sent: its arrays on the host."""
-        return batch._replace(
-            inputs=tuple(map(_host, batch.inputs)),
-            target=None if batch.target is None else _host(batch.target))
+    def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
+        """What all ranks get: a tree of the batch, arrays on the host."""
+        arrays, tree = nested.leaves((batch._replace(
+            inputs=tuple(map(_host, batch.inputs))).arguments(),
+            None if batch.target is None else _host(batch.target)))
+        return tree, arrays
 
-    def prepare(self, opened: Opened, parts: int, step: str,
-                places: list[Place]) -> None:
-        """All ranks get the batch, and a trace for each micro-batch.
+    def rehearse(self, step: str, opened: Opened, places: list[Place]
+                 ) -> Any:
+        """What this rank's share of the micro-batches calls.
+
+        Raises:
+            ValueError: The model cannot be run so.
+        """
+        part = self._partition
+        problem = part.problem()
+        if problem:
+            raise ValueError(problem)
+        last = (self._last.get(step, []) if part.passes.resume(step) else [])
+        function = self._function(step)
+        self._forms, self._targets = [], []
+        for number, (arrays, place) in enumerate(zip(
+                opened.parts, places, strict=True)):
+            (args, kwargs), target = nested.rebuilt(opened.tree, [
+                self._model.device.send(array) for array in arrays])
+            self._targets.append(target)
+            self._forms.append(Form(
+                function, args, kwargs,
+                last[number].after if number < len(last) else None, place))
+        mine: dict[int, Any] = {}
+        for number in range(self._grid.stage_index, len(places),
+                            self._grid.stages):
+            found = part.rehearsed(step, self._forms[number])
+            mine[number] = found and (found[0].trace.digest, found[1])
+        if self._loss_weight is None or step == 'predict':
+            return mine, None
+        return mine, [
+            checked_weight(self._loss_weight(*args, **kwargs))
+            for args, kwargs in (form.call.arguments()
+                                 for form in self._forms)]
+
+    def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
+        """All ranks of the pipeline have a trace for each micro-batch.
+
+        Args:
+            step: As it was opened.
+            opened: The batch.
+            said: What :meth:`rehearse` gave on each rank of the pipeline.
 
         Raises:
             ValueError: The model cannot be run so, or ranks would make
                 different calls; on all ranks of the pipeline.
         """
-        part, grid = self._partition, self._grid
-        tree, host = self._share(opened.batch)
-        ends = bounds(opened.samples, parts)
-        forms, mine = self._together(lambda: self._rehearsed(
-            step, tree, host, ends, places))
-        said = grid.pipeline.allgather(mine)
-        found, missing = self._agreed(lambda: self._known(step, forms, said))
+        part, forms = self._partition, self._forms
+        every = {number: one for share, _ in said
+                 for number, one in share.items()}
+        found: list[Any] = []
+        for number, form in enumerate(forms):
+            digest, labels = every[number] or ('', None)
+            program = part.known(step, form, digest)
+            found.append(None if program is None else (program, labels))
         if not all(found):
-            found, missing = self._agreed(
-                lambda: self._traced(step, forms, found))
-        if missing and step == 'train' and grid.replicas > 1:
-            name, chunk = min(missing)
-            raise ValueError(
-                f'this batch needs parameter {name} on {part.where(chunk)}, '
-                'which has not got it; make the partition with such an '
-                'example')
-        if missing:
-            part.lend(missing)
-            self.changed = True
+            found = raise_together(
+                self._grid.pipeline,
+                lambda: self._traced(step, forms, found), error=ValueError,
+                remedy=_SAME, entries=lambda found: {
+                    f'what micro-batch {number} calls':
+                    program.trace.digest
+                    for number, (program, _) in enumerate(found)})
         self._programs = [program for program, _ in found]
         self._last[step] = self._programs
-        self._calls = [form.call for form in forms]
-        labels = [labels for _, labels in found]
-        sizes = [end - start for start, end in ends]
-        if self._loss_weight is None or step == 'predict':
-            # What it raises is the same on all ranks.
-            self._weights = [0.0] * parts if (
-                step == 'predict' or self.layers) else weights(
-                labels, sizes, self._grid.replicas if step == 'train' else 1)
-        else:
-            self._weights = self._together(
-                self._weigh, entries=lambda found: {
-                    f'the loss_weight of micro-batch {number}': repr(weight)
-                    for number, weight in enumerate(found)}, remedy=_SAME)
+        missing = {one for program in self._programs
+                   for one in part.missing(program)}
+        if missing:
+            self._lend(step, missing)
+        self._weights = [0.0] * len(forms)
+        if step != 'predict' and not self.layers:
+            self._weights = self._agreed([given for _, given in said]) or (
+                weights([labels for _, labels in found], opened.sizes,
+                        self._grid.replicas if step == 'train' else 1))
 
-    def deal(self, opened: Opened, channels: Channels, parts: int,
-             step: str) -> tuple[list[Arrays], list[Any], list[float]]:
+    def deal(self, step: str
+             ) -> tuple[list[Arrays], list[Any], list[float]]:
         """Inputs where the model begins, targets where the loss is.
 
         Returns inputs, targets and weights of the micro-batches.
         """
         self._trained += step == 'train'
-        self._partition.passes.begin(step, self._programs, self._calls)
-        inputs: list[Arrays] = [()] * len(self._calls)
+        self._partition.passes.begin(step, self._programs,
+                                     [form.call for form in self._forms])
+        inputs: list[Arrays] = [()] * len(self._forms)
         first = inputs if self._grid.stage_index == 0 else []
         if self._grid.stage_index < self._grid.stages - 1:
             return first, [], []
         return first, self._weights, self._weights
 
-    def reported(self) -> Reported:
-        """What the model has reported here."""
-        found = Reported()
+    def reported(self) -> Reports:
+        """What the model has reported here, and its loss."""
+        found: Reports = {}
         for weight, reports in zip(
                 self._weights, self._partition.passes.reports, strict=True):
             for name, value in reports.items():
-                found.add(name, value, weight)
+                add(found, name, report_of(value, weight))
+        if self._grid.stage_index == self._grid.stages - 1:
+            found[LOSS] = Report('number', self.head.sums['loss'],
+                                 self.head.totals['loss'])
         return found
 
-    def report(self, means: dict[str, Any]) -> None:
-        """Reports means for the links that have reported parts of them."""
-        links = self._partition.names.links
+    def report(self, means: dict[str, Any]) -> dict[str, Any]:
+        """Reports means for the links that have reported parts of them.
+
+        Returns them with their names in the model; the loss is ``'loss'``.
+        """
+        named: dict[str, Any] = {}
         for name, value in means.items():
             path, found, key = name.partition(OBSERVER)
             if found:
-                chainer.report({key: value}, links[path])
-            else:
+                chainer.report({key: value},
+                               self._partition.names.links[path])
+                named[f'{path}/{key}'.lstrip('/')] = value
+            elif name != LOSS:
                 chainer.report({name: value})
+                named[name] = value
+        return {'loss': means[LOSS], **named} if LOSS in means else named
 
     @property
     def has_ties(self) -> bool:
@@ -229,51 +268,6 @@ class ChainWork:
         assert self._method is not None
         return self._method
 
-    def _share(self, batch: StepBatch | None) -> tuple[Any, list[Any]]:
-        """The batch on all ranks: a tree, and its arrays on the host."""
-        form, host = None, None
-        if batch is not None:
-            host, form = nested.leaves((batch.arguments(), batch.target))
-        return broadcast_arrays(self._grid.pipeline, form, host)
-
-    def _rehearsed(self, step: str, tree: Any, host: list[Any],
-                   ends: list[tuple[int, int]], places: list[Place]
-                   ) -> tuple[list[Form], dict[int, Any]]:
-        """All micro-batches, and what this rank's share of them calls."""
-        part = self._partition
-        problem = part.problem()
-        if problem:
-            raise ValueError(problem)
-        last = (self._last.get(step, []) if part.passes.resume(step) else [])
-        arrays = [self._model.device.send(array) for array in host]
-        forms = []
-        self._targets = []
-        for number, (start, end) in enumerate(ends):
-            (args, kwargs), target = nested.rebuilt(
-                tree, [array[start:end] for array in arrays])
-            self._targets.append(target)
-            before = last[number].after if number < len(last) else None
-            forms.append(Form(self._function(step), args, kwargs, before,
-                              places[number]))
-        mine: dict[int, Any] = {}
-        for number in range(self._grid.stage_index, len(ends),
-                            self._grid.stages):
-            found = part.rehearsed(step, forms[number])
-            mine[number] = found and (found[0].trace.digest, found[1])
-        return forms, mine
-
-    def _known(self, step: str, forms: list[Form],
-               said: list[dict[int, Any]]) -> list[Any]:
-        """The program and labels of each micro-batch; None: it has none."""
-        found: list[Any] = []
-        every = {number: one for share in said
-                 for number, one in share.items()}
-        for number, form in enumerate(forms):
-            digest, labels = every[number] or ('', None)
-            program = self._partition.known(step, form, digest)
-            found.append(None if program is None else (program, labels))
-        return found
-
     def _traced(self, step: str, forms: list[Form], found: list[Any]
                 ) -> list[Any]:
         """A trace for each micro-batch that has none."""
@@ -299,29 +293,26 @@ class ChainWork:
                     'Where every batch is another, pad sequences to a few '
                     'lengths'))
 
-    def _agreed(self, find: Callable[[], list[Any]]
-                ) -> tuple[list[Any], set[tuple[str, int]]]:
-        """What is found, the same on all ranks, and what ranks lack for it.
+    def _lend(self, step: str, missing: set[tuple[str, int]]) -> None:
+        if step == 'train' and self._grid.replicas > 1:
+            name, chunk = min(missing)
+            raise ValueError(
+                f'this batch needs parameter {name} on '
+                f'{self._partition.where(chunk)}, which has not got it; make '
+                'the partition with such an example')
+        self._partition.lend(missing)
+        self.changed = True
 
-        Raises ValueError on all ranks if a rank fails, or ranks would make
-        different calls.
-        """
-        missing: set[tuple[str, int]] = set()
-
-        def calls(found: list[Any]) -> dict[str, str]:
-            for one in found:
-                missing.update(self._partition.missing(one[0]) if one else ())
-            return {f'what micro-batch {number} calls':
-                    one[0].trace.digest if one else 'new'
-                    for number, one in enumerate(found)}
-        return self._together(find, entries=calls, remedy=_SAME), missing
-
-    def _weigh(self) -> list[float]:
-        """How much each micro-batch counts in the mean, as the user says."""
-        assert self._loss_weight is not None
-        return [checked_weight(self._loss_weight(*args, **kwargs))
-                for args, kwargs in (call.arguments()
-                                     for call in self._calls)]
+    def _agreed(self, given: list[Any]) -> list[float] | None:
+        """The weights that the user's function gave on all ranks."""
+        for rank, other in enumerate(given):
+            for number, (one, two) in enumerate(zip(
+                    given[0] or [], other or [], strict=True)):
+                if one != two:
+                    raise ValueError(
+                        f'the loss_weight of micro-batch {number} is {one} '
+                        f'on rank 0 but {two} on rank {rank}. {_SAME}')
+        return given[0]
 
 
 class LayersWork(ChainWork):
@@ -332,9 +323,9 @@ class LayersWork(ChainWork):
         whole: All layers.
         partition: Of all layers.
         grid: The ranks.
-        loss_fun: As for :class:`.PipelineUpdater`.
-        metrics: As for :class:`.PipelineUpdater`.
-        loss_weight: As for :class:`.PipelineUpdater`.
+        loss_fun: As for :class:`.Pipeline`.
+        metrics: As for :class:`.Pipeline`.
+        loss_weight: As for :class:`.Pipeline`.
     """
 
     def __init__(self, model: Any, whole: Layers, partition: Partition,
@@ -353,8 +344,8 @@ class LayersWork(ChainWork):
                 'a Divisible predicts with all its layers')
         return ''
 
-    def batch(self, arrays: Any, label_key: Any,
-              progress: tuple[float, ...] = (0.0,) * 4) -> StepBatch:
+    def batch(self, arrays: Any, label_key: Any = -1,
+              progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
         """Inputs and target of a converted batch, a tuple or dictionary."""
         if isinstance(arrays, dict):
             if label_key not in arrays:
@@ -363,7 +354,7 @@ class LayersWork(ChainWork):
                                  f'it by label_key, not {label_key!r}')
             arrays = dict(arrays)
             target = arrays.pop(label_key)
-            return StepBatch(tuple(arrays.values()), target, progress)
+            return Batch(tuple(arrays.values()), target, progress)
         arrays = list(as_tuple(arrays))
         if len(arrays) < 2:
             raise ValueError('an example has no target; it must be a tuple '
@@ -373,28 +364,28 @@ class LayersWork(ChainWork):
         except (IndexError, TypeError):
             raise ValueError(f'an example has {len(arrays)} elements, and '
                              f'none is label_key={label_key!r}') from None
-        return StepBatch(tuple(arrays), target, progress)
+        return Batch(tuple(arrays), target, progress)
 
-    def deal(self, opened: Opened, channels: Channels, parts: int,
-             step: str) -> tuple[list[Arrays], list[Any], list[float]]:
+    def deal(self, step: str
+             ) -> tuple[list[Arrays], list[Any], list[float]]:
         """See :meth:`ChainWork.deal`."""
-        inputs, targets, _ = super().deal(opened, channels, parts, step)
+        inputs, targets, _ = super().deal(step)
         if step == 'predict' or not targets:
             return inputs, [], []
         return inputs, self._targets, self.head.count(self._targets)
 
-    def reported(self) -> Reported:
+    def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""
-        found = Reported()
-        if self._grid.stage_index == self._grid.stages - 1:
-            for name in self.head.names:
-                found.add_sum(name, self.head.sums[name],
-                              self.head.totals[name])
-        return found
+        if self._grid.stage_index < self._grid.stages - 1:
+            return {}
+        return {name: Report('number', self.head.sums[name],
+                             self.head.totals[name])
+                for name in self.head.names}
 
-    def report(self, means: Mapping[str, Any]) -> None:
+    def report(self, means: dict[str, Any]) -> dict[str, Any]:
         """Reports means of loss and metrics for the model."""
         chainer.report(dict(means), self._model)
+        return means
 
     def _function(self, step: str) -> Callable:
         return self._whole

@@ -1,0 +1,657 @@
+"""``Pipeline``: one step of a pipeline over all its ranks."""
+# A step of training, on every rank:
+#
+#   the batch     goes from the first stage from rank to rank, in messages
+#   meeting 1     all have read, and are about to do the same
+#   the schedule  forward and backward of all micro-batches, by messages
+#   meeting 2     all are well; the means of what was reported
+#   the update    exchange over replicas, hooks and optimizer, reports
+#   meeting 3     all have been updated
+#
+# Evaluation and prediction are the same without backward and update.  These
+# three are the only collective calls, unless a parameter is on several stages
+# or a model is traced anew; replicas exchange gradients and two numbers more.
+# Between two meetings a rank may fail anywhere, in what users have written or
+# here: ``Together.heard`` tells the others, and gives up the channels, for
+# which they may be waiting.
+#
+# Ranks rehearse the micro-batches before the first meeting, each its share:
+# what a model calls may depend on the batch, and a rank that ran into that in
+# the middle of the schedule would leave the others with nothing to receive.
+from __future__ import annotations
+
+import contextlib
+import functools
+import numbers
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import chainer
+import chainer.functions as F
+import numpy
+from chainermn.links import MultiNodeBatchNormalization
+from chainermn.optimizers import (
+    _DoubleBufferingOptimizer,
+    _MultiNodeOptimizer,
+)
+
+from ..chains.layers import cut_layers
+from ..chains.partitioned_chain import PartitionedChain
+from ..channel.channel import CODECS, describe
+from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.failure.update_count import updates
+from ..mpi.failure.world import enter_world
+from ..mpi.grid import ProcessGrid
+from ..mpi.once import once
+from ..pipeline.batch_statistics import BatchStatistics
+from ..pipeline.block import Arrays
+from ..pipeline.channels import Channels
+from ..pipeline.chunk import Chunk
+from ..pipeline.gradient_sums import GradientSums
+from ..pipeline.layers import blame
+from ..pipeline.loss import LossHead
+from ..pipeline.micro_batches import bounds, recomputed
+from ..pipeline.randomness import Place, preserved
+from ..pipeline.schedules import Schedule, forward_schedule, make_schedule
+from ..pipeline.stage_executor import StageExecutor
+from ..report.stream import EventStream
+from .batch import Batch, Opened
+from .chain_work import ChainWork, LayersWork, layout_of
+from .group_failures import give_up, hear_failures
+from .learning_rate import check_count
+from .reported import means
+from .tied_gradients import TiedGradients
+from .together import Together, show_traceback
+from .whole_model import decide_together, decisions, draw_alike
+
+#: Reads a batch.
+Read = Callable[[], Batch]
+
+
+class _Head(NamedTuple):
+    """What the first stage is about to do."""
+
+    step: str
+    ended: bool = False     # the data have
+
+
+class Pipeline:
+    """Trains, evaluates and predicts with a model that is on several ranks.
+
+    Make it on all ranks, and call its methods on all of them; what fails on
+    one is an error on all.  :class:`PipelineUpdater` does so for Chainer's
+    Trainer; in a loop of your own the first stage gives the batches::
+
+        pipeline = Pipeline(optimizer, comm, micro_batches=4)
+        for x, t in batches:
+            found = pipeline.step(x, t)
+            print(found['loss'])
+
+    The arguments are those of :class:`PipelineUpdater`.
+
+    Attributes:
+        grid: The :class:`ProcessGrid` of the ranks.
+        schedule: The :class:`~.schedules.Schedule`.
+        iteration: The number of updates so far.
+        events: What this rank does, see :mod:`chainer_fp8pipe.report`.
+
+    Raises:
+        ValueError: The ranks differ in options, the stages do not fit
+            together, or the optimizer is not one for these replicas; on all
+            ranks.
+    """
+
+    def __init__(self, optimizer: Any, comm: Any, *,
+                 micro_batches: int | None = None,
+                 schedule: str | None = None, recompute: Any = None,
+                 loss_fun: Callable | None = None,
+                 metrics: Mapping[str, Callable] | None = None,
+                 loss_weight: Callable | None = None, label_key: Any = None,
+                 activation_codec: str | None = None, seed: int = 0,
+                 device: Any = None) -> None:
+        enter_world()
+        self.grid = grid = comm if isinstance(comm, ProcessGrid) else once(
+            getattr(comm, 'mpi_comm', comm), 'one pipeline',
+            lambda: ProcessGrid(comm, pipeline=comm.size))
+        plan = getattr(getattr(optimizer, 'target', None), 'plan', None)
+        if micro_batches is None:
+            micro_batches = plan.micro_batches if plan else 4
+        if schedule is None:
+            schedule = plan.schedule if plan else '1f1b'
+        raise_together(grid.comm, lambda: _check(
+            optimizer, grid, micro_batches=micro_batches,
+            activation_codec=activation_codec, seed=seed, loss_fun=loss_fun,
+            metrics=metrics, label_key=label_key, loss_weight=loss_weight),
+            error=ValueError)
+        if loss_fun is None:
+            loss_fun = F.softmax_cross_entropy
+        if metrics is None:
+            metrics = ({'accuracy': F.accuracy}
+                       if loss_fun is F.softmax_cross_entropy else {})
+        agree(grid.comm, Signature({
+            'micro_batches': str(micro_batches), 'schedule': str(schedule),
+            'recompute': str(recompute), 'seed': str(seed),
+            'activation_codec': str(activation_codec),
+            'metrics': ', '.join(metrics)}),
+            remedy='Pass the same to PipelineUpdater on all ranks.')
+        self.optimizer, self._seed = optimizer, seed
+        self.label_key = -1 if label_key is None else label_key
+        self._model = model = optimizer.target
+        self._micro_batches = micro_batches
+        self.iteration = 0
+        if recompute is None:
+            recompute = plan.recompute if plan else 'no stage'
+        is_chain = isinstance(model, PartitionedChain)
+        if is_chain:
+            model.partition.optimizer = optimizer
+        else:
+            problem, layout = layout_of(model, grid)
+            agree(grid.comm, Signature({}), problem,
+                  'Make this rank\'s model with Net().stage(comm).')
+
+        def work() -> ChainWork:
+            if device is not None:
+                model.to_device(chainer.get_device(device))
+            if is_chain:
+                return ChainWork(model, model.partition, grid, loss_weight)
+            whole, part = cut_layers(model, grid, layout, micro_batches,
+                                     schedule)
+            return LayersWork(model, whole, part, grid, loss_fun, metrics,
+                              loss_weight)
+        self._work = raise_together(grid.comm, work, error=ValueError)
+        self._last = grid.stages * self._work.chunks - 1
+        self.schedule: Schedule
+        self.schedule, self._recomputed = raise_together(
+            grid.comm, lambda: (
+                make_schedule(schedule, grid.stages, micro_batches,
+                              self._work.chunks),
+                recomputed(recompute, self._last)), error=ValueError)
+        # One stream, so that the exchange is seen beside the computation.
+        found = getattr(getattr(optimizer, 'communicator', None), 'events',
+                        None)
+        self.events = (found if isinstance(found, EventStream)
+                       else EventStream())
+        self._is_last = grid.stage_index == grid.stages - 1
+        self._statistics = BatchStatistics()
+        self._together = Together(grid.comm)
+        hear_failures(model)
+        self._channels = Channels(
+            grid.pipeline, self._work.blocks(self._statistics), self._last,
+            activation_codec, model.xp)
+        self._take_blocks()
+
+    def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
+        """One update of all stages.
+
+        Args:
+            arrays: Of a batch, as the model is called with them; with a
+                ``Divisible``, inputs and then targets.  They count on the
+                first stage; elsewhere leave them out.
+            named: Instead of them, by name.
+
+        Returns:
+            The means over the batch of all replicas, the same on all ranks:
+            ``'loss'``, and what the model has reported, with the paths of
+            its links.
+        """
+        return self.train(lambda: self.read(_either(arrays, named)))[0]
+
+    def train(self, read: Read
+              ) -> tuple[dict[str, Any], tuple[float, ...]]:
+        """As :meth:`step`, for a batch that is read on the first stage.
+
+        Returns:
+            Besides, what the first stage said of its iterator.
+
+        Raises:
+            StopIteration: ``read`` raised it; on all ranks.
+        """
+        grid, comm = self.grid, self.grid.comm
+        optimizer = self.optimizer
+        if grid.replicas > 1 and optimizer.is_changed(self._model):
+            optimizer.communicator.bcast_data(self._model)
+        scale = optimizer._loss_scale
+        opened, problem = self._open(
+            'train', read, lambda: {
+                'the iteration': str(self.iteration),
+                'the loss scale': str(scale),
+                **decisions(optimizer, grid.stages)})
+        with self._heard(comm):
+            weights: list[float] = []
+            try:
+                self._model.cleargrads()
+                if problem is not None:
+                    raise problem
+                inputs, targets, weights = self._work.deal('train')
+            finally:        # the other replicas' last stages wait for it
+                total = self._total_weight(sum(weights))
+            self._head.begin(targets, weights, total, scale)
+            announced = getattr(getattr(optimizer, 'communicator', None),
+                                'announced', None)
+            exchange = (announced(self._model, scale) if announced
+                        else contextlib.nullcontext())
+            with preserved(), exchange as final:
+                self._sums.begin(self._blocks, self._tied.but(final))
+                self._executor.run(
+                    self.schedule, grid.stage_index, inputs,
+                    self._places(opened, self.iteration), self._head,
+                    train=True)
+            self._statistics.finish()
+            self._sums.finish(scale)
+            found = means(self._together.meet(comm, self._work.reported()))
+        self._channels.flush()
+        self._work.end()
+        self._tied.add_up()
+        self._work.give_back()
+        with self._together.heard(comm, _nothing):
+            named = self._update(found)
+            self._together.meet(comm)
+        self.iteration += 1
+        self.events.stop()      # what follows is no part of an update
+        updates.finished((id(self), 'pipeline'))
+        return named, opened.progress
+
+    def evaluate(self, *arrays: Any, **named: Any) -> dict[str, Any]:
+        """Loss and metrics of a batch, without training; on all ranks.
+
+        Arguments and result are those of :meth:`step`, for the batch of this
+        pipeline.
+        """
+        comm = self.grid.pipeline
+        opened, problem = self._open(
+            'evaluate', lambda: self.read(_either(arrays, named)))
+        with self._heard(comm):
+            if problem is not None:
+                raise problem
+            inputs, targets, weights = self._work.deal('evaluate')
+            self._head.begin(targets, weights, sum(weights), None)
+            self._infer(opened, inputs, self._head)
+            found = means(self._together.meet(comm, self._work.reported()))
+        self._end()
+        with self._together.heard(comm, _nothing):
+            result = self._work.report(found)
+            self._together.meet(comm)
+        return result
+
+    def predict(self, *inputs: Any, wanted: bool = True,
+                method: str | None = None) -> Any:
+        """The model's output; see :meth:`.PipelineUpdater.predict`."""
+        comm = self.grid.pipeline
+        opened, problem = self._open(
+            'predict', lambda: _given(inputs), lambda: {
+                'the method that predicts': self._work.choose(method)})
+        outputs: Arrays = ()
+        with self._heard(comm):
+            asks = bool(wanted)
+            if problem is not None:
+                raise problem
+            first, _, _ = self._work.deal('predict')
+            parts = self._infer(opened, first, None)
+            if self._is_last:
+                with blame('the output', 0):
+                    outputs = self._work.joined(parts, opened.sizes,
+                                                self._model.xp)
+                    # Sent, if anybody wants it, when all is well.
+                    describe(outputs, None)
+            asking = self._together.meet(comm, asks)
+        self._end()
+        if self._is_last:
+            self._channels.send_outputs(outputs, [
+                rank for rank, asks in enumerate(asking)
+                if asks and rank != self.grid.stage_index])
+        elif asks:
+            outputs = self._channels.receive_outputs()
+        with self._together.heard(comm, _nothing):
+            result = self._work.formed(outputs) if asks else None
+            self._together.meet(comm)
+        return result
+
+    def read(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4
+             ) -> Batch:
+        """The batch of a converter's arrays: a tuple or dictionary."""
+        return self._work.batch(arrays, self.label_key, progress)
+
+    # --- before a step ----------------------------------------------------
+
+    def _take_blocks(self) -> None:
+        """Takes over the parts of the model that this rank has now."""
+        self._work.changed = False
+        self._head = self._work.head
+        self._sums = GradientSums()
+        parameters = list(self._model.params())
+        chunks = {number: Chunk(
+            blocks, number=number, recompute=number in self._recomputed,
+            sums=self._sums, statistics=self._statistics,
+            parameters=parameters)
+            for number, blocks in self._work.blocks(
+                self._statistics).items()}
+        self._blocks = [block for chunk in chunks.values()
+                        for block in chunk.blocks]
+        self._tied = TiedGradients(self.grid, self._work.tied(), parameters)
+        self._executor = StageExecutor(chunks, self._channels, self._last,
+                                       self._work.layers, self.events)
+
+    def _open(self, step: str, read: Read,
+              entries: Callable[[], Mapping[str, str]] = dict
+              ) -> tuple[Opened, BaseException | None]:
+        """All ranks learn what the first stage has read, or that it failed.
+
+        Args:
+            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
+            read: Gives the batch; called on the first stage only.
+            entries: Gives what else must be the same on all ranks.
+
+        Returns:
+            The batch, and what is wrong with it on all ranks of this
+            pipeline; others may be well, and hear of it later.
+
+        Raises:
+            StopIteration: ``read`` raised it; on all ranks.
+            ValueError: It raised something else, ranks are about to do
+                different things, a rehearsal or an earlier step failed; on
+                all ranks.
+            BaseException: What is no Exception, on the rank that raised it.
+        """
+        grid, together = self.grid, self._together
+        error: BaseException | None = None
+        mine: dict[str, str] = {}
+        try:
+            mine = dict(entries())
+            if together.broken:         # other replicas may not know
+                raise ValueError('this pipeline failed before '
+                                 f'({together.broken}); make a new updater')
+        except BaseException as reason:     # the others wait for this rank
+            error = reason
+        head, opened = _Head(step), _NOTHING_READ
+        if not together.broken:
+            if grid.stage_index == 0:
+                head, opened, error = self._read(step, read, error)
+            head, opened = self._pass_on(head, opened)
+        value = None
+        if error is None and opened.sizes:
+            value, error = self._trying(step, lambda: self._rehearse(
+                step, head, opened))
+        comm = grid.comm if head.step == 'train' else grid.pipeline
+        heard = together.begin(comm, error, {
+            'the step': (head.step
+                         + ' although the data have ended' * head.ended),
+            **mine}, value)
+        if head.ended:
+            raise StopIteration
+        _, problem = self._trying(step, lambda: self._work.prepare(
+            step, opened, heard if comm is grid.pipeline else [
+                heard[ranks[grid.replica_index]]
+                for ranks in grid.placement.ranks]))
+        if self._work.changed:
+            self._take_blocks()
+        return opened, problem
+
+    def _rehearse(self, step: str, head: _Head, opened: Opened) -> Any:
+        if head.step != step:
+            raise ValueError(
+                f'this rank is about to {step}, but the first stage to '
+                f'{head.step}; call the same on all ranks')
+        return self._work.rehearse(step, opened, self._places(
+            opened, self.iteration * (step == 'train')))
+
+    def _read(self, step: str, read: Read, error: BaseException | None
+              ) -> tuple[_Head, Opened, BaseException | None]:
+        """The first stage's batch, and what the others must know of it."""
+        head = _Head(step)
+        opened = _NOTHING_READ
+        if error is None:
+            try:
+                batch = read()
+                samples = batch.samples()
+                tree, arrays = self._work.shared(batch)
+                ends = bounds(samples, self._parts(step, samples))
+                opened = Opened(batch, [end - start for start, end in ends],
+                                0, batch.progress, tree, [
+                    [array[start:end] for array in arrays]
+                    for start, end in ends])
+            except StopIteration:
+                head = _Head(step, ended=True)
+            except BaseException as reason:     # the others wait
+                error = reason
+                show_traceback(self.grid.comm)
+        if step == 'train' and self.grid.replicas > 1:
+            before = self.grid.data.allgather(sum(opened.sizes))[
+                :self.grid.replica_index]
+            opened = opened._replace(first_sample=sum(before))
+        return head, opened, error
+
+    def _pass_on(self, head: _Head, opened: Opened
+                 ) -> tuple[_Head, Opened]:
+        """The batch, from each stage to the next."""
+        before, after = self._channels.batch_in, self._channels.batch_out
+        if before is None:
+            words = pickle.dumps((head, opened._replace(batch=None,
+                                                        parts=[])))
+            message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
+        else:
+            before.expect(1)
+            message = before.receive()
+            head, opened = pickle.loads(message[0].tobytes())
+        if after is not None:
+            after.send(message)
+        parts = opened.parts
+        for number in range(len(opened.sizes)):
+            if before is not None:
+                before.expect(1)
+                parts.append(list(before.receive()))
+            if after is not None:
+                after.send(parts[number])
+        return head, opened
+
+    def _parts(self, step: str, samples: int) -> int:
+        """The number of micro-batches."""
+        if step != 'train':
+            return min(samples, self._micro_batches)
+        if samples < self._micro_batches:
+            raise ValueError(
+                f'a batch of {samples} cannot be cut into '
+                f'{self._micro_batches} micro-batches; lower micro_batches, '
+                'raise the batch size, or let the iterator repeat so that '
+                'no batch is short')
+        return self._micro_batches
+
+    def _places(self, opened: Opened, iteration: int) -> list[Place]:
+        return [Place(self._seed, iteration, 0, opened.first_sample + start)
+                for start, _ in bounds(sum(opened.sizes),
+                                       len(opened.sizes))]
+
+    # --- the work, and what follows it ------------------------------------
+
+    def _trying(self, step: str, action: Callable[[], Any]
+                ) -> tuple[Any, BaseException | None]:
+        """What an action gives in the step's mode, or what it raises."""
+        try:
+            with preserved():
+                return (action() if step == 'train'
+                        else _inferring(action)), None
+        except BaseException as error:      # the others wait for this rank
+            return None, error
+
+    def _infer(self, opened: Opened, inputs: list[Arrays],
+               head: LossHead | None) -> list[Arrays]:
+        schedule = _forward(self.grid.stages, len(opened.sizes),
+                            self.schedule.chunks)
+        with preserved():
+            return _inferring(lambda: self._executor.run(
+                schedule, self.grid.stage_index, inputs,
+                self._places(opened, 0), head, train=False))
+
+    def _end(self) -> None:
+        self._channels.flush()
+        self._work.end()
+        self._work.give_back()
+
+    @contextlib.contextmanager
+    def _heard(self, comm: Any) -> Any:
+        """As :meth:`.Together.heard`, for the work between messages."""
+        try:
+            with self._together.heard(comm, self._give_up):
+                yield
+        except BaseException:       # on all ranks
+            self._channels.spoil()
+            raise
+
+    def _give_up(self, text: str) -> None:
+        self._channels.fail(text)
+        give_up(self._model, text)
+        self._executor.forget()
+        self._work.forget()
+        self._sums.forget()
+        self._statistics.forget()
+
+    def _total_weight(self, weight: float) -> float:
+        """A replica's divisor; the mean over replicas divides once more."""
+        if not self._is_last or self.grid.replicas == 1:
+            return weight
+        return self.grid.data.allreduce(weight) / self.grid.replicas
+
+    def _update(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Exchange, reports and update, which call what users have written.
+
+        Of a multi-node optimizer it does what its ``update`` does, but never
+        spends an update on sending parameters: those that this forward pass
+        has made are the same on all replicas.
+        """
+        optimizer = self.optimizer
+        if type(optimizer) is _MultiNodeOptimizer:
+            with self.events.section('exchange'):
+                optimizer.communicator.multi_node_mean_grad(
+                    self._model, optimizer.zero_fill)
+            if self._work.has_ties:
+                self._add(0.0)      # another stage's may have failed
+                self._tied.hand_back()
+            optimizer = optimizer.actual_optimizer
+        named = self._work.report(found)
+        decide_together(optimizer, self._add)
+        draw_alike(optimizer, self._seed)
+        with self.events.section('update'):
+            optimizer.update()
+        return named
+
+    def _add(self, number: float) -> float:
+        """Sums a number over the stages, the same sum on all ranks.
+
+        After an exchange the replicas have the same numbers: the first one's
+        count.
+        """
+        return self._together.add(
+            0.0 if self.grid.replica_index else number)
+
+
+_NOTHING_READ = Opened(None, [], 0, (0.0,) * 4, None, [])
+_forward = functools.lru_cache(16)(forward_schedule)
+
+
+def _nothing(text: str) -> None:
+    """Nobody waits for what follows the work."""
+
+
+def _inferring(action: Callable[[], Any]) -> Any:
+    with chainer.using_config('train', False), chainer.no_backprop_mode():
+        return action()
+
+
+def _either(arrays: tuple, named: dict[str, Any]) -> Any:
+    if arrays and named:
+        raise ValueError('give the arrays of a batch by position, or all of '
+                         'them by name')
+    return named or arrays
+
+
+def _given(inputs: tuple) -> Batch:
+    if not inputs or any(array is None for array in inputs):
+        raise ValueError('the first stage of each pipeline needs arrays')
+    return Batch(tuple(array.array if isinstance(array, chainer.Variable)
+                       else array for array in inputs), None)
+
+
+# --- options --------------------------------------------------------------
+
+def _check(optimizer: Any, grid: ProcessGrid, *, micro_batches: Any,
+           activation_codec: Any, seed: Any, loss_weight: Any,
+           **of_layers: Any) -> None:
+    """What this rank can see to be wrong by itself."""
+    check_count('micro_batches', micro_batches)
+    if activation_codec not in CODECS:
+        raise ValueError(f'activation_codec must be one of {CODECS}, not '
+                         f'{activation_codec!r}')
+    if not isinstance(seed, numbers.Integral):
+        raise TypeError(f'seed must be an integer, not {seed!r}')
+    if loss_weight is not None and not callable(loss_weight):
+        raise TypeError(f'loss_weight must be a function, not {loss_weight!r}')
+    _check_layers(**of_layers)
+    model = getattr(optimizer, 'target', None)
+    if isinstance(model, PartitionedChain):
+        given = [name for name, value in of_layers.items()
+                 if value is not None]
+        if given:
+            raise ValueError(
+                f'{" and ".join(given)} cannot be given for a model that '
+                'partition() has cut: the model itself gets the whole batch, '
+                'returns the loss, and reports the metrics')
+        _check_partition(model, optimizer, grid)
+    elif not hasattr(model, 'pieces'):
+        raise TypeError('the optimizer must be set up with a Divisible '
+                        '(optimizer.setup(Net().stage(comm))), or with a '
+                        'model that partition(model, example, comm) has cut, '
+                        f'not {type(model).__name__}')
+    _check_replicas(optimizer, grid)
+    for link in optimizer.target.links():
+        if isinstance(link, MultiNodeBatchNormalization) and (
+                link.comm.size > grid.replicas):
+            raise ValueError(
+                f'a MultiNodeBatchNormalization is over {link.comm.size} '
+                f'ranks but a stage has {grid.replicas} replicas; the others '
+                'would not answer: make its communicator with '
+                'mpi_comm=grid.data of a ProcessGrid')
+
+
+def _check_layers(loss_fun: Any, metrics: Any, label_key: Any) -> None:
+    """Checks what only a ``Divisible`` is trained with."""
+    if loss_fun is not None and not callable(loss_fun):
+        raise TypeError(f'loss_fun must be a function, not {loss_fun!r}')
+    if label_key is not None and not isinstance(label_key, (int, str)):
+        raise TypeError('label_key must be an integer or a string, not '
+                        f'{label_key!r}')
+    for name, metric in (metrics or {}).items():
+        both = metric if isinstance(metric, tuple) else (metric, len)
+        if name == 'loss' or not isinstance(name, str) or len(both) != 2 or (
+                not all(map(callable, both))):
+            raise ValueError(
+                f'metrics has {name!r}: {metric!r}; it must have names other '
+                "than 'loss', and functions or pairs of a function and its "
+                'weight')
+
+
+def _check_partition(model: PartitionedChain, optimizer: Any,
+                     grid: ProcessGrid) -> None:
+    if model.partition.grid is not grid:
+        raise ValueError('the model was cut for other ranks; give '
+                         'PipelineUpdater the comm that partition() got')
+    if model.partition.optimizer not in (None, optimizer):
+        raise ValueError('another optimizer trains this model already; a '
+                         'partitioned model has one')
+
+
+def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
+    if isinstance(optimizer, _DoubleBufferingOptimizer):
+        raise ValueError('double buffering would average gradients while the '
+                         'next step sums into them; leave it out')
+    communicator = getattr(optimizer, 'communicator', None)
+    if communicator is None:
+        if grid.replicas > 1:
+            raise ValueError(
+                f'{grid.replicas} replicas would go apart; wrap the optimizer '
+                'in create_multi_node_optimizer(optimizer, '
+                'create_communicator(..., mpi_comm=grid.data))')
+    elif communicator.size != grid.replicas:
+        raise ValueError(
+            f"the optimizer's communicator has {communicator.size} ranks but "
+            f'a stage has {grid.replicas} replicas; make the communicator '
+            'with mpi_comm=grid.data of a ProcessGrid')

@@ -1,0 +1,238 @@
+"""``PipelineUpdater``: pipeline-parallel training under Chainer's Trainer."""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import chainer
+from chainer.dataset import concat_examples, convert
+from chainer.training.updaters import StandardUpdater
+
+from ..mpi.agreement import raise_together
+from .batch import Batch
+from .step import Pipeline
+
+_FIELDS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
+
+
+class FollowingIterator(chainer.dataset.Iterator):
+    """Knows how far the first stage's iterator is, and nothing more.
+
+    The attributes are those of Chainer's ``SerialIterator``.
+    """
+
+    def __init__(self) -> None:
+        self.follow((0.0, 0.0, 0.0, -1.0))
+
+    def __next__(self) -> Any:
+        raise RuntimeError('only the ranks of the first stage read data')
+
+    def follow(self, numbers: tuple[float, ...]) -> None:
+        """Takes over what :func:`progress` gave on the first stage."""
+        epoch, new, self.epoch_detail, previous = numbers
+        self.epoch, self.is_new_epoch = int(epoch), bool(new)
+        self.previous_epoch_detail = None if previous < 0 else previous
+
+
+def progress(iterator: Any) -> tuple[float, ...]:
+    """How far an iterator is, as four numbers; -1 is for None."""
+    values = [getattr(iterator, field, None) for field in _FIELDS]
+    return tuple(-1.0 if value is None else float(value) for value in values)
+
+
+class PipelineUpdater(StandardUpdater):
+    """Trains one model over several ranks, each with some of its layers.
+
+    Make it on all ranks; from then on, an exception that nobody catches ends
+    the whole job.  The batch is cut into micro-batches, which go through the
+    stages as the schedule says.  Loss and gradients are those of serial
+    training on the same micro-batches.  Only the ranks of the first stage
+    read data; all ranks report the same loss.  The optimizer updates this
+    rank's layers; clipping and dynamic loss scaling look at all stages.
+
+    From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
+    Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
+    schedules of :mod:`chainer_fp8pipe.pipeline.schedules`.
+
+    Args:
+        iterator: Gives batches on the ranks of the first stage; elsewhere it
+            is not used and may be None.  The last element of an example is
+            the target, the others are arguments of the first layer.
+        optimizer: Set up with this rank's stage, ``Net().stage(comm)``, or
+            with the model that :func:`partition` has cut.  With replicas,
+            ChainerMN's multi-node optimizer around a communicator of
+            ``grid.data``.
+        comm: The ranks: a communicator of ChainerMN or mpi4py, or a
+            :class:`ProcessGrid`.
+        loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Default:
+            ``softmax_cross_entropy``.  Like ``metrics`` and ``label_key``
+            refused with a model that :func:`partition` has cut:
+            ``model(*batch)`` is the loss, and the model reports metrics.
+        micro_batches: Into how many a batch is cut; default: what a
+            planned model was planned for, or 4.
+        schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
+            ``'zero_bubble'``; default: what a planned model was planned
+            for, or ``'1f1b'``.
+        recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
+            the last'``: which keep their inputs only and run forward twice.
+            True and False mean the second and the first.  Default: no
+            stage, or for a planned model those of its plan.
+        metrics: Name to function of the loss's arguments, reported beside
+            it; default: accuracy if ``loss_fun`` is left out or is
+            ``softmax_cross_entropy``.
+        loss_weight: ``loss_weight(target)``: how much a micro-batch counts
+            in the mean loss; default: the labels that ``loss_fun`` does not
+            ignore, or else samples.  Of a model that :func:`partition` has
+            cut, ``loss_weight(*batch)``.  A metric may have its own, as a
+            pair: ``{name: (function, weight)}``.
+        converter: Makes arrays of a batch.
+        device: Where the model and the arrays go.
+        label_key: Index or key of the target in an example; default: the
+            last.
+        activation_codec: ``'fp8'``: activations and their gradients cross
+            as fp8; default: as they are.
+        seed: Of what layers and the loss draw, such as dropout masks;
+            initial values, deferred ones too, come from the model's seed.
+        auto_new_epoch: As in ``StandardUpdater``.
+
+    Raises:
+        ValueError: The ranks differ in options, the stages do not fit
+            together, or the optimizer is not one for these replicas; on all
+            ranks.
+
+    .. admonition:: Example
+
+        >>> import chainer, numpy
+        >>> import chainer.links as L
+        >>> from mpi4py import MPI
+        >>> from chainer_fp8pipe import Divisible, PipelineUpdater
+        >>> model = Divisible(L.Linear(4, 3)).stage(MPI.COMM_WORLD)
+        >>> data = chainer.datasets.TupleDataset(
+        ...     numpy.ones((6, 4), 'f'), numpy.zeros(6, 'i'))
+        >>> updater = PipelineUpdater(
+        ...     chainer.iterators.SerialIterator(data, 6),
+        ...     chainer.optimizers.SGD().setup(model), MPI.COMM_WORLD,
+        ...     micro_batches=3)
+        >>> updater.update()
+        >>> updater.iteration
+        1
+    """
+
+    def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
+                 loss_fun: Callable | None = None,
+                 micro_batches: int | None = None,
+                 schedule: str | None = None,
+                 recompute: Any = None,
+                 metrics: Mapping[str, Callable] | None = None,
+                 loss_weight: Callable | None = None,
+                 converter: Callable = concat_examples, device: Any = None,
+                 label_key: Any = None, activation_codec: str | None = None,
+                 seed: int = 0, auto_new_epoch: bool = True) -> None:
+        #: The :class:`.Pipeline`.
+        self.pipeline = Pipeline(
+            optimizer, comm, micro_batches=micro_batches, schedule=schedule,
+            recompute=recompute, loss_fun=loss_fun, metrics=metrics,
+            loss_weight=loss_weight, label_key=label_key,
+            activation_codec=activation_codec, seed=seed, device=device)
+        self.grid = self.pipeline.grid
+
+        def start() -> None:
+            if iterator is None and self.grid.stage_index == 0:
+                raise ValueError(
+                    'the ranks of the first stage need an iterator')
+            super(PipelineUpdater, self).__init__(
+                FollowingIterator() if self.grid.stage_index else iterator,
+                optimizer, converter, device, auto_new_epoch=auto_new_epoch)
+        raise_together(self.grid.comm, start, error=ValueError)
+
+    @property
+    def schedule(self) -> Any:
+        """The :class:`~.schedules.Schedule`."""
+        return self.pipeline.schedule
+
+    @property
+    def events(self) -> Any:
+        """What this rank does, an :class:`.EventStream`."""
+        return self.pipeline.events
+
+    def update_core(self) -> None:
+        """One update of all stages; call it on all ranks."""
+        iterator = self.get_iterator('main')
+        self.pipeline.iteration = self.iteration
+        _, now = self.pipeline.train(self._read)
+        if isinstance(iterator, FollowingIterator):
+            iterator.follow(now)
+        if self.auto_new_epoch and iterator.is_new_epoch:
+            self.get_optimizer('main').new_epoch(auto=True)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Reports loss and metrics of a batch; call it on all ranks.
+
+        For Chainer's ``Evaluator``, on all ranks::
+
+            extensions.Evaluator(iterator, model, eval_func=updater.evaluate)
+
+        Args:
+            args: Arrays as the converter gives them; those of the first
+                stage's rank count, the others only say that a batch comes.
+        """
+        self.pipeline.evaluate(*args, **kwargs)
+
+    def predict(self, *inputs: Any, wanted: bool = True,
+                method: str | None = None) -> Any:
+        """The model's output; call it on all ranks.
+
+        Args:
+            inputs: Arrays for the first layer, or the method, of one batch;
+                they count on the first stage's rank only, and may be left
+                out elsewhere.
+            wanted: Whether this rank wants the output.
+            method: Of a model that :func:`partition` has cut: the name of
+                what is called in place of the model, which would return its
+                loss.  Default: the link ``predictor``, as
+                ``chainer.links.Classifier`` has it, or else ``predict``.
+                The method is called with each micro-batch; what it returns
+                (an array or variable, or some in tuples, lists and
+                dictionaries) is concatenated along the first axis.
+
+        Returns:
+            What the last layer, or the method, returns, as arrays; None
+            where it was not wanted.
+
+        Raises:
+            ValueError: There is no such method, or it returns something that
+                has not a row for each sample.
+        """
+        return self.pipeline.predict(*inputs, wanted=wanted, method=method)
+
+    def serialize(self, serializer: Any) -> None:
+        """As in ``StandardUpdater``; how far the data are, on all ranks."""
+        super().serialize(serializer)
+        iterator = self.get_iterator('main')
+        now = [serializer(f'progress_{number}', value)
+               for number, value in enumerate(progress(iterator))]
+        if isinstance(iterator, FollowingIterator):
+            iterator.follow(tuple(float(value) for value in now))
+
+    def resumed(self) -> None:
+        """All stages learn from the first how far the data are.
+
+        ``resume`` calls this on all ranks, as a snapshot of serial training
+        does not say so in this updater's way.
+        """
+        iterator, grid = self.get_iterator('main'), self.grid
+        raise_together(grid.comm, lambda: progress(iterator))
+        if grid.stage_index == 0:
+            # The first replica's may read for the others.
+            now = grid.data.bcast(progress(iterator))
+            if isinstance(iterator, FollowingIterator):
+                iterator.follow(now)
+        now = grid.pipeline.bcast(progress(iterator))
+        if isinstance(iterator, FollowingIterator):
+            iterator.follow(now)
+
+    def _read(self) -> Batch:
+        iterator = self.get_iterator('main')
+        arrays = convert._call_converter(
+            self.converter, iterator.next(), self.input_device)
+        return self.pipeline.read(arrays, progress(iterator))

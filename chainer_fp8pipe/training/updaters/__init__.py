@@ -1,4 +1,0 @@
-"""Updaters for ``chainer.training.Trainer``."""
-from .pipeline_updater import PipelineUpdater
-
-__all__ = ['PipelineUpdater']
