@@ -158,8 +158,8 @@ def test_what_a_page_shows_at_the_prompt_is_what_comes_out(page):
 
 
 @pytest.mark.parametrize('module', [
-    'communicators.factory', 'links.divisible.divisible',
-    'links.divisible.lazy', 'links.dropout',
+    'communicators.factory', 'links.divisible',
+    'links.lazy', 'links.dropout',
     'training.large_batch', 'training.updaters.pipeline_updater'])
 def test_the_example_of_a_docstring_is_what_comes_out(module):
     failed, attempted = doctest.testmod(
