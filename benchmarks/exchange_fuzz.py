@@ -53,15 +53,12 @@ def draw(number: int, ranks: int) -> tuple[str, dict, list[int], dict]:
             'partial_sums': pick.choice(('auto', 'float16', 'float32') + (
                 () if block else ('wire',))),
             'frame_bytes': pick.choice((0, 1, 64, 333, 4096, 3 << 14)),
-            'frames_in_flight': pick.choice((1, 2, 3, 7)),
             'threads': pick.choice((1, 2, 4)),
             'shared_memory': pick.random() < .7,
             'overlap': pick.choice((False, True, 'next_forward'))}
     if algorithm != 'torus2d' and ranks % 2 == 0:
         options |= {'ranks_per_node': pick.choice((0, 1, 2)),
                     'two_level': pick.choice(('auto', 'no'))}
-        if algorithm != 'mpi_op' and options['two_level'] != 'no':
-            options['inside'] = pick.choice(('direct', 'ring'))
     if name in ('fp8', 'int4', 'int5'):
         options |= {'warmup': pick.choice((0, 0, 2)),
                     'error_feedback': pick.random() < .7}

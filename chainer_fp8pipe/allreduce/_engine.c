@@ -235,26 +235,15 @@ static PyObject *job_taken(PyObject *self, PyObject *unused)
     return pairs;
 }
 
-static PyObject *job_unfinished(PyObject *self, void *unused)
-{
-    return PyLong_FromLongLong(((Job *)self)->unfinished);
-}
-
 static PyMethodDef job_methods[] = {
     {"taken", job_taken, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef job_properties[] = {
-    {"unfinished", job_unfinished, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
 };
 
 static PyType_Slot job_slots[] = {
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, job_dealloc},
     {Py_tp_methods, job_methods},
-    {Py_tp_getset, job_properties},
     {0, NULL},
 };
 

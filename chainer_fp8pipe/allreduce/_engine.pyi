@@ -2,7 +2,6 @@ from collections.abc import Callable
 from typing import Any
 
 class Job:
-    unfinished: int
     def taken(self) -> bytes: ...
 
 class Engine:

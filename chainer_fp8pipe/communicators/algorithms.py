@@ -23,6 +23,9 @@ from .options import ExchangeOptions, Fp8Options
 
 # Frames of this many bytes are whole vectors.
 _WHOLE = 1 << 60
+# Frames of a block that are under way at a time: those that are sent, summed
+# and received.
+_IN_FLIGHT = 3
 # Threads of a rank, if no number is given: more wait for memory.
 _MOST_THREADS = 4
 
@@ -57,7 +60,7 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
     if form == 'auto':
         form = 'float16' if isinstance(options, Fp8Options) else 'float32'
     framing = Framing(options.frame_bytes or _WHOLE,
-                      options.frames_in_flight, form, options.shared_memory,
+                      _IN_FLIGHT, form, options.shared_memory,
                       options.threads or min(cores_each(comm), _MOST_THREADS))
     if options.algorithm == 'aggregator':
         return _aggregated(comm, options, nodes, events, framing)
@@ -70,7 +73,7 @@ def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
         return _torus(comm, options, nodes)
     level = LEVELS[options.algorithm]
     if _two_levels(options, nodes):
-        return (two_level(options.inside, level(len(nodes)), nodes),)
+        return (two_level('direct', level(len(nodes)), nodes),)
     return (level(comm.size),)
 
 
@@ -102,7 +105,7 @@ def _aggregated(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
             f'these {comm.size} ranks have no aggregators; '
             "algorithm='aggregator' is for create_communicator only")
     if _two_levels(options, nodes):
-        plan = two_level(options.inside, aggregator(
+        plan = two_level('direct', aggregator(
             len(nodes), options.aggregators), nodes)
     else:
         plan = aggregator(comm.size, options.aggregators)

@@ -37,9 +37,6 @@ class ExchangeOptions:
     aggregators: int = _option(
         1, 'how many ranks, the last ones, sum for the others (aggregator)',
         low=1)
-    inside: str = _option(
-        'direct', 'the algorithm inside nodes, where there are two levels',
-        choices=('direct', 'ring'))
     partial_sums: str = _option(
         'auto', 'what sums travel in that others add to: in the format of '
         'the wire, in float16 or in float32; auto: fp8 sums in float16, '
@@ -47,8 +44,6 @@ class ExchangeOptions:
     frame_bytes: int = _option(
         3 << 14, 'bytes of a piece that is sent, summed and sent on by '
         'itself; 0: all at once (store and forward)', low=0)
-    frames_in_flight: int = _option(
-        3, 'how many such pieces are under way at a time', low=1, high=1024)
     threads: int = _option(
         0, 'threads of a rank that encode, sum and decode gradients; 0: as '
         'many as there are cores for each rank of its machine, at most 4',
@@ -197,11 +192,9 @@ _BY_FRAMES = 'direct', 'ring', 'torus2d', 'aggregator'
 _USERS = {
     'shape': ('torus2d',),
     'aggregators': ('aggregator',),
-    'inside': ('direct', 'ring', 'aggregator'),
     'two_level': ('direct', 'ring', 'aggregator', 'mpi_op'),
     'partial_sums': _BY_FRAMES,
     'frame_bytes': _BY_FRAMES,
-    'frames_in_flight': _BY_FRAMES,
     'threads': _BY_FRAMES,
     'shared_memory': _BY_FRAMES,
 }
@@ -229,10 +222,6 @@ def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
                 f'{option}={given[option]!r} does not go with '
                 f'algorithm={made.algorithm!r}; pass '
                 f'algorithm={" or ".join(map(repr, users))}, or no {option}')
-    if 'inside' in given and made.two_level == 'no':
-        raise ValueError(
-            f"inside={made.inside!r} does not go with two_level='no', where "
-            'nothing is special inside nodes; pass one of them only')
     if name in _BY_FRAMES and made.algorithm != name:
         raise ValueError(
             f'communicator {name!r} is float32 with algorithm={name!r}, not '

@@ -102,7 +102,7 @@ class Slice(NamedTuple):
     Attributes:
         bucket: The bucket's number.
         until: Where the part ends, in parts of
-            :data:`~chainer_fp8pipe.allreduce.algorithm.PARTS`; it begins
+            :data:`~chainer_fp8pipe.allreduce.engine.PARTS`; it begins
             where the bucket's last one ended.
     """
 

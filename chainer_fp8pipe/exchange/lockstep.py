@@ -132,10 +132,6 @@ class Lockstep:
         """All ranks' values."""
         return all_values(self.comm, value, self.wait)
 
-    def meet(self) -> None:
-        """Waits until all ranks are here."""
-        self.wait(HeldRequest(self.comm.Ibarrier()).test)
-
     def free(self) -> None:
         """Gives the duplicate back to MPI, unless messages may be left in it.
 

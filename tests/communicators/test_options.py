@@ -99,13 +99,10 @@ def test_text_that_is_no_value_is_an_error(option, text, message):
      r"shape=\(2, 2\) does not go with algorithm='direct'; pass "
      r"algorithm='torus2d', or no shape"),
     ('torus2d', {'two_level': 'no'}, "two_level='no' does not go with"),
-    ('torus2d', {'inside': 'ring'}, "'direct' or 'ring' or 'aggregator', or"),
     ('float32', {'algorithm': 'ring', 'aggregators': 1}, 'aggregators=1 does'),
     ('fp8', {'algorithm': 'mpi_op', 'aggregators': 1}, 'aggregators=1 does'),
     ('fp8_paper', {'partial_sums': 'wire'}, "algorithm='mpi_op'; pass"),
     ('fp8_paper', {'frame_bytes': 100}, 'or no frame_bytes'),
-    ('fp8', {'two_level': 'no', 'inside': 'ring'},
-     "inside='ring' does not go with two_level='no'"),
     ('torus2d', {'algorithm': 'ring'},
      "'torus2d' is float32 with algorithm='torus2d', not 'ring'")])
 def test_an_option_that_the_algorithm_does_not_use_is_an_error(name, given,

@@ -13,8 +13,7 @@ from .helpers import Model, bits, bits_of_updates, set_gradients
 SHAPES = (1,), (33,), (), (3, 5, 7), (60_000,)
 NAMES = 'float32', 'float16', 'fp8', 'int4'
 WAYS = [{}, {'algorithm': 'ring'}, {'algorithm': 'torus2d', 'shape': (2, 2)},
-        {'ranks_per_node': 2}, {'ranks_per_node': 2, 'inside': 'ring'},
-        {'frame_bytes': 0}, {'frame_bytes': 500, 'frames_in_flight': 30},
+        {'ranks_per_node': 2}, {'frame_bytes': 0}, {'frame_bytes': 500},
         {'bucket_bytes': 4000}, {'overlap': True},
         {'overlap': 'next_forward'}]
 

@@ -142,14 +142,14 @@ def test_each_layer_waits_for_its_own_parameters(comm):
         optimizer.update(lambda: F.sum(model.last(model.first(x)) ** 2))
     sent = deferred(model)._finish.__self__._sent
     # As if not all of the last layer had come.
-    transfer = sent['/last/W'].bucket
+    transfer = sent['/last/W'][0]
     transfer.__class__ = Unfinished
     assert {'/first/W', '/last/W'} == set(sent)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(communicator._reducer.exchanges[0].queue,
                       'finish', lambda asked, _: asked is transfer and 1 / 0)
         # It is not called for the first layer until that has come.
-        while not sent['/first/W'].bucket.finished:
+        while not sent['/first/W'][0].finished:
             time.sleep(1e-3)
         h = model.first(x)
         with pytest.raises(ZeroDivisionError):
@@ -246,10 +246,10 @@ def test_urgent_buckets_overtake_what_is_on_its_way(comm):
         x = numpy.full((2, 40), 0.1 * step + comm.rank, 'f4')
         optimizer.update(lambda x=x: F.mean(model(x) ** 2))
     known = early(communicator, model)
-    orders = comm.allgather(list(known.order.slices))
+    orders = comm.allgather(list(known.slices))
     assert orders == orders[:1] * comm.size
-    assert {part.bucket for part in known.order.slices} == set(
-        range(len(known.order.buckets)))
+    assert {part.bucket for part in known.slices} == set(
+        range(len(known.buckets)))
     communicator.finalize()
 
 

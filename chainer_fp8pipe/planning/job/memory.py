@@ -78,5 +78,5 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
     # Of each rank's piece: as it comes and as it goes; and sums, of the
     # rank's own piece, or of all pieces on their way round.
     sums = 2.0 * _FLOAT * (1 if way.algorithm == 'direct' else way.replicas)
-    return found + _BUFFERS + frame * (2 * wire * way.replicas + sums) * (
-        way.options.get('frames_in_flight', FRAMES_IN_FLIGHT))
+    return found + _BUFFERS + FRAMES_IN_FLIGHT * frame * (
+        2 * wire * way.replicas + sums)
