@@ -78,7 +78,7 @@ def as_it_is(batch, device):
 
 def plan_of(order, *cuts, schedule='1f1b', again=False, later=0):
     """A plan of two stages that cuts before these parameters."""
-    return {'format': 1, 'stages': 2, 'schedule': schedule,
+    return {'stages': 2, 'schedule': schedule,
             'micro_batches': 2, 'order': order,
             'cuts': [{'before': name, 'calls_later': later}
                      for name in cuts],
