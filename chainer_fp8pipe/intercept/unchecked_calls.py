@@ -24,6 +24,8 @@ from typing import Any
 
 import chainer
 import numpy
+from chainer.backends import intel64
+from chainer.functions.connection.linear import LinearFunction
 from chainer.variable import VariableNode
 
 from .function_calls import Interceptor, intercepting
@@ -52,7 +54,8 @@ def apply(node: chainer.FunctionNode, inputs: Any,
         return original(node, inputs)
     node._input_layouts = (None,) * len(arrays)
     node._input_indexes_to_retain = node._output_indexes_to_retain = None
-    found = node.forward(tuple(arrays))
+    found = (_linear(node, arrays) if type(node) is LinearFunction
+             else node.forward(tuple(arrays)))
     if type(found) is not tuple:
         raise TypeError(f'forward of {node.label} must return a tuple, not '
                         f'{type(found).__name__}')
@@ -68,6 +71,26 @@ def apply(node: chainer.FunctionNode, inputs: Any,
     if _config.enable_backprop:
         _link(node, variables, outputs, found)
     return outputs
+
+
+def _linear(node: LinearFunction, arrays: list[numpy.ndarray]) -> tuple:
+    """The output of a linear function, as a product that BLAS likes better.
+
+    Chainer computes x W^T as it stands.  OpenBLAS is faster at (W x^T)^T,
+    where the second factor is the narrow one: by 10 to 30 % for 30 to 120
+    samples.  Adding the bias puts the result into C's order for nothing.
+    """
+    x, weight = arrays[:2]
+    if (any(array.dtype != numpy.float32 for array in arrays)
+            or x.ndim != 2 or weight.ndim != 2
+            or not weight.flags.c_contiguous or x.shape[1] != weight.shape[1]
+            or intel64.should_use_ideep('>=auto')):
+        return node.forward(tuple(arrays))
+    node._config_use_ideep = _config.use_ideep
+    node.retain_inputs((0, 1))
+    product = weight.dot(x.T).T
+    return (numpy.ascontiguousarray(product) if len(arrays) == 2
+            else numpy.add(product, arrays[2], order='C'),)
 
 
 def is_watched(node: chainer.FunctionNode) -> bool:

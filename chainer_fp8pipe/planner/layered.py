@@ -6,8 +6,8 @@ from typing import Any
 
 import chainer
 
-from ..links.divisible.divisible import Divisible
-from ..links.divisible.lazy import built, own_copy
+from ..links.divisible import Divisible
+from ..links.lazy import built, own_copy
 from ..planning.partition.partition_plan import PartitionPlan
 
 

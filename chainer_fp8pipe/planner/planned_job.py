@@ -23,7 +23,7 @@ from ..chains.partition import partition
 from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
 from ..communicators.options import make_options
-from ..links.divisible.divisible import Divisible
+from ..links.divisible import Divisible
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.world import enter_world
 from ..mpi.grid import ProcessGrid

@@ -9,9 +9,9 @@ from typing import Any
 from chainer.links import BatchNormalization
 from chainermn.links import MultiNodeBatchNormalization
 
-from ..links.divisible.lazy import Lazy
-from ..links.divisible.shared_parameters import things_used
 from ..links.grouped_bn import GroupedBatchNormalization
+from ..links.lazy import Lazy
+from ..links.shared_parameters import things_used
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.failure.world import enter_world
 from ..mpi.groups import Group, ranks_of, split_groups

@@ -6,7 +6,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from ..helpers import Rank
+from .helpers import Rank
 
 
 def deep(pairs=32):

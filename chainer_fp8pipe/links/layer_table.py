@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from .layer_slots import LayerSlots
 from .lazy import Lazy, built
 from .shared_parameters import own_size
 
@@ -124,7 +123,7 @@ def _text(layer: Any) -> str:
     """A layer in a few words."""
     if isinstance(layer, Lazy):
         text = repr(layer)
-    elif isinstance(layer, LayerSlots):
+    elif hasattr(layer, 'numbered_slots'):
         text = describe(layer)
     elif isinstance(layer, (chainer.Chain, chainer.ChainList)):
         text = type(layer).__name__

@@ -9,8 +9,7 @@ from typing import Any
 
 import chainer
 
-from ...pipeline.layers import Layer, layer_name
-from .layer_slots import LayerSlots
+from ..pipeline.layers import Layer, layer_name
 from .lazy import Lazy, built
 
 
@@ -93,7 +92,7 @@ def sum_of_known(sizes: Iterable[int | None]) -> int | None:
 
 
 def _is_around(item: Any, layer: Any) -> bool:
-    return isinstance(item, LayerSlots) and any(
+    return hasattr(item, 'numbered_slots') and any(
         slot is layer for _, slot in item.numbered_slots())
 
 
@@ -105,7 +104,7 @@ def _inside(item: Any) -> Iterator[Any]:
         yield from (vars(item)[name] for name in sorted(item._params))
         # children() would build lazy layers, and has no functions.
         yield from ((slot for _, slot in item.numbered_slots())
-                    if isinstance(item, LayerSlots) else item
+                    if hasattr(item, 'numbered_slots') else item
                     if isinstance(item, chainer.Sequential)
                     else item.children())
     elif isinstance(item, functools.partial):

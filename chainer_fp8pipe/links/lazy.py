@@ -9,8 +9,8 @@ from typing import Any
 import chainer
 import numpy
 
-from ...pipeline.layers import LayerError, layer_name
-from ...pipeline.randomness import Place, at, current, preserved
+from ..pipeline.layers import LayerError, layer_name
+from ..pipeline.randomness import Place, at, current, preserved
 
 
 class Lazy:

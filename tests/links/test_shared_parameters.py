@@ -2,7 +2,7 @@ import functools
 import itertools
 
 from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.links.divisible.shared_parameters import things_used
+from chainer_fp8pipe.links.shared_parameters import things_used
 
 import chainer
 import chainer.functions as F

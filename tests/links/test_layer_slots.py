@@ -10,7 +10,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from ..helpers import INPUT, Net, Rank, bits, linears
+from .helpers import INPUT, Net, Rank, bits, linears
 
 
 class Counting:
@@ -36,9 +36,7 @@ def test_nothing_is_built_before_it_is_asked_for():
     assert repr(part)
     assert str(part)
     assert part.bounds == ((1, 3),)
-    assert model + model[:0]
     model.append(F.relu)
-    model.insert(0, F.relu)
     Divisible().extend(model)
     assert factory.made == []
 
@@ -57,11 +55,10 @@ def test_links_know_their_numbers_at_once():
     model = Divisible(F.relu, one)
     model.append(two)
     assert (one.name, two.name) == ('1', '2')
-    del model[0]
-    model.append(one)
-    assert (one.name, two.name) == ('0', '1')
+    model[0] = two
+    assert (one.name, two.name) == ('1', '0')
     model.divide(0, 3)
-    assert (one.name, two.name) == ('0', '1')
+    assert (one.name, two.name) == ('1', '0')
 
 
 def test_a_part_builds_its_own_layers_once():
@@ -142,12 +139,6 @@ def test_parameters_sized_by_the_first_input_do_not_depend_on_the_order():
     whole(x)
     assert bits(second)['/1/W'] == bits(whole)['/1/W']
     assert bits(whole)['/0/W'] != bits(whole)['/1/W']
-    later = model()[:1] + model()[1:]
-    second = later.pop()
-    later(x)
-    later.append(second)
-    later(x)
-    assert bits(later) == bits(whole)
 
 
 def test_equal_models_inside_of_a_model_start_with_different_values():
@@ -343,7 +334,7 @@ def test_values_are_copied_by_numbers():
     for copying in (whole.copyparams, whole.addgrads):
         with pytest.raises(ValueError, match=r'layer 0 \(Linear\) is not'):
             copying(part)
-        with pytest.raises(ValueError, match='nothing in common'):
+        with pytest.raises(ValueError, match=r'is not in Linear'):
             copying(L.Linear(2, 2))
 
 

@@ -1,5 +1,5 @@
 from chainer_fp8pipe.links import Divisible, Dropout, lazy
-from chainer_fp8pipe.links.divisible.balance import count_parameters, measure
+from chainer_fp8pipe.links.balance import count_parameters, measure
 from chainer_fp8pipe.pipeline.layers import LayerError
 from chainer_fp8pipe.planning.even_parts import partition
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from ..helpers import Rank, bits, stages
+from .helpers import Rank, bits, stages
 
 
 def sizes(part):

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from ...mpi.ranks import all_ranks
-from ...pipeline.layers import LayerError, as_variables, layer_name
-from ...planning.even_parts import partition
-from .layer_slots import LayerSlots
+from ..mpi.ranks import all_ranks
+from ..pipeline.layers import LayerError, as_variables, layer_name
+from ..planning.even_parts import partition
 from .lazy import Lazy, initialising, own_copy
 from .shared_parameters import elements, own_size, sum_of_known
 
@@ -21,7 +20,7 @@ _RUNS = 3
 _BALANCES = ('parameters', 'layers', 'time')
 
 
-def chunk_counts(model: LayerSlots, stages: int, chunks: int,
+def chunk_counts(model: Any, stages: int, chunks: int,
                  balance: str | Sequence[int], comm: Any, example: Any
                  ) -> tuple[list[int], list[int | None] | None]:
     """The number of layers of each chunk, in the model's order.
@@ -56,7 +55,7 @@ def chunk_counts(model: LayerSlots, stages: int, chunks: int,
     return partition([count or 0 for count in counts], parts), counts
 
 
-def count_parameters(model: LayerSlots) -> list[int | None]:
+def count_parameters(model: Any) -> list[int | None]:
     """Number of parameters of each layer; None where it is not known yet.
 
     Shared ones count where they are first.  A lazy layer is built, counted
@@ -76,7 +75,7 @@ def count_parameters(model: LayerSlots) -> list[int | None]:
             for number, slot in model.numbered_slots()]
 
 
-def _completed(model: LayerSlots, counts: list[int | None], comm: Any,
+def _completed(model: Any, counts: list[int | None], comm: Any,
                example: Any) -> list[int | None]:
     """The counts; those not known yet are found by running an example."""
     def found_out() -> list[LayerCost]:
@@ -141,7 +140,7 @@ class LayerCost(NamedTuple):
     seconds: float      # of forward and backward together; 0 if not timed
 
 
-def measure(model: LayerSlots, example: Any,
+def measure(model: Any, example: Any,
             timed: bool) -> list[LayerCost]:
     """Runs a copy of each layer on what the one before returned.
 

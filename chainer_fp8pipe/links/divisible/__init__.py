@@ -1,1 +1,0 @@
-"""``Divisible``: a model of numbered layers that can be cut into stages."""
