@@ -310,9 +310,8 @@ class Receiver(_End):
         self._tag, *specs = said
         # JSON has lists where specs have tuples.
         self._specs = tuple([spec and _Spec(
-            dtype, tuple(shape), order and tuple(order), coded)
-            for spec in specs for dtype, shape, order, coded in [
-                spec or (None,) * 4]])
+            spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]), spec[3])
+            for spec in specs])
         if any(spec.coded != _is_coded(numpy.dtype(spec.dtype), self._codec)
                for spec in self._specs if spec):
             raise ValueError(
