@@ -309,10 +309,9 @@ class Receiver(_End):
             raise RemoteError(self._failure)
         self._tag, *specs = said
         # JSON has lists where specs have tuples.
-        self._specs = tuple(
-            None if spec is None else _Spec(
-                spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]), spec[3])
-            for spec in specs)
+        self._specs = tuple([spec and _Spec(
+            spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]), spec[3])
+            for spec in specs])
         if any(spec.coded != _is_coded(numpy.dtype(spec.dtype), self._codec)
                for spec in self._specs if spec):
             raise ValueError(
