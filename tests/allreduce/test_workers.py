@@ -23,7 +23,7 @@ from .library import refused
 
 SHAPES = (1,), (33,), (), (3, 5, 7), (90_000,)
 #: Small frames, so that many tasks wait.
-SMALL = {'frame_bytes': 700, 'frames_in_flight': 8}
+SMALL = {'frame_bytes': 700}
 CASES = [('fp8', {}), ('fp8', {'algorithm': 'ring'}),
          ('fp8', {'algorithm': 'torus2d', 'shape': (2, 2)}),
          ('fp8', {'ranks_per_node': 2}), ('fp8', {'overlap': True}),
