@@ -154,3 +154,7 @@ def _take_values(link: chainer.Link, names: Names) -> None:
                                          link.xp))
         elif is_ghost(parameter._data[0]):
             take_away(name, parameter)
+        elif parameter._data[0] is not None:
+            # As in a link that was made after the model was divided.
+            place_array(parameter, ghost(
+                parameter.shape, parameter.dtype, name, link.xp))

@@ -16,9 +16,7 @@
 # travel under a tag for which nothing is ever posted ahead of the header.
 #
 # One message with a header and the arrays in it would save a few
-# microseconds, and cost a copy of everything on each side.  Measured with
-# MPICH in shared memory, a round trip takes 160, 220, 780 and 3,450 us for
-# 4 kB, 40 kB, 400 kB and 4 MB, within 30 % of one bare message.
+# microseconds, and cost a copy of everything on each side.
 #
 # After a failure a channel cannot be used again, and messages may be left
 # under way for ever.  MPI keeps their memory; a new start needs a duplicate
@@ -72,12 +70,22 @@ class _Spec(NamedTuple):
         order: Its axes from the largest steps in memory to the smallest;
             None: as in C.  Sums over an array are rounded in its order.
         coded: Whether it crosses as fp8 codes.
+        repeated: Axes along which the same number is repeated, as
+            ``broadcast_to`` makes them; they cross once, and are repeated
+            again, as sums over them are rounded otherwise.
     """
 
     dtype: str
     shape: tuple[int, ...]
     order: tuple[int, ...] | None
     coded: bool
+    repeated: tuple[int, ...] = ()
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        """The shape of what crosses."""
+        return tuple([1 if axis in self.repeated else length
+                      for axis, length in enumerate(self.shape)])
 
 
 Specs = tuple[_Spec | None, ...]
@@ -310,7 +318,8 @@ class Receiver(_End):
         self._tag, *specs = said
         # JSON has lists where specs have tuples.
         self._specs = tuple([spec and _Spec(
-            spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]), spec[3])
+            spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]), spec[3],
+            tuple(spec[4]))
             for spec in specs])
         if any(spec.coded != _is_coded(numpy.dtype(spec.dtype), self._codec)
                for spec in self._specs if spec):
@@ -340,7 +349,7 @@ class _Posted:
         for spec in specs:
             wire = None
             if spec and 0 not in spec.shape:
-                size = math.prod(spec.shape)
+                size = math.prod(spec.sent)
                 wire = (empty_wire(xp, fp8_wire.EXPONENT + size, numpy.uint8)
                         if spec.coded else empty_wire(xp, size, spec.dtype))
                 self.requests.append(comm.Irecv(
@@ -379,13 +388,25 @@ def _spec(array: Any, codec: str | None, number: int) -> _Spec:
             f'array {number} of a message is of type '
             f'{type(array).__name__}; expected NumPy or CuPy arrays and '
             'None') from None
-    order = None
+    order: tuple[int, ...] | None = None
+    repeated: tuple[int, ...] = ()
     if not flags.c_contiguous:
-        order = tuple(sorted(range(array.ndim),
-                             key=lambda axis: -array.strides[axis]))
-        if not array.transpose(order).flags.c_contiguous:
-            order = None        # it has gaps, or repeats numbers
-    return _Spec(_name(dtype), shape, order, _is_coded(dtype, codec))
+        repeated = tuple([axis for axis, stride in enumerate(array.strides)
+                          if not stride and shape[axis] > 1])
+        array = _at_first(array, repeated)
+        if not array.flags.c_contiguous:
+            order = tuple(sorted(range(array.ndim),
+                                 key=lambda axis: -array.strides[axis]))
+            if not array.transpose(order).flags.c_contiguous:
+                order = None        # it has gaps
+    return _Spec(_name(dtype), shape, order, _is_coded(dtype, codec),
+                 repeated)
+
+
+def _at_first(array: Any, axes: tuple[int, ...]) -> Any:
+    """The array at the first place of these axes, which stay."""
+    return array[tuple([slice(1) if axis in axes else slice(None)
+                        for axis in range(array.ndim)])] if axes else array
 
 
 @functools.lru_cache(256)
@@ -403,6 +424,7 @@ def _is_coded(dtype: numpy.dtype, codec: str | None) -> bool:
 
 def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
     """The bytes of an array, uint8; its own memory where MPI can take it."""
+    array = _at_first(array, spec.repeated)
     if spec.order is not None:
         array = array.transpose(spec.order)
     if isinstance(array, numpy.ndarray) and not spec.coded:
@@ -427,9 +449,11 @@ def _read(wire: Any, spec: _Spec, xp: Any) -> Any:
     else:
         array = upload_now(xp, wire)
     if spec.order is None:
-        return array.reshape(spec.shape)
-    lengths = [spec.shape[axis] for axis in spec.order]
-    return array.reshape(lengths).transpose(numpy.argsort(spec.order))
+        array = array.reshape(spec.sent)
+    else:
+        lengths = [spec.sent[axis] for axis in spec.order]
+        array = array.reshape(lengths).transpose(numpy.argsort(spec.order))
+    return xp.broadcast_to(array, spec.shape) if spec.repeated else array
 
 
 def _bytes(array: numpy.ndarray) -> numpy.ndarray:

@@ -20,7 +20,7 @@ def train(comm, network, overlap, communicator='fp8', pipeline=2, **settings):
 
     def counting(model, *arguments):
         if overlap:
-            known = made._reducer._thread.known(model)
+            known = made._reducer.known(model)
             sent.append(known.update.ready if known else 0)
         mean(model, *arguments)
     made.multi_node_mean_grad = counting
