@@ -2,8 +2,8 @@ import threading
 
 from chainer_fp8pipe.mpi.waiting import wait_until
 from chainer_fp8pipe.training.snapshots import file, gather
-from chainer_fp8pipe.training.snapshots.file import JSON, Content
-from chainer_fp8pipe.training.snapshots.gather import SnapshotWriting, prepared
+from chainer_fp8pipe.training.snapshots.file import _JSON as JSON, Content, prepared
+from chainer_fp8pipe.training.snapshots.gather import SnapshotWriting
 
 import numpy
 import pytest
