@@ -26,7 +26,7 @@ import chainer
 from chainer.training import extension
 from mpi4py import MPI
 
-from ...mpi.attendance import Attendance
+from ...mpi.agreement import Attendance
 from ...mpi.ranks import all_ranks
 from ...report.stream import EventStream
 from ..extensions.update_marks import EveryUpdate
