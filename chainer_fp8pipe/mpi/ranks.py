@@ -1,4 +1,4 @@
-"""Ranks: their communicator, nodes and cores, and what is kept with them."""
+"""Objects that are kept with a communicator; nodes and cores of ranks."""
 from __future__ import annotations
 
 import os
@@ -9,17 +9,6 @@ from typing import Any
 from mpi4py import MPI
 
 # --- communicators -----------------------------------------------------------
-
-
-def all_ranks(comm: Any) -> Any:
-    """The communicator of all ranks of a job, which exchanges objects.
-
-    mpi4py's in a communicator of ChainerMN's, whose own ``bcast`` and
-    ``allgather`` are for arrays only; in a ``ProcessGrid`` that of both axes;
-    ``comm`` if there is none in it.
-    """
-    return getattr(comm, 'mpi_comm', getattr(comm, 'comm', comm))
-
 
 def _free_communicators(comm: Any, key: int, kept: dict[Hashable, Any]
                         ) -> None:

@@ -1,15 +1,9 @@
 """Communicators, what is kept with them, and the cores of ranks."""
 from types import SimpleNamespace
 
-from chainer_fp8pipe.mpi import ranks
+from chainer_fp8pipe.mpi import all_ranks, ranks
 from chainer_fp8pipe.mpi.grid import ProcessGrid
-from chainer_fp8pipe.mpi.ranks import (
-    all_ranks,
-    cores_each,
-    once,
-    own_cores,
-    pools_of,
-)
+from chainer_fp8pipe.mpi.ranks import cores_each, once, own_cores, pools_of
 
 import chainermn
 import pytest
