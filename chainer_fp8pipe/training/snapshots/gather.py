@@ -30,7 +30,7 @@ from mpi4py import MPI
 from mpi4py.util import pkl5
 
 from ...mpi.agreement import raise_together
-from ...mpi.forever import keep_forever
+from ...mpi.finalizing import keep_forever
 from . import file
 from .file import Content, DamagedSnapshot, SnapshotIndex, State, value_of
 
