@@ -29,7 +29,7 @@ import json
 import math
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy
@@ -88,8 +88,7 @@ def bytes_of(array: numpy.ndarray) -> memoryview:
 # --- writing -----------------------------------------------------------------
 
 def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
-          communicator: str, ranks: int, owners: dict[str, list[int]],
-          check: Callable[[], None] = lambda: None) -> None:
+          communicator: str, ranks: int, owners: dict[str, list[int]]) -> None:
     """Writes a file; what was at ``path`` before is replaced at the very end.
 
     When this returns, file and name are on the disk.
@@ -100,8 +99,6 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
         communicator: As in :class:`SnapshotIndex`.
         ranks: As in :class:`SnapshotIndex`.
         owners: As in :class:`SnapshotIndex`.
-        check: Called before each megabyte; what it raises ends the writing,
-            and nothing is left of it.
     """
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)
@@ -112,7 +109,7 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
         with open(temporary, 'wb') as file:
             with zipfile.ZipFile(file, 'w') as archive:
                 for name, array, digest in members:
-                    _write_member(archive, name, array, check)
+                    _write_member(archive, name, array)
                     digests[name] = digest
                 archive.writestr(_MANIFEST, json.dumps({
                     'format': _FORMAT, 'communicator': communicator,
@@ -132,8 +129,8 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
             os.close(number)
 
 
-def _write_member(archive: zipfile.ZipFile, name: str, array: numpy.ndarray,
-                  check: Callable[[], None]) -> None:
+def _write_member(archive: zipfile.ZipFile, name: str, array: numpy.ndarray
+                  ) -> None:
     with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
         npy.write_array_header_1_0(
             member, {**npy.header_data_from_array_1_0(array),
@@ -141,7 +138,6 @@ def _write_member(archive: zipfile.ZipFile, name: str, array: numpy.ndarray,
         data = bytes_of(array)
         # In pieces, between which other threads go on.
         for place in range(0, len(data), _PIECE):
-            check()
             member.write(data[place:place + _PIECE])
 
 
@@ -189,7 +185,7 @@ class Content:
                 raise ValueError(f'{name} has another header')
             shape, is_fortran, dtype = npy.read_array_header_1_0(member)
             size = dtype.itemsize * math.prod(shape)
-            if (not (is_plain(dtype) or dtype == _JSON) or is_fortran
+            if (not (is_plain(dtype) or dtype == JSON) or is_fortran
                     or not dtype.itemsize or min(shape, default=0) < 0
                     or info.compress_type != zipfile.ZIP_STORED
                     or info.file_size != member.tell() + size
@@ -242,14 +238,13 @@ class Content:
 # --- values that are no arrays of numbers ------------------------------------
 # A list is a list in JSON, and what JSON has not is a dictionary with one key:
 # {"tuple": [...]}, {"dict": [...]} with tuples of key and value; {"number":
-# ["<f4", hex]} and {"array": ["<f4", [1], hex]} for NumPy's.
+# ["<f4", [], hex]} and {"array": ["<f4", [1], hex]} for NumPy's.
 
-_JSON = numpy.dtype('V1')
+JSON = numpy.dtype('V1')
 #: Bytes of JSON of a value.  Python's objects take some twenty times that.
 LARGEST = 1 << 20
 #: Parts of a value: an update waits while they are looked at.
 MOST_PARTS = 1 << 16
-_DEEPEST = 20
 
 
 def is_plain(dtype: numpy.dtype) -> bool:
@@ -287,7 +282,7 @@ def prepared(state: State, copies: State | None = None) -> State:
         else:
             try:
                 value = numpy.frombuffer(to_json(
-                    value if value.shape else value[()]), _JSON)
+                    value if value.shape else value[()]), JSON)
             except TypeError as error:
                 raise TypeError(
                     f'{key} cannot be saved: {error}; serialize arrays, '
@@ -303,7 +298,7 @@ def prepared(state: State, copies: State | None = None) -> State:
 def value_of(array: numpy.ndarray) -> numpy.ndarray:
     """The value of a state, given what :func:`prepared` made of it."""
     return (object_array(from_json(array.tobytes()))
-            if array.dtype == _JSON else array)
+            if array.dtype == JSON else array)
 
 
 def object_array(value: Any) -> numpy.ndarray:
@@ -321,33 +316,33 @@ def to_json(value: Any) -> bytes:
             more than :data:`MOST_PARTS`, or the text is longer than
             :data:`LARGEST`.
     """
-    text = json.dumps(_encoded(value, 0, itertools.count(1)),
-                      separators=(',', ':')).encode('ascii')
+    try:
+        text = json.dumps(_encoded(value, itertools.count(1)),
+                          separators=(',', ':')).encode('ascii')
+    except RecursionError:
+        raise TypeError('it is nested too deeply') from None
     if len(text) > LARGEST:
         raise TypeError(
             f'it takes {len(text)} bytes as JSON, of at most {LARGEST}')
     return text
 
 
-def _encoded(value: Any, depth: int, parts: Iterator[int]) -> Any:
-    if depth > _DEEPEST:
-        raise TypeError('it is nested too deeply')
+def _encoded(value: Any, parts: Iterator[int]) -> Any:
     if next(parts) > MOST_PARTS:
         raise TypeError(f'it has more than {MOST_PARTS} parts')
     kind = type(value)      # a subclass would come back as another class
     if value is None or kind in (bool, int, float, str):
         return value
     if kind in (list, tuple, dict):
-        items = [_encoded(item, depth + 1, parts) for item in (
+        items = [_encoded(item, parts) for item in (
             value.items() if kind is dict else value)]
         return items if kind is list else {kind.__name__: items}
-    if isinstance(value, numpy.generic) and is_plain(value.dtype):
-        return {'number': [value.dtype.str, value.tobytes().hex()]}
-    if kind is numpy.ndarray and is_plain(value.dtype):
+    if isinstance(value, (numpy.generic, numpy.ndarray)) and is_plain(
+            value.dtype):
         if 2 * value.nbytes > LARGEST:
             raise TypeError(f'an array in it has {value.nbytes} bytes')
-        return {'array': [value.dtype.str, value.shape,
-                          value.tobytes().hex()]}
+        return {'array' if kind is numpy.ndarray else 'number': [
+            value.dtype.str, value.shape, value.tobytes().hex()]}
     # Its text could be long, and take long.
     raise TypeError(f'it has an object of class {kind.__name__}')
 
@@ -379,9 +374,8 @@ def _decoded(value: Any) -> Any:
         return dict(map(_decoded, content))
     if kind not in ('number', 'array'):
         raise ValueError(f'there is no kind {kind!r}')
-    dtype = numpy.dtype(content[0])
+    dtype, shape, text = numpy.dtype(content[0]), *content[1:]
     if not is_plain(dtype):
         raise ValueError(f'a number of dtype {dtype}')
-    array = numpy.frombuffer(bytes.fromhex(content[-1]), dtype)
-    return (array[0] if kind == 'number'
-            else array.reshape(content[1]).copy())
+    array = numpy.frombuffer(bytes.fromhex(text), dtype).reshape(shape)
+    return array[()] if kind == 'number' else array.copy()

@@ -142,7 +142,8 @@ class SnapshotWriting:
 
     def _give_up(self) -> None:
         if self._writer:
-            self._writer.give_up()
+            self._writer.close(is_wanted=False)
+            self._writer.join(_LAST_PIECE)
         keep_forever(self)      # with the memory of its messages
 
     # --- the ways of the ranks, which yield where they wait ------------------
@@ -176,9 +177,9 @@ class SnapshotWriting:
         owners, names = plan(tables)
         try:
             writer = self._writer = _Writer(
-                lambda members, check: file.write(
-                    self.path, members, communicator, len(tables), owners,
-                    check), after)
+                lambda members: file.write(
+                    self.path, members, communicator, len(tables), owners),
+                after)
         except RuntimeError as error:       # no thread is left
             return f'{type(error).__name__}: {error}'
         for key, name in names[0].items():
@@ -256,53 +257,37 @@ class _Thread(threading.Thread):
 class _Writer(_Thread):
     """Writes the members that it is given, until :meth:`close`."""
 
-    def __init__(self, write: Callable[[Iterator[Any], Callable[[], None]],
-                                       None], after: Callable[[], None]
-                 ) -> None:
+    def __init__(self, write: Callable[[Iterator[Any]], None],
+                 after: Callable[[], None]) -> None:
         def act() -> None:
-            write(self._members(), self._check)
+            write(self._members())
             after()
         super().__init__('writer of a snapshot', act)
-        self._lock = threading.Lock()
-        self._waiting = 0
+        self._put_bytes = self._written_bytes = 0
         self._given: SimpleQueue[Any] = SimpleQueue()
-        self._is_given_up = False
         self.start()
 
     @property
     def waiting(self) -> int:
         """Bytes that were put and are not written; 0 after a failure."""
-        return self._waiting if self.is_alive() else 0
+        return (self._put_bytes - self._written_bytes if self.is_alive()
+                else 0)
 
     def put(self, name: str, array: numpy.ndarray, digest: str) -> None:
         """Gives it another member of the file."""
         if self.is_alive():         # or nobody would take it
-            with self._lock:
-                self._waiting += array.nbytes
+            self._put_bytes += array.nbytes
             self._given.put((name, array, digest))
 
-    def close(self) -> None:
-        """Says that the file has all members."""
-        self._given.put(None)
-
-    def give_up(self) -> None:
-        """Says that the file is not wanted any more; it is removed.
-
-        Unless the disk holds the thread for longer than a moment.
-        """
-        self._is_given_up = True
-        self.close()                # it may wait for the next member
-        self.join(_LAST_PIECE)
+    def close(self, is_wanted: bool = True) -> None:
+        """Says that all members were put, or that the file is given up."""
+        self._given.put(is_wanted)
 
     def _members(self) -> Iterator[tuple[str, numpy.ndarray, str]]:
-        while (member := self._given.get()) is not None:
+        while not isinstance(member := self._given.get(), bool):
             yield member
-            with self._lock:
-                self._waiting -= member[1].nbytes
-        self._check()
-
-    def _check(self) -> None:
-        if self._is_given_up:
+            self._written_bytes += member[1].nbytes
+        if not member:
             raise RuntimeError('the snapshot is given up')
 
 
