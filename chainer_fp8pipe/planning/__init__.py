@@ -8,10 +8,10 @@ asked for.
 from .._on_demand import on_demand
 
 _HOMES = {
-    'DoesNotFit': 'chainer_fp8pipe.planning.partition.cuts',
-    'PartitionPlan': 'chainer_fp8pipe.planning.partition.partition_plan',
-    'load_plan': 'chainer_fp8pipe.planning.partition.partition_plan',
-    'plot_plan': 'chainer_fp8pipe.planning.partition.partition_plot',
+    'DoesNotFit': 'chainer_fp8pipe.planning.cuts',
+    'PartitionPlan': 'chainer_fp8pipe.planning.partition_plan',
+    'load_plan': 'chainer_fp8pipe.planning.partition_plan',
+    'plot_plan': 'chainer_fp8pipe.planning.partition_plot',
 }
 
 __all__ = [*_HOMES]
