@@ -295,13 +295,16 @@ def _backward_bytes(calls: Sequence[Call], atom_of: Sequence[int], count: int,
                 uses.setdefault(name, []).append(number)
     waits: list[list[_Wait]] = [[] for _ in range(count)]
     plain = temporary.copy()
-    for wait in (*_of_values(calls, visits, atom_of),
-                 *_of_parameters(uses, parameters, visits, atom_of)):
+    for wait in _of_values(calls, visits, atom_of):
         waits[wait.first].append(wait)
         plain[wait.start + 1:wait.end] += wait.nbytes
+    for wait in _of_parameters(uses, parameters, visits, atom_of):
+        waits[wait.first].append(wait)
     for name, numbers in uses.items():
-        plain[:min(visits[number] for number in numbers) + 1] -= (
-            parameters[name].nbytes)
+        nbytes, read = parameters[name].nbytes, [
+            visits[number] for number in numbers]
+        plain[:min(read) + 1] -= nbytes
+        plain[min(read) + 1:max(read) + 1] += nbytes
     # Visits in the order of their atoms, so that those of an interval that
     # begins further on are the last ones.
     columns = numpy.argsort(atoms, kind='stable')

@@ -16,7 +16,7 @@ from ...mpi.measured import (
     measure_offsets,
     measure_pairs,
 )
-from ...mpi.once import once
+from ...mpi.ranks import once
 from ...report.process_memory import bytes_in
 from ...report.record import RankInterval
 from .watching import KeptEvents, UpdateTimes
