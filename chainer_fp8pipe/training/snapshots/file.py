@@ -374,7 +374,8 @@ def _decoded(value: Any) -> Any:
         return dict(map(_decoded, content))
     if kind not in ('number', 'array'):
         raise ValueError(f'there is no kind {kind!r}')
-    dtype, shape, text = numpy.dtype(content[0]), *content[1:]
+    name, shape, text = content
+    dtype = numpy.dtype(name)
     if not is_plain(dtype):
         raise ValueError(f'a number of dtype {dtype}')
     array = numpy.frombuffer(bytes.fromhex(text), dtype).reshape(shape)

@@ -188,7 +188,7 @@ def test_every_rank_reads_what_it_wants_or_all_raise(comm, tmp_path):
         if comm.rank == 0:
             path.write_bytes(content[:place] + b'?' + content[place + 1:])
         comm.Barrier()
-        with pytest.raises(ValueError, match=r'(rank 0|all ranks): .*x.npz is damaged'):
+        with pytest.raises(ValueError, match='.*x.npz is damaged'):
             load(comm, str(path), state, True)
         # No message is left over to be taken for another one.
         assert load(comm, str(path), {'own'}, True)['own'].tolist() == [
