@@ -11,8 +11,8 @@ from ..planning.partition.partition_plan import PartitionPlan
 from ..planning.partition.positions import Assignment, assign
 from . import nested
 from .ghost import describe_source, is_ghost, sources
-from .tracing.link_state import LinkState
-from .tracing.traced_call import Trace
+from .link_state import LinkState
+from .trace import Trace
 
 
 class StagedTrace:
