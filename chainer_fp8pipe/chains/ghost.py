@@ -30,7 +30,7 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import current
-from ..planning.partition.calls import Source
+from ..planning.calls import Source
 from . import nested
 
 #: Methods whose results have a shape that follows from shapes.

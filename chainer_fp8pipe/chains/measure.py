@@ -15,7 +15,7 @@ import numpy
 
 from ..pipeline.backprop import SEPARABLE
 from ..pipeline.randomness import preserved
-from ..planning.partition.calls import Value
+from ..planning.calls import Value
 from . import nested
 from .ghost import is_ghost, made_up
 from .trace import CHAINERS, PLAIN, TracedCall, attributes_of, kind_of

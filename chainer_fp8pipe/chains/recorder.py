@@ -31,7 +31,7 @@ from ..intercept.function_calls import (
 from ..intercept.initial_values import creating
 from ..pipeline.chunk import why_once
 from ..pipeline.randomness import preserved
-from ..planning.partition.calls import Source, Value
+from ..planning.calls import Source, Value
 from . import collectives, nested
 from .ghost import (
     GhostError,

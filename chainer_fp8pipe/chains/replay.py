@@ -25,7 +25,7 @@ from chainer.function import FunctionAdapter
 from ..intercept import unchecked_calls
 from ..intercept.function_calls import Interceptor, suspended
 from ..pipeline.randomness import Place, at, preserved
-from ..planning.partition.calls import Source
+from ..planning.calls import Source
 from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .names import Names

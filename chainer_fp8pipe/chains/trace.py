@@ -13,7 +13,7 @@ import chainer
 import numpy
 from chainer.functions.util.forget import Forget
 
-from ..planning.partition.calls import Call, Source
+from ..planning.calls import Call, Source
 from . import nested
 from .ghost import GhostError, is_ghost, looked_at
 from .link_state import Attribute, LinkState

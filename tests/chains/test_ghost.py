@@ -12,7 +12,7 @@ from chainer_fp8pipe.chains.ghost import (
     made_up,
     sources,
 )
-from chainer_fp8pipe.planning.partition.calls import Source
+from chainer_fp8pipe.planning.calls import Source
 
 import chainer
 import numpy as np

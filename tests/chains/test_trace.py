@@ -8,7 +8,7 @@ from chainer_fp8pipe.chains import recorder
 from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.recorder import Tracer
-from chainer_fp8pipe.planning.partition.positions import assign, order_of
+from chainer_fp8pipe.planning.calls import assign, order_of
 
 import chainer
 import chainer.functions as F
