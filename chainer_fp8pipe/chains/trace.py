@@ -198,7 +198,8 @@ def _item(item: Any) -> Any:
     """
     if isinstance(item, list):
         item = numpy.array(item)
-    if not isinstance(item, (nested.Dataless, *chainer.get_array_types())):
+    kinds: Any = (nested.Dataless, *chainer.get_array_types())
+    if not isinstance(item, kinds):
         return type(item), item
     if item.dtype.kind != 'b':
         return item.shape, item.dtype
