@@ -13,9 +13,8 @@ from ..planning.partition_plan import PartitionPlan
 from .ghost import GhostError, ghost, is_ghost
 from .names import Names
 from .partitioned import Partition
-from .rehearsal import Mismatch
-from .run import Diverged
-from .tracing.trace import Tracer
+from .recorder import Tracer
+from .replay import Diverged
 from .valueless_parameters import deferred, place_array, take_away
 
 # A list of layers needs no other engine than any Chain does: every rank goes
@@ -77,7 +76,7 @@ class Layers(chainer.Link):
             try:
                 value = call(*as_tuple(value))
                 check_returned(value)
-            except (GhostError, Mismatch, Diverged, LayerError):
+            except (GhostError, Diverged, LayerError):
                 raise
             except Exception as error:
                 raise LayerError(
