@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import intercepting
-from ..pipeline.backprop import Tape
+from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.block import Arrays
 from ..pipeline.randomness import Place, at
 from ..planning.partition.calls import Source
 from . import nested
@@ -22,6 +22,7 @@ from .rehearsal import Mismatch, Rehearsal
 from .run import Run
 from .staged_trace import StagedTrace
 from .tracing.link_state import Attribute, LinkState, saved
+from .tracing.traced_call import TracedCall
 from .valueless_parameters import settled, untouched
 
 #: Seeds what Python draws between calls, in place of a call's number.
@@ -256,31 +257,25 @@ class ChainPart:
         self._passes, self._chunk = passes, chunk
         self._parameters = parameters
 
-    def record(self, micro_batch: int, inputs: Arrays,
-               wanted: tuple[bool, ...] | None, place: Place
+    def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
-        """See :meth:`.Block.record`."""
+        """See :meth:`.Part.record`."""
         variables, outputs, run = self._run(micro_batch, inputs, place)
         inner = {self._parameters[name].node for name
                  in self._passes.programs[micro_batch].inner
                  if name in self._parameters}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
-        return (Tape(variables, outputs, uses, self._passes.laps),
+        return (Tape(variables, outputs, uses, self._passes.laps,
+                     functools.partial(_said, run.own, self.name)),
                 tuple([output.array for output in outputs]))
 
-    def infer(self, micro_batch: int, inputs: Arrays,
-              place: Place) -> Arrays:
-        """See :meth:`.Block.infer`."""
-        _, outputs, _ = self._run(micro_batch, inputs, place)
-        return tuple([output.array for output in outputs])
-
     def params(self) -> Iterable[chainer.Parameter]:
-        """See :meth:`.Block.params`."""
+        """See :meth:`.Part.params`."""
         return self._parameters.values()
 
     def links(self) -> Iterable[chainer.Link]:
-        """See :meth:`.Block.links`."""
+        """See :meth:`.Part.links`."""
         return self._passes.names.links.values()
 
     def _run(self, micro_batch: int, inputs: Arrays, place: Place
@@ -300,6 +295,11 @@ class ChainPart:
         outputs = tuple([
             run.value(source) for source in program.outgoing[self._chunk]])
         return variables, outputs, run
+
+
+def _said(own: dict[int, TracedCall], name: str, function: Any) -> str:
+    call = own.get(id(function))
+    return f'{call.name} in {call.link}, on {name}' if call else name
 
 
 @contextlib.contextmanager

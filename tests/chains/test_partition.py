@@ -6,7 +6,7 @@ from chainer_fp8pipe import partition
 from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.chains import partitioned, valueless_parameters
 from chainer_fp8pipe.chains.tracing import trace, traced_call
-from chainer_fp8pipe.training import chain_work
+from chainer_fp8pipe.training import work
 
 import chainer
 import chainer.functions as F
@@ -102,7 +102,7 @@ STEPS = [(owner, name, rank) for owner, name in (
     (partitioned.Partition, 'known'), (partitioned.Partition, 'traced'),
     (partitioned.Partition, 'missing'), (trace.Tracer, 'trace'),
     (partitioned, 'StagedTrace'), (partitioned, 'check_result'),
-    (chain_work, 'Form'),
+    (work, 'Form'),
     (traced_call.Trace, 'digest'))
     for rank in (0, 1)]
 

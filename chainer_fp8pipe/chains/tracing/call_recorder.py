@@ -10,7 +10,7 @@ import chainer
 from chainer.functions.array.as_strided import AsStrided
 
 from ...intercept.function_calls import Interceptor
-from ...pipeline.chunk import why_once
+from ...pipeline.batch_statistics import why_once
 from ...planning.partition.calls import Source, Value
 from .. import nested
 from ..ghost import (

@@ -7,7 +7,7 @@ from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.tracing import measuring
 from chainer_fp8pipe.mpi.measured.link_speed import LinkSpeed
-from chainer_fp8pipe.pipeline.micro_batches import bounds
+from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import numpy

@@ -1,5 +1,5 @@
 from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.pipeline.micro_batches import bounds
+from chainer_fp8pipe.pipeline.schedules import bounds
 from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
