@@ -32,8 +32,7 @@ from mpi4py import MPI
 from ..channel.channel import Receiver, Sender
 from ..intercept.function_calls import hold
 from ..intercept.unchecked_calls import unchecked
-from ..mpi.groups import nodes_of
-from ..mpi.once import once
+from ..mpi.ranks import nodes_of, once
 from ..report.stream import EventStream
 from .backprop import Arrays, Tape
 from .batch_statistics import BatchStatistics, recomputing, why_once

@@ -39,10 +39,10 @@ from chainermn.optimizers import (
 from ..chains.partitioned_chain import PartitionedChain
 from ..channel.channel import CODECS, describe
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.update_count import updates
-from ..mpi.failure.world import enter_world
+from ..mpi.failure.abort import enter_world
+from ..mpi.failure.watch import updates
 from ..mpi.grid import ProcessGrid
-from ..mpi.once import once
+from ..mpi.ranks import once
 from ..pipeline.backprop import Arrays
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.gradient_sums import GradientSums
