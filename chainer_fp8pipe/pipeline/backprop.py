@@ -18,6 +18,13 @@
 #
 # Every part of a model runs on variables of its own: the graph is cut between
 # parts.  So a gradient is final as soon as its part is through.
+#
+# Chainer's order is that of ranks, the lengths of the ways from the inputs.
+# They begin anew where a graph is cut, so that the gradients of a variable
+# which several functions use would be added in another order, and rounded
+# otherwise, than without the cut.  Where the functions are numbered in the
+# order of their calls, the pass goes through them backwards in that order,
+# which no cut changes.
 from __future__ import annotations
 
 import contextlib
@@ -83,6 +90,8 @@ class Backprop:
         defer: Put off the gradients of weights, see :data:`SEPARABLE`.
         clock: Times the functions, if not None.
         take_product: Called with the factors of gradients, if not None.
+        numbers: In which order functions were called, by their ids; None:
+            Chainer's order.
 
     Attributes:
         leaves: The gradients of leaves that are no parameters, by node.
@@ -91,12 +100,13 @@ class Backprop:
 
     def __init__(self, uses: Mapping[Any, int], take: Take,
                  defer: bool = False, clock: LapClock | None = None,
-                 take_product: TakeProduct | None = None) -> None:
+                 take_product: TakeProduct | None = None,
+                 numbers: Mapping[int, int] | None = None) -> None:
         self.leaves: dict[Any, Any] = {}
         self.now: Any = None
         self._uses, self._take = dict(uses), take
         self._defer, self._clock = defer, clock
-        self._take_product = take_product
+        self._take_product, self._numbers = take_product, numbers
         self._gradients: dict[Any, list[Any]] = {}
         self._put_off: list[tuple[Any, list[int], tuple]] = []
         self._functions: list[tuple[int, int, Any]] = []
@@ -138,8 +148,10 @@ class Backprop:
 
     def _push(self, function: Any) -> None:
         if function not in self._seen:
+            after = (function.rank if self._numbers is None
+                     else self._numbers[id(function)])
             heapq.heappush(self._functions,
-                           (-function.rank, len(self._seen), function))
+                           (-after, len(self._seen), function))
             self._seen.add(function)
 
     def _visit(self, function: Any) -> None:
@@ -250,6 +262,7 @@ class Tape:
             :class:`.Backprop`.
         clock: Times the functions, if not None.
         said: Names the layer or call that has made a function.
+        numbers: See :class:`.Backprop`.
 
     Attributes:
         wants: For each output, whether its gradient is of use.
@@ -260,13 +273,14 @@ class Tape:
                  outputs: tuple[chainer.Variable, ...],
                  uses: Mapping[Any, int] | None = None,
                  clock: LapClock | None = None,
-                 said: Callable[[Any], str] | None = None) -> None:
+                 said: Callable[[Any], str] | None = None,
+                 numbers: Mapping[int, int] | None = None) -> None:
         self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
                            for output in outputs)
         self._inputs = tuple(variable.node for variable in inputs)
         self._outputs = tuple(output.node for output in outputs)
         self._uses, self._clock = uses or {}, clock
-        self._said = said
+        self._said, self._numbers = said, numbers
         self._pass: Backprop | None = None
 
     @property
@@ -287,7 +301,7 @@ class Tape:
         # Where each call is timed, each does its work itself.
         self._pass = backprop = Backprop(
             self._uses, sums.take, defer, self._clock,
-            None if self._clock else sums.take_product)
+            None if self._clock else sums.take_product, self._numbers)
         backprop.run(added(zip(self._outputs, gradients, strict=True)))
         return tuple(backprop.leaves.get(node) for node in self._inputs)
 

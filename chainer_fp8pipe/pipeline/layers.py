@@ -10,9 +10,11 @@
 # All layers of a part are in one graph.  An interceptor sees their functions
 # as they are called: it calls them without Chainer's checks, counts how often
 # they use a parameter, so that `Backprop` knows when its gradient is final,
-# and notes which layer has called a function, for messages.
+# numbers them, so that it adds in the same order whatever the cut, and notes
+# which layer has called a function, for messages.
 from __future__ import annotations
 
+import bisect
 import collections
 import contextlib
 import functools
@@ -76,6 +78,8 @@ def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
     Raises:
         TypeError: The next layer could not take the value.
     """
+    if type(value) is chainer.Variable:
+        return (value,)
     for item in as_tuple(value):
         if not isinstance(item, (chainer.Variable,
                                  *chainer.get_array_types())):
@@ -101,9 +105,11 @@ class LayersPart:
 
     def __init__(self, layers: Sequence[Layer], *, seed: int = 0,
                  xp: Any = numpy, loss: Callable | None = None) -> None:
-        self.name = ' to '.join(dict.fromkeys((
-            layer_name(*layers[0]), layer_name(*layers[-1]))))
-        self._layers, self._seed, self._xp = layers, seed, xp
+        self._layers = [(index, layer, layer_name(index, layer))
+                        for index, layer in layers]
+        names = self._layers[0][2], self._layers[-1][2]
+        self.name = ' to '.join(dict.fromkeys(names))
+        self._seed, self._xp = seed, xp
         #: None: the outputs are what is wanted.
         self.loss = loss
         self._ready: set[int] = set()   # layers that have their parameters
@@ -119,37 +125,37 @@ class LayersPart:
             chainer.Variable(array, requires_grad=index > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
-        calls = _Calls()
-        with intercepting(calls):
-            for index, layer in self._layers:
-                calls.layer = layer_name(index, layer)
-                with blame(calls.layer, micro_batch), self._seeded(
-                        index, layer, place):
+        calls, draws = _Calls(), _hooks_may_draw()
+        with intercepting(calls), blame(lambda: calls.now, micro_batch):
+            for index, layer, name in self._layers:
+                calls.begin(name)
+                if draws or index not in self._ready or _draws(layer):
+                    with self._seeded(index, layer, place):
+                        values = as_variables(layer(*values))
+                else:
                     values = as_variables(layer(*values))
             if self.loss is not None:
-                calls.layer = 'the loss'
+                calls.begin('the loss')
                 values = self.loss(micro_batch, values, lambda: at(
                     place._replace(layer=index + 1), self._xp))
-        return (Tape(variables, values, calls.final_uses(),
-                     said=functools.partial(_said, calls.layers)),
+        return (Tape(variables, values, calls.final_uses(), said=calls.said,
+                     numbers=calls.numbers),
                 tuple([value.array for value in values]))
 
     def params(self) -> Iterable[chainer.Parameter]:
         """See :meth:`.Part.params`."""
-        return {id(parameter): parameter for _, layer in self._layers
+        return {id(parameter): parameter for _, layer, _ in self._layers
                 if isinstance(layer, chainer.Link)
                 for parameter in layer.params()}.values()
 
     def links(self) -> Iterable[chainer.Link]:
         """See :meth:`.Part.links`."""
-        return [link for _, layer in self._layers
+        return [link for _, layer, _ in self._layers
                 if isinstance(layer, chainer.Link) for link in layer.links()]
 
-    @contextlib.contextmanager
-    def _seeded(self, index: int, layer: Any, place: Place) -> Iterator[None]:
-        if index in self._ready and _draws_nothing(layer):
-            yield
-            return
+    def _seeded(self, index: int, layer: Any, place: Place
+                ) -> contextlib.AbstractContextManager[None]:
+        """A block in which a layer draws what belongs to its place."""
         initial = None
         if isinstance(layer, chainer.Link) and any(
                 parameter.array is None for parameter in layer.params()):
@@ -157,44 +163,64 @@ class LayersPart:
             initial = Place(self._seed, 0, index, 0)
         else:
             self._ready.add(index)
-        with at(place._replace(layer=index), self._xp, initial):
-            yield
+        return at(place._replace(layer=index), self._xp, initial)
 
 
 class _Calls(Interceptor):
-    """Calls the functions of layers, and notes who has called them."""
+    """Calls the functions of layers, numbers them, and counts parameters.
+
+    Attributes:
+        now: The name of the layer that runs.
+        numbers: In which order functions were called, by their ids.
+    """
 
     def __init__(self) -> None:
-        self.layer = ''
-        self.layers: dict[int, str] = {}        # by the id of a function
+        self.now = ''
+        self.numbers: dict[int, int] = {}
+        self._number = 0
+        # The number of each layer's first function, and its name.
+        self._starts: list[int] = []
+        self._names: list[str] = []
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
         self._inside = False
 
+    def begin(self, name: str) -> None:
+        """The functions that follow are called by this layer."""
+        self.now = name
+        self._starts.append(self._number)
+        self._names.append(name)
+
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
-        parameters = set()
+        parameters = []
         for x in inputs:
             if isinstance(x, chainer.Parameter):
-                parameters.add(x.node)
+                parameters.append(x.node)
             elif isinstance(x, chainer.Variable) and not self._inside:
-                creator = x.creator_node
+                creator = x._node._creator_node
                 # Backward would go through another part's graph.
-                if creator is not None and id(creator) not in self.layers:
+                if creator is not None and id(creator) not in self.numbers:
                     raise ValueError(
                         'it uses a variable of another layer or of an '
                         'earlier batch, with its graph; hand it on from '
                         'layer to layer, as one of a tuple')
         if self._inside:        # of a function that calls others
-            self._inner |= parameters
+            self._inner.update(parameters)
             return unchecked_calls.apply(node, inputs, original)
         self._inside = True
         try:
             outputs = unchecked_calls.apply(node, inputs, original)
         finally:
             self._inside = False
-        self._uses.update(parameters)
-        self.layers[id(node)] = self.layer
+        self._uses.update(set(parameters))
+        self.numbers[id(node)] = self._number
+        self._number += 1
         return outputs
+
+    def said(self, function: Any) -> str:
+        """The name of the layer that has called a function."""
+        return self._names[bisect.bisect(
+            self._starts, self.numbers[id(function)]) - 1]
 
     def final_uses(self) -> dict[Any, int]:
         """How often a parameter is used, if all its gradient comes so."""
@@ -202,16 +228,15 @@ class _Calls(Interceptor):
                 if node not in self._inner}
 
 
-def _said(layers: dict[int, str], function: Any) -> str:
-    return layers.get(id(function), '')
+def _hooks_may_draw() -> bool:
+    """Whether somebody's hooks see all layers."""
+    return bool(chainer.get_function_hooks()) or not all([
+        isinstance(hook, BatchStatistics)
+        for hook in chainer._get_link_hooks().values()])
 
 
-def _draws_nothing(layer: Any) -> bool:
-    """Whether it does not; hooks may, and may have been added just now."""
-    if chainer.get_function_hooks() or not all(
-            isinstance(hook, BatchStatistics)
-            for hook in chainer._get_link_hooks().values()):
-        return False
+def _draws(layer: Any) -> bool:
+    """Whether it may; a hook of its own may have been added just now."""
     if type(layer) in _STILL_LINKS:
-        return not layer._local_link_hooks and 'forward' not in vars(layer)
-    return any(layer is function for function in _STILL_FUNCTIONS)
+        return bool(layer._local_link_hooks) or 'forward' in vars(layer)
+    return not any([layer is function for function in _STILL_FUNCTIONS])

@@ -298,47 +298,38 @@ class Stage:
 
     def _forward(self, action: Action) -> None:
         _, micro_batch, number = action
+        key, part = (micro_batch, number), self._parts[number]
         arrays = self._activations.pop((micro_batch, number - 1))
-        with self._events.section('forward', micro_batch, number):
-            if not self._train:
-                _, arrays = self._record(micro_batch, number, arrays)
-            else:
-                self._statistics.next_micro_batch(number)
-                with self._statistics:
-                    arrays = self._keep(micro_batch, number, arrays)
-            if number < self._last:
-                self._activations[micro_batch, number] = arrays
-            elif self._loss is None:
-                self._outputs[micro_batch] = arrays
-            else:
-                self._loss.forward(micro_batch, arrays)
-
-    def _keep(self, micro_batch: int, number: int, arrays: Arrays) -> Arrays:
-        """Runs forward, and keeps what backward needs."""
-        key = micro_batch, number
-        if number not in self._recomputed:
-            self._tapes[key], outputs = self._record(*key, arrays)
-            return outputs
-        self._refuse_moving_weights(number)
-        self._inputs[key] = arrays
-        with chainer.no_backprop_mode():
-            return self._record(*key, arrays)[1]
-
-    def _record(self, micro_batch: int, number: int, arrays: Arrays
-                ) -> tuple[Tape, Arrays]:
-        part = self._parts[number]
-        with blame(part.name, micro_batch):
-            return part.record(micro_batch, arrays,
-                               self._places[micro_batch])
+        again = self._train and number in self._recomputed
+        if again:
+            self._refuse_moving_weights(number)
+            self._inputs[key] = arrays
+        if self._train:
+            self._statistics.next_micro_batch(number)
+        with self._events.section('forward', *key), blame(
+                part.name, micro_batch), _if(
+                self._train, self._statistics), _if(
+                again, chainer.no_backprop_mode()):
+            tape, arrays = part.record(micro_batch, arrays,
+                                       self._places[micro_batch])
+        if self._train and not again:
+            self._tapes[key] = tape
+        if number < self._last:
+            self._activations[key] = arrays
+        elif self._loss is None:
+            self._outputs[micro_batch] = arrays
+        else:
+            self._loss.forward(micro_batch, arrays)
 
     def _backward(self, action: Action) -> None:
         kind, micro_batch, number = action
-        key = micro_batch, number
+        key, part = (micro_batch, number), self._parts[number]
         if key in self._inputs:
-            with self._events.section('recompute', *key), recomputing(
-                    self._parts[number].links()):
-                self._tapes[key], _ = self._record(*key,
-                                                   self._inputs.pop(key))
+            with self._events.section('recompute', *key), blame(
+                    part.name, micro_batch), recomputing(part.links()):
+                self._tapes[key], _ = part.record(
+                    micro_batch, self._inputs.pop(key),
+                    self._places[micro_batch])
         defer = kind is Kind.BACKWARD_INPUT
         with self._events.section('backward', *key):
             if number == self._last:
@@ -427,3 +418,11 @@ class Stage:
                 raise LayerError(
                     f'{part.name} has {reason}; it cannot be recomputed: '
                     "pass recompute='no stage'")
+
+
+def _if(condition: bool, block: Any) -> Any:
+    """A block, if a condition holds."""
+    return block if condition else _NO_BLOCK
+
+
+_NO_BLOCK: Any = contextlib.nullcontext()
