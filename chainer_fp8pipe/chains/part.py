@@ -13,7 +13,7 @@ from ..intercept.function_calls import intercepting
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at
-from ..planning.partition.calls import Source
+from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
 from .names import Names, reporter_of

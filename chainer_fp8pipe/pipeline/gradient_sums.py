@@ -102,8 +102,14 @@ class GradientSums:
             gradient: Of the layer's output, float32[samples, outputs].
             inputs: float32[samples, inputs].
         """
-        product = self._products.setdefault(id(weight),
-                                            _Product(weight, bias, []))
+        product = self._products.get(id(weight))
+        if product is None or product.bias is not bias:
+            # One of them may belong to another product, too.
+            self.settle((weight, bias))
+            product = _Product(weight, bias, [])
+            self._products[id(weight)] = product
+            if bias is not None:
+                self._products[id(bias)] = product
         product.parts.append((gradient, inputs))
         if sum(len(part) for part, _ in product.parts) >= ENOUGH:
             self.settle([weight])
@@ -111,11 +117,14 @@ class GradientSums:
         if bias is not None:
             self._taken(bias)
 
-    def settle(self, parameters: Iterable[chainer.Parameter]) -> None:
-        """Adds the products that are kept of these weights."""
+    def settle(self, parameters: Iterable[chainer.Parameter | None]) -> None:
+        """Adds the products that are kept of these parameters."""
         for parameter in parameters:
-            product = self._products.pop(id(parameter), None)
+            product = (None if parameter is None
+                       else self._products.get(id(parameter)))
             if product is not None:
+                for one in (product.weight, product.bias):
+                    self._products.pop(id(one), None)
                 self._multiply(*product)
 
     def collect(self, parameters: Iterable[chainer.Parameter]) -> None:
@@ -127,7 +136,8 @@ class GradientSums:
 
     def finish(self, loss_scale: float | None) -> None:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
-        self.settle([product.weight for product in self._products.values()])
+        self.settle([product.weight
+                     for product in tuple(self._products.values())])
         for parameter in self._parameters.values():
             parameter.grad = self._result(parameter)
             parameter._loss_scale = loss_scale
