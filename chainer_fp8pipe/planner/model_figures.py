@@ -36,7 +36,7 @@ from ..chains.ghost import is_ghost
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
-from ..chains.tracing.trace import Tracer
+from ..chains.recorder import Tracer
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.ranks import own_cores, pools_of
 from ..mpi.waiting import wait_until

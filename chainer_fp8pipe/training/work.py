@@ -17,10 +17,9 @@ import numpy
 
 from ..chains import nested
 from ..chains.names import OBSERVER
-from ..chains.part import ChainPart
-from ..chains.partitioned import Form, Partition
-from ..chains.rehearsal import weights
-from ..chains.staged_trace import StagedTrace
+from ..chains.part import ChainPart, MicroBatch
+from ..chains.partitioned import Partition
+from ..chains.replay import weights
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
@@ -103,9 +102,7 @@ class ChainWork:
         self._loss_weight = loss_weight
         self.mean = MeanLoss()
         self.chunks = partition.plan.chunks
-        self._programs: list[StagedTrace] = []
-        self._last: dict[str, list[StagedTrace]] = {}
-        self._forms: list[Form] = []
+        self._micro_batches: list[MicroBatch] = []
         self._trained = 0
         self._weights: list[float] = []
         self._method: Callable | None = None
@@ -139,8 +136,8 @@ class ChainWork:
         Raises ValueError if an output has not a row for each sample, or the
         micro-batches have different outputs.
         """
-        forms = {nested.signature(program.form)
-                 for program in self._programs}
+        forms = {nested.signature(one.program.form)
+                 for one in self._micro_batches}
         if len(forms) > 1:
             raise ValueError('the outputs of the micro-batches differ in '
                              'their form; they cannot be concatenated')
@@ -148,7 +145,8 @@ class ChainWork:
 
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: arrays in the form of the method's."""
-        return nested.rebuilt(self._programs[0].form, list(outputs))
+        return nested.rebuilt(self._micro_batches[0].program.form,
+                               list(outputs))
 
     def batch(self, arrays: Any, progress: tuple[float, ...]) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
@@ -175,28 +173,27 @@ class ChainWork:
         problem = part.problem()
         if problem:
             raise ValueError(problem)
-        last = (self._last.get(step, []) if part.passes.resume(step) else [])
+        kept = part.passes.resume(step)
         function = self._method if step == 'predict' else self._model
         assert function is not None
-        self._forms = []
+        self._micro_batches = []
         for number, (arrays, place) in enumerate(zip(
                 opened.parts, places, strict=True)):
             args, kwargs = nested.rebuilt(opened.tree, [
                 self._model.device.send(array) for array in arrays])
-            self._forms.append(Form(
-                function, args, kwargs,
-                last[number].after if number < len(last) else None, place))
+            self._micro_batches.append(MicroBatch(
+                function, args, kwargs, place, *kept[number:number + 1]))
         mine: dict[int, Any] = {}
         for number in range(self._grid.stage_index, len(places),
                             self._grid.stages):
-            found = part.rehearsed(step, self._forms[number])
+            found = part.rehearsed(step, self._micro_batches[number])
             mine[number] = found and (found[0].trace.digest, found[1])
         if self._loss_weight is None or step == 'predict':
             return mine, None
         return mine, [
             checked_weight(self._loss_weight(*args, **kwargs))
-            for args, kwargs in (form.call.arguments()
-                                 for form in self._forms)]
+            for args, kwargs in (one.arguments()
+                                 for one in self._micro_batches)]
 
     def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
         """All ranks of the pipeline have a trace for each micro-batch.
@@ -210,29 +207,29 @@ class ChainWork:
             ValueError: The model cannot be run so, or ranks would make
                 different calls; on all ranks of the pipeline.
         """
-        part, forms = self._partition, self._forms
+        part, every_one = self._partition, self._micro_batches
         every = {number: one for share, _ in said
                  for number, one in share.items()}
         found: list[Any] = []
-        for number, form in enumerate(forms):
+        for number, one in enumerate(every_one):
             digest, labels = every[number] or ('', None)
-            program = part.known(step, form, digest)
+            program = part.known(step, one, digest)
             found.append(None if program is None else (program, labels))
         if not all(found):
             found = raise_together(
                 self._grid.pipeline,
-                lambda: self._traced(step, forms, found), error=ValueError,
+                lambda: self._traced(step, found), error=ValueError,
                 remedy=_SAME, entries=lambda found: {
                     f'what micro-batch {number} calls':
                     program.trace.digest
                     for number, (program, _) in enumerate(found)})
-        self._programs = [program for program, _ in found]
-        self._last[step] = self._programs
-        missing = {one for program in self._programs
-                   for one in part.missing(program)}
+        missing: set[tuple[str, int]] = set()
+        for one, (program, _) in zip(every_one, found, strict=True):
+            one.program = program
+            missing |= part.missing(program)
         if missing:
             self._lend(step, missing)
-        self._weights = [0.0] * len(forms)
+        self._weights = [0.0] * len(every_one)
         if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
                 weights([labels for _, labels in found], opened.sizes,
@@ -245,9 +242,8 @@ class ChainWork:
         Of each micro-batch.
         """
         self._trained += step == 'train'
-        self._partition.passes.begin(step, self._programs,
-                                     [form.call for form in self._forms])
-        inputs: list[Arrays] = [()] * len(self._forms)
+        self._partition.passes.begin(step, self._micro_batches)
+        inputs: list[Arrays] = [()] * len(self._micro_batches)
         if self._grid.stage_index > 0:
             inputs = []
         return inputs, (
@@ -257,9 +253,9 @@ class ChainWork:
     def reported(self) -> Reports:
         """What the model has reported here, and its loss."""
         found: Reports = {}
-        for weight, reports in zip(
-                self._weights, self._partition.passes.reports, strict=True):
-            for name, value in reports.items():
+        for weight, one in zip(self._weights, self._micro_batches,
+                               strict=True):
+            for name, value in one.reports.items():
                 add(found, name, report_of(value, weight))
         if self._grid.stage_index == self._grid.stages - 1:
             found[LOSS] = Report('number', self.mean.sum, self.mean.weight)
@@ -308,15 +304,14 @@ class ChainWork:
 
     # --- details ------------------------------------------------------------
 
-    def _traced(self, step: str, forms: list[Form], found: list[Any]
-                ) -> list[Any]:
+    def _traced(self, step: str, found: list[Any]) -> list[Any]:
         """A trace for each micro-batch that has none."""
         part = self._partition
         self._tell(step, found)     # raises where warnings are errors
         return [
             # An earlier one of this batch may do.
-            one or part.rehearsed(step, form) or part.traced(step, form)
-            for form, one in zip(forms, found, strict=True)]
+            known or part.rehearsed(step, one) or part.traced(step, one)
+            for one, known in zip(self._micro_batches, found, strict=True)]
 
     def _tell(self, step: str, found: list[Any]) -> None:
         """Says once that batches of other forms take time."""
