@@ -5,7 +5,7 @@ from chainer_fp8pipe.launcher.hosts import (
     saved_progress,
 )
 from chainer_fp8pipe.training.snapshots import snapshot
-from chainer_fp8pipe.training.snapshots.file import _temporary_name
+from chainer_fp8pipe.training.snapshots.file import _UNFINISHED
 
 
 def test_the_newest_snapshot_is_found_by_its_number(tmp_path):
@@ -28,11 +28,9 @@ def test_a_later_trainer_is_further_than_an_earlier_one(tmp_path):
 
 def test_what_a_job_was_writing_is_removed_and_nothing_else(tmp_path):
     (tmp_path / '2').mkdir()
-    with _temporary_name(str(tmp_path)) as first, (
-            _temporary_name(str(tmp_path))) as second, (
-            _temporary_name(str(tmp_path / '2'))) as third:
-        for path in first, second, third, str(tmp_path / 'log'):
-            open(path, 'w').close()
+    for name in (f'{_UNFINISHED}.7.0', f'{_UNFINISHED}.7.1',
+                 f'2/{_UNFINISHED}.8.0', 'log'):
+        (tmp_path / name).touch()
     remove_unfinished(None)
     remove_unfinished(str(tmp_path / 'nowhere'))
     remove_unfinished(str(tmp_path))
