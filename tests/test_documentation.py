@@ -24,8 +24,8 @@ from chainer_fp8pipe.communicators.options import (
     Int4Options,
 )
 from chainer_fp8pipe.compat import PATCHES
-from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
 from chainer_fp8pipe.pipeline.schedules import (
+    RECOMPUTE,
     SCHEDULES,
     make_schedule,
 )
