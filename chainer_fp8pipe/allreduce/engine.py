@@ -39,10 +39,9 @@ from mpi4py import MPI
 
 from ..codecs import Codec, Coding, State, Tensors
 from ..codecs.staging import empty_wire
-from ..mpi.failure.waits import Wait, waiting, world_ranks
-from ..mpi.forever import HeldRequest
+from ..mpi.finalizing import HeldRequest
 from ..mpi.functions import exception, handle, library
-from ..mpi.waiting import BRIEF, LONG, Pauses
+from ..mpi.waiting import BRIEF, LONG, Pauses, Wait, waiting, world_ranks
 from ..report.stream import EventStream
 from . import _engine
 from .memory import meet, node_memory
@@ -262,7 +261,7 @@ class Algorithm(abc.ABC):
                  workers: MPI.Comm | None = None) -> None:
         self.comm = comm.Dup()
         self.events = events
-        self.listen: Callable[[], None] = lambda: None
+        self.listen: Callable[[], object] = lambda: None
         self._workers = workers or comm
         # Maxima are on their way at any time, and collective calls on one
         # communicator have one order.

@@ -10,27 +10,28 @@ import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.broadcast import broadcast_arrays
-from ..mpi.failure.world import enter_world
+from ..mpi.failure.abort import enter_world
 from ..mpi.grid import ProcessGrid
-from ..mpi.measured.link_speed import measure_links
-from ..mpi.once import once
+from ..mpi.measured import measure_links
+from ..mpi.ranks import once
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import make_schedule
-from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire, search
-from ..planning.partition.partition_plan import PartitionPlan, load_plan
-from ..planning.partition.positions import order_of
+from ..planning.calls import order_of
+from ..planning.cuts import CutProblem, DoesNotFit, search
+from ..planning.intervals import Intervals
+from ..planning.partition_plan import PartitionPlan, load_plan
+from ..planning.schedule_time import Link
 from ..planning.sizes import parse_bytes
+from .contents import generators, set_state, state_of
 from .ghost import is_ghost
+from .link_state import saved
 from .names import Names, parameters_of
-from .nested import Fresh
-from .part import between_calls
+from .part import MicroBatch, between_calls
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
-from .staged_trace import StagedTrace
-from .tracing.contents import generators, set_state, state_of
-from .tracing.link_state import saved
-from .tracing.trace import Tracer
-from .tracing.traced_call import PLAIN, Trace
+from .program import StagedTrace
+from .recorder import OTHER_CALLS, Tracer
+from .trace import PLAIN, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -110,13 +111,16 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     names, tracer, trace, call = _traced(model, example, grid)
     task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
                       _COPIES + optimizer_arrays, recompute,
-                      _wire(grid.pipeline), _OVERHEAD)
+                      _link(grid.pipeline), _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
 
     def cut() -> tuple[Partition, Any]:
         live = reads_state(tracer, trace, call)
         program = StagedTrace(trace, found, None, live, {})
         part = Partition(model, names, tracer, found, grid, program)
+        with preserved():
+            if part.passes.rehearse(program, call) is None:
+                raise ValueError(OTHER_CALLS)
         part.live_state['train'] = live
         part.limit = limit
         part.describe(program)
@@ -128,10 +132,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     return model
 
 
-def _wire(comm: Any) -> Wire:
-    """The links between stages, as measured."""
-    speed = measure_links(comm)
-    return Wire(speed.latency + _PACKING, speed.bandwidth)
+def _link(comm: Any) -> Link:
+    """The slowest between stages, as measured."""
+    latency, bandwidth = measure_links(comm)
+    return Link(latency + _PACKING, bandwidth)
 
 
 def _grid(comm: Any) -> ProcessGrid:
@@ -204,16 +208,16 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def _traced(model: Any, example: Any, grid: ProcessGrid
-            ) -> tuple[Names, Tracer, Trace, Fresh]:
+            ) -> tuple[Names, Tracer, Trace, MicroBatch]:
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
 
-    def trace() -> tuple[Tracer, Trace, Fresh, Signature]:
-        call = Fresh(model, *_arguments(example))
+    def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
+        call = MicroBatch(model, *_arguments(example), Place(0, 0, 0, 0))
         tracer = Tracer(model, names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \
-                preserved(), between_calls(Place(0, 0, 0, 0)):
+                preserved(), between_calls(call.place):
             found = tracer.trace(call, timed=grid.comm.rank == 0)
         check_loss(found)
         return tracer, found, call, Signature({
@@ -251,9 +255,9 @@ def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
                 plan = load_plan(given)
                 _check_plan(plan, names, task)
             else:
-                plan = search(
+                plan = search(Intervals(
                     trace.calls, order_of(trace.calls, list(names.parameters)),
-                    parameters_of(names), task)
+                    parameters_of(names)), task)
             found = plan.as_dict()
         except (DoesNotFit, FileNotFoundError) as error:
             found = type(error), str(error)

@@ -2,7 +2,7 @@
 # What becomes of a model and a batch:
 #   model_figures   seconds and bytes of its calls; how ranks slow each other
 #   exchange_times  means of gradients and links of every layout
-#   Choices         all ways, ranked by the formula of planning.job.step
+#   Choices         all ways, ranked by the formula of planning.step
 #   trials          the first five, naive and one process, for some updates
 #   JobPlan         the fastest of what was run, with all of this as reasons
 # The first rank ranks and chooses; all measure and try.
@@ -25,13 +25,12 @@ from ..communicators import create_communicator
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.world import enter_world
+from ..mpi.failure.abort import enter_world
 from ..mpi.grid import ProcessGrid
-from ..mpi.groups import nodes_of
-from ..mpi.once import once
 from ..mpi.placement import divisors
-from ..planning.job.choices import Choices, Wanted
-from ..planning.job.job_plan import (
+from ..mpi.ranks import nodes_of, once
+from ..planning.choices import Choices, Wanted
+from ..planning.job_plan import (
     CODECS,
     USUAL_CODECS,
     Configuration,
@@ -39,9 +38,8 @@ from ..planning.job.job_plan import (
     Trial,
     load_job_plan,
 )
-from ..planning.job.memory import rank_memory
-from ..planning.job.step import JobProfile
 from ..planning.sizes import parse_bytes
+from ..planning.step import JobProfile, rank_memory
 from . import trials
 from .example import Example
 from .exchange_times import measure_layouts
@@ -60,7 +58,7 @@ class PlannedJob:
     """A plan, and what it sets up: communicator, grid, partition.
 
     Args:
-        plan: A :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan`, the
+        plan: A :class:`~chainer_fp8pipe.planning.job_plan.JobPlan`, the
             path of a file that one was saved in, or its content.
         example: For :meth:`partition`; None: given there.
 
@@ -282,8 +280,8 @@ def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
     reading = comm.bcast(raise_together(
         comm, trained.data.seconds) if trained.data else 0.0)
     return JobProfile(
-        figures, tuple(nodes_of(comm)), ranks.pools,
-        ranks.slowdown, ranks.speeds, exchanges, links, ranks.spare, reading,
+        figures, tuple(nodes_of(comm)), ranks.slowdown, exchanges, links,
+        ranks.spare, reading,
         comm.allreduce(growth(before), MPI.MAX), (
             'no pipeline, as the model cannot be cut: ' + figures.undivided,)
         if figures.undivided else ())
@@ -368,7 +366,8 @@ def _ways(choices: Choices) -> list[Configuration]:
     ranks, limit = choices.profile.ranks, choices.wanted.memory
     naive = Configuration(ranks, codec='naive')
     if ranks > 1 and any(way.stages == 1 for way in found) and (
-            limit is None or max(rank_memory(choices.model, naive)) <= limit):
+            limit is None or max(rank_memory(
+                choices.profile, choices.wanted.batch, naive)) <= limit):
         found.append(naive)
     return found
 
@@ -381,16 +380,12 @@ def _tried(ways: Sequence[Configuration], trained: trials.Trained,
 
     def run(way: Configuration) -> trials.Blocks:
         return trials.try_way(way, PlannedJob(JobPlan(
-            way, comm.size, trained.batch, shapes_of(trained.model)),
-            trained.example), trained, comm, seconds)
-    found, remarks = trials.try_all(ways, run, say, lambda: comm.bcast(
-        time.perf_counter() - begin < budget))
-    if comm.size > 1:
-        say('trying one process')
-        alone = trials.try_one_process(trained, comm, seconds)
-        if not isinstance(alone, str):
-            found.append((Configuration(),
-                          trials.trial_of('one process', alone)))
+            way, way.stages * way.replicas, trained.batch,
+            shapes_of(trained.model)), trained.example), trained, comm,
+            seconds)
+    found, remarks = trials.try_all(
+        [*ways, *[Configuration()] * (comm.size > 1)], run, say,
+        lambda: comm.bcast(time.perf_counter() - begin < budget))
     return comm.bcast(found), remarks
 
 

@@ -1,4 +1,4 @@
-"""A folder of images: its files, its items, its arguments; on several ranks."""
+"""A folder of images: its files, items and arguments; on several ranks."""
 import itertools
 import os
 import pathlib

@@ -46,7 +46,7 @@ def test_every_sample_comes_once_in_batches_of_nearly_one_size(
     found = parts(batches(samples, *sizes), ranks)
     assert flat(found) == list(range(samples))
     lengths = {len(of_rank) for step in found for of_rank in step}
-    assert 1 <= min(lengths)
+    assert min(lengths) >= 1
     assert max(lengths) <= min(largest_part(samples, *sizes),
                                min(lengths) + 1)
     assert len(found) == batches_left(samples, *sizes)

@@ -3,7 +3,6 @@ import pickle
 
 from chainer_fp8pipe.images.transforms import (
     CenterCrop,
-    Crop,
     Normalise,
     RandomResizedCrop,
 )

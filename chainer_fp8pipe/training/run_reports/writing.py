@@ -15,7 +15,7 @@ import chainer
 from mpi4py import MPI
 
 from ..._version import __version__
-from ...planning.job.job_plan import JobPlan, load_job_plan
+from ...planning.job_plan import JobPlan, load_job_plan
 from ...report.clocks import ClockLine
 from ...report.launch_protocol import ENDED, is_launched
 from ...report.record import (

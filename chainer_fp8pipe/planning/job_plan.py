@@ -1,0 +1,338 @@
+"""The plan of a job: a way to run it, what that takes, and why no other."""
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from ..pipeline.schedules import make_schedule
+from .partition_plan import PartitionPlan, load_plan
+from .sizes import counted, said_bytes
+from .stored import made, read_json, write_json
+
+#: What a codec does to a mean, by the communicator's name.
+ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',
+            'int5': 'near-exact', 'int4': 'near-exact', 'naive': 'exact'}
+#: Those of this package; ChainerMN's naive is tried, but not predicted.
+CODECS = tuple(ACCURACY)[:-1]
+#: Those that are chosen from unless a user names others.
+USUAL_CODECS = 'float32', 'float16', 'fp8'
+
+_KIND = 'plan of a job'
+_Shape = tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """A way to run a job.
+
+    Attributes:
+        replicas: Of the model, each on ``stages`` ranks.
+        stages: Ranks of a pipeline.
+        micro_batches: Into how many each pipeline cuts its share of a batch;
+            1 without a pipeline.
+        cut: Where the model is cut, with the schedule; None without a
+            pipeline.
+        codec: Name of the replicas' communicator.
+        algorithm: Of its all-reduce.
+        overlap: As the communicator's option.
+        options: Further options of the communicator.
+
+    Raises:
+        ValueError: The parts contradict each other.
+    """
+
+    replicas: int = 1
+    stages: int = 1
+    micro_batches: int = 1
+    cut: PartitionPlan | None = None
+    codec: Literal['float32', 'float16', 'fp8', 'int5', 'int4',
+                   'naive'] = 'float32'
+    algorithm: Literal['direct', 'ring', 'torus2d', 'mpi_op'] = 'direct'
+    overlap: Literal[False, True, 'next_forward'] = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in 'replicas', 'stages', 'micro_batches':
+            if getattr(self, name) < 1:
+                raise ValueError(f'{name} must be at least 1, not '
+                                 f'{getattr(self, name)!r}')
+        cut = self.cut
+        if (self.stages > 1) != (cut is not None):
+            raise ValueError(f'{self.stages} stages need '
+                             + ('a cut' if self.stages > 1 else 'no cut'))
+        if cut is not None and (cut.stages, cut.micro_batches) != (
+                self.stages, self.micro_batches):
+            raise ValueError(
+                f'the cut is for {cut.stages} stages and {cut.micro_batches} '
+                f'micro-batches, the plan for {self.stages} and '
+                f'{self.micro_batches}')
+
+    @property
+    def schedule(self) -> str:
+        """Name of the pipeline's schedule; '' without a pipeline."""
+        return self.cut.schedule if self.cut else ''
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are those of a single process."""
+        return self.replicas == 1 or ACCURACY[self.codec] == 'exact'
+
+    def communicator_options(self) -> dict[str, Any]:
+        """What the communicator is given beside its name."""
+        if self.codec == 'naive':
+            return dict(self.options)
+        given: dict[str, Any] = {'algorithm': self.algorithm, **self.options}
+        if self.overlap:
+            given['overlap'] = self.overlap
+        return given
+
+    def simplicity(self) -> tuple:
+        """A key by which exact ways come first, and of these the simplest."""
+        return (not self.is_exact,
+                (False, True, 'next_forward').index(self.overlap)
+                + 3 * (self.stages > 1), self.codec != 'naive', self.stages,
+                self.algorithm != 'direct')
+
+    def __str__(self) -> str:
+        replicas = ('one process' if self.replicas == 1
+                    else f'{self.replicas} replicas')
+        parts = [replicas]
+        if self.cut is not None:
+            each = f', {replicas} each' if self.replicas > 1 else ''
+            parts = [f'{self.stages} stages{each}',
+                     counted(self.micro_batches, 'micro-batch'),
+                     self.schedule,
+                     *['recomputing'] * any(self.cut.recompute)]
+        if self.replicas > 1:
+            parts.append(' '.join([
+                self.codec, *[self.algorithm][:self.codec != 'naive'],
+                *(f'{name}={_said(value)}'
+                  for name, value in sorted(self.options.items())),
+                *[f'overlap={self.overlap!r}'] * bool(self.overlap)]))
+        return ', '.join(parts)
+
+
+class Trial(NamedTuple):
+    """What some updates took in a way to run the job.
+
+    Attributes:
+        way: In words.
+        seconds: Median of an update.
+        spread: Half of the distance of the quartiles, relative.
+    """
+
+    way: str
+    seconds: float
+    spread: float
+
+
+class Alternative(NamedTuple):
+    """A way that was not tried.
+
+    Attributes:
+        way: In words.
+        seconds: Predicted; None: impossible.
+        reason: Why it is impossible; '': it is not.
+    """
+
+    way: str
+    seconds: float | None
+    reason: str = ''
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """How a job is to be run.
+
+    Attributes:
+        choice: The fastest way.
+        ranks: That it is for.
+        batch: Samples of an update, of all replicas together.
+        model: Shapes of the model's parameters, by path; None: unknown.
+        memory_limit: Bytes that a rank may use; None: no limit.
+        seconds: Of an update: measured, if the choice is among ``trials``,
+            or else predicted.
+        spread: Relative, of these; 0: predicted.
+        parts: Predicted seconds by name (``forward and backward``, ``waiting
+            for stages``, ``exchange``, ``update``, ``other``), scaled so that
+            they add up to the whole.
+        memory: Predicted bytes of each stage's ranks.
+        alternatives: The best of other kinds, which were not tried.
+        remarks: What was noticed while measuring.
+        looked_at: How many ways there were.
+        trials: What the most promising ways took, the fastest first; ():
+            none was tried.
+
+    Raises:
+        ValueError: The parts contradict each other.
+    """
+
+    choice: Configuration
+    ranks: int
+    batch: int
+    model: Mapping[str, _Shape] = field(default_factory=dict)
+    memory_limit: float | None = None
+    seconds: float = 0.0
+    spread: float = 0.0
+    parts: Mapping[str, float] = field(default_factory=dict)
+    memory: tuple[float, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+    remarks: tuple[str, ...] = ()
+    looked_at: int = 0
+    trials: tuple[Trial, ...] = ()
+
+    def __post_init__(self) -> None:
+        choice = self.choice
+        for name in 'ranks', 'batch':
+            if getattr(self, name) < 1:
+                raise ValueError(f'{name} must be at least 1, not '
+                                 f'{getattr(self, name)!r}')
+        if choice.stages * choice.replicas != self.ranks:
+            raise ValueError(f'{choice.stages} stages x {choice.replicas} '
+                             f'replicas are not {self.ranks} ranks')
+        if self.batch < choice.replicas * choice.micro_batches:
+            raise ValueError(
+                f'batch {self.batch} cannot be cut into choice.micro_batches '
+                f'{choice.micro_batches} for each of {choice.replicas} '
+                'replicas')
+        if self.model and choice.cut is not None:
+            for group in choice.cut.order:
+                for name in group:
+                    if name not in self.model:
+                        raise ValueError(f'choice.cut.order has {name}, which '
+                                         'is no parameter of the model')
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether the seconds were measured."""
+        return str(self.choice) in [one.way for one in self.trials]
+
+    def save(self, path: str) -> None:
+        """Writes the plan to a JSON file, which can be edited."""
+        write_json(path, self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of the file that :meth:`save` writes."""
+        cut = self.choice.cut
+        return {'kind': _KIND, **asdict(self),
+                'choice': {**vars(self.choice),
+                           'cut': cut and cut.as_dict()},
+                'trials': [one._asdict() for one in self.trials],
+                'alternatives': [one._asdict() for one in self.alternatives]}
+
+    def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
+        """Why the plan is not for a model or job; '' if it is.
+
+        Args:
+            shapes: Of the model's parameters, by path; None: unknown.
+            ranks: Of the job; None: not checked.
+        """
+        if ranks is not None and ranks != self.ranks:
+            return (f'the plan is for {self.ranks} ranks, and there are '
+                    f'{ranks}; start so many, or make a plan for {ranks}')
+        for name in {**self.model, **shapes}:
+            here, there = shapes.get(name), self.model.get(name)
+            if name not in shapes or name not in self.model:
+                return ('the plan was made for another model: parameter '
+                        f'{name} is only in the '
+                        f'{"plan" if name in self.model else "model"}; '
+                        'make the plan again')
+            if here and there and tuple(here) != tuple(there):
+                return ('the plan was made for another model: parameter '
+                        f'{name} has shape {tuple(here)}, in the plan '
+                        f'{tuple(there)}; make the plan again')
+        return ''
+
+    def __str__(self) -> str:
+        stages = self.choice.stages > 1
+        update = (f'an update of {counted(self.batch, "sample")} on '
+                  f'{counted(self.ranks, "rank")}')
+        lines = [str(self.choice), update + (
+            f' takes {_ms(self.seconds)} +- {100 * self.spread:.0f} %, '
+            'measured here:' if self.is_tried else
+            f' is predicted to take {_ms(self.seconds)}; it was not tried:')]
+        lines += [f'  {name:<22}{_ms(seconds):>12}'
+                  for name, seconds in self.parts.items() if seconds]
+        if self.memory:
+            lines.append('memory per rank, beyond the interpreter, predicted: '
+                         + ', '.join(f'stage {stage}: ' * stages
+                                     + said_bytes(size)
+                                     for stage, size in enumerate(self.memory))
+                         + (f' of {said_bytes(self.memory_limit)}'
+                            if self.memory_limit else ''))
+        if self.choice.replicas > 1:
+            lines.append(f'gradients are {ACCURACY[self.choice.codec]} '
+                         f'({self.choice.codec})')
+        if self.trials:
+            lines += ['', 'tried on these ranks, an update takes:', *_table([
+                (_ms(one.seconds), f'+- {100 * one.spread:.0f} %', one.way,
+                 '<- this plan' if one.way == str(self.choice) else '')
+                for one in self.trials]), '']
+        lines += [f'note: {remark}' for remark in self.remarks]
+        if self.alternatives:
+            lines += ['', f'not tried (the best of each kind, of '
+                      f'{self.looked_at} ways, predicted):', *_table([
+                          ('-' if one.seconds is None else _ms(one.seconds),
+                           one.way, one.reason)
+                          for one in self.alternatives])]
+        return '\n'.join(lines)
+
+
+def load_job_plan(source: str | Mapping[str, Any] | JobPlan, remedy: str =
+                  'make the plan again') -> JobPlan:
+    """Reads a plan, and checks all that can be checked without its model.
+
+    Args:
+        source: The path of a file that :meth:`JobPlan.save` has written, the
+            dictionary in such a file, or a plan, which is returned as it is.
+        remedy: The end of messages.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The source is no plan, or a plan that contradicts itself;
+            the message says how.
+    """
+    if isinstance(source, JobPlan):
+        return source
+    name = 'the plan'
+    if isinstance(source, str):
+        name, source = source, read_json(source, remedy)
+    try:
+        return _made(source)
+    except ValueError as error:
+        raise ValueError(f'{name}: {error}; {remedy}') from None
+
+
+def _made(data: Any) -> JobPlan:
+    if not isinstance(data, Mapping) or data.get('kind') != _KIND:
+        raise ValueError('this is no plan of a job' + (
+            "; a cut of partition()'s is given to partition(plan=...)"
+            if isinstance(data, Mapping) and 'cuts' in data else ''))
+    data = {name: value for name, value in data.items() if name != 'kind'}
+    choice = data.get('choice')
+    if isinstance(choice, Mapping) and choice.get('cut') is not None:
+        cut = load_plan(choice['cut'], 'choice.cut')
+        # Which must be possible, and not take for ever to find out.
+        if cut.micro_batches > made(int, data.get('batch', 0), 'batch'):
+            raise ValueError(f'{cut.micro_batches} micro-batches are more '
+                             'than the samples of batch')
+        make_schedule(cut.schedule, cut.stages, cut.micro_batches, cut.chunks)
+        data['choice'] = {**choice, 'cut': cut}
+    return made(JobPlan, data)
+
+
+def _said(value: Any) -> str:
+    return ('x'.join(map(str, value)) if isinstance(value, (list, tuple))
+            else str(value))
+
+
+def _ms(seconds: float) -> str:
+    return f'{seconds * 1e3:.4g} ms'
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ['  ' + '  '.join(
+        text.ljust(width) for text, width in zip(row, widths, strict=True)
+    ).rstrip() for row in rows]

@@ -1,0 +1,140 @@
+"""A plan: where a model is cut, as data that can be saved and edited."""
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from .calls import Order, Position
+from .stored import made, read_json, write_json
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predicted seconds and bytes of a plan.
+
+    Attributes:
+        seconds: Of a step, without the update of the parameters.
+        busy: Seconds in which each chunk computes, per micro-batch.
+        memory: Bytes that each rank needs at most, beyond the
+            interpreter's.
+        crossing: Bytes that go from each chunk but the last to the next
+            one, per micro-batch.
+    """
+
+    seconds: float = 0.0
+    busy: tuple[float, ...] = ()
+    memory: tuple[float, ...] = ()
+    crossing: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class PartitionPlan:
+    """Where a model is cut.
+
+    Attributes:
+        order: The model's parameters in groups, in the order of first use.
+        cuts: The first position of each chunk but the first one.
+        stages: Ranks of the pipeline; chunk c is on rank c % stages.
+        recompute: For each chunk, whether it keeps its inputs only and runs
+            forward twice.
+        micro_batches: Number of micro-batches that the plan was made for.
+        schedule: Name of the schedule that the plan was made for.
+        predicted: Seconds and bytes of the plan.
+
+    Raises:
+        ValueError: The parts contradict each other.
+    """
+
+    order: Order
+    cuts: tuple[Position, ...]
+    stages: int
+    recompute: tuple[bool, ...]
+    micro_batches: int
+    schedule: str
+    predicted: Predicted = Predicted()
+
+    def __post_init__(self) -> None:
+        chunks = len(self.cuts) + 1
+        if any(left >= right for left, right in itertools.pairwise(
+                self.cuts)):
+            raise ValueError('the cuts of a plan must be in the order of '
+                             'parameters')
+        if self.stages < 1 or chunks % self.stages:
+            raise ValueError(f'{chunks} chunks cannot be on {self.stages} '
+                             'stages equally')
+        if len(self.recompute) != chunks:
+            raise ValueError(f'recompute has {len(self.recompute)} entries '
+                             f'for {chunks} chunks')
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of each rank."""
+        return (len(self.cuts) + 1) // self.stages
+
+    def homes(self) -> dict[str, int]:
+        """The chunk of each parameter, by the parameter's path."""
+        return {name: sum(cut <= Position(place, 0) for cut in self.cuts)
+                for place, group in enumerate(self.order) for name in group}
+
+    def save(self, path: str) -> None:
+        """Writes the plan to a JSON file, which can be edited."""
+        write_json(path, self.as_dict())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content of the file that :meth:`save` writes."""
+        return {
+            **vars(self), 'predicted': asdict(self.predicted),
+            'cuts': [_NamedCut(self.order[cut.place][0], cut.depth)._asdict()
+                     for cut in self.cuts]}
+
+
+class _NamedCut(NamedTuple):
+    """A cut in a file, where people see names of parameters."""
+
+    before: str
+    calls_later: int = 0
+
+
+def load_plan(source: str | Mapping[str, Any] | PartitionPlan,
+              where: str = '') -> PartitionPlan:
+    """Reads a plan, and checks that its parts agree with each other.
+
+    Args:
+        source: The path of a file that :meth:`PartitionPlan.save` has written,
+            the dictionary in such a file, or a :class:`PartitionPlan`, which
+            is returned as it is.
+        where: Before names of fields in messages.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The source is no plan, or a plan that contradicts itself;
+            the message says how.
+    """
+    if isinstance(source, PartitionPlan):
+        return source
+    said = '' if where else 'this is no plan: '
+    if isinstance(source, str):
+        source, said = read_json(source), f'{source} is no plan: '
+    try:
+        if isinstance(source, Mapping) and {'order', 'cuts'} <= set(source):
+            source = {**source, 'cuts': _positions(source, where)}
+        return made(PartitionPlan, source, where)
+    except ValueError as error:
+        raise ValueError(f'{said}{error}') from None
+
+
+def _positions(data: Mapping[str, Any], where: str) -> tuple[Position, ...]:
+    prefix = where and f'{where}.'
+    order = made(Order, data['order'], f'{prefix}order')
+    if not all(order):
+        raise ValueError('the order of parameters has an empty group')
+    place_of = {name: place for place, group in enumerate(order)
+                for name in group}
+    cuts = made(tuple[_NamedCut, ...], data['cuts'], f'{prefix}cuts')
+    for before, _ in cuts:
+        if before not in place_of:
+            raise ValueError(f'the plan cuts before {before}, which is not '
+                             'in its order of parameters')
+    return tuple(Position(place_of[before], later) for before, later in cuts)

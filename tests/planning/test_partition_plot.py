@@ -1,0 +1,195 @@
+"""A picture of a cut shows what the table says, and can be read."""
+import os
+import sys
+import tempfile
+from types import SimpleNamespace
+
+from chainer_fp8pipe import partition
+from chainer_fp8pipe.planning import PartitionPlan, plot_plan
+from chainer_fp8pipe.planning.calls import Position, Value
+from chainer_fp8pipe.planning.partition_plan import Predicted
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+from matplotlib import colors
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from tests.ranks import on_ranks
+
+SHAPES = [(1, 1), (2, 1), (3, 1), (8, 1), (2, 2), (4, 2)]
+FLOAT = numpy.dtype('f')
+
+
+def cut(stages, chunks=1, limit=2e9, ties=1, again=False, replicas=1):
+    """What a partition knows of a cut into that many parts."""
+    parts = stages * chunks
+    order = tuple((f'/predictor/encoder/{place}/self_attention/query/W',)
+                  for place in range(parts))
+    plan = PartitionPlan(
+        order, tuple(Position(place, 0) for place in range(1, parts)),
+        stages, (again,) * parts, 8, 'interleaved',
+        Predicted(.25, tuple(.01 + .001 * part for part in range(parts)),
+                  tuple(1e9 + 1e8 * stage for stage in range(stages)),
+                  (4096.,) * (parts - 1)))
+    used = {part: [*order[part]] for part in range(parts)}
+    tied = {}
+    for number in range(ties if stages > 1 else 0):
+        name = f'/predictor/words/{number}/W'
+        parts_of = [number % 2, parts - 1]
+        for part in parts_of:
+            used[part].append(name)
+        tied[name] = tuple(part % stages for part in parts_of)
+    return SimpleNamespace(
+        plan=plan, used=used, ties=tied, title='Translator', limit=limit,
+        parameter_bytes=lambda name: 3e6,
+        crossing=[[('_ + _', Value((2, 32, 128), FLOAT, True))] * 5
+                  for _ in range(parts - 1)],
+        grid=SimpleNamespace(replicas=replicas, placement=SimpleNamespace(
+            ranks=[[stage + stages * replica for replica in range(replicas)]
+                   for stage in range(stages)])))
+
+
+@pytest.fixture
+def draw(monkeypatch):
+    """Draws, and returns the figure instead of a file."""
+    figures = []
+    monkeypatch.setattr(Figure, 'savefig',
+                        lambda self, path, **options: figures.append(self))
+
+    def drawn(*args, **options):
+        plot_plan(*args, 'unused.png', **options)
+        figure = figures.pop()
+        FigureCanvasAgg(figure).draw()
+        return figure
+    return drawn
+
+
+def texts_of(figure):
+    found = [*figure.texts]
+    for axes in figure.axes:
+        found += [*axes.texts, axes._left_title]
+    return [text for text in found if text.get_text()]
+
+
+def said(figure):
+    return [text.get_text() for text in texts_of(figure)]
+
+
+def panels(figure):
+    """By title: the lengths of the bars."""
+    return {axes._left_title.get_text(): [
+        bar.get_width() for bar in axes.patches]
+        for axes in figure.axes if axes.patches}
+
+
+@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('options', [
+    {}, {'ties': 6, 'again': True, 'replicas': 5}])
+def test_nothing_lies_upon_another_thing(draw, shape, options):
+    figure = draw(cut(*shape, **options))
+    extents = [(text.get_text(), text.get_window_extent())
+               for text in texts_of(figure)]
+    for place, (text, one) in enumerate(extents):
+        assert one.x0 >= 0, text
+        assert one.y0 >= 0, text
+        assert one.x1 <= figure.bbox.x1, text
+        assert one.y1 <= figure.bbox.y1, text
+        for other, another in extents[place + 1:]:
+            assert not one.overlaps(another), (text, other)
+
+
+def test_bars_are_as_long_as_what_they_stand_for(draw):
+    figure = draw(cut(3))
+    found = panels(figure)
+    assert found['share of the time'] == pytest.approx(
+        [10 / 33, 11 / 33, 12 / 33])
+    assert found['parameters'] == [6e6, 3e6, 6e6]
+    assert found['memory, predicted'] == pytest.approx([1e9, 1.1e9, 1.2e9])
+    assert {'30 %', '33 %', '36 %', '6 MB', '3 MB', '1 GB', '1.1 GB',
+            'limit 2 GB'} <= {*said(figure)}
+
+
+def test_what_crosses_stands_between_the_stages(draw):
+    (text, other) = [text for text in texts_of(draw(cut(3)))
+                     if text.get_text().startswith('↓ 164 kB')]
+    assert text.get_text() == (
+        '↓ 164 kB: ' + ', '.join(['_ + _ 2x32x128'] * 3) + ' and 2 more')
+    assert [text.get_position()[1], other.get_position()[1]] == [.5, 1.5]
+
+
+def test_parameters_of_several_stages_are_named(draw):
+    part = cut(4)
+    part.used[2].append('/predictor/words/0/W')
+    assert '/predictor/words/0/W is on stage 0, stage 2, stage 3' in said(
+        draw(part))
+    assert 'and 2 more' in said(draw(cut(4, ties=8)))
+
+
+def test_a_ranks_memory_is_drawn_once_for_all_its_chunks(draw):
+    figure = draw(cut(2, 2))
+    assert panels(figure)['memory, predicted'] == pytest.approx(
+        [1e9, 1.1e9, 0, 0])
+    assert [text for text in said(figure) if text.startswith('stage ')] == [
+        'stage 0.0', 'stage 1.0', 'stage 0.1', 'stage 1.1']
+
+
+def test_a_plan_alone_shows_what_it_knows(draw):
+    figure = draw(cut(3).plan)
+    assert list(panels(figure)) == ['share of the time', 'memory, predicted']
+    assert said(figure).count('↓ 4.1 kB') == 2
+    assert not any('limit' in text for text in said(figure))
+    assert 'limit 1.5 GB' in said(draw(cut(3).plan, memory=1.5e9))
+
+
+def test_a_plan_without_predictions_has_names_still(draw):
+    plan = PartitionPlan((('/a/W',), ('/b/W',)), (Position(1, 0),), 2,
+                         (False, False), 4, '1f1b')
+    figure = draw(plan)
+    assert not panels(figure)
+    assert {'/a/W', '/b/W', 'stage 1',
+            '2 stages, 1f1b with 4 micro-batches'} <= {*said(figure)}
+
+
+def test_colours_differ_in_lightness_too(draw):
+    figure = draw(cut(2))
+    lightness = sorted(
+        numpy.dot(colors.to_rgb(axes.patches[0].get_facecolor()),
+                  [.299, .587, .114])
+        for axes in figure.axes if axes.patches)
+    assert len(lightness) == 3
+    assert numpy.diff(lightness).min() > 0.15
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, 'matplotlib.figure', None)
+    with pytest.raises(ImportError, match='pip install matplotlib'):
+        plot_plan(cut(2), 'unused.png')
+
+
+class Tied(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.words = L.EmbedID(7, 8)
+            self.inner = L.Linear(8, 8)
+
+    def forward(self, x, t):
+        h = F.relu(self.inner(self.words(x)))
+        return F.softmax_cross_entropy(F.linear(h, self.words.W), t)
+
+
+@on_ranks(2)
+def test_a_cut_model_is_written_as_a_png(comm):
+    x = numpy.arange(6, dtype='i')
+    model = partition(Tied(), (x, x), comm, memory='1 GB')
+    assert model.partition.limit == 1e9
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, 'plan.png')
+        plot_plan(model, path)
+        with open(path, 'rb') as file:
+            assert file.read(8) == b'\x89PNG\r\n\x1a\n'
+        assert os.path.getsize(path) > 10_000
