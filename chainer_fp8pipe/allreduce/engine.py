@@ -39,10 +39,9 @@ from mpi4py import MPI
 
 from ..codecs import Codec, Coding, State, Tensors
 from ..codecs.staging import empty_wire
-from ..mpi.failure.waits import Wait, waiting, world_ranks
-from ..mpi.forever import HeldRequest
+from ..mpi.finalizing import HeldRequest
 from ..mpi.functions import exception, handle, library
-from ..mpi.waiting import BRIEF, LONG, Pauses
+from ..mpi.waiting import BRIEF, LONG, Pauses, Wait, waiting, world_ranks
 from ..report.stream import EventStream
 from . import _engine
 from .memory import meet, node_memory

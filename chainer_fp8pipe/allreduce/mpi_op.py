@@ -22,7 +22,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Coding
-from ..mpi.forever import HeldRequest
+from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .engine import Algorithm, Bucket

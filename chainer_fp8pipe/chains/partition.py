@@ -10,10 +10,10 @@ import numpy
 
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.broadcast import broadcast_arrays
-from ..mpi.failure.world import enter_world
+from ..mpi.failure.abort import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured.link_speed import measure_links
-from ..mpi.once import once
+from ..mpi.ranks import once
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire, search

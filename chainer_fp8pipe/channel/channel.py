@@ -41,9 +41,8 @@ from ..codecs.staging import (
     empty_wire,
     upload_now,
 )
-from ..mpi.failure.waits import Wait, waiting, world_ranks
-from ..mpi.forever import keep_forever
-from ..mpi.waiting import wait_until
+from ..mpi.finalizing import keep_forever
+from ..mpi.waiting import Wait, wait_until, waiting, world_ranks
 from . import fp8_wire
 from .progress import progress
 

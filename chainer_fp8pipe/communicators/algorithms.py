@@ -17,7 +17,7 @@ from ..allreduce.plan import (
     two_level,
 )
 from ..mpi.placement import torus_shape
-from ..mpi.processors import cores_each
+from ..mpi.ranks import cores_each
 from ..report.stream import EventStream
 from .options import ExchangeOptions, Fp8Options
 

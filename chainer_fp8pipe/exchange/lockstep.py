@@ -11,7 +11,7 @@ import numpy
 from mpi4py import MPI
 
 from ..mpi.agreement import all_values, is_raised_by_all
-from ..mpi.forever import HeldRequest, keep_forever
+from ..mpi.finalizing import HeldRequest, keep_forever
 from ..mpi.waiting import wait_until
 
 _TAG = 1

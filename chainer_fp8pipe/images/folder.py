@@ -217,7 +217,7 @@ class FolderRanks:
             return
         from mpi4py import MPI
 
-        from ..mpi.failure.world import enter_world
+        from ..mpi.failure.abort import enter_world
         comm = getattr(shard, 'mpi_comm', shard)
         if not isinstance(comm, MPI.Comm):
             raise TypeError(f'shard={shard!r} is neither a communicator nor '

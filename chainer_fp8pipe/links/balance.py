@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from ..mpi.ranks import all_ranks
+from ..mpi import all_ranks
 from ..pipeline.layers import LayerError, as_variables, layer_name
 from ..planning.even_parts import partition
 from .lazy import Lazy, initialising, own_copy

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex
 import chainer
 from chainer import Link
 
-from ..mpi.ranks import all_ranks
+from ..mpi import all_ranks
 from ..pipeline.layers import Layer, LayerError, as_tuple, layer_name
 from .balance import chunk_counts
 from .layer_table import describe, rows_of, table

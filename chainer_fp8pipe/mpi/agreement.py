@@ -1,21 +1,29 @@
 """All ranks agree on what they exchange, or all raise the same error."""
+# A rank that raises alone leaves the others in a collective call for ever.  So
+# whatever may fail on one rank is done between two agreements: each rank says
+# what it is about to do, as a digest of 63 bits, or that it has failed, as -1.
+# One all-reduce of the largest and the smallest tells whether all say the
+# same; only where they do not, an all-gather of the texts finds out who says
+# what, and all raise the same error.  What is reduced is smaller than a packet
+# of any network, so that an agreement costs as much as a barrier.
 from __future__ import annotations
 
 import hashlib
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy
 from mpi4py import MPI
 
-from .forever import HeldRequest
-from .waiting import wait_until
+from .finalizing import HeldRequest, keep_forever
+from .waiting import Wait, wait_until, waiting
 
 _Error = TypeVar('_Error', bound=BaseException)
 #: Waits until a function returns a true value, or raises: MPI's own waits
 #: would keep the core from other ranks and threads, and hear of no failure.
-Wait = Callable[[Callable[[], bool]], object]
+Waiter = Callable[[Callable[[], bool]], object]
 
 
 class Signature:
@@ -72,7 +80,7 @@ class Agreement:
     def __init__(self, comm: MPI.Comm, signature: Signature,
                  problem: str = '', remedy: str = '',
                  error: type[Exception] = ValueError,
-                 wait: Wait = wait_until) -> None:
+                 wait: Waiter = wait_until) -> None:
         self._comm = comm
         self._wait = wait
         self._signature = signature
@@ -109,7 +117,7 @@ def is_raised_by_all(error: BaseException) -> bool:
     return 'raised_by_all' in vars(error)
 
 
-def are_equal(comm: MPI.Comm, number: int, wait: Wait = wait_until) -> bool:
+def are_equal(comm: MPI.Comm, number: int, wait: Waiter = wait_until) -> bool:
     """Whether a number of 64 bits, 0 to 2^64 - 1, is the same on all ranks.
 
     Costs one all-reduce of 16 bytes.
@@ -121,7 +129,7 @@ def are_equal(comm: MPI.Comm, number: int, wait: Wait = wait_until) -> bool:
     return bool(extremes[0] == ~extremes[1])
 
 
-def all_values(comm: MPI.Comm, value: Any, wait: Wait = wait_until
+def all_values(comm: MPI.Comm, value: Any, wait: Waiter = wait_until
                 ) -> list[Any]:
     """As ``comm.allgather``, but for how it waits."""
     data = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
@@ -181,3 +189,63 @@ def _explain(everyone: Sequence[tuple[str, Signature]], remedy: str) -> str:
         for rank, (_, other) in enumerate(everyone))),
         'the ranks do not agree')
     return f'{sentence}. {remedy}'.strip()
+
+
+# --- who takes part ----------------------------------------------------------
+
+_HERE, _ANSWER = 32_301, 32_302     # tags; MPI has at least 32,767
+#: Seconds that rank 0 waits for others after it has come as far as they.
+PATIENCE = 5.0
+#: Seconds after which others are sure that rank 0 does not take part.
+IN_VAIN = 120.0
+
+
+class Attendance:
+    """Finds out who takes part in what scripts may give to some ranks alone.
+
+    A collective call would wait for the others for ever; so the ranks that
+    are there say so by a message of their own, and rank 0 answers.  Make it
+    on each rank that takes part.
+
+    Args:
+        comm: All ranks, whether they take part or not.
+        what: Takes part, for messages, such as ``'RunReport'``.
+    """
+
+    def __init__(self, comm: MPI.Comm, what: str) -> None:
+        self._comm, self._what = comm, what
+        if comm.rank:
+            keep_forever(comm.isend(None, 0, _HERE))
+
+    def settle(self) -> tuple[int, ...]:
+        """The ranks that take part; call it on those that do.
+
+        All must have made this object before any rank comes here.  If all
+        take part, nobody waits longer than messages travel.
+
+        Raises:
+            RuntimeError: Rank 0 does not take part; on the others.
+        """
+        comm, there, status = self._comm, [0], MPI.Status()
+        end = time.monotonic() + (IN_VAIN if comm.rank else PATIENCE)
+
+        def all_there() -> bool:
+            while comm.Iprobe(MPI.ANY_SOURCE, _HERE, status):
+                comm.recv(source=status.source, tag=_HERE)
+                there.append(status.source)
+            return len(there) == comm.size or time.monotonic() > end
+
+        def answered() -> bool:
+            return comm.Iprobe(0, _ANSWER) or time.monotonic() > end
+        if comm.rank == 0:
+            wait_until(all_there)
+            for rank in there[1:]:
+                comm.send(sorted(there), rank, _ANSWER)
+            return tuple(sorted(there))
+        with waiting(lambda: [Wait(f'{self._what} of rank 0', (0,))]):
+            wait_until(answered)
+        if not comm.Iprobe(0, _ANSWER):
+            raise RuntimeError(
+                f'rank {comm.rank}: {self._what} is on this rank but not on '
+                'rank 0, which writes; give it to all ranks')
+        return tuple(comm.recv(source=0, tag=_ANSWER))

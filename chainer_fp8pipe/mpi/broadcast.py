@@ -6,9 +6,11 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from .handing_on import LEAST_FRAME_BYTES, frame_bytes
 from .waiting import wait_until
 
+#: Bytes of the smallest frame; smaller arrays are not cut.
+_LEAST_FRAME_BYTES = 1 << 16
+_MOST_FRAMES = 256
 #: Frames on the way from one rank to the next.  MPICH's receiver confirms
 #: each of them; with hundreds unconfirmed, confirmations wait for the
 #: receiver's next call of MPI, and its neighbour would wait until then.
@@ -40,7 +42,7 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
     found = arrays or [numpy.empty(shape, dtype) for shape, dtype in specs]
     for array in found:
         content = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
-        if content.size > LEAST_FRAME_BYTES and comm.size > 2:
+        if content.size > _LEAST_FRAME_BYTES and comm.size > 2:
             _hand_on(comm, content)
         else:
             # MPI's own wait would keep the core from other ranks.
@@ -49,7 +51,7 @@ def broadcast_arrays(comm: MPI.Comm, value: Any,
 
 
 def _hand_on(comm: MPI.Comm, content: numpy.ndarray) -> None:
-    size = frame_bytes(content.size)
+    size = max(_LEAST_FRAME_BYTES, -(-content.size // _MOST_FRAMES))
     frames = [content[start:start + size]
               for start in range(0, content.size, size)]
     coming = [comm.Irecv([frame, MPI.BYTE], comm.rank - 1)

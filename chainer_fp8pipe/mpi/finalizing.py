@@ -1,14 +1,16 @@
-"""What must be done while MPI still works.
-
-A program ends by its last line, by an exception, or calls ``MPI.Finalize``
-itself and goes on.  What others wait for must have left this rank, and no
-thread may call MPI any more, before the first of these.  So there is one
-list for all: it is worked through once, when ``atexit`` or MPI_Finalize
-begins, and a process that was forked off has none.
-"""
+"""What must be done before MPI ends, and what must live until it has."""
+# A program ends by its last line, by an exception, or calls ``MPI.Finalize``
+# itself and goes on.  What others wait for must have left this rank, and no
+# thread may call MPI any more, before the first of these.  So there is one
+# list of actions for all: it is worked through once, when ``atexit`` or
+# MPI_Finalize begins, the latest action first, and a process that was forked
+# off has none.  mpi4py calls MPI_Finalize after the interpreter has freed the
+# variables of all modules, and a message that was given up may still arrive in
+# its buffer by then: such a buffer is never freed at all.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import os
 import sys
@@ -51,3 +53,33 @@ def _work(*_: Any) -> None:
             _actions.pop()()
         except Exception:
             sys.excepthook(*sys.exc_info())     # type: ignore[arg-type]
+
+
+def keep_forever(owner: Any) -> None:
+    """Never frees an object, nor anything it refers to."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+
+
+class HeldRequest:
+    """A request of MPI's whose buffers are never freed before it is complete.
+
+    Also if nobody waits for it any more, because of an exception or at the
+    end of the program.
+
+    Args:
+        request: One that has been started.
+        buffers: All that it reads or writes; mpi4py's requests of reductions
+            do not hold them.
+    """
+
+    def __init__(self, request: MPI.Request, *buffers: Any) -> None:
+        self._request = request
+        self._buffers = buffers
+
+    def test(self) -> bool:
+        """Whether it is complete."""
+        return self._request.Test()
+
+    def __del__(self, keep: Callable[[Any], None] = keep_forever) -> None:
+        if self._request:
+            keep((self._request, self._buffers))

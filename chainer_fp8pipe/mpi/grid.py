@@ -5,12 +5,11 @@ from typing import Any
 
 from mpi4py import MPI
 
-from . import once
 from .agreement import Signature, agree
+from .failure.abort import enter_world
 from .failure.watch import watch
-from .failure.world import enter_world
-from .groups import nodes_of
 from .placement import AXES, divisors, place
+from .ranks import free_with_kept, nodes_of
 
 
 class ProcessGrid:
@@ -99,10 +98,8 @@ class ProcessGrid:
 
         MPI libraries have room for some 2,000 communicators.
         """
-        for comm in (self.pipeline, self.data):
-            if comm != MPI.COMM_NULL:
-                once.free(comm)
-                comm.Free()
+        free_with_kept(self.pipeline)
+        free_with_kept(self.data)
 
     def __str__(self) -> str:
         nodes = len(set(self.placement.nodes))

@@ -17,36 +17,23 @@ import numpy
 from mpi4py import MPI
 
 from .agreement import Signature, agree
-from .forever import keep_forever
+from .finalizing import keep_forever
 from .placement import divisors, torus_shape
+from .ranks import kept_with, nodes_of, once
 from .waiting import wait_until
 
 
 @dataclasses.dataclass
 class _State:
-    """Groups and failures kept with a communicator, and freed with it."""
+    """Of all Group objects of a communicator; kept with it."""
 
-    #: Its groups, each made once: MPI libraries have room for some 2,000.
-    groups: dict[Any, MPI.Comm] = dataclasses.field(default_factory=dict)
     tags: int = 0           # Group objects so far
     #: Why one failed; its messages may still be on their way.
     problem: str = ''
 
 
-def _free(comm: Any, key: int, state: _State) -> None:
-    for group in state.groups.values():
-        group.Free()
-
-
-_STATE = MPI.Comm.Create_keyval(delete_fn=_free)
-
-
 def _state_of(comm: MPI.Comm) -> _State:
-    state: Any = comm.Get_attr(_STATE)
-    if state is None:
-        state = _State()
-        comm.Set_attr(_STATE, state)
-    return state
+    return once(comm, 'groups', _State)
 
 
 class Group:
@@ -184,13 +171,12 @@ def split_groups(comm: Any, group_size: int | None = None,
         size = arguments['tile']
     row, column = divmod(comm.rank, torus[1])
     group = row // size[0] * (torus[1] // size[1]) + column // size[1]
-    groups = _state_of(comm).groups
-    if (torus, size) in groups and comm.allreduce(
-            bool(_state_of(groups[torus, size]).problem), MPI.LOR):
-        del groups[torus, size]
-    if (torus, size) not in groups:
-        groups[torus, size] = comm.Split(group, comm.rank)
-    return groups[torus, size]
+    name = 'group', torus, size
+    found = kept_with(comm).get(name)
+    if found is not None and comm.allreduce(
+            bool(_state_of(found).problem), MPI.LOR):
+        del kept_with(comm)[name]
+    return once(comm, name, lambda: comm.Split(group, comm.rank))
 
 
 def ranks_of(comm: Any) -> MPI.Comm:
@@ -206,18 +192,6 @@ def ranks_of(comm: Any) -> MPI.Comm:
             f"ChainerMN's, not of a {type(comm).__name__}; of a ProcessGrid "
             'pass its data axis: grid.data')
     return found
-
-
-def nodes_of(comm: MPI.Comm) -> list[int]:
-    """The node of each rank, numbered in the order of their first ranks."""
-    sharing = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    try:
-        first = sharing.bcast(comm.rank)
-    finally:
-        sharing.Free()
-    firsts = comm.allgather(first)
-    numbering = {of: node for node, of in enumerate(sorted(set(firsts)))}
-    return [numbering[of] for of in firsts]
 
 
 def _per_node(comm: MPI.Comm) -> int:

@@ -1,15 +1,20 @@
-"""Waits for a message that leave the core to other ranks.
-
-Ranks may outnumber the cores.  A wait polls, and soon yields the core between
-polls, which is about as fast while nobody else wants the core.  After a while
-it sleeps between polls, for a small part of the time that has passed.
-"""
+"""Waits for messages: they leave the core to others, and say for what."""
+# Ranks may outnumber the cores.  A wait polls, and soon yields the core
+# between polls, which is about as fast while nobody else wants the core.
+# After a while it sleeps between polls, for a small part of the time that has
+# passed.  ``wait_until`` is for a cheap poll, ``Pauses`` for loops of their
+# own, and ``waiting`` notes for what the main thread waits: the watch over
+# the job (``mpi/failure``) reads the notes when nothing seems to move.
 from __future__ import annotations
 
 import functools
 import os
+import threading
 import time
 from collections.abc import Callable
+from typing import NamedTuple
+
+from mpi4py import MPI
 
 _POLLS = 20             # before the first yield, about 4 us
 _PATIENCE = 200e-6      # seconds of polling before the first sleep
@@ -71,3 +76,62 @@ class Pauses:
             give_way()
         else:
             time.sleep(min(waited * _PART, longest))
+
+
+# --- notes -------------------------------------------------------------------
+
+class Wait(NamedTuple):
+    """Something that a rank waits for.
+
+    Attributes:
+        text: In words, such as ``'frame 17 of bucket 2 from rank 3'``.
+        ranks: Of ``MPI.COMM_WORLD``, that it is to come from; () if that is
+            not known, as inside collective calls.
+    """
+
+    text: str
+    ranks: tuple[int, ...] = ()
+
+
+#: Called by any thread, at any time.
+Note = Callable[[], list[Wait]]
+
+# Of the main thread, from the outermost wait to the innermost.
+_notes: list[Note] = []
+
+
+class waiting:
+    """A ``with`` block in which the main thread waits.
+
+    In other threads, which nobody asks, it does nothing.
+
+    Args:
+        note: Says for what; called only when somebody wants to know.
+    """
+
+    __slots__ = ('_note',)
+
+    def __init__(self, note: Note) -> None:
+        self._note = note
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == threading.main_thread().ident:
+            _notes.append(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        if threading.get_ident() == threading.main_thread().ident:
+            _notes.pop()
+
+
+def current_waits() -> list[Wait]:
+    """What the outermost wait that knows is for; [] if nothing is."""
+    for note in tuple(_notes):
+        if found := note():
+            return found
+    return []
+
+
+def world_ranks(comm: MPI.Comm) -> tuple[int, ...]:
+    """Ranks of ``MPI.COMM_WORLD``, in the order of the communicator's."""
+    return tuple(comm.Get_group().Translate_ranks(
+        None, MPI.COMM_WORLD.Get_group()))

@@ -9,8 +9,7 @@ import numpy
 from mpi4py import MPI
 
 from ..channel.channel import Receiver, Sender
-from ..mpi.groups import nodes_of
-from ..mpi.once import once
+from ..mpi.ranks import nodes_of, once
 from .block import Arrays
 from .schedules import Kind
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ..chains import nested
 from ..mpi.grid import ProcessGrid
-from ..mpi.once import once
+from ..mpi.ranks import once
 from ..training.replica_updater import ReplicaUpdater
 from ..training.unmodified.dividing import DividingIterator, ReceivingIterator
 

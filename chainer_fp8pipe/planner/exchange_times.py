@@ -24,7 +24,7 @@ from ..communicators import create_communicator
 from ..communicators.options import without_warmup
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured.link_speed import measure_links
-from ..mpi.once import once
+from ..mpi.ranks import once
 from ..mpi.waiting import wait_until
 from ..planning.job.choices import algorithms
 from ..planning.job.step import ExchangeFigures, LinkFigures

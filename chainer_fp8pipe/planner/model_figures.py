@@ -38,7 +38,7 @@ from ..chains.partition import partition
 from ..chains.partitioned import check_result
 from ..chains.tracing.trace import Tracer
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.processors import own_cores, pools_of
+from ..mpi.ranks import own_cores, pools_of
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
 from ..planning.job.model_costs import ModelFigures

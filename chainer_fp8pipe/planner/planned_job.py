@@ -25,11 +25,10 @@ from ..communicators import create_communicator
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.world import enter_world
+from ..mpi.failure.abort import enter_world
 from ..mpi.grid import ProcessGrid
-from ..mpi.groups import nodes_of
-from ..mpi.once import once
 from ..mpi.placement import divisors
+from ..mpi.ranks import nodes_of, once
 from ..planning.job.choices import Choices, Wanted
 from ..planning.job.job_plan import (
     CODECS,

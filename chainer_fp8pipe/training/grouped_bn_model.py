@@ -13,7 +13,7 @@ from ..links.grouped_bn import GroupedBatchNormalization
 from ..links.lazy import Lazy
 from ..links.shared_parameters import things_used
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.world import enter_world
+from ..mpi.failure.abort import enter_world
 from ..mpi.groups import Group, ranks_of, split_groups
 
 

@@ -10,8 +10,8 @@ from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
 from ..mpi.agreement import raise_together
+from ..mpi.failure.abort import enter_world
 from ..mpi.failure.watch import watch
-from ..mpi.failure.world import enter_world
 from .group_failures import give_up, hear_failures
 from .reported import Reports, means, report_of
 from .together import Together, show_traceback

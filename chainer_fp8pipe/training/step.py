@@ -40,10 +40,10 @@ from ..chains.layers import cut_layers
 from ..chains.partitioned_chain import PartitionedChain
 from ..channel.channel import CODECS, describe
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.update_count import updates
-from ..mpi.failure.world import enter_world
+from ..mpi.failure.abort import enter_world
+from ..mpi.failure.watch import updates
 from ..mpi.grid import ProcessGrid
-from ..mpi.once import once
+from ..mpi.ranks import once
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.block import Arrays
 from ..pipeline.channels import Channels

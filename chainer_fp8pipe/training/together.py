@@ -28,7 +28,7 @@ from mpi4py import MPI
 from ..channel.channel import RemoteError
 from ..mpi.agreement import Signature, agree
 from ..mpi.failure.abort import shown, wait_until_read
-from ..mpi.forever import HeldRequest
+from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import wait_until
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '

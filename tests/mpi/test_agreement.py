@@ -1,4 +1,9 @@
+"""All ranks agree, or raise the same; those that take part find each other."""
+from unittest import mock
+
+from chainer_fp8pipe.mpi import agreement
 from chainer_fp8pipe.mpi.agreement import (
+    Attendance,
     Signature,
     agree,
     are_equal,
@@ -9,7 +14,8 @@ import pytest
 
 from tests.ranks import on_ranks
 
-MODEL = {'parameter /l1/W': 'float32 (3, 2)', 'parameter /l2/W': 'float32 ()'}
+W1, W2 = 'parameter /l1/W', 'parameter /l2/W'
+MODEL = {W1: 'float32 (3, 2)', W2: 'float32 ()'}
 
 
 @on_ranks(1, 3)
@@ -23,8 +29,12 @@ def test_a_problem_of_one_or_all_is_raised_on_all_with_its_rank(comm):
         agree(comm, Signature(MODEL),
               'no gradient' if comm.rank == last else '')
 
-
-W1, W2 = MODEL
+    def action():
+        if comm.rank == last:
+            raise OSError('disk full')
+    assert raise_together(comm, lambda: comm.rank) == comm.rank
+    with pytest.raises(RuntimeError, match=f'{who}: OSError: disk full'):
+        raise_together(comm, action)
 
 
 @on_ranks(2, 4)
@@ -43,20 +53,34 @@ def test_a_difference_names_entry_ranks_and_remedy(comm, other, message):
               remedy='Do this.')
 
 
-@on_ranks(3)
-def test_raise_together_tells_every_rank_of_one_ranks_error(comm):
-    assert raise_together(comm, lambda: comm.rank) == comm.rank
-
-    def action():
-        if comm.rank == 2:
-            raise OSError('disk full')
-    with pytest.raises(RuntimeError, match='rank 2: OSError: disk full'):
-        raise_together(comm, action)
-
-
 @on_ranks(1, 3)
-@pytest.mark.parametrize('number', [0, 1, 1 << 63, (1 << 64) - 1])
-def test_numbers_of_64_bits_are_compared(comm, number):
-    assert are_equal(comm, number)
-    other = number ^ (1 << 40) if comm.rank == 1 else number
-    assert are_equal(comm, other) == (comm.size == 1)
+def test_numbers_of_64_bits_are_compared(comm):
+    for number in 0, 1, 1 << 63, (1 << 64) - 1:
+        assert are_equal(comm, number)
+        other = number ^ (1 << 40) if comm.rank == 1 else number
+        assert are_equal(comm, other) == (comm.size == 1)
+
+
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize('others', [(), (1,), (-1,), (0, 1, 2, 3)])
+def test_all_find_those_that_are_there_and_wait_for_nobody_else(comm, others):
+    ranks = {0, *(rank % comm.size for rank in others)}
+    if comm.rank in ranks:
+        there = Attendance(comm, 'It')
+    comm.Barrier()
+    if comm.rank in ranks:
+        patience = agreement.PATIENCE if len(ranks) == comm.size else 0.5
+        with mock.patch.object(agreement, 'PATIENCE', patience):
+            assert there.settle() == tuple(sorted(ranks))
+    comm.Barrier()
+
+
+@on_ranks(2)
+def test_without_rank_0_there_is_an_error_that_names_the_remedy(comm):
+    if comm.rank:
+        with mock.patch.object(agreement, 'IN_VAIN', 0.2), pytest.raises(
+                RuntimeError, match='rank 1: It is on this rank but not on '
+                'rank 0, which writes; give it to all ranks'):
+            Attendance(comm, 'It').settle()
+    else:
+        comm.recv(source=1, tag=agreement._HERE)    # what was sent in vain

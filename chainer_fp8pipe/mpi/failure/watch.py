@@ -8,6 +8,7 @@ there is none on systems other than Linux, or where it cannot be started.
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import faulthandler
 import fcntl
@@ -19,21 +20,22 @@ import os
 import secrets
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Hashable
 from types import FrameType
 from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from ..agreement import raise_together
-from ..finalizing import before_finalize
-from ..forever import keep_forever
+from ..finalizing import before_finalize, keep_forever
+from ..waiting import current_waits
 from .stack import Frame, before_wait, call
 from .stall import EXIT_CODE, StallSettings, settings_of_environment
-from .update_count import updates
-from .waits import current_waits
 from .watchdog import WatchdogJob, own_addresses
 
 #: The environment variable that, as ``0``, has no watchdog started.
@@ -49,6 +51,47 @@ _STUCK = 20             # seconds that MPI_Abort may take
 _PART = 10_000          # objects that are looked through at a time
 _START = ('import sys; sys.path.append(sys.argv[1]); '
           'from failure.watchdog import main; main()')
+
+
+# Durations that are remembered of each kind of update.
+_LAST = 64
+
+
+class UpdateCount:
+    """The updates that this rank has finished so far.
+
+    Attributes:
+        total: How many; written by the main thread alone.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._latest: dict[Hashable, float] = {}
+        self._durations: dict[Hashable, collections.deque[float]] = {}
+
+    def finished(self, kind: Hashable) -> None:
+        """Counts an update.
+
+        Args:
+            kind: Updates of one kind follow each other at regular times: a
+                communicator's of one model, for example.
+        """
+        now = time.monotonic()
+        if kind in self._latest:
+            self._durations.setdefault(
+                kind, collections.deque(maxlen=_LAST)).append(
+                    now - self._latest[kind])
+        self._latest[kind] = now
+        self.total += 1
+
+    def usual_seconds(self) -> float:
+        """The median duration, of the kind of update that takes longest."""
+        return max((statistics.median(tuple(durations)) for durations
+                    in tuple(self._durations.values())), default=0.0)
+
+
+#: Of this process.
+updates = UpdateCount()
 
 
 class _Place(NamedTuple):

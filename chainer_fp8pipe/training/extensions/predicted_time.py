@@ -11,8 +11,8 @@ import numpy
 from chainer.training import extension
 from mpi4py import MPI
 
+from ...mpi import all_ranks
 from ...mpi.agreement import Signature, agree
-from ...mpi.ranks import all_ranks
 from ...mpi.waiting import wait_until
 from ...planning.job.job_plan import load_job_plan
 

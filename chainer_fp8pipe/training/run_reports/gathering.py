@@ -12,7 +12,7 @@ from mpi4py import MPI
 from ...mpi.agreement import raise_together
 from ...mpi.measured.clock_offsets import clock_name, measure_offsets
 from ...mpi.measured.pair_speed import PairSpeed, measure_pairs
-from ...mpi.once import once
+from ...mpi.ranks import once
 from ...report.process_memory import bytes_in
 from ...report.record import RankInterval
 from .watching import KeptEvents, UpdateTimes

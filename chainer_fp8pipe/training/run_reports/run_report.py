@@ -26,8 +26,8 @@ import chainer
 from chainer.training import extension
 from mpi4py import MPI
 
-from ...mpi.attendance import Attendance
-from ...mpi.ranks import all_ranks
+from ...mpi import all_ranks
+from ...mpi.agreement import Attendance
 from ...report.stream import EventStream
 from ..extensions.update_marks import EveryUpdate
 from .gathering import ReportGathering

@@ -31,7 +31,7 @@ import numpy
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
-from ...mpi.forever import keep_forever
+from ...mpi.finalizing import keep_forever
 from . import file
 from .file import (
     JSON,

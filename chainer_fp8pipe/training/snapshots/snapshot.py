@@ -24,9 +24,9 @@ import numpy
 from chainer.training import extension
 from mpi4py import MPI
 
+from ...mpi import all_ranks
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.grid import ProcessGrid
-from ...mpi.ranks import all_ranks
 from ...mpi.waiting import wait_until
 from ..extensions.update_marks import SteppingTrigger
 from . import gather

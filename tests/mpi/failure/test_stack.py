@@ -7,9 +7,13 @@ import weakref
 
 from chainer_fp8pipe.mpi.failure import stack, watch
 from chainer_fp8pipe.mpi.failure.stack import Frame
-from chainer_fp8pipe.mpi.failure.update_count import UpdateCount
-from chainer_fp8pipe.mpi.failure.waits import Wait, current_waits, waiting
-from chainer_fp8pipe.mpi.waiting import wait_until
+from chainer_fp8pipe.mpi.failure.watch import UpdateCount
+from chainer_fp8pipe.mpi.waiting import (
+    Wait,
+    current_waits,
+    wait_until,
+    waiting,
+)
 
 import pytest
 from mpi4py import MPI

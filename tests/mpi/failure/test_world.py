@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import chainer_fp8pipe
-from chainer_fp8pipe.mpi.failure.world import ALONE, StartError, enter_world
+from chainer_fp8pipe.mpi.failure.abort import ALONE, StartError, enter_world
 
 import pytest
 from mpi4py import MPI
@@ -94,7 +94,7 @@ def test_a_program_that_a_rank_starts_is_no_rank(comm):
     """It has the rank's variables; without PMI's it comes through."""
     with started_with(_TWO):
         enter_world()
-        script = ('from chainer_fp8pipe.mpi.failure.world import enter_world\n'
+        script = ('from chainer_fp8pipe.mpi.failure.abort import enter_world\n'
                   'enter_world()')
         done = subprocess.run([sys.executable, '-c', script], timeout=300,
                               capture_output=True, text=True)

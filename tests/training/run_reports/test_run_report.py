@@ -221,7 +221,7 @@ def test_rank_0_alone_records_its_own_and_says_so(comm, tmp_path):
     if comm.rank == 0:
         trainer.extend(RunReport(communicator, **RECORD))
     with warnings.catch_warnings(record=True) as found, mock.patch(
-            'chainer_fp8pipe.mpi.attendance.PATIENCE', 0.5):
+            'chainer_fp8pipe.mpi.agreement.PATIENCE', 0.5):
         warnings.simplefilter('always')
         trainer.run()
     comm.Barrier()
@@ -242,7 +242,7 @@ def test_without_rank_0_it_is_an_error(comm, tmp_path):
     trainer, communicator = make_trainer(comm, tmp_path)
     if comm.rank:
         trainer.extend(RunReport(communicator, **RECORD))
-    with mock.patch('chainer_fp8pipe.mpi.attendance.IN_VAIN', 0.5):
+    with mock.patch('chainer_fp8pipe.mpi.agreement.IN_VAIN', 0.5):
         report = comm.rank and trainer.get_extension('RunReport')
         trainer.updater.update()        # connects, on both ranks
         if report:
