@@ -17,8 +17,8 @@
 #
 # Canvas, and not WebGL: browsers give a page some sixteen contexts of it.
 # Colours of lines are told apart by the colour-blind, on white and on black
-# (Okabe and Ito 2008, without black and yellow), and axes are of a grey that
-# is read on both.
+# (Okabe and Ito 2008, without black and yellow); the script colours axes, as
+# the browser is dark or light.
 from __future__ import annotations
 
 import base64
@@ -64,7 +64,7 @@ _MANY_POINTS = 60
 
 LINE_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00',
                 '#56b4e9', '#8c8c8c')
-_GREY, _AXES = '#8c8c8c', '#767676'
+_GREY = '#8c8c8c'
 
 #: Bokeh reads text that begins so as mathematics, for which it would load a
 #: script; the zero-width space keeps it from that.
@@ -128,6 +128,8 @@ class Drawing:
         shown: For each choice, the columns of the figure's boxes.
         has_axes: Whether one can choose what it is drawn against.
         wide: Whether it has the page's whole width.
+        has_lines: Whether it shows lines, not boxes.
+        name: On the page.
     """
 
     title: str
@@ -139,6 +141,8 @@ class Drawing:
     shown: Sequence[Mapping[str, Any]] = ()
     has_axes: bool = False
     wide: bool = False
+    has_lines: bool = False
+    name: str = ''
 
 
 @dataclass
@@ -196,11 +200,13 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
         _compression, _memory, _input, _starts, _settings)]
     drawings = [drawing for section in sections
                 for drawing in section.drawings]
+    for place, drawing in enumerate(drawings):
+        drawing.name = f'figure-{place}'
     # In a script element, no "<" may stand that could end it.
     data = json.dumps([
-        {'name': f'figure-{place}', 'item': json_item(drawing.plot),
-         'shown': drawing.shown}
-        for place, drawing in enumerate(drawings)]).replace('<', '\\u003c')
+        {'name': drawing.name, 'item': json_item(drawing.plot),
+         'shown': drawing.shown} for drawing in drawings]
+        ).replace('<', '\\u003c')
     # The library without widgets and tables, which the page does not have.
     scripts = [*Resources('inline', components=['bokeh'],
                           minified=True).js_raw,
@@ -210,8 +216,6 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
         lstrip_blocks=True, undefined=StrictUndefined)
     text = environment.get_template('page.html').render(
         runs=runs, sections=sections, scripts=scripts, data=data,
-        name_of={id(drawing): f'figure-{place}'
-                 for place, drawing in enumerate(drawings)},
         hashes=[base64.b64encode(hashlib.sha256(
             script.encode()).digest()).decode() for script in scripts])
     with written_whole(path) as file:
@@ -234,10 +238,6 @@ def _figure(x_label: str, y_label: str, height: int, tools: str,
     plot.toolbar.autohide = True
     plot.axis.axis_label_text_font_style = 'normal'
     plot.axis.minor_tick_line_color = None
-    for name in ('axis_label_text', 'major_label_text', 'axis_line',
-                 'major_tick_line'):
-        setattr(plot.axis, f'{name}_color', _AXES)
-    plot.grid.grid_line_color, plot.grid.grid_line_alpha = _AXES, 0.3
     for axis in plot.axis:
         if isinstance(axis.formatter, BasicTickFormatter):
             axis.formatter.update(power_limit_low=-3, power_limit_high=6)
@@ -267,7 +267,7 @@ def _lines(title: str, unit: str, lines: Mapping[str, _Points],
         went_on: Where runs were started again, by column.
         styles: By name, the colour, and whether the line is dashed.
     """
-    from bokeh.models import ColumnDataSource, Span
+    from bokeh.models import Span
     from bokeh.palettes import viridis
     few = len(lines) <= len(LINE_COLOURS)
     if styles is None:
@@ -283,39 +283,7 @@ def _lines(title: str, unit: str, lines: Mapping[str, _Points],
     is_log = len(values) and 0 < 20 * values.min() < values.max()
     plot = _figure('updates', unit, 300, 'xpan,xbox_zoom,reset,save',
                    y_axis_type='log' if is_log else 'linear')
-    paths: dict[str, list[Any]] = defaultdict(list)
-    dots: dict[str, list[Any]] = defaultdict(list)
-    for name, array in arrays.items():
-        colour, is_dashed = styles[name]
-        array = _fewer(array)
-        array[~numpy.isfinite(array)] = numpy.nan
-        is_many = len(array) > _MANY_POINTS
-        smooth = numpy.copy(array)
-        smooth[:, 1] = _smooth(array[:, 1])
-        for points, alpha in ([(array, 0.3), (smooth, 1.0)] if is_many
-                              else [(array, 1.0 if few else 0.6)]):
-            look = {'title': name, 'colour': colour, 'alpha': alpha,
-                    'usual': alpha, 'dash': 'dashed' if is_dashed else 'solid'}
-            for key, value in look.items():
-                paths[key].append(value)
-            for key, column in zip(columns, points.T.tolist(), strict=True):
-                paths[key].append(column)
-        if not is_many:     # a line of a single point would not be seen
-            for key, value in look.items():
-                dots[key] += [value] * len(array)
-            for key, column in zip(columns, array.T.tolist(), strict=True):
-                dots[key] += column
-    drawn = plot.multi_line(
-        'iteration', 'value', line_color='colour', line_alpha='alpha',
-        line_dash='dash', line_width=2, hover_line_color='#d55e00',
-        hover_line_alpha='alpha', source=ColumnDataSource(dict(paths)),
-        name='lines')
-    _tell(plot, drawn, ('', '@title'), ('at', '$data_x'),
-          ('value', '$data_y'), line_policy='nearest')
-    if dots:
-        plot.scatter('iteration', 'value', size=5, color='colour',
-                     alpha='alpha', source=ColumnDataSource(dict(dots)),
-                     name='dots')
+    _draw_lines(plot, columns, arrays, styles, 1.0 if few else 0.6)
     for place in went_on:       # the script moves it when the axis changes
         plot.add_layout(Span(
             location=place['iteration'], dimension='height', name='start',
@@ -331,7 +299,50 @@ def _lines(title: str, unit: str, lines: Mapping[str, _Points],
         [(name, f'{point[0]:.0f}', number(point[1]),
           *(f'{one:.2f}' for one in point[2:]))
          for name, points in lines.items() for point in points])]],
-        ends, hides=len(ends) == len(names))
+        ends, hides=len(ends) == len(names), has_lines=True)
+
+
+def _draw_lines(plot: Any, columns: Sequence[str],
+                arrays: Mapping[str, numpy.ndarray],
+                styles: Mapping[str, tuple[str, bool]], alpha: float) -> None:
+    """Lines with dots if points are few, else pale with a smooth one."""
+    from bokeh.models import BooleanFilter, CDSView, ColumnDataSource
+    paths: dict[str, list[Any]] = defaultdict(list)
+    dots: dict[str, list[Any]] = defaultdict(list)
+
+    def shown(properties: dict[str, list[Any]]) -> dict[str, Any]:
+        # The script hides lines by this filter.
+        return {'source': ColumnDataSource(dict(properties)),
+                'view': CDSView(filter=BooleanFilter(
+                    booleans=[True] * len(properties['title'])))}
+    for name, array in arrays.items():
+        colour, is_dashed = styles[name]
+        points = _fewer(array)
+        points[~numpy.isfinite(points)] = numpy.nan
+        drawn = [(points, alpha)]
+        if len(points) > _MANY_POINTS:
+            smooth = points.copy()
+            smooth[:, 1] = _smooth(points[:, 1])
+            drawn = [(points, 0.3), (smooth, alpha)]
+        look = {'title': name, 'colour': colour, 'alpha': alpha,
+                'dash': 'dashed' if is_dashed else 'solid'}
+        for line, strength in drawn:
+            for key, value in {**look, 'alpha': strength, **dict(zip(
+                    columns, line.T.tolist(), strict=True))}.items():
+                paths[key].append(value)
+        if len(drawn) == 1:     # a line of a single point would not be seen
+            for key, value in look.items():
+                dots[key] += [value] * len(points)
+            for key, column in zip(columns, points.T.tolist(), strict=True):
+                dots[key] += column
+    lines = plot.multi_line(
+        'iteration', 'value', line_color='colour', line_alpha='alpha',
+        line_dash='dash', line_width=2, **shown(paths))
+    _tell(plot, lines, ('', '@title'), ('at', '$data_x'),
+          ('value', '$data_y'), line_policy='nearest')
+    if dots:
+        plot.scatter('iteration', 'value', size=5, color='colour',
+                     alpha='alpha', **shown(dots))
 
 
 def _fewer(points: numpy.ndarray) -> numpy.ndarray:

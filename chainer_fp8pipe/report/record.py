@@ -576,7 +576,8 @@ def _aligned(record: RunRecord) -> Iterator[RecordedUpdate]:
     for update in record.updates:
         if update.start in missing:
             continue
-        origin, begins = origins[update.start], {}
+        origin = origins[update.start]
+        begins: dict[int, float] = {}
         for event in update.events:
             begins[event.rank] = min(event.start, begins.get(
                 event.rank, event.start))

@@ -1,21 +1,59 @@
-"""How far the clocks of ranks are ahead of rank 0's, by messages."""
+"""How far the clocks of ranks are ahead of rank 0's, by messages.
+
+A rank asks another for the time and gets it back.  The answer was true at
+some moment between question and answer; if half of the round trip has passed
+until then, the clocks differ by what the two show.  They differ by that to
+half of the round trip at most, however unequal the two ways are (Cristian,
+"Probabilistic clock synchronization", 1989).  The shortest of many round trips
+says most.
+"""
 from __future__ import annotations
 
 import contextlib
 import os
 import platform
 import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
 
-from ...report.clocks import RoundTrip, best_trip
 from ..waiting import wait_until
 
 #: Round trips between two clocks: at least, and at most while the best one
 #: leaves an error of more than :data:`_GOOD` seconds.
 _FEWEST, _MOST, _GOOD = 16, 200, 50e-6
 _TAG = 7
+
+
+class RoundTrip(NamedTuple):
+    """A question for the time and its answer.
+
+    Attributes:
+        asked: When the question left, by the clock of who asks.
+        answered: What the other clock showed.
+        received: When the answer came, by the clock of who asks.
+    """
+
+    asked: float
+    answered: float
+    received: float
+
+    @property
+    def offset(self) -> float:
+        """Seconds that the other clock is ahead."""
+        return self.answered - (self.asked + self.received) / 2
+
+    @property
+    def error(self) -> float:
+        """The offset is right to so many seconds."""
+        return (self.received - self.asked) / 2
+
+
+def best_trip(trips: Iterable[RoundTrip]) -> RoundTrip:
+    """The shortest round trip, which bounds the offset best."""
+    return min(trips, key=lambda trip: trip.error)
 
 
 def clock_name() -> str:
