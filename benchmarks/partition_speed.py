@@ -14,7 +14,7 @@ from chainer_fp8pipe import (
     deferred,
     partition,
 )
-from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
+from chainer_fp8pipe.planning.cuts import DoesNotFit
 from chainer_fp8pipe.planning.sizes import parse_bytes
 from chainer_fp8pipe.report.process_memory import bytes_in
 

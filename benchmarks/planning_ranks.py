@@ -17,7 +17,7 @@ import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.planner import trials
 from chainer_fp8pipe.planner.example import Example, ScriptData
 from chainer_fp8pipe.planner.planned_job import PlannedJob, plan, shapes_of
-from chainer_fp8pipe.planning.job.job_plan import Configuration, JobPlan
+from chainer_fp8pipe.planning.job_plan import Configuration, JobPlan
 
 import chainer
 import chainer.functions as F

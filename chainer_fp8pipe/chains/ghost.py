@@ -19,7 +19,7 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import current
-from ..planning.partition.calls import Source
+from ..planning.calls import Source
 from . import nested
 from .tracing import poison
 

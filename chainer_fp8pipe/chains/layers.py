@@ -8,8 +8,8 @@ import chainer
 
 from ..pipeline.layers import LayerError, as_tuple, check_returned, layer_name
 from ..pipeline.randomness import Place
-from ..planning.partition.partition_plan import PartitionPlan
-from ..planning.partition.positions import Position
+from ..planning.calls import Position
+from ..planning.partition_plan import PartitionPlan
 from .ghost import GhostError, ghost, is_ghost
 from .names import Names
 from .partitioned import Partition

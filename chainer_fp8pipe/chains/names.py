@@ -6,7 +6,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..planning.partition.calls import Parameter
+from ..planning.calls import Parameter
 
 #: Between a link's path and the name under which the link has reported.
 OBSERVER = '\0/'

@@ -13,7 +13,7 @@ from ..pipeline.backprop import Tape
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.block import Arrays
 from ..pipeline.randomness import Place, at
-from ..planning.partition.calls import Source
+from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
 from .names import Names, reporter_of

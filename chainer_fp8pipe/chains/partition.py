@@ -12,13 +12,15 @@ from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.broadcast import broadcast_arrays
 from ..mpi.failure.abort import enter_world
 from ..mpi.grid import ProcessGrid
-from ..mpi.measured.link_speed import measure_links
+from ..mpi.measured import measure_links
 from ..mpi.ranks import once
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import make_schedule
-from ..planning.partition.cuts import CutProblem, DoesNotFit, Wire, search
-from ..planning.partition.partition_plan import PartitionPlan, load_plan
-from ..planning.partition.positions import order_of
+from ..planning.calls import order_of
+from ..planning.cuts import CutProblem, DoesNotFit, search
+from ..planning.intervals import Intervals
+from ..planning.partition_plan import PartitionPlan, load_plan
+from ..planning.schedule_time import Link
 from ..planning.sizes import parse_bytes
 from .ghost import is_ghost
 from .names import Names, parameters_of
@@ -110,7 +112,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     names, tracer, trace, call = _traced(model, example, grid)
     task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
                       _COPIES + optimizer_arrays, recompute,
-                      _wire(grid.pipeline), _OVERHEAD)
+                      _link(grid.pipeline), _OVERHEAD)
     found = _plan(names, trace, task, plan, grid)
 
     def cut() -> tuple[Partition, Any]:
@@ -128,10 +130,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     return model
 
 
-def _wire(comm: Any) -> Wire:
-    """The links between stages, as measured."""
-    speed = measure_links(comm)
-    return Wire(speed.latency + _PACKING, speed.bandwidth)
+def _link(comm: Any) -> Link:
+    """The slowest between stages, as measured."""
+    latency, bandwidth = measure_links(comm)
+    return Link(latency + _PACKING, bandwidth)
 
 
 def _grid(comm: Any) -> ProcessGrid:
@@ -251,9 +253,9 @@ def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
                 plan = load_plan(given)
                 _check_plan(plan, names, task)
             else:
-                plan = search(
+                plan = search(Intervals(
                     trace.calls, order_of(trace.calls, list(names.parameters)),
-                    parameters_of(names), task)
+                    parameters_of(names)), task)
             found = plan.as_dict()
         except (DoesNotFit, FileNotFoundError) as error:
             found = type(error), str(error)

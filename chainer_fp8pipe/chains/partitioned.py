@@ -13,7 +13,7 @@ from ..intercept import array_memory, function_calls, initial_values
 from ..mpi.agreement import raise_together
 from ..mpi.broadcast import receive_array, send_array
 from ..pipeline.randomness import Place, at, preserved
-from ..planning.partition.partition_plan import PartitionPlan
+from ..planning.partition_plan import PartitionPlan
 from . import nested
 from .ghost import is_ghost
 from .names import Names, parameters_of

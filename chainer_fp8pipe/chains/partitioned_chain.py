@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import current
-from ..planning.partition.partition_plan import PartitionPlan
+from ..planning.partition_plan import PartitionPlan
 from ..planning.sizes import counted, said_bytes
 from .ghost import GhostError, user_line
 from .partitioned import Partition

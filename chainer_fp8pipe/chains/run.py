@@ -10,7 +10,7 @@ import chainer
 from ..intercept import unchecked_calls
 from ..intercept.function_calls import suspended
 from ..pipeline.randomness import Place, at, preserved
-from ..planning.partition.calls import Source
+from ..planning.calls import Source
 from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .names import Names

@@ -6,9 +6,8 @@ from typing import Any
 
 import chainer
 
-from ..planning.partition.calls import Source
-from ..planning.partition.partition_plan import PartitionPlan
-from ..planning.partition.positions import Assignment, assign
+from ..planning.calls import Assignment, Source, assign
+from ..planning.partition_plan import PartitionPlan
 from . import nested
 from .ghost import describe_source, is_ghost, sources
 from .tracing.link_state import LinkState

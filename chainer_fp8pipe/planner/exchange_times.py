@@ -23,11 +23,12 @@ from mpi4py import MPI
 from ..communicators import create_communicator
 from ..communicators.options import without_warmup
 from ..mpi.grid import ProcessGrid
-from ..mpi.measured.link_speed import measure_links
+from ..mpi.measured import measure_links
 from ..mpi.ranks import once
 from ..mpi.waiting import wait_until
-from ..planning.job.choices import algorithms
-from ..planning.job.step import ExchangeFigures, LinkFigures
+from ..planning.choices import algorithms
+from ..planning.schedule_time import Link
+from ..planning.step import ExchangeFigures
 
 #: Elements of the larger exchange at most, and how many times as many it has
 #: as the smaller one.
@@ -41,7 +42,7 @@ _TENSOR = 1 << 17
 def measure_layouts(comm: MPI.Comm, stages: Sequence[int],
                     codecs: Sequence[str], elements: int, seconds: float
                     ) -> tuple[dict[tuple[int, str, str], ExchangeFigures],
-                               dict[int, LinkFigures]]:
+                               dict[int, Link]]:
     """Measures all that ranks of different layouts do together.
 
     Call it on all ranks.
@@ -70,7 +71,7 @@ def measure_layouts(comm: MPI.Comm, stages: Sequence[int],
             ProcessGrid, comm, pipeline=number))
         if number > 1:
             found = comm.allgather(tuple(measure_links(grid.pipeline)))
-            links[number] = LinkFigures(max(one[0] for one in found),
+            links[number] = Link(max(one[0] for one in found),
                                         min(one[1] for one in found))
         for way in ways:
             if way[0] == number:

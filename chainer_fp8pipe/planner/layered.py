@@ -8,7 +8,7 @@ import chainer
 
 from ..links.divisible import Divisible
 from ..links.lazy import built, own_copy
-from ..planning.partition.partition_plan import PartitionPlan
+from ..planning.partition_plan import PartitionPlan
 
 
 class Layered(chainer.Chain):

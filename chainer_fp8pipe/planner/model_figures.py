@@ -41,9 +41,8 @@ from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.ranks import own_cores, pools_of
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.job.model_costs import ModelFigures
-from ..planning.partition.calls import Call, Parameter
-from ..planning.partition.positions import order_of
+from ..planning.calls import Call, Parameter, order_of
+from ..planning.step import ModelFigures
 from ..report.process_memory import bytes_in
 from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is, call_with

@@ -21,7 +21,7 @@ from ..command_line import count
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
-from ..planning.job.job_plan import CODECS, USUAL_CODECS
+from ..planning.job_plan import CODECS, USUAL_CODECS
 from ..training.unmodified.dividing import obstacle
 from ..training.unmodified.jobs import (
     OWN_LOOP,

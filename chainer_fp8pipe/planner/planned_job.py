@@ -2,7 +2,7 @@
 # What becomes of a model and a batch:
 #   model_figures   seconds and bytes of its calls; how ranks slow each other
 #   exchange_times  means of gradients and links of every layout
-#   Choices         all ways, ranked by the formula of planning.job.step
+#   Choices         all ways, ranked by the formula of planning.step
 #   trials          the first five, naive and one process, for some updates
 #   JobPlan         the fastest of what was run, with all of this as reasons
 # The first rank ranks and chooses; all measure and try.
@@ -29,8 +29,8 @@ from ..mpi.failure.abort import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of, once
-from ..planning.job.choices import Choices, Wanted
-from ..planning.job.job_plan import (
+from ..planning.choices import Choices, Wanted
+from ..planning.job_plan import (
     CODECS,
     USUAL_CODECS,
     Configuration,
@@ -38,9 +38,8 @@ from ..planning.job.job_plan import (
     Trial,
     load_job_plan,
 )
-from ..planning.job.memory import rank_memory
-from ..planning.job.step import JobProfile
 from ..planning.sizes import parse_bytes
+from ..planning.step import JobProfile, rank_memory
 from . import trials
 from .example import Example
 from .exchange_times import measure_layouts
@@ -59,7 +58,7 @@ class PlannedJob:
     """A plan, and what it sets up: communicator, grid, partition.
 
     Args:
-        plan: A :class:`~chainer_fp8pipe.planning.job.job_plan.JobPlan`, the
+        plan: A :class:`~chainer_fp8pipe.planning.job_plan.JobPlan`, the
             path of a file that one was saved in, or its content.
         example: For :meth:`partition`; None: given there.
 
@@ -367,7 +366,8 @@ def _ways(choices: Choices) -> list[Configuration]:
     ranks, limit = choices.profile.ranks, choices.wanted.memory
     naive = Configuration(ranks, codec='naive')
     if ranks > 1 and any(way.stages == 1 for way in found) and (
-            limit is None or max(rank_memory(choices.model, naive)) <= limit):
+            limit is None or max(rank_memory(
+                choices.profile, choices.wanted.batch, naive)) <= limit):
         found.append(naive)
     return found
 

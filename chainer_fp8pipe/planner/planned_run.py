@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from ..communicators import create_communicator
 from ..intercept.training_objects import Originals
-from ..planning.job.job_plan import JobPlan
+from ..planning.job_plan import JobPlan
 from ..training.unmodified.jobs import Options, PipelineJob, ReplicaJob
 from ..training.unmodified.launch import Refusal, as_one_process, launch
 from .planned_job import read_together, shapes_of

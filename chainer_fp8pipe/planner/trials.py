@@ -29,7 +29,7 @@ from ..communicators.options import without_warmup
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.job.job_plan import Configuration, Trial
+from ..planning.job_plan import Configuration, Trial
 from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is
 

@@ -1,17 +1,16 @@
 """What decides how a model is run: pure data and arithmetic, no MPI.
 
-``partition`` has the calls of a traced model with their costs, and the search
-for the cut whose step is shortest under a memory limit; ``job`` has the ways
-to run a whole job, ranked by a formula.  The names below are loaded when first
-asked for.
+The calls of a traced model with their costs, the search for the cut whose step
+is shortest under a memory limit, and the ways to run a whole job, ranked by a
+formula.  The names below are loaded when first asked for.
 """
 from .._on_demand import on_demand
 
 _HOMES = {
-    'DoesNotFit': 'chainer_fp8pipe.planning.partition.cuts',
-    'PartitionPlan': 'chainer_fp8pipe.planning.partition.partition_plan',
-    'load_plan': 'chainer_fp8pipe.planning.partition.partition_plan',
-    'plot_plan': 'chainer_fp8pipe.planning.partition.partition_plot',
+    'DoesNotFit': 'chainer_fp8pipe.planning.cuts',
+    'PartitionPlan': 'chainer_fp8pipe.planning.partition_plan',
+    'load_plan': 'chainer_fp8pipe.planning.partition_plan',
+    'plot_plan': 'chainer_fp8pipe.planning.partition_plot',
 }
 
 __all__ = [*_HOMES]

@@ -4,7 +4,7 @@
 for Pipeline Parallelism Distributed Deep Learning".
 """
 # Stages share neither cores nor links here: what ranks lose by sharing is
-# measured where they run, not predicted (see planning.job.step).  Then no
+# measured where they run, not predicted (see planning.step).  Then no
 # clock is needed.  Each rank does its actions in their order, as far as it can
 # get, and stops at a message that has not been sent; the rank that sends that
 # message has it go on.  As sends never block, messages and times are the same
@@ -49,8 +49,7 @@ class Costs(NamedTuple):
 UNIT = Costs(1.0, 1.0, 1.0)
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A link between two ranks (the paper's equation 1).
 
     A message of n bytes takes ``latency + n / bandwidth``.  In each direction
@@ -61,15 +60,15 @@ class Link:
         bandwidth: Bytes per second.
         message_bytes: Bytes of one micro-batch at each boundary between
             chunks (``stages * chunks - 1`` of them), the same for the
-            activation and for its gradient.
+            activation and for its gradient; (): not said.
         overlapped: The sender computes on while a message is under way, and
             the next message follows before the first has arrived.  If not,
             the sender is busy until the message has arrived.
     """
 
-    latency: float
-    bandwidth: float
-    message_bytes: Sequence[float]
+    latency: float = 0.0
+    bandwidth: float = math.inf
+    message_bytes: Sequence[float] = ()
     overlapped: bool = True
 
 

@@ -2,9 +2,9 @@
 from chainer_fp8pipe.planner.example import Example
 from chainer_fp8pipe.planner.planned_job import measure
 from chainer_fp8pipe.planner.trials import Trained
-from chainer_fp8pipe.planning.job.choices import Wanted
-from chainer_fp8pipe.planning.job.job_plan import CODECS, Configuration
-from chainer_fp8pipe.planning.job.step import StepModel
+from chainer_fp8pipe.planning.choices import Wanted
+from chainer_fp8pipe.planning.job_plan import CODECS, Configuration
+from chainer_fp8pipe.planning.step import predict as parts_of
 
 # Elements of ResNet-50's parameters.
 _LARGE = 25_500_000
@@ -40,11 +40,12 @@ def predict(comm, communicators, model, batch, optimizer, gbit):
     measured = measure(comm, Trained(model, optimizer, example, wanted.batch),
                        wanted, 8.0)
     profile = measured.on_hosts(comm.size, gbit * 1e9 / 8 * _USED)
-    step = StepModel(profile, wanted.batch)
     alone = {name: profile.exchange(Configuration(comm.size, codec=name)).of(
         _LARGE) if comm.size > 1 else 0.0 for name in ('float32', 'fp8')}
-    return ({run: way and 1000 * step.predict(way).seconds
-             for run, way in ways.items()},
+
+    def milliseconds(way):
+        return 1000 * sum(parts_of(profile, wanted.batch, way).values())
+    return ({run: way and milliseconds(way) for run, way in ways.items()},
             {name: 1000 * seconds for name, seconds in alone.items()})
 
 

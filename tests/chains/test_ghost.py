@@ -13,7 +13,7 @@ from chainer_fp8pipe.chains.ghost import (
     sources,
 )
 from chainer_fp8pipe.chains.tracing.poison import Level, reading
-from chainer_fp8pipe.planning.partition.calls import Source
+from chainer_fp8pipe.planning.calls import Source
 
 import chainer
 import numpy as np

@@ -2,7 +2,7 @@
 import types
 
 from chainer_fp8pipe.chains.ghost import GhostError, ghost, is_ghost
-from chainer_fp8pipe.planning.partition.calls import Source
+from chainer_fp8pipe.planning.calls import Source
 
 import numpy as np
 import pytest

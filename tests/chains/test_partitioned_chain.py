@@ -3,12 +3,11 @@ import re
 from types import SimpleNamespace
 
 from chainer_fp8pipe.chains.partitioned_chain import table
-from chainer_fp8pipe.planning.partition.calls import Value
-from chainer_fp8pipe.planning.partition.partition_plan import (
+from chainer_fp8pipe.planning.calls import Position, Value
+from chainer_fp8pipe.planning.partition_plan import (
     PartitionPlan,
     Predicted,
 )
-from chainer_fp8pipe.planning.partition.positions import Position
 
 import numpy
 

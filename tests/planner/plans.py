@@ -1,7 +1,7 @@
 """Plans as they are measured nowhere, for tests of what becomes of them."""
-from chainer_fp8pipe.planning.job.job_plan import Configuration, JobPlan
-from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan
-from chainer_fp8pipe.planning.partition.positions import Position
+from chainer_fp8pipe.planning.calls import Position
+from chainer_fp8pipe.planning.job_plan import Configuration, JobPlan
+from chainer_fp8pipe.planning.partition_plan import PartitionPlan
 
 #: Of ``train_digits_serially.py``'s model.
 SHAPES = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),

@@ -1,6 +1,6 @@
 import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.planner import exchange_times
-from chainer_fp8pipe.planning.job.step import ExchangeFigures
+from chainer_fp8pipe.planning.step import ExchangeFigures
 
 import pytest
 from mpi4py import MPI

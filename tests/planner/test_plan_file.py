@@ -3,7 +3,7 @@ import copy
 import json
 
 from chainer_fp8pipe.planner.planned_job import read_plan
-from chainer_fp8pipe.planning.job.job_plan import Alternative, JobPlan, Trial
+from chainer_fp8pipe.planning.job_plan import Alternative, JobPlan, Trial
 
 import pytest
 

@@ -7,9 +7,9 @@ from chainer_fp8pipe.links import lazy
 from chainer_fp8pipe.planner import planned_job
 from chainer_fp8pipe.planner.layered import layer_counts
 from chainer_fp8pipe.planner.planned_job import PlannedJob
-from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
-from chainer_fp8pipe.planning.partition.partition_plan import PartitionPlan
-from chainer_fp8pipe.planning.partition.positions import Position
+from chainer_fp8pipe.planning.calls import Position
+from chainer_fp8pipe.planning.cuts import DoesNotFit
+from chainer_fp8pipe.planning.partition_plan import PartitionPlan
 
 import chainer
 import chainer.functions as F

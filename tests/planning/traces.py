@@ -1,5 +1,5 @@
 """Traces of models that nobody wrote, and what can be said of any."""
-from chainer_fp8pipe.planning.partition.calls import (
+from chainer_fp8pipe.planning.calls import (
     Call,
     Parameter,
     Source,

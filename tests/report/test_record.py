@@ -7,7 +7,7 @@ import os
 import random
 from unittest import mock
 
-from chainer_fp8pipe.mpi.measured.clock_offsets import RoundTrip, best_trip
+from chainer_fp8pipe.mpi.measured import RoundTrip, best_trip
 from chainer_fp8pipe.report import record as module
 from chainer_fp8pipe.report.events import EXCHANGE, Event
 from chainer_fp8pipe.report.record import (

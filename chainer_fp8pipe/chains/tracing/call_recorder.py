@@ -11,7 +11,7 @@ from chainer.functions.array.as_strided import AsStrided
 
 from ...intercept.function_calls import Interceptor
 from ...pipeline.chunk import why_once
-from ...planning.partition.calls import Source, Value
+from ...planning.calls import Source, Value
 from .. import nested
 from ..ghost import (
     GhostError,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from ...planning.partition.calls import Source
+from ...planning.calls import Source
 from .. import nested
 from ..ghost import is_ghost, sources
 from .contents import NotedContent, is_changed, noted, put_back

@@ -14,7 +14,7 @@ import numpy
 
 from ...pipeline.backprop import SEPARABLE
 from ...pipeline.randomness import preserved
-from ...planning.partition.calls import Value
+from ...planning.calls import Value
 from .. import nested
 from ..ghost import is_ghost, made_up
 from ..profiling.laps import clock_of

@@ -14,7 +14,7 @@ import numpy
 from chainer.functions.util.forget import Forget
 
 from ...intercept.function_calls import Interceptor
-from ...planning.partition.calls import Call, Source
+from ...planning.calls import Call, Source
 from .. import nested
 from ..ghost import GhostError, is_ghost, looked_at
 from ..names import Names

@@ -1,10 +1,8 @@
-"""What a stack tells: where a rank is, and whether it waits for others.
-
-A rank's thread reads the main thread's stack; where a library holds the
-interpreter, the handler of a signal writes it (:mod:`faulthandler`).  Both
-come to the same frames, from the outermost on.  The watchdog reads them, so
-this module imports the standard library only.
-"""
+"""What a stack tells: where a rank is, and whether it waits for others."""
+# A rank's thread reads the main thread's stack; where a library holds the
+# interpreter, the handler of a signal writes it (``faulthandler``).  Both come
+# to the same frames, from the outermost on.  The watchdog reads them, so this
+# module imports the standard library only.
 from __future__ import annotations
 
 import os
@@ -14,8 +12,7 @@ from typing import NamedTuple
 
 # Where this package waits, polling: what is further in changes all the time.
 _WAITS = {('mpi/waiting.py', 'wait_until'), ('mpi/waiting.py', 'pause'),
-          ('allreduce/bucket.py', 'finish'), ('allreduce/executor.py', 'run'),
-          ('allreduce/serving.py', 'serve'), ('allreduce/serving.py', 'run'),
+          ('allreduce/engine.py', 'finish'), ('allreduce/engine.py', 'work'),
           ('exchange/reducer.py', 'taken')}
 # Calls of MPI that wait for other ranks, by their methods in mpi4py.
 _CALLS = frozenset((

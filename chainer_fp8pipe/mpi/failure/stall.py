@@ -15,10 +15,9 @@
 from __future__ import annotations
 
 import collections
-import enum
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 #: The environment variable with the seconds without an update after which a
@@ -33,9 +32,11 @@ EXIT_CODE = 75
 
 _LEAST = 30.0           # seconds
 _UPDATES = 20           # usual updates
-# The same again as long as it is less certain that a job stands still.
+# So many times the limit must be over while it is less certain that a job
+# stands still.
 _DEADLOCK = 4           # all ranks wait; one long message looks alike
 _WORK = 10              # some rank does something that others wait for
+_MOST = 16              # ranks that are printed
 
 
 class StallSettings(NamedTuple):
@@ -68,21 +69,6 @@ class StallSettings(NamedTuple):
             return self.seconds
         return max(self.least, _UPDATES * usual)
 
-    def patience(self, is_certain: bool, is_broken: bool) -> int:
-        """How many times the limit must be over.
-
-        Args:
-            is_certain: No rank works that might be done some day.
-            is_broken: A rank cannot go on at all.
-        """
-        if self.seconds is not None or (is_certain and is_broken):
-            return 1
-        return _DEADLOCK if is_certain else _WORK
-
-    def ends_if(self, is_certain: bool) -> bool:
-        """Whether the job ends, rather than that there is a warning."""
-        return self.ends and (is_certain or self.seconds is not None)
-
 
 def settings_of_environment() -> StallSettings:
     """The settings of this process.
@@ -91,15 +77,13 @@ def settings_of_environment() -> StallSettings:
         ValueError: A variable has a value that is not allowed.
     """
     text = os.environ.get(SECONDS, '').strip()
-    seconds = None
-    if text:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = math.nan
-        if not 0 <= seconds < math.inf:
-            raise ValueError(f'the environment variable {SECONDS} must be '
-                             f'seconds, 0 or more, not {text!r}')
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ValueError(f'the environment variable {SECONDS} must be '
+                         f'seconds, 0 or more, not {text!r}')
     action = os.environ.get(ACTION, '').strip() or 'end'
     if action not in ('end', 'warn'):
         raise ValueError(f'the environment variable {ACTION} must be end or '
@@ -109,18 +93,13 @@ def settings_of_environment() -> StallSettings:
 
 # --- the cause ---------------------------------------------------------------
 
-class State(enum.Enum):
-    """What a rank does; the value says it of several ranks, in a message."""
-
-    WAITS = 'waits for other ranks'
-    WORKS = 'does not wait for any rank'
-    STOPPED = 'is stopped (SIGSTOP, or a debugger)'
-    GONE = 'is gone'
-    SILENT = 'does not answer'
-    LEFT = 'has left the job'
-
-
-_BROKEN = State.STOPPED, State.GONE, State.LEFT
+# What a rank does, in words for messages.
+WAITS = 'waits for other ranks'
+WORKS = 'does not wait for any rank'
+STOPPED = 'is stopped (SIGSTOP, or a debugger)'
+GONE = 'is gone'
+SILENT = 'does not answer'
+LEFT = 'has left the job'
 
 
 class RankView(NamedTuple):
@@ -129,7 +108,7 @@ class RankView(NamedTuple):
     Attributes:
         rank: Its number.
         who: The rank in words, with process and host.
-        state: What it does.
+        state: What it does; one of the above.
         details: More about that, in words.
         waits_for: Ranks that it waits for, as far as it knows.
         call: Where it waits; equal on ranks that are in the same call.
@@ -141,115 +120,72 @@ class RankView(NamedTuple):
 
     rank: int
     who: str
-    state: State
+    state: str
     details: str = ''
-    waits_for: tuple[int, ...] = ()
+    waits_for: Sequence[int] = ()
     call: str = ''
     updates: int = -1
     moves: str = ''
     stack: str = ''
     outside: bool = False
 
-    def in_words(self) -> str:
-        """One line."""
-        return f'{self.who} {self.state.value}' + (
-            f': {self.details}' if self.details else '')
 
+def find_cause(views: Iterable[RankView]) -> tuple[list[int], str, bool]:
+    """The cause, from what is known of all ranks.
 
-class Cause(NamedTuple):
-    """Why a job stands still.
-
-    Attributes:
-        ranks: The cause; () if no rank differs from the others.
-        text: Lines about it.
-        is_certain: The job cannot go on by itself: no rank works that might
-            be done some day.
+    Returns:
+        The ranks that are the cause, [] if none differs from the others;
+        lines about it; and whether the job cannot go on by itself, as no rank
+        works that might be done some day.
     """
-
-    ranks: tuple[int, ...]
-    text: str
-    is_certain: bool
-
-
-def find_cause(views: Iterable[RankView]) -> Cause:
-    """The cause, from what is known of all ranks."""
-    known = {view.rank: view for view in views}
-    broken = [view for view in known.values() if view.state in _BROKEN]
-    busy = [view for view in known.values()
-            if view.state in (State.WORKS, State.SILENT)]
-    if broken and not (busy and all(view.state is State.LEFT
-                                    for view in broken)):
-        return _cause(broken, 'gone or stopped', True)
+    views = list(views)
+    awaited = {peer for view in views for peer in view.waits_for}
+    broken = [view for view in views if view.state in (STOPPED, GONE, LEFT)]
+    busy = [view for view in views if view.state in (WORKS, SILENT)]
+    if broken and not (busy and all(view.state == LEFT for view in broken)):
+        return _cause(broken, 'gone or stopped')
     if busy:
-        awaited = _behind(known)
         found = [view for view in busy if view.rank in awaited] or busy
-        return _cause(found, 'behind which others wait', False)
-    return _deadlock(known)
-
-
-def _cause(found: Sequence[RankView], why: str, is_certain: bool) -> Cause:
-    ranks = tuple(view.rank for view in found)
-    return Cause(ranks, f'the cause: {_names(ranks)}, {why}:\n'
-                 + _lines(found), is_certain)
-
-
-def _behind(known: Mapping[int, RankView]) -> set[int]:
-    """Ranks that some rank waits for."""
-    return {peer for view in known.values() for peer in view.waits_for}
-
-
-def _deadlock(known: Mapping[int, RankView]) -> Cause:
-    """All ranks wait: who waits in another call than those behind it?"""
-    awaited = _behind(known)
-    ends = [view for view in known.values()
+        return *_cause(found, 'behind which others wait')[:2], False
+    # All ranks wait: who waits in another call than those behind it?
+    ends = [view for view in views
             if view.rank in awaited and not view.waits_for]
-    if ends and any(view.waits_for for view in known.values()):
-        return _cause(ends, 'for which others wait, in another call', True)
+    if ends:
+        return _cause(ends, 'for which others wait, in another call')
     groups: dict[tuple, list[RankView]] = collections.defaultdict(list)
-    for view in known.values():
+    for view in views:
         groups[view.call, view.updates].append(view)
     largest = max(groups.values(), key=len, default=[])
-    others = [view for view in known.values() if view not in largest]
+    others = [view for view in views if view not in largest]
     if not others:
-        return Cause((), 'all ranks wait for each other in the same place: a '
-                     'message was lost, or a link is down\n'
-                     + _lines([*known.values()]), True)
+        return [], ('all ranks wait for each other in the same place: a '
+                    'message was lost, or a link is down\n'
+                    + _lines(views)), True
     if len(largest) > len(others):
-        cause = _cause(others, 'in another call than the others', True)
-        return cause._replace(text=cause.text + 'the others:\n'
-                              + _lines(largest))
-    return Cause(tuple(known), 'the ranks wait for each other in different '
-                 'calls, and no call is that of most:\n'
-                 + _lines([*known.values()]), True)
+        ranks, text, _ = _cause(others, 'in another call than the others')
+        return ranks, f'{text}the others:\n{_lines(largest)}', True
+    return [view.rank for view in views], (
+        'the ranks wait for each other in different calls, and no call is '
+        f'that of most:\n{_lines(views)}'), True
 
 
-def _lines(views: Sequence[RankView], most: int = 16) -> str:
-    lines = [f'  {view.in_words()}\n' for view in views[:most]]
-    if views[most:]:
-        lines.append(f'  and {len(views) - most} more\n')
+def _cause(found: Sequence[RankView], why: str) -> tuple[list[int], str, bool]:
+    ranks = [view.rank for view in found]
+    names = ', '.join(map(str, ranks[:_MOST])) + ', ...' * (
+        len(ranks) > _MOST)
+    return ranks, (f'the cause: rank{"s" * (len(ranks) > 1)} {names}, {why}:\n'
+                   + _lines(found)), True
+
+
+def _lines(views: Sequence[RankView]) -> str:
+    lines = [f'  {view.who} {view.state}' + f': {view.details}' * bool(
+        view.details) + '\n' for view in views[:_MOST]]
+    if views[_MOST:]:
+        lines.append(f'  and {len(views) - _MOST} more\n')
     return ''.join(lines)
 
 
-def _names(ranks: Sequence[int], most: int = 16) -> str:
-    names = ', '.join(map(str, ranks[:most])) + ', ...' * (len(ranks) > most)
-    return f'{"ranks" if ranks[1:] else "rank"} {names}'
-
-
 # --- the rule ----------------------------------------------------------------
-
-_MOST_STACKS = 16       # that are printed
-
-
-class Decision(NamedTuple):
-    """What is to be done about a job that stands still.
-
-    Attributes:
-        ends: The job ends; else it goes on.
-        text: That is printed.
-    """
-
-    ends: bool
-    text: str
 
 
 class StallRule:
@@ -262,8 +198,7 @@ class StallRule:
     """
 
     def __init__(self, settings: StallSettings, longest: float) -> None:
-        self._settings = settings
-        self._longest = longest
+        self._settings, self._longest = settings, longest
         self._last: dict[int, RankView] = {}
         self._looked = self._since = 0.0
         self._updated: dict[int, float] = {}
@@ -271,7 +206,7 @@ class StallRule:
         self._told = ''             # of this stall: '', 'warn' or 'end'
 
     def look(self, now: float, views: Sequence[RankView], usual: float,
-             is_complete: bool) -> Decision | None:
+             is_complete: bool) -> tuple[bool, str] | None:
         """Looks once.
 
         Args:
@@ -281,74 +216,65 @@ class StallRule:
             is_complete: These are all ranks of the job.
 
         Returns:
-            What is to be done now; None: nothing.
+            Whether the job is to end now, and what is to be printed; None:
+            nothing is to be done.
         """
         was_late, self._looked = now - self._looked > self._longest, now
         for view in views:
-            last = self._last.get(view.rank)
-            has_updated = view.updates > self._counts.get(view.rank, -1)
-            if last is None or was_late or has_updated:
+            last, count = self._last.get(view.rank), self._counts.get(
+                view.rank, -1)
+            begins = last is None or was_late or view.updates > count
+            if begins:
                 self._updated[view.rank] = now
-            if last is None or was_late or has_updated or (
-                    _changes(last, view)):
+            if begins or last and (view.state != last.state or (
+                    view.state == WAITS and view.moves != last.moves)):
                 self._since, self._told = now, ''
             self._last[view.rank] = view
-            self._counts[view.rank] = max(
-                view.updates, self._counts.get(view.rank, 0))
-        found = [view for view in self._last.values() if not _serves(view)]
-        if not any(view.state is State.WAITS for view in found) or not any(
+            self._counts[view.rank] = max(view.updates, count, 0)
+        # Without those that make no updates, but sum for those that do.
+        found = [view for view in self._last.values()
+                 if view.updates or view.state != WAITS]
+        if not any(view.state == WAITS for view in found) or not any(
                 self._counts.values()):
             self._since, self._told = now, ''
             return None
-        return self._judge(now, found, usual, is_complete)
-
-    def _judge(self, now: float, views: Sequence[RankView], usual: float,
-               is_complete: bool) -> Decision | None:
         limit = self._settings.limit(usual)
         if now - self._since < limit:
             return None
-        cause = find_cause(views)
+        return self._judge(now, found, limit, is_complete)
+
+    def _judge(self, now: float, views: Sequence[RankView], limit: float,
+               is_complete: bool) -> tuple[bool, str] | None:
+        ranks, text, is_certain = find_cause(views)
+        is_certain = is_certain and is_complete and not any(
+            view.outside for view in views if view.state == WAITS)
         awaited = {rank for view in views for rank in view.waits_for}
-        is_certain = cause.is_certain and is_complete and not any(
-            view.outside for view in views if view.state is State.WAITS)
-        is_broken = any(
-            view.rank in cause.ranks and (
-                view.state in (State.STOPPED, State.GONE)
-                or view.state is State.LEFT and view.rank in awaited)
-            for view in views)
-        if now - self._since < limit * self._settings.patience(is_certain,
-                                                               is_broken):
+        is_broken = any(view.rank in ranks and (
+            view.state in (STOPPED, GONE)
+            or view.state == LEFT and view.rank in awaited) for view in views)
+        is_given = self._settings.seconds is not None
+        times = (1 if is_given or is_certain and is_broken else
+                 _DEADLOCK if is_certain else _WORK)
+        ends = self._settings.ends and (is_certain or is_given)
+        told = 'end' if ends else 'warn'
+        if now - self._since < limit * times or self._told in ('end', told):
             return None
-        ends = self._settings.ends_if(is_certain)
-        if self._told in ('end', 'end' if ends else 'warn'):
-            return None
-        self._told = 'end' if ends else 'warn'
+        self._told = told
         still = min(now - self._updated[view.rank] for view in views
                     if self._counts[view.rank])
-        text = ''.join(self._line(now, view) for view in views[:_MOST_STACKS])
-        text += (f'\nchainer_fp8pipe: the job stands still: no rank has '
-                 f'finished an update for {still:.0f} seconds; {cause.text}')
-        if not is_complete:
-            text += 'nothing is known of the other ranks of the job\n'
-        if ends:
-            text += f'ending all ranks with exit code {EXIT_CODE}\n'
-        return Decision(ends, text)
+        return ends, (
+            ''.join(self._line(now, view) for view in views[:_MOST])
+            + f'\nchainer_fp8pipe: the job stands still: no rank has '
+            f'finished an update for {still:.0f} seconds; {text}'
+            + 'nothing is known of the other ranks of the job\n' * (
+                not is_complete)
+            + f'ending all ranks with exit code {EXIT_CODE}\n' * ends)
 
     def _line(self, now: float, view: RankView) -> str:
         count = self._counts[view.rank]
         before = f' ({"at least " * (view.updates < 0)}{count} before)'
         return (f'\nchainer_fp8pipe: {view.who} has finished no update for '
                 f'{now - self._updated[view.rank]:.0f} seconds'
-                + before * bool(count) + f'; it {view.state.value}'
+                + before * bool(count) + f'; it {view.state}'
                 + f', {view.details}' * bool(view.details)
                 + f'\n{view.stack}')
-
-
-def _changes(last: RankView, view: RankView) -> bool:
-    return view.state is not last.state or (
-        view.state is State.WAITS and view.moves != last.moves)
-
-
-def _serves(view: RankView) -> bool:
-    """Whether a rank makes no updates, but sums for those that do."""
-    return view.updates == 0 and view.state is State.WAITS

@@ -1,10 +1,11 @@
-"""Begins to watch ranks: whether they die, and whether they stand still.
-
-Each node has a process beside the ranks, the watchdog (:mod:`.watchdog`).  A
-thread of each rank answers its questions: how many updates there were, where
-the main thread is and what it waits for.  No job depends on the watchdog:
-there is none on systems other than Linux, or where it cannot be started.
-"""
+"""Begins to watch ranks: whether they die, and whether they stand still."""
+# Each node has a process beside the ranks, the watchdog (``watchdog.py``).  A
+# thread of each rank answers its questions: how many updates there were, where
+# the main thread is and what it waits for.  Nothing of this costs an update
+# more than a counter: the thread sleeps in ``recv`` until it is asked, once a
+# second, and looks at the stack only where no update was finished for some
+# seconds.  No job depends on the watchdog: there is none on systems other than
+# Linux, or where it cannot be started.
 from __future__ import annotations
 
 import ast
@@ -27,7 +28,7 @@ import threading
 import time
 from collections.abc import Hashable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpi4py import MPI
 
@@ -41,6 +42,7 @@ from .watchdog import WatchdogJob, own_addresses
 #: The environment variable that, as ``0``, has no watchdog started.
 SWITCH = 'CHAINER_FP8PIPE_WATCHDOG'
 
+_LAST = 64              # durations that are remembered of each kind of update
 _SECONDS = 1.0          # to connect, at most
 _BACKLOG = 1024         # ranks that may connect before the watchdog is up
 # A process that dies closes what it opened last first, Linux being so.  This
@@ -53,12 +55,8 @@ _START = ('import sys; sys.path.append(sys.argv[1]); '
           'from failure.watchdog import main; main()')
 
 
-# Durations that are remembered of each kind of update.
-_LAST = 64
-
-
 class UpdateCount:
-    """The updates that this rank has finished so far.
+    """The updates that this rank has finished, and how long they take.
 
     Attributes:
         total: How many; written by the main thread alone.
@@ -94,118 +92,6 @@ class UpdateCount:
 updates = UpdateCount()
 
 
-class _Place(NamedTuple):
-    """Where a watchdog is reached: by ranks, and by other watchdogs."""
-
-    number: int
-    line: bytes
-    words: str
-    hosts: tuple[str, ...]
-    port: int               # 0: not from other nodes
-    token: str
-
-
-class _Line:
-    """This rank's connection to its watchdog."""
-
-    def __init__(self) -> None:
-        self.place: _Place | None = None
-        self.role = ''          # this rank's part in the job
-        self._socket: socket.socket | None = None
-
-    def connect(self, place: _Place) -> None:
-        """Connects to a watchdog, if that is possible."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
-            low.settimeout(_SECONDS)
-            try:
-                low.connect(place.line)
-                line = socket.socket(fileno=fcntl.fcntl(
-                    low, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD))
-            except OSError:
-                return
-        line.setblocking(True)
-        self.place, self._socket = place, line
-        # A fork must not speak for the rank, nor seem to be it.
-        os.register_at_fork(after_in_child=self._close)
-        before_finalize(lambda: self.say({'goodbye': True}))
-        threading.Thread(target=self._serve, args=[line, _Self()],
-                         name='watchdog', daemon=True).start()
-
-    def say(self, message: dict[str, Any]) -> None:
-        """Says something to the watchdog, if there is one."""
-        if self._socket:
-            with contextlib.suppress(OSError):
-                self._socket.send(json.dumps(message).encode(),
-                                  socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-
-    def _close(self) -> None:
-        if self._socket:
-            self._socket.close()
-            self._socket = None
-
-    def _serve(self, line: socket.socket, own: _Self) -> None:
-        """The thread: answers questions."""
-        while True:
-            try:
-                asked = line.recv(1 << 18)
-            except OSError:
-                return
-            if not asked:
-                return
-            if asked.startswith(b'end '):
-                _end(asked[4:].decode(errors='replace'))
-                continue
-            try:
-                said = own.report(asked == b'details')
-            except Exception:       # what it looks at may change meanwhile
-                said = own.report(False)
-            self.say(said)
-
-
-_line = _Line()
-
-
-class _Self:
-    """What this rank says of itself; made by the main thread."""
-
-    def __init__(self) -> None:
-        # Processes of other jobs may be waited for, too.
-        self._has_parent = MPI.Comm.Get_parent() != MPI.COMM_NULL
-        self._moves = 0
-        self._outside: bool | None = None       # None: not known yet
-
-    def report(self, has_details: bool) -> dict[str, Any]:
-        """For the watchdog."""
-        said: dict[str, Any] = {'updates': updates.total,
-                                'usual': updates.usual_seconds()}
-        if has_details:
-            frames = _frames()
-            stack = [_described(frame) for frame in frames]
-            if stack:
-                stack[-1] = stack[-1]._replace(method=_method(frames[-1]))
-            waiting = before_wait(stack)
-            # In a loop, one wait may follow another in the same place.
-            moves = hash((tuple(waiting), *(
-                id(value) for frame in frames[:len(waiting)]
-                for value in _variables(frame))))
-            waits = current_waits()
-            outside = not waits and call(stack).startswith('MPI') and (
-                self._may_wait_for_others(frames, moves))
-            said |= {'stack': stack, 'moves': moves, 'waits': waits,
-                     'outside': outside}
-        return said
-
-    def _may_wait_for_others(self, frames: list[FrameType], moves: int
-                             ) -> bool:
-        """Whether this rank may wait for a process outside of the job."""
-        if self._moves != moves:
-            self._moves, self._outside = moves, None
-            return True         # to find out takes time: not while it moves
-        if self._outside is None:
-            self._outside = self._has_parent or _has_intercomm(frames)
-        return self._outside
-
-
 def watch(comm: MPI.Comm, role: str = '') -> None:
     """Watches these ranks from now on; call it on all of them.
 
@@ -225,12 +111,12 @@ def watch(comm: MPI.Comm, role: str = '') -> None:
         return
     settings = comm.bcast(raise_together(comm, settings_of_environment,
                                          ValueError))
-    _line.role = role or _line.role or 'worker'
+    _own.role = role or _own.role
     node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
     try:
-        possible, offers = zip(*node.allgather(
-            (_is_possible(), _line.place)), strict=True)
-        place = next(filter(None, offers), None)
+        possible, found = zip(*node.allgather(
+            (_is_possible(), (_own.address, _own.lead))), strict=True)
+        place = next((one for one in found if one[0]), None)
         if place is None and True in possible:
             starter = possible.index(True)
             place = node.bcast(
@@ -238,44 +124,52 @@ def watch(comm: MPI.Comm, role: str = '') -> None:
                 if node.rank == starter else None, starter)
     finally:
         node.Free()
-    if place and not _line.place and _is_possible():
-        _line.connect(place)
+    if place and not _own.address and _is_possible():
+        _own.connect(*place)
     world = MPI.COMM_WORLD
-    _line.say({'rank': world.rank, 'dump': _dump(), 'who': (
-        f'rank {world.rank} of {world.size} ({_line.role}), process '
+    _own.say({'rank': world.rank, 'dump': _dump(), 'who': (
+        f'rank {world.rank} of {world.size} ({_own.role}), process '
         f'{os.getpid()} on host {os.uname().nodename},')})
-    places = [other for other in comm.allgather(place) if other]
-    if lead := min((other for other in places if other.port), default=None):
-        _line.say({'lead': [lead.number, lead.words, lead.hosts, lead.port,
-                            lead.token]})
+    leads = [lead for lead in comm.allgather(place and place[1]) if lead]
+    if leads:
+        _own.say({'lead': min(leads)})
 
 
 def say_that_all_end() -> None:
     """Tells the watchdog that this rank, which has said why, ends the job."""
-    _line.say({'all end': True})
+    _own.say({'all end': True})
 
 
 def _is_possible() -> bool:
     # Missing on other systems.
-    return (hasattr(socket, 'SO_PEERCRED') and os.path.exists('/proc/self/fd')
+    return (hasattr(socket, 'SO_PEERCRED') and hasattr(os, 'pidfd_open')
+            and os.path.exists('/proc/self/fd')
             and bool(sys.executable) and os.environ.get(SWITCH) != '0')
 
 
-def _start(settings: StallSettings, has_others: bool) -> _Place | None:
-    """Starts a watchdog, without waiting for it; None if that fails."""
+def _start(settings: StallSettings, has_others: bool
+           ) -> tuple[bytes, list[Any]] | None:
+    """Starts a watchdog, without waiting for it; None if that fails.
+
+    Returns:
+        The address for ranks; and for other watchdogs its number, what it is
+        in words, its hosts, port and token; [] if there are no others.
+    """
     with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
         lines = stack.enter_context(socket.socket(
             socket.AF_UNIX, socket.SOCK_SEQPACKET))
         lines.bind('')          # Linux then finds a name, and no file
         lines.listen(_BACKLOG)
-        files, port = [lines.fileno()], 0
+        files, lead = [lines.fileno()], []
+        rank, token = MPI.COMM_WORLD.rank, secrets.token_hex(8)
         if has_others:
             links = stack.enter_context(socket.socket())
             links.bind(('', 0))
             links.listen(_BACKLOG)
             files.append(links.fileno())
-            port = links.getsockname()[1]
-        rank, token = MPI.COMM_WORLD.rank, secrets.token_hex(8)
+            lead = [rank, f'rank {rank} with others on host '
+                    f'{os.uname().nodename},', own_addresses(),
+                    links.getsockname()[1], token]
         job = WatchdogJob(rank, os.getpid(), MPI.COMM_WORLD.size, settings,
                           files[0], files[1] if has_others else -1, token)
         # Kept, as Popen warns when a process is freed before it ends.
@@ -285,10 +179,7 @@ def _start(settings: StallSettings, has_others: bool) -> _Place | None:
              json.dumps(job)], stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, cwd='/', pass_fds=files,
             start_new_session=True))
-        host = os.uname().nodename
-        return _Place(rank, lines.getsockname(),
-                      f'rank {rank} with others on host {host},',
-                      own_addresses() if has_others else (), port, token)
+        return lines.getsockname(), lead
     return None
 
 
@@ -305,6 +196,106 @@ def _dump() -> tuple[int, int] | None:
         faulthandler.register(number, file, all_threads=False)
         return number, file
     return None
+
+
+class _OwnRank:
+    """This rank, as its watchdog hears of it.
+
+    Attributes:
+        role: Its part in the job.
+        address: Of its watchdog; b'' if there is none.
+        lead: How other watchdogs find that one.
+    """
+
+    def __init__(self) -> None:
+        self.role, self.address = 'worker', b''
+        self.lead: list[Any] = []
+        self._socket: socket.socket | None = None
+        self._moves = 0
+        self._outside: bool | None = None       # None: not known yet
+
+    def connect(self, address: bytes, lead: list[Any]) -> None:
+        """Connects to a watchdog, if that is possible."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
+            low.settimeout(_SECONDS)
+            try:
+                low.connect(address)
+                line = socket.socket(fileno=fcntl.fcntl(
+                    low, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD))
+            except OSError:
+                return
+        line.setblocking(True)
+        self.address, self.lead, self._socket = address, lead, line
+        # A fork must not speak for the rank, nor seem to be it.
+        os.register_at_fork(after_in_child=self._close)
+        before_finalize(lambda: self.say({'goodbye': True}))
+        threading.Thread(target=self._serve, args=[line], name='watchdog',
+                         daemon=True).start()
+
+    def say(self, message: dict[str, Any]) -> None:
+        """Says something to the watchdog, if there is one."""
+        if self._socket:
+            with contextlib.suppress(OSError):
+                self._socket.send(json.dumps(message).encode(),
+                                  socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+    def report(self, has_details: bool) -> dict[str, Any]:
+        """What this rank does, for the watchdog."""
+        said: dict[str, Any] = {'updates': updates.total,
+                                'usual': updates.usual_seconds()}
+        if has_details:
+            frames = _frames()
+            stack = [Frame(frame.f_code.co_filename, frame.f_lineno or 0,
+                           frame.f_code.co_name) for frame in frames]
+            if stack:
+                stack[-1] = stack[-1]._replace(method=_method(frames[-1]))
+            waiting = before_wait(stack)
+            # In a loop, one wait may follow another in the same place.
+            moves = hash((tuple(waiting), *(
+                id(value) for frame in frames[:len(waiting)]
+                for value in _variables(frame))))
+            waits = current_waits()
+            said |= {'stack': stack, 'moves': moves, 'waits': waits,
+                     'outside': not waits and call(stack).startswith('MPI')
+                     and self._may_wait_for_others(frames, moves)}
+        return said
+
+    def _close(self) -> None:
+        if self._socket:
+            self._socket.close()
+            self._socket = None
+
+    def _serve(self, line: socket.socket) -> None:
+        """The thread: answers questions."""
+        while True:
+            try:
+                asked = line.recv(1 << 18)
+            except OSError:
+                return
+            if not asked:
+                return
+            if asked.startswith(b'end '):
+                _end(asked[4:].decode(errors='replace'))
+                continue
+            try:
+                said = self.report(asked == b'details')
+            except Exception:       # what it looks at may change meanwhile
+                said = self.report(False)
+            self.say(said)
+
+    def _may_wait_for_others(self, frames: list[FrameType], moves: int
+                             ) -> bool:
+        """Whether this rank may wait for a process outside of the job."""
+        if self._moves != moves:
+            self._moves, self._outside = moves, None
+            return True         # to find out takes time: not while it moves
+        if self._outside is None:
+            self._outside = (MPI.Comm.Get_parent() != MPI.COMM_NULL
+                             or _has_intercomm(frames))
+        return self._outside
+
+
+_own = _OwnRank()
 
 
 def _end(text: str) -> None:
@@ -335,11 +326,6 @@ def _frames() -> list[FrameType]:
     return found[::-1]
 
 
-def _described(frame: FrameType) -> Frame:
-    return Frame(frame.f_code.co_filename, frame.f_lineno or 0,
-                 frame.f_code.co_name)
-
-
 def _variables(frame: FrameType) -> tuple[Any, ...]:
     # To look at those of a frame in a debugger would undo what that sets.
     return () if frame.f_trace else (*frame.f_locals.values(),)
@@ -358,10 +344,8 @@ def _method(frame: FrameType) -> str:
             frame.f_code.co_filename, frame.f_globals)[first - 1:last]]
         lines[-1] = lines[-1][:stop]
         lines[0] = lines[0][start:]
-        node = ast.parse(b'(' + b''.join(lines) + b')', mode='eval').body
-        if isinstance(node, ast.Call) and isinstance(node.func,
-                                                     ast.Attribute):
-            return node.func.attr
+        node: Any = ast.parse(b'(' + b''.join(lines) + b')', mode='eval').body
+        return node.func.attr       # AttributeError if it is no such call
     return ''
 
 

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from ...mpi import all_ranks
 from ...mpi.agreement import Signature, agree
 from ...mpi.waiting import wait_until
-from ...planning.job.job_plan import load_job_plan
+from ...planning.job_plan import load_job_plan
 
 #: Updates that are not timed: at the start, and after fp8's in float32.  They
 #: allocate memory, and find out in which order buckets travel.

@@ -16,10 +16,9 @@ import numpy
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
-from ...mpi.measured.clock_offsets import clock_name, measure_offsets
-from ...mpi.measured.pair_speed import measure_pairs
+from ...mpi.measured import clock_name, measure_offsets, measure_pairs
 from ...mpi.ranks import once
-from ...planning.job.job_plan import load_job_plan
+from ...planning.job_plan import load_job_plan
 from ...report.process_memory import bytes_in
 from ...report.record import (
     PIPELINE,

@@ -49,7 +49,7 @@ from ...intercept.training_objects import Originals
 from ...mpi.broadcast import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
-from ...planning.partition.partition_plan import PartitionPlan
+from ...planning.partition_plan import PartitionPlan
 from ...planning.sizes import counted
 from ..replica_updater import ReplicaUpdater, arguments_of
 from ..updater import PipelineUpdater

@@ -9,7 +9,7 @@ from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.tracing import call_recorder
 from chainer_fp8pipe.chains.tracing.trace import Tracer
-from chainer_fp8pipe.planning.partition.positions import assign, order_of
+from chainer_fp8pipe.planning.calls import assign, order_of
 
 import chainer
 import chainer.functions as F

@@ -1,48 +1,48 @@
-"""A rank that dies takes the others down, and is heard."""
+"""A rank enters its job, or is refused; one that fails ends all, and is heard.
+"""
+import contextlib
+import os
 import re
 import subprocess
 import sys
 import time
 
+import chainer_fp8pipe
 from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.mpi.failure import abort
+from chainer_fp8pipe.mpi.failure.abort import ALONE, StartError, enter_world
 from chainer_fp8pipe.planning.sizes import parse_bytes
 
 import pytest
 from mpi4py import MPI
 
-from tests.ranks import end_with_parent, environment, run_script
-
-SCRIPT = """
-import os, signal, sys
-import chainer_fp8pipe
-comm = chainer_fp8pipe.create_communicator('fp8')
-if comm.rank == 1:
-    {how}
-comm.mpi_comm.Barrier()         # the others wait for ever
-comm.mpi_comm.Barrier()
-"""
-
-
-@pytest.fixture
-def script(tmp_path):
-    def write(how):
-        path = tmp_path / 'script.py'
-        path.write_text(SCRIPT.format(how=how))
-        return path
-    return write
+from tests.ranks import (
+    end_with_parent,
+    environment,
+    mpiexec,
+    on_ranks,
+    run_script,
+)
 
 
 @pytest.mark.parametrize(('how', 'said', 'traces'), [
     ('raise ValueError("so it goes")',
-     r'(?s)rank 1 of 3 failed.*line 6.*ValueError: so it goes', 1),
+     r'(?s)rank 1 of 3 failed.*line 4.*ValueError: so it goes', 1),
     ('raise KeyboardInterrupt', 'rank 1 of 3 interrupted', 0),
     ("chainer_fp8pipe.create_communicator('fp9')",
      "no communicator is called 'fp9'", 1),
 ])
 def test_whatever_ends_one_rank_ends_all_and_is_said(
-        script, how, said, traces):
-    done = run_script(3, script(how))
+        tmp_path, how, said, traces):
+    path = tmp_path / 'script.py'
+    path.write_text(f"""import chainer_fp8pipe
+comm = chainer_fp8pipe.create_communicator('fp8')
+if comm.rank == 1:
+    {how}
+comm.mpi_comm.Barrier()         # the others wait for ever
+comm.mpi_comm.Barrier()
+""")
+    done = run_script(3, path)
     assert done.returncode != 0
     assert re.search(said, done.stdout + done.stderr)
     assert done.stderr.count('Traceback') == traces
@@ -62,42 +62,24 @@ def test_ranks_that_raise_the_same_are_counted(tmp_path):
         assert 'ranks 1-2 raised the same' in done.stderr
 
 
-def of_a_check():
-    """What a check of the package raises about the user's arguments."""
-    try:
-        parse_bytes('much')
-    except ValueError as error:
-        return error
-
-
-def of_the_users_own_code():
-    """What a script's class raises that the package has called."""
-    try:
-        raise_together(MPI.COMM_SELF, lambda: int('x'))
-    except RuntimeError as error:
-        return error
-
-
-def test_an_error_of_the_users_own_is_told_from_a_check():
-    check = of_a_check()
-    assert abort.of_the_user(check) is None
-    check.is_shown = True
-    assert abort.shown(check) == (
-        "ValueError: 'much' is no size; write it as in 300 MB or 2 GiB\n")
-    found = abort.of_the_user(of_the_users_own_code())
-    assert type(found) is ValueError
-
-
-def test_what_leads_to_the_users_code_is_not_shown():
-    said = abort.shown(of_the_users_own_code())
-    assert said.count('Traceback') == 2
-    assert 'agreement.py' not in said
-    assert "int('x')" in said
-    with pytest.raises(RuntimeError) as raised:     # of the package's own
-        raise_together(MPI.COMM_SELF, lambda: parse_bytes('much'))
+@pytest.mark.parametrize(('action', 'kind', 'traces', 'shown'), [
+    # What the script has raised, called by the package.
+    (lambda: int('x'), ValueError, 2, "int('x')"),
+    # A check of the package's own.
+    (lambda: parse_bytes('much'), type(None), 1,
+     "ValueError: 'much' is no size; write it as in 300 MB or 2 GiB\n"),
+])
+def test_the_users_own_code_is_shown_and_nothing_that_leads_there(
+        action, kind, traces, shown):
+    with pytest.raises(RuntimeError) as raised:
+        raise_together(MPI.COMM_SELF, action)
+    assert type(abort.of_the_user(raised.value)) is kind
     said = abort.shown(raised.value)
-    assert said.count('Traceback') == 1
-    assert said.endswith("write it as in 300 MB or 2 GiB\n")
+    assert said.count('Traceback') == traces
+    assert shown in said
+    assert 'agreement.py' not in said
+    raised.value.is_shown = True
+    assert 'Traceback' not in abort.shown(raised.value)
 
 
 def test_nothing_ends_before_the_launcher_has_read_why():
@@ -116,3 +98,122 @@ def test_nothing_ends_before_the_launcher_has_read_why():
         _, printed = rank.communicate(timeout=300)
     assert rank.returncode == 3
     assert 'so it goes' in printed
+
+
+# --- several processes, each of which is alone as far as MPI knows -----------
+
+_STEP = {'SLURM_NTASKS': '4', 'SLURM_PROCID': '2', 'SLURM_STEP_ID': '0',
+         'SLURM_STEP_NUM_TASKS': '4'}
+_TWO = {'SLURM_NTASKS': '2', 'SLURM_STEP_NUM_TASKS': '2'}
+_NAMES = ('SLURM_', 'PMI', 'OMPI_', 'MPI_LOCAL', 'CHAINER_FP8PIPE_')
+
+
+@contextlib.contextmanager
+def started_with(variables):
+    """As if a starter of ranks had set these variables, and no others."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith(_NAMES):
+                patch.delenv(name)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.mark.parametrize(('vendor', 'remedy'), [
+    ('Open MPI', 'srun --mpi=pmix'), ('MPICH', 'srun --mpi=pmi2'),
+    ('Intel MPI', 'srun --mpi=pmi2')])
+@pytest.mark.parametrize(('variables', 'words'), [
+    (_STEP, ["Slurm's srun", 'number 2', 'SLURM_STEP_NUM_TASKS=4']),
+    ({'PMI_SIZE': '3', 'PMI_RANK': '0'}, ['PMI', 'number 0', 'PMI_SIZE=3']),
+    ({'OMPI_COMM_WORLD_SIZE': '2', 'OMPI_COMM_WORLD_RANK': '1'},
+     ["Open MPI's mpirun", 'number 1', 'OMPI_COMM_WORLD_SIZE=2']),
+    # MPICH's mpiexec starts one process on each node by srun.
+    ({**_STEP, 'SLURM_STEP_NUM_TASKS': '1', 'SLURM_NTASKS': '1',
+      'PMI_SIZE': '3', 'PMI_RANK': '2'}, ['number 2', 'PMI_SIZE=3']),
+    ({**_STEP, ALONE: '0'}, ['SLURM_STEP_NUM_TASKS=4']),
+])
+def test_one_of_several_processes_is_not_alone(variables, words, vendor,
+                                               remedy, monkeypatch):
+    monkeypatch.setattr(MPI, 'get_vendor', lambda: (vendor, (1, 0, 0)))
+    with started_with(variables), pytest.raises(StartError) as caught:
+        enter_world()
+    for word in [*words, vendor, remedy, 'rank 0 of 1', ALONE]:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize('variables', [
+    {},
+    # salloc's shell
+    {'SLURM_NTASKS': '4', 'SLURM_JOB_ID': '1', 'SLURM_TASKS_PER_NODE': '4'},
+    # a batch script
+    {'SLURM_NTASKS': '4', 'SLURM_JOB_ID': '1', 'SLURM_PROCID': '0'},
+    # salloc's shell on a node (use_interactive_step)
+    {**_STEP, 'SLURM_PROCID': '0', 'SLURM_STEP_ID': '4294967290',
+     'SLURM_STEP_NUM_TASKS': '1'},
+    # a batch script that was submitted from a step of 4 tasks
+    {**_STEP, 'SLURM_PROCID': '0', 'SLURM_NTASKS': '2'},
+    # srun -n 1
+    {**_STEP, 'SLURM_NTASKS': '1', 'SLURM_STEP_NUM_TASKS': '1'},
+    # mpiexec -n 1 of MPICH's, in a step of two nodes
+    {**_TWO, 'PMI_SIZE': '1', 'PMI_RANK': '0'},
+    # mpirun -n 1 of Open MPI's
+    {**_TWO, 'OMPI_COMM_WORLD_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0'},
+    {**_STEP, ALONE: '1'},
+    {**_STEP, 'SLURM_STEP_NUM_TASKS': 'many', 'SLURM_NTASKS': 'many'},
+])
+def test_a_process_that_was_started_alone_may_be(variables):
+    with started_with(variables):
+        enter_world()
+
+
+@on_ranks(2)
+def test_ranks_may_be_more_and_what_they_start_is_no_rank(comm):
+    with started_with({**_STEP, 'PMI_SIZE': '7'}):
+        enter_world()       # they know of each other
+    with started_with(_TWO):
+        enter_world()
+        # It has the rank's variables; without PMI's it comes through.
+        done = subprocess.run(
+            [sys.executable, '-c', 'from chainer_fp8pipe.mpi.failure.abort '
+             'import enter_world; enter_world()'], timeout=300,
+            capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# What a script begins with, on all its ranks.
+@pytest.mark.parametrize('first', [
+    "chainer_fp8pipe.create_communicator('fp8')",
+    "chainer_fp8pipe.create_communicator('naive', MPI.COMM_SELF)",
+    'chainer_fp8pipe.ProcessGrid(MPI.COMM_WORLD, pipeline=4)',
+    'chainer_fp8pipe.partition(None, None, MPI.COMM_WORLD)',
+    'chainer_fp8pipe.PipelineUpdater(None, None, MPI.COMM_WORLD)',
+    'chainer_fp8pipe.plan(None, None, 4)',
+    'chainer_fp8pipe.create_grouped_bn_model(None, MPI.COMM_WORLD)',
+])
+def test_nothing_that_works_on_all_ranks_works_on_each_alone(first):
+    with started_with(_STEP), pytest.raises(StartError):
+        eval(first, {'MPI': MPI, 'chainer_fp8pipe': chainer_fp8pipe})
+
+
+@pytest.mark.skipif(
+    MPI.get_vendor()[0] != 'MPICH' or bool(os.environ.get('MPIEXEC')),
+    reason="needs MPICH's library and mpiexec")
+@pytest.mark.parametrize('command', [
+    ['run', '--pipeline', '2', 'train.py'], ['bench', 'allreduce'],
+    ['plan', 'train.py']])
+def test_commands_refuse_on_each_of_two_real_processes(command, tmp_path):
+    (tmp_path / 'train.py').write_text('print("it trains")')
+    # Without these two the library does not find mpiexec, as if it spoke
+    # another protocol.
+    mute = ['env', '-u', 'PMI_FD', '-u', 'PMI_PORT']
+    done = subprocess.run(
+        [*mpiexec(2), *mute, sys.executable, '-m', 'chainer_fp8pipe',
+         *command], env=environment(), cwd=tmp_path, capture_output=True,
+        text=True, timeout=300, preexec_fn=end_with_parent)
+    assert (done.returncode, done.stdout) == (2, '')
+    lines = done.stderr.splitlines()
+    assert 1 <= len(lines) <= 2         # the first to end ends the other
+    for line in lines:
+        assert re.match(
+            rf'python -m chainer_fp8pipe {command[0]}[ a-z]*: PMI', line)

@@ -1,5 +1,5 @@
 """A clock that stands still until told otherwise, and plans without a job."""
-from chainer_fp8pipe.planning.job.job_plan import Configuration, JobPlan
+from chainer_fp8pipe.planning.job_plan import Configuration, JobPlan
 
 
 class Clock:

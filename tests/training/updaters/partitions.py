@@ -6,7 +6,6 @@ from unittest import mock
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.tracing import measuring
-from chainer_fp8pipe.mpi.measured.link_speed import LinkSpeed
 from chainer_fp8pipe.pipeline.micro_batches import bounds
 
 import chainer
@@ -96,7 +95,7 @@ def counted_times():
     with mock.patch.object(measuring, 'clock_of', return_value=(
             lambda: 1e-3 * next(ticks))), \
             mock.patch('chainer_fp8pipe.chains.partition.measure_links',
-                       return_value=LinkSpeed(1e-5, 1e9)):
+                       return_value=(1e-5, 1e9)):
         yield
 
 

@@ -11,7 +11,7 @@ from chainer_fp8pipe import (
     deferred,
     partition,
 )
-from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
+from chainer_fp8pipe.planning.cuts import DoesNotFit
 
 import chainer
 import chainer.functions as F

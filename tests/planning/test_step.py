@@ -1,18 +1,15 @@
 """Updates take what can be reckoned by hand."""
 import dataclasses
 
-from chainer_fp8pipe.planning.job import step as module
-from chainer_fp8pipe.planning.job.choices import Choices, Wanted
-from chainer_fp8pipe.planning.job.job_plan import Configuration
-from chainer_fp8pipe.planning.job.step import (
-    ExchangeFigures,
-    LinkFigures,
-    StepModel,
-)
+from chainer_fp8pipe.planning import step
+from chainer_fp8pipe.planning.choices import Choices, Wanted
+from chainer_fp8pipe.planning.job_plan import Configuration
+from chainer_fp8pipe.planning.schedule_time import Link
+from chainer_fp8pipe.planning.step import ExchangeFigures, predict
 
 import pytest
 
-from tests.planning.job.jobs import figures, job
+from tests.planning.jobs import figures, job
 
 #: Four layers of 10 ms and 1,000 elements.
 MODEL = figures(*[0.01] * 4, parameters=4000)
@@ -20,16 +17,14 @@ MODEL = figures(*[0.01] * 4, parameters=4000)
 
 @pytest.fixture(autouse=True)
 def no_constants(monkeypatch):
-    monkeypatch.setattr(module, '_PACKING', 0.0)
-    monkeypatch.setattr(module, '_GHOST', 0.0)
-    monkeypatch.setattr(module, '_THREAD', dict.fromkeys(
+    monkeypatch.setattr(step, 'PACKING', 0.0)
+    monkeypatch.setattr(step, '_GHOST', 0.0)
+    monkeypatch.setattr(step, '_THREAD', dict.fromkeys(
         (False, True, 'next_forward'), 0.0))
 
 
 def seconds_of(profile, batch, way):
-    found = StepModel(profile, batch).predict(way)
-    assert sum(found.parts.values()) == pytest.approx(found.seconds)
-    return found.seconds
+    return sum(predict(profile, batch, way).values())
 
 
 @pytest.mark.parametrize(('profile', 'overlap', 'seconds'), [
@@ -72,7 +67,7 @@ def pipeline(profile, batch, stages, micro_batches, schedule='1f1b'):
     # Both on one core: all the work, and half of what they would wait.
     (job(MODEL, 2, pools=(0, 0), slowdown=(2.0, 2.0)), 2, .08 + .005),
     # A gradient is back after 35 and 75 ms, the last one after 85.
-    (job(MODEL, 2, link=LinkFigures(.01, float('inf'))), 2, .09),
+    (job(MODEL, 2, link=Link(.01, float('inf'))), 2, .09),
     (job(dataclasses.replace(MODEL, update=.006), 2), 2, .053),
     (job(dataclasses.replace(MODEL, micro_batch=.001), 2), 2, .055),
     # Two replicas: half as long, and an exchange of 2,000 elements.
@@ -84,7 +79,7 @@ def test_pipelines(profile, stages, seconds):
 
 def test_a_way_for_other_ranks_is_refused():
     with pytest.raises(ValueError, match='is for 4 ranks, the profile for 2'):
-        StepModel(job(MODEL, 2), 16).predict(Configuration(4))
+        predict(job(MODEL, 2), 16, Configuration(4))
 
 
 @pytest.mark.parametrize(('replicas', 'rate', 'element'), [
@@ -107,14 +102,14 @@ def test_more_ranks_are_added_as_the_others_began(hosts, count, expected):
     profile = job(MODEL, len(hosts), hosts=hosts, pools=hosts).for_ranks(count)
     assert (profile.ranks, profile.hosts) == (count, expected)
     # Those of one host have the cores that they had.
-    assert profile.slowest == (count / len(hosts) if set(hosts) == {0}
+    assert max(profile.slowdown) == (count / len(hosts) if set(hosts) == {0}
                                else 1.0)
-    StepModel(profile, 16).predict(Configuration(count))
+    predict(profile, 16, Configuration(count))
 
 
 def test_ranks_on_hosts_of_their_own_lose_nothing_by_each_other():
     profile = job(MODEL, 2, element=1e-8, slowdown=(2.0, 2.0)).on_hosts(
         4, 4e7)
-    assert profile.slowest == 1.0
+    assert max(profile.slowdown) == 1.0
     assert profile.exchange(Configuration(4)).element == pytest.approx(
         1.5 * 4 / 4e7)

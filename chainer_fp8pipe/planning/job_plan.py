@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from ...pipeline.schedules import make_schedule
-from ..partition.partition_plan import PartitionPlan, load_plan
-from ..sizes import counted, said_bytes
-from ..stored import made, read_json, write_json
+from ..pipeline.schedules import make_schedule
+from .partition_plan import PartitionPlan, load_plan
+from .sizes import counted, said_bytes
+from .stored import made, read_json, write_json
 
 #: What a codec does to a mean, by the communicator's name.
 ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',

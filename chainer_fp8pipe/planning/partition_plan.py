@@ -2,12 +2,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from ..stored import made, read_json, write_json
-from .positions import Order, Position
+from .calls import Order, Position
+from .stored import made, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class PartitionPlan:
         micro_batches: Number of micro-batches that the plan was made for.
         schedule: Name of the schedule that the plan was made for.
         predicted: Seconds and bytes of the plan.
+
+    Raises:
+        ValueError: The parts contradict each other.
     """
 
     order: Order
@@ -51,6 +54,19 @@ class PartitionPlan:
     micro_batches: int
     schedule: str
     predicted: Predicted = Predicted()
+
+    def __post_init__(self) -> None:
+        chunks = len(self.cuts) + 1
+        if any(left >= right for left, right in itertools.pairwise(
+                self.cuts)):
+            raise ValueError('the cuts of a plan must be in the order of '
+                             'parameters')
+        if self.stages < 1 or chunks % self.stages:
+            raise ValueError(f'{chunks} chunks cannot be on {self.stages} '
+                             'stages equally')
+        if len(self.recompute) != chunks:
+            raise ValueError(f'recompute has {len(self.recompute)} entries '
+                             f'for {chunks} chunks')
 
     @property
     def chunks(self) -> int:
@@ -70,27 +86,15 @@ class PartitionPlan:
         """The content of the file that :meth:`save` writes."""
         return {
             **vars(self), 'predicted': asdict(self.predicted),
-            'cuts': [{'before': self.order[cut.place][0],
-                      'calls_later': cut.depth} for cut in self.cuts]}
+            'cuts': [_NamedCut(self.order[cut.place][0], cut.depth)._asdict()
+                     for cut in self.cuts]}
 
 
-class _StoredCut(NamedTuple):
+class _NamedCut(NamedTuple):
     """A cut in a file, where people see names of parameters."""
 
     before: str
     calls_later: int = 0
-
-
-class _Stored(NamedTuple):
-    """The fields of a file; see :class:`PartitionPlan`."""
-
-    order: tuple[tuple[str, ...], ...]
-    cuts: tuple[_StoredCut, ...]
-    stages: int
-    recompute: tuple[bool, ...]
-    micro_batches: int
-    schedule: str
-    predicted: Predicted = Predicted()
 
 
 def load_plan(source: str | Mapping[str, Any] | PartitionPlan,
@@ -110,44 +114,27 @@ def load_plan(source: str | Mapping[str, Any] | PartitionPlan,
     """
     if isinstance(source, PartitionPlan):
         return source
+    said = '' if where else 'this is no plan: '
     if isinstance(source, str):
-        data, said = read_json(source), f'{source} is no plan: '
-    else:
-        data, said = source, '' if where else 'this is no plan: '
+        source, said = read_json(source), f'{source} is no plan: '
     try:
-        stored = made(_Stored, data, where)
+        if isinstance(source, Mapping) and {'order', 'cuts'} <= set(source):
+            source = {**source, 'cuts': _positions(source, where)}
+        return made(PartitionPlan, source, where)
     except ValueError as error:
         raise ValueError(f'{said}{error}') from None
-    if any(not group for group in stored.order):
+
+
+def _positions(data: Mapping[str, Any], where: str) -> tuple[Position, ...]:
+    prefix = where and f'{where}.'
+    order = made(Order, data['order'], f'{prefix}order')
+    if not all(order):
         raise ValueError('the order of parameters has an empty group')
-    place_of = {name: place for place, group in enumerate(stored.order)
+    place_of = {name: place for place, group in enumerate(order)
                 for name in group}
-    for before, _ in stored.cuts:
+    cuts = made(tuple[_NamedCut, ...], data['cuts'], f'{prefix}cuts')
+    for before, _ in cuts:
         if before not in place_of:
             raise ValueError(f'the plan cuts before {before}, which is not '
                              'in its order of parameters')
-    cuts = tuple(Position(place_of[before], later)
-                 for before, later in stored.cuts)
-    if any(left >= right for left, right in itertools.pairwise(cuts)):
-        raise ValueError('the cuts of a plan must be in the order of '
-                         'parameters')
-    chunks = len(cuts) + 1
-    if stored.stages < 1 or chunks % stored.stages:
-        raise ValueError(f'{chunks} chunks cannot be on {stored.stages} '
-                         'stages equally')
-    if len(stored.recompute) != chunks:
-        raise ValueError(f'recompute has {len(stored.recompute)} entries for '
-                         f'{chunks} chunks')
-    return PartitionPlan(**{**stored._asdict(), 'cuts': cuts})
-
-
-def ends_of(cuts: Sequence[Position], starts: Sequence[Position]
-            ) -> tuple[int, ...]:
-    """The index after the last atom of each chunk.
-
-    Args:
-        cuts: Of a plan.
-        starts: Position of the first call of each atom.
-    """
-    return (*(sum(start < cut for start in starts) for cut in cuts),
-            len(starts))
+    return tuple(Position(place_of[before], later) for before, later in cuts)

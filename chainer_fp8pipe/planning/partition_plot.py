@@ -5,8 +5,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from ..sizes import counted, said_bytes
 from .partition_plan import PartitionPlan
+from .sizes import counted, said_bytes
 
 # Light and dark enough to be told apart without seeing colours.
 _TIME, _PARAMETERS, _MEMORY = '#3366ab', '#de701f', '#f5b359'

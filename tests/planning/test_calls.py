@@ -1,7 +1,9 @@
 """Any row of cuts gives stages that data go through in one direction."""
-from chainer_fp8pipe.planning.partition.calls import Call, Source, Value
-from chainer_fp8pipe.planning.partition.positions import (
+from chainer_fp8pipe.planning.calls import (
+    Call,
     Position,
+    Source,
+    Value,
     assign,
     order_of,
     positions,

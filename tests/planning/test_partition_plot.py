@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 from chainer_fp8pipe import partition
 from chainer_fp8pipe.planning import PartitionPlan, plot_plan
-from chainer_fp8pipe.planning.partition.calls import Value
-from chainer_fp8pipe.planning.partition.partition_plan import Predicted
-from chainer_fp8pipe.planning.partition.positions import Position
+from chainer_fp8pipe.planning.calls import Position, Value
+from chainer_fp8pipe.planning.partition_plan import Predicted
 
 import chainer
 import chainer.functions as F

@@ -3,18 +3,18 @@ import contextlib
 import dataclasses
 import itertools
 
-from chainer_fp8pipe.planning.job.choices import Choices, Wanted, algorithms
-from chainer_fp8pipe.planning.job.job_plan import Configuration, Trial
-from chainer_fp8pipe.planning.job.memory import exchange_bytes, rank_memory
-from chainer_fp8pipe.planning.job.step import LinkFigures
-from chainer_fp8pipe.planning.partition.cuts import DoesNotFit
+from chainer_fp8pipe.planning.choices import Choices, Wanted, algorithms
+from chainer_fp8pipe.planning.cuts import DoesNotFit
+from chainer_fp8pipe.planning.job_plan import Configuration, Trial
+from chainer_fp8pipe.planning.schedule_time import Link
+from chainer_fp8pipe.planning.step import exchange_bytes, predict, rank_memory
 
 import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.planning.job.jobs import figures, job
+from tests.planning.jobs import figures, job
 
 MODEL = figures(*[0.01] * 8, parameters=4_000_000, kept=1000)
 #: An exchange of the model over a slow and over a fast link takes 0.8 s, 8 ms.
@@ -28,9 +28,9 @@ def best(profile, batch=64, **wanted):
 @pytest.mark.parametrize(('profile', 'expected'), [
     (job(MODEL, 4, element=0.0), {'stages': 1, 'overlap': False}),
     (job(MODEL, 4, element=SLOW), {'stages': 4}),
-    (job(MODEL, 4, element=SLOW, link=LinkFigures(1.0, 1e3)), {'stages': 1}),
+    (job(MODEL, 4, element=SLOW, link=Link(1.0, 1e3)), {'stages': 1}),
     (job(MODEL, 2, element={'float32': SLOW, 'float16': SLOW / 2,
-                            'fp8': SLOW / 4}, link=LinkFigures(1.0, 1e3)),
+                            'fp8': SLOW / 4}, link=Link(1.0, 1e3)),
      {'codec': 'fp8'}),
     (job(MODEL, 1), {'replicas': 1})])
 def test_the_first_way_is_the_one_that_suits(profile, expected):
@@ -126,7 +126,7 @@ def test_no_way_takes_more_than_the_limit(ranks, batch, kept, share, arrays):
     found = Choices(profile, Wanted(batch, limit))
     for one in found.candidates:
         assert max(one.memory) <= limit
-        assert rank_memory(found.model, one.way) == one.memory
+        assert rank_memory(profile, batch, one.way) == one.memory
 
 
 def test_what_does_not_fit_says_by_how_much():
@@ -172,7 +172,7 @@ def test_the_wire_is_that_of_the_layout():
             for number, call in enumerate(calls))
     model = dataclasses.replace(model, calls=narrow(model.calls),
                                 calls_few=narrow(model.calls_few))
-    fast, slow = LinkFigures(1e-6, 1e10), LinkFigures(1e-4, 2e7)
+    fast, slow = Link(1e-6, 1e10), Link(1e-4, 2e7)
     cuts = [Choices(job(model, 4, (1, 2), links={2: link, 4: slow}),
                     Wanted(64, stages=(2,))).cut(2, 2, 4, '1f1b').cuts[0]
             for link in (fast, slow)]
@@ -185,12 +185,13 @@ def test_the_wire_is_that_of_the_layout():
 def test_the_cut_is_as_good_as_any(milliseconds, size):
     model = figures(*(one * 1e-2 for one in milliseconds),
                     size=8 * 4 * (size + 1), parameters=400)
-    profile = job(model, 2, link=LinkFigures(1e-4, 1e8))
+    profile = job(model, 2, link=Link(1e-4, 1e8))
     choices = Choices(profile, Wanted(16, stages=(2,)))
     found = choices.cut(2, 1, 4, '1f1b')
 
     def seconds(cut):
-        return choices.model.predict(Configuration(1, 2, 4, cut)).seconds
+        return sum(predict(profile, 16, Configuration(
+            1, 2, 4, cut)).values())
     every = [seconds(dataclasses.replace(found, cuts=(
         found.cuts[0]._replace(place=place, depth=0),)))
         for place in range(1, len(milliseconds))]
@@ -202,7 +203,7 @@ def test_a_plan_is_the_same_for_the_same_profile():
     one, other = (Choices(profile, Wanted(64)) for _ in range(2))
     assert [str(candidate.way) for candidate in one.candidates] == [
         str(candidate.way) for candidate in other.candidates]
-    seconds = [candidate.step.seconds for candidate in one.candidates]
+    seconds = [candidate.seconds for candidate in one.candidates]
     assert seconds == sorted(seconds)
     assert all(first <= second for first, second
                in itertools.pairwise(seconds))

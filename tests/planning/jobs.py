@@ -1,13 +1,13 @@
 """Jobs that nobody has, whose arithmetic is known."""
 import dataclasses
 
-from chainer_fp8pipe.planning.job.model_costs import ModelFigures
-from chainer_fp8pipe.planning.job.step import (
+from chainer_fp8pipe.planning.calls import order_of
+from chainer_fp8pipe.planning.schedule_time import Link
+from chainer_fp8pipe.planning.step import (
     ExchangeFigures,
     JobProfile,
-    LinkFigures,
+    ModelFigures,
 )
-from chainer_fp8pipe.planning.partition.positions import order_of
 
 from tests.planning.traces import chain
 
@@ -64,6 +64,6 @@ def job(model, ranks, stages=(1,), element=0.0, fixed=0.0, processor=0.0,
                 ranks // number, fixed, each[codec], processor)
             for number in stages if number < ranks for codec in CODECS
             for algorithm in ('direct', 'ring', 'torus2d')},
-        'links': {number: link or LinkFigures()
+        'links': {number: link or Link()
                   for number in range(2, ranks + 1)},
         'overhead': 0.0, **profile})

@@ -1,1 +1,0 @@
-"""Measures links and clocks, with messages between ranks."""

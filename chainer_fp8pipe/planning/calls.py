@@ -1,0 +1,287 @@
+"""The calls of a traced model: what they cost, and the stage each is on."""
+# A plan serves traces with other sequence lengths, in evaluation and with
+# other control flow, so a cut cannot be the number of a call.  Instead, the
+# model's parameters are grouped by link and numbered in the order of first
+# use.  The *place* of a call is the largest number among the parameters that
+# the call, or any call it depends on, reads; the *depth* counts the calls on
+# the longest path to it from the first call at that place.  The position
+# (place, depth) of a call is greater than the positions of its inputs.  So
+# cuts at positions give each call of any trace a stage that is not before the
+# stages of its inputs, and a recurrent network is cut between layers, not
+# between time steps.
+#
+# Calls that depend on the batch alone (a mask, its length) float: they belong
+# to the first call that needs them.
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+
+class Source(NamedTuple):
+    """A value of a trace, named by the call that computed the value.
+
+    Attributes:
+        call: Number of the call.
+        output: Index of the call's output, or the name of an attribute of
+            the function (a dropout mask).
+    """
+
+    call: int
+    output: int | str
+
+
+class Value(NamedTuple):
+    """An array that a call computed.
+
+    Attributes:
+        shape: Of the array.
+        dtype: Of the array.
+        wants: Whether backward needs the array's gradient.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    wants: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+class Parameter(NamedTuple):
+    """Shape and dtype of a parameter; shape None: only its link knows."""
+
+    shape: tuple[int, ...] | None
+    dtype: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the values; 0 where the shape is unknown."""
+        return (0 if self.shape is None
+                else math.prod(self.shape) * self.dtype.itemsize)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a function, or of a link that is run as a whole.
+
+    Attributes:
+        name: Of the function.
+        link: Path of the link that made the call; '/' for the model itself.
+        path: For each link around the call, from the model inwards, the
+            number of the first call in that link.
+        inputs: Values of other calls that the function reads.
+        parameters: Paths of the parameters that the function reads.
+        outputs: The function's outputs, by index or attribute name.
+        forward: Seconds of a forward pass for the example.
+        backward: Seconds of a backward pass.
+        deferrable: Share of the backward pass that is for the gradients of
+            weights alone, which can be computed later.
+        kept: Bytes that the function itself keeps for backward.
+        retained: Values of calls that the function keeps for backward.
+        temporary: Most bytes that the function allocates while it runs.
+        draws: Whether the function draws random numbers.
+        whole: Paths of links whose calls must all be on one stage, because
+            the link keeps running averages or is run as one call.
+        pinned: For a value that a link has kept from an earlier batch, the
+            stage that has the value.  None: an ordinary call.
+        once: Whether the call's stage must not run forward twice, because a
+            forward pass changes the link's state.
+    """
+
+    name: str
+    link: str = '/'
+    path: tuple[int, ...] = ()
+    inputs: tuple[Source, ...] = ()
+    parameters: tuple[str, ...] = ()
+    outputs: dict[int | str, Value] = field(default_factory=dict)
+    forward: float = 0.0
+    backward: float = 0.0
+    deferrable: float = 0.0
+    kept: int = 0
+    retained: tuple[Source, ...] = ()
+    temporary: int = 0
+    draws: bool = False
+    whole: tuple[str, ...] = ()
+    pinned: int | None = None
+    once: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Of both passes."""
+        return self.forward + self.backward
+
+    @property
+    def deferred(self) -> int:
+        """Bytes of the outputs' gradients, if gradients of weights wait."""
+        return (sum(value.nbytes for value in self.outputs.values())
+                if self.deferrable else 0)
+
+
+#: Groups of paths of parameters, in the order of first use.
+Order = tuple[tuple[str, ...], ...]
+
+
+class Position(NamedTuple):
+    """Where along the model a call is.
+
+    Attributes:
+        place: Index of a group in the order of parameters.
+        depth: Calls at this place before the call, on the longest path.
+    """
+
+    place: int
+    depth: int
+
+
+def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
+    """The groups of parameters that the calls use.
+
+    A link's parameters form one group, whenever in the link they are first
+    used: a recurrent layer uses some only from its second step on.
+
+    Args:
+        calls: Of a trace.
+        names: Paths of all parameters, in the order of the model's links.
+            A parameter that no call uses follows the parameter before it in
+            this list.
+    """
+    first: dict[str, tuple[int, ...]] = {}
+    for number, call in enumerate(calls):
+        for name in call.parameters:
+            first.setdefault(name, (*call.path, number))
+    groups: dict[tuple[int, ...], list[str]] = {}
+    for name, key in first.items():
+        groups.setdefault(key, []).append(name)
+    found = [sorted(groups[key]) for key in sorted(groups)]
+    group_of = {name: group for group in found for name in group}
+    for before, name in zip(['', *names], names, strict=False):
+        if name not in group_of:
+            number = next((index for index, group in enumerate(found)
+                           if before in group), -1)
+            found.insert(number + 1, [name])
+            group_of[name] = found[number + 1]
+    return tuple(map(tuple, found))
+
+
+def positions(calls: Sequence[Call], order: Order) -> list[Position]:
+    """The position of every call.
+
+    A call that depends on the batch alone gets the position of the first
+    call that uses its result.  Parameters that the order lacks come last.
+    """
+    place_of = {name: place for place, group in enumerate(order)
+                for name in group}
+    last = Position(max(len(order) - 1, 0), 1 << 30)
+    found = [last] * len(calls)
+    floating = _floating(calls)
+    for number, call in enumerate(calls):
+        if floating[number]:
+            continue
+        known = [found[source.call] for source in call.inputs
+                 if not floating[source.call]]
+        place = max([*(place_of.get(name, len(order))
+                       for name in call.parameters),
+                     *(position.place for position in known)], default=0)
+        found[number] = Position(place, max(
+            (position.depth + 1 for position in known
+             if position.place == place), default=0))
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            if floating[source.call]:
+                found[source.call] = min(found[source.call], found[number])
+    return found
+
+
+class Assignment(NamedTuple):
+    """Which stage runs which call of a trace, and which values cross.
+
+    Attributes:
+        stages: One per call.
+        crossing: For each boundary between stages, the values that cross
+            there, also on the way from an earlier to a later stage.
+        holders: Stages that use a parameter, by its path.
+    """
+
+    stages: tuple[int, ...]
+    crossing: tuple[tuple[Source, ...], ...]
+    holders: dict[str, tuple[int, ...]]
+
+
+def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
+           wanted: Sequence[Source] = (),
+           together: Sequence[Sequence[Source]] = (),
+           homes: Mapping[int, int] | None = None) -> Assignment:
+    """The stages of a trace's calls.
+
+    Args:
+        calls: Of the trace.
+        order: Of the plan.
+        cuts: The first position of each stage but the first one.
+        wanted: Values that the last stage must have: the loss.
+        together: Groups of values: the last stage that computes a value of a
+            group must have all values of the group.
+        homes: Stages for some calls, by number, which override the cuts; a
+            call with an input on a later stage still runs on that stage.
+    """
+    place, homes = positions(calls, order), homes or {}
+    floating = _floating(calls, homes)
+    # No call may be later than what reads it and has a home.
+    latest = [homes.get(number, len(cuts)) for number in range(len(calls))]
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            latest[source.call] = min(latest[source.call], latest[number])
+    stages: list[int] = []
+    for number, call in enumerate(calls):
+        stage = call.pinned
+        if stage is None:
+            stage = min(max(bisect.bisect_right(cuts, place[number]),
+                            homes.get(number, 0)), latest[number])
+        stages.append(max([stage] + [
+            stages[source.call] for source in call.inputs
+            if not floating[source.call]]))
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            if floating[source.call]:
+                stages[source.call] = min(stages[source.call],
+                                          stages[number])
+    holders: dict[str, set[int]] = {}
+    for call, stage in zip(calls, stages, strict=True):
+        for name in call.parameters:
+            holders.setdefault(name, set()).add(stage)
+    return Assignment(
+        tuple(stages), _crossing(calls, stages, len(cuts), wanted, together),
+        {name: tuple(sorted(users)) for name, users in holders.items()})
+
+
+def _floating(calls: Sequence[Call], homes: Mapping[int, int] | None = None
+              ) -> list[bool]:
+    """For each call, whether it depends on the batch alone."""
+    found: list[bool] = []
+    for number, call in enumerate(calls):
+        found.append(not call.parameters and call.pinned is None
+                     and not (homes and number in homes) and all(
+                         found[source.call] for source in call.inputs))
+    return found
+
+
+def _crossing(calls: Sequence[Call], stages: Sequence[int], boundaries: int,
+              wanted: Sequence[Source], together: Sequence[Sequence[Source]]
+              ) -> tuple[tuple[Source, ...], ...]:
+    until: dict[Source, int] = dict.fromkeys(wanted, boundaries)
+    groups = [(max([stages[source.call] for source in group], default=0),
+               group) for group in together]
+    for last, sources in [*groups, *((stage, call.inputs) for call, stage in
+                                     zip(calls, stages, strict=True))]:
+        for source in sources:
+            until[source] = max(until.get(source, 0), last)
+    found: list[list[Source]] = [[] for _ in range(boundaries)]
+    for source in sorted(until, key=lambda one: (one.call, str(one.output))):
+        for boundary in range(stages[source.call], until[source]):
+            found[boundary].append(source)
+    return tuple(map(tuple, found))

@@ -1,1 +1,0 @@
-"""Ways to run a whole job: what they cost, and which one is taken."""

@@ -1,1 +1,0 @@
-"""Where a model is cut."""

@@ -1,0 +1,274 @@
+"""The search for a cut, against trying all of them."""
+import dataclasses
+import itertools
+import re
+
+from chainer_fp8pipe.planning.calls import order_of
+from chainer_fp8pipe.planning.cuts import (
+    CutProblem,
+    DoesNotFit,
+    least_memory,
+    plan_of,
+    search,
+)
+from chainer_fp8pipe.planning.intervals import Intervals
+from chainer_fp8pipe.planning.schedule_time import Link
+from chainer_fp8pipe.planning.sizes import parse_bytes
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.planning.traces import PARAMETERS, chain, few, traces
+
+LINK = Link(1e-4, 1e6)
+
+
+def intervals_of(calls, parameters=PARAMETERS):
+    return Intervals(calls, order_of(calls), parameters)
+
+
+def every_cut(intervals, task):
+    for ends in itertools.combinations(range(1, intervals.count),
+                                       task.parts - 1):
+        yield (*ends, intervals.count)
+
+
+def slowest(intervals, task, ends):
+    """Seconds of the slowest chunk, with what it sends and receives."""
+    def traffic(index):
+        return (intervals.crossing[index] / task.link.bandwidth
+                + (intervals.values[index] > 0) * task.link.latency)
+    return max(
+        (intervals.forward[end] - intervals.forward[start])
+        * (1 + (task.recompute is True and not intervals.once[start, end]))
+        + intervals.backward[end] - intervals.backward[start]
+        + 2 * (traffic(start) + traffic(end))
+        for start, end in itertools.pairwise((0, *ends)))
+
+
+@st.composite
+def tasks(draw):
+    """Intervals, and what a cut of them is searched for."""
+    calls = draw(traces(seconds=True, most=10))
+    for call in calls:
+        call.once = draw(st.integers(0, 5)) == 0
+    intervals = intervals_of(calls)
+    stages = draw(st.integers(1, 3))
+    schedule = draw(st.sampled_from(['gpipe', '1f1b', 'zero_bubble']))
+    return intervals, CutProblem(stages, draw(st.integers(1, 4)), schedule,
+                           recompute=draw(st.sampled_from(
+                               ['auto', True, False])), link=LINK)
+
+
+@few
+@given(tasks())
+def test_no_cut_has_a_much_faster_slowest_stage(given):
+    """By a tenth at most: another may have the shorter step."""
+    intervals, task = given
+    if intervals.count < task.parts:
+        with pytest.raises(ValueError, match=f'into {intervals.count} parts '
+                           f'at most, but {task.parts} are asked for'):
+            search(intervals, task)
+        return
+    found = search(intervals, task)
+    found_ends = intervals.ends_of(found.cuts)
+    fastest = min(slowest(intervals, task, ends)
+                  for ends in every_cut(intervals, task))
+    assert slowest(intervals, task, found_ends) <= 1.1 * fastest + 1e-9
+    assert found == plan_of(intervals, task, found_ends)
+    assert found.recompute == tuple(
+        task.recompute is True and not intervals.once[start, end]
+        for start, end in itertools.pairwise((0, *found_ends)))
+
+
+def check_what_fits(intervals, task):
+    """The best cut keeps the limit of memory, if any cut does."""
+    if any(max(plan_of(intervals, task, ends).predicted.memory)
+           <= task.memory for ends in every_cut(intervals, task)):
+        best = search(intervals, task)
+        assert max(best.predicted.memory) <= task.memory
+    else:
+        with pytest.raises(DoesNotFit):
+            search(intervals, task)
+
+
+@few
+@given(tasks(), st.floats(100, 200_000))
+def test_a_limit_of_memory_holds_or_nothing_fits(given, memory):
+    intervals, task = given
+    task = dataclasses.replace(task, memory=memory)
+    if intervals.count < task.parts:
+        return
+    check_what_fits(intervals, task)
+
+
+def places(plan):
+    """Of a chain's calls, those before which a plan cuts."""
+    return [cut.place for cut in plan.cuts]
+
+
+def large(number, **options):
+    """Four calls, one of which has a parameter of 400 kB."""
+    calls, parameters = chain(*[.01] * 4, **options)
+    parameters[f'/{number}/W'] = parameters[f'/{number}/W']._replace(
+        shape=(100_000,))
+    return calls, parameters
+
+
+def narrow():
+    """Long calls around two short ones, between which little crosses."""
+    calls, parameters = chain(.02, .0001, .0001, .02, size=4_000_000)
+    calls[1].outputs = {0: calls[1].outputs[0]._replace(shape=(10,))}
+    return calls, parameters
+
+
+@pytest.mark.parametrize(('model', 'task', 'expected', 'busy'), [
+    (chain(*[.01] * 12), CutProblem(4, 8), [3, 6, 9], [.03] * 4),
+    # Of equal cuts the one that moves less.
+    (narrow(), CutProblem(2, 4), [2], [.0201] * 2),
+    # A large parameter gets a rank of its own.
+    (large(3), CutProblem(2, 4, memory=2_005_500), [3], [.03, .01]),
+    (chain(*[.01] * 8, kept=2000), CutProblem(2, 4, 'interleaved', 2),
+     [2, 4, 6], [.02] * 4),
+    # Chunks of a rank share its memory.
+    (chain(*[.01] * 8, kept=2000), CutProblem(
+        2, 4, 'interleaved', 2, memory=70_000), [2, 4, 6], [.02] * 4),
+    # Only the stages that would not fit run forward twice.
+    (chain(*[.01] * 4, kept=10_000_000), CutProblem(4, 8, memory=25e6),
+     [1, 2, 3], [.015, .015, .01, .01])])
+def test_cuts_of_chains(model, task, expected, busy):
+    found = search(intervals_of(*model), task)
+    assert places(found) == expected
+    assert found.predicted.busy == pytest.approx(busy)
+    assert found.recompute == tuple(
+        seconds in (.015,) for seconds in busy)
+    assert len(found.predicted.memory) == task.stages
+    assert not task.memory or max(found.predicted.memory) <= task.memory
+
+
+def halves(calls):
+    """A half of each backward pass is for gradients of weights."""
+    for call in calls:
+        call.deferrable = .5
+    return calls
+
+
+def test_weights_that_wait_fill_the_bubble_and_take_memory():
+    """A forward and a backward pass are 10 ms each, on two ranks."""
+    calls, parameters = chain(*[.02] * 2, size=1000)
+    plain = intervals_of(calls, parameters)
+    waiting = intervals_of(halves(chain(*[.02] * 2, size=1000)[0]),
+                           parameters)
+    link = Link(0, 1e12)
+    now, later = (CutProblem(2, 4, schedule, link=link)
+                  for schedule in ('1f1b', 'zero_bubble'))
+    predicted = {(name, task.schedule): plan_of(
+        intervals, task, (1, 2)).predicted for name, intervals in (
+            ('plain', plain), ('waiting', waiting)) for task in (now, later)}
+    assert predicted['waiting', '1f1b'].seconds == pytest.approx(
+        (4 + 1) * .02)
+    # The last rank's gradient comes without the weights', and the first
+    # computes its own meanwhile: a bubble of one forward pass and half a
+    # backward pass less that.
+    assert predicted['waiting', 'zero_bubble'].seconds == pytest.approx(
+        4 * .02 + .01)
+    assert (predicted['plain', '1f1b'].memory
+            == predicted['waiting', '1f1b'].memory)
+    outputs = calls[0].outputs[0].nbytes
+    for live, less, more in zip(
+            later.live(), predicted['plain', 'zero_bubble'].memory,
+            predicted['waiting', 'zero_bubble'].memory, strict=True):
+        assert more == pytest.approx(less + live * outputs)
+
+
+def test_a_step_takes_as_long_as_the_simple_pipeline_formula():
+    """(micro-batches + stages - 1) times the time of a stage."""
+    task = CutProblem(4, 6, 'gpipe', link=Link(0, 1e15))
+    found = search(intervals_of(*chain(*[.01] * 4)), task)
+    assert found.predicted.seconds == pytest.approx((6 + 4 - 1) * .01)
+
+
+def test_memory_of_a_stage_is_that_of_its_parts():
+    """Five arrays of its parameters; two micro-batches live."""
+    calls, parameters = chain(.01, .01, size=1000, parameters=400, kept=7000)
+    calls[1].temporary = 50
+    edges = 2 * 1000            # a buffer to send from, one to receive into
+    # Inputs of all, and what one of them keeps.
+    for recompute, lives in (False, 2), (True, 1):
+        task = CutProblem(2, 4, copies=5, overhead=3, recompute=recompute)
+        found = plan_of(intervals_of(calls, parameters), task, (1, 2))
+        assert found.predicted.memory == (
+            3 + 5 * 400 + lives * 7000 + edges,
+            3 + 5 * 400 + 50 + 1 * (7000 + 1000) + edges)
+
+
+def test_a_model_that_does_not_fit_says_by_how_much():
+    intervals = intervals_of(*chain(*[.01] * 8, parameters=40_000_000))
+    task = CutProblem(2, 4, memory=500e6)
+    with pytest.raises(DoesNotFit) as caught:
+        search(intervals, task)
+    said = str(caught.value)
+    needed, more = map(float, re.search(
+        r'needs (\d+) MB, (\d+) MB more', said).groups())
+    # Four layers of 40 MB in five copies.
+    assert needed == pytest.approx(800, rel=.02)
+    assert more == pytest.approx(needed - 500, abs=1)
+    assert 'into 2 stages fits into 500 MB per rank' in said
+    assert re.search(r'4 ranks \(40\d MB\); 8 ranks \(20\d MB\)', said)
+    assert search(intervals, dataclasses.replace(
+        task, memory=least_memory(intervals, task)))
+
+
+@pytest.mark.parametrize(('model', 'task', 'said'), [
+    (chain(*[.01] * 2, kept=50_000_000, parameters=4),
+     CutProblem(2, 4, memory=60e6, recompute=False),
+     r"help: recompute='auto' \(50.1 MB\); smaller micro-batches$"),
+    (chain(*[.01] * 4, parameters=300), CutProblem(2, 4, memory=1000),
+     r'fits into 1 kB per rank; the best needs (\S+ kB), \S+ kB more'),
+    (chain(.01, .01), CutProblem(2, 4, memory=1e6, overhead=16e6),
+     'A rank takes 16 MB for code and buffers, .* raise the limit')])
+def test_what_would_help_is_said(model, task, said):
+    intervals = intervals_of(*model)
+    with pytest.raises(DoesNotFit, match=said) as caught:
+        search(intervals, task)
+    if needed := re.search(r'needs (\S+ kB)', str(caught.value)):
+        # Who takes the need for the limit gets a cut.
+        assert search(intervals, dataclasses.replace(
+            task, memory=parse_bytes(needed[1])))
+
+
+def test_a_stage_that_must_not_run_twice_keeps_all():
+    calls, parameters = chain(*[.01] * 2, kept=5000, size=100)
+    calls[0].once = True
+    intervals = intervals_of(calls, parameters)
+    task = CutProblem(2, 4, recompute=True)
+    found = search(intervals, task)
+    assert found.recompute == (False, True)
+    # The first has two micro-batches alive, of its inputs and what it keeps.
+    plain = search(intervals, dataclasses.replace(task, recompute=False))
+    assert found.predicted.memory[0] == plain.predicted.memory[0]
+    assert found.predicted.busy[0] == plain.predicted.busy[0]
+    limit = dataclasses.replace(task, recompute='auto',
+                                memory=plain.predicted.memory[0] - 1)
+    with pytest.raises(DoesNotFit):
+        search(intervals, limit)
+    calls[0].once = False
+    assert search(intervals_of(calls, parameters), limit
+                  ).recompute == (True, False)
+
+
+@pytest.mark.parametrize(('schedule', 'live'), [
+    ('gpipe', (4, 4, 4)), ('1f1b', (3, 2, 1))])
+def test_a_schedule_says_how_many_micro_batches_live(schedule, live):
+    assert CutProblem(3, 4, schedule).live() == live
+
+
+@pytest.mark.parametrize('recompute', ['auto', True, False])
+def test_there_is_a_cut_just_where_one_fits(recompute):
+    """Limits of memory around what each cut of a model needs."""
+    intervals = intervals_of(*chain(*[.01, .03, .02, .01, .02], kept=20_000,
+                                    size=8000))
+    for memory in range(40_000, 300_000, 4000):
+        check_what_fits(intervals, CutProblem(
+            3, 4, 'gpipe', memory=memory, recompute=recompute))

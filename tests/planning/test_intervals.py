@@ -1,0 +1,179 @@
+"""Costs of intervals, against counting them one by one."""
+import bisect
+import collections
+import itertools
+
+from chainer_fp8pipe.planning.calls import (
+    Call,
+    Parameter,
+    Position,
+    Source,
+    Value,
+    assign,
+    order_of,
+    positions,
+)
+from chainer_fp8pipe.planning.intervals import Intervals
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.planning.traces import PARAMETERS, chain, few, stacked, traces
+
+
+def made(calls, parameters=PARAMETERS):
+    """Intervals of calls, and the atom of each call."""
+    order = order_of(calls)
+    found = Intervals(calls, order, parameters)
+    return found, [bisect.bisect_right(found.starts, here) - 1
+                   for here in positions(calls, order)]
+
+
+def each_interval(count, atoms):
+    """Start and end, and the numbers of the calls inside."""
+    for start, end in itertools.combinations(range(count + 1), 2):
+        yield start, end, [number for number, atom in enumerate(atoms)
+                           if start <= atom < end]
+
+
+def nbytes(calls, sources):
+    return sum(calls[source.call].outputs[source.output].nbytes
+               for source in set(sources))
+
+
+@few
+@given(traces(seconds=True))
+def test_an_interval_costs_what_its_calls_do(calls):
+    found, atoms = made(calls)
+    for start, end, numbers in each_interval(found.count, atoms):
+        inside = [calls[number] for number in numbers]
+        seconds = found.seconds()[start, end]
+        for name in 'forward', 'backward':
+            sums = getattr(found, name)
+            own = sum(getattr(call, name) for call in inside)
+            assert sums[end] - sums[start] == pytest.approx(own)
+            seconds -= own
+        assert seconds == pytest.approx(0, abs=1e-6)
+        # A shared parameter counts once, and what two calls keep.
+        assert found.parameters[start, end] == sum(
+            PARAMETERS[name].nbytes
+            for name in {name for call in inside for name in call.parameters})
+        assert found.kept[start, end] == nbytes(calls, [
+            source for call in inside for source in call.retained]) + sum(
+                call.kept for call in inside)
+    for index in range(found.count + 1):
+        over = {source for call, atom in zip(calls, atoms, strict=True)
+                for source in call.inputs
+                if atoms[source.call] < index <= atom}
+        assert found.crossing[index] == nbytes(calls, over)
+        assert found.values[index] == len(over)
+
+
+@few
+@given(traces(), st.data())
+def test_the_stages_of_a_run_are_the_intervals_that_were_weighed(calls,
+                                                                 data):
+    """Cuts at atoms' starts, and what crosses them in a run."""
+    found, atoms = made(calls)
+    inner = range(1, found.count)
+    ends = sorted(data.draw(st.sets(st.sampled_from(inner)))
+                  ) if inner else []
+    cuts = [found.starts[end] for end in ends]
+    assert found.ends_of(cuts) == (*ends, found.count)
+    run = assign(calls, order_of(calls), cuts)
+    assert run.stages == tuple(bisect.bisect_right(ends, atom)
+                               for atom in atoms)
+    assert [nbytes(calls, values) for values in run.crossing] == [
+        found.crossing[end] for end in ends]
+
+
+@few
+@given(traces())
+def test_atoms_are_in_order_and_no_link_to_be_whole_is_in_two(calls):
+    found, atoms = made(calls)
+    assert sorted(set(found.starts)) == found.starts
+    assert set(atoms) == set(range(found.count))
+    for name in {name for call in calls for name in call.whole}:
+        assert len({atom for call, atom in zip(calls, atoms, strict=True)
+                    if name in call.whole}) == 1
+
+
+def test_a_loop_is_no_place_for_a_cut():
+    found, _ = made(stacked(3, 4), {})
+    assert [start.place for start in found.starts] == [0, 1, 2]
+
+
+def test_calls_after_the_last_parameter_can_be_cut():
+    calls, parameters = chain(1, 1)
+    calls[1].parameters = ()
+    found, _ = made(calls, parameters)
+    assert found.starts == [Position(0, 0), Position(0, 1)]
+    numpy.testing.assert_array_equal(found.crossing, [0, 1000, 0])
+
+
+# --- memory of a pass back --------------------------------------------------
+
+def walk(calls, inside, parameters=PARAMETERS, plain=False):
+    """Bytes at the worst moment, with a dictionary of what is there.
+
+    ``plain``: beyond the gradients of all parameters, of which only those
+    that have been made are there.
+    """
+    rank = []
+    for call in calls:
+        rank.append(max([rank[source.call] + 1 for source in call.inputs],
+                        default=0))
+    order = sorted(inside, key=lambda number: (rank[number], number),
+                   reverse=True)
+    left = collections.Counter(name for number in order
+                               for name in calls[number].parameters
+                               if name in parameters)
+    missing = set(left) if plain else set()
+    there, most = {}, 0
+    for number in order:
+        call = calls[number]
+        for output in call.outputs:     # among the call's own arrays
+            there.pop(Source(number, output), None)
+        most = max(most, call.temporary + sum(there.values()) - sum(
+            parameters[name].nbytes for name in missing))
+        for source in call.inputs:
+            value = calls[source.call].outputs[source.output]
+            if source.call in inside and value.wants:
+                there[source] = value.nbytes
+        for name in set(left) & set(call.parameters):
+            missing.discard(name)
+            left[name] -= 1
+            there[name] = parameters[name].nbytes
+            if not left[name]:
+                del there[name]
+    return most
+
+
+@few
+@given(traces())
+def test_a_pass_back_needs_what_a_walk_through_its_functions_does(calls):
+    (shared, atoms), (alone, _) = made(calls), made(calls, {})
+    for start, end, inside in each_interval(shared.count, atoms):
+        assert alone.temporary[start, end] == walk(calls, inside, {})
+        # A parameter may count twice whose readers are visited to and fro.
+        assert shared.temporary[start, end] >= walk(calls, inside)
+    assert not numpy.tril(shared.temporary).any()
+    assert shared.plain == walk(calls, range(len(calls)), plain=True)
+
+
+def test_gradients_of_weights_made_for_each_step_wait_for_the_end():
+    """A recurrent network whose weights a function makes for each step."""
+    size, steps = 1000, 5
+    calls, state, kind = [], [], numpy.dtype('f')
+    for _ in range(steps):
+        calls.append(Call(
+            'stack', parameters=('/W',), temporary=4 * size,
+            outputs={0: Value((size,), kind, True)}))
+        calls.append(Call(
+            'linear', inputs=(Source(len(calls) - 1, 0), *state),
+            outputs={0: Value((1,), kind, True)}))
+        state = [Source(len(calls) - 1, 0)]
+    found, _ = made(calls, {'/W': Parameter((size,), kind)})
+    assert found.temporary[0, found.count] == 4 * size * steps
