@@ -261,7 +261,7 @@ class Algorithm(abc.ABC):
                  workers: MPI.Comm | None = None) -> None:
         self.comm = comm.Dup()
         self.events = events
-        self.listen: Callable[[], None] = lambda: None
+        self.listen: Callable[[], object] = lambda: None
         self._workers = workers or comm
         # Maxima are on their way at any time, and collective calls on one
         # communicator have one order.

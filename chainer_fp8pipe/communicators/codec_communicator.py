@@ -13,12 +13,7 @@ from mpi4py import MPI
 
 from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
-from ..exchange.gradients import (
-    SAME_MODEL,
-    arrays_of,
-    describe,
-    distinct_parameters,
-)
+from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
 from ..exchange.reducer import (
     Final,
     NonfiniteMean,
@@ -132,8 +127,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         """
         parameters = distinct_parameters(model)
         agree(self.mpi_comm, Signature({
-            f'parameter {name}':
-            describe(parameter.array, None).partition(' with')[0]
+            f'parameter {name}': describe(parameter.array)
             for name, parameter in parameters}), remedy=SAME_MODEL)
         self._reducer.discard(model)
         for _, parameter in parameters:
@@ -272,8 +266,8 @@ class CodecCommunicator(MpiCommunicatorBase):
     # --- details ------------------------------------------------------------
 
     def _only_model(self) -> chainer.Link | None:
-        models = [exchange.model for exchange in self._reducer.exchanges
-                  if exchange.model is not None]
+        models = [model for exchange in self._reducer.exchanges
+                  if (model := exchange.reference()) is not None]
         if models[1:]:
             raise ValueError(f'this communicator averages {len(models)} '
                              'models; pass the one that is meant')
@@ -311,8 +305,9 @@ class CodecCommunicator(MpiCommunicatorBase):
 def _diverged(model: chainer.Link, when: str) -> str:
     """Names the first value or gradient that is not finite; '' if all are."""
     for name, parameter in distinct_parameters(model):
-        for kind, array in zip(('the value', 'the gradient'),
-                               arrays_of(parameter), strict=True):
+        value = parameter.array
+        gradient = None if value is None else parameter.grad
+        for kind, array in (('the value', value), ('the gradient', gradient)):
             xp = chainer.backend.get_array_module(array)
             if array is not None and not xp.isfinite(array).all():
                 return (f'parameters diverged {when} the all-reduce: {kind} '

@@ -11,10 +11,10 @@
 # that, as it depends on the exchange beside it.  When is its mean wanted?  By
 # the next forward pass, which begins where backward ends: so the bucket that
 # is final last is the most urgent one, and interrupts what is on its way
-# (needed_first).  Buckets are cut into slices for that, 64 at most.
+# (send_order).  Buckets are cut into slices for that, 64 at most.
 #
 # Measured at 4 hosts and 500 Mbit/s, ms for a training step: blocking 155.2,
-# overlap=True 146.8, next_forward 133.8; without the order of needed_first
+# overlap=True 146.8, next_forward 133.8; without the urgent order
 # 144.4.  Ranks that decided the order by themselves would save a sum of some
 # numbers every few updates, and would decide differently.
 from __future__ import annotations
@@ -25,11 +25,13 @@ import re
 import statistics
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
 
 from ..allreduce.engine import PARTS
 
 BucketNames = tuple[str, ...]        # names of parameters
+#: A part of a bucket: the bucket's number, and where the part ends, in parts
+#: of PARTS; it begins where the bucket's last one ended.
+Slice = tuple[int, int]
 
 #: Updates with early buckets before their times are used for a new order; the
 #: next time after twice as many, and so on.
@@ -96,40 +98,9 @@ def _counted(name: str) -> tuple[list[tuple[str, int]], str]:
 
 # --- the order in which buckets are sent ---
 
-class Slice(NamedTuple):
-    """A part of a bucket.
-
-    Attributes:
-        bucket: The bucket's number.
-        until: Where the part ends, in parts of
-            :data:`~chainer_fp8pipe.allreduce.engine.PARTS`; it begins
-            where the bucket's last one ended.
-    """
-
-    bucket: int
-    until: int = PARTS
-
-
-def finished_first(buckets: Sequence[BucketNames], finals: Mapping[str, float]
-                   ) -> list[Slice]:
-    """Buckets in the order in which a backward pass finishes them.
-
-    Args:
-        buckets: Whose order is wanted.
-        finals: When gradients became final, in seconds, by the parameter's
-            name.
-
-    Returns:
-        Whole buckets; last come those that were never complete.
-    """
-    ready = _ready(buckets, finals)
-    return [Slice(number) for number in sorted(
-        range(len(buckets)), key=lambda number: (ready[number], number))]
-
-
-def needed_first(buckets: Sequence[BucketNames], finals: Mapping[str, float],
-                 seconds: Sequence[float], chunks: Sequence[int]
-                 ) -> list[Slice]:
+def send_order(buckets: Sequence[BucketNames], finals: Mapping[str, float],
+               seconds: Sequence[float] = (), chunks: Sequence[int] = ()
+               ) -> list[Slice]:
     """The order in which the next forward pass waits least.
 
     A forward pass needs first what the backward pass finishes last.  So of
@@ -141,24 +112,31 @@ def needed_first(buckets: Sequence[BucketNames], finals: Mapping[str, float],
 
     Args:
         buckets: Whose order is wanted.
-        finals: As for :func:`finished_first`.
-        seconds: How long each bucket travels.
-        chunks: In how many chunks, at least 1 each.
+        finals: When gradients became final, in seconds, by the parameter's
+            name.
+        seconds: How long each bucket travels; (): the next pass waits for
+            all, so that whole buckets travel as backward finishes them.
+        chunks: In how many chunks each travels, at least 1.
 
     Returns:
         Slices; buckets that were never complete come last, as they are.
     """
-    ready = _ready(buckets, finals)
-    events = sorted((ready[number], number) for number in range(len(buckets))
-                    if ready[number] < math.inf)
+    ready = [max(finals.get(name, math.inf) for name in names)
+             for names in buckets]
+    events = sorted((moment, number) for number, moment in enumerate(ready)
+                    if moment < math.inf)
+    never = [(number, PARTS) for number, moment in enumerate(ready)
+             if moment == math.inf]
+    if not seconds:
+        return [(number, PARTS) for _, number in events] + never
     sent = [0] * len(buckets)
     final: list[int] = []           # not yet sent; the last one is urgent
     slices: list[Slice] = []
     now: float = 0
     while events or final:
         while events and (events[0][0] <= now or not final):
-            time, number = events.pop(0)
-            now = max(now, time)
+            moment, number = events.pop(0)
+            now = max(now, moment)
             final.append(number)
         number = final[-1]
         parts = min(chunks[number], PARTS)
@@ -166,24 +144,11 @@ def needed_first(buckets: Sequence[BucketNames], finals: Mapping[str, float],
         now += seconds[number] / parts
         if sent[number] == parts:
             final.pop()
-        # Rounded up, so that the executor finds the same number of chunks.
-        _append(slices, Slice(number, -(-PARTS * sent[number] // parts)))
-    return slices + [Slice(number) for number in range(len(buckets))
-                     if ready[number] == math.inf]
-
-
-def _append(slices: list[Slice], part: Slice) -> None:
-    """A slice more, or a longer one in the last one's place."""
-    if slices and slices[-1].bucket == part.bucket:
-        slices.pop()
-    slices.append(part)
-
-
-def _ready(buckets: Sequence[BucketNames], finals: Mapping[str, float]
-           ) -> list[float]:
-    """When each bucket was complete; infinity if never."""
-    return [max(finals.get(name, math.inf) for name in names)
-            for names in buckets]
+        if slices and slices[-1][0] == number:
+            slices.pop()            # one longer slice in its place
+        # Rounded up, so that compiled code finds the same number of chunks.
+        slices.append((number, -(-PARTS * sent[number] // parts)))
+    return slices + never
 
 
 # --- when gradients are final ---

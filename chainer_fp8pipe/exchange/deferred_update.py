@@ -6,37 +6,93 @@ gradient is still on its way gets an access hook: an access to the parameter,
 its gradient or the state of its update rule waits for the gradient, and does
 what the optimizer would have done.
 """
+# What the optimizer would have done is kept as a list of actions for each
+# parameter: hooks for one parameter at a time, and the rule's update with the
+# learning rate and hooks that the rule had when the optimizer was called.
+# Whatever must see several gradients at once (clipping by the global norm,
+# dynamic loss scaling, hooks that nobody knows) cannot wait: such an
+# optimizer is refused, and finds all gradients when it looks at them.
+#
+# A large parameter is updated block by block, while the rest of its mean is
+# still on its way, if rule and hooks compute each element by itself.  Each
+# element is computed as in an update of all at once, so the bits are the
+# same.  A block stays in a core's cache, from the gradient to the parameter.
 from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import functools
 import threading
+import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import chainer
+import numpy
 from chainer import optimizer_hooks
 from chainer.optimizer import Hyperparameter
+from chainer.optimizers import (
+    ada_delta,
+    ada_grad,
+    adam,
+    corrected_momentum_sgd,
+    momentum_sgd,
+    nesterov_ag,
+    rmsprop,
+    rmsprop_graves,
+    sgd,
+)
 
-from ..intercept.access import add_hook, hook_of, remove_hook
+from ..intercept.access import add_hook, hook_of, remove_hook, without_hook
 from ..intercept.updates import ask_first, ask_no_more
-from .blockwise_update import Action, BlockwiseUpdate, is_elementwise, is_large
+
+#: Elements that are updated at a time: so many of the gradient, the parameter
+#: and what is in between stay in a core's cache, and take longer than the way
+#: to them.
+BLOCK = 1 << 16
 
 #: Is given the first and the last element plus one of a range of a parameter,
 #: and the parameter's gradient, laid flat; whether it has used any of it now.
 Use = Callable[[int, int, Any], bool]
+#: What a rule, or a hook for it, does with a parameter, or a block of one.
+Action = Callable[[Any, Any], object]
 
 # What all of Chainer's ways to an array, and to a rule's state, go through.
 _OF_PARAMETERS = ('_data', '_grad', '_grad_var')
 _OF_RULES = ('_state', '_fp32_param', 't', 'enabled', '_use_fp32_update',
              '_hookable')
+# Rules and hooks that compute each element by itself, from what a block has.
+# (Of Chainer's that say so, MSVAG counts its calls, and SMORMS3 makes new
+# arrays, whose precision depends on hyperparameters.)
+_RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
+          corrected_momentum_sgd.CorrectedMomentumSGDRule,
+          momentum_sgd.MomentumSGDRule, nesterov_ag.NesterovAGRule,
+          rmsprop.RMSpropRule, rmsprop_graves.RMSpropGravesRule, sgd.SGDRule)
+_ELEMENTWISE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
+                optimizer_hooks.GradientHardClipping)
 # Hooks that read one parameter at a time, draw no random numbers and do not
 # change themselves, so that parameters may come in any order.
-_ONE_BY_ONE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
-               optimizer_hooks.GradientHardClipping,
-               optimizer_hooks.GradientLARS)
+_ONE_BY_ONE = (*_ELEMENTWISE, optimizer_hooks.GradientLARS)
+# Methods that another package has put in their place must be called.
+_ORIGINAL = chainer.UpdateRule.update, chainer.UpdateRule.update_core
+
+
+@dataclasses.dataclass(eq=False)
+class _Waiting:
+    """A parameter, and what is to be done when its mean is there."""
+
+    name: str
+    parameter: chainer.Parameter
+    actions: list[tuple[Any, Action]] = dataclasses.field(
+        default_factory=list)       # each with its update rule
+    rule: Any = None                # that has a hook
+    is_elementwise: bool = False
+    blocks: BlockUpdate | None = None
+    failure: BaseException | None = None
+    is_busy: bool = False
+    is_cleared: bool = False
 
 
 class DeferredUpdate:
@@ -46,7 +102,7 @@ class DeferredUpdate:
         parameters: By name, those whose gradients are on their way.
         finish: Waits for the gradient of the parameter of this name, and
             writes it; may meanwhile give what is there of it to the other
-            argument, if that is not None (:meth:`.BlockwiseUpdate.update`).
+            argument, if that is not None (:meth:`.BlockUpdate.update`).
         tell: Is given what ``finish`` or an update raises.
     """
 
@@ -54,29 +110,21 @@ class DeferredUpdate:
                  finish: Callable[[str, Use | None], object],
                  tell: Callable[[BaseException], object] = lambda _: None
                  ) -> None:
-        self._finish = finish
-        self._tell = tell
-        self._cleared: set[str] = set()
-        self._waiting = {id(parameter): (name, parameter)
-                         for name, parameter in parameters.items()}
-        self._to_do: dict[str, list[tuple[Any, Action]]] = {}
-        self._elementwise: set[str] = set()
-        self._ranged: dict[str, BlockwiseUpdate] = {}
-        self._rules: dict[str, Any] = {}
-        self._failed: dict[str, BaseException] = {}
-        self._busy: set[str] = set()
+        self._finish, self._tell = finish, tell
         self._lock = threading.RLock()
+        self._waiting = {id(parameter): _Waiting(name, parameter)
+                         for name, parameter in parameters.items()}
         if self._waiting:
             ask_first(_is_taken_over)
             # Called once: when nothing waits, or nothing can access any more.
             self._ask_no_more = weakref.finalize(
                 self, ask_no_more, _is_taken_over)
             self._ask_no_more.atexit = False
-        for parameter in parameters.values():
-            add_hook(parameter, _OF_PARAMETERS, self, parameter)
+        for one in self._waiting.values():
+            add_hook(one.parameter, _OF_PARAMETERS, self, one)
             # Scripts clear gradients before the next forward pass.
-            vars(parameter)['cleargrad'] = functools.partial(
-                self._clear_later, parameter)
+            vars(one.parameter)['cleargrad'] = functools.partial(
+                self._clear_later, one)
 
     def adopt(self, optimizer: Any) -> bool:
         """Takes an optimizer's update over, if parameters may come one by one.
@@ -94,12 +142,11 @@ class DeferredUpdate:
         parameters = list(optimizer.target.params())
         before, after = _hooks_of(optimizer)
         # Reading hooks is an access, at a second update after one mean.
-        if (self._cleared or optimizer._loss_scaling_is_dynamic
-                or not all(_reads_one(hook)
-                           or not getattr(hook, 'reads_gradients', True)
+        if (optimizer._loss_scaling_is_dynamic
+                or any(one.is_cleared for one in self._waiting.values())
+                or not all(_may_wait(hook, 'reads_gradients', False)
                            for hook in [*before, *after])
-                or not all(_reads_one(hook)
-                           or getattr(hook, 'one_by_one', False)
+                or not all(_may_wait(hook, 'one_by_one', True)
                            for parameter in parameters
                            if parameter.update_rule is not None
                            for hooks in _hooks_of(parameter.update_rule)
@@ -107,136 +154,89 @@ class DeferredUpdate:
                 or any(id(parameter) not in self._waiting
                        for parameter in parameters)):
             return False
+        waiting = [self._waiting[id(parameter)] for parameter in parameters]
         optimizer._loss_scaling_isnan = False
         for hook in before:
-            self._call(hook, optimizer, parameters)
+            _call(hook, optimizer, waiting)
         optimizer.t += 1
-        hooks = [hook for hook in [*before, *after] if _reads_one(hook)]
-        for parameter in parameters:
-            self._do_later(parameter, hooks)
+        hooks = [hook for hook in [*before, *after]
+                 if type(hook) in _ONE_BY_ONE]
+        for one in waiting:
+            self._update_later(one, hooks)
         for hook in after:
-            self._call(hook, optimizer, parameters)
+            _call(hook, optimizer, waiting)
         return True
 
     def complete(self) -> None:
         """Waits for all that is left."""
-        for _, parameter in tuple(self._waiting.values()):
-            self.before_access(parameter)
+        for one in tuple(self._waiting.values()):
+            self.before_access(one)
 
-    def before_access(self, parameter: chainer.Parameter) -> None:
+    def before_access(self, one: _Waiting) -> None:
         """Waits for a parameter's mean and updates the parameter, once.
 
         Raises:
             Exception: What ``finish`` or the update raises, at every access.
         """
+        parameter = one.parameter
         with self._lock:
-            name, _ = self._waiting.get(id(parameter), ('', None))
             # The update below accesses the parameter, too.
-            if not name or name in self._busy:
+            if one.is_busy or id(parameter) not in self._waiting:
                 return
-            if name in self._failed:
-                raise self._failed[name]
-            self._busy.add(name)
+            if one.failure:
+                raise one.failure
+            one.is_busy = True
             vars(parameter).pop('cleargrad', None)
             try:
-                self._finish(name, self._use(name, parameter))
-                self._act(name, parameter)
+                self._finish(one.name, _use(one))
+                _act(one)
             except BaseException as error:
                 self._tell(error)
                 raise
             finally:
-                self._busy.discard(name)
+                one.is_busy = False
             remove_hook(parameter)
-            if name in self._rules:
-                remove_hook(self._rules.pop(name))
+            if one.rule is not None:
+                remove_hook(one.rule)
             del self._waiting[id(parameter)]
-            if name in self._cleared:
+            if one.is_cleared:
                 parameter.cleargrad()
             if not self._waiting:
                 del self._finish        # and what it refers to
                 self._ask_no_more()
 
-    def _clear_later(self, parameter: chainer.Parameter) -> None:
+    def _clear_later(self, one: _Waiting) -> None:
         """In place of ``cleargrad``: the update needs the gradient."""
         with self._lock:
-            if id(parameter) in self._waiting:
-                self._cleared.add(self._waiting[id(parameter)][0])
+            if id(one.parameter) in self._waiting:
+                one.is_cleared = True
                 return
-        parameter.cleargrad()
+        one.parameter.cleargrad()
 
-    def _use(self, name: str, parameter: chainer.Parameter) -> Use | None:
-        """Updates a range; None: the parameter is updated all at once."""
-        if name not in self._elementwise or not is_large(parameter):
-            return None
-        ranged = self._ranged.get(name)
-        if ranged is None:
-            rule = self._rules[name]
-            if any(other is not rule for other, _ in self._to_do[name]):
-                return None     # a second optimizer's update of one mean
-            ranged = self._ranged[name] = BlockwiseUpdate(
-                parameter, rule, [action for _, action in self._to_do[name]])
-
-        def use(start: int, stop: int, gradient: Any) -> bool:
-            try:
-                return ranged.update(start, stop, gradient)
-            except BaseException as error:
-                self._fail(name, error)
-                raise
-        return use
-
-    def _act(self, name: str, parameter: chainer.Parameter) -> None:
-        """Updates a parameter, once."""
-        try:
-            actions = self._to_do.pop(name, ())
-            ranged = self._ranged.pop(name, None)
-            if ranged:
-                ranged.complete()
-                return
-            for rule, action in actions:
-                action(rule, parameter)
-        except BaseException as error:
-            self._fail(name, error)
-            raise
-
-    def _fail(self, name: str, error: BaseException) -> None:
-        """Keeps the error: the parameter may be half updated."""
-        self._failed[name] = (
-            error if isinstance(error, Exception) else RuntimeError(
-                f'the update of parameter {name} was interrupted by '
-                f'{error!r}; go on from a snapshot'))
-
-    def _call(self, hook: Any, optimizer: Any,
-              parameters: list[chainer.Parameter]) -> None:
-        if _reads_one(hook):
-            # A rate that is set from now on is that of the next update.
-            hook = copy.copy(hook)
-            for parameter in parameters:
-                self._add(parameter, parameter.update_rule, hook)
-        elif getattr(hook, 'call_for_each_param', False):
-            for parameter in parameters:
-                hook(parameter.update_rule, parameter)
-        else:
-            hook(optimizer)
-
-    def _do_later(self, parameter: chainer.Parameter, hooks: list[Any]
-                  ) -> None:
-        rule = parameter.update_rule
+    def _update_later(self, one: _Waiting, hooks: list[Any]) -> None:
+        rule = one.parameter.update_rule
         if rule is None:
             return
-        self._add(parameter, rule, functools.partial(
-            _update, _present(rule)))
+        one.actions.append((rule, functools.partial(_update, _present(rule))))
         if not hook_of(rule):     # a parameter with two names comes twice
-            name, _ = self._waiting[id(parameter)]
-            if is_elementwise(rule, [*hooks, *sum(_hooks_of(rule), [])]):
-                self._elementwise.add(name)
-            add_hook(rule, _OF_RULES, self, parameter)
-            self._rules[name] = rule
+            one.is_elementwise |= is_elementwise(
+                rule, [*hooks, *sum(_hooks_of(rule), [])])
+            add_hook(rule, _OF_RULES, self, one)
+            one.rule = rule
 
-    def _add(self, parameter: chainer.Parameter, rule: Any, action: Action
-             ) -> None:
-        name, _ = self._waiting[id(parameter)]
-        self._to_do.setdefault(name, []).append((rule, action))
 
+def deferred(model: chainer.Link) -> DeferredUpdate | None:
+    """The update of a model that waits for accesses; None: there is none."""
+    return next(filter(None, map(hook_of, model.params())), None)
+
+
+def _is_taken_over(optimizer: Any) -> bool:
+    """Whether an update that waits has taken this optimizer's over."""
+    waiting = deferred(optimizer.target)
+    return waiting is not None and waiting.adopt(optimizer)
+
+
+# --- what is done when a mean is there ---------------------------------------
 
 def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
     """Before and after the update, of an optimizer or an update rule."""
@@ -244,8 +244,23 @@ def _hooks_of(owner: Any) -> tuple[list[Any], list[Any]]:
             list(owner._hookable._post_update_hooks.values()))
 
 
-def _reads_one(hook: Any) -> bool:
-    return type(hook) in _ONE_BY_ONE
+def _may_wait(hook: Any, mark: str, wanted: bool) -> bool:
+    return (type(hook) in _ONE_BY_ONE
+            or bool(getattr(hook, mark, not wanted)) is wanted)
+
+
+def _call(hook: Any, optimizer: Any, waiting: list[_Waiting]) -> None:
+    """Calls an optimizer's hook, or has it called for each parameter."""
+    if type(hook) in _ONE_BY_ONE:
+        # A rate that is set from now on is that of the next update.
+        hook = copy.copy(hook)
+        for one in waiting:
+            one.actions.append((one.parameter.update_rule, hook))
+    elif getattr(hook, 'call_for_each_param', False):
+        for one in waiting:
+            hook(one.parameter.update_rule, one.parameter)
+    else:
+        hook(optimizer)
 
 
 def _present(rule: Any) -> dict[str, Any]:
@@ -263,23 +278,167 @@ def _present(rule: Any) -> dict[str, Any]:
     return {'hyperparam': hyperparam, '_hookable': hookable}
 
 
-def _update(present: Mapping[str, Any], rule: Any,
-            parameter: chainer.Parameter) -> None:
-    """The rule's update, as :func:`_present` found the rule."""
+def _update(present: Mapping[str, Any], rule: Any, parameter: Any) -> None:
+    """The rule's update of a parameter or a block, as :func:`_present` was."""
     own = {name: vars(rule)[name] for name in present}
     vars(rule).update(present)
     try:
-        rule.update(parameter)
+        if isinstance(parameter, types.SimpleNamespace):
+            _update_block(rule, parameter)
+        else:
+            rule.update(parameter)
     finally:
         vars(rule).update(own)
 
 
-def deferred(model: chainer.Link) -> DeferredUpdate | None:
-    """The update of a model that waits for accesses; None: there is none."""
-    return next(filter(None, map(hook_of, model.params())), None)
+def _use(one: _Waiting) -> Use | None:
+    """Updates blocks; None: the parameter is updated all at once."""
+    # A second optimizer's update of one mean has another rule.
+    if (not one.is_elementwise or one.parameter.size < BLOCK
+            or any(rule is not one.rule for rule, _ in one.actions)):
+        return None
+    blocks = one.blocks = one.blocks or BlockUpdate(
+        one.parameter, one.rule, [action for _, action in one.actions])
+
+    def use(start: int, stop: int, gradient: Any) -> bool:
+        try:
+            return blocks.update(start, stop, gradient)
+        except BaseException as error:
+            _fail(one, error)
+            raise
+    return use
 
 
-def _is_taken_over(optimizer: Any) -> bool:
-    """Whether an update that waits has taken this optimizer's over."""
-    waiting = deferred(optimizer.target)
-    return waiting is not None and waiting.adopt(optimizer)
+def _act(one: _Waiting) -> None:
+    """Updates a parameter, once."""
+    try:
+        actions, one.actions = one.actions, []
+        blocks, one.blocks = one.blocks, None
+        if blocks:
+            blocks.complete()
+            return
+        for rule, action in actions:
+            action(rule, one.parameter)
+    except BaseException as error:
+        _fail(one, error)
+        raise
+
+
+def _fail(one: _Waiting, error: BaseException) -> None:
+    """Keeps the error: the parameter may be half updated."""
+    one.failure = error if isinstance(error, Exception) else RuntimeError(
+        f'the update of parameter {one.name} was interrupted by {error!r}; '
+        'go on from a snapshot')
+
+
+# --- block by block ----------------------------------------------------------
+
+class BlockUpdate:
+    """Updates one parameter as its gradient comes, block by block.
+
+    Args:
+        parameter: One with a gradient.
+        rule: Its update rule, for which :func:`is_elementwise` holds.
+        actions: Hooks and the rule's update, one after the other.
+    """
+
+    def __init__(self, parameter: chainer.Parameter, rule: Any,
+                 actions: Iterable[Action]) -> None:
+        self._parameter, self._rule = parameter, rule
+        self._actions = tuple(actions)
+        self._known: set[tuple[int, int]] = set()
+        rule._init_states(parameter)
+        self._own = without_hook(rule)
+        self._own._state = {}
+        self._t = rule.t
+        self._state: Mapping[str, Any] = rule._state
+        values, size = parameter.array, parameter.size
+        # Elements that have not come, by block; [] if there are no blocks:
+        # what has no dimension, NumPy 1 computes in another precision.
+        self._missing: list[int] = []
+        if values.ndim > 0 and all(
+                type(array) is numpy.ndarray and array.dtype == numpy.float32
+                and array.flags.c_contiguous and array.flags.writeable
+                and array.shape == values.shape for array in (
+                    values, parameter.grad, *self._state.values())):
+            self._missing = [min(BLOCK, size - start)
+                             for start in range(0, size, BLOCK)]
+            self._values = values.reshape(-1)
+            # What rules and hooks read, without Chainer's checks.
+            self._block = types.SimpleNamespace(
+                dtype=parameter.dtype, device=parameter.device,
+                _loss_scale=parameter._loss_scale)
+
+    def update(self, start: int, stop: int, gradient: numpy.ndarray) -> bool:
+        """Updates the blocks that are complete with this range.
+
+        Args:
+            start: First element, of the parameter laid flat.
+            stop: Last one plus one.
+            gradient: Of the parameter, laid flat; this range is final, and
+                may be overwritten.
+
+        Returns:
+            Whether any element was updated.
+        """
+        if not self._missing or start == stop or (start, stop) in self._known:
+            return False
+        self._known.add((start, stop))
+        updated = False
+        for block in range(start // BLOCK, -(-stop // BLOCK)):
+            low, high = block * BLOCK, (block + 1) * BLOCK
+            self._missing[block] -= min(high, stop) - max(low, start)
+            if not self._missing[block]:
+                self._act(low, high, gradient)
+                updated = True
+        return updated
+
+    def complete(self) -> None:
+        """Updates all that is left; the whole gradient is final."""
+        if not self._missing:
+            for action in self._actions:
+                action(self._rule, self._parameter)
+            return
+        gradient = self._parameter.grad.reshape(-1)
+        for block, missing in enumerate(self._missing):
+            if missing:
+                self._act(block * BLOCK, (block + 1) * BLOCK, gradient)
+        self._rule.t = self._own.t
+
+    def _act(self, start: int, stop: int, gradient: numpy.ndarray) -> None:
+        block, rule = self._block, self._own
+        block.data = block.array = self._values[start:stop]
+        block.grad = gradient[start:stop]
+        for name, value in self._state.items():
+            rule._state[name] = value.reshape(-1)[start:stop]
+        rule.t = self._t        # it counts updates, not blocks
+        for action in self._actions:
+            action(rule, block)
+
+
+def _update_block(rule: Any, block: Any) -> None:
+    """``UpdateRule.update`` for float32 on the host, without its checks."""
+    rule.t += 1
+    if block._loss_scale is not None:
+        block.grad /= block._loss_scale
+    for hook in rule._hookable._pre_update_hooks.values():
+        hook(rule, block)
+    rule.update_core_cpu(block)
+    for hook in rule._hookable._post_update_hooks.values():
+        hook(rule, block)
+
+
+def is_elementwise(rule: Any, hooks: Iterable[Any]) -> bool:
+    """Whether an update may be done block by block.
+
+    Args:
+        rule: Whose update.
+        hooks: The rule's, and the optimizer's for one parameter at a time.
+    """
+    # A method that was given to this rule alone is bound to the rule, and
+    # would not see a block of its state.
+    kind = type(rule)
+    return (kind in _RULES and rule.enabled
+            and (kind.update, kind.update_core) == _ORIGINAL
+            and not any(map(callable, vars(rule).values()))
+            and all(type(hook) in _ELEMENTWISE for hook in hooks))

@@ -46,11 +46,6 @@ class Lockstep:
         self._in_section = threading.Lock()
         self._next_look = 0.0
 
-    @property
-    def is_broken(self) -> bool:
-        """Nothing can be exchanged any more."""
-        return self._failure is not None
-
     def break_off(self, why: str = '') -> None:
         """Nothing can be exchanged any more; to be called on all ranks."""
         self._failure = why and f' ({why})'
@@ -58,6 +53,8 @@ class Lockstep:
     @contextlib.contextmanager
     def section(self) -> Iterator[None]:
         """A ``with`` block of collective calls, which one thread makes.
+
+        What it raises is told to the others.
 
         Raises:
             RuntimeError: Another thread is in such a block, or an exchange
@@ -72,23 +69,16 @@ class Lockstep:
         try:
             if self._failure is not None:
                 raise RuntimeError(_BROKEN.format(self._failure))
-            with self.telling():
-                yield
-        finally:
-            self._in_section.release()
-
-    @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
-        """A ``with`` block whose errors are told to the others."""
-        try:
             yield
         except BaseException as error:
             self.tell(error)
             raise
+        finally:
+            self._in_section.release()
 
     def tell(self, error: BaseException) -> None:
         """Tells the others of an error, unless they raise it by themselves."""
-        if self.is_broken or is_raised_by_all(error):
+        if self._failure is not None or is_raised_by_all(error):
             return
         text = f'rank {self.comm.rank}: {type(error).__name__}: {error}'
         self.break_off(text)
@@ -96,8 +86,8 @@ class Lockstep:
             if rank != self.comm.rank:
                 keep_forever(self.comm.isend(text, rank, _TAG))
 
-    def listen(self) -> None:
-        """Raises RuntimeError if a rank has failed; looks seldom."""
+    def listen(self) -> bool:
+        """Raises RuntimeError if a rank has failed; looks seldom.  False."""
         now = time.monotonic()
         if self._failure is None and now >= self._next_look:
             self._next_look = now + _EVERY
@@ -106,6 +96,7 @@ class Lockstep:
                 time.sleep(_GRACE)
         if self._failure is not None:
             raise RuntimeError(_BROKEN.format(self._failure))
+        return False
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Waits until ``done`` returns a true value.
@@ -113,12 +104,8 @@ class Lockstep:
         Raises:
             RuntimeError: Another rank has failed.
         """
-        def has_come() -> bool:
-            if done():
-                return True
-            self.listen()
-            return False
-        wait_until(has_come)
+        if not done():
+            wait_until(lambda: done() or self.listen())
 
     def allreduce(self, array: numpy.ndarray, operation: MPI.Op) -> None:
         """Combines all ranks' arrays in place; the same bits on all."""
@@ -137,5 +124,5 @@ class Lockstep:
 
         A later communicator would find them.
         """
-        if not self.is_broken:
+        if self._failure is None:
             self.comm.Free()

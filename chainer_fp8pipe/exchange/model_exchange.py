@@ -1,17 +1,17 @@
-"""One model's exchange: codec, buckets, and what is on its way."""
+"""One model's exchange: codec, buckets, and the update under way."""
 from __future__ import annotations
 
 import collections
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
-from ..allreduce.engine import Algorithm, Bucket
+from ..allreduce.engine import PARTS, Algorithm, Bucket
 from ..codecs import Cast, Codec, State, Tensors
 from ..mpi.agreement import Signature
 from ..mpi.waiting import give_way
@@ -21,13 +21,11 @@ from .buckets import (
     ReadyTimes,
     Slice,
     divide,
-    finished_first,
-    needed_first,
+    send_order,
 )
 from .deferred_update import DeferredUpdate
 from .gradients import (
     Gradients,
-    arrays_of,
     distinct_parameters,
     flat_float32,
     problem_of,
@@ -38,12 +36,11 @@ Saved = dict[str, numpy.ndarray]
 
 _REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
            'another backward pass; pass overlap=False to create_communicator')
-_NO_WIRE = numpy.empty(0, numpy.uint8)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Update:
-    """Gradients and buckets of the update that is under way.
+    """Gradients and buckets of one update, until their means are there.
 
     Attributes:
         values: Parameters' arrays, by name; empty while nothing is sent
@@ -60,6 +57,9 @@ class Update:
         frozen: Gradients that must not be changed now.
         announced: Gradients are reported by what computes them, and nothing
             else can change them.
+        tensors: Of each bucket, what its mean is written into.
+        nonfinite: Of each bucket whose mean is there, names of tensors that
+            are NaN or infinite.
     """
 
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -73,24 +73,15 @@ class Update:
     sent: dict[int, Bucket] = dataclasses.field(default_factory=dict)
     frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
     announced: bool = False
-
-    @property
-    def factor(self) -> float:
-        """Of the gradients that are sent."""
-        return 1.0 if self.loss_scale is None else self.loss_scale
+    tensors: dict[Bucket, Tensors] = dataclasses.field(default_factory=dict)
+    nonfinite: dict[Bucket, list[str]] = dataclasses.field(
+        default_factory=dict)
 
     def thaw(self) -> None:
         """Lets gradients be changed again."""
         for array in self.frozen:
             array.flags.writeable = True
         self.frozen.clear()
-
-    def freeze(self, arrays: Iterable[Any]) -> None:
-        """Makes a change of a gradient in place an error from now on."""
-        for array in arrays:
-            if isinstance(array, numpy.ndarray) and array.flags.writeable:
-                array.flags.writeable = False
-                self.frozen.append(array)
 
 
 class ModelExchange:
@@ -124,7 +115,7 @@ class ModelExchange:
         times: When gradients became final.
         queue: Where buckets are sent; None before the first update.
         ready: The order is known, so the next update may begin early.
-        update: Gradients and buckets of the update that is under way.
+        update: The update under way.
         failure: The traceback of an error in the exchange's thread, or ''.
         deferred: The last update, while parts of it wait for an access.
         seconds: How long all buckets together travel.
@@ -134,39 +125,23 @@ class ModelExchange:
                  warm_up: int = 0,
                  wake: Callable[[], object] = lambda: None) -> None:
         self.reference = reference
-        self._wake = wake
-        self._warm_up = warm_up
+        self._wake, self._warm_up = wake, warm_up
         self._first = Cast('float32').init()
-        self.number = -1
-        self.updates = 0
-        self.codec_state = codec.init()
-        self.scaling_is_dynamic = False
         self._loss_scale = 0.0
-        self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
-        self._passes = LastBackward()
-        self._parameters: Mapping[str, chainer.Parameter] = {}
+        self.number = -1
+        self.codec_state = codec.init()
         self.update = Update()
-        self.failure = ''
         self.deferred: DeferredUpdate | None = None
+        self._parameters: Mapping[str, chainer.Parameter] = {}
+        self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
         self.seconds = 0.0
-        self.queue: Algorithm | None = None
-        self.follow({}, 0)
-
-    @property
-    def model(self) -> chainer.Link | None:
-        """The model; None if it is no more."""
-        return self.reference()
+        self.load({})
 
     @property
     def current(self) -> State:
         """That of the codec of the update to come."""
         return (self._first if self.updates < self._warm_up
                 else self.codec_state)
-
-    @property
-    def codec(self) -> Codec:
-        """Of the update to come."""
-        return self.current.codec
 
     def see(self, loss_scale: float | None) -> None:
         """Notes the loss scale of the update to come."""
@@ -201,7 +176,7 @@ class ModelExchange:
         try:
             if saved:
                 updates = int(of_codec.pop('done'))
-                state = codec.load(of_codec)
+                state = State.load(codec, of_codec)
                 dynamic = bool(saved['dynamic'])
                 scale = float(saved['loss_scale'])
         except KeyError as error:
@@ -209,10 +184,12 @@ class ModelExchange:
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
         self.updates, self.codec_state = updates, state
-        self.scaling_is_dynamic, self._loss_scale = dynamic, scale
+        self.scaling_is_dynamic = dynamic
+        self._loss_scale = scale
         self.update.thaw()
         # What has been sent of an update stays where it is.
-        self.update, self.queue, self.failure = Update(), None, ''
+        self.update, self.failure = Update(), ''
+        self.queue: Algorithm | None = None
         self._passes = LastBackward()
         self.follow({}, 0)
 
@@ -223,47 +200,34 @@ class ModelExchange:
         self.ready = False
         self.sizes = dict(sizes)
         self.buckets: tuple[BucketNames, ...] = divide(sizes, bucket_bytes)
-        self.slices = list(map(Slice, range(len(self.buckets))))
+        self.slices = [(number, PARTS) for number in range(len(self.buckets))]
         self.times = ReadyTimes()
         self._bucket_of = {name: number
                            for number, names in enumerate(self.buckets)
                            for name in names}
 
-    def stage(self, sizes: Mapping[str, int]) -> str:
-        """``'new'``, ``'known'`` or ``'ready'`` (for early buckets)."""
-        if sizes != self.sizes or self.queue is None:
-            return 'new'
-        return 'ready' if self.ready else 'known'
-
-    def usual_times(self) -> list[float]:
-        """When each gradient is final, in a fixed order of their names.
-
-        Returns:
-            Seconds after the first one; infinity for what was never final.
-        """
-        return self.times.usual(sorted(self.sizes))
-
     def choose_order(self, usual: list[float], defers: bool) -> None:
         """Chooses the order of slices.
 
         Args:
-            usual: As :meth:`usual_times` returns them, the same on all
-                ranks.
+            usual: When each gradient is final, in the order of their names,
+                the same on all ranks: seconds after the first one; infinity
+                for what was never final.
             defers: The next forward pass waits for each bucket by itself.
         """
         assert self.queue is not None
         times = dict(zip(sorted(self.sizes), usual, strict=True))
-        if not defers or not self.buckets:
-            self.slices = finished_first(self.buckets, times)
+        if not defers:
+            self.slices = send_order(self.buckets, times)
             return
-        codec, queue = self.codec, self.queue
+        codec, queue = self.current.codec, self.queue
         sizes = [sum(self.sizes[name] for name in names)
                  for names in self.buckets]
-        each = self.seconds / sum(sizes)
-        self.slices = needed_first(
-            self.buckets, times, [each * size for size in sizes],
-            [queue.chunks(-(-size // codec.grain), codec)
-             for size in sizes])
+        whole = sum(sizes)
+        self.slices = send_order(
+            self.buckets, times,
+            [self.seconds * size / whole for size in sizes],
+            [queue.chunks(-(-size // codec.grain), codec) for size in sizes])
 
     @property
     def signature(self) -> int:
@@ -279,14 +243,14 @@ class ModelExchange:
         """See :class:`.ready_gradients.Watcher`."""
         if self.deferred:
             return self._parameters     # an access would wait
-        model = self.model
+        model = self.reference()
         if model is None:
             return {}
         return {name: parameter
                 for name, parameter in distinct_parameters(model)
                 if parameter.array is not None and parameter.size
-                and parameter.layout is None
-                and not problem_of(name, *arrays_of(parameter))}
+                and parameter.layout is None and not problem_of(
+                    name, parameter.array, parameter.grad)}
 
     def begin(self, names: set[str], kind: Hashable, models: int,
               loss_scale: float | None) -> bool:
@@ -335,19 +299,27 @@ class ModelExchange:
         missing.discard(name)
         update.arrays[name] = gradient
         before = update.ready
-        while update.ready < len(self.slices) and update.missing.get(
-                self.slices[update.ready].bucket) == set():
-            part = self.slices[update.ready]
+        for piece in self.slices[before:]:
+            if update.missing.get(piece[0]) != set():
+                break
             if not update.announced:
-                update.freeze(update.arrays[one]
-                              for one in self.buckets[part.bucket])
+                self._freeze(self.buckets[piece[0]])
             update.ready += 1
-            update.todo.append((part, _computed(gradient)))
+            update.todo.append((piece, None if isinstance(
+                gradient, numpy.ndarray) else _computed(gradient)))
         if update.ready > before:
             self._wake()
             # Where ranks share a core, sending this bucket, and other ranks'
             # gradients of the layer, are more urgent than this pass.
             give_way()
+
+    def _freeze(self, names: BucketNames) -> None:
+        """Makes a change of a gradient in place an error from now on."""
+        for name in names:
+            array = self.update.arrays[name]
+            if isinstance(array, numpy.ndarray) and array.flags.writeable:
+                array.flags.writeable = False
+                self.update.frozen.append(array)
 
     # --- sending -------------------------------------------------------------
 
@@ -356,11 +328,6 @@ class ModelExchange:
         """Whether :meth:`step` would find nothing to do."""
         return not self.update.todo and (
             self.queue is None or self.queue.idle)
-
-    def interrupt(self) -> None:
-        """Has :meth:`step` return; for other threads."""
-        if self.queue:
-            self.queue.interrupt()
 
     def step(self, alone: bool) -> bool:
         """Sends and receives; returns whether anything moved.
@@ -379,58 +346,62 @@ class ModelExchange:
         with chainer.using_device(device):
             moved = bool(update.todo)
             if moved:
-                part, computed = update.todo.popleft()
+                piece, computed = update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                names = self.buckets[part.bucket]
-                self.send(part, Tensors(
-                    names, [flat_float32(update.arrays[name])
-                            for name in names],
-                    [flat_float32(update.values[name]) for name in names],
-                    update.factor, self.codec.grain))
+                self.send(piece, self._tensors(
+                    self.buckets[piece[0]], update.loss_scale,
+                    update.arrays.__getitem__, update.values.__getitem__))
             if alone and not update.todo:
                 return self.queue.work() or moved
             return self.queue.advance() or moved
 
-    def send(self, part: Slice, tensors: Tensors, contributes: bool = True,
+    def _tensors(self, names: BucketNames, loss_scale: float | None,
+                 gradient: Callable[[str], Any], value: Callable[[str], Any]
+                 ) -> Tensors:
+        return Tensors(names, [flat_float32(gradient(name)) for name in names],
+                       [flat_float32(value(name)) for name in names],
+                       1.0 if loss_scale is None else loss_scale,
+                       self.current.codec.grain)
+
+    def send(self, piece: Slice, tensors: Tensors, contributes: bool = True,
              decodes: bool = False) -> None:
         """Sends the next slice.
 
         Args:
-            part: The slice.
+            piece: The slice.
             tensors: All of its bucket.
             contributes: As for :class:`.Bucket`.
             decodes: As for :class:`.Bucket`.
         """
         assert self.queue is not None
-        update, state = self.update, self.current
+        update, state, (number, until) = self.update, self.current, piece
         if not update.begun:
             state.codec.begin(state, tensors.loss_scale)
         update.begun += 1
-        bucket = update.sent.get(part.bucket)
+        bucket = update.sent.get(number)
         if bucket:
-            self.queue.resume(bucket, part.until)
+            self.queue.resume(bucket, until)
             return
-        bucket = update.sent[part.bucket] = Bucket(
-            state, tensors, self.wire(part.bucket, tensors.xp, tensors.size),
-            contributes=contributes, decodes=decodes, number=part.bucket)
-        self.queue.submit(bucket, part.until)
+        bucket = update.sent[number] = Bucket(
+            state, tensors, self.wire(number, tensors.xp, tensors.size),
+            contributes=contributes, decodes=decodes, number=number)
+        self.queue.submit(bucket, until)
 
-    def send_rest(self, gradients: Gradients) -> dict[Bucket, Tensors]:
-        """Sends what has not been sent yet; returns all buckets."""
+    def send_rest(self, gradients: Gradients) -> None:
+        """Sends what has not been sent yet."""
         assert self.queue is not None
-        begun, early = self.update.begun, tuple(self.update.sent.values())
-        parts = [gradients.part(names, self.codec.grain)
-                 for names in self.buckets]
-        for piece in self.slices[begun:]:
-            if parts[piece.bucket].size:
-                self.send(piece, parts[piece.bucket], decodes=True)
+        update, grain = self.update, self.current.codec.grain
+        early = tuple(update.sent.values())
+        parts = [gradients.part(names, grain) for names in self.buckets]
+        for piece in self.slices[update.begun:]:
+            if parts[piece[0]].size:
+                self.send(piece, parts[piece[0]], decodes=True)
                 self.queue.advance()
-        sent = {bucket: parts[number]
-                for number, bucket in self.update.sent.items()}
+        for number, bucket in update.sent.items():
+            update.tensors[bucket] = parts[number]
         for bucket in early:        # which backward could not let
-            bucket.begin_decoding(sent[bucket])
-        return sent
+            bucket.begin_decoding(update.tensors[bucket])
 
     def send_zeros(self, count: int, loss_scale: float) -> None:
         """Sends zeros for slices that other ranks have sent; waits for all.
@@ -440,21 +411,21 @@ class ModelExchange:
             loss_scale: That rank's.
         """
         assert self.queue is not None
-        self.update.todo.clear()
-        parameters = self.parameters()
-        for part in self.slices[self.update.begun:count]:
-            names = self.buckets[part.bucket]
-            # Means are encoded by their ratio to the parameters, and the
-            # residual is kept: the parameters must be the real ones.
-            values = [flat_float32(parameters[name].array) for name in names]
-            self.send(part, Tensors(
-                names, [value - value for value in values], values,
-                loss_scale, self.codec.grain), contributes=False)
-        sent = self.update.sent
-        for part in self.slices[count:]:        # the rest of begun buckets
-            if part.bucket in sent:
-                self.queue.resume(sent[part.bucket], part.until)
-        for bucket in sent.values():
+        update = self.update
+        update.todo.clear()
+        # Means are encoded by their ratio to the parameters, and the residual
+        # is kept: the parameters must be the real ones.
+        values = {name: parameter.array
+                  for name, parameter in self.parameters().items()}
+        for piece in self.slices[update.begun:count]:
+            self.send(piece, self._tensors(
+                self.buckets[piece[0]], loss_scale,
+                lambda name: numpy.zeros_like(values[name]),
+                values.__getitem__), contributes=False)
+        for number, until in self.slices[count:]:   # the rest of begun buckets
+            if number in update.sent:
+                self.queue.resume(update.sent[number], until)
+        for bucket in update.sent.values():
             self.queue.finish(bucket)
 
     def wire(self, bucket: int, xp: Any, size: int) -> numpy.ndarray:
@@ -466,9 +437,10 @@ class ModelExchange:
             size: Entries.
         """
         assert self.queue is not None
-        dtype = self.codec.wire_dtype
-        known, wire = self._wires.get(bucket, (None, _NO_WIRE))
-        if known is not xp or wire.size < size or wire.dtype != dtype:
+        dtype = self.current.codec.wire_dtype
+        known, wire = self._wires.get(bucket, (None, None))
+        if (wire is None or known is not xp or wire.size < size
+                or wire.dtype != dtype):
             wire = self.queue.empty_wire(xp, size, dtype)
             self._wires[bucket] = xp, wire
         return wire[:size]
@@ -510,17 +482,6 @@ class ModelExchange:
         self.update.thaw()
         self.update = Update()
 
-    def learn(self, defers: bool, one_order: bool) -> tuple[bool, bool]:
-        """An update is over whose backward pass was watched.
-
-        Returns:
-            Whether to choose an order now; and for the first time.
-        """
-        is_first = not self.ready
-        is_time = self.times.keep(self.ready)
-        self.ready = True
-        return (not one_order and (is_first or is_time and defers)), is_first
-
     def take_times(self, means: list[float], is_first: bool, defers: bool
                    ) -> None:
         """Chooses the order by the means of all ranks' times."""
@@ -534,8 +495,6 @@ class ModelExchange:
 
 
 def _computed(array: Any) -> Any:
-    """A CUDA event behind all work submitted so far; None for NumPy."""
-    if isinstance(array, numpy.ndarray):
-        return None
+    """A CUDA event behind all work submitted so far."""
     return chainer.backend.get_array_module(
         array).cuda.get_current_stream().record()

@@ -10,7 +10,7 @@
 #   overlap='next_forward'  mean() sends the rest and returns.  Who reads a
 #                           parameter, usually the next forward pass, waits
 #                           for that parameter's bucket, and updates the
-#                           parameter then (PendingMeans, DeferredUpdate).
+#                           parameter then (DeferredUpdate).
 #
 # The results are the same bits in all three.
 #
@@ -33,7 +33,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -50,7 +50,7 @@ from .deferred_update import DeferredUpdate, Use
 from .drift import ReplicaDrift, compare
 from .gradients import SAME_MODEL, Gradients
 from .lockstep import Lockstep
-from .model_exchange import ModelExchange, Saved
+from .model_exchange import ModelExchange, Saved, Update
 from .thread import exchange_thread
 
 SAME_GRADIENTS = (SAME_MODEL + ' If some ranks do not use a parameter in '
@@ -116,11 +116,6 @@ class Reducer:
         self._main_waits = False
         self._is_free = False
 
-    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
-        """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
-        with self._lockstep.section():
-            self._mean(model, zero_fill)
-
     def complete(self) -> None:
         """Waits for what updates have left to be waited for."""
         with contextlib.ExitStack() as stack:
@@ -169,6 +164,163 @@ class Reducer:
                 queue.free()
             self._lockstep.free()
 
+    # --- a mean --------------------------------------------------------------
+
+    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
+        """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
+        with self._lockstep.section():
+            exchange = self._of(model)
+            exchange.complete()
+            with self._events.section('exchange'):
+                exchange.update.thaw()
+                gradients = Gradients(model, zero_fill)
+                is_new = (exchange.queue is None
+                          or gradients.sizes != exchange.sizes)
+                # Tied parameters share memory: an early update of one would
+                # corrupt what the other's mean is decoded with.
+                defers = (self._defers and exchange.ready and not is_new
+                          and not gradients.share_parameters)
+                settle = self._agree(exchange, gradients, is_new, defers)
+                if self._check_every:
+                    self._compare_sometimes(exchange, model, settle)
+                exchange.see(gradients.loss_scale)
+                if is_new:
+                    exchange.follow(gradients.sizes, self._bucket_bytes)
+                    exchange.queue = exchange.queue or self._unused_queue()
+                state, update = exchange.current, exchange.update
+                self._exchange(exchange, gradients, settle if defers else None)
+                if self._overlap and not is_new:
+                    self._learn(exchange, settle)
+            if not defers:
+                if any(update.nonfinite.values()) and self._must_be_finite(
+                        exchange):
+                    raise self._nonfinite_error(state, update)
+                gradients.write_back()
+            exchange.updates += 1
+            self._events.updates += 1
+            updates.finished((id(self), exchange.number))
+            if self._defers and exchange.current is not state:
+                exchange.ready = False      # buckets will take another time
+
+    def _exchange(self, exchange: ModelExchange, gradients: Gradients,
+                  settle: Callable[[], None] | None) -> None:
+        """Sends the rest; waits, or with ``settle`` leaves that for later."""
+        with self.taken():
+            if exchange.failure:    # since the ranks have begun to agree
+                raise RuntimeError('the exchange failed beside backward: '
+                                   f'{exchange.failure}')
+            start = time.perf_counter()
+            exchange.send_rest(gradients)
+            if settle:
+                self._defer(exchange, gradients, settle)
+            else:
+                for bucket in exchange.update.tensors:
+                    self._receive(exchange, exchange.update, bucket)
+                if not exchange.ready:
+                    exchange.seconds = time.perf_counter() - start
+            exchange.averaged()
+
+    def _receive(self, exchange: ModelExchange, update: Update,
+                 bucket: Bucket, beside: Callable[[], bool] | None = None
+                 ) -> None:
+        """Waits for a bucket's mean, and writes it into the gradients."""
+        assert exchange.queue is not None
+        if not bucket.finished:
+            exchange.queue.finish(bucket, beside)
+        with self._events.section('decode'):
+            update.nonfinite[bucket] = bucket.decode(update.tensors[bucket])
+
+    def _must_be_finite(self, exchange: ModelExchange) -> bool:
+        """Whether an update must not go on with a mean that is not finite."""
+        if self._nonfinite == 'auto':
+            return not exchange.scaling_is_dynamic
+        return self._nonfinite == 'raise'
+
+    def _nonfinite_error(self, state: State, update: Update
+                         ) -> NonfiniteMean:
+        """The same error on all ranks, before any parameter is updated."""
+        buckets = [bucket for bucket, names in update.nonfinite.items()
+                   if names]
+        name = update.nonfinite[buckets[0]][0]
+        # All ranks have the wires alike, so that the others are not here.
+        if all(bucket.wire_is_finite for bucket in buckets):
+            return NonfiniteMean(
+                f'the value of {name}, or its product with the ratio, is '
+                f'not finite on rank {self._lockstep.comm.rank}. No parameter '
+                f'was updated here. {_FINITE}.')
+        culprits = [
+            f'{found[0]} is not finite in {state.codec.name} on rank {rank}'
+            + (f' (and {len(found) - 1} more)' if found[1:] else '')
+            for rank, found in enumerate(
+                self._lockstep.allgather(state.nonfinite)) if found]
+        text = '; '.join(culprits) or (
+            f'the sum of the gradients of {name} overflowed')
+        return raised_by_all(NonfiniteMean(
+            f'{text}. No parameter was updated. {_FINITE}.'))
+
+    # --- means that are waited for at an access ------------------------------
+
+    def _defer(self, exchange: ModelExchange, gradients: Gradients,
+               settle: Callable[[], None]) -> None:
+        """Leaves the means to whoever looks at a parameter first.
+
+        Until then the exchange's thread goes on with them.
+        """
+        update, state = exchange.update, exchange.current
+        must_be_finite = self._must_be_finite(exchange)
+        bucket_of = {name: bucket for bucket, tensors in update.tensors.items()
+                     for name in tensors.names}
+
+        def finish(name: str, use: Use | None) -> None:
+            bucket = bucket_of.get(name)
+            if bucket is None:      # the parameter has no elements
+                return
+            if bucket not in update.nonfinite:
+                with self._events.section('exchange'):
+                    settle()
+                    beside = (self._feeder(update.tensors[bucket], bucket,
+                                           name, use, must_be_finite)
+                              if use and gradients.is_in_place(name) else None)
+                    # The thread may be in the middle of something longer, or
+                    # fail until it is taken.
+                    with (contextlib.nullcontext() if bucket.finished
+                          or exchange.failure else self.taken()):
+                        if exchange.failure:
+                            raise RuntimeError(
+                                'the exchange failed beside the training: '
+                                f'{exchange.failure}')
+                        self._receive(exchange, update, bucket, beside)
+            if update.nonfinite[bucket] and must_be_finite:
+                raise _error_at_access(update.nonfinite[bucket][0], state)
+            gradients.write_back(name)
+
+        exchange.defer(DeferredUpdate(
+            gradients.parameters, finish, self._lockstep.tell),
+            gradients.parameters)
+
+    def _feeder(self, tensors: Tensors, bucket: Bucket, name: str, use: Use,
+                must_be_finite: bool) -> Callable[[], bool]:
+        """Feeds decoded ranges to the update; True while any remain."""
+        number = tensors.names.index(name)
+        gradient = tensors.gradients[number]
+        given = 0
+
+        def feed() -> bool:
+            nonlocal given
+            ranges = bucket.decoded()
+            if given == len(ranges) or (must_be_finite and bucket.coding
+                                        and bucket.coding.nonfinite):
+                return False        # there is none, or it will be an error
+            with self._events.section('update'):
+                used = False
+                while given < len(ranges) and not used:
+                    part = tensors.elements(number, *ranges[given])
+                    given += 1
+                    if part.start < part.stop:
+                        used = use(part.start, part.stop, gradient)
+            return given < len(ranges)
+        return feed
+
     # --- models --------------------------------------------------------------
 
     # Two models (a generator and a discriminator) may have parameters of the
@@ -184,7 +336,7 @@ class Reducer:
     def known(self, model: chainer.Link) -> ModelExchange | None:
         """The exchange of ``model``; None if it is new."""
         found = self._exchanges.get(id(model))
-        return found if found and found.model is model else None
+        return found if found and found.reference() is model else None
 
     def load(self, model: chainer.Link, saved: Saved) -> None:
         """Gives a model what :meth:`.ModelExchange.save` returned."""
@@ -215,8 +367,11 @@ class Reducer:
 
         def wake() -> None:
             reducer = own()
-            if reducer:
-                reducer._wake()
+            if reducer:     # whose thread's step ends, to see what is new
+                exchange_thread.wake(reducer)
+                for exchange in reducer.exchanges:
+                    if exchange.queue:
+                        exchange.queue.interrupt()
 
         def forget(dead: weakref.ref[chainer.Link]) -> None:
             reducer = own()
@@ -230,7 +385,7 @@ class Reducer:
 
     def _remember(self, model: chainer.Link, exchange: ModelExchange) -> None:
         for key, dead in list(self._exchanges.items()):
-            if dead.model is None:
+            if dead.reference() is None:
                 with contextlib.suppress(Exception):    # nobody's concern
                     dead.complete()
                 del self._exchanges[key]
@@ -242,154 +397,49 @@ class Reducer:
         if self._overlap:
             ready_gradients.watch(exchange)
 
-    # --- the parts of a mean -------------------------------------------------
-
-    def _mean(self, model: chainer.Link, zero_fill: bool) -> None:
-        exchange = self._of(model)
-        exchange.complete()
-        with self._events.section('exchange'):
-            exchange.update.thaw()
-            gradients = Gradients(model, zero_fill)
-            stage = exchange.stage(gradients.sizes)
-            settle = self._begin_to_agree(exchange, gradients, stage)
-            # Tied parameters share memory: an early update of one would
-            # corrupt what the other's mean is decoded with.
-            defers = (self._defers and stage == 'ready'
-                      and not gradients.share_parameters)
-            # Ranks that have sent all need not wait for the others' word.
-            if gradients.problem or not (defers and exchange.update.ready
-                                         == len(exchange.slices)):
-                settle()
-            if (self._check_every and exchange.updates
-                    and self._lockstep.comm.size > 1
-                    and exchange.updates % self._check_every == 0):
-                settle()        # or not all ranks may come here
-                try:
-                    compare(model, exchange.updates, self._lockstep)
-                except ReplicaDrift:
-                    if self._overlap:
-                        self._withdraw(exchange)
-                    raise
-            exchange.see(gradients.loss_scale)
-            if stage == 'new':
-                exchange.follow(gradients.sizes, self._bucket_bytes)
-                exchange.queue = exchange.queue or self._unused_queue()
-            state = exchange.current
-            nonfinite, wire_is_finite = self._exchange(
-                exchange, gradients, settle if defers else None)
-            if stage != 'new' and self._overlap:
-                self._learn(exchange, settle)
-        if nonfinite and self.must_be_finite(exchange):
-            raise self._nonfinite_error(state, nonfinite, wire_is_finite)
-        if exchange.deferred is None:
-            gradients.write_back()
-        exchange.updates += 1
-        self._events.updates += 1
-        updates.finished((id(self), exchange.number))
-        if self._defers and exchange.current is not state:
-            exchange.ready = False      # buckets will take another time
-
-    def _exchange(self, exchange: ModelExchange, gradients: Gradients,
-                  settle: Callable[[], None] | None
-                  ) -> tuple[list[str], bool]:
-        """One mean of all gradients, in place.
-
-        With ``settle`` the mean is on its way; ``settle`` is then called
-        before the mean is used.
-
-        Returns:
-            Parameters whose mean is NaN or infinite, and whether no wire,
-            which all ranks have alike, holds one.
-        """
-        outcome: tuple[list[str], bool] = [], True
-        start = time.perf_counter()
-        assert exchange.queue is not None
-        with self.taken():
-            if exchange.failure:    # since the ranks have begun to agree
-                raise RuntimeError('the exchange failed beside backward: '
-                                   f'{exchange.failure}')
-            sent = exchange.send_rest(gradients)
-            if settle:
-                means = PendingMeans(self, exchange, sent, gradients, settle)
-                exchange.defer(DeferredUpdate(
-                    gradients.parameters, means.finish, self._lockstep.tell),
-                    gradients.parameters)
-            else:
-                outcome = self._receive(exchange.queue, sent)
-                if not exchange.ready:
-                    exchange.seconds = time.perf_counter() - start
-            exchange.averaged()
-        return outcome
-
-    def _receive(self, queue: Algorithm, sent: dict[Bucket, Tensors]
-                 ) -> tuple[list[str], bool]:
-        """Waits for all buckets, and writes their means into gradients."""
-        nonfinite: list[str] = []
-        wire_is_finite = True
-        for bucket, tensors in sent.items():
-            queue.finish(bucket)
-            with self._events.section('decode'):
-                found = bucket.decode(tensors)
-                if found:
-                    wire_is_finite &= bucket.wire_is_finite
-            nonfinite += found
-        return nonfinite, wire_is_finite
-
-    def must_be_finite(self, exchange: ModelExchange) -> bool:
-        """Whether an update must not go on with a mean that is not finite."""
-        if self._nonfinite == 'auto':
-            return not exchange.scaling_is_dynamic
-        return self._nonfinite == 'raise'
-
-    def _nonfinite_error(self, state: State, names: Sequence[str],
-                         wire_is_finite: bool) -> NonfiniteMean:
-        """The same error on all ranks, before any parameter is updated."""
-        if wire_is_finite:      # so the others need not be here
-            return NonfiniteMean(
-                f'the value of {names[0]}, or its product with the ratio, is '
-                f'not finite on rank {self._lockstep.comm.rank}. No parameter '
-                f'was updated here. {_FINITE}.')
-        culprits = [
-            f'{found[0]} is not finite in {state.codec.name} on rank {rank}'
-            + (f' (and {len(found) - 1} more)' if found[1:] else '')
-            for rank, found in enumerate(
-                self._lockstep.allgather(state.nonfinite)) if found]
-        text = '; '.join(culprits) or (
-            f'the sum of the gradients of {names[0]} overflowed')
-        return raised_by_all(NonfiniteMean(
-            f'{text}. No parameter was updated. {_FINITE}.'))
-
     # --- agreement -----------------------------------------------------------
 
-    def _begin_to_agree(self, exchange: ModelExchange, gradients: Gradients,
-                        stage: str) -> Callable[[], None]:
-        """Returns what raises if the ranks are not in agreement."""
+    def _agree(self, exchange: ModelExchange, gradients: Gradients,
+               is_new: bool, defers: bool) -> Callable[[], None]:
+        """Returns what raises if the ranks are not in agreement.
+
+        That is called before, unless this rank has sent all and its means are
+        waited for later: then it need not wait for the others' word.
+        """
         entries = {**gradients.entries,
                    # A rank resumed from another snapshot must not go unseen.
                    'the number of updates': str(exchange.updates),
                    'the number of the model': str(exchange.number)}
         if self._overlap:
-            entries['overlap'] = stage
+            entries['overlap'] = ('new' if is_new else 'ready'
+                                  if exchange.ready else 'known')
             problem = gradients.problem or exchange.problem(gradients)
             if exchange.number and self._algorithm.one_order:
                 problem = problem or _ONE_MODEL
             gradients.problem = problem
         # Those of two models are settled in the order in which they were
         # begun: how is a matter of more collective calls.
-        self._settle_last()
+        if self._unsettled:
+            self._settle_last()
         agreement = Agreement(
             self._lockstep.comm, Signature(entries), gradients.problem,
             SAME_GRADIENTS, wait=self._lockstep.wait)
-        if self._overlap:
-            self._unsettled = agreement, exchange
-        return functools.partial(self._settle, agreement, exchange)
+        if not self._overlap:
+            agreement.wait()
+            return agreement.wait
+        self._unsettled = agreement, exchange
+        settle = functools.partial(self._settle, agreement, exchange)
+        if gradients.problem or not (
+                defers and exchange.update.ready == len(exchange.slices)):
+            settle()
+        return settle
 
     def _settle(self, agreement: Agreement, exchange: ModelExchange) -> None:
         """Raises if the ranks are not in agreement, each time."""
         try:
             agreement.wait()
         except ValueError:
-            if self._overlap and self._withdrawn is not agreement:
+            if self._withdrawn is not agreement:
                 self._withdrawn = agreement
                 # A deferred exchange cannot be cancelled.
                 if self._withdraw(exchange, exchange.deferred is not None):
@@ -414,7 +464,7 @@ class Reducer:
         with self.taken():
             mine = (0, failed, None, 1.0) if exchange is None else (
                 exchange.update.begun, failed or bool(exchange.failure),
-                exchange.signature, exchange.update.factor)
+                exchange.signature, exchange.update.loss_scale or 1.0)
             begun, failures, signatures, factors = zip(
                 *self._lockstep.allgather(mine), strict=True)
             sent = max(begun)
@@ -425,6 +475,21 @@ class Reducer:
             if exchange:
                 exchange.averaged()
         return sent > 0
+
+    def _compare_sometimes(self, exchange: ModelExchange,
+                           model: chainer.Link, settle: Callable[[], None]
+                           ) -> None:
+        """Raises ReplicaDrift where replicas differ, when it is time."""
+        if (not exchange.updates or exchange.updates % self._check_every
+                or self._lockstep.comm.size == 1):
+            return
+        settle()        # or not all ranks may come here
+        try:
+            compare(model, exchange.updates, self._lockstep)
+        except ReplicaDrift:
+            if self._overlap:
+                self._withdraw(exchange)
+            raise
 
     # --- queues, and the order of buckets ------------------------------------
 
@@ -452,15 +517,18 @@ class Reducer:
 
         The order is the same on all ranks.
         """
-        chooses, is_first = exchange.learn(self._defers,
-                                           self._algorithm.one_order)
-        if not chooses:
+        is_first = not exchange.ready
+        is_time = exchange.times.keep(exchange.ready)
+        exchange.ready = True
+        if self._algorithm.one_order or not (
+                is_first or is_time and self._defers):
             return
         settle()        # or not all ranks may come here
         # A rank that is late with its first gradient has less time between
         # that and the next: the longest of these times are not those that
         # pass between the last rank's gradients, but their means nearly are.
-        found = numpy.array([*exchange.usual_times(), exchange.seconds])
+        found = numpy.array([*exchange.times.usual(sorted(exchange.sizes)),
+                             exchange.seconds])
         self._lockstep.allreduce(found, MPI.SUM)
         exchange.take_times((found / self._lockstep.comm.size).tolist(),
                             is_first, self._defers)
@@ -472,7 +540,9 @@ class Reducer:
         """A ``with`` block during which the exchange's thread stands still."""
         try:
             self._main_waits = True
-            self._interrupt()
+            for exchange in tuple(self._exchanges.values()):
+                if exchange.queue:
+                    exchange.queue.interrupt()
             with self._turn:
                 self._main_waits = False
                 yield
@@ -512,121 +582,19 @@ class Reducer:
         finally:
             self._turn.release()
 
-    def _wake(self) -> None:
-        exchange_thread.wake(self)
-        self._interrupt()
 
-    def _interrupt(self) -> None:
-        """Ends the thread's step, so that the thread sees what is new."""
-        for exchange in self.exchanges:
-            exchange.interrupt()
-
-
-class PendingMeans:
-    """Means of one update, each of which is waited for when it is wanted.
-
-    Until then the exchange's thread goes on with them.
-
-    Args:
-        reducer: Of the ranks.
-        exchange: Of the model.
-        sent: The buckets.
-        gradients: Of the model.
-        settle: Raises if the ranks are not in agreement on this update.
-    """
-
-    def __init__(self, reducer: Reducer, exchange: ModelExchange,
-                 sent: dict[Bucket, Tensors], gradients: Gradients,
-                 settle: Callable[[], None]) -> None:
-        self._reducer, self._exchange = reducer, exchange
-        self._state, self._queue = exchange.current, exchange.queue
-        self._sent = {name: (bucket, tensors)
-                      for bucket, tensors in sent.items()
-                      for name in tensors.names}
-        self._gradients = gradients
-        self._must_be_finite = reducer.must_be_finite(exchange)
-        self._events = reducer._events
-        self._settle = settle
-        self._nonfinite: dict[Bucket, list[str]] = {}
-
-    def finish(self, name: str, use: Use | None = None) -> None:
-        """Waits for a parameter's bucket; its gradient is then the mean.
-
-        Args:
-            name: Of the parameter.
-            use: Is given parts of the mean, as they come, if they are where
-                the gradient is; others come without.
-
-        Raises:
-            ValueError: The ranks are not in agreement.
-            RuntimeError: The exchange failed, or a mean of the bucket is NaN
-                or infinite.
-        """
-        if name not in self._sent:      # it has no elements
-            return
-        bucket, tensors = self._sent[name]
-        if bucket not in self._nonfinite:
-            with self._events.section('exchange'):
-                self._settle()
-                self._wait(bucket, use and self._feeder(name, use))
-                with self._events.section('decode'):
-                    self._nonfinite[bucket] = bucket.decode(tensors)
-        if self._nonfinite[bucket] and self._must_be_finite:
-            raise self._error(self._nonfinite[bucket][0])
-        self._gradients.write_back(name)
-
-    def _wait(self, bucket: Bucket, beside: Callable[[], bool] | None) -> None:
-        exchange = self._exchange
-        # The thread may be in the middle of something longer, or fail until
-        # it is taken.
-        if not bucket.finished and not exchange.failure:
-            with self._reducer.taken():
-                if not exchange.failure:
-                    assert self._queue is not None
-                    self._queue.finish(bucket, beside)
-        if exchange.failure:
-            raise RuntimeError('the exchange failed beside the training: '
-                               f'{exchange.failure}')
-
-    def _feeder(self, name: str, use: Use) -> Callable[[], bool] | None:
-        """Feeds decoded ranges to the update; True while any remain."""
-        if not self._gradients.is_in_place(name):
-            return None
-        bucket, tensors = self._sent[name]
-        number = tensors.names.index(name)
-        gradient = tensors.gradients[number]
-        given = 0
-
-        def feed() -> bool:
-            nonlocal given
-            ranges = bucket.decoded()
-            if given == len(ranges) or (
-                    self._must_be_finite and bucket.coding
-                    and bucket.coding.nonfinite):
-                return False        # there is none, or it will be an error
-            with self._events.section('update'):
-                used = False
-                while given < len(ranges) and not used:
-                    part = tensors.elements(number, *ranges[given])
-                    given += 1
-                    if part.start < part.stop:
-                        used = use(part.start, part.stop, gradient)
-            return given < len(ranges)
-        return feed
-
-    def _error(self, name: str) -> NonfiniteMean:
-        """The error of a rank that has looked at a mean, maybe alone."""
-        state = self._state
-        reason = ('it is not so on this rank, but on another, or the sum '
-                  'overflowed')
-        if state.nonfinite:
-            reason = (f'{state.nonfinite[0]} is not finite in '
-                      f'{state.codec.name} on this rank')
-        return raised_by_all(NonfiniteMean(     # each at its own look
-            f'the mean of the gradients of {name} is not finite: {reason}. '
-            'Other parameters may have been updated: go on from a snapshot, '
-            f'with a new model and communicator. {_FINITE}; with overlap=True '
-            'no parameter is updated, and all ranks name the rank'))
+def _error_at_access(name: str, state: State) -> NonfiniteMean:
+    """The error of a rank that has looked at a mean, maybe alone."""
+    reason = ('it is not so on this rank, but on another, or the sum '
+              'overflowed')
+    if state.nonfinite:
+        reason = (f'{state.nonfinite[0]} is not finite in '
+                  f'{state.codec.name} on this rank')
+    return raised_by_all(NonfiniteMean(     # each at its own look
+        f'the mean of the gradients of {name} is not finite: {reason}. '
+        'Other parameters may have been updated: go on from a snapshot, '
+        f'with a new model and communicator. {_FINITE}; with overlap=True '
+        'no parameter is updated, and all ranks name the rank'))
 
 
 def threads_are_allowed(comm: MPI.Comm) -> bool:

@@ -1,11 +1,11 @@
 """Replicas that differ are found and named."""
 import re
 
-from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.exchange import reducer
-from chainer_fp8pipe.exchange.drift import Difference, ReplicaDrift
+from chainer_fp8pipe.exchange.drift import ReplicaDrift, _difference, _digests
 
 import chainer
+import chainer.links as L
 import numpy
 import pytest
 
@@ -16,7 +16,7 @@ from tests.training.updaters.networks import dataset
 from tests.training.updaters.test_pipeline_updater import update as step
 
 from ..communicators.networks import NETWORKS, Plain
-from .test_exchange_thread import make, wrapped
+from .jobs import make, update, wrapped
 
 OVERLAPS = False, True, 'next_forward'
 
@@ -35,15 +35,12 @@ class Job:
         self.optimizer.setup(self.model)
         self.update(0)      # only broadcasts
 
-    def update(self, number, before=lambda: None):
-        self.model.cleargrads()
-        self.model.loss(number, self.rank).backward()
-        before()
-        self.optimizer.update()
-
-    def bits(self):
-        return [parameter.array.tobytes()
-                for _, parameter in sorted(self.model.namedparams())]
+    def update(self, *numbers, before=lambda: None):
+        for number in numbers:
+            self.model.cleargrads()
+            self.model.loss(number, self.rank).backward()
+            before()
+            self.optimizer.update()
 
 
 def flip(array):
@@ -61,14 +58,13 @@ def flip(array):
 @pytest.mark.parametrize('overlap', OVERLAPS)
 def test_a_flipped_bit_is_named_on_all_ranks(comm, overlap):
     job = Job(comm, 'fp8', overlap)
-    for number in range(5):
-        job.update(number)
+    job.update(*range(5))
 
     def before():
         if comm.rank == 1:
             flip(job.model.l2.W.array)
             flip(job.model.l3.b.array)
-    job.update(5, before)       # not compared
+    job.update(5, before=before)        # not compared
     with pytest.raises(ReplicaDrift, match=(
             'after 6 updates: .* of parameter /l2/W is another on rank 1 '
             'than on most, ranks 0')) as raised:
@@ -80,32 +76,47 @@ def test_a_flipped_bit_is_named_on_all_ranks(comm, overlap):
     job.communicator.finalize()
 
 
-@on_ranks(3)
-def test_a_state_of_the_optimizer_is_compared_too(comm):
-    job = Job(comm)
-    job.update(1)
-    job.update(2)
-    if comm.rank == 2:
+def a_state(job):
+    if job.rank == 2:
         flip(job.model.l9.W.update_rule.state['v'])
-    with pytest.raises(ReplicaDrift, match=(
-            "^replicas have drifted apart, as seen after 2 updates: the "
-            "optimizer's v of parameter /l9/W is another on rank 2 than on "
-            'most, ranks 0 and 1')):
+
+
+def a_count(job):
+    job.model.l1.b.update_rule.t += job.rank
+
+
+def a_master_copy(job):
+    if job.rank == 0:
+        flip(job.model.l1.W.update_rule._fp32_param.array)
+
+
+@on_ranks(3)
+@pytest.mark.parametrize(('change', 'message'), [
+    (a_state, "^replicas have drifted apart, as seen after 2 updates: the "
+     "optimizer's v of parameter /l9/W is another on rank 2 than on most, "
+     'ranks 0 and 1'),
+    (a_count, re.escape(
+        'the count of updates of parameter /l1/b is another on each of '
+        'rank 0 | rank 1 | rank 2, none of which is a majority')),
+    (a_master_copy, 'the float32 copy of parameter /l1/W')])
+def test_an_optimizers_state_is_compared_too(comm, change, message):
+    job = Job(comm, network=halved if change is a_master_copy else Plain)
+    if change is a_master_copy:
+        job.optimizer.use_fp32_update()
+    job.update(1, 2)
+    change(job)
+    with pytest.raises(ReplicaDrift, match=message):
         job.update(3)
     job.communicator.finalize()
 
 
-@on_ranks(2)
-def test_without_a_majority_all_groups_are_named(comm):
-    job = Job(comm)
-    job.update(1)
-    job.update(2)
-    job.model.l1.b.update_rule.t += comm.rank
-    with pytest.raises(ReplicaDrift, match=re.escape(
-            'the count of updates of parameter /l1/b is another on each of '
-            'rank 0 | rank 1, none of which is a majority')):
-        job.update(3)
-    job.communicator.finalize()
+def halved():
+    model = Plain()
+    for parameter in model.params():
+        parameter.array = parameter.array.astype('f2')
+    model.loss = lambda number, rank: sum(
+        chainer.functions.sum(parameter * 2.0) for parameter in model.params())
+    return model
 
 
 @on_ranks(2)
@@ -114,70 +125,45 @@ def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
     job, compared = Job(comm, **options), []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reducer, 'compare', lambda *_: compared.append(1))
-        for number in range(1, 6):
-            job.update(number)
+        job.update(*range(1, 6))
     assert len(compared) == (0 if options else 2)
     job.communicator.finalize()
 
 
 @on_ranks(2)
-@pytest.mark.parametrize('network', NETWORKS)
-@pytest.mark.parametrize('overlap', OVERLAPS)
+@pytest.mark.parametrize(('network', 'overlap'), [
+    *((network, OVERLAPS[number % 3])
+      for number, network in enumerate(NETWORKS)),
+    ('Plain', True), ('Mixed', False)])
 def test_what_is_trained_alike_never_differs(comm, network, overlap):
     job = Job(comm, 'fp8', overlap, NETWORKS[network], check_every=1,
               warmup=1)
-    for number in range(1, 6):
-        job.update(number)
+    job.update(*range(1, 6))
     job.communicator.finalize()
 
 
-@on_ranks(2, 4)
+@on_ranks(4)
 @pytest.mark.parametrize(('name', 'options'), [
-    ('fp8_paper', {}), ('fp8', {'rounding': 'stochastic'}),
-    ('int4', {'algorithm': 'ring'}), ('float16', {'algorithm': 'torus2d'})])
+    ('fp8', {'algorithm': 'mpi_op'}),
+    ('fp8', {'rounding': 'stochastic'}), ('int4', {'algorithm': 'ring'}),
+    ('float16', {'algorithm': 'torus2d'})])
 def test_no_codec_lets_replicas_differ(comm, name, options):
-    if name != 'float16':
-        options = {**options, 'warmup': 1}
-    communicator = create_communicator(name, comm, check_every=1, **options)
-    model = Plain()
-    optimizer = wrapped(chainer.optimizers.MomentumSGD(0.01), communicator)
-    optimizer.setup(model)
+    job = Job(comm, name, optimizer=chainer.optimizers.MomentumSGD,
+              check_every=1, **{'frame_bytes': 64, **options} if options.get(
+                  'algorithm') != 'mpi_op' else {})
     for number in range(6):
-        optimizer.update(lambda number=number: model.loss(number, comm.rank))
-    communicator.finalize()
+        update(job.optimizer, job.model, number, comm.rank)
+    job.communicator.finalize()
 
 
 @on_ranks(2)
 def test_nan_that_all_ranks_have_is_no_difference(comm):
     job = Job(comm, nonfinite='pass')
-    job.update(1)
-    job.update(2)
+    job.update(1, 2)
     job.model.l1.W.array[0, 0] = numpy.nan
     job.update(3)
     assert numpy.isnan(job.model.l1.W.array).any()
     job.communicator.finalize()
-
-
-@on_ranks(2)
-def test_master_copies_in_float32_are_compared(comm):
-    job = Job(comm, check_every=1, network=lambda: _halved(Plain()))
-    job.optimizer.use_fp32_update()
-    job.update(1)
-    job.update(2)
-    if comm.rank:
-        flip(job.model.l1.W.update_rule._fp32_param.array)
-    with pytest.raises(ReplicaDrift, match=(
-            'the float32 copy of parameter /l1/W')):
-        job.update(3)
-    job.communicator.finalize()
-
-
-def _halved(model):
-    for parameter in model.params():
-        parameter.array = parameter.array.astype('f2')
-    model.loss = lambda number, rank: sum(
-        chainer.functions.sum(parameter * 2.0) for parameter in model.params())
-    return model
 
 
 @on_ranks(4)
@@ -188,16 +174,45 @@ def test_replicas_of_a_stage_are_compared(comm):
     step(updater)
     step(updater)
     model = updater.get_optimizer('main').target
-    parameter = next(iter(model.params()))
     if grid.replica_index:
-        flip(parameter.array)
+        flip(next(iter(model.params())).array)
     with pytest.raises(ReplicaDrift, match=r'rank 0 \| rank 1'):
         step(updater)
     grid.free()
 
 
-def test_a_majority_is_more_than_half():
-    assert Difference('/W', 'the value', ((0, 2), (1,))).has_majority
-    assert not Difference('/W', 'the value', ((0, 1), (2, 3))).has_majority
-    assert not Difference('/W', 'the value', ((0, 1), (2,), (3,))
-                          ).has_majority
+@pytest.mark.parametrize(('values', 'majority'), [
+    ([0, 1, 0], True), ([0, 1, 1, 0], False), ([0, 0, 1, 2], False)])
+def test_a_majority_is_more_than_half(values, majority):
+    text = _difference('/W', [{'the value': value} for value in values])
+    assert ('than on most' in text) == majority
+
+
+def digest(value):
+    parameter = chainer.Parameter(value)
+    return _digests(parameter)['the value']
+
+
+def test_every_bit_counts_but_not_the_order_in_memory():
+    array = numpy.zeros((100, 10), 'f4')
+    found = {digest(array)}
+    for place in range(0, 32000, 997):
+        bits = array.copy()
+        bits.reshape(-1).view(numpy.uint32)[place // 32] ^= 1 << place % 32
+        found.add(digest(bits))
+        other = numpy.asfortranarray(bits)
+        other.flags.writeable = False
+        assert digest(other) in found
+    assert len(found) == 1 + len(range(0, 32000, 997))
+    assert len({*map(digest, (
+        array, array.reshape(10, 100), array.astype('f2'),
+        numpy.zeros((0, 3), 'f4'), numpy.zeros((0, 2), 'f4'),
+        numpy.array(1.5, 'f4'), numpy.array(1.25, 'f4')))}) == 7
+
+
+def test_what_is_not_there_is_left_out():
+    lazy = L.Linear(None, 2)
+    assert _digests(lazy.W) == {}
+    chainer.optimizers.MomentumSGD().setup(lazy)
+    assert list(_digests(lazy.W)) == ['the count of updates']
+    assert list(_digests(lazy.b)) == ['the value', 'the count of updates']

@@ -21,12 +21,12 @@ from mpi4py import MPI
 from tests.ranks import on_ranks
 
 from ..communicators.helpers import Model, set_gradients
-from .test_exchange_thread import update, warm
+from .jobs import update, warm
 
 #: What fails on one rank, by the mode of the exchange.
 ALWAYS = {
     'gradients are looked up': (Gradients, '__init__'),
-    'replicas are compared': (drift, 'digest'),
+    'replicas are compared': (drift, '_digests'),
     'the codec starts': (Fp8Ratio, 'begin'),
     'memory for a wire': (ModelExchange, 'wire'),
     'maxima are found': (Fp8Ratio, 'propose'),

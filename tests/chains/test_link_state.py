@@ -5,7 +5,7 @@ import itertools
 import random
 import reprlib
 
-from chainer_fp8pipe.chains.tracing.link_state import saved
+from chainer_fp8pipe.chains.link_state import saved
 
 import chainer
 import numpy

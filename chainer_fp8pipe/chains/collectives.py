@@ -26,10 +26,10 @@ from chainermn.communicators.pure_nccl_communicator import (
 )
 from mpi4py import MPI
 
-from ...intercept.function_calls import current
-from ...intercept.patching import Patch
-from ...mpi.groups import Group
-from ..ghost import user_line
+from ..intercept.function_calls import current
+from ..intercept.patching import Patch
+from ..mpi.groups import Group
+from .ghost import user_line
 
 #: What mpi4py's communicators say without the other ranks.
 _QUIET = frozenset((

@@ -1,19 +1,39 @@
-"""Writes down the calls of one run of a model, each of which is run alone."""
+"""Runs a model once on made-up values, and writes down its calls."""
+# Chainer has no shape inference, so each call is run alone, on an array of the
+# right shape, and its outputs become ghosts at once: memory never holds more
+# than one call.  Calls that are equal in function, attributes and inputs are
+# run once; what was found of them is kept for later traces, too.
+#
+# The trace has what planning asks of a call (seconds, bytes that it keeps, and
+# needs for a time, whose memory its outputs lie in, whether it draws or keeps
+# running values) and what a rank needs that goes through forward without
+# running the call (ghosts for the outputs, what a repetition must have).
+#
+# A link whose own code looks at data cannot be cut.  The error of the ghost
+# says so in the middle of the run; then the model is traced anew with the
+# innermost link around the look as one call.  A look in the model's own
+# forward is the user's to mark.
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
 from chainer.functions.array.as_strided import AsStrided
 
-from ...intercept.function_calls import Interceptor
-from ...pipeline.chunk import why_once
-from ...planning.calls import Source, Value
-from .. import nested
-from ..ghost import (
+from ..intercept.function_calls import (
+    Interceptor,
+    hold_calls,
+    intercepting,
+)
+from ..intercept.initial_values import creating
+from ..pipeline.batch_statistics import why_once
+from ..pipeline.randomness import preserved
+from ..planning.calls import Source, Value
+from . import collectives, nested
+from .ghost import (
     GhostError,
     describe_source,
     ghost,
@@ -22,16 +42,12 @@ from ..ghost import (
     made_up,
     origin,
     sources,
-    used_as_index,
     user_line,
 )
-from ..names import Names
-from ..valueless_parameters import place_array
-from .link_state import saved
-from .marks import Marks
-from .measuring import CallMeasurement, Measured, key_of, with_real
-from .poison import is_poison
-from .traced_call import (
+from .link_state import LinkState, frozen, saved
+from .measure import Measurement, key_of, with_real
+from .names import Names, reporter_of
+from .trace import (
     PLAIN,
     Trace,
     TracedCall,
@@ -43,13 +59,109 @@ from .traced_call import (
     label_of,
     loosened,
 )
-from .whole_call import LinkCall, WholeCall, call_whole, link_of
+from .valueless_parameters import ShapesOnly, place_array
+from .whole_call import LinkCall, WholeCall, call_whole, is_marked, link_of
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
 _MEASURED = 4096
-#: Figures of a call that are those of its measurement.
-_FIGURES = ('outputs', 'forward', 'backward', 'deferrable', 'kept',
-            'temporary', 'draws', 'form')
+OTHER_CALLS = (
+    'the model makes other calls each time, for the same inputs; what it '
+    'calls must depend on its inputs and on numpy.random only')
+
+
+class Tracer:
+    """Traces a model as often as need be.
+
+    Args:
+        model: The whole model; its parameters may be ghosts.
+        names: Of its links and parameters.
+        pipeline: The ranks over which the model is to be cut; None: unknown.
+    """
+
+    def __init__(self, model: chainer.Link, names: Names,
+                 pipeline: Any = None) -> None:
+        self._names, self._pipeline = names, pipeline
+        collectives.hold(self)
+        hold_calls(map(type, names.links.values()), self)
+        self._memo: dict[Any, TracedCall] = {}
+        self._atomic: frozenset[str] = frozenset(
+            name for name, link in names.links.items() if is_marked(link))
+
+    def trace(self, run: Callable[[], Any], state: LinkState | None = None,
+              timed: bool = True) -> Trace:
+        """The calls that ``run`` makes.  The model stays as it was.
+
+        Args:
+            run: Calls the model.
+            state: What links keep from the run before.
+            timed: Whether calls are timed, for which they are run again.
+
+        Raises:
+            GhostError: The model's own forward looks at computed data.
+        """
+        while True:
+            recorder = CallRecorder(self._names, self._memo, self._atomic,
+                                    timed, self._pipeline)
+            try:
+                self._once(run, recorder, state)
+                return recorder.trace
+            except GhostError:
+                found = recorder.innermost()
+                if found is None:
+                    raise
+                self._atomic |= {found}
+
+    def _once(self, run: Callable[[], Any], recorder: CallRecorder,
+              state: LinkState | None) -> None:
+        links, trace = self._names.links, recorder.trace
+        reporter = reporter_of(self._names)
+        with saved(links) as attributes, _ghost_parameters(self._names), \
+                creating(ShapesOnly(self._names, recorder)):
+            begin = frozen(links)
+            if state is not None:
+                state.put(links, recorder.pin)
+            trace.first = len(trace.calls)
+            with preserved(), reporter, collectives.refusing(links), \
+                    intercepting(recorder):
+                trace.result = run()
+            recorder.drop_tracebacks()
+            trace.state = LinkState.found(links, begin)
+            recorder.refuse_ghosts()
+            trace.reports = dict(reporter.observation)
+            trace.touched = frozenset(
+                (path, name) for path, name in attributes.changed()
+                if name not in links[path]._params)
+
+
+@contextlib.contextmanager
+def _ghost_parameters(names: Names) -> Iterator[None]:
+    """A block in which every parameter with a shape is a ghost."""
+    shaped = len(names.shaped)
+    before = [(name, parameter, parameter._data[0], parameter._grad)
+              for name, parameter in names.parameters.items()]
+    for name, parameter, array, _ in before:
+        if array is not None and not is_ghost(array):
+            place_array(parameter, ghost(
+                array.shape, array.dtype, name,
+                chainer.backend.get_array_module(array)))
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        for name, parameter, array, gradient in before:
+            # A parameter whose shape the run has found keeps its ghost.  Not
+            # after an error: its link may have to run again as one call.
+            if array is not None or not done or (
+                    not is_ghost(parameter._data[0])):
+                if array is None and parameter._data[0] is not None:
+                    # Made by its link, which will do so again.
+                    names.made[name] = ghost(parameter.shape,
+                                             parameter.dtype)
+                place_array(parameter, array)
+            parameter._grad = gradient
+        if not done:
+            del names.shaped[shaped:]
 
 
 class CallRecorder(Interceptor):
@@ -65,17 +177,13 @@ class CallRecorder(Interceptor):
     Attributes:
         trace: Of the run.
         inside: Whether a call is being run.
-        marks: What each call was given.
-        measured: The figures of each call.
     """
 
-    def __init__(self, names: Names, memo: dict[Any, Measured],
+    def __init__(self, names: Names, memo: dict[Any, TracedCall],
                  atomic: frozenset[str], timed: bool,
                  pipeline: Any = None) -> None:
         self.trace = Trace(atomic)
         self.inside = False
-        self.marks = Marks()
-        self.measured: dict[int, Measured] = {}
         self._calls = self.trace.calls
         self._names, self._memo, self._timed = names, memo, timed
         self._pipeline = pipeline
@@ -112,12 +220,6 @@ class CallRecorder(Interceptor):
         except GhostError:
             self._note_look()
             raise
-        except IndexError as error:
-            # NumPy reads the index of an array of its own past a ghost.
-            if not is_poison(error):
-                raise
-            self._note_look()
-            raise used_as_index(error) from None
         finally:
             self._stack.pop()
 
@@ -198,17 +300,6 @@ class CallRecorder(Interceptor):
             if call.error is not None:
                 call.error = call.error.with_traceback(None)
 
-    def end(self) -> None:
-        """The run is over."""
-        self.marks.end(len(self._calls), self.trace.reports)
-
-    def said(self, number: int) -> str:
-        """What messages call the inputs of a call, or the end of the run."""
-        if number >= len(self._calls):
-            return 'what the model reports, or calls at its end,'
-        call = self._calls[number]
-        return f'what call {number} ({call.name} in {call.link}) gets'
-
     def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
             xp: Any, link: str) -> Any:
         """A ghost of an array that a link keeps from an earlier run."""
@@ -227,87 +318,92 @@ class CallRecorder(Interceptor):
         for link in self._stack:
             self._first_call.setdefault(id(link), number)
         read: list[Any] = [self._read(x) for x in inputs]
-        call = TracedCall(
-            label_of(node), self._link(), kind=kind_of(node),
-            layer=getattr(self._stack[1], 'layer_number', None)
+        hidden = {name: found for name, value in attributes_of(node).items()
+                  if (found := list(filter(is_ghost, map(
+                      nested.array_of, nested.leaves(value)[0]))))}
+        every = read + [sources(array) for found in hidden.values()
+                        for array in found]
+        names = tuple(dict.fromkeys(
+            one for found in every for one in found if isinstance(one, str)))
+        asked: dict[str, Any] = {
+            'name': label_of(node), 'link': self._link(),
+            'kind': kind_of(node),
+            'layer': getattr(self._stack[1], 'layer_number', None)
             if len(self._stack) > 1 else None,
-            path=tuple(self._first_call[id(link)] for link in self._stack),
-            expected=tuple(map(expected_of, inputs)),
-            constants=constants_of(node))
-        self.marks.add(number, call, node, inputs)
-        call.whole = self._whole(node)
-        call.reads = self._reads(node, inputs)
-        hidden = []
-        for name, value in attributes_of(node).items():
-            found = [nested.array_of(leaf) for leaf in nested.leaves(value)[0]
-                     if is_ghost(nested.array_of(leaf))]
-            if found:
-                hidden.append(name)
-                read += [sources(array) for array in found]
-        call.hidden = tuple(hidden)
-        call.inputs, names = _split(read)
-        if call.kind is AsStrided:
+            'path': tuple(self._first_call[id(link)]
+                          for link in self._stack),
+            'expected': tuple(map(expected_of, inputs)),
+            'constants': constants_of(node), 'hidden': tuple(hidden),
+            'inputs': tuple(one for found in every for one in found
+                            if isinstance(one, Source)),
+            'reads': self._reads(node, inputs)}
+        whole = self._whole(node)
+        if asked['kind'] is AsStrided:
             self._refuse_parts(inputs)
-        key = key_of(node, inputs)
-        measured = self._memo.pop(key, None)
-        if measured is None:
-            try:
-                measured = self._run(node, inputs, original)
-            except GhostError:
-                raise
-            except Exception as error:
-                call.error, call.parameters = error, names
-                call.demands = call.constants
-                self._calls.append(call)
-                raise
-        if key is not None:             # the last one is the latest
-            self._memo[key] = measured
-            if len(self._memo) > _MEASURED:
-                del self._memo[next(iter(self._memo))]
-        call.once = any(map(why_once, self._stack)) or (
-            measured.form is not None and self._once)
-        self.measured[number] = measured
-        self._fill_in(call, number, measured, read, names)
-        call.ignores = self._ignores(node, inputs, measured)
+        try:
+            figures = self._figures(node, inputs, original)
+        except GhostError:
+            raise
+        except Exception as error:
+            self._calls.append(TracedCall(
+                **asked, demands=asked['constants'], error=error,
+                whole=whole, parameters=names))
+            raise
+        is_whole = figures.form is not None
+        # The inputs of a call that is run as a whole are seen inside, too.
+        inner = figures.inner + (names if is_whole else ())
+        call = dataclasses.replace(
+            figures, **asked, inner=inner,
+            parameters=tuple(dict.fromkeys((*names, *figures.inner))),
+            whole=whole + tuple(self._keeping(
+                name.rpartition('/')[0] or '/' for name in inner)),
+            once=any(map(why_once, self._stack)) or (
+                is_whole and self._once),
+            ignores=self._ignores(node, inputs, is_whole))
+        self._note_memory(call, number, read)
+        self._make_ghosts(call, number)
         call.demands = loosened(call, inputs)
         self._calls.append(call)
         attributes_of(node).update(call.attributes)
         return call.ghosts
 
-    def _fill_in(self, call: TracedCall, number: int, measured: Measured,
-                 read: list[tuple], names: tuple[str, ...]) -> None:
-        for figure in _FIGURES:
-            setattr(call, figure, getattr(measured, figure))
-        call.parameters = tuple(dict.fromkeys((*names,
-                                               *measured.parameters)))
-        # The inputs of a call that is run as a whole are seen inside, too.
-        call.inner = measured.parameters + (
-            names if measured.form is not None else ())
-        call.whole += tuple(self._keeping(
-            name.rpartition('/')[0] or '/' for name in call.inner))
+    def _figures(self, node: Any, inputs: tuple, original: Callable
+                 ) -> TracedCall:
+        """What a call costs, of an equal one or measured now."""
+        key = key_of(node, inputs)
+        found = self._memo.pop(key, None)
+        if found is None:
+            found = self._run(node, inputs, original)
+        if key is not None:             # the last one is the latest
+            self._memo[key] = found
+            if len(self._memo) > _MEASURED:
+                del self._memo[next(iter(self._memo))]
+        return found
+
+    def _note_memory(self, call: TracedCall, number: int, read: list[tuple]
+                     ) -> None:
+        """Notes in which values' memory the outputs lie."""
         inside = not self._parts.isdisjoint(call.inputs)
         self._parts.update(Source(number, index) for index in (
-            measured.views if inside else measured.parts))
-        for output, index in measured.views.items():
+            call.views if inside else call.parts))
+        for output, index in call.views.items():
             self._memory[Source(number, output)] = next(
                 (self._memory.get(source, source) for source in read[index]
                  if isinstance(source, Source)), None)
         retained = [
-            *(source for index in measured.kept_inputs
+            *(source for index in call.kept_inputs
               for source in read[index] if isinstance(source, Source)),
-            *(Source(number, index) for index in measured.kept_outputs)]
+            *(Source(number, index) for index in call.kept_outputs)]
         call.retained = tuple(filter(None, dict.fromkeys(
             self._memory.get(source, source) for source in retained)))
-        self._make_ghosts(call, number, measured)
 
-    def _make_ghosts(self, call: TracedCall, number: int, measured: Measured
-                     ) -> None:
+    def _make_ghosts(self, call: TracedCall, number: int) -> None:
         made = {key: ghost(value.shape, value.dtype, Source(number, key),
-                           measured.modules[key], self.trace)
-                for key, value in measured.outputs.items()}
+                           call.modules[key], self.trace)
+                for key, value in call.outputs.items()}
         call.ghosts = tuple(
             chainer.Variable(made[key], requires_grad=value.wants)
-            for key, value in measured.outputs.items()
+            for key, value in call.outputs.items()
             if isinstance(key, int))
         call.attributes = {key: array for key, array in made.items()
                            if isinstance(key, str)}
@@ -372,10 +468,10 @@ class CallRecorder(Interceptor):
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
-    def _ignores(self, node: Any, inputs: tuple, measured: Measured
+    def _ignores(self, node: Any, inputs: tuple, is_whole: bool
                  ) -> tuple[int, int | None] | None:
         """See :attr:`.TracedCall.ignores`."""
-        if measured.form is None:
+        if not is_whole:
             label = ignored_label(node)
             return None if label is None else (label, 1)
         if not self._ignored:
@@ -418,7 +514,8 @@ class CallRecorder(Interceptor):
                     place_array(x, made_up(x._data[0]))
                     self._filled.append(x)
 
-    def _run(self, node: Any, inputs: tuple, original: Callable) -> Measured:
+    def _run(self, node: Any, inputs: tuple, original: Callable
+             ) -> TracedCall:
         """Runs a call on made-up values; keeps figures only."""
         own = attributes_of(node)
         before = dict(own)
@@ -430,14 +527,17 @@ class CallRecorder(Interceptor):
         self.inside = True
         if link is not None:
             self._watch(tuple(link.params()))
-        measurement = CallMeasurement(node, inputs, original, self._timed)
+        measurement = Measurement(node, inputs, original, self._timed)
+        call = TracedCall('')
         whole = isinstance(node, WholeCall)
         try:
             if whole:
                 self._refuse_values(measurement)
             with saved(self._names.links if whole else {}), \
                     self._noting_reports():
-                return measurement.run(lambda: tuple(sorted(self._seen)))
+                measurement.run(call)
+            call.inner = tuple(sorted(self._seen))
+            return call
         finally:
             self.inside = False
             while self._filled:
@@ -455,7 +555,7 @@ class CallRecorder(Interceptor):
             name: len(self._calls) for name, value in seen.items()
             if before.get(name) is not value})
 
-    def _refuse_values(self, measurement: CallMeasurement) -> None:
+    def _refuse_values(self, measurement: Measurement) -> None:
         """Runs a whole function on different values.
 
         Raises:
@@ -486,63 +586,7 @@ class CallRecorder(Interceptor):
                     'Keep an array or a variable, or nothing')
 
 
-class Repeat(CallRecorder):
-    """Compares a run with an earlier one, without running its calls.
-
-    Attributes:
-        differences: The user's line of each call that gets something else,
-            by the call's number.
-        lost: Whether other calls are made from some place on.
-    """
-
-    def __init__(self, first: CallRecorder) -> None:
-        super().__init__(first._names, {}, first.trace.atomic, False,
-                         first._pipeline)
-        self._first = first
-        self.differences: dict[int, str] = {}
-        self.lost = False
-
-    def differ(self, line: str, lost: bool) -> None:
-        """Notes that the next call, or the end of the run, differs."""
-        self.differences.setdefault(len(self._calls), line)
-        self.lost = self.lost or lost
-
-    def end(self) -> None:
-        super().end()
-        self._compare(len(self._calls))
-
-    def _compare(self, number: int) -> None:
-        first = self._first.marks
-        if not first.is_same(self.marks, number):
-            self.differ(user_line(), not first.is_alike(self.marks, number))
-
-    def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        number = len(self._calls)
-        again = TracedCall(
-            label_of(node), self._link(), kind=kind_of(node),
-            constants=constants_of(node))
-        self.marks.add(number, again, node, inputs)
-        self._compare(number)
-        if self.lost:
-            raise GhostError('the model goes another way')
-        call = copy.copy(self._first.trace.calls[number])
-        self._calls.append(call)
-        if call.error is not None:
-            raise call.error
-        self._make_ghosts(call, number, self._first.measured[number])
-        attributes_of(node).update(call.attributes)
-        return call.ghosts
-
-
 def _persistent(link: chainer.Link) -> list[Any]:
     """The persistent arrays of a link."""
     return [value for name in link._persistent if isinstance(
         value := vars(link).get(name), chainer.get_array_types())]
-
-
-def _split(read: Sequence[tuple]) -> tuple[tuple[Source, ...],
-                                           tuple[str, ...]]:
-    every = [one for several in read for one in several]
-    return (tuple(one for one in every if isinstance(one, Source)),
-            tuple(dict.fromkeys(one for one in every
-                                if isinstance(one, str))))

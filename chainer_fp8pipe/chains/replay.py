@@ -1,36 +1,153 @@
-"""One chunk's forward pass of one micro-batch, by the user's own forward."""
+"""Goes through a forward pass with a trace, and does some of its calls."""
+# The user's own forward runs on every rank, for every micro-batch, and each of
+# its calls comes here.  A rehearsal does none of them: it compares what they
+# are given with the trace, which takes some microseconds a call, and gives
+# their ghosts.  A run does the calls of one chunk, on real values; the ghosts
+# of others' are exchanged for what was received, where a call needs them.
+#
+# The calls of a model may depend on the batch's values: on the shape of a
+# tree, on lengths of sequences, on random numbers.  So before a step every
+# micro-batch is rehearsed against the known traces; where none fits, the
+# model is traced anew.  A rehearsal also counts the labels that losses leave
+# out: micro-batches are weighted by the number of the others, before the first
+# backward pass.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import chainer
+import numpy
+from chainer import Variable
+from chainer.function import FunctionAdapter
 
 from ..intercept import unchecked_calls
-from ..intercept.function_calls import suspended
+from ..intercept.function_calls import Interceptor, suspended
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from . import nested
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .names import Names
-from .tracing.traced_call import (
-    Replay,
+from .trace import (
     Trace,
     TracedCall,
     attributes_of,
+    is_same,
     kind_of,
     label_of,
 )
-from .tracing.whole_call import link_of
+from .whole_call import LinkCall, call_whole, link_of
+
+_REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
+           'and on numpy.random only; mark a function that branches on '
+           'computed values by chainer_fp8pipe.atomic')
 
 
 class Diverged(RuntimeError):
-    """A forward pass made other calls than its trace."""
+    """A forward pass makes other calls than its trace."""
 
 
 class CallError(RuntimeError):
     """A call of a function failed; the cause is the exception."""
+
+
+class Replay(Interceptor):
+    """Goes through the calls of a trace with a forward pass.
+
+    Args:
+        trace: Of such a pass.
+        names: Of the model's links and parameters.
+    """
+
+    _inside = False         # of a call
+
+    def __init__(self, trace: Trace, names: Names) -> None:
+        self._trace, self._calls, self._names = trace, trace.calls, names
+        self._number = trace.first
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if not self._inside and self._trace.atomic and (
+                self._names.of(link) in self._trace.atomic):
+            return self.call_whole(LinkCall(link, original), args, kwargs)
+        return original(link, *args, **kwargs)
+
+    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return function(*args, **kwargs)
+        return call_whole(function, args, kwargs,
+                          lambda: self._calls[self._number - 1].form)
+
+    def finish(self) -> None:
+        """Raises Diverged if calls of the trace were not made."""
+        if self._number != len(self._calls):
+            call = self._calls[self._number]
+            raise Diverged(
+                f'the forward pass ended before call {self._number}, '
+                f'{call.name} in {call.link}, of its trace. {_REMEDY}')
+
+
+class Rehearsal(Replay):
+    """Compares the calls of a forward pass with those of a trace.
+
+    Attributes:
+        labels: For each loss that leaves labels out, how many labels count,
+            and how many it leaves out.
+        why: Says so if a constant is another one.
+    """
+
+    why = ''
+
+    def __init__(self, trace: Trace, names: Names) -> None:
+        super().__init__(trace, names)
+        self.labels: list[tuple[int, int]] = []
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        # Each call of each micro-batch comes here: no helpers are called
+        # where all is as expected.
+        number = self._number
+        if number >= len(self._calls):
+            raise Diverged
+        call = self._calls[number]
+        self._number = number + 1
+        function = node.function if type(node) is FunctionAdapter else node
+        if (type(function) is not call.kind
+                or len(inputs) != len(call.expected)):
+            raise Diverged
+        for x, expected in zip(inputs, call.expected, strict=False):
+            array = x._data[0] if isinstance(x, Variable) else x
+            if array is not expected and x is not expected and (
+                    not _is_alike(array, expected)):
+                raise Diverged
+        own = function.__dict__
+        for name, value in call.demands:
+            found = own.get(name)
+            if found is not value and not is_same(found, value):
+                self.why = (
+                    f'call {number} ({call.name} in {call.link}) has {name} = '
+                    f'{found!r:.40}, and had {value!r:.40}')
+                raise Diverged
+        if call.ignores is not None:
+            label, index = call.ignores
+            self.leave_out(None if index is None else inputs[index], label)
+        if call.attributes:
+            own.update(call.attributes)
+        if call.error is not None:
+            raise call.error.with_traceback(None)   # it holds the batch
+        return call.ghosts
+
+    def communicate(self, operation: Any, original: Callable) -> Any:
+        return operation.answered(original, inside=False)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        """Counts labels: an array, a variable or None if unknown."""
+        array = nested.array_of(labels)
+        if array is None or is_ghost(array):
+            self.labels.append((-1, 1))
+        else:
+            left = int((array == label).sum())
+            self.labels.append((array.size - left, left))
 
 
 class Run(Replay):
@@ -45,26 +162,25 @@ class Run(Replay):
         names: Of the model's links and parameters.
         place: Where in the training the pass is; seeds what calls draw.
         where: Says which rank has a chunk.
-        clock: Is told of each call that was done; None: nothing is timed.
 
     Attributes:
         made: The wanted values that were made here.
         uses: How many of the calls that were done use a parameter, by its
             node.
+        own: The calls that were done, by the ids of their functions.
     """
 
     def __init__(self, trace: Trace, stages: tuple[int, ...], chunk: int,
                  received: Mapping[Source, chainer.Variable],
                  wanted: frozenset[Source], names: Names, place: Place,
-                 where: Callable[[int], str],
-                 clock: Callable[[int, Any], None] | None) -> None:
+                 where: Callable[[int], str]) -> None:
         super().__init__(trace, names)
         self.made: dict[Source, chainer.Variable] = {}
         self.uses: collections.Counter[Any] = collections.Counter()
+        self.own: dict[int, TracedCall] = {}
         self._stages, self._chunk, self._received = stages, chunk, received
         self._wanted, self._asked = wanted, {one.call for one in wanted}
-        self._place, self._where, self._clock = place, where, clock
-        self._own: set[int] = set()     # ids of the functions that were run
+        self._place, self._where = place, where
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
@@ -88,14 +204,6 @@ class Run(Replay):
         if call.attributes:
             attributes_of(node).update(call.attributes)
         return call.ghosts
-
-    def finish(self) -> None:
-        """Raises Diverged if calls of the trace were not made."""
-        if self._number != len(self._calls):
-            call = self._calls[self._number]
-            raise Diverged(
-                f'the forward pass ended before call {self._number}, '
-                f'{call.name} in {call.link}, of its trace. {_REMEDY}')
 
     def real(self, value: Any) -> Any:
         """The value that a ghost stands for; others as they are."""
@@ -156,8 +264,6 @@ class Run(Replay):
         finally:
             self._inside = False
         self._note(number, call, node, outs)
-        if self._clock is not None:
-            self._clock(number, node)
         return outs
 
     def _arguments(self, inputs: tuple) -> tuple:
@@ -172,7 +278,7 @@ class Run(Replay):
             elif isinstance(x, chainer.Variable):
                 creator = x.creator_node
                 # Backward would go through an earlier micro-batch's graph.
-                if creator is not None and id(creator) not in self._own:
+                if creator is not None and id(creator) not in self.own:
                     raise ValueError(
                         f'{user_line()}: a variable of an earlier batch or '
                         'micro-batch is used, with its graph; keep state in '
@@ -210,12 +316,56 @@ class Run(Replay):
                 source = Source(number, index)
                 if source in self._wanted:
                     self.made[source] = out
-        self._own.add(id(node))
+        self.own[id(node)] = call
         for name in call.attributes:
             source = Source(number, name)
             if source in self._wanted:
                 self.made[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
+
+
+def weights(labels: Sequence[Sequence[tuple[int, int]]],
+            sizes: Sequence[int], replicas: int = 1) -> list[float]:
+    """How much each micro-batch counts in the mean loss.
+
+    That is its number of labels that count, if a loss may leave some out,
+    else of samples.  A loss that leaves out none here may leave out some on
+    other replicas, and weights are added over all replicas.
+
+    Args:
+        labels: Of each micro-batch, what a rehearsal has counted.
+        sizes: Samples of each micro-batch.
+        replicas: Number of replicas, each with a batch of its own.
+
+    Raises:
+        ValueError: Several losses leave out labels, and not equally many.
+    """
+    samples = [float(size) for size in sizes]
+    every = [one for several in labels for one in several]
+    if not every or len(sizes) == replicas == 1:
+        return samples
+    if any(count < 0 for count, _ in every):
+        raise ValueError(
+            'a loss ignores some of the labels that the model computes '
+            'itself, so that nobody knows before how many count; pass '
+            'loss_weight=, a function of the batch, to PipelineUpdater')
+    leaves_out = any(left for _, left in every)
+    if len({len(several) for several in labels}) == 1:
+        table = numpy.array([[float(count) for count, _ in several]
+                             for several in labels])
+        shares = table / numpy.maximum(table.sum(0), 1)
+        # No replica knows the others' shares, so numbers must be equal.
+        if (abs(shares - shares[:, :1]) < 1e-12).all() and (
+                replicas == 1 or not leaves_out
+                or (table == table[:, :1]).all()):
+            return [float(count) for count in table[:, 0]]
+    if not leaves_out:
+        return samples
+    raise ValueError(
+        'several losses of the model ignore labels, and not equally many of '
+        'each micro-batch, so that no weights of micro-batches give the loss '
+        'of the whole batch; pass loss_weight=, a function of the batch, to '
+        'PipelineUpdater')
 
 
 def _draws_initial_values(node: Any) -> bool:
@@ -225,6 +375,10 @@ def _draws_initial_values(node: Any) -> bool:
         parameter._data[0] is None for parameter in link.params())
 
 
-_REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
-           'and on numpy.random only; mark a function that branches on '
-           'computed values by chainer_fp8pipe.atomic')
+def _is_alike(array: Any, expected: Any) -> bool:
+    """Whether an input matches what a trace expects, but for identity."""
+    if is_ghost(array):
+        return array.recipe is not None and (
+            array.recipe.sources == expected and bool(expected))
+    return type(expected) is tuple and len(expected) == 2 and (
+        expected == (array.shape, array.dtype))

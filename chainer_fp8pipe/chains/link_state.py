@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import chainer
 
-from ...planning.calls import Source
-from .. import nested
-from ..ghost import is_ghost, sources
+from ..planning.calls import Source
+from . import nested
 from .contents import NotedContent, is_changed, noted, put_back
+from .ghost import is_ghost, sources
 
 _OWN = frozenset(('_params', '_persistent', '_children'))
 _ABSENT: Any = object()

@@ -8,9 +8,9 @@ from typing import Any
 import chainer
 import numpy
 
-from ...intercept.function_calls import current
-from ...pipeline.backprop import Backprop, added
-from .. import nested
+from ..intercept.function_calls import current
+from ..pipeline.backprop import Backprop, added
+from . import nested
 
 _NOTHING = numpy.zeros(1, 'f')
 _MARK = '_chainer_fp8pipe_atomic'

@@ -1,6 +1,6 @@
 """What is atomic is run as one call, and gives what it would otherwise."""
 from chainer_fp8pipe import atomic
-from chainer_fp8pipe.chains.tracing import whole_call
+from chainer_fp8pipe.chains import whole_call
 from chainer_fp8pipe.intercept.function_calls import Interceptor, intercepting
 
 import chainer

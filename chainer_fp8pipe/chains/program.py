@@ -10,8 +10,8 @@ from ..planning.calls import Assignment, Source, assign
 from ..planning.partition_plan import PartitionPlan
 from . import nested
 from .ghost import describe_source, is_ghost, sources
-from .tracing.link_state import LinkState
-from .tracing.traced_call import Trace
+from .link_state import LinkState
+from .trace import Trace
 
 
 class StagedTrace:

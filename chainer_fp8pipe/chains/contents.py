@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
-from ..ghost import is_ghost
+from .ghost import is_ghost
 
 #: What never changes in itself.
 _FIXED = (int, float, complex, str, bytes, slice, range, type, type(None),

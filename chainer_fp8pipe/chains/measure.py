@@ -4,21 +4,21 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import time
 import tracemalloc
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
 
-from ...pipeline.backprop import SEPARABLE
-from ...pipeline.randomness import preserved
-from ...planning.calls import Value
-from .. import nested
-from ..ghost import is_ghost, made_up
-from ..profiling.laps import clock_of
-from .traced_call import CHAINERS, PLAIN, attributes_of, kind_of
+from ..pipeline.backprop import SEPARABLE
+from ..pipeline.randomness import preserved
+from ..planning.calls import Value
+from . import nested
+from .ghost import is_ghost, made_up
+from .trace import CHAINERS, PLAIN, TracedCall, attributes_of, kind_of
 from .whole_call import WholeCall
 
 #: Attributes that Chainer's functions read from their node after ``apply``,
@@ -36,59 +36,40 @@ _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
 _SHORT, _TIMES = 2e-3, 3
 
 
-class Measured(NamedTuple):
-    """The figures of a call, see :class:`.TracedCall`.
+class Measurement:
+    """A call that is run alone, on made-up values.
 
-    Attributes:
-        modules: ``numpy`` or ``cupy``, by output.
-        kept_inputs: Numbers of the inputs that are kept for backward.
-        kept_outputs: Numbers of the outputs that are kept for backward.
-        parameters: Paths of the parameters that are read inside.
-        views: By output in the memory of an input, the input's number.
-        parts: Numbers of the views of another size than the input.
+    Args:
+        node: The function.
+        inputs: Of the call; ghosts, or real ones.
+        original: Makes the call.
+        timed: Whether it is timed, for which it is run again.
     """
 
-    outputs: dict[int | str, Value]
-    modules: dict[int | str, Any]
-    forward: float
-    backward: float
-    deferrable: float
-    kept: int
-    kept_inputs: tuple[int, ...]
-    kept_outputs: tuple[int, ...]
-    temporary: int
-    draws: bool
-    parameters: tuple[str, ...]
-    form: Any
-    views: Mapping[int, int]
-    parts: frozenset[int]
-
-
-class CallMeasurement:
     def __init__(self, node: Any, inputs: tuple, original: Callable,
                  timed: bool) -> None:
         self._node, self._inputs, self._original = node, inputs, original
         self._timed = timed
         self._own = dict(attributes_of(node))
 
-    def run(self, seen: Callable[[], tuple[str, ...]]) -> Measured:
-        """Runs the call; ``seen`` then gives the parameters read inside."""
+    def run(self, call: TracedCall) -> None:
+        """Runs the call, and writes down its figures."""
         node, whole = self._node, isinstance(self._node, WholeCall)
         with preserved():
             state = numpy.random.get_state()
             with memory_traced():
-                outs, kept, temporary = self._weigh()
+                arguments, outs = self._weigh(call)
             # Whether a whole function draws may depend on data.
-            draws = (_has_moved(state) or whole
-                     or kind_of(node).__name__ in _DRAWING)
-            outputs, modules = _outputs(node, outs)
-            kept_inputs = tuple(node._input_indexes_to_retain or ())
-            kept_outputs = tuple(node._output_indexes_to_retain or ())
-            form = (node.result, node.variables) if whole else None
-            forward, backward, deferrable = self._time()
-        return Measured(outputs, modules, forward, backward, deferrable,
-                        kept, kept_inputs, kept_outputs, temporary, draws,
-                        seen(), form, self._views, self._parts)
+            call.draws = (_has_moved(state) or whole
+                          or kind_of(node).__name__ in _DRAWING)
+            call.outputs, call.modules = _outputs(node, outs)
+            call.views, call.parts = _shared(arguments, outs)
+            call.kept_inputs = tuple(node._input_indexes_to_retain or ())
+            call.kept_outputs = tuple(node._output_indexes_to_retain or ())
+            if whole:
+                call.form = node.result, node.variables
+            if self._timed:
+                self._time(call)
 
     def constants(self, factor: float) -> list[str]:
         """What a :class:`.WholeCall` returns beside arrays.
@@ -101,8 +82,8 @@ class CallMeasurement:
             self._original(node, self._arguments(factor))
         return _constants(node.result)
 
-    def _weigh(self) -> tuple[tuple, int, int]:
-        """The outputs, bytes that are kept, and bytes in use for a time."""
+    def _weigh(self, call: TracedCall) -> tuple[tuple, tuple]:
+        """Notes what a call keeps, and needs for a time, in bytes."""
         arguments = self._arguments()
         tracemalloc.reset_peak()
         start, _ = tracemalloc.get_traced_memory()
@@ -110,40 +91,37 @@ class CallMeasurement:
         after, peak = tracemalloc.get_traced_memory()
         made = sum(nested.array_of(out).nbytes for out in outs)
         kept = max(after - start - made, 0)
-        temporary = peak - after
         tracemalloc.reset_peak()
         self._backward(outs)
-        _, peak = tracemalloc.get_traced_memory()
-        self._views, self._parts = _shared(arguments, outs)
+        _, later = tracemalloc.get_traced_memory()
         # Small objects of Python's count as nothing.
-        return outs, kept if kept > 16384 else 0, max(temporary,
-                                                      peak - after)
+        call.kept = kept if kept > 16384 else 0
+        call.temporary = max(peak, later) - after
+        return arguments, outs
 
-    def _time(self) -> tuple[float, float, float]:
-        """Seconds forward and backward, and the weights' share of backward."""
-        if not self._timed:
-            return 0.0, 0.0, 0.0
+    def _time(self, call: TracedCall) -> None:
+        """Notes seconds, and the weights' share of backward."""
         weights = self._weights()
-        separate = float('inf')
         now = clock_of(chainer.backend.get_device_from_array(
             *map(nested.array_of, self._arguments())))
-        best = [float('inf'), float('inf')]
+        best = [float('inf')] * 3
         for _ in range(_TIMES):
             node = _again(self._node, self._own)
             arguments = self._arguments()
-            start = now()
+            times = [now()]
             outs = self._original(node, arguments)
-            middle = now()
+            times.append(now())
             self._backward(outs)
-            end = now()
-            best = [min(best[0], middle - start), min(best[1], end - middle)]
+            times.append(now())
             if weights:
                 self._backward_of(node, weights, outs)
-                separate = min(separate, now() - end)
-            if end - start > _SHORT:
+            times.append(now())
+            best = list(map(min, best, numpy.diff(times).tolist()))
+            if times[2] - times[0] > _SHORT:
                 break
-        return best[0], best[1], (min(separate / best[1], 1.0)
-                                  if weights and best[1] else 0.0)
+        call.forward, call.backward, separate = best
+        if weights and call.backward:
+            call.deferrable = min(separate / call.backward, 1.0)
 
     def _weights(self) -> tuple[int, ...]:
         """The inputs whose gradients can be put off."""
@@ -172,6 +150,22 @@ class CallMeasurement:
                  and out.dtype.kind == 'f' and out.creator_node is not None]
         if roots:
             chainer.backward(roots, _gradients(roots))
+
+
+def clock_of(device: Any) -> Callable[[], float]:
+    """Seconds of what is computed on one of Chainer's devices.
+
+    On a processor, what other processes compute on the same core does not
+    count; a GPU is waited for.
+    """
+    gpu: Any = getattr(device, 'device', None)
+    if not isinstance(device, chainer.backend.GpuDevice):
+        return time.thread_time
+
+    def now() -> float:
+        gpu.synchronize()
+        return time.perf_counter()
+    return now
 
 
 @contextlib.contextmanager
@@ -210,7 +204,7 @@ def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
 
 def _shared(arguments: tuple, outs: tuple
             ) -> tuple[dict[int, int], frozenset[int]]:
-    """See ``views`` and ``parts`` of :class:`Measured`."""
+    """See ``views`` and ``parts`` of :class:`.TracedCall`."""
     views: dict[int, int] = {}
     parts = set()
     for number, out in enumerate(map(nested.array_of, outs)):
@@ -248,10 +242,12 @@ def _hashable(value: Any) -> Any:
     """Equal for values with which a call gives the same shapes."""
     if isinstance(value, chainer.Variable):
         value = value._data[0]
+    if is_ghost(value):
+        return True, _shape(value)
     if isinstance(value, chainer.get_array_types()):
         # Numbers and conditions may be an index.
-        if value.dtype.kind not in 'biu' or is_ghost(value):
-            return is_ghost(value), _shape(value)
+        if value.dtype.kind not in 'biu':
+            return False, _shape(value)
         content = value.tobytes()
         return _shape(value), (content if len(content) < 4096
                                else hashlib.sha256(content).digest())

@@ -5,7 +5,7 @@ import copy
 import functools
 import hashlib
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -13,13 +13,11 @@ import chainer
 import numpy
 from chainer.functions.util.forget import Forget
 
-from ...intercept.function_calls import Interceptor
-from ...planning.calls import Call, Source
-from .. import nested
-from ..ghost import GhostError, is_ghost, looked_at
-from ..names import Names
+from ..planning.calls import Call, Source
+from . import nested
+from .ghost import GhostError, is_ghost, looked_at
 from .link_state import Attribute, LinkState
-from .whole_call import Identity, LinkCall, WholeCall, call_whole
+from .whole_call import Identity, WholeCall
 
 #: Attributes of functions that Chainer itself sets.
 CHAINERS = frozenset([*vars(chainer.FunctionNode), *vars(chainer.Function),
@@ -44,21 +42,26 @@ PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
 
 @dataclass(eq=False)
 class TracedCall(Call):
-    """A call, with what ranks need that do not run it.
+    """A call, with what its measurement found and what replays need.
 
     Attributes:
         kind: Class of the function.
-        ghosts: The outputs.
-        hidden: Attributes of the function that hold ghosts.
-        attributes: Ghosts for attributes that are read after the call.
+        modules: ``numpy`` or ``cupy``, by output.
+        kept_inputs: Numbers of the inputs that are kept for backward.
+        kept_outputs: Numbers of the outputs that are kept for backward.
+        views: By output in the memory of an input, the input's number.
+        parts: Numbers of the views of another size than the input.
+        inner: Paths of the parameters that are read inside of the call.
         form: Tree of the result of a :class:`.WholeCall`, and which of its
             leaves are variables.
+        ghosts: The outputs.
+        attributes: Ghosts for attributes that are read after the call.
+        hidden: Attributes of the function that hold ghosts.
         expected: For each input what a repetition must have: the ghost or
             parameter itself, the sources of a derived ghost, or shape and
             dtype.
         constants: Attributes that decide what is called, with their values.
         demands: Those of them that a repetition must have.
-        inner: Paths of the parameters that are read inside of the call.
         error: The exception of the call; an iteration over a variable ends
             with one.
         ignores: The label that the function leaves out of its mean, and the
@@ -69,14 +72,19 @@ class TracedCall(Call):
     """
 
     kind: Any = None
-    ghosts: tuple[Any, ...] = ()
-    hidden: tuple[str, ...] = ()
-    attributes: dict[str, Any] = field(default_factory=dict)
+    modules: dict[int | str, Any] = field(default_factory=dict)
+    kept_inputs: tuple[int, ...] = ()
+    kept_outputs: tuple[int, ...] = ()
+    views: Mapping[int, int] = field(default_factory=dict)
+    parts: frozenset[int] = frozenset()
+    inner: tuple[str, ...] = ()
     form: Any = None
+    ghosts: tuple[Any, ...] = ()
+    attributes: dict[str, Any] = field(default_factory=dict)
+    hidden: tuple[str, ...] = ()
     expected: tuple[Any, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()
     demands: tuple[tuple[str, Any], ...] = ()
-    inner: tuple[str, ...] = ()
     error: Exception | None = None
     ignores: tuple[int, int | None] | None = None
     reads: tuple[str, ...] = ()
@@ -127,41 +135,6 @@ class Trace:
         return text.hexdigest()
 
 
-class Replay(Interceptor):
-    """Goes through the calls of a trace with a forward pass.
-
-    Args:
-        trace: Of such a pass.
-        names: Of the model's links and parameters.
-    """
-
-    _inside = False         # of a call
-
-    def __init__(self, trace: Trace, names: Names) -> None:
-        self._trace, self._calls, self._names = trace, trace.calls, names
-        self._number = trace.first
-
-    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
-                  original: Callable) -> Any:
-        if not self._inside and self._trace.atomic and (
-                self._names.of(link) in self._trace.atomic):
-            return self.call_whole(LinkCall(link, original), args, kwargs)
-        return original(link, *args, **kwargs)
-
-    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if self._inside:
-            return function(*args, **kwargs)
-        return call_whole(function, args, kwargs,
-                          lambda: self._calls[self._number - 1].form)
-
-
-class Shape(NamedTuple):
-    """Stands for an array among a function's attributes."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-
-
 class AnyNumber:
     """Stands for a number about which no shape depends: a weight, a ratio.
 
@@ -179,39 +152,54 @@ class AnyNumber:
         return 'any number'
 
 
-class Values(NamedTuple):
-    """Stands for an array whose values decide about shapes."""
+class Alike(NamedTuple):
+    """Stands for all values that are alike in one way.
 
-    shape: tuple[int, ...]
-    dtype: Any
-    content: bytes
+    Attributes:
+        of: The way: one of :func:`_shape`, :func:`_content`, :func:`_index`
+            and :class:`.Identity`.
+        form: What that gives for the values.
+    """
 
-    @classmethod
-    def of(cls, array: Any) -> Values:
-        return cls(array.shape, array.dtype, array.tobytes())
-
-
-class AnyIndex(NamedTuple):
-    """Stands for an index; equal for those that give the same shape."""
-
-    items: tuple[Any, ...]
+    of: Callable[[Any], Any]
+    form: Any
 
     @classmethod
-    def of(cls, index: Any) -> AnyIndex:
-        return cls(tuple([
-            (kind, item) if (kind := type(item)) is slice or kind is int
-            else _described(item)
-            for item in (index if type(index) is tuple else (index,))]))
+    def to(cls, of: Callable[[Any], Any], value: Any) -> Alike:
+        return cls(of, of(value))
+
+    def __repr__(self) -> str:
+        """The same on all ranks."""
+        return repr(self.form)
 
 
-def _described(item: Any) -> Any:
+def _shape(array: Any) -> Any:
+    return getattr(array, 'shape', None), getattr(array, 'dtype', None)
+
+
+def _content(array: Any) -> Any:
+    """Of an array whose values decide about shapes."""
+    return (*_shape(array), array.tobytes()) if isinstance(
+        array, chainer.get_array_types()) and not is_ghost(array) else None
+
+
+def _index(index: Any) -> Any:
+    """Equal for indexes that give the same shape."""
+    return tuple([
+        (kind, item) if (kind := type(item)) is slice or kind is int
+        else _item(item)
+        for item in (index if type(index) is tuple else (index,))])
+
+
+def _item(item: Any) -> Any:
     """What decides about the result's shape in an item of an index.
 
     The number of conditions that hold, or of positions.
     """
     if isinstance(item, list):
         item = numpy.array(item)
-    if not isinstance(item, chainer.get_array_types()):
+    kinds: Any = (nested.Dataless, *chainer.get_array_types())
+    if not isinstance(item, kinds):
         return type(item), item
     if item.dtype.kind != 'b':
         return item.shape, item.dtype
@@ -256,15 +244,14 @@ def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
     deciding = _DECIDING.get(kind_of(node).__name__)
     for name, value in attributes_of(node).items():
         if name == _RUNS.get(kind_of(node)):
-            found.append((name, Identity(value)))
-        elif name in CHAINERS:
+            found.append((name, Alike.to(Identity, value)))
+        elif name in CHAINERS or is_ghost(value):
             continue
         elif name == _INDEX:
-            found.append((name, AnyIndex.of(value)))
+            found.append((name, Alike.to(_index, value)))
         elif isinstance(value, chainer.get_array_types()):
-            if not is_ghost(value):
-                found.append((name, Values.of(value) if name == deciding
-                              else Shape(value.shape, value.dtype)))
+            found.append((name, Alike.to(
+                _content if name == deciding else _shape, value)))
         elif isinstance(value, (*PLAIN, type)) or (
                 isinstance(value, (tuple, list)) and _is_plain(value)):
             found.append((name, copy.copy(value)))
@@ -307,18 +294,10 @@ def _loose(value: Any) -> Any:
 def is_same(value: Any, expected: Any) -> bool:
     """Whether an attribute is as :func:`constants_of` has noted it."""
     kind = type(expected)
-    if kind is AnyIndex:
-        return AnyIndex.of(value) == expected
+    if kind is Alike:
+        return bool(expected.of(value) == expected.form)
     if kind is AnyNumber:
         return bool(expected == value)
-    if kind is Identity:
-        return Identity(value) == expected
-    if kind is Shape:
-        return (getattr(value, 'shape', None) == expected.shape
-                and getattr(value, 'dtype', None) == expected.dtype)
-    if kind is Values:
-        return isinstance(value, chainer.get_array_types()) and (
-            not is_ghost(value) and Values.of(value) == expected)
     try:
         # The second for what is not equal to itself.
         return type(value) is kind and bool(
@@ -330,7 +309,8 @@ def is_same(value: Any, expected: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
-    return value is Ellipsis or isinstance(value, PLAIN)
+    return value is Ellipsis or (isinstance(value, PLAIN)
+                                 and not is_ghost(value))
 
 
 def ignored_label(node: Any) -> int | None:
