@@ -20,7 +20,7 @@ _HOMES = {
     'ReplicaIterator': 'chainer_fp8pipe.training.iterators',
     'batch_arrays': 'chainer_fp8pipe.images',
     'RunReport': 'chainer_fp8pipe.training.run_reports.run_report',
-    'atomic': 'chainer_fp8pipe.chains.tracing.whole_call',
+    'atomic': 'chainer_fp8pipe.chains.whole_call',
     'create_communicator': 'chainer_fp8pipe.communicators',
     'create_grouped_bn_model': 'chainer_fp8pipe.training.grouped_bn_model',
     'deferred': 'chainer_fp8pipe.chains.valueless_parameters',

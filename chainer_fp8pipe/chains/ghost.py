@@ -1,15 +1,26 @@
-"""Arrays that stand for values of other ranks: shape and dtype, no data.
-
-A ghost is an array of the device's own class with one element that all
-indices share, so that code may ask for shape, dtype and type as of the real
-array.  A look at the data is an error that names the user's line.  A NumPy
-function of a ghost gives a derived ghost: the rank that uses the result
-computes it, with the real values.
-"""
+"""Stand-ins for arrays of other ranks: shape and dtype, no data."""
+# A ghost stands for a value that another rank computes.  Code between two
+# functions may ask for its shape, dtype and type as of the real array; a look
+# at the data is an error that names the user's line.  An operator, a method or
+# a NumPy function of ghosts gives a derived ghost: the rank that uses the
+# result computes it, with the real values (``Recipe``).
+#
+# A ghost is a plain object, which says by ``__class__`` that it is an array,
+# and is none for C code.  So C code that wants the data (numpy.asarray, an
+# index of another array, the right side of an assignment) asks for them by
+# ``__array__``, which is the error.  A subclass of ndarray would be read
+# without being asked: it took two more runs of the model, on ghosts with
+# other values, to find that out.  What is traded: C code that insists on a
+# real ndarray raises a TypeError of its own.
+#
+# The shape of a derived ghost is found by calling the function on made-up
+# values, once for the same function and shapes; on a read-only view of real
+# arrays, and where the result's shape may depend on the values, twice.
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 import sys
 from collections.abc import Callable
@@ -21,20 +32,15 @@ import numpy
 from ..intercept.function_calls import current
 from ..planning.calls import Source
 from . import nested
-from .tracing import poison
 
-#: Attributes that say nothing about the data.
-_OPEN = frozenset(('shape', 'dtype', 'ndim', 'size', 'nbytes', 'itemsize',
-                   'strides', 'flags', 'device'))
 #: Methods whose results have a shape that follows from shapes.
 _LATER = frozenset((
     'astype', 'reshape', 'transpose', 'sum', 'prod', 'max', 'min', 'mean',
     'std', 'var', 'argmax', 'argmin', 'copy', 'ravel', 'flatten', 'dot',
     'any', 'all', 'clip', 'argsort', 'repeat', 'take', 'cumsum', 'cumprod',
     'swapaxes', 'squeeze', 'round', 'diagonal', 'conj', 'trace'))
-#: Ways to the data that are not the class's methods.
-_INTERFACES = frozenset(('__array_interface__', '__array_struct__',
-                         '__cuda_array_interface__', '__dlpack__'))
+#: Attributes that are arrays.
+_VIEWS = frozenset(('T', 'mT', 'real', 'imag'))
 #: Functions that need the shape only.
 _LIKE = frozenset((numpy.zeros_like, numpy.ones_like, numpy.empty_like,
                    numpy.full_like))
@@ -53,6 +59,7 @@ _UNKNOWN = frozenset(getattr(numpy, name) for name in (
     'array_equiv', 'allclose', 'copyto', 'put', 'place', 'putmask',
     'put_along_axis', 'fill_diagonal', 'save', 'savez', 'savez_compressed',
     'savetxt', 'shares_memory', 'may_share_memory') if hasattr(numpy, name))
+_FLAGS = numpy.broadcast_to(numpy.zeros((), 'f'), ()).flags     # read-only
 
 
 class Recipe(NamedTuple):
@@ -68,15 +75,76 @@ class GhostError(RuntimeError):
     """Python looked at data that are on another rank."""
 
 
-class _Ghost:
-    source: Source | str | None = None      # a parameter's name; None: derived
+class Ghost(nested.Dataless):
+    """An array, or where NumPy gives one a number, without data.
+
+    Args:
+        shape: Of the array.
+        dtype: Of the array.
+        source: The output of a call, or the path of the parameter, for which
+            the ghost stands; None: it is derived.
+        xp: ``numpy`` or ``cupy``.
+        trace: The :class:`.Trace` with the call.
+        scalar: Whether it stands for a NumPy number, not for an array:
+            ``h * h.array.mean()`` calls another function than ``h * array``.
+    """
+
+    __array_priority__ = 100    # less than that of Variable
+    flags = _FLAGS
     recipe: Recipe | None = None
-    traced: Any = None                      # whose call numbers these are
+
+    def __init__(self, shape: tuple[int, ...], dtype: Any,
+                 source: Source | str | None = None, xp: Any = numpy,
+                 trace: Any = None, scalar: bool = False) -> None:
+        dtype = numpy.dtype(dtype)
+        self.__dict__.update(
+            shape=tuple(map(int, shape)), dtype=dtype, ndim=len(shape),
+            source=source, traced=trace, xp=xp, scalar=scalar)
+
+    @property   # type: ignore[misc]
+    def __class__(self) -> Any:
+        return self.dtype.type if self.scalar else self.xp.ndarray
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return tuple(self.itemsize * math.prod(self.shape[axis + 1:])
+                     for axis in range(self.ndim))
+
+    @property
+    def device(self) -> Any:
+        return 'cpu' if self.xp is numpy else self.xp.cuda.Device()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError('len() of unsized object')
+        return self.shape[0]
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith('__'):
             raise AttributeError(name)
+        if name in _LATER:
+            return functools.partial(_derived_by, _method(name), self)
+        if name in _VIEWS and hasattr(numpy.ndarray, name):
+            return derived(_attribute(name), (self,), {})
         raise looked_at(self, f'.{name}')
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise looked_at(self, f'.{name} = ...')
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise looked_at(self, 'numpy.asarray, or an index of another array,')
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any,
                         out: Any = None, **options: Any) -> Any:
@@ -128,106 +196,38 @@ def _closed(name: str) -> Callable:
     return method
 
 
-class _ScalarGhost:
-    """Where NumPy gives a number, and no array, so that Chainer takes it so.
+def _operator(name: str, swapped: bool = False, in_place: bool = False
+              ) -> Callable:
+    function = getattr(operator, name)
 
-    ``h * h.array.mean()`` calls another function than ``h * array``.
-    """
-
-    dtype: numpy.dtype
-
-    @property   # type: ignore[misc]
-    def __class__(self) -> Any:
-        return self.dtype.type
-
-
-for _name in (
-        'setitem', 'bool', 'float', 'int', 'index', 'complex', 'iter',
-        'contains', 'round', 'copy', 'deepcopy', 'array_wrap'):
-    setattr(_Ghost, f'__{_name}__', _closed(f'__{_name}__'))
-for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow', 'and',
-              'or', 'xor'):
-    setattr(_Ghost, f'__i{_name}__', _closed(f'__i{_name}__'))
-    # Of a number, x += 1 makes another one.
-    setattr(_ScalarGhost, f'__i{_name}__', getattr(
-        numpy.ndarray, f'__{_name}__'))
-
-
-@functools.lru_cache(None)
-def _class(base: type, scalar: bool = False) -> type:
-    """The class of ghosts of an array class; needs for data raise errors.
-
-    Shapes and dtypes are the array's own attributes, in C, as every function
-    reads them.
-    """
-    own: dict[str, Any] = {
-        'T': property(numpy.transpose),
-        'mT': property(lambda array: array.swapaxes(-1, -2)),
-        'real': property(numpy.real), 'imag': property(numpy.imag)}
-    for name in dir(base):
-        if name in _LATER:
-            own[name] = _later(name)
-        elif name in _INTERFACES or not (
-                name.startswith('__') or name in _OPEN or name in own):
-            own[name] = _shut(name)
-    if base is numpy.ndarray:
-        # The real array would keep its shape.
-        own['__setattr__'] = _set_attribute
-    return type('Ghost', (_ScalarGhost, _Ghost, base) if scalar
-                else (_Ghost, base), own)
-
-
-@functools.lru_cache(None)
-def _later(name: str) -> Callable:
-    def function(array: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(array, name)(*args, **kwargs)    # or of a number
-    function.__name__ = name
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return derived(function, (self, *args), kwargs)
+    def method(self: Any, *others: Any) -> Any:
+        if any(isinstance(other, chainer.Variable) for other in others):
+            return NotImplemented
+        if in_place and not self.scalar:    # of a number: another one
+            raise looked_at(self, f'{name} in place')
+        return derived(function, (*others, self) if swapped
+                       else (self, *others), {})
     return method
 
 
-def _shut(name: str) -> property:
-    def look(self: Any) -> Any:
-        raise looked_at(self, f'.{name}')
-    return property(look)
+for _name in ('setitem', 'bool', 'float', 'int', 'index', 'complex', 'iter',
+              'contains', 'round', 'copy', 'deepcopy'):
+    setattr(Ghost, f'__{_name}__', _closed(f'__{_name}__'))
+for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow',
+              'matmul', 'and', 'or', 'xor', 'lshift', 'rshift'):
+    setattr(Ghost, f'__{_name}__', _operator(f'__{_name}__'))
+    setattr(Ghost, f'__r{_name}__', _operator(f'__{_name}__', swapped=True))
+    setattr(Ghost, f'__i{_name}__', _operator(f'__{_name}__', in_place=True))
+for _name in ('lt', 'le', 'gt', 'ge', 'eq', 'ne', 'neg', 'pos', 'abs',
+              'invert'):
+    setattr(Ghost, f'__{_name}__', _operator(f'__{_name}__'))
 
-
-def _set_attribute(self: Any, name: str, value: Any) -> None:
-    raise looked_at(self, f'.{name} = ...')
-
-
-def ghost(shape: tuple[int, ...], dtype: Any,
-          source: Source | str | None = None, xp: Any = numpy,
-          trace: Any = None, scalar: bool = False) -> Any:
-    """An array without data.
-
-    Args:
-        shape: Of the array.
-        dtype: Of the array.
-        source: The output of a call, or the path of the parameter, for which
-            the ghost stands.
-        xp: ``numpy`` or ``cupy``.
-        trace: The :class:`.Trace` with the call.
-        scalar: Whether it stands for a NumPy number, not for an array.
-    """
-    dtype = numpy.dtype(dtype)
-    array: Any
-    if xp is numpy:
-        memory, strides = poison.buffer(shape, dtype)
-        array = numpy.ndarray.__new__(_class(numpy.ndarray, scalar), shape,
-                                      dtype, memory, 0, strides)
-    else:
-        array = _device_ghost(shape, dtype, xp)
-    own = array.__dict__
-    own['source'], own['traced'] = source, trace
-    return array
+ghost: Any = Ghost
 
 
 def is_ghost(array: Any) -> bool:
     """Whether ``array`` has no data."""
-    return isinstance(array, _Ghost)
+    return type(array) is Ghost
 
 
 def sources(array: Any) -> tuple[Source, ...]:
@@ -253,7 +253,7 @@ def derived(function: Callable, args: Any, kwargs: Any) -> Any:
     shape, dtype, xp, scalar = _result(function, leaves, tree)
     ghosts = [nested.array_of(leaf) for leaf in leaves
               if is_ghost(nested.array_of(leaf))]
-    result = ghost(shape, dtype, None, xp, ghosts[0].traced, scalar)
+    result = Ghost(shape, dtype, None, xp, ghosts[0].traced, scalar)
     result.__dict__['recipe'] = Recipe(function, tuple(leaves), tree, tuple(
         dict.fromkeys(one for array in ghosts for one in sources(array))))
     return result
@@ -278,14 +278,6 @@ def looked_at(array: Any, what: str) -> GhostError:
         f'which is on another rank. {remedy}')
 
 
-def used_as_index(error: IndexError) -> GhostError:
-    """The error for a ghost that was an index of another array."""
-    return GhostError(
-        f'{line_of(error)}: an index needs a value which is on '
-        'another rank. Mark the function around it: '
-        'chainer_fp8pipe.atomic(function), or use chainer.functions')
-
-
 def describe_source(array: Any) -> str:
     """What a message calls the value of a ghost."""
     if array.recipe is not None:
@@ -297,18 +289,7 @@ def describe_source(array: Any) -> str:
 
 def user_line() -> str:
     """Where the user's code is: the innermost line outside of libraries."""
-    return _user_line(sys._getframe(1))
-
-
-def line_of(error: Exception) -> str:
-    """Where the user's code is in which an error came up."""
-    place: Any = error.__traceback__
-    while place.tb_next is not None:
-        place = place.tb_next
-    return _user_line(place.tb_frame)
-
-
-def _user_line(frame: Any) -> str:
+    frame: Any = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get('__name__', '')
         if module.partition('.')[0] not in ('chainer', 'chainermn', 'numpy',
@@ -321,10 +302,21 @@ def _user_line(frame: Any) -> str:
 
 # --- details -----------------------------------------------------------------
 
-def _device_ghost(shape: tuple[int, ...], dtype: numpy.dtype, xp: Any) -> Any:
-    one = xp.empty((), dtype)
-    one.fill(poison.value(dtype))
-    return xp.broadcast_to(one, shape).view(array_class=_class(xp.ndarray))
+@functools.lru_cache(None)
+def _method(name: str) -> Callable:
+    def function(array: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(array, name)(*args, **kwargs)    # or of a number
+    function.__name__ = name
+    return function
+
+
+@functools.lru_cache(None)
+def _attribute(name: str) -> Callable:
+    return operator.attrgetter(name)
+
+
+def _derived_by(function: Callable, *args: Any, **kwargs: Any) -> Any:
+    return derived(function, args, kwargs)
 
 
 _SOME = numpy.random.RandomState(0).uniform(.01, .1, 10007)
@@ -342,9 +334,9 @@ def made_up(array: Any, otherwise: bool = False) -> Any:
         array: The ghost.
         otherwise: Take other values.
     """
-    if isinstance(array, _ScalarGhost):
-        return made_up(ghost((1,), array.dtype), otherwise)[0]
-    xp = _module(array)
+    if array.scalar:
+        return made_up(Ghost((1,), array.dtype), otherwise)[0]
+    xp = array.xp
     if array.dtype.kind == 'f':
         values = numpy.resize(_SOME[::-1] if otherwise else _SOME,
                               array.shape).astype(array.dtype)
@@ -363,11 +355,6 @@ def _stand_in(array: Any) -> Any:
                               array.shape) if is_ghost(array) else array
 
 
-def _module(array: Any) -> Any:
-    return numpy if isinstance(array, numpy.ndarray) else (
-        chainer.backend.get_array_module(array))
-
-
 #: Of results that are known: shape, dtype, module, whether it is a number.
 _known: dict[Any, tuple[tuple[int, ...], Any, Any, bool]] = {}
 
@@ -378,7 +365,8 @@ def _result(function: Callable, leaves: list[Any], tree: Any
     key: Any
     try:
         key = (function, nested.signature(tree), tuple(
-            (array.shape, array.dtype, type(array)) for array in arrays))
+            (array.shape, array.dtype, type(array), getattr(
+                array, 'scalar', False)) for array in arrays))
         found = _known.get(key)
     except TypeError:
         key = found = None
@@ -423,7 +411,8 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
             other = _tried(function, arrays, tree, one, True)
             if getattr(other, 'shape', ()) != array.shape:
                 raise looked_at(one, f'the shape of the result of {name}')
-    return (array.shape, array.dtype, _module(array),
+    return (array.shape, array.dtype,
+            chainer.backend.get_array_module(array),
             bool(numpy.isscalar(value)))
 
 

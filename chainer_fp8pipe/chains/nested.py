@@ -7,6 +7,10 @@ from typing import Any
 import chainer
 
 
+class Dataless:
+    """Stands for an array, or a number of NumPy's."""
+
+
 def leaves(value: Any) -> tuple[list[Any], Any]:
     """All arrays and variables in ``value``, and a tree for :func:`rebuilt`.
 
@@ -15,8 +19,8 @@ def leaves(value: Any) -> tuple[list[Any], Any]:
             searched, other objects are not.
     """
     found: list[Any] = []
-    return found, _walk(value, found,
-                        (chainer.Variable, *chainer.get_array_types()))
+    return found, _walk(value, found, (chainer.Variable, Dataless,
+                                       *chainer.get_array_types()))
 
 
 def rebuilt(tree: Any, values: list[Any]) -> Any:
@@ -42,12 +46,12 @@ class Fresh:
 
     def __init__(self, function: Callable, args: tuple,
                  kwargs: dict[str, Any]) -> None:
-        self._function = function
+        self.function = function
         self._leaves, self._tree = leaves((args, kwargs))
 
     def __call__(self) -> Any:
         args, kwargs = self.arguments()
-        return self._function(*args, **kwargs)
+        return self.function(*args, **kwargs)
 
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
         """Arguments and keyword arguments."""

@@ -1,7 +1,8 @@
-"""The calls of a chunk of a traced Chain, as a block of a pipeline."""
+"""Micro-batches of a traced Chain, and a chunk's part in them."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -9,23 +10,62 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import intercepting
-from ..pipeline.backprop import Tape
+from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.block import Arrays
 from ..pipeline.randomness import Place, at
 from ..planning.calls import Source
 from . import nested
 from .ghost import ghost
+from .link_state import Attribute, LinkState, saved
 from .names import Names, reporter_of
-from .profiling.laps import Laps
-from .rehearsal import Mismatch, Rehearsal
-from .run import Run
-from .staged_trace import StagedTrace
-from .tracing.link_state import Attribute, LinkState, saved
+from .program import StagedTrace
+from .replay import Rehearsal, Run
+from .trace import TracedCall
 from .valueless_parameters import settled, untouched
 
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
+#: What links keep of a micro-batch: the program's ``after``, and the values of
+#: this rank by their pinned calls in the next trace.
+Kept = tuple[LinkState | None, dict[Source, Any]]
+
+
+class MicroBatch(nested.Fresh):
+    """A micro-batch that a model, or a method of it, is called with.
+
+    Args:
+        function: Is called with ``args`` and ``kwargs``.
+        args: Arrays.
+        kwargs: Arrays, by name.
+        place: Where in the training the micro-batch is; seeds what Python
+            draws in forward.
+        before: What links kept of the last batch's.
+
+    Attributes:
+        program: The calls that the function makes; known before the step.
+        reports: What was reported in the calls of this rank, by name.
+        kept: What links keep of it on this rank.
+        found: The attributes before the first run on this rank.
+    """
+
+    program: StagedTrace
+
+    def __init__(self, function: Callable, args: tuple,
+                 kwargs: dict[str, Any], place: Place,
+                 before: Kept = (None, {})) -> None:
+        super().__init__(function, args, kwargs)
+        self.place = place
+        self.state, self.before = before
+        self.reports: dict[str, Any] = {}
+        self.kept: dict[Source, Any] = {}
+        self.found: saved | None = None
+
+    def key(self, mode: str) -> Any:
+        """Equal for micro-batches for which one trace may do."""
+        return (mode, getattr(self.function, '__func__', self.function),
+                nested.signature(self._tree),
+                tuple((leaf.shape, leaf.dtype.str) for leaf in self._leaves),
+                self.state.signature() if self.state else None)
 
 
 class Passes:
@@ -38,47 +78,25 @@ class Passes:
 
     def __init__(self, names: Names, where: Callable[[int], str]) -> None:
         self.names, self.where = names, where
-        self.programs: list[StagedTrace] = []
+        self.micro_batches: Sequence[MicroBatch] = []
         #: Why a rehearsal has failed, if a constant was another one.
         self.mismatch = ''
-        self._calls: Sequence[Callable[[], Any]] = []
-        self.reports: list[dict[str, Any]] = []
-        #: Times calls; None: nothing is timed.
-        self.laps: Laps | None = None
         #: Of batch normalisations; None: there are none.
         self.statistics: BatchStatistics | None = None
-        # Arrays that links keep of each micro-batch: by step; of this step;
-        # of the step before.
-        self._kept: dict[str, dict[int, dict[Source, Any]]] = {}
-        self._now: dict[int, dict[Source, Any]] = {}
-        self._before: dict[int, dict[Source, Any]] = {}
+        # Of the last step's micro-batches, by step.
+        self._kept: dict[str, list[Kept]] = {}
         self._after: LinkState | None = None
-        # Attributes before each micro-batch's first run on this rank.
-        self._found: dict[int, saved] = {}
         # By link and name: the attribute before the step, and a ghost.
         self._marks: dict[Any, tuple[Any, Any]] = {}
-        self._reporter = reporter_of(names)
+        self.reporter = reporter_of(names)
 
-    def begin(self, step: str, programs: list[StagedTrace],
-              calls: Sequence[Callable[[], Any]]) -> None:
-        """Starts a step.
-
-        Args:
-            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            programs: That of each micro-batch.
-            calls: Call the model with each micro-batch.
-        """
-        self.programs, self._calls = programs, calls
-        self._found = {}
-        self.reports = [{} for _ in programs]
-        kept = self._kept.get(step, {})
-        self._before = {
-            number: kept.get(number, {}) if program.state else {}
-            for number, program in enumerate(programs)}
-        self._now = self._kept[step] = {
-            number: {} for number in range(len(programs))}
+    def begin(self, step: str, micro_batches: Sequence[MicroBatch]) -> None:
+        """Starts a step: ``'train'``, ``'evaluate'`` or ``'predict'``."""
+        self.micro_batches = micro_batches
+        self._kept[step] = [(one.program.after, one.kept)
+                            for one in micro_batches]
         if step == 'train':
-            self._after = programs[-1].after
+            self._after = micro_batches[-1].program.after
 
     def end(self) -> None:
         """Ends a step; sets attributes that keep state to ghosts."""
@@ -94,8 +112,8 @@ class Passes:
             self._marks[link, entry.name] = getattr(link, entry.name), mark
             setattr(link, entry.name, mark)
 
-    def resume(self, step: str) -> bool:
-        """Before a step: whether links go on from what they kept.
+    def resume(self, step: str) -> list[Kept]:
+        """Before a step: what links go on from, by micro-batch.
 
         They do not if one of the attributes was set since the last step
         (``reset_state()``).  Evaluation has a state of its own.
@@ -109,78 +127,43 @@ class Passes:
         self._marks = {}
         if step == 'train':
             self._kept.pop('evaluate', None)
-        return step in self._kept
+        return self._kept.get(step, [])
 
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
-        self._found = {}
-        self.programs, self._calls, self._after = [], [], None
+        self.micro_batches, self._after = [], None
 
-    def run(self, micro_batch: int, chunk: int,
-            received: dict[Source, chainer.Variable], place: Place) -> Run:
-        """Runs the model's forward, in which one chunk's calls are done."""
-        program = self.programs[micro_batch]
-        laps = self.laps
-        run = Run(program.trace, program.stages, chunk, received,
-                  program.wanted[chunk], self.names, place, self.where,
-                  None if laps is None else laps.forward)
-        if laps is not None:
-            laps.start()
-        self._reporter.observation = {}
-        with self._state(micro_batch, chunk, program), \
-                between_calls(place), self._reporter, settled(), \
-                self._counting(program, chunk), intercepting(run):
-            self._calls[micro_batch]()
-            run.finish()
-            if program.after:
-                self._keep(program.after, self._now[micro_batch], chunk, run)
-            reports = dict(self._reporter.observation)
-        for name, value in reports.items():
-            if program.reporters.get(name) == chunk:
-                self.reports[micro_batch][name] = _real(run, value)
-        self._reporter.observation = {}
-        return run
-
-    def rehearse(self, program: StagedTrace, call: Callable[[], Any],
-                 place: Place) -> list[tuple[int, int]] | None:
+    def rehearse(self, program: StagedTrace, micro_batch: MicroBatch
+                 ) -> list[tuple[int, int]] | None:
         """See :attr:`.Rehearsal.labels`; None: other calls were made.
 
         Args:
             program: Of a similar forward pass.
-            call: Calls the model.
-            place: Seeds what Python draws between calls.
+            micro_batch: Calls the model.
         """
         rehearsal = Rehearsal(program.trace, self.names)
         inside = program.trace.inside.keys()
-        self._reporter.observation = {}
+        self.reporter.observation = {}
         try:
-            with self._untouched(program), between_calls(place), \
-                    self._reporter, untouched(), intercepting(rehearsal):
-                self._put_state(program, {}, None)
-                call()
+            with saved(self.names.links, program.trace.touched
+                       | state_of(program)), \
+                    between_calls(micro_batch.place), \
+                    self.reporter, untouched(), intercepting(rehearsal):
+                self.put_state(program, {}, None)
+                micro_batch()
                 rehearsal.finish()
-            if (self._reporter.observation.keys() - inside
+            if (self.reporter.observation.keys() - inside
                     != program.trace.reports.keys() - inside):
                 return None
-        except Exception as error:  # a new trace raises the model's own
-            if isinstance(error, Mismatch):
-                self.mismatch = str(error) or self.mismatch
+        except Exception:       # a new trace raises the model's own
+            self.mismatch = rehearsal.why or self.mismatch
             return None
         finally:
-            self._reporter.observation = {}
+            self.reporter.observation = {}
         return rehearsal.labels
 
-    def _counting(self, program: StagedTrace, chunk: int
-                  ) -> contextlib.AbstractContextManager[None]:
-        """Leaves out the statistics of links that other chunks have."""
-        if self.statistics is None:
-            return contextlib.nullcontext()
-        return self.statistics.counting(
-            lambda link: program.keepers.get(
-                self.names.of(link) or '', chunk) == chunk)
-
-    def _put_state(self, program: StagedTrace, values: dict[Source, Any],
+    def put_state(self, program: StagedTrace, values: dict[Source, Any],
                   chunk: int | None) -> None:
         """Gives links their state: values of this chunk, else ghosts."""
         if program.state:
@@ -191,58 +174,9 @@ class Passes:
                 return values[ghost.source] if stage == chunk else ghost
             program.state.put(self.names.links, pin)
 
-    def _untouched(self, program: StagedTrace) -> saved:
-        """A block after which links have the attributes of before."""
-        return saved(self.names.links,
-                     program.trace.touched | _state_of(program))
-
-    @contextlib.contextmanager
-    def _state(self, micro_batch: int, chunk: int,
-               program: StagedTrace) -> Iterator[None]:
-        """A block in which links have the state of this micro-batch.
-
-        Python counts once per micro-batch in attributes: later runs, of
-        another chunk or before backward, begin with the attributes that the
-        first run began with, and restore those that it left.
-        """
-        found = self._found.get(micro_batch)
-        if found is None:
-            self._found[micro_batch] = saved(
-                self.names.links, self._counted(program)).note()
-        with saved(self.names.links, _state_of(program)) if (
-                found is None) else self._untouched(program):
-            if found is not None:
-                found.put_back()
-            self._put_state(program, self._before[micro_batch], chunk)
-            yield
-
-    def _counted(self, program: StagedTrace) -> set[Attribute]:
-        """Attributes that Python sets in forward.
-
-        Not the persistent arrays that a link makes in its first call.
-        """
-        links = self.names.links
-        return {(path, name) for path, name
-                in program.trace.touched - _state_of(program)
-                if name not in links[path]._persistent
-                or vars(links[path]).get(name) is not None}
-
-    def _keep(self, after: LinkState, into: dict[Source, Any],
-              chunk: int, run: Run) -> None:
-        """Keeps this chunk's state, by its pinned calls in the next trace."""
-        number = 0
-        for entry in after.entries:
-            leaves, _ = nested.leaves(
-                getattr(self.names.links[entry.link], entry.name))
-            for leaf, found in zip(entry.leaves, leaves, strict=True):
-                if leaf.stage == chunk:
-                    into[Source(number, 0)] = run.real(
-                        nested.array_of(found))
-                number += 1
-
 
 class ChainPart:
-    """The calls of one chunk.
+    """The calls of one chunk, see :class:`.Block`.
 
     Args:
         passes: Of this rank.
@@ -256,37 +190,34 @@ class ChainPart:
         self._passes, self._chunk = passes, chunk
         self._parameters = parameters
 
-    def record(self, micro_batch: int, inputs: Arrays,
-               wanted: tuple[bool, ...] | None, place: Place
+    def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
-        """See :meth:`.Block.record`."""
+        """See :meth:`.Part.record`."""
         variables, outputs, run = self._run(micro_batch, inputs, place)
         inner = {self._parameters[name].node for name
-                 in self._passes.programs[micro_batch].inner
+                 in self._passes.micro_batches[micro_batch].program.inner
                  if name in self._parameters}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
-        return (Tape(variables, outputs, uses, self._passes.laps),
+        return (Tape(variables, outputs, uses,
+                     said=functools.partial(_said, run.own, self.name)),
                 tuple([output.array for output in outputs]))
 
-    def infer(self, micro_batch: int, inputs: Arrays,
-              place: Place) -> Arrays:
-        """See :meth:`.Block.infer`."""
-        _, outputs, _ = self._run(micro_batch, inputs, place)
-        return tuple([output.array for output in outputs])
-
     def params(self) -> Iterable[chainer.Parameter]:
-        """See :meth:`.Block.params`."""
+        """See :meth:`.Part.params`."""
         return self._parameters.values()
 
     def links(self) -> Iterable[chainer.Link]:
-        """See :meth:`.Block.links`."""
+        """See :meth:`.Part.links`."""
         return self._passes.names.links.values()
 
-    def _run(self, micro_batch: int, inputs: Arrays, place: Place
+    def _run(self, number: int, inputs: Arrays, place: Place
              ) -> tuple[tuple, tuple, Run]:
-        program = self._passes.programs[micro_batch]
-        incoming = program.incoming[self._chunk]
+        """Runs the model's forward, in which this chunk's calls are done."""
+        passes, chunk = self._passes, self._chunk
+        micro_batch = passes.micro_batches[number]
+        program = micro_batch.program
+        incoming = program.incoming[chunk]
         if len(inputs) != len(incoming):
             raise RuntimeError(
                 f'{len(inputs)} values came, {len(incoming)} were expected; '
@@ -295,11 +226,78 @@ class ChainPart:
             chainer.Variable(array,
                              requires_grad=program.wants_gradient(source))
             for source, array in zip(incoming, inputs, strict=True)])
-        run = self._passes.run(micro_batch, self._chunk, dict(zip(
-            incoming, variables, strict=True)), place)
-        outputs = tuple([
-            run.value(source) for source in program.outgoing[self._chunk]])
-        return variables, outputs, run
+        run = Run(program.trace, program.stages, chunk,
+                  dict(zip(incoming, variables, strict=True)),
+                  program.wanted[chunk], passes.names, place, passes.where)
+        args, kwargs = micro_batch.arguments()
+        passes.reporter.observation = {}
+        with self._state(micro_batch), between_calls(place), \
+                passes.reporter, settled(), self._counting(program), \
+                intercepting(run):
+            micro_batch.function(*args, **kwargs)
+            run.finish()
+            if program.after:
+                self._keep(program.after, micro_batch.kept, run)
+            reports = passes.reporter.observation
+        for name, value in reports.items():
+            if program.reporters.get(name) == chunk:
+                micro_batch.reports[name] = _real(run, value)
+        passes.reporter.observation = {}
+        return variables, tuple([run.value(source) for source
+                                 in program.outgoing[chunk]]), run
+
+    def _counting(self, program: StagedTrace
+                  ) -> contextlib.AbstractContextManager[None]:
+        """Leaves out the statistics of links that other chunks have."""
+        statistics, names = self._passes.statistics, self._passes.names
+        if statistics is None:
+            return contextlib.nullcontext()
+        return statistics.counting(
+            lambda link: program.keepers.get(
+                names.of(link) or '', self._chunk) == self._chunk)
+
+    @contextlib.contextmanager
+    def _state(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """A block in which links have the state of this micro-batch.
+
+        Python counts once per micro-batch in attributes: later runs, of
+        another chunk or before backward, begin with the attributes that the
+        first run began with, and restore those that it left.
+        """
+        links, program = self._passes.names.links, micro_batch.program
+        again = micro_batch.found
+        # Not the persistent arrays that a link makes in its first call.
+        counted = {(path, name) for path, name
+                   in program.trace.touched - state_of(program)
+                   if name not in links[path]._persistent
+                   or vars(links[path]).get(name) is not None
+                   } if again is None else program.trace.touched
+        if again is None:
+            micro_batch.found = saved(links, counted).note()
+        with saved(links, state_of(program) if again is None
+                   else counted | state_of(program)):
+            if again is not None:
+                again.put_back()
+            self._passes.put_state(program, micro_batch.before, self._chunk)
+            yield
+
+    def _keep(self, after: LinkState, into: dict[Source, Any],
+              run: Run) -> None:
+        """Keeps this chunk's state, by its pinned calls in the next trace."""
+        number = 0
+        for entry in after.entries:
+            leaves, _ = nested.leaves(getattr(
+                self._passes.names.links[entry.link], entry.name))
+            for leaf, found in zip(entry.leaves, leaves, strict=True):
+                if leaf.stage == self._chunk:
+                    into[Source(number, 0)] = run.real(
+                        nested.array_of(found))
+                number += 1
+
+
+def _said(own: dict[int, TracedCall], name: str, function: Any) -> str:
+    call = own.get(id(function))
+    return f'{call.name} in {call.link}, on {name}' if call else name
 
 
 @contextlib.contextmanager
@@ -318,7 +316,7 @@ def between_calls(place: Place) -> Iterator[None]:
         random.setstate(state)
 
 
-def _state_of(program: StagedTrace) -> set[Attribute]:
+def state_of(program: StagedTrace) -> set[Attribute]:
     """Attributes of links that hold outputs of calls."""
     return {(entry.link, entry.name)
             for state in (program.trace.state, program.state)

@@ -22,17 +22,16 @@ from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
 from ..planning.sizes import parse_bytes
+from .contents import generators, set_state, state_of
 from .ghost import is_ghost
+from .link_state import saved
 from .names import Names, parameters_of
-from .nested import Fresh
-from .part import between_calls
+from .part import MicroBatch, between_calls
 from .partitioned import Partition, check_loss, reads_state
 from .partitioned_chain import PartitionedChain, class_of
-from .staged_trace import StagedTrace
-from .tracing.contents import generators, set_state, state_of
-from .tracing.link_state import saved
-from .tracing.trace import Tracer
-from .tracing.traced_call import PLAIN, Trace
+from .program import StagedTrace
+from .recorder import OTHER_CALLS, Tracer
+from .trace import PLAIN, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -119,6 +118,9 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         live = reads_state(tracer, trace, call)
         program = StagedTrace(trace, found, None, live, {})
         part = Partition(model, names, tracer, found, grid, program)
+        with preserved():
+            if part.passes.rehearse(program, call) is None:
+                raise ValueError(OTHER_CALLS)
         part.live_state['train'] = live
         part.limit = limit
         part.describe(program)
@@ -206,16 +208,16 @@ def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
 
 
 def _traced(model: Any, example: Any, grid: ProcessGrid
-            ) -> tuple[Names, Tracer, Trace, Fresh]:
+            ) -> tuple[Names, Tracer, Trace, MicroBatch]:
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
 
-    def trace() -> tuple[Tracer, Trace, Fresh, Signature]:
-        call = Fresh(model, *_arguments(example))
+    def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
+        call = MicroBatch(model, *_arguments(example), Place(0, 0, 0, 0))
         tracer = Tracer(model, names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \
-                preserved(), between_calls(Place(0, 0, 0, 0)):
+                preserved(), between_calls(call.place):
             found = tracer.trace(call, timed=grid.comm.rank == 0)
         check_loss(found)
         return tracer, found, call, Signature({

@@ -14,47 +14,17 @@ from ..mpi.agreement import raise_together
 from ..mpi.broadcast import receive_array, send_array
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.partition_plan import PartitionPlan
-from . import nested
 from .ghost import is_ghost
 from .names import Names, parameters_of
-from .part import ChainPart, Passes, between_calls
-from .staged_trace import StagedTrace, is_scalar
-from .tracing.link_state import LinkState
-from .tracing.trace import OTHER_CALLS, Tracer
-from .tracing.traced_call import Trace
+from .part import ChainPart, MicroBatch, Passes, between_calls
+from .program import StagedTrace, is_scalar
+from .recorder import OTHER_CALLS, Tracer
+from .trace import Trace
 from .valueless_parameters import draw, settle, take_away
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
 #: that make different calls.
 _FORMS, _ALIKE = 64, 8
-
-
-class Form:
-    """A micro-batch that a model, or a method of it, is called with.
-
-    Args:
-        function: Is called with ``args`` and ``kwargs``.
-        args: Arrays.
-        kwargs: Arrays, by name.
-        state: What links keep from the batch before.
-        place: Where in the training the micro-batch is; seeds what Python
-            draws in forward.
-    """
-
-    def __init__(self, function: Callable, args: tuple,
-                 kwargs: dict[str, Any], state: LinkState | None,
-                 place: Place) -> None:
-        self.call = nested.Fresh(function, args, kwargs)
-        self.state, self.place = state, place
-        leaves, tree = nested.leaves((args, kwargs))
-        self._key = (getattr(function, '__func__', function),
-                     nested.signature(tree),
-                     tuple((leaf.shape, leaf.dtype.str) for leaf in leaves),
-                     state.signature() if state else None)
-
-    def key(self, mode: str) -> Any:
-        """Equal for micro-batches for which one trace may do."""
-        return mode, *self._key
 
 
 class Partition:
@@ -132,25 +102,26 @@ class Partition:
              for name in self.used[chunk]})
             for chunk in self.chunks}
 
-    def rehearsed(self, mode: str, form: Form
+    def rehearsed(self, mode: str, micro_batch: MicroBatch
                  ) -> tuple[StagedTrace, Any] | None:
         """The known program of a micro-batch, and its labels.
 
         Args:
             mode: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            form: The micro-batch.
+            micro_batch: Of such a step.
 
         Returns:
             The program, and what a rehearsal has counted; None: the model is
             to be traced.
         """
-        for program in self._programs.get(form.key(mode), []):
-            labels = self.passes.rehearse(program, form.call, form.place)
+        for program in self._programs.get(micro_batch.key(mode), []):
+            labels = self.passes.rehearse(program, micro_batch)
             if labels is not None:
                 return program, labels
         return None
 
-    def known(self, mode: str, form: Form, digest: str) -> StagedTrace | None:
+    def known(self, mode: str, micro_batch: MicroBatch, digest: str
+              ) -> StagedTrace | None:
         """The program that a rank has found by a rehearsal.
 
         Call it on all ranks for each micro-batch, one after the other, so
@@ -158,10 +129,10 @@ class Partition:
 
         Args:
             mode: As for :meth:`rehearsed`.
-            form: The micro-batch.
+            micro_batch: As for :meth:`rehearsed`.
             digest: Of the program's trace.
         """
-        key = form.key(mode)
+        key = micro_batch.key(mode)
         known = self._programs.get(key, [])
         for number, program in enumerate(known):
             if program.trace.digest == digest:
@@ -170,26 +141,28 @@ class Partition:
                 return program
         return None
 
-    def traced(self, mode: str, form: Form) -> tuple[StagedTrace, Any]:
+    def traced(self, mode: str, micro_batch: MicroBatch
+               ) -> tuple[StagedTrace, Any]:
         """As :meth:`rehearsed`, for a micro-batch that is traced first.
 
         Raises:
             ValueError: The model cannot be cut so for such inputs.
         """
-        shaped = len(self.names.shaped)
-        with between_calls(form.place):
-            trace = self.tracer.trace(form.call, form.state, timed=False)
+        shaped, place = len(self.names.shaped), micro_batch.place
+        with between_calls(place):
+            trace = self.tracer.trace(micro_batch, micro_batch.state,
+                                      timed=False)
         for number, name in enumerate(self.names.shaped[shaped:]):
             if name in self.own:    # with the same values on every replica
                 with preserved(), at(self.initial_place(
-                        form.place, number, name)):
+                        place, number, name)):
                     draw(self.names.parameters[name])
-        with between_calls(form.place):
-            program = self._program(mode, trace, form.state, form.call)
-        labels = self.passes.rehearse(program, form.call, form.place)
+        with between_calls(place):
+            program = self._program(mode, trace, micro_batch)
+        labels = self.passes.rehearse(program, micro_batch)
         if labels is None:
             raise ValueError(OTHER_CALLS)
-        key = form.key(mode)
+        key = micro_batch.key(mode)
         self._programs.setdefault(key, []).insert(0, program)
         del self._programs[key][_ALIKE:]
         self._programs.move_to_end(key)
@@ -197,14 +170,16 @@ class Partition:
             self._programs.popitem(last=False)
         return program, labels
 
-    def _program(self, mode: str, trace: Trace, state: LinkState | None,
-                 call: Callable) -> StagedTrace:
+    def _program(self, mode: str, trace: Trace, micro_batch: MicroBatch
+                 ) -> StagedTrace:
         if mode != 'predict' and self.chunk_of is None:
             check_loss(trace)
         if mode not in self.live_state:
-            self.live_state[mode] = reads_state(self.tracer, trace, call)
-        program = StagedTrace(trace, self.plan, state, self.live_state[mode],
-                              self._keepers, self.chunk_of)
+            self.live_state[mode] = reads_state(
+                self.tracer, trace, micro_batch)
+        program = StagedTrace(trace, self.plan, micro_batch.state,
+                              self.live_state[mode], self._keepers,
+                              self.chunk_of)
         if not program.keepers.keys() <= self._keepers.keys():
             # Programs that only read these values may do so on other chunks.
             self._programs.clear()

@@ -4,9 +4,13 @@ from unittest import mock
 
 from chainer_fp8pipe import partition
 from chainer_fp8pipe.chains import partition as module
-from chainer_fp8pipe.chains import partitioned, valueless_parameters
-from chainer_fp8pipe.chains.tracing import trace, traced_call
-from chainer_fp8pipe.training import chain_work
+from chainer_fp8pipe.chains import (
+    partitioned,
+    recorder,
+    trace,
+    valueless_parameters,
+)
+from chainer_fp8pipe.training import work
 
 import chainer
 import chainer.functions as F
@@ -70,11 +74,11 @@ def failing(comm, rank, owner, name):
 PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, '_check_model', (0, 1)), (module, '_check_options', (0, 1)),
     (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
-    (module, '_arguments', (0, 1)), (module, 'Fresh', (0, 1)),
+    (module, '_arguments', (0, 1)), (module, 'MicroBatch', (0, 1)),
     (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
-    (module, 'Tracer', (0, 1)), (trace.Tracer, 'trace', (0, 1)),
-    (trace, 'CallRecorder', (0, 1)), (module, 'check_loss', (0, 1)),
-    (traced_call.Trace, 'digest', (0, 1)), (module, '_shapes', (0, 1)),
+    (module, 'Tracer', (0, 1)), (recorder.Tracer, 'trace', (0, 1)),
+    (recorder, 'CallRecorder', (0, 1)), (module, 'check_loss', (0, 1)),
+    (trace.Trace, 'digest', (0, 1)), (module, '_shapes', (0, 1)),
     (module, 'search', (0,)), (module, 'order_of', (0,)),
     (module, 'parameters_of', (0,)), (module, 'reads_state', (0, 1)),
     (module, 'StagedTrace', (0, 1)), (module, 'Partition', (0, 1)),
@@ -100,10 +104,10 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm, number):
 STEPS = [(owner, name, rank) for owner, name in (
     (partitioned.Partition, 'problem'), (partitioned.Partition, 'rehearsed'),
     (partitioned.Partition, 'known'), (partitioned.Partition, 'traced'),
-    (partitioned.Partition, 'missing'), (trace.Tracer, 'trace'),
+    (partitioned.Partition, 'missing'), (recorder.Tracer, 'trace'),
     (partitioned, 'StagedTrace'), (partitioned, 'check_result'),
-    (chain_work, 'Form'),
-    (traced_call.Trace, 'digest'))
+    (work, 'MicroBatch'),
+    (trace.Trace, 'digest'))
     for rank in (0, 1)]
 
 

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains.names import Names
-from chainer_fp8pipe.chains.part import Passes
-from chainer_fp8pipe.chains.rehearsal import Mismatch, Rehearsal, weights
-from chainer_fp8pipe.chains.tracing.trace import Tracer
+from chainer_fp8pipe.chains.part import MicroBatch, Passes
+from chainer_fp8pipe.chains.recorder import Tracer
+from chainer_fp8pipe.chains.replay import Diverged, Rehearsal, weights
 from chainer_fp8pipe.intercept.function_calls import intercepting
 from chainer_fp8pipe.pipeline.randomness import Place
 
@@ -49,7 +49,7 @@ def test_another_batch_of_the_same_lengths_fits_and_no_other():
     model = MODELS['n_step_bigru_crf'].make()
     words, tags, lengths = batch('n_step_bigru_crf', 0)
     rehearsed(model, (words, tags, lengths), (words[::-1], tags, lengths))
-    with pytest.raises(Mismatch):
+    with pytest.raises(Diverged):
         rehearsed(model, (words, tags, lengths),
                   (words, tags, (lengths + 1) % 7))
 
@@ -58,7 +58,7 @@ def test_a_tree_of_another_shape_does_not_fit():
     model = MODELS['tree_lstm'].make()
     example, other = batch('tree_lstm', 0), batch('tree_lstm', 1)
     rehearsed(model, example, (other[0], example[1], example[2]))
-    with pytest.raises(Mismatch):
+    with pytest.raises(Diverged):
         rehearsed(model, example, other)
 
 
@@ -169,7 +169,7 @@ def test_other_calls_do_not_fit(name):
     trace = traced(net, *x)
     compared(net, *trace, x)
     net.heads = False
-    with pytest.raises(Mismatch):
+    with pytest.raises(Diverged):
         compared(net, *trace, x)
 
 
@@ -214,8 +214,8 @@ def test_what_a_rehearsal_reports_that_fails_is_forgotten():
     program = SimpleNamespace(trace=trace, state=None)
     found = []
     for net.heads in (True, False, True):
-        found.append(passes.rehearse(
-            program, lambda: net(x), Place(0, 0, 0, 0)))
+        found.append(passes.rehearse(program, MicroBatch(
+            net, (x,), {}, Place(0, 0, 0, 0))))
     assert found == [[], None, []]
 
 

@@ -16,7 +16,7 @@ import traceback
 
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names, parameters_of
-from chainer_fp8pipe.chains.tracing.trace import Tracer
+from chainer_fp8pipe.chains.recorder import Tracer
 from chainer_fp8pipe.planning.calls import order_of
 from chainer_fp8pipe.planning.intervals import Intervals
 from chainer_fp8pipe.planning.partition_plan import PartitionPlan

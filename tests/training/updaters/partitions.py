@@ -4,9 +4,9 @@ import itertools
 from unittest import mock
 
 from chainer_fp8pipe import PipelineUpdater, partition
+from chainer_fp8pipe.chains import measure
 from chainer_fp8pipe.chains.names import Names
-from chainer_fp8pipe.chains.tracing import measuring
-from chainer_fp8pipe.pipeline.micro_batches import bounds
+from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import numpy
@@ -92,7 +92,7 @@ def counted_times():
     busy.
     """
     ticks = itertools.count()
-    with mock.patch.object(measuring, 'clock_of', return_value=(
+    with mock.patch.object(measure, 'clock_of', return_value=(
             lambda: 1e-3 * next(ticks))), \
             mock.patch('chainer_fp8pipe.chains.partition.measure_links',
                        return_value=(1e-5, 1e9)):

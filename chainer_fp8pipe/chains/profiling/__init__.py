@@ -1,1 +1,0 @@
-"""Times of calls in training."""

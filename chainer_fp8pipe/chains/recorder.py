@@ -1,0 +1,592 @@
+"""Runs a model once on made-up values, and writes down its calls."""
+# Chainer has no shape inference, so each call is run alone, on an array of the
+# right shape, and its outputs become ghosts at once: memory never holds more
+# than one call.  Calls that are equal in function, attributes and inputs are
+# run once; what was found of them is kept for later traces, too.
+#
+# The trace has what planning asks of a call (seconds, bytes that it keeps, and
+# needs for a time, whose memory its outputs lie in, whether it draws or keeps
+# running values) and what a rank needs that goes through forward without
+# running the call (ghosts for the outputs, what a repetition must have).
+#
+# A link whose own code looks at data cannot be cut.  The error of the ghost
+# says so in the middle of the run; then the model is traced anew with the
+# innermost link around the look as one call.  A look in the model's own
+# forward is the user's to mark.
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import chainer
+from chainer.functions.array.as_strided import AsStrided
+
+from ..intercept.function_calls import (
+    Interceptor,
+    hold_calls,
+    intercepting,
+)
+from ..intercept.initial_values import creating
+from ..pipeline.batch_statistics import why_once
+from ..pipeline.randomness import preserved
+from ..planning.calls import Source, Value
+from . import collectives, nested
+from .ghost import (
+    GhostError,
+    describe_source,
+    ghost,
+    is_ghost,
+    looked_at,
+    made_up,
+    origin,
+    sources,
+    user_line,
+)
+from .link_state import LinkState, frozen, saved
+from .measure import Measurement, key_of, with_real
+from .names import Names, reporter_of
+from .trace import (
+    PLAIN,
+    Trace,
+    TracedCall,
+    attributes_of,
+    constants_of,
+    expected_of,
+    ignored_label,
+    kind_of,
+    label_of,
+    loosened,
+)
+from .valueless_parameters import ShapesOnly, place_array
+from .whole_call import LinkCall, WholeCall, call_whole, is_marked, link_of
+
+#: Figures of so many calls are kept, so that equal ones need not be run.
+_MEASURED = 4096
+OTHER_CALLS = (
+    'the model makes other calls each time, for the same inputs; what it '
+    'calls must depend on its inputs and on numpy.random only')
+
+
+class Tracer:
+    """Traces a model as often as need be.
+
+    Args:
+        model: The whole model; its parameters may be ghosts.
+        names: Of its links and parameters.
+        pipeline: The ranks over which the model is to be cut; None: unknown.
+    """
+
+    def __init__(self, model: chainer.Link, names: Names,
+                 pipeline: Any = None) -> None:
+        self._names, self._pipeline = names, pipeline
+        collectives.hold(self)
+        hold_calls(map(type, names.links.values()), self)
+        self._memo: dict[Any, TracedCall] = {}
+        self._atomic: frozenset[str] = frozenset(
+            name for name, link in names.links.items() if is_marked(link))
+
+    def trace(self, run: Callable[[], Any], state: LinkState | None = None,
+              timed: bool = True) -> Trace:
+        """The calls that ``run`` makes.  The model stays as it was.
+
+        Args:
+            run: Calls the model.
+            state: What links keep from the run before.
+            timed: Whether calls are timed, for which they are run again.
+
+        Raises:
+            GhostError: The model's own forward looks at computed data.
+        """
+        while True:
+            recorder = CallRecorder(self._names, self._memo, self._atomic,
+                                    timed, self._pipeline)
+            try:
+                self._once(run, recorder, state)
+                return recorder.trace
+            except GhostError:
+                found = recorder.innermost()
+                if found is None:
+                    raise
+                self._atomic |= {found}
+
+    def _once(self, run: Callable[[], Any], recorder: CallRecorder,
+              state: LinkState | None) -> None:
+        links, trace = self._names.links, recorder.trace
+        reporter = reporter_of(self._names)
+        with saved(links) as attributes, _ghost_parameters(self._names), \
+                creating(ShapesOnly(self._names, recorder)):
+            begin = frozen(links)
+            if state is not None:
+                state.put(links, recorder.pin)
+            trace.first = len(trace.calls)
+            with preserved(), reporter, collectives.refusing(links), \
+                    intercepting(recorder):
+                trace.result = run()
+            recorder.drop_tracebacks()
+            trace.state = LinkState.found(links, begin)
+            recorder.refuse_ghosts()
+            trace.reports = dict(reporter.observation)
+            trace.touched = frozenset(
+                (path, name) for path, name in attributes.changed()
+                if name not in links[path]._params)
+
+
+@contextlib.contextmanager
+def _ghost_parameters(names: Names) -> Iterator[None]:
+    """A block in which every parameter with a shape is a ghost."""
+    shaped = len(names.shaped)
+    before = [(name, parameter, parameter._data[0], parameter._grad)
+              for name, parameter in names.parameters.items()]
+    for name, parameter, array, _ in before:
+        if array is not None and not is_ghost(array):
+            place_array(parameter, ghost(
+                array.shape, array.dtype, name,
+                chainer.backend.get_array_module(array)))
+    done = False
+    try:
+        yield
+        done = True
+    finally:
+        for name, parameter, array, gradient in before:
+            # A parameter whose shape the run has found keeps its ghost.  Not
+            # after an error: its link may have to run again as one call.
+            if array is not None or not done or (
+                    not is_ghost(parameter._data[0])):
+                if array is None and parameter._data[0] is not None:
+                    # Made by its link, which will do so again.
+                    names.made[name] = ghost(parameter.shape,
+                                             parameter.dtype)
+                place_array(parameter, array)
+            parameter._grad = gradient
+        if not done:
+            del names.shaped[shaped:]
+
+
+class CallRecorder(Interceptor):
+    """Traces a run of a model; runs each of its calls alone.
+
+    Args:
+        names: Of the model's links and parameters.
+        memo: Figures of earlier calls, by :func:`.key_of`.
+        atomic: Paths of the links that are run as one call.
+        timed: Whether calls are timed.
+        pipeline: The ranks over which the model is to be cut; None: unknown.
+
+    Attributes:
+        trace: Of the run.
+        inside: Whether a call is being run.
+    """
+
+    def __init__(self, names: Names, memo: dict[Any, TracedCall],
+                 atomic: frozenset[str], timed: bool,
+                 pipeline: Any = None) -> None:
+        self.trace = Trace(atomic)
+        self.inside = False
+        self._calls = self.trace.calls
+        self._names, self._memo, self._timed = names, memo, timed
+        self._pipeline = pipeline
+        self._stack: list[chainer.Link] = []
+        self._first_call: dict[int, int] = {}   # of each link, by its id
+        # The links around the first look at data, from the model inwards.
+        self._looking: list[str] | None = None
+        # Outputs in the memory of larger arrays.
+        self._parts: set[Source] = set()
+        # Of an output in the memory of another value: that value; None where
+        # it is nobody's, as a parameter's.
+        self._memory: dict[Source, Source | None] = {}
+        # Of the call that is being run: its inputs, the parameters read
+        # inside, those of them that were given values for it, labels that
+        # are left out, and whether a link must not run twice.
+        self._given: tuple = ()
+        self._seen: set[str] = set()
+        self._filled: list[chainer.Parameter] = []
+        self._ignored: list[tuple[int, Any]] = []
+        self._once = False
+
+    # --- the interceptor -----------------------------------------------------
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if self.inside:
+            self._once |= bool(why_once(link))
+            return original(link, *args, **kwargs)
+        self._stack.append(link)
+        try:
+            if self._names.of(link) in self.trace.atomic:
+                return self.call_whole(LinkCall(link, original), args, kwargs)
+            return original(link, *args, **kwargs)
+        except GhostError:
+            self._note_look()
+            raise
+        finally:
+            self._stack.pop()
+
+    def _note_look(self) -> None:
+        if self._looking is None:
+            self._looking = [name for name in map(self._names.of, self._stack)
+                             if name is not None]
+
+    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self.inside:
+            return function(*args, **kwargs)
+        return call_whole(function, args, kwargs,
+                          lambda: self._calls[-1].form)
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        if self.inside:
+            self._watch(inputs)
+            label = ignored_label(node)
+            if label is not None:
+                self.leave_out(inputs[1], label)
+            if isinstance(node, AsStrided):
+                self._refuse_parts(self._given)
+            return original(node, inputs)
+        return self._traced(node, inputs, original)
+
+    def communicate(self, operation: Any, original: Callable) -> Any:
+        return operation.answered(original, self.inside, self._pipeline)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        """Notes labels inside of a call; a rehearsal sees the others."""
+        if self.inside:
+            self._ignored.append((label, nested.array_of(labels)))
+
+    def before_backward(self, outputs: Any) -> None:
+        """Refuses ghosts, which have no graph."""
+        if self.inside:
+            return
+        for leaf in nested.leaves(outputs)[0]:
+            if is_ghost(nested.array_of(leaf)):
+                raise looked_at(nested.array_of(leaf), 'a gradient')
+
+    def before_unchain(self, output: chainer.Variable) -> None:
+        """Refuses outputs of calls: their graph is on several ranks.
+
+        The error is no GhostError, which would have the link run as one
+        call: that call's inputs would have a graph on other ranks, too.
+        """
+        if not self.inside and output.requires_grad and any(
+                output is one for call in self._calls for one in call.ghosts):
+            raise ValueError(
+                f'{user_line()}: unchain_backward() in forward would have '
+                'to cut off what other ranks compute; go on from '
+                'chainer.Variable(x.array), which has no way back, instead')
+
+    # --- the run -------------------------------------------------------------
+
+    def innermost(self) -> str | None:
+        """The link to run as one call after a look at data; None: none."""
+        for name in reversed(self._looking or []):
+            if name not in self.trace.atomic:
+                return name if name != '/' else None
+        return None
+
+    def refuse_ghosts(self) -> None:
+        """Raises an error for a persistent value that is a ghost."""
+        for path, link in self._names.links.items():
+            for name in link._persistent:
+                value = vars(link).get(name)
+                if is_ghost(nested.array_of(value)):
+                    self._looking = [path]
+                    raise GhostError(
+                        f'link {path} sets its persistent {name!r} to '
+                        f'{value!r}, so that the link cannot be cut')
+
+    def drop_tracebacks(self) -> None:
+        """Frees what errors hold that the model has caught: its batch."""
+        for call in self._calls:
+            if call.error is not None:
+                call.error = call.error.with_traceback(None)
+
+    def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
+            xp: Any, link: str) -> Any:
+        """A ghost of an array that a link keeps from an earlier run."""
+        array = ghost(shape, dtype, Source(len(self._calls), 0), xp,
+                      self.trace)
+        self._calls.append(TracedCall(
+            'state', link, outputs={0: Value(shape, dtype, False)},
+            pinned=stage,
+            ghosts=(chainer.Variable(array, requires_grad=False),)))
+        return array
+
+    # --- one call ------------------------------------------------------------
+
+    def _traced(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        number = len(self._calls)
+        for link in self._stack:
+            self._first_call.setdefault(id(link), number)
+        read: list[Any] = [self._read(x) for x in inputs]
+        hidden = {name: found for name, value in attributes_of(node).items()
+                  if (found := list(filter(is_ghost, map(
+                      nested.array_of, nested.leaves(value)[0]))))}
+        every = read + [sources(array) for found in hidden.values()
+                        for array in found]
+        names = tuple(dict.fromkeys(
+            one for found in every for one in found if isinstance(one, str)))
+        asked: dict[str, Any] = {
+            'name': label_of(node), 'link': self._link(),
+            'kind': kind_of(node),
+            'layer': getattr(self._stack[1], 'layer_number', None)
+            if len(self._stack) > 1 else None,
+            'path': tuple(self._first_call[id(link)]
+                          for link in self._stack),
+            'expected': tuple(map(expected_of, inputs)),
+            'constants': constants_of(node), 'hidden': tuple(hidden),
+            'inputs': tuple(one for found in every for one in found
+                            if isinstance(one, Source)),
+            'reads': self._reads(node, inputs)}
+        whole = self._whole(node)
+        if asked['kind'] is AsStrided:
+            self._refuse_parts(inputs)
+        try:
+            figures = self._figures(node, inputs, original)
+        except GhostError:
+            raise
+        except Exception as error:
+            self._calls.append(TracedCall(
+                **asked, demands=asked['constants'], error=error,
+                whole=whole, parameters=names))
+            raise
+        is_whole = figures.form is not None
+        # The inputs of a call that is run as a whole are seen inside, too.
+        inner = figures.inner + (names if is_whole else ())
+        call = dataclasses.replace(
+            figures, **asked, inner=inner,
+            parameters=tuple(dict.fromkeys((*names, *figures.inner))),
+            whole=whole + tuple(self._keeping(
+                name.rpartition('/')[0] or '/' for name in inner)),
+            once=any(map(why_once, self._stack)) or (
+                is_whole and self._once),
+            ignores=self._ignores(node, inputs, is_whole))
+        self._note_memory(call, number, read)
+        self._make_ghosts(call, number)
+        call.demands = loosened(call, inputs)
+        self._calls.append(call)
+        attributes_of(node).update(call.attributes)
+        return call.ghosts
+
+    def _figures(self, node: Any, inputs: tuple, original: Callable
+                 ) -> TracedCall:
+        """What a call costs, of an equal one or measured now."""
+        key = key_of(node, inputs)
+        found = self._memo.pop(key, None)
+        if found is None:
+            found = self._run(node, inputs, original)
+        if key is not None:             # the last one is the latest
+            self._memo[key] = found
+            if len(self._memo) > _MEASURED:
+                del self._memo[next(iter(self._memo))]
+        return found
+
+    def _note_memory(self, call: TracedCall, number: int, read: list[tuple]
+                     ) -> None:
+        """Notes in which values' memory the outputs lie."""
+        inside = not self._parts.isdisjoint(call.inputs)
+        self._parts.update(Source(number, index) for index in (
+            call.views if inside else call.parts))
+        for output, index in call.views.items():
+            self._memory[Source(number, output)] = next(
+                (self._memory.get(source, source) for source in read[index]
+                 if isinstance(source, Source)), None)
+        retained = [
+            *(source for index in call.kept_inputs
+              for source in read[index] if isinstance(source, Source)),
+            *(Source(number, index) for index in call.kept_outputs)]
+        call.retained = tuple(filter(None, dict.fromkeys(
+            self._memory.get(source, source) for source in retained)))
+
+    def _make_ghosts(self, call: TracedCall, number: int) -> None:
+        made = {key: ghost(value.shape, value.dtype, Source(number, key),
+                           call.modules[key], self.trace)
+                for key, value in call.outputs.items()}
+        call.ghosts = tuple(
+            chainer.Variable(made[key], requires_grad=value.wants)
+            for key, value in call.outputs.items()
+            if isinstance(key, int))
+        call.attributes = {key: array for key, array in made.items()
+                           if isinstance(key, str)}
+
+    def _refuse_parts(self, inputs: tuple) -> None:
+        """Refuses parts, which other ranks get without the whole."""
+        for array in map(nested.array_of, inputs):
+            if is_ghost(array) and (array.recipe is not None
+                                    or array.source in self._parts):
+                raise GhostError(
+                    f'{user_line()}: as_strided reads the memory of which '
+                    f'{describe_source(array)} is a part, and another rank '
+                    'has the part alone. Mark the function around both: '
+                    'chainer_fp8pipe.atomic(function)')
+
+    def _read(self, x: Any) -> tuple:
+        """The sources of an input, or the name of a parameter."""
+        if isinstance(x, chainer.Parameter):
+            name = self._names.of(x)
+            if name is None:
+                raise ValueError(
+                    f'{user_line()}: the model uses a parameter that is not '
+                    'among its own; register it in init_scope')
+            return (name,)
+        array = nested.array_of(x)
+        if is_ghost(array) and array.traced is not self.trace and (
+                array.traced is not None):
+            raise ValueError(
+                f'{user_line()}: a value of an earlier batch or micro-batch '
+                'is used; keep state in attributes of links, or compute it '
+                'anew')
+        found = sources(array)
+        if is_ghost(array) and not found:
+            raise GhostError(
+                f'{user_line()}: the array of {describe_source(origin(array))}'
+                ' is used, which is on one rank; use the parameter itself, or'
+                ' mark the function around it: '
+                'chainer_fp8pipe.atomic(function)')
+        return found
+
+    def _link(self) -> str:
+        return (self._names.of(self._stack[-1]) or '/') if self._stack else '/'
+
+    def _whole(self, node: Any) -> tuple[str, ...]:
+        """Links whose calls must be on one stage.
+
+        Those that are run as one call, and those whose persistent arrays are
+        attributes of the function, which writes to them.
+        """
+        arrays = {id(value) for value in attributes_of(node).values()
+                  if isinstance(value, chainer.get_array_types())}
+        found = []
+        for link in self._stack:
+            name = self._names.of(link)
+            if name is None:
+                continue
+            if name in self.trace.atomic:
+                found += [name, *self._keeping(
+                    path for path in self._names.links
+                    if path.startswith(name.rstrip('/') + '/'))]
+            elif any(id(array) in arrays for array in _persistent(link)):
+                found.append(name)
+        return tuple(dict.fromkeys(found))
+
+    def _ignores(self, node: Any, inputs: tuple, is_whole: bool
+                 ) -> tuple[int, int | None] | None:
+        """See :attr:`.TracedCall.ignores`."""
+        if not is_whole:
+            label = ignored_label(node)
+            return None if label is None else (label, 1)
+        if not self._ignored:
+            return None
+        label, labels = self._ignored[0]
+        if len({id(array) for _, array in self._ignored}) == 1:
+            for index, x in enumerate(inputs):
+                array = nested.array_of(x)
+                if array is labels or (labels.base is array
+                                       and labels.size == array.size):
+                    return label, index
+        return label, None
+
+    def _keeping(self, paths: Iterable[str]) -> list[str]:
+        """The paths of links that have persistent arrays."""
+        return [path for path in dict.fromkeys(paths)
+                if _persistent(self._names.links[path])]
+
+    def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
+        """Links whose persistent arrays a call is given."""
+        arrays = set()
+        for value in (*inputs, *attributes_of(node).values()):
+            array = nested.array_of(value)
+            if isinstance(array, chainer.get_array_types()) and not (
+                    is_ghost(array)):
+                arrays |= {id(array), id(array.base)}
+        return tuple([
+            path for path, link in self._names.links.items()
+            if any(id(array) in arrays for array in _persistent(link))
+        ]) if arrays else ()
+
+    def _watch(self, inputs: tuple) -> None:
+        """Notes the parameters that a call reads inside of itself."""
+        for x in inputs:
+            if isinstance(x, chainer.Parameter):
+                name = self._names.of(x)
+                if name is not None:
+                    self._seen.add(name)
+                if is_ghost(x._data[0]):
+                    place_array(x, made_up(x._data[0]))
+                    self._filled.append(x)
+
+    def _run(self, node: Any, inputs: tuple, original: Callable
+             ) -> TracedCall:
+        """Runs a call on made-up values; keeps figures only."""
+        own = attributes_of(node)
+        before = dict(own)
+        for name, value in before.items():
+            own[name] = with_real(value)
+        link = link_of(node)
+        self._seen, self._given = set(), inputs
+        self._ignored, self._once = [], False
+        self.inside = True
+        if link is not None:
+            self._watch(tuple(link.params()))
+        measurement = Measurement(node, inputs, original, self._timed)
+        call = TracedCall('')
+        whole = isinstance(node, WholeCall)
+        try:
+            if whole:
+                self._refuse_values(measurement)
+            with saved(self._names.links if whole else {}), \
+                    self._noting_reports():
+                measurement.run(call)
+            call.inner = tuple(sorted(self._seen))
+            return call
+        finally:
+            self.inside = False
+            while self._filled:
+                parameter = self._filled.pop()
+                place_array(parameter, ghost(
+                    parameter.shape, parameter.dtype,
+                    self._names.of(parameter)))
+
+    @contextlib.contextmanager
+    def _noting_reports(self) -> Iterator[None]:
+        seen = chainer.reporter.get_current_reporter().observation
+        before = dict(seen)
+        yield
+        self.trace.inside.update({
+            name: len(self._calls) for name, value in seen.items()
+            if before.get(name) is not value})
+
+    def _refuse_values(self, measurement: Measurement) -> None:
+        """Runs a whole function on different values.
+
+        Raises:
+            GhostError: Numbers that it returns or keeps in attributes differ,
+                so that other ranks cannot know them.
+        """
+        found = []
+        for factor in (1.0, -37.0):
+            with saved(self._names.links) as attributes:
+                found.append((measurement.constants(factor), {
+                    (path, name): repr(value)
+                    for path, name in attributes.changed()
+                    if isinstance(value := vars(
+                        self._names.links[path])[name], PLAIN)}))
+        (returned, kept), (others, later) = found
+        if returned != others:
+            raise GhostError(
+                f'{user_line()}: what {self._link()} returns beside arrays '
+                f'({", ".join(set(returned) - set(others))}) depends on '
+                'data that other ranks have not got. Return a variable, or '
+                'mark a function around its use, too: '
+                'chainer_fp8pipe.atomic(function)')
+        for path, name in kept:
+            if kept[path, name] != later.get((path, name)):
+                raise GhostError(
+                    f'{user_line()}: link {path} keeps a number in {name!r} '
+                    'that depends on data that other ranks have not got. '
+                    'Keep an array or a variable, or nothing')
+
+
+def _persistent(link: chainer.Link) -> list[Any]:
+    """The persistent arrays of a link."""
+    return [value for name in link._persistent if isinstance(
+        value := vars(link).get(name), chainer.get_array_types())]

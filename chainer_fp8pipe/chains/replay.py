@@ -1,0 +1,384 @@
+"""Goes through a forward pass with a trace, and does some of its calls."""
+# The user's own forward runs on every rank, for every micro-batch, and each of
+# its calls comes here.  A rehearsal does none of them: it compares what they
+# are given with the trace, which takes some microseconds a call, and gives
+# their ghosts.  A run does the calls of one chunk, on real values; the ghosts
+# of others' are exchanged for what was received, where a call needs them.
+#
+# The calls of a model may depend on the batch's values: on the shape of a
+# tree, on lengths of sequences, on random numbers.  So before a step every
+# micro-batch is rehearsed against the known traces; where none fits, the
+# model is traced anew.  A rehearsal also counts the labels that losses leave
+# out: micro-batches are weighted by the number of the others, before the first
+# backward pass.
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import chainer
+import numpy
+from chainer import Variable
+from chainer.function import FunctionAdapter
+
+from ..intercept import unchecked_calls
+from ..intercept.function_calls import Interceptor, suspended
+from ..pipeline.randomness import Place, at, preserved
+from ..planning.calls import Source
+from . import nested
+from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
+from .names import Names
+from .trace import (
+    Trace,
+    TracedCall,
+    attributes_of,
+    is_same,
+    kind_of,
+    label_of,
+)
+from .whole_call import LinkCall, call_whole, link_of
+
+_REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
+           'and on numpy.random only; mark a function that branches on '
+           'computed values by chainer_fp8pipe.atomic')
+
+
+class Diverged(RuntimeError):
+    """A forward pass makes other calls than its trace."""
+
+
+class CallError(RuntimeError):
+    """A call of a function failed; the cause is the exception."""
+
+
+class Replay(Interceptor):
+    """Goes through the calls of a trace with a forward pass.
+
+    Args:
+        trace: Of such a pass.
+        names: Of the model's links and parameters.
+    """
+
+    _inside = False         # of a call
+
+    def __init__(self, trace: Trace, names: Names) -> None:
+        self._trace, self._calls, self._names = trace, trace.calls, names
+        self._number = trace.first
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if not self._inside and self._trace.atomic and (
+                self._names.of(link) in self._trace.atomic):
+            return self.call_whole(LinkCall(link, original), args, kwargs)
+        return original(link, *args, **kwargs)
+
+    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+        if self._inside:
+            return function(*args, **kwargs)
+        return call_whole(function, args, kwargs,
+                          lambda: self._calls[self._number - 1].form)
+
+    def finish(self) -> None:
+        """Raises Diverged if calls of the trace were not made."""
+        if self._number != len(self._calls):
+            call = self._calls[self._number]
+            raise Diverged(
+                f'the forward pass ended before call {self._number}, '
+                f'{call.name} in {call.link}, of its trace. {_REMEDY}')
+
+
+class Rehearsal(Replay):
+    """Compares the calls of a forward pass with those of a trace.
+
+    Attributes:
+        labels: For each loss that leaves labels out, how many labels count,
+            and how many it leaves out.
+        why: Says so if a constant is another one.
+    """
+
+    why = ''
+
+    def __init__(self, trace: Trace, names: Names) -> None:
+        super().__init__(trace, names)
+        self.labels: list[tuple[int, int]] = []
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        # Each call of each micro-batch comes here: no helpers are called
+        # where all is as expected.
+        number = self._number
+        if number >= len(self._calls):
+            raise Diverged
+        call = self._calls[number]
+        self._number = number + 1
+        function = node.function if type(node) is FunctionAdapter else node
+        if (type(function) is not call.kind
+                or len(inputs) != len(call.expected)):
+            raise Diverged
+        for x, expected in zip(inputs, call.expected, strict=False):
+            array = x._data[0] if isinstance(x, Variable) else x
+            if array is not expected and x is not expected and (
+                    not _is_alike(array, expected)):
+                raise Diverged
+        own = function.__dict__
+        for name, value in call.demands:
+            found = own.get(name)
+            if found is not value and not is_same(found, value):
+                self.why = (
+                    f'call {number} ({call.name} in {call.link}) has {name} = '
+                    f'{found!r:.40}, and had {value!r:.40}')
+                raise Diverged
+        if call.ignores is not None:
+            label, index = call.ignores
+            self.leave_out(None if index is None else inputs[index], label)
+        if call.attributes:
+            own.update(call.attributes)
+        if call.error is not None:
+            raise call.error.with_traceback(None)   # it holds the batch
+        return call.ghosts
+
+    def communicate(self, operation: Any, original: Callable) -> Any:
+        return operation.answered(original, inside=False)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        """Counts labels: an array, a variable or None if unknown."""
+        array = nested.array_of(labels)
+        if array is None or is_ghost(array):
+            self.labels.append((-1, 1))
+        else:
+            left = int((array == label).sum())
+            self.labels.append((array.size - left, left))
+
+
+class Run(Replay):
+    """Does the calls of one chunk in a forward pass.
+
+    Args:
+        trace: Of such a pass.
+        stages: The chunk of each call.
+        chunk: Number of this chunk.
+        received: Values of other chunks.
+        wanted: The values of this chunk that others, or reports, need.
+        names: Of the model's links and parameters.
+        place: Where in the training the pass is; seeds what calls draw.
+        where: Says which rank has a chunk.
+
+    Attributes:
+        made: The wanted values that were made here.
+        uses: How many of the calls that were done use a parameter, by its
+            node.
+        own: The calls that were done, by the ids of their functions.
+    """
+
+    def __init__(self, trace: Trace, stages: tuple[int, ...], chunk: int,
+                 received: Mapping[Source, chainer.Variable],
+                 wanted: frozenset[Source], names: Names, place: Place,
+                 where: Callable[[int], str]) -> None:
+        super().__init__(trace, names)
+        self.made: dict[Source, chainer.Variable] = {}
+        self.uses: collections.Counter[Any] = collections.Counter()
+        self.own: dict[int, TracedCall] = {}
+        self._stages, self._chunk, self._received = stages, chunk, received
+        self._wanted, self._asked = wanted, {one.call for one in wanted}
+        self._place, self._where = place, where
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        if self._inside:
+            return unchecked_calls.apply(node, inputs, original)
+        number = self._number
+        self._number = number + 1
+        if number >= len(self._calls):
+            raise Diverged(
+                f'{user_line()}: {label_of(node)} is called, and no such call '
+                f'was there when the model was traced. {_REMEDY}')
+        call = self._calls[number]
+        if call.kind is not type(node) and call.kind is not kind_of(node):
+            raise Diverged(
+                f'{user_line()}: call {number} is {label_of(node)}, and was '
+                f'{call.name} in {call.link} when the model was traced. '
+                f'{_REMEDY}')
+        if self._stages[number] == self._chunk:
+            return self._do(number, call, node, inputs, original)
+        if call.error is not None:
+            raise call.error.with_traceback(None)   # it holds the batch
+        if call.attributes:
+            attributes_of(node).update(call.attributes)
+        return call.ghosts
+
+    def real(self, value: Any) -> Any:
+        """The value that a ghost stands for; others as they are."""
+        array = nested.array_of(value)
+        if not is_ghost(array):
+            return value
+        is_variable = isinstance(value, chainer.Variable)
+        if array.recipe is not None:
+            with suspended():
+                made = evaluated(array.recipe, [
+                    nested.array_of(self.real(leaf))
+                    for leaf in array.recipe.leaves])
+            return chainer.Variable(made) if is_variable else made
+        source = array.source
+        if not isinstance(source, Source) or array.traced is not self._trace:
+            raise GhostError(
+                f'{user_line()}: {describe_source(array)} is needed here; '
+                'a value of an earlier micro-batch, or of a parameter that '
+                'moved, cannot be used')
+        leaf = self._received.get(source)
+        if leaf is None:
+            raise GhostError(
+                f'{user_line()}: {describe_source(array)} is needed and did '
+                f'not come from {self._where(self._stages[source.call])}')
+        if is_variable and isinstance(source.output, int) and (
+                self._calls[source.call].ghosts[source.output] is value):
+            return leaf
+        # A variable that the user made of the array has no way back.
+        return chainer.Variable(leaf.array) if is_variable else leaf.array
+
+    def value(self, source: Source) -> chainer.Variable:
+        """A wanted value, made here or received."""
+        found = self.made.get(source)
+        return self._received[source] if found is None else found
+
+    # --- details -------------------------------------------------------------
+
+    def _do(self, number: int, call: TracedCall, node: Any, inputs: tuple,
+            original: Callable) -> tuple:
+        arguments = self._arguments(inputs)
+        own = attributes_of(node) if call.hidden else {}
+        for name in call.hidden:
+            leaves, tree = nested.leaves(own[name])
+            own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
+        self._inside = True
+        try:
+            outs = (self._seeded(number, node, arguments, original)
+                    if call.draws
+                    else unchecked_calls.apply(node, arguments, original))
+        except (GhostError, Diverged):
+            raise
+        except Exception as error:
+            if type(error) is type(call.error):     # ends an iteration
+                raise
+            raise CallError(
+                f'{user_line()}: call {number} ({call.name} in {call.link}): '
+                f'{type(error).__name__}: {error}') from error
+        finally:
+            self._inside = False
+        self._note(number, call, node, outs)
+        return outs
+
+    def _arguments(self, inputs: tuple) -> tuple:
+        """The inputs of a call with their values; counts parameters."""
+        arguments = []
+        read = set()
+        for x in inputs:
+            if is_ghost(nested.array_of(x)):
+                x = self.real(x)
+            if isinstance(x, chainer.Parameter):
+                read.add(x.node)
+            elif isinstance(x, chainer.Variable):
+                creator = x.creator_node
+                # Backward would go through an earlier micro-batch's graph.
+                if creator is not None and id(creator) not in self.own:
+                    raise ValueError(
+                        f'{user_line()}: a variable of an earlier batch or '
+                        'micro-batch is used, with its graph; keep state in '
+                        'attributes of links, where it is cut off, or call '
+                        'its unchain()')
+            arguments.append(x)
+        for parameter in read:
+            self.uses[parameter] += 1
+        return tuple(arguments)
+
+    def _seeded(self, number: int, node: Any, arguments: tuple,
+                original: Callable) -> tuple:
+        xp = chainer.backend.get_array_module(
+            *map(nested.array_of, arguments))
+        place = self._place
+        if _draws_initial_values(node):
+            # The same on every replica.
+            place = place._replace(iteration=0, first_sample=0)
+        with preserved(), at(
+                place._replace(layer=number - self._trace.first), xp):
+            return unchecked_calls.apply(node, arguments, original)
+
+    def _note(self, number: int, call: TracedCall, node: Any,
+              outs: tuple) -> None:
+        """Keeps wanted values; checks their shapes."""
+        for index, out in enumerate(outs):
+            value = call.outputs[index]
+            if out.shape != value.shape or out.dtype != value.dtype:
+                raise Diverged(
+                    f'{user_line()}: call {number} ({call.name} in '
+                    f'{call.link}) gave {out.dtype} {out.shape}, and '
+                    f'{value.dtype} {value.shape} when the model was traced. '
+                    f'{_REMEDY}')
+            if number in self._asked:
+                source = Source(number, index)
+                if source in self._wanted:
+                    self.made[source] = out
+        self.own[id(node)] = call
+        for name in call.attributes:
+            source = Source(number, name)
+            if source in self._wanted:
+                self.made[source] = chainer.Variable(
+                    attributes_of(node)[name], requires_grad=False)
+
+
+def weights(labels: Sequence[Sequence[tuple[int, int]]],
+            sizes: Sequence[int], replicas: int = 1) -> list[float]:
+    """How much each micro-batch counts in the mean loss.
+
+    That is its number of labels that count, if a loss may leave some out,
+    else of samples.  A loss that leaves out none here may leave out some on
+    other replicas, and weights are added over all replicas.
+
+    Args:
+        labels: Of each micro-batch, what a rehearsal has counted.
+        sizes: Samples of each micro-batch.
+        replicas: Number of replicas, each with a batch of its own.
+
+    Raises:
+        ValueError: Several losses leave out labels, and not equally many.
+    """
+    samples = [float(size) for size in sizes]
+    every = [one for several in labels for one in several]
+    if not every or len(sizes) == replicas == 1:
+        return samples
+    if any(count < 0 for count, _ in every):
+        raise ValueError(
+            'a loss ignores some of the labels that the model computes '
+            'itself, so that nobody knows before how many count; pass '
+            'loss_weight=, a function of the batch, to PipelineUpdater')
+    leaves_out = any(left for _, left in every)
+    if len({len(several) for several in labels}) == 1:
+        table = numpy.array([[float(count) for count, _ in several]
+                             for several in labels])
+        shares = table / numpy.maximum(table.sum(0), 1)
+        # No replica knows the others' shares, so numbers must be equal.
+        if (abs(shares - shares[:, :1]) < 1e-12).all() and (
+                replicas == 1 or not leaves_out
+                or (table == table[:, :1]).all()):
+            return [float(count) for count in table[:, 0]]
+    if not leaves_out:
+        return samples
+    raise ValueError(
+        'several losses of the model ignore labels, and not equally many of '
+        'each micro-batch, so that no weights of micro-batches give the loss '
+        'of the whole batch; pass loss_weight=, a function of the batch, to '
+        'PipelineUpdater')
+
+
+def _draws_initial_values(node: Any) -> bool:
+    """Whether a link gives its parameters values in this call."""
+    link = link_of(node)
+    return link is not None and any(
+        parameter._data[0] is None for parameter in link.params())
+
+
+def _is_alike(array: Any, expected: Any) -> bool:
+    """Whether an input matches what a trace expects, but for identity."""
+    if is_ghost(array):
+        return array.recipe is not None and (
+            array.recipe.sources == expected and bool(expected))
+    return type(expected) is tuple and len(expected) == 2 and (
+        expected == (array.shape, array.dtype))

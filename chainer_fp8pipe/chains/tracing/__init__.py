@@ -1,1 +1,0 @@
-"""The trace of a model: one run, written down call by call."""

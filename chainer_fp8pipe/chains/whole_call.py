@@ -1,0 +1,190 @@
+"""Links and functions that are run as one call, and never cut."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import chainer
+import numpy
+
+from ..intercept.function_calls import current
+from ..pipeline.backprop import Backprop, added
+from . import nested
+
+_NOTHING = numpy.zeros(1, 'f')
+_MARK = '_chainer_fp8pipe_atomic'
+
+
+def atomic(function: Any) -> Any:
+    """Marks a function, method or link that :func:`partition` must not cut.
+
+    One rank does all of a marked call, so that code inside of it may use
+    values: ``float(x.array)``, a boolean index, writing in place,
+    ``chainer.grad``.  Links that look at data are found without a mark.
+
+    Args:
+        function: Takes and returns variables, arrays, or lists, tuples and
+            dictionaries of these, and may use parameters of the model; a
+            link is marked and returned.
+
+    .. admonition:: Example
+
+        >>> import chainer.functions as F
+        >>> from chainer_fp8pipe import atomic
+        >>> @atomic
+        ... def clipped(x):
+        ...     return x * (2.0 if float(abs(x.array).max()) < 1 else 1.0)
+    """
+    if isinstance(function, chainer.Link):
+        vars(function)[_MARK] = True
+        return function
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        interceptor = current()
+        if interceptor is None:
+            return function(*args, **kwargs)
+        return interceptor.call_whole(function, args, kwargs)
+    return call
+
+
+def is_marked(link: chainer.Link) -> bool:
+    """Whether a link was marked by :func:`atomic`."""
+    return _MARK in vars(link)
+
+
+class WholeCall(chainer.FunctionNode):
+    """A link or function as one node of the graph.
+
+    Forward runs the function on variables of its own, and backward goes
+    through the graph between these and the outputs; gradients of parameters
+    go into the parameters.
+
+    Args:
+        function: Is run.
+        tree: Of its arguments.
+        given: Which leaves of the arguments are variables.  A further input
+            has backward called where no argument wants a gradient.
+    """
+
+    def __init__(self, function: Callable, tree: Any,
+                 given: tuple[bool, ...]) -> None:
+        self.run = function
+        self._arguments, self._given = tree, given
+        self.result: Any = None
+        self._kept: Any = None
+
+    @property
+    def label(self) -> str:
+        run = getattr(self.run, 'link', self.run)
+        if isinstance(run, chainer.Link):
+            return type(run).__name__
+        return getattr(run, '__name__', type(run).__name__)
+
+    def check_layout_forward(self, inputs: Any) -> None:
+        """Any layout will do."""
+
+    def forward(self, inputs: tuple) -> tuple:
+        self.retain_inputs(())
+        variables = [chainer.Variable(x, requires_grad=x.dtype.kind == 'f')
+                     for x in inputs]
+        args, kwargs = nested.rebuilt(self._arguments, [
+            variable if is_variable else variable.array
+            for variable, is_variable in zip(variables, self._given,
+                                             strict=False)])
+        keep = chainer.config.enable_backprop
+        # The function may compute gradients inside, also in a pass that is
+        # run again before backward and keeps no graph.
+        with chainer.using_config('enable_backprop',
+                                  keep or chainer.config.train):
+            outputs, self.result = nested.leaves(self.run(*args, **kwargs))
+        self.variables = tuple(isinstance(output, chainer.Variable)
+                               for output in outputs)
+        if keep:
+            self._kept = variables, outputs
+        return tuple(nested.array_of(output) for output in outputs)
+
+    def backward(self, indexes: tuple, gradients: tuple) -> tuple:
+        """Goes through the graph of the forward pass, and drops it."""
+        variables, outputs = self._kept
+        self._kept = None
+        inner = Backprop({}, _leave)
+        inner.run(added(
+            (output.node, None if gradient is None else gradient.array)
+            for output, gradient in zip(outputs, gradients, strict=True)
+            if isinstance(output, chainer.Variable)))
+        return tuple(
+            None if index >= len(self._given)
+            else _variable(inner.leaves.get(variables[index].node))
+            for index in indexes)
+
+
+def _leave(parameter: chainer.Parameter, gradient: Any) -> None:
+    """Adds to ``grad``, from which the chunk collects such gradients."""
+    parameter.grad = (gradient if parameter.grad is None
+                      else parameter.grad + gradient)
+
+
+def _variable(array: Any) -> chainer.Variable | None:
+    return None if array is None else chainer.Variable(
+        array, requires_grad=False)
+
+
+class Identity:
+    """Equal for the same function or link.
+
+    Functions of the same code are the same, whatever they close over.
+    """
+
+    def __init__(self, run: Any) -> None:
+        link = getattr(run, 'link', None)
+        function = getattr(run, '__func__', run)
+        self._key = (link if link is not None else
+                     getattr(run, '__self__', None),
+                     getattr(function, '__code__', None) or type(run))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and (
+            self._key[0] is other._key[0] and self._key[1] == other._key[1])
+
+    def __hash__(self) -> int:
+        return hash(self._key[1])
+
+    def __repr__(self) -> str:
+        """The same on all ranks."""
+        return str(getattr(self._key[1], 'co_name', self._key[1]))
+
+
+class LinkCall:
+    """A link's own call, without interception."""
+
+    def __init__(self, link: chainer.Link, original: Callable) -> None:
+        self.link, self._original = link, original
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._original(self.link, *args, **kwargs)
+
+
+def link_of(node: Any) -> chainer.Link | None:
+    """The link that a call runs as a whole; None: none."""
+    return getattr(getattr(node, 'run', None), 'link', None)
+
+
+def call_whole(function: Any, args: Any, kwargs: Any,
+               form_of: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
+    """Calls a function as one node, and returns what the function returns.
+
+    ``form_of`` gives the form of the result (see :class:`.TracedCall`) where
+    the interceptor has not run the node.
+    """
+    leaves, tree = nested.leaves((args, kwargs))
+    node = WholeCall(function, tree, tuple(
+        isinstance(leaf, chainer.Variable) for leaf in leaves))
+    # Backward is called, also where no argument wants a gradient.
+    outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
+    tree, variables = (form_of() if node.result is None
+                       else (node.result, node.variables))
+    return nested.rebuilt(tree, [
+        output if is_variable else nested.array_of(output)
+        for output, is_variable in zip(outputs, variables, strict=True)])

@@ -1,0 +1,587 @@
+"""What a trace says of a model, and what it leaves behind: nothing."""
+import sys
+import tracemalloc
+import weakref
+
+from chainer_fp8pipe import atomic, deferred
+from chainer_fp8pipe.chains import recorder
+from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
+from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.recorder import Tracer
+from chainer_fp8pipe.planning.calls import assign, order_of
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+
+from tests.models import MODELS
+
+X = numpy.random.RandomState(0).randn(6, 4).astype('f')
+T = numpy.zeros(6, 'i')
+
+
+def traced(model, *args, timed=False, **kwargs):
+    names = Names(model)
+    return Tracer(model, names).trace(
+        lambda: model(*args, **kwargs), timed=timed)
+
+
+def called(trace):
+    return [(call.name, call.link) for call in trace.calls]
+
+
+class Net(chainer.Chain):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        with self.init_scope():
+            self.one, self.two = L.Linear(4, 5), L.Linear(5, 3)
+            self.inner = Inner()
+
+    def forward(self, x):
+        return F.sum(self.two(self.function(self, self.one(x))))
+
+
+class Inner(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.linear = L.Linear(5, 5)
+            self.deepest = Looking()
+
+    def forward(self, x):
+        return self.deepest(self.linear(x))
+
+
+class Looking(chainer.Link):
+    def forward(self, x):
+        return x * float(x.array.max())
+
+
+def test_calls_are_those_of_the_model_with_their_links():
+    trace = traced(L.Classifier(chainer.Sequential(
+        L.Linear(4, 5), F.relu, L.Linear(5, 3))), X, T)
+    assert called(trace) == [
+        ('LinearFunction', '/predictor/0'), ('ReLU', '/predictor'),
+        ('LinearFunction', '/predictor/1'), ('SoftmaxCrossEntropy', '/'),
+        ('Accuracy', '/')]
+    assert [call.parameters for call in trace.calls] == [
+        ('/predictor/0/W', '/predictor/0/b'), (),
+        ('/predictor/1/W', '/predictor/1/b'), (), ()]
+    assert [source.call for call in trace.calls
+            for source in call.inputs] == [0, 1, 2, 2]
+    assert trace.result.shape == ()
+    assert trace.calls[1].outputs[0].shape == (6, 5)
+    assert trace.calls[0].outputs[0].wants
+
+
+@pytest.mark.parametrize('deferring', [False, True])
+def test_shapes_are_those_of_a_plain_run(deferring):
+    case = MODELS['unet']
+    batch = case.batch(numpy.random.RandomState(0), 2)
+    shapes = []
+
+    def noted(self, inputs, original=chainer.FunctionNode.apply):
+        outs = original(self, inputs)
+        shapes.append((self.label, [(out.shape, out.dtype) for out in outs]))
+        return outs
+    model = case.make()
+    case.loss(model, batch)             # finds its shapes
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chainer.FunctionNode, 'apply', noted)
+        case.loss(model, batch)
+    if deferring:
+        with deferred():
+            model = case.make()
+    trace = traced(model, *batch)
+    assert [(call.name, [(value.shape, value.dtype)
+                         for value in call.outputs.values()
+                         ][:len(call.ghosts)])
+            for call in trace.calls] == shapes
+
+
+def test_equal_calls_are_run_once():
+    runs = []
+
+    class Counted(chainer.FunctionNode):
+        def __init__(self, scale):
+            self.scale = scale
+
+        def forward(self, inputs):
+            runs.append(inputs[0].shape)
+            return inputs[0] * numpy.float32(self.scale),
+
+        def backward(self, indexes, gradients):
+            return gradients[0] * self.scale,
+
+    def several(model, h):
+        for scale in (2, 3, 2, 2, 3):
+            h, = Counted(scale).apply((h,))
+        return h + Counted(2).apply((h[:2],))[0][:1]
+    trace = traced(Net(several), X)
+    assert runs == [(6, 5)] * 2 + [(2, 5)]
+    assert sum(name == 'Counted' for name, _ in called(trace)) == 6
+
+
+class Given(chainer.FunctionNode):
+    """Has a function of the user's among its attributes."""
+
+    def __init__(self, function):
+        self.function_of_users = function
+
+    def forward(self, inputs):
+        return inputs
+
+
+def test_what_calls_were_given_is_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(recorder, '_MEASURED', 3)
+    model = chainer.Sequential(lambda x: Given(kept[-1]).apply((x,))[0])
+    tracer = Tracer(model, Names(model))
+    kept = []
+    for number in range(5):
+        kept.append(lambda number=number: number)
+        tracer.trace(lambda: model(X), timed=False)
+    kept = [weakref.ref(function) for function in kept]
+    assert [found() is None for found in kept] == [True] * 2 + [False] * 3
+
+
+@pytest.mark.parametrize('timed', [False, True])
+@pytest.mark.parametrize('name', [
+    'dropout_and_norms', 'stateful_lm', 'preactivation_resnet', 'regression',
+    'discrete', 'vector_quantised'])
+def test_the_model_is_as_it_was(name, timed):
+    """Running statistics, random numbers, state, values."""
+    case = MODELS[name]
+    numpy.random.seed(0)
+    model = case.make()
+    batch = case.batch(numpy.random.RandomState(1), case.samples)
+    with chainer.using_config('train', False):
+        case.loss(model, batch)         # finds its shapes
+
+    def state():
+        found = {}
+        for path, link in model.namedlinks():
+            for key, value in vars(link).items():
+                if isinstance(value, chainer.Parameter):
+                    value = value.array
+                if not isinstance(value, (set, list, chainer.Link)):
+                    found[path, key] = (id(value), numpy.copy(value)
+                                        if isinstance(value, numpy.ndarray)
+                                        else value)
+        return found, numpy.random.get_state()[1:3]
+    before, random = state()
+    traced(model, *batch, timed=timed)
+    after, random_after = state()
+    assert before.keys() == after.keys()
+    for key, (identity, value) in before.items():
+        assert after[key][0] == identity, key
+        if isinstance(value, numpy.ndarray):
+            numpy.testing.assert_array_equal(after[key][1], value, key)
+    numpy.testing.assert_array_equal(random[0], random_after[0])
+    assert random[1] == random_after[1]
+
+
+def test_a_link_that_looks_is_found_without_a_mark():
+    """The innermost one, and no more than it."""
+    trace = traced(Net(lambda net, h: net.inner(h)), X)
+    assert trace.atomic == {'/inner/deepest'}
+    assert called(trace) == [
+        ('LinearFunction', '/one'), ('LinearFunction', '/inner/linear'),
+        ('Looking', '/inner/deepest'), ('LinearFunction', '/two'),
+        ('Sum', '/')]
+    assert trace.calls[2].whole == ('/inner/deepest',)
+
+
+def test_parameters_inside_of_an_atomic_link_are_its_calls():
+    class Chosen(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.left, self.right = L.Linear(5, 5), L.Linear(5, 5)
+
+        def forward(self, h):
+            return (self.left if h.array.sum() > 0 else self.right)(h)
+    net = Net(lambda net, h: net.chosen(h))
+    with net.init_scope():
+        net.chosen = Chosen()
+    call = traced(net, X).calls[1]
+    assert call.name == 'Chosen'
+    assert sorted(call.parameters) == [
+        f'/chosen/{side}/{name}' for side in ('left', 'right')
+        for name in 'Wb']
+
+
+def test_a_look_in_the_models_own_forward_names_the_line_and_the_remedy():
+    def look(net, h):
+        return h if h.array.sum() > 0 else -h       # this line
+    with pytest.raises(GhostError) as caught:
+        traced(Net(look), X)
+    line = look.__code__.co_firstlineno + 1
+    assert f'{__file__}:{line}: ' in str(caught.value)
+    assert 'chainer_fp8pipe.atomic' in str(caught.value)
+    assert 'call 0 (LinearFunction in /one)' in str(caught.value)
+
+
+def test_a_marked_function_is_one_call():
+    @atomic
+    def look(net, h):
+        return h if h.array.sum() > 0 else -h
+    assert called(traced(Net(look), X))[1] == ('look', '/')
+
+
+def test_an_index_that_is_computed_is_no_riddle():
+    """NumPy reads the index of its own array past the ghost."""
+    class Quantised(chainer.Chain):
+        def forward(self, h):
+            return h * numpy.arange(5, dtype='f')[h.array.argmax(axis=1),
+                                                  None]
+    net = Net(lambda net, h: net.quantised(h))
+    with net.init_scope():
+        net.quantised = Quantised()
+    assert traced(net, X).atomic == {'/quantised'}
+    with pytest.raises(GhostError, match='atomic'):
+        traced(Net(lambda net, h: h * numpy.arange(5, dtype='f')[
+            h.array.argmax(axis=1), None]), X)
+
+
+def test_memory_around_a_part_of_an_array_is_not_read_from_afar():
+    """Another rank gets the part alone."""
+    def strided(net, h):
+        h = F.reshape(h[1:3], (5, 2))       # still the same memory
+        return F.reshape(F.as_strided(h, (6, 5), (5, 1), 0), (6, 5))
+    with pytest.raises(GhostError) as caught:
+        traced(Net(strided), X)
+    line = strided.__code__.co_firstlineno + 2
+    assert f'{__file__}:{line}: as_strided reads the memory' in str(
+        caught.value)
+    assert '(Reshape in /) is a part' in str(caught.value)
+    marked = traced(Net(atomic(strided)), X)
+    assert called(marked)[1] == ('strided', '/')
+
+
+def test_an_array_of_its_own_is_strided_anywhere():
+    trace = traced(Net(lambda net, h: F.as_strided(
+        F.transpose(h), (6, 5), (5, 1), 0)), X)
+    assert not trace.atomic
+
+
+def test_a_large_model_is_never_in_memory():
+    with deferred():
+        model = chainer.Sequential(
+            *(L.Linear(1500, 1500) for _ in range(6)), F.sum)
+    tracemalloc.start()
+    try:
+        trace = traced(model, numpy.zeros((2, 1500), 'f'))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # One layer's values and gradients at a time, of 9 MB each.
+    assert peak < 4 * 9e6
+    assert len(trace.calls) == 7
+    assert all(is_ghost(parameter._data[0]) for parameter in model.params())
+
+
+def test_memory_of_a_call_is_what_it_keeps_and_needs():
+    class Keeping(chainer.FunctionNode):
+        def forward(self, inputs):
+            self.kept = numpy.ones(250_000, 'f')
+            numpy.ones(1_000_000, 'f').sum()
+            self.retain_inputs((0,))
+            return inputs[0] * 2,
+
+        def backward(self, indexes, gradients):
+            return gradients[0] * 2,
+    trace = traced(Net(lambda net, h: Keeping().apply((h,))[0]), X)
+    call = trace.calls[1]
+    assert call.kept == pytest.approx(1e6, rel=.05)
+    assert call.temporary == pytest.approx(4e6, rel=.05)
+    assert call.retained == trace.calls[1].inputs
+
+
+def test_a_view_is_kept_in_the_memory_of_what_it_shows():
+    """The same array, read twice by functions that keep what they read."""
+    def viewed(net, h):
+        h = F.exp(h)
+        turned = F.transpose(F.reshape(h, (-1, 2)))
+        weights = F.transpose(net.two.W)
+        return (F.reshape(turned * turned, (-1, 5)) + h * h
+                + F.sum(weights * weights))
+    trace = traced(Net(viewed), X)
+    made, = (number for number, call in enumerate(trace.calls)
+             if call.name == 'exp')
+    assert [call.retained for call in trace.calls if call.name == '_ * _'] == [
+        ((made, 0),), ((made, 0),), ()]
+
+
+def test_times_are_taken_where_they_are_asked_for():
+    net = Net(lambda net, h: F.relu(h))
+    assert all(call.forward > 0 and call.backward > 0
+               for call in traced(net, X, timed=True).calls)
+    assert all(call.forward == call.backward == 0
+               for call in traced(net, X).calls)
+
+
+def test_what_draws_is_known():
+    def dropped(net, h):
+        return F.dropout(F.relu(h))
+    assert [call.name for call in traced(Net(dropped), X).calls
+            if call.draws] == ['Dropout']
+    with chainer.using_config('train', False):
+        assert not any(call.draws for call in traced(Net(dropped), X).calls)
+
+
+def test_a_parameter_that_is_not_the_models_is_named():
+    stranger = L.Linear(5, 5)
+    with pytest.raises(ValueError, match=r'test_trace.py:\d+: .* parameter '
+                       'that is not among its own; register it'):
+        traced(Net(lambda net, h: stranger(h)), X)
+
+
+def test_links_that_keep_running_values_stay_whole():
+    trace = traced(chainer.Sequential(
+        L.LayerNormalization(4), L.Linear(4, 5), L.BatchRenormalization(5),
+        L.Linear(5, 5), L.BatchNormalization(5), F.sum), X)
+    assert [call.name for call in trace.calls if call.whole] == [
+        'BatchRenormalizationFunction', 'BatchNormalization']
+    assert all(call.whole == (call.link,) for call in trace.calls
+               if call.whole)
+
+
+def test_what_reads_running_values_is_known():
+    norm = L.BatchNormalization(5)
+    net = Net(lambda net, h: net.norm(h) - norm.avg_mean[None])
+    with net.init_scope():
+        net.norm = norm
+    trace = traced(net, X)
+    assert [call.name for call in trace.calls if call.reads] == [
+        'BatchNormalization', '_ - _']
+    with chainer.using_config('train', False):
+        trace = traced(net, X)
+    assert [call.name for call in trace.calls if call.reads] == [
+        'FixedBatchNormalization', '_ - _']
+    assert {call.reads for call in trace.calls} == {(), ('/norm',)}
+    assert not any(call.whole for call in trace.calls)
+
+
+def test_running_values_inside_of_one_call_are_that_call_s():
+    class Normalising(Inner):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.norm = L.BatchNormalization(5)
+
+        def forward(self, x):
+            return Looking.forward(self, self.norm(x))
+    for between in (lambda net, h: net.late(h),
+                    atomic(lambda net, h: net.late.norm(h))):
+        net = Net(between)
+        with net.init_scope():
+            net.late = Normalising()
+        whole, = [call.whole for call in traced(net, X).calls if call.whole]
+        assert '/late/norm' in whole
+
+
+@pytest.mark.parametrize('length', [2, 5])
+def test_a_recurrent_model_is_in_the_order_of_its_layers(length):
+    """Also where some parameters are used from the second step on only."""
+    class Recurrent(chainer.Chain):
+        def __init__(self):
+            super().__init__()
+            with self.init_scope():
+                self.out = L.Linear(6, 2)
+                self.l2, self.l1 = L.LSTM(6, 6), L.LSTM(3, 6)
+                self.embed = L.EmbedID(9, 3)
+
+        def forward(self, words):
+            self.l1.reset_state()
+            self.l2.reset_state()
+            loss = 0
+            for word in words.T:
+                loss += F.sum(self.out(self.l2(self.l1(self.embed(word)))))
+            return loss
+    model = Recurrent()
+    trace = traced(model, numpy.zeros((2, 3), 'i'))
+    order = order_of(trace.calls)
+    assert [name.split('/')[1] for group in order for name in group] == (
+        ['embed'] + ['l1'] * 3 + ['l2'] * 3 + ['out'] * 2)
+    again = traced(model, numpy.zeros((2, length), 'i'))
+    cuts = [place for place in range(len(order))
+            if order[place][0].startswith(('/l2', '/out'))]
+    stages = assign(again.calls, order, [
+        (cuts[0], 0), (cuts[-1], 0)]).stages
+    assert {call.link.split('/')[1]: stage for call, stage
+            in zip(again.calls, stages, strict=True)
+            if call.parameters} == {'embed': 0, 'l1': 0, 'l2': 1, 'out': 2}
+
+
+def test_the_digest_tells_models_apart():
+    def digest(function, x=X):
+        return traced(Net(function), x).digest
+    relu = digest(lambda net, h: F.relu(h))
+    assert relu == digest(lambda net, h: F.relu(h))
+    for other in (digest(lambda net, h: F.tanh(h)),
+                  digest(lambda net, h: F.relu(h), X[:3]),
+                  digest(lambda net, h: F.relu(F.relu(h))),
+                  digest(lambda net, h: F.dropout(h, .2))):
+        assert other != relu
+    assert digest(lambda net, h: F.dropout(h, .2)) != digest(
+        lambda net, h: F.dropout(h, .3))
+
+
+def _written(array, value):
+    array[...] = value
+    return array
+
+
+def _labelled(h, labels):
+    return h * F.expand_dims(F.softmax_cross_entropy(
+        h, labels, reduce='no'), 1)
+
+
+#: Ways past NumPy's functions: C code reads an array without asking it.
+READS = {
+    'asarray': lambda net, h: F.where(
+        numpy.asarray(h.array > 0, dtype=bool), h, -h),
+    'array': lambda net, h: _labelled(
+        h, numpy.array(h.array.argmax(axis=1), 'i')),
+    'buffer': lambda net, h: _labelled(
+        h, _written(numpy.zeros(6, 'i'), h.array.argmax(axis=1))),
+    'condition': lambda net, h: h * F.sum(
+        net.one(X[h.array.argmax(axis=1) == 2])),
+    'mask': lambda net, h: F.where(
+        _written(numpy.zeros(h.shape, bool), h.array > 0), h, -h),
+    'numbers': lambda net, h: h * numpy.array(h.array),
+    'compared': lambda net, h: F.where(numpy.asarray(h.array) < 0, h, -h),
+    'of one': lambda net, h: F.where(
+        numpy.full((6, 5), numpy.asarray(h.array.sum()) < -.1), h, -h),
+    'position': lambda net, h: _labelled(
+        h, numpy.asarray(h.array).argmax(axis=1).astype('i')),
+    'constant': lambda net, h: h * float(numpy.asarray(h.array).max()),
+    'branch': lambda net, h: (
+        F.tanh if numpy.asarray(h.array).max() > 0 else F.relu)(h),
+    'index': lambda net, h: h[:, numpy.asarray(h.array[0]).argsort()],
+    'unsigned': lambda net, h: _labelled(
+        h, numpy.array(h.array.argmax(axis=1).astype('B')).astype('i') % 5),
+    'later': lambda net, h: F.where(
+        (h * 2).array * numpy.array(h.array) > 0, h, -h),
+    'more calls': lambda net, h: (
+        F.relu(h) if numpy.asarray(h.array > 0).any() else h),
+    'error': lambda net, h: h * [2.][
+        int(numpy.ptp(numpy.asarray(h.array > 0).astype('i')))],
+    'report': lambda net, h: chainer.report(
+        {'share': (numpy.asarray(h.array) > 0).mean()}, net) or h,
+}
+
+
+@pytest.mark.parametrize('name', READS)
+def test_data_that_c_code_reads_are_found(name):
+    with pytest.raises(GhostError, match='chainer_fp8pipe.atomic') as caught:
+        traced(Net(READS[name]), X)
+    assert 'test_trace.py:' in str(caught.value)
+    # The remedy.
+    traced(Net(atomic(READS[name])), X)
+
+
+RUNS = []
+
+
+def test_what_a_model_draws_itself_is_no_look():
+    """From a generator of its own, and from NumPy's."""
+    own = numpy.random.RandomState(0)
+
+    def noisy(net, h):
+        h = h + own.randn(6, 5).astype('f')
+        return F.where(numpy.random.rand(6, 5) > .5, h, -h)
+    assert len(traced(Net(noisy), X).calls) == 6
+
+
+def test_calls_are_not_run_again_to_find_looks():
+    RUNS.clear()
+
+    @atomic
+    def counted(net, h):
+        RUNS.append(1)
+        return h * 2
+    traced(Net(counted), X)
+    # Once for its figures, and twice to see that what it returns beside
+    # arrays does not depend on data.
+    assert len(RUNS) == 3
+
+
+def test_a_parameters_own_array_is_no_input():
+    with pytest.raises(GhostError, match=r'test_trace.py:\d+: the array of '
+                       'parameter /inner/linear/b is used.*atomic'):
+        traced(Net(lambda net, h: h * net.inner.linear.b.array), X)
+    with pytest.raises(GhostError, match='parameter /inner/linear/b is used'):
+        traced(Net(lambda net, h: h * (net.inner.linear.b.array * 2)), X)
+
+
+def test_equal_calls_are_equal_in_what_their_shapes_depend_on():
+    """Also where that is the values of arrays."""
+    class Longest(chainer.FunctionNode):
+        def forward(self, inputs):
+            x, lengths = inputs
+            return x[:, :lengths.max()],
+
+        def backward(self, indexes, gradients):
+            return F.pad(gradients[0], ((0, 0), (
+                0, 5 - gradients[0].shape[1])), 'constant'), None
+
+    def several(net, h):
+        made = [h[numpy.arange(6) >= place] for place in (1, 2)]
+        made += [F.split_axis(h, numpy.array([place]), 1)[0]
+                 for place in (1, 2)]
+        made += [h[True], h[1], h[:, 1:], h[:, 2:]]
+        made += [F.sum(h, axis=axis) for axis in (None, 0)]
+        made += [Longest().apply((h, numpy.full(6, length)))[0]
+                 for length in (2, 3)]
+        assert [one.shape for one in made] == [
+            (5, 5), (4, 5), (6, 1), (6, 2), (1, 6, 5), (5,), (6, 4), (6, 3),
+            (), (5,), (6, 2), (6, 3)]
+        return h
+    traced(Net(several), X)
+
+
+def test_words_do_not_make_other_calls():
+    runs = []
+
+    def embedded(net, h):
+        for word in range(4):
+            h = h + net.embed(numpy.full(6, word, 'i'))
+        return h
+    net = Net(embedded)
+    with net.init_scope():
+        net.embed = L.EmbedID(5, 5)
+    kind = F.connection.embed_id.EmbedIDFunction
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kind, 'forward', lambda self, inputs, original=(
+            kind.forward): runs.append(1) or original(self, inputs))
+        traced(net, X)
+    assert len(runs) == 1
+
+
+def test_an_index_of_computed_conditions_is_a_look():
+    with pytest.raises(GhostError, match='indexing by a condition'):
+        traced(Net(lambda net, h: F.get_item(h, h.array > 0)), X)
+
+
+class Around(chainer.Chain):
+    def __init__(self, inner):
+        super().__init__()
+        with self.init_scope():
+            self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+def test_links_may_be_nested_as_deeply_as_in_plain_chainer():
+    model = L.Linear(4, 3)
+    for _ in range(250):
+        model = Around(model)
+    limit = sys.getrecursionlimit()
+    model(X)
+    assert len(traced(model, X).calls) == 251
+    assert sys.getrecursionlimit() == limit
