@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import chainer
 
 from ..intercept.function_calls import intercepting
-from ..pipeline.backprop import Tape
+from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.block import Arrays
 from ..pipeline.randomness import Place, at
 from ..planning.calls import Source
 from . import nested
@@ -20,6 +20,7 @@ from .link_state import Attribute, LinkState, saved
 from .names import Names, reporter_of
 from .program import StagedTrace
 from .replay import Rehearsal, Run
+from .trace import TracedCall
 from .valueless_parameters import settled, untouched
 
 #: Seeds what Python draws between calls, in place of a call's number.
@@ -189,31 +190,25 @@ class ChainPart:
         self._passes, self._chunk = passes, chunk
         self._parameters = parameters
 
-    def record(self, micro_batch: int, inputs: Arrays,
-               wanted: tuple[bool, ...] | None, place: Place
+    def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
-        """See :meth:`.Block.record`."""
+        """See :meth:`.Part.record`."""
         variables, outputs, run = self._run(micro_batch, inputs, place)
         inner = {self._parameters[name].node for name
                  in self._passes.micro_batches[micro_batch].program.inner
                  if name in self._parameters}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
-        return (Tape(variables, outputs, uses),
+        return (Tape(variables, outputs, uses,
+                     said=functools.partial(_said, run.own, self.name)),
                 tuple([output.array for output in outputs]))
 
-    def infer(self, micro_batch: int, inputs: Arrays,
-              place: Place) -> Arrays:
-        """See :meth:`.Block.infer`."""
-        _, outputs, _ = self._run(micro_batch, inputs, place)
-        return tuple([output.array for output in outputs])
-
     def params(self) -> Iterable[chainer.Parameter]:
-        """See :meth:`.Block.params`."""
+        """See :meth:`.Part.params`."""
         return self._parameters.values()
 
     def links(self) -> Iterable[chainer.Link]:
-        """See :meth:`.Block.links`."""
+        """See :meth:`.Part.links`."""
         return self._passes.names.links.values()
 
     def _run(self, number: int, inputs: Arrays, place: Place
@@ -298,6 +293,11 @@ class ChainPart:
                     into[Source(number, 0)] = run.real(
                         nested.array_of(found))
                 number += 1
+
+
+def _said(own: dict[int, TracedCall], name: str, function: Any) -> str:
+    call = own.get(id(function))
+    return f'{call.name} in {call.link}, on {name}' if call else name
 
 
 @contextlib.contextmanager

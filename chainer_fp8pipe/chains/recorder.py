@@ -29,7 +29,7 @@ from ..intercept.function_calls import (
     intercepting,
 )
 from ..intercept.initial_values import creating
-from ..pipeline.chunk import why_once
+from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import preserved
 from ..planning.calls import Source, Value
 from . import collectives, nested

@@ -167,6 +167,7 @@ class Run(Replay):
         made: The wanted values that were made here.
         uses: How many of the calls that were done use a parameter, by its
             node.
+        own: The calls that were done, by the ids of their functions.
     """
 
     def __init__(self, trace: Trace, stages: tuple[int, ...], chunk: int,
@@ -176,10 +177,10 @@ class Run(Replay):
         super().__init__(trace, names)
         self.made: dict[Source, chainer.Variable] = {}
         self.uses: collections.Counter[Any] = collections.Counter()
+        self.own: dict[int, TracedCall] = {}
         self._stages, self._chunk, self._received = stages, chunk, received
         self._wanted, self._asked = wanted, {one.call for one in wanted}
         self._place, self._where = place, where
-        self._own: set[int] = set()     # ids of the functions that were run
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
@@ -277,7 +278,7 @@ class Run(Replay):
             elif isinstance(x, chainer.Variable):
                 creator = x.creator_node
                 # Backward would go through an earlier micro-batch's graph.
-                if creator is not None and id(creator) not in self._own:
+                if creator is not None and id(creator) not in self.own:
                     raise ValueError(
                         f'{user_line()}: a variable of an earlier batch or '
                         'micro-batch is used, with its graph; keep state in '
@@ -315,7 +316,7 @@ class Run(Replay):
                 source = Source(number, index)
                 if source in self._wanted:
                     self.made[source] = out
-        self._own.add(id(node))
+        self.own[id(node)] = call
         for name in call.attributes:
             source = Source(number, name)
             if source in self._wanted:

@@ -1,16 +1,30 @@
-"""The way back through a graph, function by function, in Chainer's order.
-
-Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) looks up hooks,
-devices and sums for each function, and writes the gradients of parameters at
-its end.  :class:`Backprop` visits the same functions in the same order and
-makes the same sums, so gradients have the same bits; but each parameter's
-gradient is handed over as soon as it is final, and the gradients of weights,
-which no other function needs, can be put off.
-
-Every block runs on variables of its own: the graph is cut between blocks.  So
-a gradient is final as soon as its block is through, and the input half of a
-backward pass can be run without the weight half.
-"""
+"""The way back through a graph, function by function, in Chainer's order."""
+# Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) looks up
+# hooks, devices and sums for each function, and writes the gradients of
+# parameters at its end.  `Backprop` visits the same functions in the same
+# order and makes the same sums; but each parameter's gradient is handed over
+# as soon as it is final, and the gradients of weights, which no other
+# function needs, can be put off: for the weight half of a zero-bubble
+# schedule, or as factors.
+#
+# A gradient of a fully connected layer's weight is a product of two matrices,
+# g^T x.  For several small micro-batches it is one product of what they have
+# stacked, which runs faster, and saves the addition of a result as large as
+# the weight for each of them: of a step of the paper's network in 64
+# micro-batches that is a third.  So the factors are handed over in place of
+# the product, and `GradientSums` multiplies.  The layer's other gradient,
+# g W, is computed here as well, without the three functions that Chainer
+# calls for it.
+#
+# Every part of a model runs on variables of its own: the graph is cut between
+# parts.  So a gradient is final as soon as its part is through.
+#
+# Chainer's order is that of ranks, the lengths of the ways from the inputs.
+# They begin anew where a graph is cut, so that the gradients of a variable
+# which several functions use would be added in another order, and rounded
+# otherwise, than without the cut.  Where the functions are numbered in the
+# order of their calls, the pass goes through them backwards in that order,
+# which no cut changes.
 from __future__ import annotations
 
 import contextlib
@@ -19,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import chainer
+import numpy
 from chainer import _backprop_utils
 from chainer.functions.connection import (
     convolution_2d,
@@ -30,8 +45,9 @@ from chainer.functions.connection import (
 )
 
 from ..intercept.unchecked_calls import is_watched
-from .block import Arrays
 from .gradient_sums import GradientSums
+
+Arrays = tuple[Any, ...]        # of arrays; None where there is none
 
 #: Functions whose gradients of input and weights have no work in common.
 SEPARABLE = frozenset((
@@ -47,6 +63,10 @@ _PLAIN = chainer.FunctionNode.backward_accumulate
 
 #: Called with a parameter and its gradient, an array.
 Take = Callable[[chainer.Parameter, Any], None]
+
+#: Called with a weight, its bias or None, and the factors of the gradient.
+TakeProduct = Callable[
+    [chainer.Parameter, 'chainer.Parameter | None', Any, Any], None]
 
 
 class LapClock(Protocol):
@@ -69,17 +89,24 @@ class Backprop:
         take: Called with each parameter's gradient.
         defer: Put off the gradients of weights, see :data:`SEPARABLE`.
         clock: Times the functions, if not None.
+        take_product: Called with the factors of gradients, if not None.
+        numbers: In which order functions were called, by their ids; None:
+            Chainer's order.
 
     Attributes:
         leaves: The gradients of leaves that are no parameters, by node.
+        now: The function that was visited last.
     """
 
     def __init__(self, uses: Mapping[Any, int], take: Take,
-                 defer: bool = False,
-                 clock: LapClock | None = None) -> None:
+                 defer: bool = False, clock: LapClock | None = None,
+                 take_product: TakeProduct | None = None,
+                 numbers: Mapping[int, int] | None = None) -> None:
         self.leaves: dict[Any, Any] = {}
+        self.now: Any = None
         self._uses, self._take = dict(uses), take
         self._defer, self._clock = defer, clock
+        self._take_product, self._numbers = take_product, numbers
         self._gradients: dict[Any, list[Any]] = {}
         self._put_off: list[tuple[Any, list[int], tuple]] = []
         self._functions: list[tuple[int, int, Any]] = []
@@ -121,8 +148,10 @@ class Backprop:
 
     def _push(self, function: Any) -> None:
         if function not in self._seen:
+            after = (function.rank if self._numbers is None
+                     else self._numbers[id(function)])
             heapq.heappush(self._functions,
-                           (-function.rank, len(self._seen), function))
+                           (-after, len(self._seen), function))
             self._seen.add(function)
 
     def _visit(self, function: Any) -> None:
@@ -144,13 +173,15 @@ class Backprop:
     def _apply(self, function: Any, indexes: list[int],
                gradients: tuple) -> None:
         """Runs a function's backward and adds its gradients up."""
+        self.now = function
+        if type(function) is linear.LinearFunction:
+            indexes = self._apply_linear(function, indexes, gradients)
         inputs = function.inputs
         lists = {inputs[index]: self._gradients.setdefault(inputs[index], [])
                  for index in indexes}
-        if is_watched(function):
-            _watched_step(function, tuple(indexes), gradients, lists)
-        else:
-            _step(function, tuple(indexes), gradients, lists)
+        if indexes:
+            (_watched_step if is_watched(function) else _step)(
+                function, tuple(indexes), gradients, lists)
         if self._clock is not None:
             self._clock.backward(function)
         for node, found in lists.items():
@@ -158,13 +189,43 @@ class Backprop:
                 _sum(found)
             if found:
                 _check(function, node, found)
-            if node._creator_node is not None:
-                if found:
+                if node._creator_node is not None:
                     self._push(node._creator_node)
-            elif node in self._uses:
+            if node in self._uses:
                 self._uses[node] -= 1
                 if self._uses[node] == 0:
                     self._hand_over(node)
+
+    def _apply_linear(self, function: Any, indexes: list[int],
+                      gradients: tuple) -> list[int]:
+        """Hands over factors in place of gradients, where that can be.
+
+        Returns the indexes of the inputs whose gradients are left to Chainer.
+        """
+        if self._take_product is None or is_watched(function):
+            return indexes
+        gradient, = gradients
+        nodes, parameters = function.inputs[1:], []
+        for index, node in enumerate(nodes, 1):
+            if index in indexes:
+                parameter = node.get_variable_or_none()
+                if self._uses.get(node) != 1 or self._gradients.get(node) or (
+                        not isinstance(parameter, chainer.Parameter)):
+                    return indexes
+                parameters.append(parameter)
+        x, weight = [variable.array
+                     for variable in function.get_retained_inputs()]
+        if gradient is None or 1 not in indexes or not all(
+                type(array) is numpy.ndarray and array.dtype == numpy.float32
+                for array in (gradient.array, x, weight)):
+            return indexes
+        for node in nodes:
+            if node in self._uses:
+                self._uses[node] = 0
+        self._take_product(parameters[0],
+                           parameters[1] if len(parameters) > 1 else None,
+                           gradient.array, x)
+        return [index for index in indexes if index == 0]
 
     # --- leaves --------------------------------------------------------------
 
@@ -200,21 +261,32 @@ class Tape:
             whose gradients are complete with this pass; see
             :class:`.Backprop`.
         clock: Times the functions, if not None.
+        said: Names the layer or call that has made a function.
+        numbers: See :class:`.Backprop`.
 
     Attributes:
         wants: For each output, whether its gradient is of use.
+        at: The layer or call that a pass has come to, where it is known.
     """
 
     def __init__(self, inputs: tuple[chainer.Variable, ...],
                  outputs: tuple[chainer.Variable, ...],
                  uses: Mapping[Any, int] | None = None,
-                 clock: LapClock | None = None) -> None:
+                 clock: LapClock | None = None,
+                 said: Callable[[Any], str] | None = None,
+                 numbers: Mapping[int, int] | None = None) -> None:
         self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
                            for output in outputs)
         self._inputs = tuple(variable.node for variable in inputs)
         self._outputs = tuple(output.node for output in outputs)
         self._uses, self._clock = uses or {}, clock
+        self._said, self._numbers = said, numbers
         self._pass: Backprop | None = None
+
+    @property
+    def at(self) -> str:
+        now = self._pass.now if self._pass else None
+        return '' if now is None or self._said is None else self._said(now)
 
     def backward(self, gradients: Arrays, sums: GradientSums,
                  defer: bool = False) -> Arrays:
@@ -226,17 +298,17 @@ class Tape:
                 parameters, by passes inside of functions.
             defer: Leave out what :meth:`backward_weight` can do later.
         """
-        backprop = Backprop(self._uses, sums.take, defer, self._clock)
+        # Where each call is timed, each does its work itself.
+        self._pass = backprop = Backprop(
+            self._uses, sums.take, defer, self._clock,
+            None if self._clock else sums.take_product, self._numbers)
         backprop.run(added(zip(self._outputs, gradients, strict=True)))
-        if defer:
-            self._pass = backprop
         return tuple(backprop.leaves.get(node) for node in self._inputs)
 
     def backward_weight(self, sums: GradientSums) -> None:
         """Computes what :meth:`backward` with ``defer`` left out."""
         if self._pass is not None:
             self._pass.weights()
-            self._pass = None
 
 
 def added(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import chainer
 import numpy
+from chainer.link_hooks import SpectralNormalization
 from chainer.links import BatchNormalization, BatchRenormalization
 from chainermn.links import MultiNodeBatchNormalization
 
@@ -111,12 +112,12 @@ class BatchStatistics(chainer.LinkHook):
 
 
 @contextlib.contextmanager
-def recomputing(blocks: Iterable[Any]) -> Iterator[None]:
+def recomputing(links: Iterable[chainer.Link]) -> Iterator[None]:
     """Has forward passes inside leave all running averages alone.
 
     Chainer's links look at the configuration; ChainerMN's do not.
     """
-    links = [link for block in blocks for link in block.links()]
+    links = list(links)
     before = [
         (link, link.avg_mean.copy(), link.avg_var.copy(), link.N)
         for link in links if isinstance(link, MultiNodeBatchNormalization)]
@@ -146,6 +147,20 @@ def _renormalising(links: Iterable[chainer.Link]) -> Iterator[None]:
     finally:
         for link in found:
             del link._prev_avg_mean, link._prev_avg_var
+
+
+def why_once(link: chainer.Link) -> str:
+    """Why a link must not run forward twice for a batch; '' if it may."""
+    if isinstance(link, BatchRenormalization):
+        return ('batch renormalisation, which reads its running averages in '
+                'the forward pass')
+    # The public attribute makes an empty dictionary where there is none.
+    hooks = link._local_link_hooks or {}
+    if any(isinstance(hook, SpectralNormalization)
+           for hook in hooks.values()):
+        return ('spectral normalisation, whose vectors move on with every '
+                'forward pass')
+    return ''
 
 
 def _counts(link: Any) -> bool:

@@ -4,10 +4,9 @@ from __future__ import annotations
 import collections
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
-import chainer.links as L
 import numpy
 
 #: Samples with which a matrix product runs at full speed, and takes much
@@ -16,6 +15,14 @@ ENOUGH = 256
 
 #: Called with a parameter and its gradient, which is final.
 Final = Callable[[chainer.Parameter, Any], None]
+
+
+class _Product(NamedTuple):
+    """Factors of the gradients of a weight and a bias, put off."""
+
+    weight: chainer.Parameter
+    bias: chainer.Parameter | None
+    parts: list[tuple[numpy.ndarray, numpy.ndarray]]
 
 
 class GradientSums:
@@ -27,63 +34,51 @@ class GradientSums:
     come in their order on every rank, so the sum has the same bits whatever
     the cut.  float16 is summed in float32.
 
-    The gradients of a fully connected layer for several small micro-batches
-    are one product of matrices.  Which micro-batches go together depends on
-    their sizes and on :meth:`settle` only.
+    The gradients of a weight for several small micro-batches are one product
+    of matrices.  Which micro-batches go together depends on their sizes and
+    on :meth:`settle` only.
+
+    Attributes:
+        last: Whether the step's last micro-batch is on its way back.
     """
 
     def __init__(self) -> None:
-        self._products: dict[int, tuple[L.Linear, list[Any]]] = {}
+        self.last = False
+        self._products: dict[int, _Product] = {}
         self._buffers: dict[int, Any] = {}
         self._parameters: dict[int, chainer.Parameter] = {}
         self._to_come: collections.Counter[int] = collections.Counter()
         self._final: Final | None = None
-        #: Whether the step's last micro-batch is on its way back.
-        self.last = False
         self._results: dict[int, Any] = {}
 
-    def begin(self, blocks: Iterable[Any], final: Final | None) -> None:
+    def begin(self, parts: Iterable[list[chainer.Parameter]],
+              final: Final | None) -> None:
         """Starts a step.
 
         Args:
-            blocks: All blocks of this rank, or links; one that is run twice
-                comes twice.  :meth:`through` must be called for each.
+            parts: The parameters of each part of the model on this rank.
+                :meth:`through` must be called for each.
             final: Called for each parameter, if not None, with the array that
                 will be its gradient, when nothing more will be added.
         """
         self._final = final
         self._to_come = collections.Counter(
-            key for block in blocks for key in _parameters(block))
+            id(parameter) for part in parts for parameter in part)
 
-    def through(self, block: Any) -> None:
-        """Notes that the last micro-batch is through a block."""
-        done = []
-        for key, parameter in _parameters(block).items():
-            if not self._to_come[key]:      # taken already
-                continue
-            self._to_come[key] -= 1
-            if self._to_come[key] == 0:
-                done.append(parameter)
-        if not done:
-            return
-        self.collect(done)
-        keys = set(map(id, done))
-        self._settle([other for other, _ in tuple(self._products.values())
-                      if keys.intersection(_parameters(other))])
-        for parameter in done:
-            if self._final and id(parameter) in self._parameters:
-                self._final(parameter, self._result(parameter))
+    def through(self, parameters: list[chainer.Parameter]) -> None:
+        """Notes that the last micro-batch is through a part."""
+        for parameter in parameters:
+            if self._to_come[id(parameter)] == 1:
+                self._finish(parameter)
+            self._to_come[id(parameter)] -= 1
 
     def take(self, parameter: chainer.Parameter, gradient: Any) -> None:
-        """As :meth:`add`, for the whole gradient of one block.
+        """As :meth:`add`, for the whole gradient of one part.
 
-        In the last micro-batch the sum is final if no other block adds to it.
+        In the last micro-batch the sum is final if no other part adds to it.
         """
         self.add(parameter, gradient)
-        if self.last and self._final and (
-                self._to_come.get(id(parameter)) == 1):
-            self._to_come[id(parameter)] = 0
-            self._final(parameter, self._result(parameter))
+        self._taken(parameter)
 
     def add(self, parameter: chainer.Parameter, gradient: Any) -> None:
         """Adds a micro-batch's gradient; the array is only read."""
@@ -93,34 +88,46 @@ class GradientSums:
         else:
             buffer[...] = gradient
 
-    def add_product(self, layer: L.Linear, gradient: numpy.ndarray,
-                    inputs: numpy.ndarray) -> None:
-        """Adds the gradients of a fully connected layer's parameters.
+    def take_product(self, weight: chainer.Parameter,
+                     bias: chainer.Parameter | None,
+                     gradient: numpy.ndarray, inputs: numpy.ndarray) -> None:
+        """As :meth:`take`, for the parameters of a fully connected layer.
 
         Both arrays are kept, and must not be changed, until there are
         :data:`ENOUGH` samples, or :meth:`settle` or :meth:`finish` is called.
 
         Args:
-            layer: With parameters of float32.
-            gradient: Of its output, float32[samples, outputs].
+            weight: float32[outputs, inputs].
+            bias: float32[outputs]; None: there is none.
+            gradient: Of the layer's output, float32[samples, outputs].
             inputs: float32[samples, inputs].
         """
-        _, parts = self._products.setdefault(id(layer), (layer, []))
-        parts.append((gradient, inputs))
-        if sum(len(part) for part, _ in parts) >= ENOUGH:
-            self._settle([layer])
+        product = self._products.get(id(weight))
+        if product is None or product.bias is not bias:
+            # One of them may belong to another product, too.
+            self.settle((weight, bias))
+            product = _Product(weight, bias, [])
+            self._products[id(weight)] = product
+            if bias is not None:
+                self._products[id(bias)] = product
+        product.parts.append((gradient, inputs))
+        if sum(len(part) for part, _ in product.parts) >= ENOUGH:
+            self.settle([weight])
+        self._taken(weight)
+        if bias is not None:
+            self._taken(bias)
 
-    def settle(self, blocks: Iterable[Any]) -> None:
-        """Adds the products that are kept of these blocks' links."""
-        self._settle(link for block in blocks for link in block.links())
+    def settle(self, parameters: Iterable[chainer.Parameter | None]) -> None:
+        """Adds the products that are kept of these parameters."""
+        for parameter in parameters:
+            product = (None if parameter is None
+                       else self._products.get(id(parameter)))
+            if product is not None:
+                for one in (product.weight, product.bias):
+                    self._products.pop(id(one), None)
+                self._multiply(*product)
 
-    def _settle(self, layers: Iterable[Any]) -> None:
-        for layer in layers:
-            _, parts = self._products.pop(id(layer), (None, []))
-            if parts:
-                self._multiply(layer, *map(_joined, zip(*parts, strict=True)))
-
-    def collect(self, parameters: list[chainer.Parameter]) -> None:
+    def collect(self, parameters: Iterable[chainer.Parameter]) -> None:
         """Moves the gradients that Chainer's backward left into the sums."""
         for parameter in parameters:
             if parameter.array is not None and parameter.grad is not None:
@@ -129,21 +136,34 @@ class GradientSums:
 
     def finish(self, loss_scale: float | None) -> None:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
-        self._settle([layer for layer, _ in self._products.values()])
+        self.settle([product.weight
+                     for product in tuple(self._products.values())])
         for parameter in self._parameters.values():
             parameter.grad = self._result(parameter)
             parameter._loss_scale = loss_scale
-        self._clear()
+        self.forget()
 
     def forget(self) -> None:
         """Starts anew, after a step that failed."""
         self._products.clear()
-        self._clear()
-
-    def _clear(self) -> None:
         self._parameters.clear()
         self._results.clear()
         self._final = None
+
+    # --- details ------------------------------------------------------------
+
+    def _taken(self, parameter: chainer.Parameter) -> None:
+        if self.last and self._to_come[id(parameter)] == 1:
+            self._to_come[id(parameter)] = 0
+            self._finish(parameter)
+
+    def _finish(self, parameter: chainer.Parameter) -> None:
+        """Nothing more is to be added."""
+        # A function may have left a part of it, as F.forget does.
+        self.collect([parameter])
+        self.settle([parameter])
+        if self._final and id(parameter) in self._parameters:
+            self._final(parameter, self._result(parameter))
 
     def _result(self, parameter: chainer.Parameter) -> Any:
         """The array that will be the parameter's gradient."""
@@ -153,15 +173,16 @@ class GradientSums:
                 parameter.dtype, copy=False)
         return self._results[key]
 
-    def _multiply(self, layer: L.Linear, gradient: numpy.ndarray,
-                  inputs: numpy.ndarray) -> None:
-        buffer, started = self._buffer(layer.W, layer.W.array)
+    def _multiply(self, weight: chainer.Parameter,
+                  bias: chainer.Parameter | None, parts: list[Any]) -> None:
+        gradient, inputs = map(_joined, zip(*parts, strict=True))
+        buffer, started = self._buffer(weight, weight.array)
         if started:
             buffer += gradient.T.dot(inputs)
         else:
             numpy.dot(gradient.T, inputs, out=buffer)
-        if layer.b is not None:
-            self.add(layer.b, gradient.sum(axis=0))
+        if bias is not None:
+            self.add(bias, gradient.sum(axis=0))
 
     def _buffer(self, parameter: chainer.Parameter, like: Any
                 ) -> tuple[Any, bool]:
@@ -187,10 +208,6 @@ def _references(buffers: dict[int, Any], key: int) -> int:
 
 #: What an array has that nobody else holds; interpreters count differently.
 _ONLY_HERE = _references({0: numpy.empty(0)}, 0)
-
-
-def _parameters(block: Any) -> dict[int, chainer.Parameter]:
-    return {id(parameter): parameter for parameter in block.params()}
 
 
 def _joined(parts: tuple[numpy.ndarray, ...]) -> numpy.ndarray:

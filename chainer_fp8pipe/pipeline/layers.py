@@ -1,15 +1,45 @@
-"""Layers in messages: names, the error that names one, what one returns."""
+"""Some layers of a ``Divisible`` as a part of a pipeline."""
+# A list of layers is cut where it was told, and each of its layers needs
+# nothing but what the one before it returns.  So a rank runs the layers that
+# it has, on variables of its own; unlike a Chain, whose calls are to be found
+# out first, it needs no trace, no stand-ins for what other ranks have, and
+# nothing of a batch but the inputs of its own layers.  (For a time every rank
+# went through all layers, as those of a Chain do: that cost the paper's
+# network 5 to 10 % of a step.)
+#
+# All layers of a part are in one graph.  An interceptor sees their functions
+# as they are called: it calls them without Chainer's checks, counts how often
+# they use a parameter, so that `Backprop` knows when its gradient is final,
+# numbers them, so that it adds in the same order whatever the cut, and notes
+# which layer has called a function, for messages.
 from __future__ import annotations
 
+import bisect
+import collections
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+
+from ..intercept import unchecked_calls
+from ..intercept.function_calls import Interceptor, intercepting
+from .backprop import Arrays, Tape
+from .batch_statistics import BatchStatistics
+from .randomness import Place, at
 
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
+
+#: Layers that draw no random numbers once their parameters are there, and so
+#: are run without seeding, which costs as much as a small layer.
+_STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
+                L.BatchNormalization, L.LayerNormalization)
+_STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
 
 
 class LayerError(RuntimeError):
@@ -25,14 +55,15 @@ def layer_name(index: int, layer: Any) -> str:
 
 
 @contextlib.contextmanager
-def blame(name: str, micro_batch: int) -> Iterator[None]:
+def blame(name: str | Callable[[], str], micro_batch: int) -> Iterator[None]:
     """Turns an exception inside into a :class:`LayerError` with the name."""
     try:
         yield
     except LayerError:
         raise
     except Exception as error:
-        raise LayerError(f'{name}, micro-batch {micro_batch}: '
+        said = name if isinstance(name, str) else name()
+        raise LayerError(f'{said}, micro-batch {micro_batch}: '
                          f'{type(error).__name__}: {error}') from error
 
 
@@ -47,12 +78,8 @@ def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
     Raises:
         TypeError: The next layer could not take the value.
     """
-    check_returned(value)
-    return tuple(map(chainer.as_variable, as_tuple(value)))
-
-
-def check_returned(value: Any) -> None:
-    """Raises TypeError if no layer could take what a layer has returned."""
+    if type(value) is chainer.Variable:
+        return (value,)
     for item in as_tuple(value):
         if not isinstance(item, (chainer.Variable,
                                  *chainer.get_array_types())):
@@ -62,3 +89,154 @@ def check_returned(value: Any) -> None:
                 'or a tuple of these')
     if isinstance(value, (tuple, list)) and not value:
         raise TypeError('it returned nothing, an empty tuple')
+    return tuple(map(chainer.as_variable, as_tuple(value)))
+
+
+class LayersPart:
+    """A :class:`.Part` of consecutive layers, and of the loss behind them.
+
+    Args:
+        layers: With their indexes in the whole model.
+        seed: Of parameters that get their shape from the first input.
+        xp: ``numpy`` or ``cupy``: where the layers are.
+        loss: ``loss(micro_batch, outputs, seeded)`` behind the last layer;
+            ``seeded()`` is a block to draw in.
+    """
+
+    def __init__(self, layers: Sequence[Layer], *, seed: int = 0,
+                 xp: Any = numpy, loss: Callable | None = None) -> None:
+        self._layers = [(index, layer, layer_name(index, layer))
+                        for index, layer in layers]
+        names = self._layers[0][2], self._layers[-1][2]
+        self.name = ' to '.join(dict.fromkeys(names))
+        self._seed, self._xp = seed, xp
+        #: None: the outputs are what is wanted.
+        self.loss = loss
+        self._ready: set[int] = set()   # layers that have their parameters
+
+    def record(self, micro_batch: int, inputs: Arrays, place: Place
+               ) -> tuple[Tape, Arrays]:
+        """See :meth:`.Part.record`."""
+        index = self._layers[0][0]
+        # Also without a graph the layers are called with variables: for
+        # arrays some functions return another dtype, and in-place operators
+        # change the array, where those of a variable make a new one.
+        variables = values = tuple([
+            chainer.Variable(array, requires_grad=index > 0
+                             and array.dtype.kind == 'f')
+            for array in inputs])
+        calls, draws = _Calls(), _hooks_may_draw()
+        with intercepting(calls), blame(lambda: calls.now, micro_batch):
+            for index, layer, name in self._layers:
+                calls.begin(name)
+                if draws or index not in self._ready or _draws(layer):
+                    with self._seeded(index, layer, place):
+                        values = as_variables(layer(*values))
+                else:
+                    values = as_variables(layer(*values))
+            if self.loss is not None:
+                calls.begin('the loss')
+                values = self.loss(micro_batch, values, lambda: at(
+                    place._replace(layer=index + 1), self._xp))
+        return (Tape(variables, values, calls.final_uses(), said=calls.said,
+                     numbers=calls.numbers),
+                tuple([value.array for value in values]))
+
+    def params(self) -> Iterable[chainer.Parameter]:
+        """See :meth:`.Part.params`."""
+        return {id(parameter): parameter for _, layer, _ in self._layers
+                if isinstance(layer, chainer.Link)
+                for parameter in layer.params()}.values()
+
+    def links(self) -> Iterable[chainer.Link]:
+        """See :meth:`.Part.links`."""
+        return [link for _, layer, _ in self._layers
+                if isinstance(layer, chainer.Link) for link in layer.links()]
+
+    def _seeded(self, index: int, layer: Any, place: Place
+                ) -> contextlib.AbstractContextManager[None]:
+        """A block in which a layer draws what belongs to its place."""
+        initial = None
+        if isinstance(layer, chainer.Link) and any(
+                parameter.array is None for parameter in layer.params()):
+            # Initial values must be the same on every replica.
+            initial = Place(self._seed, 0, index, 0)
+        else:
+            self._ready.add(index)
+        return at(place._replace(layer=index), self._xp, initial)
+
+
+class _Calls(Interceptor):
+    """Calls the functions of layers, numbers them, and counts parameters.
+
+    Attributes:
+        now: The name of the layer that runs.
+        numbers: In which order functions were called, by their ids.
+    """
+
+    def __init__(self) -> None:
+        self.now = ''
+        self.numbers: dict[int, int] = {}
+        self._number = 0
+        # The number of each layer's first function, and its name.
+        self._starts: list[int] = []
+        self._names: list[str] = []
+        self._uses: collections.Counter[Any] = collections.Counter()
+        self._inner: set[Any] = set()
+        self._inside = False
+
+    def begin(self, name: str) -> None:
+        """The functions that follow are called by this layer."""
+        self.now = name
+        self._starts.append(self._number)
+        self._names.append(name)
+
+    def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
+        parameters = []
+        for x in inputs:
+            if isinstance(x, chainer.Parameter):
+                parameters.append(x.node)
+            elif isinstance(x, chainer.Variable) and not self._inside:
+                creator = x._node._creator_node
+                # Backward would go through another part's graph.
+                if creator is not None and id(creator) not in self.numbers:
+                    raise ValueError(
+                        'it uses a variable of another layer or of an '
+                        'earlier batch, with its graph; hand it on from '
+                        'layer to layer, as one of a tuple')
+        if self._inside:        # of a function that calls others
+            self._inner.update(parameters)
+            return unchecked_calls.apply(node, inputs, original)
+        self._inside = True
+        try:
+            outputs = unchecked_calls.apply(node, inputs, original)
+        finally:
+            self._inside = False
+        self._uses.update(set(parameters))
+        self.numbers[id(node)] = self._number
+        self._number += 1
+        return outputs
+
+    def said(self, function: Any) -> str:
+        """The name of the layer that has called a function."""
+        return self._names[bisect.bisect(
+            self._starts, self.numbers[id(function)]) - 1]
+
+    def final_uses(self) -> dict[Any, int]:
+        """How often a parameter is used, if all its gradient comes so."""
+        return {node: count for node, count in self._uses.items()
+                if node not in self._inner}
+
+
+def _hooks_may_draw() -> bool:
+    """Whether somebody's hooks see all layers."""
+    return bool(chainer.get_function_hooks()) or not all([
+        isinstance(hook, BatchStatistics)
+        for hook in chainer._get_link_hooks().values()])
+
+
+def _draws(layer: Any) -> bool:
+    """Whether it may; a hook of its own may have been added just now."""
+    if type(layer) in _STILL_LINKS:
+        return bool(layer._local_link_hooks) or 'forward' in vars(layer)
+    return not any([layer is function for function in _STILL_FUNCTIONS])

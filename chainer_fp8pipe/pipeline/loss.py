@@ -18,15 +18,57 @@ import chainer
 import chainer.functions as F
 import numpy
 
-from .block import Arrays
+from .backprop import Arrays
 from .layers import blame
-from .randomness import Place, at
 
 Count = Callable[[Any], float]
 
 
-class LossHead:
-    """Loss and metrics behind the last layer, and the loss's gradients.
+class MeanLoss:
+    """The mean of the losses of micro-batches, and where backward begins.
+
+    The last chunk's output is the loss of a micro-batch, itself a mean.
+
+    Attributes:
+        sum: Of losses times their weights.
+        weight: The sum of these weights.
+    """
+
+    sum = weight = 0.0
+
+    def begin(self, weights: list[float], total: float,
+              loss_scale: float | None) -> None:
+        """Starts a batch.
+
+        Args:
+            weights: Of the micro-batches.
+            total: Sum of all weights in the mean, of other replicas too.
+            loss_scale: Factor of all gradients; None for 1.
+        """
+        self._weights, self._total = weights, total or 1.0
+        self._scale = 1.0 if loss_scale is None else loss_scale
+        self._losses: dict[int, Any] = {}
+        self.sum = self.weight = 0.0
+
+    def forward(self, micro_batch: int, outputs: Arrays) -> None:
+        """Takes the loss of a micro-batch."""
+        loss, = outputs
+        self._losses[micro_batch] = loss
+        weight = self._weights[micro_batch]
+        if weight:      # or it may be NaN
+            self.sum += weight * float(loss.item())
+            self.weight += weight
+
+    def backward(self, micro_batch: int) -> Arrays:
+        """The gradient of the loss of a micro-batch."""
+        loss = self._losses.pop(micro_batch)
+        xp = chainer.backend.get_array_module(loss)
+        return (xp.full_like(loss, self._weights[micro_batch] / self._total
+                             * self._scale),)
+
+
+class LayersLoss:
+    """The loss behind a list of layers, and metrics.
 
     Args:
         loss_fun: ``loss_fun(*outputs, target)``, a mean.
@@ -34,98 +76,65 @@ class LossHead:
             to a pair of such a function and its count.
         count: ``count(target)``: the weight of a micro-batch in the loss;
             None: its labels that are not ignored, or else its samples.
+
+    Attributes:
+        targets: Of the micro-batches of this step.
+        metrics: Their names.
+        found: For each micro-batch and metric its name, value and weight.
     """
 
     def __init__(self, loss_fun: Callable, metrics: Mapping[str, Any],
                  count: Count | None) -> None:
-        self._functions = {'loss': loss_fun}
-        self._counts = {'loss': count or counting(loss_fun)}
-        for name, metric in metrics.items():
-            function, weight = (metric if isinstance(metric, tuple)
-                                else (metric, counting(metric)))
-            self._functions[name], self._counts[name] = function, weight
-        self._losses: dict[int, tuple[chainer.Variable, tuple]] = {}
-        self.begin([], [], 1.0, None)
+        self._loss = loss_fun, count or counting(loss_fun)
+        self._metrics = {
+            name: metric if isinstance(metric, tuple)
+            else (metric, counting(metric))
+            for name, metric in metrics.items()}
+        self.targets: list[Any] = []
+        self.found: list[tuple[str, float, float]] = []
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """``'loss'`` and the metrics."""
-        return tuple(self._functions)
+    def begin(self, targets: list[Any]) -> list[float]:
+        """Starts a batch; the weight of each micro-batch in the loss."""
+        self.targets, self.found = targets, []
+        return [checked_weight(self._loss[1](target)) for target in targets]
 
-    def count(self, targets: list[Any]) -> list[float]:
-        """The weight of each micro-batch in the loss."""
-        return [checked_weight(self._counts['loss'](target))
-                for target in targets]
-
-    def begin(self, targets: list[Any], weights: list[float],
-              total: float, loss_scale: float | None) -> None:
-        """Starts a batch.
-
-        Args:
-            targets: One per micro-batch.
-            weights: As :meth:`count` returned.
-            total: Sum of all weights in the mean, of other replicas too.
-            loss_scale: Factor of all gradients; None for 1.
-        """
-        self._targets = targets
-        self._shares = [weight / total if total else 0.0
-                        for weight in weights]
-        self._scale = 1.0 if loss_scale is None else loss_scale
-        self._losses.clear()
-        self.sums = dict.fromkeys(self._functions, 0.0)
-        self.totals = dict.fromkeys(self._functions, 0.0)
-
-    def forward(self, micro_batch: int, arrays: Arrays,
-                place: Place) -> None:
-        """Computes loss and metrics from the last layer's outputs.
+    def __call__(self, micro_batch: int, outputs: tuple,
+                 seeded: Callable) -> tuple[chainer.Variable]:
+        """The loss of a micro-batch; notes the metrics.
 
         Raises:
             LayerError: The loss cannot be computed, or is no scalar.
         """
-        target = self._targets[micro_batch]
-        train = chainer.config.enable_backprop
-        xp = chainer.backend.get_array_module(*arrays)
-        for name in self._functions:
-            what = 'the loss' if name == 'loss' else f'metric {name!r}'
-            with blame(what, micro_batch), at(place, xp):
-                inputs = tuple(chainer.Variable(
-                    array, requires_grad=array.dtype.kind == 'f')
-                    for array in arrays)
-                # With a graph, which shows the labels that are ignored.
-                with chainer.force_backprop_mode():
-                    value = self._functions[name](*inputs, target)
-                self._check(name, value, target)
-                self._note(name, value, target)
-            if name == 'loss' and train:
-                self._losses[micro_batch] = value, inputs
+        target = self.targets[micro_batch]
+        # With a graph, which shows the labels that are ignored.
+        with blame('the loss', micro_batch), seeded(), \
+                chainer.force_backprop_mode():
+            loss = self._loss[0](*outputs, target)
+            if not isinstance(loss, chainer.Variable):
+                raise TypeError(f'loss_fun returned a {type(loss).__name__}; '
+                                'it must return a variable')
+            _check('loss', loss, target, self._loss[1])
+        # No metric changes what the loss has been given.
+        arrays = [output.array for output in outputs]
+        for name, (function, count) in self._metrics.items():
+            with blame(f'metric {name!r}', micro_batch), seeded(), \
+                    chainer.force_backprop_mode():
+                value = function(*map(chainer.Variable, arrays), target)
+                _check(name, value, target, count)
+                weight = checked_weight(count(target))
+                array = getattr(value, 'array', value)
+                self.found.append((name, float(
+                    array.item() if hasattr(array, 'item') else array
+                ) if weight else 0.0, weight))
+        return (loss,)
 
-    def backward(self, micro_batch: int) -> Arrays:
-        """Gradients of the last layer's outputs."""
-        loss, inputs = self._losses.pop(micro_batch)
-        share = self._shares[micro_batch] * self._scale
-        with blame('the backward pass of the loss', micro_batch):
-            loss.grad = loss.xp.full_like(loss.array, share)
-            loss.backward()
-        return tuple(variable.grad for variable in inputs)
 
-    def _note(self, name: str, value: Any, target: Any) -> None:
-        weight = checked_weight(self._counts[name](target))
-        if weight:
-            array = getattr(value, 'array', value)
-            number = float(array.item() if hasattr(array, 'item') else array)
-            self.sums[name] += weight * number
-            self.totals[name] += weight
-
-    def _check(self, name: str, value: Any, target: Any) -> None:
-        if name == 'loss' and not isinstance(value, chainer.Variable):
-            raise TypeError(f'loss_fun returned a {type(value).__name__}; it '
-                            'must return a variable')
-        if getattr(value, 'size', 1) != 1:
-            raise ValueError(f'it returned shape {value.shape}; it must '
-                             'return a scalar, the mean over a micro-batch')
-        if (self._counts[name] is samples
-                and isinstance(value, chainer.Variable)):
-            refuse_hidden_labels(name, value, target)
+def _check(name: str, value: Any, target: Any, count: Count) -> None:
+    if getattr(value, 'size', 1) != 1:
+        raise ValueError(f'it returned shape {value.shape}; it must return a '
+                         'scalar, the mean over a micro-batch')
+    if count is samples and isinstance(value, chainer.Variable):
+        refuse_hidden_labels(name, value, target)
 
 
 def checked_weight(value: Any) -> float:

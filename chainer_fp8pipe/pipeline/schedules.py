@@ -22,7 +22,7 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Kind(enum.Enum):
@@ -341,3 +341,47 @@ def _with_transfers(action: Action, stages: int, last: int) -> list[Action]:
         send = [Kind.SEND_GRADIENT] * has_below
     return [action._replace(kind=kind)
             for kind in (*receive, action.kind, *send)]
+
+
+# --- options ----------------------------------------------------------------
+
+#: Names for ``recompute``; each gives the chunks by the number of the last.
+RECOMPUTE = {
+    'no stage': lambda last: frozenset(),
+    'every stage': lambda last: frozenset(range(last + 1)),
+    'every stage but the last': lambda last: frozenset(range(last)),
+}
+
+
+def recomputed(recompute: Any, last: int) -> frozenset[int]:
+    """The chunks that keep their inputs only.
+
+    Args:
+        recompute: A key of :data:`RECOMPUTE`; True and False mean the second
+            and the first.  Or a tuple with a bool per chunk.
+        last: The number of the last chunk.
+
+    Raises:
+        ValueError: ``recompute`` is something else.
+    """
+    if isinstance(recompute, tuple) and len(recompute) == last + 1:
+        return frozenset(chunk for chunk, again in enumerate(recompute)
+                         if again)
+    if isinstance(recompute, bool):
+        recompute = 'every stage' if recompute else 'no stage'
+    if recompute not in RECOMPUTE:
+        known = ', '.join(map(repr, RECOMPUTE))
+        raise ValueError(f'recompute must be True, False or one of {known}, '
+                         f'not {recompute!r}')
+    return RECOMPUTE[recompute](last)
+
+
+def bounds(samples: int, micro_batches: int) -> list[tuple[int, int]]:
+    """First and last-plus-one sample of every micro-batch.
+
+    Sizes differ by one at most, the longer ones first.
+    """
+    short, longer = divmod(samples, micro_batches)
+    starts = [number * short + min(number, longer)
+              for number in range(micro_batches + 1)]
+    return list(pairwise(starts))

@@ -280,8 +280,8 @@ def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
     reading = comm.bcast(raise_together(
         comm, trained.data.seconds) if trained.data else 0.0)
     return JobProfile(
-        figures, tuple(nodes_of(comm)), ranks.pools,
-        ranks.slowdown, ranks.speeds, exchanges, links, ranks.spare, reading,
+        figures, tuple(nodes_of(comm)), ranks.slowdown, exchanges, links,
+        ranks.spare, reading,
         comm.allreduce(growth(before), MPI.MAX), (
             'no pipeline, as the model cannot be cut: ' + figures.undivided,)
         if figures.undivided else ())
@@ -380,16 +380,12 @@ def _tried(ways: Sequence[Configuration], trained: trials.Trained,
 
     def run(way: Configuration) -> trials.Blocks:
         return trials.try_way(way, PlannedJob(JobPlan(
-            way, comm.size, trained.batch, shapes_of(trained.model)),
-            trained.example), trained, comm, seconds)
-    found, remarks = trials.try_all(ways, run, say, lambda: comm.bcast(
-        time.perf_counter() - begin < budget))
-    if comm.size > 1:
-        say('trying one process')
-        alone = trials.try_one_process(trained, comm, seconds)
-        if not isinstance(alone, str):
-            found.append((Configuration(),
-                          trials.trial_of('one process', alone)))
+            way, way.stages * way.replicas, trained.batch,
+            shapes_of(trained.model)), trained.example), trained, comm,
+            seconds)
+    found, remarks = trials.try_all(
+        [*ways, *[Configuration()] * (comm.size > 1)], run, say,
+        lambda: comm.bcast(time.perf_counter() - begin < budget))
     return comm.bcast(found), remarks
 
 

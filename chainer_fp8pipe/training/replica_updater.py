@@ -13,8 +13,7 @@ from ..mpi.agreement import raise_together
 from ..mpi.failure.abort import enter_world
 from ..mpi.failure.watch import watch
 from .group_failures import give_up, hear_failures
-from .reported import Reports, means, report_of
-from .together import Together, show_traceback
+from .meetings import Reports, Together, means, report_of, show_traceback
 from .updater import FollowingIterator, progress
 from .whole_model import draw_alike
 

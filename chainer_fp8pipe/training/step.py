@@ -36,7 +36,6 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ..chains.layers import cut_layers
 from ..chains.partitioned_chain import PartitionedChain
 from ..channel.channel import CODECS, describe
 from ..mpi.agreement import Signature, agree, raise_together
@@ -44,26 +43,27 @@ from ..mpi.failure.abort import enter_world
 from ..mpi.failure.watch import updates
 from ..mpi.grid import ProcessGrid
 from ..mpi.ranks import once
+from ..pipeline.backprop import Arrays
 from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.block import Arrays
-from ..pipeline.channels import Channels
-from ..pipeline.chunk import Chunk
 from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.layers import blame
-from ..pipeline.loss import LossHead
-from ..pipeline.micro_batches import bounds, recomputed
+from ..pipeline.loss import MeanLoss
 from ..pipeline.randomness import Place, preserved
-from ..pipeline.schedules import Schedule, forward_schedule, make_schedule
-from ..pipeline.stage_executor import StageExecutor
+from ..pipeline.schedules import (
+    Schedule,
+    bounds,
+    forward_schedule,
+    make_schedule,
+    recomputed,
+)
+from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
-from .batch import Batch, Opened
-from .chain_work import ChainWork, LayersWork, layout_of
 from .group_failures import give_up, hear_failures
 from .learning_rate import check_count
-from .reported import means
+from .meetings import Together, means, show_traceback
 from .tied_gradients import TiedGradients
-from .together import Together, show_traceback
 from .whole_model import decide_together, decisions, draw_alike
+from .work import Batch, ChainWork, LayersWork, Opened, layout_problem
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -136,7 +136,6 @@ class Pipeline:
             'metrics': ', '.join(metrics)}),
             remedy='Pass the same to PipelineUpdater on all ranks.')
         self.optimizer, self._seed = optimizer, seed
-        self.label_key = -1 if label_key is None else label_key
         self._model = model = optimizer.target
         self._micro_batches = micro_batches
         self.iteration = 0
@@ -146,23 +145,20 @@ class Pipeline:
         if is_chain:
             model.partition.optimizer = optimizer
         else:
-            problem, layout = layout_of(model, grid)
-            agree(grid.comm, Signature({}), problem,
+            agree(grid.comm, Signature({}), layout_problem(model, grid),
                   'Make this rank\'s model with Net().stage(comm).')
 
-        def work() -> ChainWork:
+        def work() -> ChainWork | LayersWork:
             if device is not None:
                 model.to_device(chainer.get_device(device))
             if is_chain:
                 return ChainWork(model, model.partition, grid, loss_weight)
-            whole, part = cut_layers(model, grid, layout, micro_batches,
-                                     schedule)
-            return LayersWork(model, whole, part, grid, loss_fun, metrics,
-                              loss_weight)
+            return LayersWork(model, grid, loss_fun, metrics, loss_weight,
+                              label_key)
         self._work = raise_together(grid.comm, work, error=ValueError)
         self._last = grid.stages * self._work.chunks - 1
         self.schedule: Schedule
-        self.schedule, self._recomputed = raise_together(
+        self.schedule, again = raise_together(
             grid.comm, lambda: (
                 make_schedule(schedule, grid.stages, micro_batches,
                               self._work.chunks),
@@ -173,13 +169,14 @@ class Pipeline:
         self.events = (found if isinstance(found, EventStream)
                        else EventStream())
         self._is_last = grid.stage_index == grid.stages - 1
-        self._statistics = BatchStatistics()
+        self._statistics, self._sums = BatchStatistics(), GradientSums()
         self._together = Together(grid.comm)
         hear_failures(model)
-        self._channels = Channels(
-            grid.pipeline, self._work.blocks(self._statistics), self._last,
-            activation_codec, model.xp)
-        self._take_blocks()
+        self._channels = Channels(grid.pipeline, self._last,
+                                  activation_codec, model.xp)
+        self._stage = Stage(grid.stage_index, self._channels, self._last,
+                            again, self._sums, self._statistics, self.events)
+        self._take_parts()
 
     def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """One update of all stages.
@@ -223,20 +220,20 @@ class Pipeline:
                 self._model.cleargrads()
                 if problem is not None:
                     raise problem
-                inputs, targets, weights = self._work.deal('train')
+                inputs, weights = self._work.deal('train', opened,
+                                                  self._channels)
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
-            self._head.begin(targets, weights, total, scale)
+            self._work.mean.begin(weights, total, scale)
             announced = getattr(getattr(optimizer, 'communicator', None),
                                 'announced', None)
             exchange = (announced(self._model, scale) if announced
                         else contextlib.nullcontext())
             with preserved(), exchange as final:
-                self._sums.begin(self._blocks, self._tied.but(final))
-                self._executor.run(
-                    self.schedule, grid.stage_index, inputs,
-                    self._places(opened, self.iteration), self._head,
-                    train=True)
+                self._stage.run(
+                    self.schedule, inputs,
+                    self._places(opened, self.iteration), self._work.mean,
+                    train=True, final=self._tied.but(final))
             self._statistics.finish()
             self._sums.finish(scale)
             found = means(self._together.meet(comm, self._work.reported()))
@@ -264,9 +261,10 @@ class Pipeline:
         with self._heard(comm):
             if problem is not None:
                 raise problem
-            inputs, targets, weights = self._work.deal('evaluate')
-            self._head.begin(targets, weights, sum(weights), None)
-            self._infer(opened, inputs, self._head)
+            inputs, weights = self._work.deal('evaluate', opened,
+                                              self._channels)
+            self._work.mean.begin(weights, sum(weights), None)
+            self._infer(opened, inputs, self._work.mean)
             found = means(self._together.meet(comm, self._work.reported()))
         self._end()
         with self._together.heard(comm, _nothing):
@@ -286,7 +284,7 @@ class Pipeline:
             asks = bool(wanted)
             if problem is not None:
                 raise problem
-            first, _, _ = self._work.deal('predict')
+            first, _ = self._work.deal('predict', opened, self._channels)
             parts = self._infer(opened, first, None)
             if self._is_last:
                 with blame('the output', 0):
@@ -310,27 +308,16 @@ class Pipeline:
     def read(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4
              ) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
-        return self._work.batch(arrays, self.label_key, progress)
+        return self._work.batch(arrays, progress)
 
     # --- before a step ----------------------------------------------------
 
-    def _take_blocks(self) -> None:
+    def _take_parts(self) -> None:
         """Takes over the parts of the model that this rank has now."""
         self._work.changed = False
-        self._head = self._work.head
-        self._sums = GradientSums()
-        parameters = list(self._model.params())
-        chunks = {number: Chunk(
-            blocks, number=number, recompute=number in self._recomputed,
-            sums=self._sums, statistics=self._statistics,
-            parameters=parameters)
-            for number, blocks in self._work.blocks(
-                self._statistics).items()}
-        self._blocks = [block for chunk in chunks.values()
-                        for block in chunk.blocks]
-        self._tied = TiedGradients(self.grid, self._work.tied(), parameters)
-        self._executor = StageExecutor(chunks, self._channels, self._last,
-                                       self._work.layers, self.events)
+        self._stage.take(self._work.parts(self._statistics))
+        self._tied = TiedGradients(self.grid, self._work.tied(),
+                                   list(self._model.params()))
 
     def _open(self, step: str, read: Read,
               entries: Callable[[], Mapping[str, str]] = dict
@@ -384,7 +371,7 @@ class Pipeline:
                 heard[ranks[grid.replica_index]]
                 for ranks in grid.placement.ranks]))
         if self._work.changed:
-            self._take_blocks()
+            self._take_parts()
         return opened, problem
 
     def _rehearse(self, step: str, head: _Head, opened: Opened) -> Any:
@@ -436,7 +423,7 @@ class Pipeline:
         if after is not None:
             after.send(message)
         parts = opened.parts
-        for number in range(len(opened.sizes)):
+        for number in range(len(opened.sizes) * (opened.tree is not None)):
             if before is not None:
                 before.expect(1)
                 parts.append(list(before.receive()))
@@ -474,13 +461,13 @@ class Pipeline:
             return None, error
 
     def _infer(self, opened: Opened, inputs: list[Arrays],
-               head: LossHead | None) -> list[Arrays]:
+               loss: MeanLoss | None) -> list[Arrays]:
         schedule = _forward(self.grid.stages, len(opened.sizes),
                             self.schedule.chunks)
         with preserved():
-            return _inferring(lambda: self._executor.run(
-                schedule, self.grid.stage_index, inputs,
-                self._places(opened, 0), head, train=False))
+            return _inferring(lambda: self._stage.run(
+                schedule, inputs, self._places(opened, 0), loss,
+                train=False))
 
     def _end(self) -> None:
         self._channels.flush()
@@ -500,7 +487,7 @@ class Pipeline:
     def _give_up(self, text: str) -> None:
         self._channels.fail(text)
         give_up(self._model, text)
-        self._executor.forget()
+        self._stage.forget()
         self._work.forget()
         self._sums.forget()
         self._statistics.forget()

@@ -9,8 +9,8 @@ from chainer.dataset import concat_examples, convert
 from chainer.training.updaters import StandardUpdater
 
 from ..mpi.agreement import raise_together
-from .batch import Batch
 from .step import Pipeline
+from .work import Batch
 
 _FIELDS = ('epoch', 'is_new_epoch', 'epoch_detail', 'previous_epoch_detail')
 

@@ -2,8 +2,8 @@
 import argparse
 import os
 
-from chainer_fp8pipe.pipeline.micro_batches import RECOMPUTE
 from chainer_fp8pipe.pipeline.schedules import (
+    RECOMPUTE,
     SCHEDULES,
     make_schedule,
 )

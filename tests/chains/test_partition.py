@@ -10,7 +10,7 @@ from chainer_fp8pipe.chains import (
     trace,
     valueless_parameters,
 )
-from chainer_fp8pipe.training import chain_work
+from chainer_fp8pipe.training import work
 
 import chainer
 import chainer.functions as F
@@ -106,7 +106,7 @@ STEPS = [(owner, name, rank) for owner, name in (
     (partitioned.Partition, 'known'), (partitioned.Partition, 'traced'),
     (partitioned.Partition, 'missing'), (recorder.Tracer, 'trace'),
     (partitioned, 'StagedTrace'), (partitioned, 'check_result'),
-    (chain_work, 'MicroBatch'),
+    (work, 'MicroBatch'),
     (trace.Trace, 'digest'))
     for rank in (0, 1)]
 

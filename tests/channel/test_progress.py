@@ -8,7 +8,7 @@ from tests.ranks import run_script
 SCRIPT = '''
 import pathlib, sys, time
 from chainer_fp8pipe.channel.channel import Receiver, Sender
-from chainer_fp8pipe.mpi.groups import nodes_of
+from chainer_fp8pipe.mpi.ranks import nodes_of
 import numpy
 from mpi4py import MPI
 

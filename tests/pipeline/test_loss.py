@@ -1,13 +1,13 @@
+import contextlib
 import functools
 
 from chainer_fp8pipe.pipeline.layers import LayerError
 from chainer_fp8pipe.pipeline.loss import (
-    LossHead,
+    LayersLoss,
+    MeanLoss,
     counting,
     refuse_hidden_labels,
-    samples,
 )
-from chainer_fp8pipe.pipeline.randomness import Place
 
 import chainer
 import chainer.functions as F
@@ -16,23 +16,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-PLACE = Place(0, 0, 0, 0)
 
-
-def run(head, outputs, target, sizes, scale=None):
+def run(functions, outputs, target, sizes, scale=None):
     """Means and the gradient, micro-batch by micro-batch."""
     ends = np.cumsum(sizes)
-    targets = np.split(target, ends[:-1])
-    weights = head.count(targets)
-    head.begin(targets, weights, sum(weights), scale)
-    gradients = []
-    for number, part in enumerate(np.split(outputs, ends[:-1])):
-        head.forward(number, (part,), PLACE)
-    for number in range(len(sizes)):
-        gradients.append(head.backward(number)[0])
-    means = {name: head.sums[name] / head.totals[name]
-             for name in head.names if head.totals[name]}
-    return means, np.concatenate(gradients)
+    weights = functions.begin(np.split(target, ends[:-1]))
+    mean = MeanLoss()
+    mean.begin(weights, sum(weights), scale)
+    losses, variables = [], [chainer.Variable(part) for part
+                             in np.split(outputs, ends[:-1])]
+    for number, y in enumerate(variables):
+        losses.append(functions(number, (y,), contextlib.nullcontext)[0])
+        mean.forward(number, (losses[-1].array,))
+    for number, loss in enumerate(losses):
+        loss.grad, = mean.backward(number)
+        loss.backward()
+    means = {'loss': mean.sum / mean.weight} if mean.weight else {}
+    for name in {name for name, _, _ in functions.found}:
+        found = [(value, weight) for one, value, weight in functions.found
+                 if one == name]
+        if total := sum(weight for _, weight in found):
+            means[name] = sum(value * weight for value, weight
+                              in found) / total
+    return means, np.concatenate([y.grad for y in variables])
 
 
 @settings(max_examples=50)
@@ -45,9 +51,9 @@ def test_parts_give_the_loss_and_gradient_of_the_whole(sizes, seed, ignoring):
     whole = chainer.Variable(outputs)
     loss = F.softmax_cross_entropy(whole, target)
     loss.backward()
-    head = LossHead(F.softmax_cross_entropy, {
-        'accuracy': functools.partial(F.accuracy, ignore_label=-1)}, None)
-    means, gradient = run(head, outputs, target, sizes)
+    means, gradient = run(LayersLoss(F.softmax_cross_entropy, {
+        'accuracy': functools.partial(F.accuracy, ignore_label=-1)}, None),
+        outputs, target, sizes)
     np.testing.assert_allclose(gradient, whole.grad, rtol=1e-5, atol=1e-7)
     if (target >= 0).any():
         assert means['loss'] == pytest.approx(float(loss.array), rel=1e-5)
@@ -56,98 +62,57 @@ def test_parts_give_the_loss_and_gradient_of_the_whole(sizes, seed, ignoring):
 
 
 def test_the_gradient_is_scaled_and_the_loss_is_not():
-    outputs = np.ones((4, 2), 'f')
-    target = np.zeros((4, 2), 'f')
-    head = LossHead(F.mean_squared_error, {}, None)
-    plain, gradient = run(head, outputs, target, [2, 2])
-    scaled, larger = run(head, outputs, target, [2, 2], scale=64.0)
+    outputs, target = np.ones((4, 2), 'f'), np.zeros((4, 2), 'f')
+    functions = LayersLoss(F.mean_squared_error, {}, None)
+    plain, gradient = run(functions, outputs, target, [2, 2])
+    scaled, larger = run(functions, outputs, target, [2, 2], scale=64.0)
     assert scaled == plain
     np.testing.assert_allclose(larger, 64 * gradient)
 
 
-def test_a_function_that_hides_what_it_ignores_is_an_error():
-    head = LossHead(lambda y, t: 2 * F.softmax_cross_entropy(y, t), {}, None)
-    outputs = np.zeros((2, 3), 'f')
-    run(head, outputs, np.array([0, 1], 'i'), [1, 1])
-    with pytest.raises(LayerError, match='loss_weight=lambda t'):
-        run(head, outputs, np.array([0, -1], 'i'), [1, 1])
+def hidden(y, t):
+    return 2 * F.softmax_cross_entropy(y, t)
 
 
-def test_a_weight_that_is_given_counts():
-    head = LossHead(lambda y, t: F.softmax_cross_entropy(y, t), {},
-                    lambda t: (t != -1).sum())
+def accuracy(y, t):
+    return F.accuracy(y, t, ignore_label=-1)
+
+
+def not_ignored(t):
+    return (t != -1).sum()
+
+
+@pytest.mark.parametrize(('loss', 'metrics', 'said'), [
+    (hidden, {}, 'loss_weight=lambda t'),
+    (F.softmax_cross_entropy, {'acc': accuracy}, "metrics={'acc': "),
+    (F.softmax_cross_entropy, {'top5': lambda y, t: 1 / 0},
+     "metric 'top5', micro-batch 0: ZeroDivisionError"),
+    (lambda y, t: F.softmax_cross_entropy(y, t, reduce='no'), {},
+     r'returned shape \(2,\); it must return a scalar'),
+    (lambda y, t: None, {}, 'returned a NoneType; it must return a variable'),
+    (lambda y, t: 1 / 0, {}, 'the loss, micro-batch 0: ZeroDivisionError')])
+@pytest.mark.parametrize('graph', [True, False])
+def test_a_loss_or_metric_that_has_no_mean_is_an_error(loss, metrics, said,
+                                                       graph):
+    """Also in evaluation, where there is no graph."""
+    functions = LayersLoss(loss, metrics, None)
+    functions.begin([np.array([0, -1], 'i')])
+    with chainer.using_config('enable_backprop', graph), pytest.raises(
+            LayerError, match=said):
+        functions(0, (chainer.Variable(np.zeros((2, 3), 'f')),),
+                  contextlib.nullcontext)
+
+
+def test_weights_that_are_given_count_each_for_itself():
+    functions = LayersLoss(hidden, {
+        'own': (accuracy, not_ignored), 'accuracy': F.accuracy}, not_ignored)
     outputs = np.random.RandomState(0).randn(4, 3).astype('f')
     target = np.array([0, -1, 2, 1], 'i')
-    means, _ = run(head, outputs, target, [2, 2])
-    expected = F.softmax_cross_entropy(outputs, target).array
-    assert means['loss'] == pytest.approx(float(expected), rel=1e-5)
-
-
-@pytest.mark.parametrize(('loss', 'said'), [
-    (lambda y, t: F.softmax_cross_entropy(y, t, reduce='no'),
-     r'returned shape \(2,\); it must return a scalar'),
-    (lambda y, t: None, 'returned a NoneType; it must return a variable'),
-    (lambda y, t: 1 / 0, 'the loss, micro-batch 0: ZeroDivisionError'),
-])
-def test_a_loss_that_is_no_scalar_is_an_error(loss, said):
-    head = LossHead(loss, {}, samples)
-    with pytest.raises(LayerError, match=said):
-        run(head, np.zeros((2, 3), 'f'), np.zeros(2, 'i'), [2])
-
-
-def test_a_metric_that_fails_is_named():
-    head = LossHead(F.softmax_cross_entropy,
-                    {'top5': lambda y, t: 1 / 0}, None)
-    with pytest.raises(LayerError, match="metric 'top5', micro-batch 0"):
-        run(head, np.zeros((2, 3), 'f'), np.zeros(2, 'i'), [2])
-
-
-def test_a_metric_that_hides_what_it_ignores_is_an_error():
-    outputs = np.zeros((2, 3), 'f')
-    target = np.array([0, -1], 'i')
-
-    def accuracy(y, t):
-        return F.accuracy(y, t, ignore_label=-1)
-    head = LossHead(F.softmax_cross_entropy, {'acc': accuracy}, None)
-    with pytest.raises(LayerError, match="metrics={'acc': "):
-        run(head, outputs, target, [1, 1])
-    head = LossHead(F.softmax_cross_entropy, {
-        'acc': (accuracy, lambda t: (t != -1).sum())}, None)
-    means, _ = run(head, outputs, target, [1, 1])
-    assert means['acc'] == 1
-
-
-def test_what_is_ignored_is_found_without_a_graph_too():
-    head = LossHead(lambda y, t: F.softmax_cross_entropy(y, t), {}, None)
-    target = np.array([0, -1], 'i')
-    head.begin([target], [2.0], 2.0, None)
-    with chainer.no_backprop_mode(), pytest.raises(
-            LayerError, match='loss_weight'):
-        head.forward(0, (np.zeros((2, 3), 'f'),), PLACE)
-
-
-def test_the_weight_of_the_loss_is_not_that_of_the_metrics():
-    head = LossHead(F.softmax_cross_entropy, {'accuracy': F.accuracy},
-                    lambda t: (t != -1).sum())
-    outputs = np.eye(4, 3).astype('f')
-    target = np.array([0, -1, -1, 0], 'i')
-    means, _ = run(head, outputs, target, [2, 2])
-    assert means['accuracy'] == pytest.approx(
-        float(F.accuracy(outputs, target).array))
-
-
-def test_what_the_loss_draws_depends_on_the_place():
-    drawn = []
-
-    def loss(y, t):
-        drawn.append(np.random.rand())
-        return F.mean_squared_error(y, y * 0)
-    head = LossHead(loss, {}, samples)
-    for iteration in (0, 1, 0):
-        head.begin([np.zeros(2)], [2.0], 2.0, None)
-        head.forward(0, (np.ones((2, 3), 'f'),),
-                     Place(0, iteration, 5, 0))
-    assert drawn[0] == drawn[2] != drawn[1]
+    means, _ = run(functions, outputs, target, [2, 2])
+    assert means == pytest.approx({
+        'loss': float(hidden(outputs, target).array),
+        'own': float(accuracy(outputs, target).array),
+        'accuracy': float(F.accuracy(outputs, target).array)}, rel=1e-5)
 
 
 @pytest.mark.parametrize(('function', 'expected'), [

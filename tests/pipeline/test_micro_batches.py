@@ -1,4 +1,4 @@
-from chainer_fp8pipe.pipeline.micro_batches import bounds, recomputed
+from chainer_fp8pipe.pipeline.schedules import bounds, recomputed
 
 import numpy as np
 import pytest

@@ -170,8 +170,6 @@ class NoPaper:
         return x
 
 
-@pytest.mark.xfail(strict=False, reason=(
-    'known: over stages, an error that follows is named in its place'))
 @on_ranks(2, 4)
 @pytest.mark.parametrize('layer', [0, 3, 6])
 def test_a_failing_layer_is_an_error_on_every_rank(comm, layer):

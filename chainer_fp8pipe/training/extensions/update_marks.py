@@ -25,15 +25,15 @@ class SteppingTrigger:
     A Trainer asks after every update.
     """
 
-    def __init__(self, trigger: Any, step: Callable[[], None]) -> None:
-        self._trigger, self._step = trigger, step
+    def __init__(self, trigger: Any, step: Callable[[], object]) -> None:
+        self.trigger, self._step = trigger, step
 
     def __call__(self, trainer: Any) -> bool:
         self._step()
-        return self._trigger(trainer)
+        return self.trigger(trainer)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._trigger, name)
+        return getattr(self.trigger, name)
 
 
 class UpdateMark:

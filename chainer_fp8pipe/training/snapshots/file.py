@@ -1,15 +1,16 @@
 """The file of a snapshot: an ``.npz`` with a manifest, whole or refused."""
 # A zip archive that NumPy opens as any other.  ``all/KEY.npy`` is a value as
 # the first rank that has it has it, ``rank3/KEY.npy`` the same where rank 3
-# differs.  What is no array of numbers or texts is JSON, kept as an array of
-# dtype V1, which no other value has.  The last member, the manifest, says of
-# each other one its dtype, shape and digest, and which ranks had the key.
+# differs.  What is no array of numbers or texts (None, and lists, tuples and
+# dictionaries, which extensions save) is JSON, kept as an array of dtype V1,
+# which no other value has.  The last member, the manifest, has a digest of
+# each other one, and says which ranks had the key.
 #
-# No value is a pickle, so nothing in a file is run.  A header must say what
-# the manifest says, and the member must have as many bytes as that takes,
-# before memory is allocated.  Each value is compared with its digest, the
-# manifest with zip's CRC: bytes that neither covers (dates of members,
-# padding) change nothing that is read.
+# No value is a pickle, so nothing in a file is run.  A member must have as
+# many bytes as its header says, and the file as many as the member, before
+# memory is allocated.  Each value is compared with its digest, the manifest
+# with zip's CRC: bytes that neither covers (dates of members, padding) change
+# nothing that is read.
 #
 # The file gets its name when all of it is on the disk, so a crash leaves the
 # older file and at most a temporary one, which the next run removes.
@@ -27,54 +28,56 @@ import itertools
 import json
 import math
 import os
-import threading
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy
 from numpy.lib import format as npy
 
-from .json_values import is_plain
-
-_FORMAT = 4
+_FORMAT = 5
 _MANIFEST = 'meta/manifest.json'
 _PIECE = 1 << 20            # bytes that are written at once
 _UNFINISHED = 'snapshot.partial'
-#: Of an array that holds the bytes of JSON.
-JSON = numpy.dtype('V1')
+_NUMBERS = itertools.count()
 
-_LOCK = threading.Lock()
-_IN_USE: set[str] = set()   # temporary names
+State = dict[str, numpy.ndarray]
 
 
 class DamagedSnapshot(ValueError):
     """A file that is no whole snapshot, in words."""
 
 
-class Entry(NamedTuple):
-    """What is known of a value without it."""
+class SnapshotIndex(NamedTuple):
+    """What is known of a snapshot without its values."""
 
-    dtype: str              # NumPy's
-    shape: tuple[int, ...]
-    digest: str
+    path: str                       # of the file
+    communicator: str               # the names of the job's communicators
+    ranks: int                      # that the job had
+    owners: dict[str, list[int]]    # which ranks had a key
+    digests: dict[str, str]         # by names of members
 
-    @property
-    def size(self) -> int:
-        """Bytes."""
-        return numpy.dtype(self.dtype).itemsize * math.prod(self.shape)
+    def of_rank(self, rank: int) -> set[str]:
+        """The keys that a rank had."""
+        return {key for key, ranks in self.owners.items() if rank in ranks}
 
-    def empty(self) -> numpy.ndarray:
-        """An array that can hold it."""
-        return numpy.empty(self.shape, self.dtype)
+    def name(self, key: str, rank: int | None) -> str:
+        """The member with a rank's value; None: with the first rank's."""
+        own = f'rank{rank}/{key}'
+        return own if own in self.digests else f'all/{key}'
+
+    def is_same_everywhere(self, key: str) -> bool:
+        """Whether all ranks that had a value had the same."""
+        return all(self.name(key, rank) == f'all/{key}'
+                   for rank in self.owners[key])
 
 
-def entry_of(array: numpy.ndarray) -> Entry:
-    """Computes the entry of a value."""
-    dtype, shape = array.dtype.str, array.shape
-    found = hashlib.blake2b(f'{dtype} {shape}'.encode(), digest_size=16)
+def digest_of(array: numpy.ndarray) -> str:
+    """BLAKE2b, 128 bits, of a value's dtype, shape and bytes."""
+    found = hashlib.blake2b(f'{array.dtype.str} {array.shape}'.encode(),
+                            digest_size=16)
     found.update(bytes_of(array))
-    return Entry(dtype, shape, found.hexdigest())
+    return found.hexdigest()
 
 
 def bytes_of(array: numpy.ndarray) -> memoryview:
@@ -82,34 +85,71 @@ def bytes_of(array: numpy.ndarray) -> memoryview:
     return numpy.asarray(array, order='C').reshape(-1).view(numpy.uint8).data
 
 
-class SnapshotIndex(NamedTuple):
-    """The keys of a snapshot."""
+# --- writing -----------------------------------------------------------------
 
-    path: str                   # of the file
-    communicator: str           # the names of the job's communicators
-    ranks: int                  # that the job had
-    owners: dict[str, list[int]]    # which ranks had a key
-    entries: dict[str, Entry]       # by names of members
+def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
+          communicator: str, ranks: int, owners: dict[str, list[int]]) -> None:
+    """Writes a file; what was at ``path`` before is replaced at the very end.
 
-    @property
-    def keys(self) -> list[str]:
-        """Of all ranks."""
-        return list(self.owners)
+    When this returns, file and name are on the disk.
 
-    def of_rank(self, rank: int) -> list[str]:
-        """The keys that a rank had."""
-        return [key for key, ranks in self.owners.items() if rank in ranks]
+    Args:
+        path: Of the file; its directory is made if there is none.
+        members: Names, arrays and digests, written as they come.
+        communicator: As in :class:`SnapshotIndex`.
+        ranks: As in :class:`SnapshotIndex`.
+        owners: As in :class:`SnapshotIndex`.
+    """
+    directory = os.path.dirname(path) or '.'
+    os.makedirs(directory, exist_ok=True)
+    temporary = os.path.join(
+        directory, f'{_UNFINISHED}.{os.getpid()}.{next(_NUMBERS)}')
+    digests = {}
+    try:
+        with open(temporary, 'wb') as file:
+            with zipfile.ZipFile(file, 'w') as archive:
+                for name, array, digest in members:
+                    _write_member(archive, name, array)
+                    digests[name] = digest
+                archive.writestr(_MANIFEST, json.dumps({
+                    'format': _FORMAT, 'communicator': communicator,
+                    'ranks': ranks, 'owners': owners, 'digests': digests}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+    with contextlib.suppress(OSError):      # not every system can
+        number = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
 
-    def name(self, key: str, rank: int | None = None) -> str:
-        """The member with a rank's value; None: with the first rank's."""
-        own = f'rank{rank}/{key}'
-        return own if own in self.entries else f'all/{key}'
 
-    def is_same_everywhere(self, key: str) -> bool:
-        """Whether all ranks that had a value had the same."""
-        return not any(f'rank{rank}/{key}' in self.entries
-                       for rank in self.owners[key])
+def _write_member(archive: zipfile.ZipFile, name: str, array: numpy.ndarray
+                  ) -> None:
+    with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
+        npy.write_array_header_1_0(
+            member, {**npy.header_data_from_array_1_0(array),
+                     'fortran_order': False})
+        data = bytes_of(array)
+        # In pieces, between which other threads go on.
+        for place in range(0, len(data), _PIECE):
+            member.write(data[place:place + _PIECE])
 
+
+def remove_unfinished(directory: str) -> None:
+    """Removes what killed runs have left of snapshots in a directory."""
+    for name in glob.glob(os.path.join(glob.escape(directory),
+                                       f'{_UNFINISHED}*')):
+        with contextlib.suppress(OSError):
+            os.remove(name)
+
+
+# --- reading -----------------------------------------------------------------
 
 class Content:
     """An open snapshot; one value at a time is in memory.
@@ -134,28 +174,29 @@ class Content:
 
     def check(self) -> None:
         """Reads all values and compares them with their digests."""
-        for name in self.index.entries:
+        for name in self.index.digests:
             self.read(name)
 
     def read(self, name: str) -> numpy.ndarray:
         """The value of a member."""
-        entry = self.index.entries[name]
         with self._explained(), self._zip.open(f'{name}.npy') as member:
             info = self._zip.getinfo(f'{name}.npy')
             if npy.read_magic(member) != (1, 0):
                 raise ValueError(f'{name} has another header')
             shape, is_fortran, dtype = npy.read_array_header_1_0(member)
-            if ((dtype.str, shape, is_fortran) != (*entry[:2], False)
+            size = dtype.itemsize * math.prod(shape)
+            if (not (is_plain(dtype) or dtype == JSON) or is_fortran
+                    or not dtype.itemsize or min(shape, default=0) < 0
                     or info.compress_type != zipfile.ZIP_STORED
-                    or info.file_size != member.tell() + entry.size
+                    or info.file_size != member.tell() + size
                     or info.file_size > self._length):
-                raise ValueError(f'{name} is not what the manifest says')
-            array = entry.empty()
-            read = 0 if not entry.size else member.readinto(     # type: ignore
-                bytes_of(array))
-            if read != entry.size or member.read(1):
+                raise ValueError(f'{name} is not as long as it says')
+            array = numpy.empty(shape, dtype)
+            # NumPy refuses a view of no bytes' memory.
+            if size and member.readinto(    # type: ignore[attr-defined]
+                    bytes_of(array)) != size or member.read(1):
                 raise ValueError(f'{name} is cut off')
-            if entry_of(array) != entry:
+            if digest_of(array) != self.index.digests[name]:
                 raise ValueError(f'{name} has another digest')
             return array
 
@@ -164,25 +205,17 @@ class Content:
             raise ValueError(
                 f'it has format {manifest["format"]}, and this version of '
                 f'chainer_fp8pipe reads format {_FORMAT}')
-        entries, ranks = {}, int(manifest['ranks'])
-        for name, (dtype, shape, digest) in manifest['members'].items():
-            kind = numpy.dtype(dtype)
-            if (not (is_plain(kind) or kind == JSON) or not kind.itemsize
-                    or not all(type(size) is int and 0 <= size <= self._length
-                               for size in shape)):
-                raise ValueError(f'{name} is no value of a snapshot')
-            entries[name] = Entry(dtype, tuple(shape), digest)
+        digests = dict(manifest['digests'])
         owners = {key: [int(rank) for rank in had]
                   for key, had in manifest['owners'].items()}
-        expected = {f'all/{key}' for key in owners} | {
+        names = {f'all/{key}' for key in owners} | digests.keys() & {
             f'rank{rank}/{key}' for key, had in owners.items()
-            for rank in had if f'rank{rank}/{key}' in entries}
-        if entries.keys() != expected or {
-                f'{name}.npy' for name in entries} | {_MANIFEST} != set(
-                self._zip.namelist()):
+            for rank in had}
+        if digests.keys() != names or {_MANIFEST} | {
+                f'{name}.npy' for name in names} != set(self._zip.namelist()):
             raise ValueError('it lacks values, or has others')
-        return SnapshotIndex(self._path, str(manifest['communicator']), ranks,
-                             owners, entries)
+        return SnapshotIndex(self._path, str(manifest['communicator']),
+                             int(manifest['ranks']), owners, digests)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -202,114 +235,148 @@ class Content:
                 'newest whole one is taken') from error
 
 
-class Member(NamedTuple):
-    """A value that is to be written."""
+# --- values that are no arrays of numbers ------------------------------------
+# A list is a list in JSON, and what JSON has not is a dictionary with one key:
+# {"tuple": [...]}, {"dict": [...]} with tuples of key and value; {"number":
+# ["<f4", [], hex]} and {"array": ["<f4", [1], hex]} for NumPy's.
 
-    name: str
-    array: numpy.ndarray
-    entry: Entry
+JSON = numpy.dtype('V1')
+#: Bytes of JSON of a value.  Python's objects take some twenty times that.
+LARGEST = 1 << 20
+#: Parts of a value: an update waits while they are looked at.
+MOST_PARTS = 1 << 16
 
 
-def write(path: str, members: Iterable[Member], communicator: str, ranks: int,
-          owners: dict[str, list[int]],
-          check: Callable[[], None] = lambda: None) -> None:
-    """Writes a file; what was at ``path`` before is replaced at the very end.
+def is_plain(dtype: numpy.dtype) -> bool:
+    """Whether a dtype is of numbers, texts or times, and nothing else."""
+    return dtype.kind in 'biufcSUmM' and numpy.dtype(dtype.str) == dtype
 
-    When this returns, file and name are on the disk.
+
+def prepared(state: State, copies: State | None = None) -> State:
+    """The values of a state as the file has them: plain arrays, or JSON.
 
     Args:
-        path: Of the file.
-        members: Written as they come.
-        communicator: The names of the job's communicators.
-        ranks: How many the job has.
-        owners: Which ranks have a key.
-        check: Called before each megabyte; what it raises ends the writing,
-            and nothing is left of it.
+        state: Arrays by their keys.
+        copies: If given, arrays are copied, so that they may change
+            afterwards: into those of the last time, where they fit, as the
+            system takes several times as long to give new memory.  Those of
+            this time are left here.
+
+    Raises:
+        TypeError: A value cannot be saved; the key is named.
     """
-    directory = os.path.dirname(path) or '.'
-    os.makedirs(directory, exist_ok=True)
-    table = {}
-    with _temporary_name(directory) as temporary:
-        try:
-            with open(temporary, 'wb') as file:
-                with zipfile.ZipFile(file, 'w') as archive:
-                    for name, array, entry in members:
-                        _write_member(archive, name, array, check)
-                        table[name] = entry
-                    archive.writestr(_MANIFEST, json.dumps({
-                        'format': _FORMAT, 'communicator': communicator,
-                        'ranks': ranks, 'owners': owners, 'members': table}))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
-    with contextlib.suppress(OSError):      # not every system can
-        number = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(number)
-        finally:
-            os.close(number)
+    values: State = {}
+    for key, value in state.items():
+        if is_plain(value.dtype):
+            if value.dtype.itemsize == 0:       # empty texts
+                value = value.astype(f'{value.dtype.kind}1')
+            old = (copies or {}).get(key)
+            if copies is None:
+                value = numpy.asarray(value, order='C')
+            elif old is not None and (old.shape, old.dtype) == (
+                    value.shape, value.dtype):
+                old[...] = value
+                value = old
+            else:
+                value = numpy.array(value, order='C')
+        else:
+            try:
+                value = numpy.frombuffer(to_json(
+                    value if value.shape else value[()]), JSON)
+            except TypeError as error:
+                raise TypeError(
+                    f'{key} cannot be saved: {error}; serialize arrays, '
+                    'numbers, texts, and lists and dictionaries of them'
+                    ) from None
+        values[key] = value
+    if copies is not None:
+        copies.clear()
+        copies.update(values)
+    return values
 
 
-def _write_member(archive: zipfile.ZipFile, name: str, array: numpy.ndarray,
-                  check: Callable[[], None]) -> None:
-    with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
-        npy.write_array_header_1_0(
-            member, {**npy.header_data_from_array_1_0(array),
-                     'fortran_order': False})
-        data = bytes_of(array)
-        # In pieces, between which other threads go on.
-        for place in range(0, len(data), _PIECE):
-            check()
-            member.write(data[place:place + _PIECE])
+def value_of(array: numpy.ndarray) -> numpy.ndarray:
+    """The value of a state, given what :func:`prepared` made of it."""
+    return (object_array(from_json(array.tobytes()))
+            if array.dtype == JSON else array)
 
 
-@contextlib.contextmanager
-def _temporary_name(directory: str) -> Iterator[str]:
-    """The same each time, so that a killed run leaves no more than one.
+def object_array(value: Any) -> numpy.ndarray:
+    """A value in an array of objects, without dimensions."""
+    array = numpy.empty((), object)
+    array[()] = value
+    return array
 
-    Another one while a thread of this process writes to that.
+
+def to_json(value: Any) -> bytes:
+    """The text of a value.
+
+    Raises:
+        TypeError: A part of it is of another kind than those above, it has
+            more than :data:`MOST_PARTS`, or the text is longer than
+            :data:`LARGEST`.
     """
-    first = os.path.join(os.path.realpath(directory), _UNFINISHED)
-    with _LOCK:
-        name = next(name for name in itertools.chain(
-            [first], (f'{first}.{number}' for number in itertools.count(1)))
-            if name not in _IN_USE)
-        _IN_USE.add(name)
     try:
-        yield name
-    finally:
-        with _LOCK:
-            _IN_USE.discard(name)
+        text = json.dumps(_encoded(value, itertools.count(1)),
+                          separators=(',', ':')).encode('ascii')
+    except RecursionError:
+        raise TypeError('it is nested too deeply') from None
+    if len(text) > LARGEST:
+        raise TypeError(
+            f'it takes {len(text)} bytes as JSON, of at most {LARGEST}')
+    return text
 
 
-def remove_unfinished(directory: str) -> None:
-    """Removes what killed runs have left of snapshots in a directory."""
-    pattern = os.path.join(glob.escape(os.path.realpath(directory)),
-                           f'{_UNFINISHED}*')
-    with _LOCK:
-        for name in set(glob.glob(pattern)) - _IN_USE:
-            with contextlib.suppress(OSError):
-                os.remove(name)
+def _encoded(value: Any, parts: Iterator[int]) -> Any:
+    if next(parts) > MOST_PARTS:
+        raise TypeError(f'it has more than {MOST_PARTS} parts')
+    kind = type(value)      # a subclass would come back as another class
+    if value is None or kind in (bool, int, float, str):
+        return value
+    if kind in (list, tuple, dict):
+        items = [_encoded(item, parts) for item in (
+            value.items() if kind is dict else value)]
+        return items if kind is list else {kind.__name__: items}
+    if isinstance(value, (numpy.generic, numpy.ndarray)) and is_plain(
+            value.dtype):
+        if 2 * value.nbytes > LARGEST:
+            raise TypeError(f'an array in it has {value.nbytes} bytes')
+        return {'array' if kind is numpy.ndarray else 'number': [
+            value.dtype.str, value.shape, value.tobytes().hex()]}
+    # Its text could be long, and take long.
+    raise TypeError(f'it has an object of class {kind.__name__}')
 
 
-def plan(tables: Sequence[dict[str, Entry]]
-         ) -> tuple[dict[str, list[int]], list[list[str]]]:
-    """Decides which rank sends which values, by the entries of all ranks.
+def from_json(text: bytes) -> Any:
+    """The value; the inverse of :func:`to_json`.
 
-    Returns:
-        Which ranks have a key, and for each rank the names of the members
-        that come from it.
+    Raises:
+        ValueError: The text is none of :func:`to_json`'s.
     """
-    owners: dict[str, list[int]] = {}
-    for rank, table in enumerate(tables):
-        for key in table:
-            owners.setdefault(key, []).append(rank)
-    return owners, [
-        [f'all/{key}' if owners[key][0] == rank else f'rank{rank}/{key}'
-         for key, entry in table.items()
-         if owners[key][0] == rank or tables[owners[key][0]][key] != entry]
-        for rank, table in enumerate(tables)]
+    try:
+        if len(text) > LARGEST:
+            raise ValueError('it is too long')
+        return _decoded(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"a value is no JSON of a snapshot's: {error}"
+                         ) from None
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    (kind, content), = value.items()
+    if kind == 'tuple':
+        return tuple(map(_decoded, content))
+    if kind == 'dict':
+        return dict(map(_decoded, content))
+    if kind not in ('number', 'array'):
+        raise ValueError(f'there is no kind {kind!r}')
+    name, shape, text = content
+    dtype = numpy.dtype(name)
+    if not is_plain(dtype):
+        raise ValueError(f'a number of dtype {dtype}')
+    array = numpy.frombuffer(bytes.fromhex(text), dtype).reshape(shape)
+    return array[()] if kind == 'number' else array.copy()

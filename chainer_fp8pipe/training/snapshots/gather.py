@@ -7,10 +7,10 @@
 # rank has to do a step when another does: the messages have a communicator
 # of their own.
 #
-# Rank 0 is sent the digests of all ranks, answers each with the names of
-# what it is to send (what the first rank that has a key has is sent once),
-# and receives that in order, WINDOW bytes at a time, so that it never holds
-# more of other ranks' values than that, and as much that waits for the disk.
+# Rank 0 is sent the digests of all ranks.  Then it asks one rank after the
+# other for what it lacks (what several ranks have it asks of the first), for
+# WINDOW bytes or one value at a time; as much waits there for the disk.  Its
+# last message is the outcome.
 #
 # A rank that fails on its way says so in place of what is expected of it: all
 # others hear of it, and none waits.
@@ -19,86 +19,55 @@
 # compares what it is sent with the digests that the writers computed.
 from __future__ import annotations
 
-import contextlib
-import functools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
+from mpi4py.util import pkl5
 
 from ...mpi.agreement import raise_together
 from ...mpi.finalizing import keep_forever
 from . import file
-from .file import (
-    JSON,
-    Content,
-    DamagedSnapshot,
-    Entry,
-    Member,
-    SnapshotIndex,
-    bytes_of,
-    entry_of,
-    plan,
-)
-from .json_values import from_json, is_plain, object_array, to_json
+from .file import Content, DamagedSnapshot, SnapshotIndex, State, value_of
 
-#: Bytes of other ranks' values that are on their way to rank 0, and as many
-#: that wait there for the disk.
 WINDOW = 1 << 26
-_TABLE, _PLAN, _VALUES, _OUTCOME = range(4)      # tags
 # Seconds after which a rank that ends by an error finds that it does so alone:
 # the other ranks have ended, or wait for it in an update.
 _PATIENCE = 0.5
 # Seconds that a disk has for its last piece when a file is given up.
 _LAST_PIECE = 0.1
 
-State = dict[str, numpy.ndarray]
 _Way = Generator[None, None, Any]
 
 
-def prepared(state: State, copies: State | None = None) -> State:
-    """The values of a state as the file has them: plain arrays, or JSON.
+class Entry(NamedTuple):
+    """What is known of a value without it."""
 
-    Args:
-        state: Arrays by their keys.
-        copies: If given, arrays are copied, so that they may change
-            afterwards: into those of the last time, where they fit, as the
-            system takes several times as long to give new memory.  Those of
-            this time are left here.
+    digest: str
+    size: int               # bytes
 
-    Raises:
-        TypeError: A value cannot be saved; the key is named.
+
+def plan(tables: Sequence[dict[str, Entry]]
+         ) -> tuple[dict[str, list[int]], list[dict[str, str]]]:
+    """Decides which rank sends which values, by the entries of all ranks.
+
+    Returns:
+        Which ranks have a key, and for each rank the keys that come from it,
+        with the names of the members.
     """
-    values, last = {}, dict(copies or {})
-    for key, value in state.items():
-        if is_plain(value.dtype):
-            if value.dtype.itemsize == 0:       # empty texts
-                value = value.astype(f'{value.dtype.kind}1')
-            copy = last.get(key)
-            if copies is None:
-                values[key] = numpy.asarray(value, order='C')
-            elif copy is not None and (copy.shape, copy.dtype) == (
-                    value.shape, value.dtype):
-                copy[...] = value
-                values[key] = copy
-            else:
-                values[key] = numpy.array(value, order='C', copy=True)
-            continue
-        try:
-            values[key] = numpy.frombuffer(
-                to_json(value if value.shape else value[()]), JSON)
-        except TypeError as error:
-            raise TypeError(
-                f'{key} cannot be saved: {error}; serialize arrays, numbers, '
-                'texts, and lists and dictionaries of them') from None
-    if copies is not None:
-        copies.clear()
-        copies.update(values)
-    return values
+    owners: dict[str, list[int]] = {}
+    for rank, table in enumerate(tables):
+        for key in table:
+            owners.setdefault(key, []).append(rank)
+    return owners, [
+        {key: f'all/{key}' if owners[key][0] == rank else f'rank{rank}/{key}'
+         for key, entry in table.items()
+         if owners[key][0] == rank or tables[owners[key][0]][key] != entry}
+        for rank, table in enumerate(tables)]
 
 
 class SnapshotWriting:
@@ -107,8 +76,8 @@ class SnapshotWriting:
     Args:
         comm: All ranks; a duplicate is made of it.
         path: The file.
-        values: This rank's, of :func:`prepared`; the arrays must not change
-            before :meth:`step` returns True.
+        values: This rank's, of :func:`~.file.prepared`; the arrays must not
+            change before :meth:`step` returns True.
         communicator: The names of the job's communicators.
         after: What rank 0's thread does when the file is whole.
     """
@@ -121,20 +90,21 @@ class SnapshotWriting:
         #: if it was.
         self.problem = ''
         self.is_done = False
-        self._comm = comm.Dup()
+        # Its messages are the arrays themselves, not copies in a pickle.
+        self._comm: Any = pkl5.Intracomm(comm.Dup())
         self._values = values
-        self._after = after
         self._digests = _Thread('digests of a snapshot', lambda: {
-            key: entry_of(value) for key, value in values.items()})
+            key: Entry(file.digest_of(value), value.nbytes)
+            for key, value in values.items()})
         try:
             self._digests.start()
         except RuntimeError:        # no thread is left: the training waits
             self._digests.run()
-        self._writer: _FileWriter | None = None
+        self._writer: _Writer | None = None
         self._all_end: MPI.Request | None = None
         self._ends_since = 0.0
         self._way = (self._send() if comm.rank else
-                     self._receive(communicator))
+                     self._receive(communicator, after))
 
     def step(self) -> bool:
         """Does what can be done without waiting; True when all is over."""
@@ -172,7 +142,8 @@ class SnapshotWriting:
 
     def _give_up(self) -> None:
         if self._writer:
-            self._writer.give_up()
+            self._writer.close(is_wanted=False)
+            self._writer.join(_LAST_PIECE)
         keep_forever(self)      # with the memory of its messages
 
     # --- the ways of the ranks, which yield where they wait ------------------
@@ -180,93 +151,64 @@ class SnapshotWriting:
     def _send(self) -> _Way:
         """Of the ranks that send their values."""
         table = yield from self._table()
-        yield from self._send_object(table, 0, _TABLE)
-        keys = yield from self._receive_object(0, _PLAN)
-        arrays = [bytes_of(self._values[key]) for key in keys]
-        requests = [self._comm.Isend(
-            [arrays[number][start:stop], MPI.BYTE], 0, _VALUES)
-            for window in _windows(map(len, arrays))
-            for number, start, stop in window]
-        yield from self._until(lambda: MPI.Request.Testall(requests))
+        yield from self._put(table, 0)
+        while isinstance(asked := (yield from self._take(0)), list):
+            yield from self._put([self._values[key] for key in asked], 0)
         self._values = {}
-        self.problem = yield from self._receive_object(0, _OUTCOME)
+        self.problem = asked
 
-    def _receive(self, communicator: str) -> _Way:
+    def _receive(self, communicator: str, after: Callable[[], None]) -> _Way:
         """Of rank 0, which writes."""
-        others = range(1, self._comm.size)
         tables = [(yield from self._table())]
-        for rank in others:
-            tables.append((yield from self._receive_object(rank, _TABLE)))
+        for rank in range(1, self._comm.size):
+            tables.append((yield from self._take(rank)))
         self.problem = '; '.join(
             f'rank {rank}: {table}' for rank, table in enumerate(tables)
             if isinstance(table, str))
-        names: list[list[str]] = [[] for _ in tables]
         if not self.problem:
-            owners, names = plan(tables)
-            try:
-                self._writer = _FileWriter(self.path, communicator,
-                                           self._comm.size, owners,
-                                           self._after)
-            except RuntimeError as error:       # no thread is left
-                self.problem = f'rank 0: {type(error).__name__}: {error}'
-                names = [[] for _ in tables]
-        for rank in others:
-            yield from self._send_object(
-                [name.partition('/')[2] for name in names[rank]], rank, _PLAN)
-        if writer := self._writer:
-            for rank, table in enumerate(tables):
-                yield from self._write(writer, rank, [
-                    (name, table[name.partition('/')[2]])
-                    for name in names[rank]])
-            writer.close()
-            yield from self._until(lambda: not writer.thread.is_alive())
-            if writer.thread.problem:
-                self.problem = f'rank 0: {writer.thread.problem}'
-        for rank in others:
-            yield from self._send_object(self.problem, rank, _OUTCOME)
+            problem = yield from self._write(tables, communicator, after)
+            self.problem = problem and f'rank 0: {problem}'
+        for rank in range(1, self._comm.size):
+            yield from self._put(self.problem, rank)
 
-    def _write(self, writer: _FileWriter, rank: int,
-               part: list[tuple[str, Entry]]) -> _Way:
-        """Gives a rank's values to the writer."""
-        if rank == 0:
-            for name, entry in part:
-                writer.put(Member(name, self._values[
-                    name.partition('/')[2]], entry))
-            self._values = {}
-            return
-        arrays: dict[int, numpy.ndarray] = {}
-        for window in _windows(entry.size for _, entry in part):
-            requests: list[MPI.Request] = []
-            for number, start, stop in window:
-                if start == 0:
-                    arrays[number] = part[number][1].empty()
-                requests.append(self._comm.Irecv(
-                    [bytes_of(arrays[number])[start:stop], MPI.BYTE], rank,
-                    _VALUES))
-            yield from self._until(
-                functools.partial(MPI.Request.Testall, requests))
-            for number, _, stop in window:
-                name, entry = part[number]
-                if stop == entry.size:
-                    writer.put(Member(name, arrays.pop(number), entry))
-            yield from self._until(lambda: writer.waiting <= WINDOW)
+    def _write(self, tables: list[dict[str, Entry]], communicator: str,
+               after: Callable[[], None]) -> _Way:
+        """Gives all values to a writer; returns why it has failed."""
+        owners, names = plan(tables)
+        try:
+            writer = self._writer = _Writer(
+                lambda members: file.write(
+                    self.path, members, communicator, len(tables), owners),
+                after)
+        except RuntimeError as error:       # no thread is left
+            return f'{type(error).__name__}: {error}'
+        for key, name in names[0].items():
+            writer.put(name, self._values[key], tables[0][key].digest)
+        self._values = {}
+        for rank, table in list(enumerate(tables))[1:]:
+            for keys in _windows(names[rank], table):
+                yield from self._put(keys, rank)
+                arrays = yield from self._take(rank)
+                for key, array in zip(keys, arrays, strict=True):
+                    writer.put(names[rank][key], array, table[key].digest)
+                del arrays      # or it would be kept until the next came
+                yield from _until(lambda: writer.waiting <= WINDOW)
+        writer.close()
+        yield from _until(lambda: not writer.is_alive())
+        return writer.problem
 
     def _table(self) -> _Way:
         """The entries of this rank's values; why there are none."""
-        yield from self._until(lambda: not self._digests.is_alive())
+        yield from _until(lambda: not self._digests.is_alive())
         return self._digests.problem or self._digests.result
 
-    def _until(self, done: Callable[[], bool]) -> _Way:
-        while not done():
-            yield
+    def _put(self, value: Any, rank: int) -> _Way:
+        request = self._comm.isend(value, rank)
+        yield from _until(lambda: request.test()[0])
 
-    def _send_object(self, value: Any, rank: int, tag: int) -> _Way:
-        request = self._comm.isend(value, rank, tag)
-        yield from self._until(lambda: request.test()[0])
-
-    def _receive_object(self, rank: int, tag: int) -> _Way:
+    def _take(self, rank: int) -> _Way:
         # A request of its own knows no size before the message is there.
-        while (message := self._comm.improbe(rank, tag)) is None:
+        while (message := self._comm.improbe(rank)) is None:
             yield
         request = message.irecv()
         while not (answer := request.test())[0]:
@@ -274,26 +216,21 @@ class SnapshotWriting:
         return answer[1]
 
 
-def _windows(sizes: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
-    """Cuts values into messages, some of which are received at a time.
+def _until(done: Callable[[], bool]) -> _Way:
+    while not done():
+        yield
 
-    Yields lists of (number, start, stop): a value's place in ``sizes`` and a
-    range of its bytes; a value of no bytes has one range, which is empty.
-    """
-    window: list[tuple[int, int, int]] = []
-    room = WINDOW
-    for number, size in enumerate(sizes):
-        start = 0
-        while True:
-            stop = min(start + room, size)
-            window.append((number, start, stop))
-            room -= stop - start
-            start = stop
-            if room == 0:
-                yield window
-                window, room = [], WINDOW
-            if start == size:
-                break
+
+def _windows(keys: dict[str, str], table: dict[str, Entry]
+             ) -> Iterator[list[str]]:
+    """Some of a rank's keys at a time."""
+    window, size = [], 0
+    for key in keys:
+        window.append(key)
+        size += table[key].size
+        if size >= WINDOW:
+            yield window
+            window, size = [], 0
     if window:
         yield window
 
@@ -317,65 +254,41 @@ class _Thread(threading.Thread):
         self._action = None             # with the values that it holds
 
 
-class _FileWriter:
-    """A thread that writes what it is given, until :meth:`close`."""
+class _Writer(_Thread):
+    """Writes the members that it is given, until :meth:`close`."""
 
-    def __init__(self, path: str, communicator: str, ranks: int,
-                 owners: dict[str, list[int]], after: Callable[[], None]
-                 ) -> None:
-        #: Bytes that were put and are not written.
-        self.waiting = 0
-        self._lock = threading.Lock()
+    def __init__(self, write: Callable[[Iterator[Any]], None],
+                 after: Callable[[], None]) -> None:
+        def act() -> None:
+            write(self._members())
+            after()
+        super().__init__('writer of a snapshot', act)
+        self._put_bytes = self._written_bytes = 0
         self._given: SimpleQueue[Any] = SimpleQueue()
-        self._is_given_up = False
+        self.start()
 
-        def write() -> None:
-            members = self._members()
-            try:
-                file.write(path, members, communicator, ranks, owners,
-                           self._check)
-                after()
-            except Exception:
-                with contextlib.suppress(_GivenUp):
-                    for _ in members:       # all that still comes
-                        pass
-                raise
-        self.thread = _Thread('writer of a snapshot', write)
-        self.thread.start()
+    @property
+    def waiting(self) -> int:
+        """Bytes that were put and are not written; 0 after a failure."""
+        return (self._put_bytes - self._written_bytes if self.is_alive()
+                else 0)
 
-    def put(self, member: Member) -> None:
+    def put(self, name: str, array: numpy.ndarray, digest: str) -> None:
         """Gives it another member of the file."""
-        with self._lock:
-            self.waiting += member.entry.size
-        self._given.put(member)
+        if self.is_alive():         # or nobody would take it
+            self._put_bytes += array.nbytes
+            self._given.put((name, array, digest))
 
-    def close(self) -> None:
-        """Says that the file has all members."""
-        self._given.put(None)
+    def close(self, is_wanted: bool = True) -> None:
+        """Says that all members were put, or that the file is given up."""
+        self._given.put(is_wanted)
 
-    def give_up(self) -> None:
-        """Says that the file is not wanted any more; it is removed.
-
-        Unless the disk holds the thread for longer than a moment.
-        """
-        self._is_given_up = True
-        self.close()                # it may wait for the next member
-        self.thread.join(_LAST_PIECE)
-
-    def _members(self) -> Iterator[Member]:
-        while (member := self._given.get()) is not None:
+    def _members(self) -> Iterator[tuple[str, numpy.ndarray, str]]:
+        while not isinstance(member := self._given.get(), bool):
             yield member
-            with self._lock:
-                self.waiting -= member.entry.size
-        self._check()
-
-    def _check(self) -> None:
-        if self._is_given_up:
-            raise _GivenUp
-
-
-class _GivenUp(RuntimeError):
-    """The end of a file that is never complete."""
+            self._written_bytes += member[1].nbytes
+        if not member:
+            raise RuntimeError('the snapshot is given up')
 
 
 # --- reading -----------------------------------------------------------------
@@ -397,45 +310,50 @@ def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
             ranks.
     """
     wishes = numpy.array(comm.allgather(wanted))
-    # What every rank takes, such as all of a data-parallel model.
-    common = [takers.all() and not (
-        is_own(key) and not index.is_same_everywhere(key))
-        for key, takers in zip(index.keys, wishes.T, strict=True)]
-    found: dict[str, Any] = {}
-    problem: Exception | None = None
-
-    def answer(name: str) -> Any:
-        """After an error None: the others wait for all their values."""
-        nonlocal problem
-        if problem is None and content is not None:
-            try:
-                return content.read(name)
-            except Exception as error:
-                problem = error
-        return None
-
-    for number, key in enumerate(index.keys):
-        takers = numpy.flatnonzero(wishes[:, number]).tolist()
-        names = [index.name(key, rank if is_own(key) else None)
-                 for rank in takers]
-        if common[number]:
-            found[names[0]] = comm.bcast(
-                answer(names[0]) if content is not None else None)
-        elif content is not None:
-            values = {name: answer(name) for name in dict.fromkeys(names)}
-            for rank, name in zip(takers, names, strict=True):
-                if rank == 0:
-                    found[name] = values[name]
-                else:
-                    comm.send(values[name], rank)
-        elif comm.rank in takers:
-            found[names[takers.index(comm.rank)]] = comm.recv(source=0)
-    return raise_together(comm, lambda: _restored(found, index, problem),
+    source = _Source(content)
+    found: dict[str, Any] = {}      # by names of members
+    for key, takers in zip(index.owners, wishes.T, strict=True):
+        ranks: dict[str, list[int]] = {}
+        for rank in numpy.flatnonzero(takers).tolist():
+            ranks.setdefault(index.name(key, rank if is_own(key) else None),
+                             []).append(rank)
+        for name, receivers in ranks.items():
+            if len(receivers) == comm.size:     # as all of a replica's model
+                found[name] = comm.bcast(source.read(name))
+            elif comm.rank == 0:
+                value = source.read(name)
+                for rank in receivers:
+                    if rank:
+                        comm.send(value, rank)
+                    else:
+                        found[name] = value
+            elif comm.rank in receivers:
+                found[name] = comm.recv(source=0)
+    return raise_together(comm, lambda: _checked(found, index, source.problem),
                           error=ValueError)
 
 
-def _restored(found: dict[str, Any], index: SnapshotIndex,
-              problem: Exception | None) -> State:
+class _Source:
+    """The file on rank 0, nothing elsewhere.
+
+    After an error it gives None: the others wait for all their values.
+    """
+
+    def __init__(self, content: Content | None) -> None:
+        self._content = content
+        self.problem: Exception | None = None
+
+    def read(self, name: str) -> numpy.ndarray | None:
+        if self._content is not None and self.problem is None:
+            try:
+                return self._content.read(name)
+            except Exception as error:
+                self.problem = error
+        return None
+
+
+def _checked(found: dict[str, Any], index: SnapshotIndex,
+             problem: Exception | None) -> State:
     """The values that were sent with the names of their members."""
     if problem is not None:
         raise problem
@@ -443,12 +361,10 @@ def _restored(found: dict[str, Any], index: SnapshotIndex,
     for name, array in found.items():
         if array is None:       # rank 0 has the problem
             continue
-        if entry_of(array) != index.entries[name]:
+        if file.digest_of(array) != index.digests[name]:
             raise DamagedSnapshot(
                 f'{index.path}: {name} came with other bits than it was '
                 'saved with; look at memory and disk of rank 0, and resume '
                 'again')
-        if array.dtype == JSON:
-            array = object_array(from_json(array.tobytes()))
-        state[name.partition('/')[2]] = array
+        state[name.partition('/')[2]] = value_of(array)
     return state

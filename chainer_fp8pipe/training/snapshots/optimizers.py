@@ -12,7 +12,7 @@
 #
 # And a value that the script has changed between two starts counts, as it
 # does in Chainer.  That it has changed is known by the values with which the
-# run began, after all extensions were initialised; a snapshot has those, too.
+# run began, after extensions were initialised; a snapshot has those, too.
 from __future__ import annotations
 
 import copy
@@ -26,10 +26,8 @@ import chainer
 import numpy
 from chainer import training
 
-from ..extensions.update_marks import EveryUpdate, SteppingTrigger
-from .json_values import object_array, to_json
-
-State = dict[str, numpy.ndarray]
+from ..extensions.update_marks import EveryUpdate
+from .file import State, object_array, to_json
 
 # What Chainer's serializers save, and what refers to other objects.
 _OF_CHAINER = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
@@ -59,29 +57,30 @@ def owners(trainer: chainer.training.Trainer) -> Iterator[tuple[str, Any]]:
                 yield name + place, rule
 
 
+def holders_of(owner: Any) -> dict[str, Any]:
+    """What has the attributes: the owner, its hyperparameters, its hooks."""
+    found = {'': owner}
+    if getattr(owner, 'hyperparam', None) is not None:
+        found['hyperparam'] = owner.hyperparam
+    hooks = getattr(owner, '_hookable', None)
+    for name, hook in () if hooks is None else (
+            *hooks._pre_update_hooks.items(),
+            *hooks._post_update_hooks.items()):
+        # One that another one calls; a method's object has no attributes.
+        hook = getattr(hook, '_hook', getattr(hook, '__func__', hook))
+        if hasattr(hook, '__dict__'):
+            found[f'hook {name}'] = hook
+    return found
+
+
 def note_first_values(trainer: chainer.training.Trainer) -> None:
     """Notes with which values a training begins, unless that is known.
 
-    Call it while extensions are initialised.  The values are those after all
-    of them, some of which may follow; a trainer asks its stop trigger next.
+    Call it when extensions have been initialised.
     """
-    new = [owner for _, owner in owners(trainer) if owner not in _first]
-    own = trainer.stop_trigger
-
-    def note() -> None:
-        for owner in new:
-            _first[owner] = copy.deepcopy(_values(owner))
-
-    def note_once() -> None:
-        if trainer.stop_trigger is stepping:
-            trainer.stop_trigger = own
-            note()
-    stepping = SteppingTrigger(own, note_once)
-    note()
-    # Unless an extension has changed them before the first update.
-    if new and not any(entry.call_before_training
-                       for entry in trainer._extensions.values()):
-        trainer.stop_trigger = stepping
+    for _, owner in owners(trainer):
+        if owner not in _first:
+            _first[owner] = copy.deepcopy(_kept(owner)[0])
 
 
 def collect_optimizers(trainer: chainer.training.Trainer) -> State:
@@ -93,7 +92,7 @@ def collect_optimizers(trainer: chainer.training.Trainer) -> State:
     """
     state: State = {}
     for key, owner in owners(trainer):
-        now, arrays = _values(owner), _arrays(owner)
+        now, arrays = _kept(owner)
         changed = {name: value for name, value in _first[owner].items()
                    if not _same(value, now.get(name, _NONE))
                    } if owner in _first else None
@@ -144,177 +143,155 @@ def lost_rules(saved: State, current: State) -> str:
             if lost else '')
 
 
-class Restoring:
+def restore_optimizers(state: State, trainer: chainer.training.Trainer
+                       ) -> list[Restored]:
     """Gives optimizers the state of :func:`collect_optimizers`.
 
-    Make it after the trainer, and so the optimizers, were deserialized.  It
-    has set all values then, but for those that the script has changed; and
-    ``trainer.run()`` gives extensions the script's values to be initialised
-    with.
+    Call it after the trainer, and so the optimizers, were deserialized.
 
-    Args:
-        state: Of :func:`collect_optimizers`, or a part of one.
-        trainer: Whose optimizers they are.
+    Returns:
+        The values that are others in the script, for
+        :func:`extend_with_script_values`.  They are set, but for those that
+        the script has changed since the run began.
     """
-
-    def __init__(self, state: State, trainer: chainer.training.Trainer
-                 ) -> None:
-        self._restored: list[_Restored] = []
-        parameters = {
-            name + place: parameter for name, optimizer
-            in trainer.updater.get_all_optimizers().items()
-            for place, parameter in optimizer.target.namedparams()}
-        for key, owner in owners(trainer):
-            if f'{key}/values' in state:
-                self._restore(key, owner, state)
-            if (master := state.get(f'{key}/float32')) is not None:
-                parameter = parameters[key]
-                owner._fp32_param = chainer.Parameter(
-                    parameter.xp.asarray(master), name=parameter.name)
-            if any(value is None for value in (
-                    getattr(owner, 'state', None) or {}).values()):
-                # It had no state yet; it makes one at its first update.
-                owner._state = None
-
-    def _restore(self, key: str, owner: Any, state: State) -> None:
-        _, now, changed, arrays = state[f'{key}/values'].item()
-        script, holders = copy.deepcopy(_values(owner)), holders_of(owner)
-        first = {} if changed is None else {**now, **changed}
-        _first[owner] = copy.deepcopy({
-            name: first.get(name, value) for name, value in script.items()})
-        for name, value in now.items():
-            one = _Restored(key, owner, name, holders.get(_split(name)[0]),
-                            script.get(name, _NONE),
-                            first.get(name, _NONE), value)
-            if one.holder is not None and not _same(one.script, value):
-                self._restored.append(one)
-                if not one.is_edited:
-                    one.set(value)
-        for number, name in enumerate(arrays):
-            holder, attribute = _split(name)
-            if holder in holders:
-                _set_array(holders[holder], attribute,
-                           state[f'{key}/array{number}'])
-
-    def extend(self, trainer: chainer.training.Trainer,
-               is_told: Callable[[str], bool]) -> None:
-        """Has a trainer's extensions initialised with the script's values.
-
-        ``is_told`` says whether this rank warns about an owner, by its key.
-        """
-        self._is_told = is_told
-        for name, act, priority in (
-                ('before', self._before, float('inf')),
-                ('after', self._after, float('-inf'))):
-            trainer._extensions.pop(f'values {name} extensions', None)
-            trainer.extend(
-                training.make_extension(
-                    initializer=lambda _, act=act: act())(lambda _: None),
-                f'values {name} extensions', EveryUpdate(), priority)
-
-    def _before(self) -> None:
-        """Gives the script's values back, but for what was set since."""
-        self._restored = [one for one in self._restored if _same(
-            one.now, one.script if one.is_edited else one.value)]
-        for one in self._restored:
-            if one.script is not _NONE:
-                one.set(one.script)
-
-    def _after(self) -> None:
-        """Sets the snapshot's values, but for what the script has changed."""
-        for one in self._restored:
-            # If an extension has set it, that is what the script says; the
-            # first value is as extensions have left it, too.
-            if one.first is _NONE or _equal(one.now, one.script):
-                is_edited = one.is_edited
-            else:
-                is_edited = not (_equal(one.now, one.first)
-                                 or _equal(one.now, one.value))
-            if not is_edited:
-                one.set(one.value)
-                continue
-            _first[one.owner][one.name] = copy.deepcopy(one.now)
-            if self._is_told(one.key):
-                warnings.warn(
-                    f'{one.name.removeprefix("hyperparam.")} of {one.key} is '
-                    f'{one.now!r} in the script, and was {one.first!r} when '
-                    'the run began: the training goes on with that of the '
-                    f'script, not with {one.value!r} of the snapshot',
-                    stacklevel=2)
-        self._restored = []
+    restored = []
+    parameters = {name + place: parameter for name, optimizer
+                  in trainer.updater.get_all_optimizers().items()
+                  for place, parameter in optimizer.target.namedparams()}
+    for key, owner in owners(trainer):
+        if f'{key}/values' in state:
+            _, now, changed, arrays = state[f'{key}/values'].item()
+            script = copy.deepcopy(_kept(owner)[0])
+            first = {} if changed is None else {**now, **changed}
+            _first[owner] = copy.deepcopy({
+                name: first.get(name, value)
+                for name, value in script.items()})
+            for name, value in now.items():
+                one = Restored(key, owner, name, script.get(name, _NONE),
+                               first.get(name, _NONE), value)
+                if one.holder is not None and not _same(one.script, value):
+                    restored.append(one)
+                    if not one.is_edited:
+                        one.set(value)
+            for number, name in enumerate(arrays):
+                holder, attribute = _split(owner, name)
+                if holder is not None:
+                    _set_array(holder, attribute,
+                               state[f'{key}/array{number}'])
+        if (master := state.get(f'{key}/float32')) is not None:
+            parameter = parameters[key]
+            owner._fp32_param = chainer.Parameter(
+                parameter.xp.asarray(master), name=parameter.name)
+        if any(value is None for value in (
+                getattr(owner, 'state', None) or {}).values()):
+            # It had no state yet; it makes one at its first update.
+            owner._state = None
+    return restored
 
 
-class _Restored:
-    """A value that a snapshot has."""
+class Restored:
+    """A value that a snapshot has, and the script another one."""
 
-    def __init__(self, key: str, owner: Any, name: str, holder: Any,
-                 script: Any, first: Any, value: Any) -> None:
+    def __init__(self, key: str, owner: Any, name: str, script: Any,
+                 first: Any, value: Any) -> None:
         self.key, self.owner, self.name = key, owner, name
-        self.holder = holder        # whose attribute it is
         self.script, self.first, self.value = script, first, value
+        self.holder, self._attribute = _split(owner, name)
+        #: Whether the script has changed it since the run began.
         self.is_edited = not (script is _NONE or first is _NONE
                               or _equal(script, first))
 
     @property
     def now(self) -> Any:
-        return vars(self.holder).get(_split(self.name)[1], _NONE)
+        """The present value."""
+        return vars(self.holder).get(self._attribute, _NONE)
 
     def set(self, value: Any) -> None:
+        """Sets it, in place, as others may refer to it."""
         now, value = self.now, copy.deepcopy(value)
-        # In place, as others may refer to it.
         if type(now) is type(value) is list:
             now[:] = value
         elif type(now) is type(value) is dict:
             now.clear()
             now.update(value)
         else:
-            setattr(self.holder, _split(self.name)[1], value)
+            setattr(self.holder, self._attribute, value)
 
 
-def holders_of(owner: Any) -> dict[str, Any]:
-    """What has the attributes: the owner, its hyperparameters, its hooks."""
-    found = {'': owner}
-    if getattr(owner, 'hyperparam', None) is not None:
-        found['hyperparam'] = owner.hyperparam
-    hooks = getattr(owner, '_hookable', None)
-    for name, hook in () if hooks is None else (
-            *hooks._pre_update_hooks.items(),
-            *hooks._post_update_hooks.items()):
-        # One that another one calls; a method's object has no attributes.
-        hook = getattr(hook, '_hook', getattr(hook, '__func__', hook))
-        if hasattr(hook, '__dict__'):
-            found[f'hook {name}'] = hook
-    return found
+def extend_with_script_values(
+        trainer: chainer.training.Trainer, restored: list[Restored],
+        is_told: Callable[[str], bool]) -> None:
+    """Has a trainer's extensions initialised with the script's values.
+
+    Args:
+        trainer: Was resumed, and has not run yet.
+        restored: Of :func:`restore_optimizers`.
+        is_told: Whether this rank warns about an owner, by its key.
+    """
+    def before() -> None:
+        """Gives the script's values back, but for what was set since."""
+        restored[:] = [one for one in restored if _same(
+            one.now, one.script if one.is_edited else one.value)]
+        for one in restored:
+            if one.script is not _NONE:
+                one.set(one.script)
+
+    def after() -> None:
+        """Sets the snapshot's values, but for what the script has changed.
+
+        If an extension has set one, that is what the script says; the first
+        value is as extensions have left it, too.
+        """
+        for one in restored:
+            if (one.is_edited if one.first is _NONE
+                    or _equal(one.now, one.script) else
+                    not (_equal(one.now, one.first)
+                         or _equal(one.now, one.value))):
+                _first[one.owner][one.name] = copy.deepcopy(one.now)
+                if is_told(one.key):
+                    warnings.warn(
+                        f'{one.name.removeprefix("hyperparam.")} of '
+                        f'{one.key} is {one.now!r} in the script, and was '
+                        f'{one.first!r} when the run began: the training '
+                        'goes on with that of the script, not with '
+                        f'{one.value!r} of the snapshot', stacklevel=2)
+            else:
+                one.set(one.value)
+        restored.clear()
+    for when, act, priority in (('before', before, float('inf')),
+                                ('after', after, float('-inf'))):
+        trainer._extensions.pop(f'values {when} extensions', None)
+        trainer.extend(training.make_extension(
+            initializer=lambda _, act=act: act())(lambda _: None),
+            f'values {when} extensions', EveryUpdate(), priority)
 
 
-def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    for holder, found in holders_of(owner).items():
-        for name, value in vars(found).items():
-            if name not in _OF_CHAINER:
-                yield f'{holder}.{name}' if holder else name, value
+def _kept(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values that a snapshot keeps, and the arrays, by their names."""
+    values, arrays = {}, {}
+    for prefix, holder in holders_of(owner).items():
+        for attribute, value in vars(holder).items():
+            name = f'{prefix}.{attribute}' if prefix else attribute
+            if attribute in _OF_CHAINER:
+                continue
+            if isinstance(value, chainer.get_array_types()):
+                if value.dtype != object:
+                    arrays[name] = value
+            elif _is_value(value):
+                values[name] = value
+    return values, arrays
 
 
-def _split(name: str) -> tuple[str, str]:
-    """Names of a holder and its attribute."""
-    holder, _, attribute = name.rpartition('.')
-    return holder, attribute
-
-
-def _values(owner: Any) -> dict[str, Any]:
-    return {name: value for name, value in _attributes(owner)
-            if _is_value(value)}
-
-
-def _arrays(owner: Any) -> dict[str, Any]:
-    return {name: value for name, value in _attributes(owner)
-            if isinstance(value, chainer.get_array_types())
-            and value.dtype != object}
+def _split(owner: Any, name: str) -> tuple[Any, str]:
+    """The holder that has an attribute now, or None, and its own name."""
+    prefix, _, attribute = name.rpartition('.')
+    return holders_of(owner).get(prefix), attribute
 
 
 def _is_value(value: Any) -> bool:
-    if type(value) in _SIMPLE or type(value) is float:
+    if type(value) in _SIMPLE:
         return True
-    if not isinstance(value, (list, tuple, dict, numpy.generic)):
+    if not isinstance(value, (float, list, tuple, dict, numpy.generic)):
         return False
     try:
         to_json(value)
@@ -324,13 +301,10 @@ def _is_value(value: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if one is _NONE or other is _NONE or type(one) is not type(other):
-        return False
-    if type(one) in _SIMPLE:
-        return one == other
-    return to_json(one) == to_json(other)
+    return one is other or (
+        one is not _NONE and type(one) is type(other)
+        and (one == other if type(one) in _SIMPLE
+             else to_json(one) == to_json(other)))
 
 
 def _equal(one: Any, other: Any) -> bool:

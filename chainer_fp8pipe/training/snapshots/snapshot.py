@@ -10,7 +10,6 @@ or replicas.
 from __future__ import annotations
 
 import contextlib
-import functools
 import glob
 import os
 import re
@@ -30,11 +29,18 @@ from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
 from ..extensions.update_marks import SteppingTrigger
 from . import gather
-from .file import Content, DamagedSnapshot, SnapshotIndex, remove_unfinished
-from .gather import SnapshotWriting, prepared
-from .optimizers import (
-    Restoring,
+from .file import (
+    Content,
+    DamagedSnapshot,
+    SnapshotIndex,
     State,
+    prepared,
+    remove_unfinished,
+)
+from .gather import SnapshotWriting
+from .optimizers import (
+    Restored,
+    extend_with_script_values,
     lost_rules,
     note_first_values,
     owners,
@@ -183,7 +189,7 @@ class BackgroundSaver:
     :meth:`end`.
 
     Args:
-        comm: The ranks, as for :class:`~.snapshot.Snapshot`.
+        comm: The ranks, as for :class:`Snapshot`.
         failures: How many files in a row may fail before that is an error;
             None: any number.
         older: The paths of older snapshots in a directory, the newest last.
@@ -195,9 +201,9 @@ class BackgroundSaver:
         self._failed = 0            # in a row
         self._warned: list[Warning] = []    # that are errors here
         self._writing: SnapshotWriting | None = None
-        self._copies: dict[str, numpy.ndarray] = {}
-        self._is_stepped = False    # whether a trigger steps it
-        self._restore_trigger: Callable[[], None] = lambda: None
+        self._copies: State = {}
+        # The extension in the trainer, whose trigger steps the writing.
+        self._entry: Any = None
 
     def begin(self, trainer: chainer.training.Trainer, extension: Any,
               directory: str) -> None:
@@ -209,12 +215,9 @@ class BackgroundSaver:
         if all_ranks(self._comm).rank == 0:
             remove_unfinished(directory)
         for entry in trainer._extensions.values():
-            if entry.extension is extension and not self._is_stepped:
-                own = entry.trigger
-                entry.trigger = SteppingTrigger(own, self._step)
-                self._is_stepped = True
-                self._restore_trigger = functools.partial(
-                    setattr, entry, 'trigger', own)
+            if entry.extension is extension and self._entry is None:
+                self._entry = entry
+                entry.trigger = SteppingTrigger(entry.trigger, self._step)
 
     def save(self, trainer: chainer.training.Trainer, path: str,
              after: Callable[[], None] = lambda: None) -> None:
@@ -232,9 +235,10 @@ class BackgroundSaver:
                 files in a row were not written.
         """
         self._complete()
+        is_beside = self._entry is not None
         self._writing = _begin(trainer, self._comm, path, after,
-                               self._copies if self._is_stepped else None)
-        if not self._is_stepped:        # outside of a Trainer's loop
+                               self._copies if is_beside else None)
+        if not is_beside:
             self._complete()
 
     def end(self) -> None:
@@ -246,8 +250,9 @@ class BackgroundSaver:
             RuntimeError: On all ranks: too many files in a row were not
                 written.
         """
-        self._restore_trigger()
-        self._is_stepped = False
+        if self._entry is not None:
+            self._entry.trigger = self._entry.trigger.trigger
+            self._entry = None
         if sys.exc_info()[0] is None:
             self._complete()
         elif (writing := self._writing) is not None:
@@ -258,21 +263,22 @@ class BackgroundSaver:
             self._writing = None
         self._copies = {}
 
-    def _step(self) -> None:
-        """Goes on with a file that is being written; waits for nothing."""
-        if self._writing and not self._writing.is_done and (
-                self._writing.step()):
-            self._report(self._writing)
+    def _step(self) -> bool:
+        """Goes on with the file, without waiting; True when it is written."""
+        writing = self._writing
+        if writing is not None and not writing.is_done and writing.step():
+            self._report(writing)
+        return writing is None or writing.is_done
 
     def _complete(self) -> None:
         """Waits until the file is written; on all ranks.
 
         Raises RuntimeError on all if too many in a row were not.
         """
-        if self._writing is None:
-            return
-        wait_until(self._stepped)
+        wait_until(self._step)
         writing, self._writing = self._writing, None
+        if writing is None:
+            return
         writing.free()
 
         def raise_warning() -> None:
@@ -286,10 +292,6 @@ class BackgroundSaver:
                 f'the last with {writing.problem}. Make room, or choose '
                 "another directory (the trainer's out), and resume; "
                 'Snapshot(comm, failures=None) never ends a run')
-
-    def _stepped(self) -> bool:
-        self._step()
-        return self._writing is None or self._writing.is_done
 
     def _report(self, writing: SnapshotWriting) -> None:
         if writing.problem and all_ranks(self._comm).rank == 0:
@@ -311,6 +313,22 @@ def remove_older(paths: Iterable[str]) -> None:
             os.remove(path)
         except OSError as error:
             warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
+
+
+def find_snapshots(directory: str) -> list[str]:
+    """The snapshots in a directory, oldest iteration first.
+
+    Whether they are whole :func:`resume` finds out.
+    """
+    return [path for _, path in _numbered(directory)]
+
+
+def _numbered(directory: str) -> list[tuple[int, str]]:
+    pattern = re.escape(_FILENAME).replace(r'\{\}', r'(\d+)')
+    return sorted(
+        (int(match[1]), path) for path in glob.glob(
+            os.path.join(glob.escape(directory), '*'))
+        if (match := re.fullmatch(pattern, os.path.basename(path))))
 
 
 def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
@@ -360,25 +378,25 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
     """
     ranks = all_ranks(comm)
     with contextlib.ExitStack() as stack:
-        content: Content | None = raise_together(
-            ranks, lambda: _whole(path, stack, damaged)
-            if ranks.rank == 0 else None, error=ValueError)
+        content = raise_together(
+            ranks, lambda: None if ranks.rank else _whole(path, damaged),
+            error=ValueError)
+        if content is not None:
+            stack.enter_context(content)
         index: SnapshotIndex | None = ranks.bcast(content and content.index)
         if index is None:
             return trainer.updater.iteration
         current = raise_together(ranks, lambda: collect(trainer, comm),
                                  error=ValueError)
+        own = index.of_rank(ranks.rank)
         exact = ranks.allreduce(
             index.ranks == ranks.size
             and index.communicator == names_of_communicators(trainer, comm)
-            and layout(index.of_rank(ranks.rank)) == layout(current),
-            MPI.LAND)
-        own = set(index.of_rank(ranks.rank)
-                  if ranks.rank < index.ranks else ())
+            and layout(own) == layout(current), MPI.LAND)
         wanted = own if exact else {
-            *movable(index.keys, current, trainer),
+            *movable([*index.owners], current, trainer),
             *(key for key in own if key.startswith(RANDOM))}
-        wishes = numpy.array([key in wanted for key in index.keys], bool)
+        wishes = numpy.array([key in wanted for key in index.owners], bool)
         unclaimed = _unclaimed(ranks, index, wishes)
         agree(ranks, Signature({}),
               missing(wanted, current, exact) or unclaimed)
@@ -398,29 +416,39 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
     agree(ranks, Signature({}), problem)
     lost = ranks.gather(lost_rules(saved, current)) or []
     speakers = _speakers(ranks, trainer)
-
-    def tell() -> None:
-        if ranks.rank == 0 and not exact:
-            warnings.warn(
-                f'{index.path} is of a run with another layout ({index.ranks} '
-                f'ranks, communicator {index.communicator}): model, optimizer '
-                f'and iterator go on{changed}, but residuals and codec state '
-                'start afresh' + (
-                    '' if ranks.size <= index.ranks else
-                    ', and the random numbers of new ranks'), stacklevel=4)
-        for text in sorted(set(lost) - {''}):
-            warnings.warn(text, stacklevel=4)
     # A warning may be an error.
-    raise_together(ranks, tell, error=ValueError)
-    _restore_together(ranks, saved, current, trainer, comm).extend(
-        trainer, lambda key: speakers[key] == ranks.rank)
-    _after(trainer)
+    raise_together(ranks, lambda: None if ranks.rank else _warn(
+        index, ranks.size, exact, changed, lost), error=ValueError)
+    extend_with_script_values(
+        trainer, _restore_together(ranks, saved, current, trainer, comm),
+        lambda key: speakers[key] == ranks.rank)
+    for optimizer in trainer.updater.get_all_optimizers().values():
+        if hasattr(optimizer, 'target_params'):
+            # ChainerMN's optimizer spends its first update on a broadcast
+            # unless it has seen these parameters; all ranks have them.
+            optimizer.is_changed(optimizer.target)
+    if hasattr(trainer.updater, 'resumed'):
+        trainer.updater.resumed()
     return trainer.updater.iteration
+
+
+def _warn(index: SnapshotIndex, ranks: int, exact: bool, changed: str,
+          lost: Iterable[str]) -> None:
+    if not exact:
+        warnings.warn(
+            f'{index.path} is of a run with another layout ({index.ranks} '
+            f'ranks, communicator {index.communicator}): model, optimizer '
+            f'and iterator go on{changed}, but residuals and codec state '
+            'start afresh' + (
+                '' if ranks <= index.ranks else
+                ', and the random numbers of new ranks'), stacklevel=5)
+    for text in sorted(set(lost) - {''}):
+        warnings.warn(text, stacklevel=5)
 
 
 def _restore_together(ranks: MPI.Comm, saved: State, current: State,
                       trainer: chainer.training.Trainer, comm: Any
-                      ) -> Restoring:
+                      ) -> list[Restored]:
     """Restores all ranks' states, or none: then all raise ValueError."""
     before = raise_together(ranks, lambda: StateBefore(trainer, comm, current),
                             error=ValueError)
@@ -435,33 +463,24 @@ def _restore_together(ranks: MPI.Comm, saved: State, current: State,
 def _speakers(ranks: MPI.Comm, trainer: chainer.training.Trainer
               ) -> dict[str, int]:
     """The rank that warns of an optimizer or update rule, by its key."""
-    found: dict[str, int] = {}
-    for rank, keys in enumerate(ranks.allgather(
-            [key for key, _ in owners(trainer)])):
-        for key in keys:
-            found.setdefault(key, rank)
-    return found
+    return {key: rank for rank, keys in reversed([*enumerate(ranks.allgather(
+        [key for key, _ in owners(trainer)]))]) for key in keys}
 
 
-def find_snapshots(directory: str) -> list[str]:
-    """The snapshots in a directory, oldest iteration first.
+def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
+               ) -> str:
+    """The error about a key of the model that no rank takes; '' if none.
 
-    Whether they are whole :func:`resume` finds out.
+    Call it on all ranks.
     """
-    return [path for _, path in _numbered(directory)]
+    claimed = numpy.empty_like(wishes)
+    ranks.Allreduce(wishes, claimed, MPI.LOR)
+    return next((f'the snapshot has {describe(key)}, the model has not'
+                 for key, is_claimed in zip(index.owners, claimed, strict=True)
+                 if key.startswith(MODEL) and not is_claimed), '')
 
 
-def _numbered(directory: str) -> list[tuple[int, str]]:
-    pattern = re.escape(_FILENAME).replace(r'\{\}', r'(\d+)')
-    found = []
-    for path in glob.glob(os.path.join(glob.escape(directory), '*')):
-        if match := re.fullmatch(pattern, os.path.basename(path)):
-            found.append((int(match[1]), path))
-    return sorted(found)
-
-
-def _whole(path: str, stack: contextlib.ExitStack, damaged: str
-           ) -> Content | None:
+def _whole(path: str, damaged: str) -> Content | None:
     """Opens a snapshot that is whole, or the newest that is in a directory.
 
     Warns of those that are passed over.  Where all are damaged, and are to
@@ -471,7 +490,7 @@ def _whole(path: str, stack: contextlib.ExitStack, damaged: str
         raise ValueError(f'damaged must be one of {", ".join(_DAMAGED)}, not '
                          f'{damaged!r}')
     if not os.path.isdir(path):
-        return _checked(path, stack)
+        return _checked(path)
     found = find_snapshots(path)[::-1]
     if not found:
         raise FileNotFoundError(f'there is no snapshot in {path}')
@@ -479,7 +498,7 @@ def _whole(path: str, stack: contextlib.ExitStack, damaged: str
     unreadable = False
     for candidate in found:
         try:
-            content = _checked(candidate, stack)
+            content = _checked(candidate)
         except (DamagedSnapshot, OSError) as error:
             unreadable |= isinstance(error, OSError)
             passed.append(f'{candidate} is not whole and is passed over: '
@@ -498,37 +517,13 @@ def _whole(path: str, stack: contextlib.ExitStack, damaged: str
     return None
 
 
-def _checked(path: str, stack: contextlib.ExitStack) -> Content:
+def _checked(path: str) -> Content:
     """Opens a snapshot after all of it was read and found whole."""
     with contextlib.ExitStack() as trial:
         content = trial.enter_context(Content(path))
         content.check()
-        stack.push(trial.pop_all())
+        trial.pop_all()
     return content
-
-
-def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray
-              ) -> str:
-    """The error about a key of the model that no rank takes; '' if none.
-
-    Call it on all ranks.
-    """
-    claimed = numpy.empty_like(wishes)
-    ranks.Allreduce(wishes, claimed, MPI.LOR)
-    return next((f'the snapshot has {describe(key)}, the model has not'
-                 for key, is_claimed in zip(index.keys, claimed, strict=True)
-                 if key.startswith(MODEL) and not is_claimed), '')
-
-
-def _after(trainer: chainer.training.Trainer) -> None:
-    """Tells optimizers and updater that they were resumed."""
-    for optimizer in trainer.updater.get_all_optimizers().values():
-        if hasattr(optimizer, 'target_params'):
-            # ChainerMN's optimizer spends its first update on a broadcast
-            # unless it has seen these parameters; all ranks have them.
-            optimizer.is_changed(optimizer.target)
-    if hasattr(trainer.updater, 'resumed'):
-        trainer.updater.resumed()
 
 
 # --- a model alone ----------------------------------------------------------

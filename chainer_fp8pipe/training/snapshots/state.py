@@ -24,16 +24,16 @@ from typing import Any
 import chainer
 import numpy
 
-from .json_values import object_array
+from .file import State, object_array
 from .optimizers import (
-    Restoring,
-    State,
+    Restored,
     below,
     classes_differ,
     collect_optimizers,
     holders_of,
     owners,
     parameter_of,
+    restore_optimizers,
 )
 
 MODEL = 'trainer/updater/model:'
@@ -54,10 +54,8 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
 
 
 def restore(state: State, trainer: chainer.training.Trainer, comm: Any,
-            replaced: State | None = None) -> Restoring:
+            replaced: State | None = None) -> list[Restored]:
     """Restores the state of :func:`collect`, or a part of one.
-
-    What it returns restores the rest when the trainer runs.
 
     Args:
         state: Arrays that were copied are replaced in it by their copies, so
@@ -65,16 +63,37 @@ def restore(state: State, trainer: chainer.training.Trainer, comm: Any,
         trainer: Whose state it is.
         comm: As for :func:`collect`.
         replaced: Gets what was in the trainer's arrays, by their keys.
+
+    Returns:
+        As :func:`restore_optimizers`.
     """
     trainer.serialize(_Deserializer(
         state, trainer, {} if replaced is None else replaced)['trainer'])
-    restoring = Restoring(below('optimizer/', state), trainer)
+    restored = restore_optimizers(below('optimizer/', state), trainer)
     for prefix, communicator, model in _stateful(trainer, comm):
         if own := below(prefix, state):
             communicator.load_state(own, model)
     if numbers := below(RANDOM, state):
         _restore_random(numbers)
-    return restoring
+    return restored
+
+
+class _Serializer(chainer.serializers.DictionarySerializer):
+    """Chainer's, which also takes lists and dictionaries."""
+
+    def __getitem__(self, key: str) -> Any:
+        return _Serializer(self.target, f'{self.path}{key.strip("/")}/')
+
+    def __call__(self, key: str, value: Any) -> Any:
+        name = self.path + key.lstrip('/')
+        try:
+            super().__call__(key, value)
+            self.target[name] = numpy.asarray(self.target[name])
+        except (TypeError, ValueError):     # an error names it if it is not
+            self.target[name] = numpy.asarray(None)
+        if self.target[name].dtype == object:
+            self.target[name] = object_array(value)
+        return value
 
 
 class _Deserializer(chainer.serializers.NpzDeserializer):
@@ -102,7 +121,7 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         saved = self.npz.get(name)
         if saved is None:
             return value
-        if saved.dtype == object and saved.shape == ():
+        if saved.dtype == object:
             return saved.item()
         try:
             if not isinstance(value, chainer.get_array_types()):
@@ -121,28 +140,25 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         return saved if saved.shape else saved.item()
 
 
-# Bytes of values that are copied before it is known whether they change.
-_SMALL = 1 << 14
-
-
 class StateBefore:
     """All that a resume may change, as it was.
 
     Args:
         trainer: Whose state may change.
         comm: As for :func:`collect`.
-        state: Of :func:`collect`.  Small values are copied.
+        state: Of :func:`collect`.
 
     Attributes:
-        replaced: For :func:`restore`, which knows the others.
+        replaced: For :func:`restore`, which knows the large arrays.
     """
 
     def __init__(self, trainer: chainer.training.Trainer, comm: Any,
                  state: State) -> None:
         self._trainer = trainer
         self.replaced: State = {}
+        # Small values are copied before it is known whether they change.
         self._state = {key: value.copy() for key, value in state.items()
-                       if value.nbytes <= _SMALL
+                       if value.nbytes <= 1 << 14
                        and not key.startswith('communicator')}
         self._communicators = [
             (communicator, communicator.state(model), model)
@@ -170,9 +186,8 @@ class StateBefore:
             restore({**self._state, **self.replaced}, self._trainer, None)
         _restore_random(below(RANDOM, self._state))
         for one, attributes, containers in self._attributes:
-            vars(one).clear()
-            vars(one).update(attributes)
-            for container, content in containers:
+            for container, content in (
+                    (vars(one), attributes), *containers):
                 if isinstance(container, dict):
                     container.clear()
                     container.update(content)
@@ -183,24 +198,22 @@ class StateBefore:
                 communicator.load_state(state, model)
 
 
-def communicators(trainer: chainer.training.Trainer, comm: Any) -> list[Any]:
-    """The communicators of ``comm`` and of multi-node optimizers."""
+# --- whether a state fits ----------------------------------------------------
+
+def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
+                           ) -> str:
+    """The names of the job's communicators, as a snapshot has them.
+
+    Of ``comm``, and of multi-node optimizers.
+    """
     found = [comm] if hasattr(comm, 'mpi_comm') else []
     for optimizer in trainer.updater.get_all_optimizers().values():
-        # ChainerMN's multi-node optimizer has one.
         communicator = getattr(optimizer, 'communicator', None)
         if communicator is not None and not any(
                 communicator is other for other in found):
             found.append(communicator)
-    return found
-
-
-def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
-                           ) -> str:
-    """The names of the job's communicators, as a snapshot has them."""
-    names = [getattr(communicator, 'name', type(communicator).__name__)
-             for communicator in communicators(trainer, comm)]
-    return ', '.join(names) or 'none'
+    return ', '.join(getattr(communicator, 'name', type(communicator).__name__)
+                     for communicator in found) or 'none'
 
 
 def layout(keys: Collection[str]) -> set[str]:
@@ -225,18 +238,15 @@ def movable(keys: Collection[str], current: State,
     ``keys`` are all of the snapshot; ``current`` is this rank's state.  Of
     model and optimizer, those of this rank's parameters are taken.
     """
-    parameters = {key.removeprefix(MODEL)
-                  for key in parameters_of_model(trainer)}
+    parameters = {'', *(key.removeprefix(MODEL)
+                        for key in parameters_of_model(trainer))}
 
     def is_wanted(key: str) -> bool:
         if key.startswith(MODEL):
             return key in current
-        if key.startswith(_OPTIMIZER):
-            owner = key[len(_OPTIMIZER):].rpartition('/')[0]
-            return '/' not in owner or owner in parameters
-        if key.startswith('optimizer/'):
-            owner = parameter_of(key[len('optimizer/'):])
-            return not owner or owner in parameters
+        for prefix in _OPTIMIZER, 'optimizer/':
+            if key.startswith(prefix):
+                return parameter_of(key.removeprefix(prefix)) in parameters
         return key.startswith(('trainer/', 'iterator/'))
     return [key for key in keys if is_wanted(key)]
 
@@ -268,24 +278,23 @@ def with_iterators(saved: State, current: State,
     Returns:
         The state, and a sentence about what is another; '' if nothing is.
     """
-    state, changed = dict(saved), []
+    state, changed = dict(saved), ''
     for key, length in below('iterator/', current).items():
         name = key.partition('/')[0]
-        prefix = f'{_ITERATOR}{name}/'
         was = saved.get(f'iterator/{key}')
-        order = f'{prefix}order'
+        order, place = (f'{_ITERATOR}{name}/{what}'
+                        for what in ('order', 'current_position'))
         if order in current and order in saved and (
                 saved[order].shape != current[order].shape
                 or not is_right(order)):
             state[order] = current[order]
-            changed.append(f', iterator {name!r} in an order of its own')
-        place = f'{prefix}current_position'
+            changed += f', iterator {name!r} in an order of its own'
         if was is not None and was != length and place in saved:
             state[place] = numpy.asarray(
                 saved[place] * length // max(was, 1))
-            changed.append(f', iterator {name!r} at the same share of its '
-                           f'epoch, of {length} samples in place of {was}')
-    return state, ''.join(changed)
+            changed += (f', iterator {name!r} at the same share of its '
+                        f'epoch, of {length} samples in place of {was}')
+    return state, changed
 
 
 def missing(saved: Collection[str], current: State, exact: bool) -> str:
@@ -307,11 +316,7 @@ def missing(saved: Collection[str], current: State, exact: bool) -> str:
 
 def incompatible(saved: State, current: State,
                  trainer: chainer.training.Trainer) -> str:
-    """Why ``saved`` cannot be restored; '' if it can.
-
-    Nothing is restored before this is known: a trainer that is half one run
-    and half another would go on without a complaint.
-    """
+    """Why ``saved`` cannot be restored; '' if it can."""
     parameters = parameters_of_model(trainer)
     for key, value in sorted(saved.items(), key=lambda item: item[0]):
         now = current.get(key)
@@ -340,6 +345,8 @@ def _of_updater(key: str) -> bool:
     return key.startswith('trainer/updater/') and ':' not in key
 
 
+# --- the parts of a state ----------------------------------------------------
+
 def _stateful(trainer: chainer.training.Trainer, comm: Any
               ) -> Iterator[tuple[str, Any, chainer.Link]]:
     """Communicators that have a state, its prefix, and of which model."""
@@ -347,22 +354,6 @@ def _stateful(trainer: chainer.training.Trainer, comm: Any
         communicator = getattr(optimizer, 'communicator', comm)
         if hasattr(communicator, 'state'):
             yield f'communicator/{name}/', communicator, optimizer.target
-
-
-class _Serializer(chainer.serializers.DictionarySerializer):
-    """Chainer's, which also takes lists and dictionaries."""
-
-    def __getitem__(self, key: str) -> Any:
-        return _Serializer(self.target, f'{self.path}{key.strip("/")}/')
-
-    def __call__(self, key: str, value: Any) -> Any:
-        try:
-            super().__call__(key, value)
-            name = self.path + key.lstrip('/')
-            self.target[name] = numpy.asarray(self.target[name])
-        except (TypeError, ValueError):     # an error names it if it is not
-            self.target[self.path + key.lstrip('/')] = object_array(value)
-        return value
 
 
 def _trainer(trainer: chainer.training.Trainer) -> State:

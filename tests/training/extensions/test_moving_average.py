@@ -168,26 +168,6 @@ def test_an_evaluator_sees_the_average_and_training_does_not(comm, tmp_path):
 
 
 @on_ranks(2)
-def test_a_resumed_run_has_the_same_average(comm, tmp_path):
-    def run(folder, iterations, resumed=False):
-        trainer, communicator = make_trainer(comm, tmp_path / folder)
-        model = trainer.updater.get_optimizer('main').target
-        average = MovingAverage(model, 0.8)
-        trainer.extend(average)
-        trainer.stop_trigger = chainer.training.get_trigger(
-            (iterations, 'iteration'))
-        trainer.extend(Snapshot(communicator), trigger=(4, 'iteration'))
-        if resumed:
-            resume(trainer, communicator, str(tmp_path / folder))
-        trainer.run()
-        with average.weights():
-            return bits(model)
-    whole = run('whole', 11)
-    run('part', 4)
-    assert run('part', 11, resumed=True) == whole
-
-
-@on_ranks(2)
 def test_a_snapshot_of_two_stages_is_one_of_the_whole_model(comm, tmp_path):
     """The averages move with the layers."""
     grid = ProcessGrid(comm, pipeline=2)

@@ -80,7 +80,7 @@ SAVING = {
         None, Own, 'serialize',
         lambda self, serializer: serializer('x', print), 'all'),
     'a digest cannot be computed': (
-        None, gather, 'entry_of', fails, 'all'),
+        None, snapshot_file, 'digest_of', fails, 'all'),
     'there is no thread for digests': (
         None, gather._Thread, 'start', no_digests, 'written'),
     'there is no thread that writes': (
@@ -150,13 +150,13 @@ READING = {
     'a value cannot be read': (
         0, snapshot_file.Content, 'read', fails),
     'a value is damaged on its way': (
-        None, gather, 'entry_of', lambda value: None),
+        None, snapshot_file, 'digest_of', lambda value: None),
     'there is no memory for what was': (
         None, module, 'StateBefore', fails),
     'it does not fit': (
         None, module, 'incompatible', fails),
     'an optimizer cannot be restored': (
-        None, states, 'Restoring', fails),
+        None, states, 'restore_optimizers', fails),
     'random numbers cannot be restored': (
         None, states, '_restore_random', mock.Mock(side_effect=[
             ValueError, *[None] * 9])),

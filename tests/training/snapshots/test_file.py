@@ -8,12 +8,13 @@ import zipfile
 from chainer_fp8pipe.training.snapshots import file
 from chainer_fp8pipe.training.snapshots.file import (
     JSON,
+    LARGEST,
+    MOST_PARTS,
     Content,
     DamagedSnapshot,
-    Entry,
-    Member,
-    entry_of,
-    plan,
+    digest_of,
+    from_json,
+    to_json,
     write,
 )
 
@@ -41,20 +42,26 @@ OWNERS = {name[4:]: [1] if name == 'all/own' else [0, 1]
 
 def members():
     for name, array in VALUES.items():
-        yield Member(name, array, entry_of(array))
+        yield name, array, digest_of(array)
 
 
 def load(path):
     """All that is in a file, by name."""
     with Content(str(path)) as content:
         content.check()
-        return {name: content.read(name) for name in content.index.entries}
+        return {name: content.read(name) for name in content.index.digests}
 
 
-def assert_is_right(found):
+def is_right(path):
+    """Whether a file has the right values; or it is refused."""
+    try:
+        found = load(path)
+    except DamagedSnapshot:
+        return False
     assert found.keys() == VALUES.keys()
     for name, value in VALUES.items():
-        assert entry_of(found[name]) == entry_of(value), name
+        assert digest_of(found[name]) == digest_of(value), name
+    return True
 
 
 @pytest.fixture(scope='module')
@@ -71,45 +78,21 @@ def path(whole):
     return path
 
 
-def test_a_file_is_read_as_it_was_written(path):
-    assert_is_right(load(path))
+def test_a_file_is_read_as_it_was_written_by_numpy_too(path):
+    assert is_right(path)
     with Content(str(path)) as content:
         index = content.index
     assert (index.ranks, index.communicator) == (2, 'fp8')
-    assert index.of_rank(0) == [key for key in index.keys if key != 'own']
-    assert index.of_rank(1) == index.keys
+    assert index.of_rank(0) == index.of_rank(1) - {'own'} == {*OWNERS} - {
+        'own'}
     assert index.name('iteration', 1) == 'rank1/iteration'
-    assert index.name('text', 1) == index.name('text') == 'all/text'
+    assert index.name('text', 1) == index.name('text', None) == 'all/text'
     assert not index.is_same_everywhere('iteration')
     assert index.is_same_everywhere('text')
-
-
-def test_numpy_reads_the_file_as_any_npz(path):
     with numpy.load(path) as archive:
         for name, value in VALUES.items():
             assert archive[name].dtype == value.dtype
             assert archive[name].tolist() == value.tolist()
-        assert archive['all/own'].tobytes() == b'[1,null]'
-        assert json.loads(archive['meta/manifest.json'])['ranks'] == 2
-
-
-@given(st.lists(st.dictionaries(
-    st.sampled_from('abcde'), st.sampled_from('012').map(
-        lambda text: Entry('<f4', (1,), text))), min_size=1, max_size=5))
-def test_every_rank_can_be_put_together_from_what_is_written(tables):
-    owners, names = plan(tables)
-    written = {}
-    for rank, part in enumerate(names):
-        for name in part:
-            assert name not in written
-            written[name] = tables[rank][name.partition('/')[2]]
-    for rank, table in enumerate(tables):
-        assert table == {
-            key: written.get(f'rank{rank}/{key}', written[f'all/{key}'])
-            for key, ranks in owners.items() if rank in ranks}
-    # What the first rank has is not written again.
-    assert all(entry != written[f'all/{name.partition("/")[2]}']
-               for name, entry in written.items() if name[:3] != 'all')
 
 
 @pytest.mark.parametrize(('one', 'other'), [
@@ -119,32 +102,44 @@ def test_every_rank_can_be_put_together_from_what_is_written(tables):
     (numpy.array('x'), numpy.array('y')),
     (numpy.zeros(0, 'i'), numpy.zeros(0, 'f'))])
 def test_values_that_differ_have_other_digests(one, other):
-    first, second, again = (entry_of(value).digest
-                            for value in (one, other, one.copy()))
-    assert first == again
-    assert first != second
+    assert digest_of(one) == digest_of(one.copy()) != digest_of(other)
 
 
-def test_a_crash_leaves_the_older_file_and_nothing_else(path):
-    def crash():
+def full(*_):
+    raise OSError(28, 'No space left on device')
+
+
+@pytest.mark.parametrize('when', ['a value', 'the end', 'the name', 'a kill'])
+def test_what_fails_leaves_the_older_file_and_nothing_else(
+        path, when, monkeypatch):
+    def until_killed():
         yield from members()
         raise KeyboardInterrupt
     before = path.read_bytes()
-    with pytest.raises(KeyboardInterrupt):
-        write(str(path), crash(), 'fp8', 2, OWNERS)
+    if when == 'a value':
+        monkeypatch.setattr(zipfile._ZipWriteFile, 'write', full)
+    elif when == 'the end':
+        monkeypatch.setattr(os, 'fsync', full)
+    elif when == 'the name':
+        monkeypatch.setattr(os, 'replace', full)
+    with pytest.raises(KeyboardInterrupt if when == 'a kill' else OSError):
+        write(str(path), until_killed() if when == 'a kill' else members(),
+              'fp8', 2, OWNERS)
+    monkeypatch.undo()
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_two_files_can_be_written_at_once(tmp_path):
+def test_two_files_can_be_written_at_once_into_a_new_folder(tmp_path):
     """A snapshot beside the training, and one for which it waits."""
+    paths = [tmp_path / 'new' / name for name in ('x.npz', 'y.npz')]
+
     def slow():
-        write(str(tmp_path / 'other.npz'), members(), 'fp8', 2, OWNERS)
+        write(str(paths[1]), members(), 'fp8', 2, OWNERS)
         yield from members()
-    write(str(tmp_path / 'x.npz'), slow(), 'fp8', 2, OWNERS)
-    for name in ('x', 'other'):
-        assert_is_right(load(tmp_path / f'{name}.npz'))
-    assert len(list(tmp_path.iterdir())) == 2
+    write(str(paths[0]), slow(), 'fp8', 2, OWNERS)
+    assert all(map(is_right, paths))
+    assert sorted((tmp_path / 'new').iterdir()) == paths
 
 
 def test_file_and_name_are_brought_to_the_disk(tmp_path, monkeypatch):
@@ -166,45 +161,21 @@ def test_file_and_name_are_brought_to_the_disk(tmp_path, monkeypatch):
 
 # --- damage ------------------------------------------------------------------
 
-def harmless(path):
-    """Whether a file that is read in spite of all has the right values."""
-    try:
-        found = load(path)
-    except DamagedSnapshot:
-        return
-    assert_is_right(found)
-
-
 def test_no_byte_that_changes_is_a_wrong_value(path):
+    """And each one of the first values and of the manifest is noticed."""
     data = path.read_bytes()
-    found = 0
-    for place in range(0, len(data), 3):
+    with zipfile.ZipFile(path) as archive:
+        infos = archive.infolist()
+        noticed = {place for info in (*infos[:3], infos[-1])
+                   for place in range(
+                       data.index(b'{' if info is infos[-1] else b'\x93NUMPY',
+                                  info.header_offset),
+                       info.header_offset + 30 + info.file_size)}
+    for place in sorted({*noticed, *range(0, len(data), 3)}):
         damaged = bytearray(data)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
-        try:
-            assert_is_right(load(path))
-        except DamagedSnapshot:
-            found += 1
-    # The others are dates, padding and the like.
-    assert found > len(data) / 3 * 0.7
-
-
-def test_every_byte_of_the_values_and_of_the_manifest_counts(path):
-    data = path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        spans = [(info.header_offset + 30 + len(info.filename) + 20,
-                  info.file_size) for info in archive.infolist()[:3]]
-        last = archive.infolist()[-1]
-        spans.append((last.header_offset + 30 + len(last.filename),
-                      last.file_size))
-    for start, size in spans:
-        for place in range(start, start + size):
-            damaged = bytearray(data)
-            damaged[place] ^= 1 << place % 8
-            path.write_bytes(damaged)
-            with pytest.raises(DamagedSnapshot):
-                load(path)
+        assert not is_right(path) or place not in noticed
 
 
 @given(st.data())
@@ -216,50 +187,62 @@ def test_missing_doubled_and_overwritten_bytes_are_no_wrong_values(
     path.write_bytes(content[:start] + data.draw(st.sampled_from([
         b'', bytes(stop - start), content[:stop - start],
         2 * content[start:stop]])) + content[stop:])
-    harmless(path)
+    is_right(path)
 
 
-def crafted(path, change):
-    """The file with another manifest, of which zip's CRC is right."""
+def crafted(path, name, change):
+    """The file with another member, of which zip's CRC is right."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
-    manifest = json.loads(parts['meta/manifest.json'])
-    text = change(manifest) or json.dumps(manifest)
     with zipfile.ZipFile(path, 'w') as archive:
-        for name, part in parts.items():
-            archive.writestr(
-                name, text if name == 'meta/manifest.json' else part)
+        for one, part in parts.items():
+            archive.writestr(one, change(part) if one == name else part)
 
 
-def member(place, value):
-    """A change of the first member: dtype, shape, digest."""
-    def change(manifest):
-        next(iter(manifest['members'].values()))[place] = value
-    return change
+def manifest(change):
+    """A change of the manifest, or another text in its place."""
+    def changed(text):
+        found = json.loads(text)
+        return change(found) or json.dumps(found)
+    return 'meta/manifest.json', changed
+
+
+def header(old, new):
+    """A change of the first value's header, as long as it was."""
+    def changed(part):
+        assert old in part
+        return part.replace(old + b' ' * (len(new) - len(old)),
+                            new + b' ' * (len(old) - len(new)), 1)
+    return 'all/trainer/updater/model:main/l/W.npy', changed
 
 
 CRAFTED = {
-    'nothing': lambda manifest: None,
-    **{f'shape {shape}': member(1, shape) for shape in (
-        [1 << 40], [-3, -4], [3, 4.0], [True], [10 ** 30], [[3], 4], None)},
-    **{f'dtype {dtype}': member(0, dtype) for dtype in (
-        '<f8', 'O', 'V0', 'f4,f4', '(9999999,)f4', 'f', None, 7, '|V1')},
-    **{f'digest {digest}': member(2, digest) for digest in ('00', None)},
-    'no members': lambda manifest: manifest.update(members=7),
-    'no owner': lambda manifest: manifest['owners'].pop('text') and None,
-    'a rank that has not': lambda manifest: manifest['owners'].update(
-        iteration=[0]),
-    'ranks': lambda manifest: manifest.update(ranks='x'),
-    'no communicator': lambda manifest: manifest.pop('communicator') and None,
-    'a list': lambda manifest: '[1]', 'half': lambda manifest: '{',
-    'deep': lambda manifest: '[' * 100000}
+    'nothing': manifest(lambda found: None),
+    'a large shape': header(b'(3, 4), }         ', b'(3000000, 400000)}'),
+    'another dtype': header(b"'<f4'", b"'<i4'"),
+    'objects': header(b"'<f4'", b"'|O' "),
+    'another order': header(b'False', b'True '),
+    'another digest': manifest(
+        lambda found: found['digests'].update({'all/text': '00'})),
+    'a digest more': manifest(
+        lambda found: found['digests'].update({'all/x': '00'})),
+    'no digests': manifest(lambda found: found.update(digests=7)),
+    'no owner': manifest(lambda found: found['owners'].pop('text') and None),
+    'a rank that has not': manifest(
+        lambda found: found['owners'].update(iteration=[0])),
+    'ranks': manifest(lambda found: found.update(ranks='x')),
+    'no communicator': manifest(
+        lambda found: found.pop('communicator') and None),
+    'a list': manifest(lambda found: '[1]'),
+    'half': manifest(lambda found: '{'),
+    'deep': manifest(lambda found: '[' * 100000)}
 
 
 @pytest.mark.parametrize('what', CRAFTED)
-def test_a_crafted_manifest_is_refused_and_takes_no_memory(path, what):
-    crafted(path, CRAFTED[what])
+def test_a_crafted_file_is_refused_and_takes_no_memory(path, what):
+    crafted(path, *CRAFTED[what])
     if what == 'nothing':       # or the others would not show much
-        assert_is_right(load(path))
+        assert is_right(path)
         return
     tracemalloc.start()
     try:
@@ -281,7 +264,55 @@ def test_other_files_are_no_snapshots(tmp_path, path, monkeypatch):
             load(tmp_path / name)
     with pytest.raises(FileNotFoundError):
         load(tmp_path / 'nothing')
-    monkeypatch.setattr(file, '_FORMAT', 5)
-    with pytest.raises(DamagedSnapshot, match='it has format 4, and this '
-                       'version of chainer_fp8pipe reads format 5'):
+    monkeypatch.setattr(file, '_FORMAT', 6)
+    with pytest.raises(DamagedSnapshot, match='it has format 5, and this '
+                       'version of chainer_fp8pipe reads format 6'):
         load(path)
+
+
+# --- values that are no arrays of numbers ------------------------------------
+
+OBJECTS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5)
+    | st.floats(allow_nan=False) | st.floats(width=32, allow_nan=False).map(
+        numpy.float32) | st.integers(-9, 9).map(numpy.int8)
+    | st.just(numpy.datetime64('2026-11-25'))
+    | st.lists(st.floats(width=16), max_size=3).map(
+        lambda numbers: numpy.array([numbers], 'f2')),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.lists(inner, max_size=3).map(tuple)
+    | st.dictionaries(st.text(max_size=3) | st.integers(), inner,
+                      max_size=3), max_leaves=8)
+
+
+@given(OBJECTS)
+def test_an_object_comes_back_as_it_was(value):
+    found = from_json(to_json(value))
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+
+
+INNER = []
+INNER.append(INNER)
+
+
+@pytest.mark.parametrize(('value', 'match'), [
+    (print, 'an object of class builtin'), ({1, 2}, 'of class set'),
+    ([b'x'], 'of class bytes'), (INNER, 'nested too deeply'),
+    ('x' * LARGEST, f'takes {LARGEST + 2} bytes as JSON'),
+    ([0] * MOST_PARTS, f'more than {MOST_PARTS} parts'),
+    ([numpy.zeros(LARGEST)], f'an array in it has {8 * LARGEST} bytes'),
+    (numpy.zeros(2, [('a', 'f4')]), 'of class ndarray')])
+def test_an_object_that_cannot_be_saved_is_named(value, match):
+    with pytest.raises(TypeError, match=match):
+        to_json(value)
+
+
+@pytest.mark.parametrize('text', [
+    b'', b'{}', b'{"dict":[[[1],2]]}', b'{"tuple":1}', b'{"eval":"1"}',
+    b'{"number":["<U9999999",[],"00"]}', b'{"number":["O",[],"00"]}',
+    b'{"array":["<f4",[9999999999999],"00000000"]}', b'{"array":["<f4"]}',
+    b'\xff', b'[' * 60000, b'1' * (LARGEST + 1)])
+def test_another_text_is_damage(text):
+    with pytest.raises(ValueError, match="no JSON of a snapshot's"):
+        from_json(text)

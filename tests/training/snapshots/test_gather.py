@@ -1,12 +1,19 @@
+"""Values of all ranks on their way to the file, and back."""
 import threading
 
 from chainer_fp8pipe.mpi.waiting import wait_until
 from chainer_fp8pipe.training.snapshots import file, gather
-from chainer_fp8pipe.training.snapshots.file import JSON, Content
-from chainer_fp8pipe.training.snapshots.gather import SnapshotWriting, prepared
+from chainer_fp8pipe.training.snapshots.file import JSON, Content, prepared
+from chainer_fp8pipe.training.snapshots.gather import (
+    Entry,
+    SnapshotWriting,
+    plan,
+)
 
 import numpy
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
@@ -20,12 +27,28 @@ def test_a_copy_does_not_change_with_its_array():
     assert values['a'].flags.c_contiguous
     assert values['b'].dtype == JSON
     assert values['b'].tobytes() == b'null'
-
-
-def test_a_value_that_cannot_be_saved_is_named():
     with pytest.raises(TypeError, match='trainer/x cannot be saved: .*class '
                        'set; serialize arrays, numbers, texts'):
         prepared({'trainer/x': numpy.array({1})})
+
+
+@given(st.lists(st.dictionaries(
+    st.sampled_from('abcde'), st.sampled_from('012').map(
+        lambda text: Entry(text, 4))), min_size=1, max_size=5))
+def test_every_rank_can_be_put_together_from_what_is_written(tables):
+    owners, sent = plan(tables)
+    written = {}
+    for rank, names in enumerate(sent):
+        for key, name in names.items():
+            assert name not in written
+            written[name] = tables[rank][key]
+    for rank, table in enumerate(tables):
+        assert table == {
+            key: written.get(f'rank{rank}/{key}', written[f'all/{key}'])
+            for key, ranks in owners.items() if rank in ranks}
+    # What the first rank has is not written again.
+    assert all(entry != written[f'all/{name.partition("/")[2]}']
+               for name, entry in written.items() if name[:3] != 'all')
 
 
 @on_ranks(1, 3)
@@ -71,10 +94,11 @@ class Stuck:
         self.go_on, has_all = may_go.set, threading.Event()
 
         def write(path, members, *given):
-            members = list(members)
+            first = next(members)
             has_all.set()
             may_go.wait(60)
-            self._write(path, members, *given)
+            self._write(path, (one for part in ([first], members)
+                               for one in part), *given)
         file.write = write
         self.writing = SnapshotWriting(
             comm, path, prepared({'a': numpy.full(1000, comm.rank)}), 'none')
@@ -89,14 +113,20 @@ class Stuck:
         file.write = self._write
 
 
+@pytest.mark.parametrize('alone', [0, 1])
 @on_ranks(2)
 def test_a_rank_that_ends_alone_does_not_wait_for_the_others_disk(
-        comm, tmp_path):
+        comm, alone, tmp_path):
+    """And no half file is left."""
     with Stuck(comm, str(tmp_path / 'x.npz')) as writing:
-        if comm.rank == 1:
+        if comm.rank == alone:
             assert not writing.step_at_an_error(lambda: 0.0)
             assert writing.step_at_an_error(lambda: 1.0)    # second
         comm.Barrier()
+    if comm.rank == 0:
+        writing._give_up()
+        writing._writer.join(60)
+        assert not list(tmp_path.iterdir())
 
 
 @on_ranks(3)
@@ -119,39 +149,6 @@ def test_ranks_that_all_end_complete_the_file_however_long_it_takes(
         content.check()
 
 
-def test_a_file_that_is_given_up_ends_in_the_middle_of_a_value(tmp_path):
-    """Of 30 pieces; the disk holds the tenth."""
-    pieces, may_go = [], threading.Event()
-    original = file.write
-
-    def write(path, members, communicator, ranks, owners, check):
-        def check_piece():
-            pieces.append(check)
-            if len(pieces) == 10:
-                may_go.wait(60)
-            check()
-        original(path, members, communicator, ranks, owners, check_piece)
-    file.write = write
-    try:
-        writer = gather._FileWriter(
-            str(tmp_path / 'x.npz'), 'none', 1, {'a': [0]}, lambda: None)
-        value = numpy.zeros(30 << 17)
-        writer.put(file.Member(
-            'all/a', value, file.entry_of(value)))
-        while len(pieces) < 10:
-            pass
-        assert [path.name for path in tmp_path.iterdir()] == [
-            'snapshot.partial']
-        writer.give_up()        # which does not wait for the disk
-        may_go.set()
-        writer.thread.join(60)
-    finally:
-        file.write = original
-        may_go.set()
-    assert len(pieces) == 10
-    assert list(tmp_path.iterdir()) == []
-
-
 # --- reading -----------------------------------------------------------------
 
 def state_of(rank):
@@ -161,50 +158,39 @@ def state_of(rank):
             f'layer{stage}': numpy.full(100, stage)}
 
 
-def write(comm, path, state):
-    writing = SnapshotWriting(comm, path, prepared(state), 'none')
-    wait_until(writing.step)
-    writing.free()
-    assert not writing.problem
-    comm.Barrier()
-
-
 def load(comm, path, names, exact):
     with Content(path) as content:
         index = content.index
-        wanted = numpy.array([key in names for key in index.keys], bool)
+        wanted = numpy.array([key in names for key in index.owners], bool)
         return gather.read(comm, None if comm.rank else content, index,
                            wanted, lambda key: exact)
 
 
-@pytest.mark.parametrize('exact', [True, False])
 @on_ranks(1, 4)
-def test_every_rank_gets_what_it_wants_and_nothing_else(
-        comm, exact, tmp_path):
-    path, state = str(tmp_path / 'x.npz'), state_of(comm.rank)
-    write(comm, path, state)
-    found = load(comm, path, set(state), exact)
-    assert found.keys() == state.keys()
-    for key, value in found.items():
-        # If not exact, what differs is the first rank's.
-        assert value.tolist() == (
-            [0] * 7 if key == 'own' and not exact else state[key].tolist())
-
-
-@pytest.mark.parametrize('keys', [['shared'], ['layer1'],
-                                  ['shared', 'layer1']])
-@on_ranks(4)
-def test_a_damaged_value_is_an_error_on_all_ranks(comm, keys, tmp_path):
-    path = tmp_path / 'x.npz'
-    write(comm, str(path), state_of(comm.rank))
-    if comm.rank == 0:
-        content = bytearray(path.read_bytes())
-        for key in keys:
-            content[content.index(f'all/{key}.npy'.encode()) + 200] ^= 1
-        path.write_bytes(content)
+def test_every_rank_reads_what_it_wants_or_all_raise(comm, tmp_path):
+    path, state = tmp_path / 'x.npz', state_of(comm.rank)
+    writing = SnapshotWriting(comm, str(path), prepared(state), 'none')
+    wait_until(writing.step)
+    writing.free()
     comm.Barrier()
-    with pytest.raises(ValueError, match='rank 0: .*x.npz is damaged'):
-        load(comm, str(path), state_of(comm.rank), True)
-    # No message is left over to be taken for another one.
-    assert load(comm, str(path), {'own'}, True)['own'].tolist() == [
-        comm.rank] * 7
+    for exact in True, False:
+        found = load(comm, str(path), set(state), exact)
+        assert found.keys() == state.keys()
+        for key, value in found.items():
+            # If not exact, what differs is the first rank's.
+            assert value.tolist() == (
+                [0] * 7 if key == 'own' and not exact
+                else state[key].tolist())
+    for damaged in ('shared', 'layer0'):
+        content = path.read_bytes()
+        place = content.index(f'all/{damaged}.npy'.encode()) + 200
+        comm.Barrier()
+        if comm.rank == 0:
+            path.write_bytes(content[:place] + b'?' + content[place + 1:])
+        comm.Barrier()
+        with pytest.raises(ValueError, match='.*x.npz is damaged'):
+            load(comm, str(path), state, True)
+        # No message is left over to be taken for another one.
+        assert load(comm, str(path), {'own'}, True)['own'].tolist() == [
+            comm.rank] * 7
+        comm.Barrier()

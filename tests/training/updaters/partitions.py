@@ -6,7 +6,7 @@ from unittest import mock
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains import measure
 from chainer_fp8pipe.chains.names import Names
-from chainer_fp8pipe.pipeline.micro_batches import bounds
+from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import numpy

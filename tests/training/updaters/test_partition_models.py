@@ -1,5 +1,5 @@
 """Models as people write them, over ranks: loss and gradients of serial."""
-from chainer_fp8pipe.pipeline.micro_batches import bounds
+from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import numpy

@@ -10,7 +10,7 @@ from chainer_fp8pipe import Dropout, create_communicator, deferred
 from chainer_fp8pipe.chains import partitioned
 from chainer_fp8pipe.links import dropout
 from chainer_fp8pipe.mpi.grid import ProcessGrid
-from chainer_fp8pipe.pipeline.micro_batches import bounds
+from chainer_fp8pipe.pipeline.schedules import bounds
 from chainer_fp8pipe.training.extensions import Snapshot, resume
 
 import chainer

@@ -1,4 +1,4 @@
-"""What the ranks of a step tell each other, and that all hear of a failure."""
+"""What the ranks of a step tell each other: of failures, and of reports."""
 # Whatever goes wrong on one rank is an error on every rank.  A step has three
 # meetings, in which every rank says something small and hears what the others
 # say: that it has read and is about to do the same as they; that the work is
@@ -13,15 +13,21 @@
 # one.  This replaced an all-reduce for each kind of news: a broadcast of the
 # step's head, the comparison of what ranks are about to do, the labels that
 # losses leave out, the sums of reported values, the failures.
+#
+# Chainer takes anything for a report.  Numbers and arrays have a mean, and so
+# have pairs of a number and its weight, which `DictSummary` knows; of anything
+# else (None, a text, arrays of several shapes) the last one counts, as it
+# would if the batch had not been divided.
 from __future__ import annotations
 
 import contextlib
 import pickle
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, NoReturn
 
+import chainer
 import numpy
 from mpi4py import MPI
 
@@ -206,3 +212,88 @@ def show_traceback(comm: MPI.Comm) -> None:
         wait_until_read()
         # On its way from one node, what another prints may still overtake.
         time.sleep(0.2)
+
+
+# --- reports ----------------------------------------------------------------
+
+
+class Report(NamedTuple):
+    """What is known of a name.
+
+    Attributes:
+        kind: ``'number'``, ``'array'``, ``'pair'`` or ``'other'``.
+        total: The weighted sum of the first three, in float64; the other.
+        weight: The sum of the weights.
+        dtype: Of an array's mean.
+    """
+
+    kind: str
+    total: Any
+    weight: float
+    dtype: str = ''
+
+    def mean(self) -> Any:
+        if self.kind == 'other':
+            return self.total
+        if self.kind == 'array':
+            return (self.total / (self.weight or 1.0)).astype(self.dtype)
+        mean = float(self.total / self.weight) if self.weight else 0.0
+        return (mean, self.weight) if self.kind == 'pair' else mean
+
+
+#: What a rank has to say to the means, by name.
+Reports = dict[str, Report]
+
+
+def add(reports: Reports, name: str, new: Report) -> None:
+    """Adds what was reported later."""
+    old = reports.get(name)
+    if old and old.kind == new.kind != 'other' and (
+            numpy.shape(old.total) == numpy.shape(new.total)):
+        new = new._replace(total=old.total + new.total,
+                           weight=old.weight + new.weight)
+    reports[name] = new
+
+
+def means(everyone: Iterable[Reports]) -> dict[str, Any]:
+    """Means over ranks, in their order."""
+    found: Reports = {}
+    for reports in everyone:
+        for name, report in reports.items():
+            add(found, name, report)
+    return {name: report.mean() for name, report in found.items()}
+
+
+def report_of(value: Any, weight: float) -> Report:
+    """A value that was reported, which counts so much."""
+    if (isinstance(value, tuple) and len(value) == 2
+            and all(map(_is_number, value))):
+        number, own = (float(_host(item)) for item in value)
+        return Report('pair', own * number if own else 0.0, own)
+    array = _host(value)
+    if _is_number(array):
+        return Report('number', weight * float(array) if weight else 0.0,
+                      weight)
+    if isinstance(array, numpy.ndarray) and array.dtype.kind in 'biuf':
+        mean: Any = array.dtype if array.dtype.kind == 'f' else numpy.float64
+        total = array.astype(numpy.float64)
+        if not weight:          # whatever it is, not a number perhaps
+            total[...] = 0
+        return Report('array', weight * total, weight, numpy.dtype(mean).str)
+    pickle.dumps(array)     # the other ranks are given it
+    return Report('other', array, 1.0)
+
+
+def _host(value: Any) -> Any:
+    """The NumPy array of an array or variable; else the value."""
+    if isinstance(value, chainer.Variable):
+        value = value.array
+    return (chainer.backends.cuda.to_cpu(value)
+            if isinstance(value, chainer.get_array_types()) else value)
+
+
+def _is_number(value: Any) -> bool:
+    value = getattr(value, 'array', value)      # of a variable
+    return isinstance(value, (bool, int, float)) or (
+        getattr(value, 'ndim', -1) == 0
+        and getattr(getattr(value, 'dtype', None), 'kind', '') in 'biuf')

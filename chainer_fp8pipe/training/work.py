@@ -1,18 +1,21 @@
-"""Micro-batches of a model on several ranks, which all see the whole batch.
-
-Of a Chain that returns its loss, and of a list of layers, whose loss is an
-argument of the pipeline.
-"""
+"""What a pipeline's ranks do with a batch: for a Chain, and for layers."""
+# A Chain that returns its loss is known by what it has called.  So all ranks
+# see the whole batch, find out for their share of its micro-batches whether
+# the model calls what it has called before, and trace it anew where it does
+# not.  Of a list of layers each rank has some, and needs no more than these:
+# inputs stay on the first stage, and targets, for a loss that is an argument
+# of the pipeline, go to the last.  Both end in parts for a `Stage`, a weight
+# for each micro-batch, and reports of which the means are taken.
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 import numpy
 
 from ..chains import nested
-from ..chains.layers import Layers
 from ..chains.names import OBSERVER
 from ..chains.part import ChainPart, MicroBatch
 from ..chains.partitioned import Partition
@@ -20,18 +23,67 @@ from ..chains.program import StagedTrace
 from ..chains.replay import weights
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
-from ..pipeline.block import Arrays
-from ..pipeline.layers import as_tuple
-from ..pipeline.loss import LossHead, checked_weight
-from ..pipeline.micro_batches import concatenated
+from ..pipeline.backprop import Arrays
+from ..pipeline.layers import LayersPart, as_tuple
+from ..pipeline.loss import LayersLoss, MeanLoss, checked_weight
 from ..pipeline.randomness import Place
-from .batch import Batch, Opened
-from .reported import Report, Reports, add, report_of
+from ..pipeline.stage import Channels
+from .meetings import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
 _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
+
+
+class Batch(NamedTuple):
+    """What the first stage of a pipeline reads for one step."""
+
+    inputs: Arrays
+    target: Any         # for the loss; None where there is none
+    #: Numbers about the iterator, for the other stages.
+    progress: tuple[float, ...] = (0.0,) * 4
+    #: Names of the inputs, where they are keyword arguments.
+    keys: tuple[str, ...] | None = None
+
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """The arguments that ``StandardUpdater`` would call a model with."""
+        if self.keys is None:
+            return self.inputs, {}
+        return (), dict(zip(self.keys, self.inputs, strict=True))
+
+    def samples(self) -> int:
+        """How many samples there are; raises if that is not clear."""
+        arrays = self.inputs if self.target is None else (
+            *self.inputs, self.target)
+        for array in arrays:
+            if not hasattr(array, 'shape'):
+                raise TypeError(
+                    f'a batch holds a {type(array).__name__}, not an array; '
+                    'have the converter make arrays of inputs and target')
+        lengths = sorted({len(array) for array in arrays})
+        if len(lengths) != 1:
+            raise ValueError(f'the arrays of a batch have {lengths} samples; '
+                             'they must have equally many')
+        if not lengths[0]:
+            raise ValueError('a batch without samples')
+        return lengths[0]
+
+
+class Opened(NamedTuple):
+    """What all ranks know of a step's batch."""
+
+    batch: Batch | None             # None but on the first stage
+    sizes: list[int]                # of the micro-batches
+    first_sample: int               # index in the batch of all replicas
+    progress: tuple[float, ...]     # of the first stage's iterator
+    tree: Any                       # of what all get; None: they do not
+    parts: list[list[Any]]          # its arrays, of each micro-batch
+
+    def cut(self, array: Any) -> list[Any]:
+        """The micro-batches of an array of the batch."""
+        ends = [0, *itertools.accumulate(self.sizes)]
+        return [array[start:end] for start, end in itertools.pairwise(ends)]
 
 
 class ChainWork:
@@ -44,16 +96,13 @@ class ChainWork:
         loss_weight: As for :class:`.Pipeline`.
     """
 
-    layers = 0      # before the loss, where that is not the model's
-
     def __init__(self, model: Any, partition: Partition, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
         self._model, self._grid = model, grid
         self._partition = partition
         self._loss_weight = loss_weight
-        self.head = LossHead(_given, {}, float)
+        self.mean = MeanLoss()
         self.chunks = partition.plan.chunks
-        self._targets: list[Any] = []
         self._micro_batches: list[MicroBatch] = []
         self._trained = 0
         self._weights: list[float] = []
@@ -61,11 +110,10 @@ class ChainWork:
         #: Whether this rank's parameters are others than they were.
         self.changed = False
 
-    def blocks(self, statistics: Any) -> dict[int, list[ChainPart]]:
+    def parts(self, statistics: Any) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.passes.statistics = statistics
-        return {chunk: [block] for chunk, block
-                in self._partition.blocks().items()}
+        return self._partition.blocks()
 
     def choose(self, method: str | None) -> str:
         """Has predictions call a method or child link; its name."""
@@ -101,8 +149,7 @@ class ChainWork:
         return nested.rebuilt(self._micro_batches[0].program.form,
                                list(outputs))
 
-    def batch(self, arrays: Any, label_key: Any = None,
-              progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
+    def batch(self, arrays: Any, progress: tuple[float, ...]) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
         if isinstance(arrays, dict):
             return Batch(tuple(arrays.values()), None, progress,
@@ -112,9 +159,8 @@ class ChainWork:
 
     def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
         """What all ranks get: a tree of the batch, arrays on the host."""
-        arrays, tree = nested.leaves((batch._replace(
-            inputs=tuple(map(_host, batch.inputs))).arguments(),
-            None if batch.target is None else _host(batch.target)))
+        arrays, tree = nested.leaves(batch._replace(
+            inputs=tuple(map(_host, batch.inputs))).arguments())
         return tree, arrays
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]
@@ -129,13 +175,13 @@ class ChainWork:
         if problem:
             raise ValueError(problem)
         kept = part.passes.resume(step)
-        function = self._function(step)
-        self._micro_batches, self._targets = [], []
+        function = self._method if step == 'predict' else self._model
+        assert function is not None
+        self._micro_batches = []
         for number, (arrays, place) in enumerate(zip(
                 opened.parts, places, strict=True)):
-            (args, kwargs), target = nested.rebuilt(opened.tree, [
+            args, kwargs = nested.rebuilt(opened.tree, [
                 self._model.device.send(array) for array in arrays])
-            self._targets.append(target)
             self._micro_batches.append(MicroBatch(
                 function, args, kwargs, place, *kept[number:number + 1]))
         mine: dict[int, Any] = {}
@@ -187,24 +233,25 @@ class ChainWork:
         if missing:
             self._lend(step, missing)
         self._weights = [0.0] * len(every_one)
-        if step != 'predict' and not self.layers:
+        if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
                 weights([labels for _, labels in found], opened.sizes,
                         self._grid.replicas if step == 'train' else 1))
 
-    def deal(self, step: str
-             ) -> tuple[list[Arrays], list[Any], list[float]]:
-        """Inputs where the model begins, targets where the loss is.
+    def deal(self, step: str, opened: Opened, channels: Channels
+             ) -> tuple[list[Arrays], list[float]]:
+        """Inputs where the model begins, weights where the loss is.
 
-        Returns inputs, targets and weights of the micro-batches.
+        Of each micro-batch.
         """
         self._trained += step == 'train'
         self._partition.passes.begin(step, self._micro_batches)
         inputs: list[Arrays] = [()] * len(self._micro_batches)
-        first = inputs if self._grid.stage_index == 0 else []
-        if self._grid.stage_index < self._grid.stages - 1:
-            return first, [], []
-        return first, self._weights, self._weights
+        if self._grid.stage_index > 0:
+            inputs = []
+        return inputs, (
+            self._weights if self._grid.stage_index == self._grid.stages - 1
+            else [])
 
     def reported(self) -> Reports:
         """What the model has reported here, and its loss."""
@@ -214,8 +261,7 @@ class ChainWork:
             for name, value in one.reports.items():
                 add(found, name, report_of(value, weight))
         if self._grid.stage_index == self._grid.stages - 1:
-            found[LOSS] = Report('number', self.head.sums['loss'],
-                                 self.head.totals['loss'])
+            found[LOSS] = Report('number', self.mean.sum, self.mean.weight)
         return found
 
     def report(self, means: dict[str, Any]) -> dict[str, Any]:
@@ -260,12 +306,6 @@ class ChainWork:
         self._partition.passes.forget()
 
     # --- details ------------------------------------------------------------
-
-    def _function(self, step: str) -> Callable:
-        if step != 'predict':
-            return self._model
-        assert self._method is not None
-        return self._method
 
     def _traced(self, step: str, found: list[Any]) -> list[Any]:
         """A trace for each micro-batch that has none."""
@@ -313,26 +353,39 @@ class ChainWork:
         return given[0]
 
 
-class LayersWork(ChainWork):
-    """The same for a list of layers: inputs come first, the target last.
+class LayersWork:
+    """The same for a list of layers, which is cut where it was told.
+
+    Inputs stay on the first stage, targets go to the last.
 
     Args:
         model: This rank's layers.
-        whole: All layers.
-        partition: Of all layers.
         grid: The ranks.
         loss_fun: As for :class:`.Pipeline`.
         metrics: As for :class:`.Pipeline`.
         loss_weight: As for :class:`.Pipeline`.
+        label_key: As for :class:`.Pipeline`.
     """
 
-    def __init__(self, model: Any, whole: Layers, partition: Partition,
-                 grid: ProcessGrid, loss_fun: Callable,
+    changed = has_ties = False
+
+    def __init__(self, model: Any, grid: ProcessGrid, loss_fun: Callable,
                  metrics: Mapping[str, Callable],
-                 loss_weight: Callable | None) -> None:
-        super().__init__(model, partition, grid, None)
-        self._whole, self.layers = whole, len(whole.calls)
-        self.head = LossHead(loss_fun, metrics, loss_weight)
+                 loss_weight: Callable | None, label_key: Any) -> None:
+        self._model, self._grid = model, grid
+        self._label_key = -1 if label_key is None else label_key
+        self._loss = LayersLoss(loss_fun, metrics, loss_weight)
+        self.mean = MeanLoss()
+        self.chunks = len(model.bounds)
+
+    def parts(self, statistics: Any) -> dict[int, LayersPart]:
+        """This rank's parts of the model, by number of chunk."""
+        model, grid = self._model, self._grid
+        found = {grid.stage_index + position * grid.stages: LayersPart(
+            piece, seed=model.seed, xp=model.xp)
+            for position, piece in enumerate(model.pieces)}
+        self._end = found.get(grid.stages * self.chunks - 1)
+        return found
 
     def choose(self, method: str | None) -> str:
         """What predictions call: all layers, without a name."""
@@ -342,66 +395,124 @@ class LayersWork(ChainWork):
                 'a Divisible predicts with all its layers')
         return ''
 
-    def batch(self, arrays: Any, label_key: Any = -1,
-              progress: tuple[float, ...] = (0.0,) * 4) -> Batch:
+    def batch(self, arrays: Any, progress: tuple[float, ...]) -> Batch:
         """Inputs and target of a converted batch, a tuple or dictionary."""
+        key = self._label_key
         if isinstance(arrays, dict):
-            if label_key not in arrays:
+            if key not in arrays:
                 known = ', '.join(map(repr, arrays))
                 raise ValueError(f'a batch has {known} but no target; name '
-                                 f'it by label_key, not {label_key!r}')
+                                 f'it by label_key, not {key!r}')
             arrays = dict(arrays)
-            target = arrays.pop(label_key)
+            target = arrays.pop(key)
             return Batch(tuple(arrays.values()), target, progress)
         arrays = list(as_tuple(arrays))
         if len(arrays) < 2:
             raise ValueError('an example has no target; it must be a tuple '
                              'of one input or more and the target')
         try:
-            target = arrays.pop(label_key)
+            target = arrays.pop(key)
         except (IndexError, TypeError):
             raise ValueError(f'an example has {len(arrays)} elements, and '
-                             f'none is label_key={label_key!r}') from None
+                             f'none is label_key={key!r}') from None
         return Batch(tuple(arrays), target, progress)
 
-    def deal(self, step: str
-             ) -> tuple[list[Arrays], list[Any], list[float]]:
+    def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
+        """What all ranks get: nothing."""
+        return None, []
+
+    def rehearse(self, step: str, opened: Opened, places: list[Place]
+                 ) -> None:
+        """Nothing depends on what is in a batch."""
+
+    prepare = rehearse
+
+    def deal(self, step: str, opened: Opened, channels: Channels
+             ) -> tuple[list[Arrays], list[float]]:
         """See :meth:`ChainWork.deal`."""
-        inputs, targets, _ = super().deal(step)
-        if step == 'predict' or not targets:
-            return inputs, [], []
-        return inputs, self._targets, self.head.count(self._targets)
+        inputs: list[Arrays] = []
+        target: Any = None
+        if opened.batch is not None:
+            target = opened.batch.target
+            # Without inputs the first layer says what is wrong.
+            inputs = list(zip(*[
+                opened.cut(array) for array in opened.batch.inputs],
+                strict=True)) or [()] * len(opened.sizes)
+        if self._end:
+            self._end.loss = None if step == 'predict' else self._loss
+        if step == 'predict':
+            return inputs, []
+        if channels.targets_out:
+            channels.targets_out.send((target,))
+        if channels.targets_in:
+            channels.targets_in.expect(1)
+            target, = channels.targets_in.receive()
+        if not self._end:
+            return inputs, []
+        return inputs, self._loss.begin(opened.cut(target))
 
     def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""
-        if self._grid.stage_index < self._grid.stages - 1:
-            return {}
-        return {name: Report('number', self.head.sums[name],
-                             self.head.totals[name])
-                for name in self.head.names}
+        found: Reports = {}
+        if self._end:
+            add(found, 'loss', Report('number', self.mean.sum,
+                                      self.mean.weight))
+            for name, value, weight in self._loss.found:
+                add(found, name, Report('number', weight * value, weight))
+        return found
 
     def report(self, means: dict[str, Any]) -> dict[str, Any]:
         """Reports means of loss and metrics for the model."""
         chainer.report(dict(means), self._model)
         return means
 
-    def _function(self, step: str) -> Callable:
-        return self._whole
+    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
+               ) -> Arrays:
+        """The outputs of all micro-batches, on the last stage."""
+        return concatenated(parts, sizes, xp)
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: an array, or a tuple of several."""
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def tied(self) -> dict[int, tuple[int, ...]]:
+        """Layers on different ranks share nothing."""
+        return {}
+
+    def end(self) -> None:
+        """Layers are as they were; so for the other two."""
+
+    give_back = forget = end
 
 
-def layout_of(model: Any, grid: ProcessGrid
-              ) -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Why the ranks' layers do not make a model, '' if they do; the layout.
+def concatenated(parts: list[Arrays], sizes: list[int], xp: Any) -> Arrays:
+    """The outputs of all micro-batches, one after the other.
 
-    That is the start and end of the layers of each chunk.  ``model`` has this
-    rank's layers.  Call this on all ranks.
+    Raises:
+        ValueError: An output has not a row for each sample, or the
+            micro-batches have different numbers of outputs.
+    """
+    for arrays, size in zip(parts, sizes, strict=True):
+        for array in arrays:
+            if array.shape[:1] != (size,):
+                raise ValueError(
+                    f'an output has shape {array.shape} for a micro-batch of '
+                    f'{size}; it must have a row for each sample')
+    return tuple(xp.concatenate(column)
+                 for column in zip(*parts, strict=True))
+
+
+def layout_problem(model: Any, grid: ProcessGrid) -> str:
+    """Why the ranks' layers do not make a model; '' if they do.
+
+    ``model`` has this rank's layers.  Call this on all ranks.
     """
     everyone = grid.comm.allgather(
         (grid.stage_index, model.total, model.bounds))
     total, *others = sorted({total for _, total, _ in everyone})
     if others:
         totals = ' and '.join(map(str, [total, *others]))
-        return f'the models have {totals} layers on different ranks', ()
+        return f'the models have {totals} layers on different ranks'
     chunks: dict[int, tuple[int, int, int]] = {}
     for rank, (stage, _, cut) in enumerate(everyone):
         for position, (start, end) in enumerate(cut):
@@ -410,26 +521,23 @@ def layout_of(model: Any, grid: ProcessGrid
             if known != [start, end]:
                 return (f'rank {rank} has layers {start} to {end - 1} where '
                         f'its replica, rank {other}, has {known[0]} to '
-                        f'{known[1] - 1}'), ()
+                        f'{known[1] - 1}')
     next_layer = 0
     for number in range(max(chunks) + 1):
         if number not in chunks:
-            return 'the ranks have different numbers of chunks', ()
+            return 'the ranks have different numbers of chunks'
         rank, start, end = chunks[number]
         if start != next_layer:
             return (f'rank {rank} starts at layer {start} but layer '
-                    f'{next_layer} is to follow'), ()
+                    f'{next_layer} is to follow')
         next_layer = end
     if next_layer != total:
         return (f'rank {rank} ends at layer {next_layer - 1} but the model '
-                f'has {total} layers'), ()
-    return '', tuple(chunks[number][1:] for number in sorted(chunks))
+                f'has {total} layers')
+    return ''
 
 
 def _host(array: Any) -> numpy.ndarray:
     return numpy.ascontiguousarray(
         chainer.backends.cuda.to_cpu(nested.array_of(array)))
 
-
-def _given(loss: chainer.Variable, weight: float) -> chainer.Variable:
-    return loss

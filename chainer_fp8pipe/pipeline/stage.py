@@ -1,0 +1,428 @@
+"""One rank of a pipeline: its parts of the model, and its neighbours."""
+# A schedule says what each rank does, one action after the other; `Stage`
+# does that: it runs the parts of the model that are here, forward and
+# backward, and hands on what they make.  It knows nothing of models: a part
+# takes arrays and gives arrays and a `Tape` for the way back, whether it is
+# some calls of a traced Chain or some layers of a `Divisible`.
+#
+# The graph is cut between parts.  So activations and their gradients cross
+# between ranks as between chunks of one rank, and a gradient of a parameter
+# is final as soon as the last micro-batch is through the parts that use it:
+# it goes into the exchange while earlier parts are still computed.
+#
+# Sends do not wait, and receives are posted ahead, as the schedule says how
+# many will come.  A rank that fails tells its neighbours through the channels
+# in place of what they wait for; they pass it on in the same way.
+#
+# A chunk that recomputes keeps the inputs of a micro-batch only, and runs
+# forward again before backward (Griewank and Walther, Algorithm 799; Chen et
+# al. 2016, where it is called checkpointing of activations).  What it draws is
+# seeded by its place, and running averages are left alone the second time.
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import chainer
+import numpy
+from mpi4py import MPI
+
+from ..channel.channel import Receiver, Sender
+from ..intercept.function_calls import hold
+from ..intercept.unchecked_calls import unchecked
+from ..mpi.ranks import nodes_of, once
+from ..report.stream import EventStream
+from .backprop import Arrays, Tape
+from .batch_statistics import BatchStatistics, recomputing, why_once
+from .gradient_sums import GradientSums
+from .layers import LayerError, blame
+from .loss import MeanLoss
+from .randomness import Place
+from .schedules import Action, Kind, Schedule
+
+_SENDS = Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT
+_RECEIVES = Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT
+
+
+class Part(Protocol):
+    """A part of a model that is one chunk of a pipeline."""
+
+    @property
+    def name(self) -> str:
+        """The part's name in messages."""
+
+    def record(self, micro_batch: int, inputs: Arrays, place: Place
+               ) -> tuple[Tape, Arrays]:
+        """Runs forward, as Chainer's configuration says.
+
+        Args:
+            micro_batch: Its number in the step.
+            inputs: Arrays that cross the boundary before the part.
+            place: Where in the training the part runs; it fills in the layer.
+
+        Returns:
+            The tape for backward, and the outputs.
+        """
+
+    def params(self) -> Iterable[chainer.Parameter]:
+        """The parameters that the part uses on this rank."""
+
+    def links(self) -> Iterable[chainer.Link]:
+        """All links of the part."""
+
+
+class _Shared:
+    """The communicator that all pipelines on one communicator share."""
+
+    def __init__(self, comm: MPI.Comm) -> None:
+        self.comm, self._nodes = comm, nodes_of(comm)
+        self.tags = 0       # the next unused one
+        self.spoilt = False
+
+    def is_far(self, rank: int) -> bool:
+        """Whether it is on another node than this rank."""
+        return self._nodes[rank] != self._nodes[self.comm.rank]
+
+    def free(self) -> None:
+        # MPI gives the numbers of freed communicators to new ones, which
+        # would receive what a failed step has left under way.
+        if not self.spoilt:
+            self.comm.Free()
+
+
+class Channels:
+    """Senders and receivers of one rank, in both directions of a boundary.
+
+    Boundary b lies between chunks b and b + 1.  The first tags are those of
+    batches, targets and predictions; then come two per boundary, for
+    activations and for gradients.
+
+    Args:
+        comm: The ranks of one pipeline; rank r has the chunks c with
+            ``c % size == r``.  Every pipeline gets tags of its own: no
+            message that an earlier one left under way can arrive here.
+        last: Number of the pipeline's last chunk.
+        codec: Of activations and gradients: None (as they are) or ``'fp8'``.
+        xp: ``numpy`` or ``cupy``: where received arrays lie.
+
+    Attributes:
+        senders: By kind of the action that sends and number of the chunk.
+        receivers: By kind of the action that receives and number of the
+            chunk.
+        batch_in: From the rank before: batches.
+        batch_out: To the next rank.
+        targets_in: On the last rank, from the first.
+        targets_out: On the first rank, to the last.
+    """
+
+    def __init__(self, comm: MPI.Comm, last: int, codec: str | None = None,
+                 xp: Any = numpy) -> None:
+        self.senders: dict[tuple[Kind, int], Sender] = {}
+        self.receivers: dict[tuple[Kind, int], Receiver] = {}
+        self.batch_in: Receiver | None = None
+        self.batch_out: Sender | None = None
+        self.targets_in: Receiver | None = None
+        self.targets_out: Sender | None = None
+        # From the last rank to the others: outputs of predictions.
+        self._outputs: list[Sender] = []
+        self._output: Receiver | None = None
+        self._all: list[Sender | Receiver] = []
+        self._shared: _Shared | None = None
+        size, rank = comm.size, comm.rank
+        if size == 1:
+            return
+        # Apart from whatever else is sent there.
+        shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
+        tag, shared.tags = shared.tags, shared.tags + 3 + 2 * last
+        self._shared = shared
+
+        def sender(to: int, number: int, codec: str | None = None) -> Any:
+            self._all.append(Sender(shared.comm, to, tag + number, codec,
+                                    shared.is_far(to)))
+            return self._all[-1]
+
+        def receiver(source: int, number: int, codec: str | None = None,
+                     xp: Any = xp) -> Any:
+            self._all.append(Receiver(shared.comm, source, tag + number,
+                                      codec, xp, shared.is_far(source)))
+            return self._all[-1]
+        for chunk in range(rank, last + 1, size):
+            below, above = (chunk - 1) % size, (chunk + 1) % size
+            if chunk > 0:
+                self.receivers[Kind.RECEIVE_ACTIVATION, chunk] = receiver(
+                    below, 1 + 2 * chunk, codec)
+                self.senders[Kind.SEND_GRADIENT, chunk] = sender(
+                    below, 2 + 2 * chunk, codec)
+            if chunk < last:
+                self.senders[Kind.SEND_ACTIVATION, chunk] = sender(
+                    above, 3 + 2 * chunk, codec)
+                self.receivers[Kind.RECEIVE_GRADIENT, chunk] = receiver(
+                    above, 4 + 2 * chunk, codec)
+        end = size - 1
+        if rank > 0:
+            self.batch_in = receiver(rank - 1, 0, xp=numpy)
+        if rank < end:
+            self.batch_out = sender(rank + 1, 0)
+            self._output = receiver(end, 2)
+        else:
+            self._outputs = [sender(other, 2) for other in range(end)]
+            self.targets_in = receiver(0, 1)
+        if rank == 0:
+            self.targets_out = sender(end, 1)
+
+    def send_outputs(self, arrays: Arrays, ranks: Iterable[int]) -> None:
+        """Sends from the last rank to others; waits until all has left."""
+        for rank in ranks:
+            self._outputs[rank].send(arrays)
+        self.flush()
+
+    def receive_outputs(self) -> Arrays:
+        """Receives what the last rank sends to this one."""
+        assert self._output is not None
+        self._output.expect(1)
+        return self._output.receive()
+
+    def flush(self) -> None:
+        """Waits until all that was sent has left."""
+        for end in self._all:
+            if isinstance(end, Sender):
+                end.flush()
+
+    def fail(self, text: str) -> None:
+        """Tells all neighbours that this rank cannot go on."""
+        for end in self._all:
+            if isinstance(end, Receiver):
+                end.cancel()
+        for end in self._all:
+            if isinstance(end, Sender):
+                with contextlib.suppress(MPI.Exception):
+                    end.fail(text)
+
+    def spoil(self) -> None:
+        """Has the communicator never freed; on all ranks of a failed step."""
+        if self._shared:
+            self._shared.spoilt = True
+
+
+class Stage:
+    """What one rank of a pipeline does in a step.
+
+    Args:
+        rank: Of the stage in its pipeline.
+        channels: To the other ranks.
+        last: Number of the pipeline's last chunk.
+        recomputed: Numbers of the chunks that keep their inputs only, and
+            run forward again before backward.
+        sums: Where gradients of parameters are added up.
+        statistics: Of the batch normalisations.
+        events: Where to write what happens.
+    """
+
+    def __init__(self, rank: int, channels: Channels, last: int,
+                 recomputed: frozenset[int], sums: GradientSums,
+                 statistics: BatchStatistics, events: EventStream) -> None:
+        self._rank, self._channels, self._last = rank, channels, last
+        self._recomputed, self._sums = recomputed, sums
+        self._statistics, self._events = statistics, events
+        self._parts: dict[int, Part] = {}
+        self._parameters: dict[int, list[chainer.Parameter]] = {}
+        # By micro-batch and boundary: what has been made, and not been used.
+        self._activations: dict[tuple[int, int], Arrays] = {}
+        self._gradients: dict[tuple[int, int], Arrays] = {}
+        # By micro-batch and chunk: what backward needs.
+        self._inputs: dict[tuple[int, int], Arrays] = {}
+        self._tapes: dict[tuple[int, int], Tape] = {}
+        self._run = {
+            Kind.FORWARD: self._forward,
+            Kind.BACKWARD: self._backward,
+            Kind.BACKWARD_INPUT: self._backward,
+            Kind.BACKWARD_WEIGHT: self._backward_weight,
+            **dict.fromkeys(_SENDS, self._send),
+            **dict.fromkeys(_RECEIVES, self._receive)}
+        hold(self)
+
+    def take(self, parts: Mapping[int, Part]) -> None:
+        """Sets the parts of the model that are here, by number of chunk."""
+        self._parts = dict(parts)
+        self._parameters = {number: list(part.params())
+                            for number, part in parts.items()}
+
+    def run(self, schedule: Schedule, inputs: list[Arrays],
+            places: list[Place], loss: MeanLoss | None, train: bool,
+            final: Any = None) -> list[Arrays]:
+        """Does all actions of this rank in their order.
+
+        Args:
+            schedule: For as many micro-batches as there are places.
+            inputs: Of the first chunk, one per micro-batch; elsewhere unused.
+            places: Of the micro-batches, with any layer.
+            loss: What becomes of the last chunk's output; None: the outputs
+                are wanted.
+            train: Whether to keep what a backward pass needs.
+            final: Called for each parameter with the array that will be its
+                gradient, when nothing more will be added to it.
+
+        Returns:
+            The last chunk's outputs if there is no loss.
+
+        Raises:
+            LayerError: A layer failed here.
+            RemoteError: Another rank said that it failed.
+        """
+        self._loss, self._places, self._train = loss, places, train
+        self._outputs: list[Arrays] = [()] * len(places)
+        self.forget()
+        if train:
+            self._sums.begin(self._parameters.values(), final)
+        for micro_batch, arrays in enumerate(inputs):
+            self._activations[micro_batch, -1] = arrays
+        actions = schedule.actions[self._rank]
+        for key, count in Counter(
+                (action.kind, action.chunk) for action in actions
+                if action.kind in _RECEIVES).items():
+            self._channels.receivers[key].expect(count)
+        for action in actions:
+            self._run[action.kind](action)
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+    def forget(self) -> None:
+        """Drops what a failed step has left."""
+        for kept in (self._activations, self._gradients, self._inputs,
+                     self._tapes):
+            kept.clear()
+
+    # --- one action ---------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        _, micro_batch, number = action
+        key, part = (micro_batch, number), self._parts[number]
+        arrays = self._activations.pop((micro_batch, number - 1))
+        again = self._train and number in self._recomputed
+        if again:
+            self._refuse_moving_weights(number)
+            self._inputs[key] = arrays
+        if self._train:
+            self._statistics.next_micro_batch(number)
+        with self._events.section('forward', *key), blame(
+                part.name, micro_batch), _if(
+                self._train, self._statistics), _if(
+                again, chainer.no_backprop_mode()):
+            tape, arrays = part.record(micro_batch, arrays,
+                                       self._places[micro_batch])
+        if self._train and not again:
+            self._tapes[key] = tape
+        if number < self._last:
+            self._activations[key] = arrays
+        elif self._loss is None:
+            self._outputs[micro_batch] = arrays
+        else:
+            self._loss.forward(micro_batch, arrays)
+
+    def _backward(self, action: Action) -> None:
+        kind, micro_batch, number = action
+        key, part = (micro_batch, number), self._parts[number]
+        if key in self._inputs:
+            with self._events.section('recompute', *key), blame(
+                    part.name, micro_batch), recomputing(part.links()):
+                self._tapes[key], _ = part.record(
+                    micro_batch, self._inputs.pop(key),
+                    self._places[micro_batch])
+        defer = kind is Kind.BACKWARD_INPUT
+        with self._events.section('backward', *key):
+            if number == self._last:
+                assert self._loss is not None
+                gradients = self._loss.backward(micro_batch)
+            else:
+                gradients = self._gradients.pop(key)
+            tape = self._tapes[key] if defer else self._tapes.pop(key)
+            self._sums.last = not defer and self._is_last(micro_batch)
+            with self._blame_backward(key, tape), unchecked():
+                gradients = tape.backward(gradients, self._sums, defer)
+            self._sums.collect(self._parameters[number])
+            if not defer:
+                self._through(key)
+        if number > 0:
+            self._gradients[micro_batch, number - 1] = gradients
+
+    def _backward_weight(self, action: Action) -> None:
+        key = action.micro_batch, action.chunk
+        with self._events.section('backward_weight', *key):
+            tape = self._tapes.pop(key)
+            self._sums.last = self._is_last(action.micro_batch)
+            with self._blame_backward(key, tape), unchecked():
+                tape.backward_weight(self._sums)
+            self._through(key)
+
+    def _through(self, key: tuple[int, int]) -> None:
+        """Notes that a micro-batch is through a chunk.
+
+        Products that were put off are made before the last micro-batch,
+        which comes by itself, so that the end of the step is short.
+        """
+        micro_batch, number = key
+        if self._is_last(micro_batch):
+            self._sums.through(self._parameters[number])
+        elif self._is_last(micro_batch + 1):
+            self._sums.settle(self._parameters[number])
+
+    def _is_last(self, micro_batch: int) -> bool:
+        return micro_batch == len(self._places) - 1
+
+    def _send(self, action: Action) -> None:
+        with self._events.section('send', action.micro_batch, action.chunk):
+            arrays = self._crossing(action).pop(
+                (action.micro_batch, action.boundary))
+            self._events.carried(
+                self._channels.senders[action.kind, action.chunk].send(
+                    arrays),
+                sum(getattr(array, 'nbytes', 0) for array in arrays))
+
+    def _receive(self, action: Action) -> None:
+        with self._events.section('receive', action.micro_batch,
+                                  action.chunk):
+            receiver = self._channels.receivers[action.kind, action.chunk]
+            self._crossing(action)[
+                action.micro_batch, action.boundary] = receiver.receive(
+                    lambda: self._said(action, receiver.world_peer))
+
+    def _crossing(self, action: Action) -> dict[tuple[int, int], Arrays]:
+        return (self._activations if action.kind in (
+            Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION)
+            else self._gradients)
+
+    # --- messages -----------------------------------------------------------
+
+    def _said(self, action: Action, rank: int) -> str:
+        what = ('its input' if action.kind is Kind.RECEIVE_ACTIVATION
+                else 'the gradient of its output')
+        return (f'{what} from rank {rank}, in stage {self._rank}, '
+                f'micro-batch {action.micro_batch}')
+
+    def _blame_backward(self, key: tuple[int, int], tape: Tape
+                        ) -> contextlib.AbstractContextManager[None]:
+        micro_batch, number = key
+        return blame(lambda: 'the backward pass of ' + (
+            tape.at or self._parts[number].name), micro_batch)
+
+    def _refuse_moving_weights(self, number: int) -> None:
+        own = set(map(id, self._parameters[number]))
+        part = self._parts[number]
+        for link in part.links():
+            reason = why_once(link)
+            found = [getattr(link, name) for name in link._params]
+            # A stage of a Chain has all links, but its own parameters only.
+            if reason and (not found or own.intersection(map(id, found))):
+                raise LayerError(
+                    f'{part.name} has {reason}; it cannot be recomputed: '
+                    "pass recompute='no stage'")
+
+
+def _if(condition: bool, block: Any) -> Any:
+    """A block, if a condition holds."""
+    return block if condition else _NO_BLOCK
+
+
+_NO_BLOCK: Any = contextlib.nullcontext()
