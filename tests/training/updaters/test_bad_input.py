@@ -29,7 +29,7 @@ def test_a_layer_that_returns_none_is_named_on_every_rank(
         comm, schedule, bad):
     layers = [L.Linear(8, 8), F.relu, F.tanh, L.Linear(8, 5)]
     layers[bad] = _none
-    failing(comm, fr'layer {bad} \(_none\): TypeError: it '
+    failing(comm, fr'layer {bad} \(_none\), micro-batch 0: TypeError: it '
             'returned None', lambda: layers, schedule=schedule)
 
 
@@ -39,7 +39,7 @@ def _none(x):
 
 @on_ranks(2, 3)
 def test_shapes_that_do_not_fit_name_the_layer(comm):
-    failing(comm, r'layer 1 \(Linear\): .*InvalidType',
+    failing(comm, r'layer 1 \(Linear\), micro-batch 0: .*InvalidType',
             lambda: [L.Linear(8, 7), L.Linear(6, 4), L.Linear(4, 5)])
 
 
@@ -68,7 +68,8 @@ def test_a_failing_backward_pass_is_named_on_every_rank(
         comm, place, schedule):
     layers = [L.Linear(8, 8), F.relu, F.tanh, L.Linear(8, 5)]
     layers.insert(place, _fails_in_backward)
-    failing(comm, fr'layer {place} \(_fails_in_backward\): ArithmeticError',
+    failing(comm, fr'the backward pass of layer {place} '
+            r'\(_fails_in_backward\), micro-batch 0: ArithmeticError',
             lambda: layers, schedule=schedule)
 
 

@@ -208,7 +208,8 @@ def test_copies_of_a_tied_parameter_stay_the_same(comm):
         updater.update()
         serially(plain, batch, 4)
         optimizer.update()
-        close(gradients(comm, model), own(plain), 1e-5)
+        # Much is taken away from the gradients by the normalisation.
+        close(gradients(comm, model), own(plain), 5e-5)
         for name, value in values(comm, model).items():
             numpy.testing.assert_allclose(
                 value, own(plain, 'array')[name], atol=1e-4, err_msg=name)
