@@ -49,9 +49,6 @@ from .example import Example, Repeating, as_it_is, call_with
 
 #: Rounds of what is timed in turns, and seconds after which there are no more.
 _FEWEST, _MOST, _ENOUGH = 3, 20, 3.0
-#: A rank that takes so many times as long as the first one is slow; others
-#: differ by chance.
-_SLOW = 1.5
 #: Elements of parameters with which an optimizer is timed, and the bytes that
 #: empty caches before that, as a pass does.
 _ELEMENTS, _CACHES = 1 << 22, 1 << 26
@@ -63,17 +60,12 @@ class RankFigures(NamedTuple):
     """How fast ranks are where all compute at once.
 
     Attributes:
-        pools: For each rank, the number of the pool of cores it runs on.
         slowdown: For each rank, how many times as long a pass takes as on
             the first rank alone.
-        speeds: The same by the processor's time, of ranks that are slow;
-            others have 1.0.
         spare: Whether each rank has a core for a second thread.
     """
 
-    pools: tuple[int, ...]
     slowdown: tuple[float, ...]
-    speeds: tuple[float, ...]
     spare: bool
 
 
@@ -277,14 +269,12 @@ def clock_of(device: Any) -> Callable[[], float]:
 def _taking_turns(comm: MPI.Comm) -> RankFigures:
     """Ranks as they would be if cores were all they shared."""
     every = comm.allgather(own_cores())
-    pools = tuple(pools_of(every))
-    cores = {pool: len(set().union(*(
+    pools = pools_of(every)
+    crowded = [pools.count(pool) / len(set().union(*(
         mine for mine, other in zip(every, pools, strict=True)
-        if other == pool))) for pool in pools}
-    return RankFigures(
-        pools, tuple(max(pools.count(pool) / cores[pool], 1.0)
-                     for pool in pools), (1.0,) * comm.size,
-        all(2 * pools.count(pool) <= cores[pool] for pool in pools))
+        if other == pool))) for pool in pools]
+    return RankFigures(tuple(max(one, 1.0) for one in crowded),
+                       all(one <= 0.5 for one in crowded))
 
 
 def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
@@ -293,33 +283,23 @@ def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
     clone: Any = raise_together(comm, lambda: copy.deepcopy(model))
     work = plain_pass(clone, batch)
 
-    def timed() -> tuple[float, float]:
+    def timed() -> float:
         begin = time.perf_counter()
-        spent = sum(work())
-        return time.perf_counter() - begin, spent
-    alone = comm.bcast(raise_together(comm, lambda: None if comm.rank else [
-        timed() for _ in range(_FEWEST)]))
-    found: list[tuple[float, float]] = []
+        work()
+        return time.perf_counter() - begin
+    # Predictions start from processor time of the first rank.
+    alone = comm.bcast(raise_together(comm, lambda: None if comm.rank else
+                                      statistics.median(
+        sum(work()) for _ in range(_FEWEST))))
+    found: list[float] = []
     begin = time.perf_counter()
     while len(found) <= _FEWEST or len(found) < _MOST and comm.bcast(
             time.perf_counter() - begin < _ENOUGH / 2):
         wait_until(comm.Ibarrier().Test)
         found.append(raise_together(comm, timed))
-    walls, spent = zip(*comm.allgather(
-        numpy.median(found[1:], axis=0).tolist()), strict=True)
-    _, processor = numpy.median(alone, axis=0).tolist()
-    return _taking_turns(comm)._replace(
-        # Predictions start from processor time of the first rank.
-        slowdown=tuple(max(one / max(processor, 1e-9), 1.0)
-                       for one in walls),
-        speeds=speeds_of(spent))
-
-
-def speeds_of(seconds: Sequence[float]) -> tuple[float, ...]:
-    """How many times as long as the first rank slow ones take."""
-    usual = statistics.median_low(seconds)      # of two, the faster
-    return tuple(one / seconds[0] if max(one, seconds[0]) > _SLOW * usual
-                 else 1.0 for one in seconds)
+    return _taking_turns(comm)._replace(slowdown=tuple(
+        max(one / max(alone, 1e-9), 1.0)
+        for one in comm.allgather(statistics.median(found[1:]))))
 
 
 # --- the optimizer ----------------------------------------------------------

@@ -252,7 +252,6 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     return job
 
 
-@without_shapes(always=True)
 def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
             budget: float = 16.0,
             say: Callable[[str], None] = lambda what: None) -> JobProfile:
@@ -267,9 +266,10 @@ def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
     """
     before, model = resident(), trained.model
     say(f'measuring the model with a batch of {trained.example.samples}')
-    figures, ranks = measure_model(
-        comm, model, trained.example, trained.optimizer,
-        max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
+    with without_shapes(model, always=True):
+        figures, ranks = measure_model(
+            comm, model, trained.example, trained.optimizer,
+            max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
     say(f'measuring {", ".join(wanted.codecs)} exchanges and links')
     stages = [number for number in divisors(comm.size)
               if (not wanted.stages or number in wanted.stages)
@@ -280,8 +280,8 @@ def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
     reading = comm.bcast(raise_together(
         comm, trained.data.seconds) if trained.data else 0.0)
     return JobProfile(
-        figures, tuple(nodes_of(comm)), ranks.pools,
-        ranks.slowdown, ranks.speeds, exchanges, links, ranks.spare, reading,
+        figures, tuple(nodes_of(comm)), ranks.slowdown, exchanges, links,
+        ranks.spare, reading,
         comm.allreduce(growth(before), MPI.MAX), (
             'no pipeline, as the model cannot be cut: ' + figures.undivided,)
         if figures.undivided else ())
@@ -380,16 +380,12 @@ def _tried(ways: Sequence[Configuration], trained: trials.Trained,
 
     def run(way: Configuration) -> trials.Blocks:
         return trials.try_way(way, PlannedJob(JobPlan(
-            way, comm.size, trained.batch, shapes_of(trained.model)),
-            trained.example), trained, comm, seconds)
-    found, remarks = trials.try_all(ways, run, say, lambda: comm.bcast(
-        time.perf_counter() - begin < budget))
-    if comm.size > 1:
-        say('trying one process')
-        alone = trials.try_one_process(trained, comm, seconds)
-        if not isinstance(alone, str):
-            found.append((Configuration(),
-                          trials.trial_of('one process', alone)))
+            way, way.stages * way.replicas, trained.batch,
+            shapes_of(trained.model)), trained.example), trained, comm,
+            seconds)
+    found, remarks = trials.try_all(
+        [*ways, *[Configuration()] * (comm.size > 1)], run, say,
+        lambda: comm.bcast(time.perf_counter() - begin < budget))
     return comm.bcast(found), remarks
 
 

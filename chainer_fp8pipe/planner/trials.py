@@ -135,7 +135,8 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
             seconds: float = 1.5) -> Blocks:
     """Trains a copy of the model in a way for some updates.
 
-    Call it on all ranks.
+    Call it on all ranks.  If the way is for one process, the first one trains
+    with the whole batch, and the others wait without taking a core.
 
     Args:
         way: To run the job.
@@ -144,45 +145,23 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
         comm: All ranks.
         seconds: That the timed updates may take.
     """
-    found: Blocks = []
+    found: list[float] = []
     problem, done = '', list[Callable[[], Any]]()
-    try:
-        with preserved():
-            updater = _updater(way, job, trained, comm, done)
-            found = blocks_of(updater.update, comm, seconds)
-    except Exception as error:
-        problem = f'{type(error).__name__}: {error}'
+    here = comm if way.stages * way.replicas == comm.size else MPI.COMM_SELF
+    if here is comm or comm.rank == 0:
+        try:
+            with preserved():
+                updater = _updater(way, job, trained, here, done)
+                found = blocks_of(updater.update, here, seconds)
+        except Exception as error:
+            problem = f'{type(error).__name__}: {error}'
+    if here is not comm:        # nobody asks for messages meanwhile
+        wait_until(comm.Ibarrier().Test)
     problem = next(filter(None, comm.allgather(problem)), '')
     if not problem:
         for finish in done:
             finish()
-    return problem or found
-
-
-def try_one_process(trained: Trained, comm: MPI.Comm, seconds: float = 1.5
-                    ) -> Blocks:
-    """Trains a copy of the model on rank 0 with the whole batch.
-
-    Call it on all ranks; the others wait without taking a core.
-    """
-    found: Blocks = []
-    if comm.rank == 0:
-        try:
-            with preserved():
-                data = trained.data
-                iterator, given = ((data.iterator, data.given())
-                                   if data and data.is_shared else
-                                   (Repeating(trained.example.of(
-                                       trained.batch)),
-                                    {'converter': as_it_is}))
-                found = blocks_of(StandardUpdater(
-                    iterator, trained.copied(), **given).update,
-                    MPI.COMM_SELF, seconds)
-        except Exception as error:
-            found = f'{type(error).__name__}: {error}'
-    # The others must not ask for messages while rank 0 computes.
-    wait_until(comm.Ibarrier().Test)
-    return comm.bcast(found)
+    return problem or comm.bcast(found)
 
 
 def _updater(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
@@ -204,6 +183,9 @@ def _updater(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
     data, example = trained.data, trained.example
+    if data is not None and way.replicas * way.stages == 1 and (
+            not data.is_shared):    # which has a rank's share of a batch
+        data = None
     if way.stages == 1:
         if data is not None:
             return data.replicas(optimizer, comm)

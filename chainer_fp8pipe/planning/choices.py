@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,9 @@ _CUTS = 3
 #: Micro-batches of a pipeline, as multiples of its stages, and with how many a
 #: cut is searched for.
 _MULTIPLES, _ENOUGH = (1, 2, 4, 8), 2
+#: A rank that takes so many times as long as others is named; these differ by
+#: chance.
+_SLOW = 1.5
 #: Ways that are tried, and others that are shown.
 TRIED, _SHOWN = 5, 6
 
@@ -193,10 +197,11 @@ class Choices:
             replicas > 1)
 
     def _slow_ranks(self) -> list[str]:
-        return [f'rank {rank} takes {speed:.1f} times as long as the first '
-                'one for the same computation; every step waits for it'
-                for rank, speed in enumerate(self.profile.speeds)
-                if speed > 1.0]
+        slowdown = self.profile.slowdown
+        usual = statistics.median_low(slowdown)     # of two, the faster
+        return [f'rank {rank} takes {one / usual:.1f} times as long as '
+                'others for the same computation; every step waits for it'
+                for rank, one in enumerate(slowdown) if one > _SLOW * usual]
 
     # --- ways ----------------------------------------------------------------
 

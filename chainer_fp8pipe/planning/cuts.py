@@ -340,12 +340,12 @@ def _why(intervals: Intervals, task: CutProblem) -> str:
     if task.memory <= task.overhead:
         return (f'{said}. A rank takes {said_bytes(task.overhead)} for code '
                 'and buffers, whatever the model is; raise the limit')
-    ways = {f'{task.stages * factor} ranks': {'stages': task.stages * factor}
-            for factor in (2, 4)}
+    ways = {f'{task.stages * factor} ranks': dataclasses.replace(
+        task, stages=task.stages * factor) for factor in (2, 4)}
     if task.recompute is False:
-        ways = {"recompute='auto'": {'recompute': 'auto'}, **ways}
-    least = {name: least_memory(intervals, dataclasses.replace(task, **way))
-             for name, way in ways.items()}
+        ways = {"recompute='auto'": dataclasses.replace(
+            task, recompute='auto'), **ways}
+    least = {name: least_memory(intervals, way) for name, way in ways.items()}
     helps = [f'{name} ({said_bytes(size, up=True)})'
              for name, size in least.items() if size <= task.memory]
     return (f'{said}. What would help: '

@@ -95,7 +95,7 @@ class Configuration:
                 self.algorithm != 'direct')
 
     def __str__(self) -> str:
-        replicas = ('one rank' if self.replicas == 1
+        replicas = ('one process' if self.replicas == 1
                     else f'{self.replicas} replicas')
         parts = [replicas]
         if self.cut is not None:

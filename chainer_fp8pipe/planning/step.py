@@ -41,8 +41,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -278,11 +277,8 @@ class JobProfile:
     Attributes:
         model: The model.
         hosts: For each rank, the number of its host.
-        pools: For each rank, the number of the pool of cores it runs on.
         slowdown: For each rank, how many times as long a pass takes where
             all ranks compute at once as on the first rank alone.
-        speeds: For each rank, the same by the processor's time, so that
-            ranks which share cores are no reason.
         exchanges: By the number of stages, the codec and the algorithm.
         links: The slowest between neighbouring stages, by their number.
         spare: Whether each rank has a core for its exchange's thread.
@@ -295,9 +291,7 @@ class JobProfile:
 
     model: ModelFigures
     hosts: tuple[int, ...]
-    pools: tuple[int, ...]
     slowdown: tuple[float, ...]
-    speeds: tuple[float, ...]
     exchanges: Mapping[tuple[int, str, str], ExchangeFigures]
     links: Mapping[int, Link] = field(default_factory=dict)
     spare: bool = False
@@ -334,22 +328,15 @@ class JobProfile:
         crowded = 1.0
         if len(set(self.hosts)) == 1:       # which then has them all
             each, crowded = count, max(count / self.ranks, 1.0)
-        local = [pool for pool, host in zip(self.pools, self.hosts,
-                                            strict=True)
-                 if host == self.hosts[0]]
-        hosts = tuple(rank // each for rank in range(count))
-        like = [rank % self.ranks for rank in range(count)]
         return dataclasses.replace(
-            self, hosts=hosts, pools=tuple(
-                host * len(local) + local[rank % len(local)]
-                for rank, host in enumerate(hosts)),
+            self, hosts=tuple(rank // each for rank in range(count)),
+            slowdown=tuple(self.slowdown[rank % self.ranks] * crowded
+                           for rank in range(count)),
             exchanges={
                 (count // one.replicas if count % one.replicas == 0 else 0,
                  codec, algorithm): one._replace(element=one.element
                                                  * crowded)
-                for (_, codec, algorithm), one in self.exchanges.items()},
-            slowdown=tuple(self.slowdown[rank] * crowded for rank in like),
-            speeds=tuple(self.speeds[rank] for rank in like))
+                for (_, codec, algorithm), one in self.exchanges.items()})
 
     def on_hosts(self, count: int, rate: float) -> JobProfile:
         """The profile of a job with a rank on each of so many hosts.
@@ -360,9 +347,8 @@ class JobProfile:
             count: Of hosts.
             rate: Bytes per second of a host's link, in each direction.
         """
-        each, alike = tuple(range(count)), (1.0,) * count
         return dataclasses.replace(
-            self, hosts=each, pools=each, slowdown=alike, speeds=alike,
+            self, hosts=tuple(range(count)), slowdown=(1.0,) * count,
             links={}, exchanges={
                 (1, codec, algorithm): one.on_paper(codec, count, rate)
                 for (_, codec, algorithm), one in self.exchanges.items()})
@@ -434,8 +420,10 @@ def _of_stages(profile: JobProfile, batch: int, way: Configuration,
                cut: PartitionPlan) -> dict[str, float]:
     grid = place(profile.hosts, way.stages).ranks
     costs, crossing = _chunks(profile.model, batch, way, cut)
-    # Each as long as on the slowest of the stage's ranks, were it alone.
-    speeds = [max(profile.speeds[rank] for rank in row) for row in grid]
+    # What slows all ranks is that they share cores; what slows one, its own.
+    shared = min(profile.slowdown)
+    speeds = [max(profile.slowdown[rank] for rank in row) / shared
+              for row in grid]
     own = [Costs(*(speeds[chunk % way.stages] * seconds for seconds in cost))
            for chunk, cost in enumerate(costs)]
     # Where no pipeline of so many stages was measured: the slowest link.
@@ -447,17 +435,18 @@ def _of_stages(profile: JobProfile, batch: int, way: Configuration,
     work = [way.micro_batches * sum(
         sum(own[chunk]) for chunk in range(stage, len(own), way.stages))
         for stage in range(way.stages)]
-    busy, shared = max(work), _sharing_cores(profile, grid, work)
-    if shared > busy:
-        whole = max(whole, shared + _UNFILLED * (whole - busy))
+    busy = max(work)
+    all_work = shared * sum(work) / len(work)
+    if all_work > busy:
+        whole = max(whole, all_work + _UNFILLED * (whole - busy))
     elements = profile.model.elements_of_stages(cut)
     each = profile.model.update / max(profile.model.elements, 1)
     return {'forward and backward': busy,
             'waiting for stages': max(whole - busy, 0.0),
             'exchange': profile.exchange(way).of(max(elements))
             if way.replicas > 1 else 0.0,
-            'update': _sharing_cores(profile, grid,
-                                     [each * of for of in elements])}
+            'update': each * max(max(elements),
+                                 shared * sum(elements) / len(elements))}
 
 
 def _chunks(model: ModelFigures, batch: int, way: Configuration,
@@ -479,24 +468,6 @@ def _chunks(model: ModelFigures, batch: int, way: Configuration,
                      + model.micro_batch / cut.chunks),
             backward_input=cost.backward_input + packing))
     return found, [float(intervals.crossing[end]) for end in ends[:-1]]
-
-
-def _sharing_cores(profile: JobProfile, grid: Sequence[Sequence[int]],
-                   work: Sequence[float]) -> float:
-    """Seconds until all ranks have done their work.
-
-    Args:
-        profile: Of the ranks.
-        grid: ``grid[stage][replica]`` is the rank there.
-        work: Seconds of each stage's ranks, alone.
-    """
-    pools, total = profile.pools, defaultdict[int, float](float)
-    for row, seconds in zip(grid, work, strict=True):
-        for rank in row:
-            total[pools[rank]] += (
-                seconds * profile.slowdown[rank]
-                / max(profile.speeds[rank], 1e-9) / pools.count(pools[rank]))
-    return max([*total.values(), *work])
 
 
 # --- bytes ------------------------------------------------------------------

@@ -224,6 +224,7 @@ def test_ranks_that_end_while_a_snapshot_is_written_take_no_older_one(
         'snapshot_iter_21.npz', 'snapshot_iter_28.npz'}
 
 
+@pytest.mark.slow
 def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
         launched):
     undisturbed = launched(30, 'undisturbed')

@@ -3,7 +3,6 @@ from chainer_fp8pipe.launcher.one_start import Ending
 from chainer_fp8pipe.launcher.supervisor import (
     EndedStart,
     RestartPolicy,
-    format_duration,
     table,
 )
 
@@ -65,13 +64,6 @@ def test_hosts_that_are_away_too_long_end_it_but_are_no_failures_of_the_job():
         assert not policy.verdict
     policy.without_hosts(160.0)
     assert '60 seconds (--wait-for-hosts)' in policy.verdict
-
-
-@pytest.mark.parametrize(('seconds', 'said'), [
-    (1.23, '1.2 s'), (42.2, '42 s'), (130, '2 min 10 s'),
-    (3599.9, '1 h 0 min'), (90_000, '25 h 0 min')])
-def test_a_time_is_said_in_words(seconds, said):
-    assert format_duration(seconds) == said
 
 
 def test_each_start_has_a_row():

@@ -102,7 +102,8 @@ def test_a_trial_leaves_model_optimizer_and_random_numbers_alone(
     job = PlannedJob(JobPlan(way, 2, 16))
     trained = trials.Trained(model, optimizer, example, 16, data)
     found = trials.try_way(way, job, trained, comm, .05)
-    alone = trials.try_one_process(trained, comm, .05)
+    alone = trials.try_way(Configuration(), PlannedJob(JobPlan(
+        Configuration(), 1, 16)), trained, comm, .05)
     assert isinstance(found, list), found
     assert isinstance(alone, list), alone
     assert numpy.random.rand() == expected
@@ -121,7 +122,8 @@ def test_a_way_that_fails_says_so_on_all_ranks(comm, everywhere):
                 raise RuntimeError('out of memory')
             return chainer.functions.sum(super().forward(x))
     model = Fails(4, 2)
-    found = trials.try_one_process(trials.Trained(
+    found = trials.try_way(Configuration(), PlannedJob(JobPlan(
+        Configuration(), 1, 16)), trials.Trained(
         model, chainer.optimizers.SGD().setup(model),
         Example(numpy.ones((8, 4), 'f')), 16), comm, .05)
     assert isinstance(found, str) == everywhere

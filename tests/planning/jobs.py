@@ -58,8 +58,7 @@ def job(model, ranks, stages=(1,), element=0.0, fixed=0.0, processor=0.0,
         CODECS, element)
     return JobProfile(**{
         'model': model, 'hosts': tuple(range(ranks)),
-        'pools': tuple(range(ranks)), 'slowdown': (1.0,) * ranks,
-        'speeds': (1.0,) * ranks, 'exchanges': {
+        'slowdown': (1.0,) * ranks, 'exchanges': {
             (number, codec, algorithm): ExchangeFigures(
                 ranks // number, fixed, each[codec], processor)
             for number in stages if number < ranks for codec in CODECS

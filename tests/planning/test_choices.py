@@ -90,6 +90,16 @@ def test_promising_ways_are_of_different_kinds_and_the_plain_one_is_there():
     assert found[0] == choices.candidates[0]
 
 
+@pytest.mark.parametrize(('slowdown', 'slow'), [
+    ((1.0, 1.1), []), ((1.0, 2.0), [1]), ((2.0, 1.0), [0]),
+    ((3.0, 3.0), []), ((1.0, 1.2, 3.0, .9), [2])])
+def test_only_ranks_that_are_much_slower_are_named(slowdown, slow):
+    choices = Choices(job(MODEL, len(slowdown), slowdown=slowdown,
+                          element=FAST), Wanted(16))
+    remarks = choices.plan(choices.candidates[0].way).remarks
+    assert [int(one.split()[1]) for one in remarks] == slow
+
+
 def test_the_seconds_of_a_plan_are_those_of_its_trial():
     choices = Choices(job(MODEL, 2, element=FAST), Wanted(16))
     way = choices.candidates[0].way

@@ -63,9 +63,9 @@ def pipeline(profile, batch, stages, micro_batches, schedule='1f1b'):
 @pytest.mark.parametrize(('profile', 'stages', 'seconds'), [
     # 16 samples take 80 ms; 2 stages with 4 micro-batches: 5/4 of a half.
     (job(MODEL, 2), 2, .05),
-    (job(MODEL, 2, speeds=(1.0, 2.0), slowdown=(1.0, 2.0)), 2, .09),
+    (job(MODEL, 2, slowdown=(1.0, 2.0)), 2, .09),
     # Both on one core: all the work, and half of what they would wait.
-    (job(MODEL, 2, pools=(0, 0), slowdown=(2.0, 2.0)), 2, .08 + .005),
+    (job(MODEL, 2, slowdown=(2.0, 2.0)), 2, .08 + .005),
     # A gradient is back after 35 and 75 ms, the last one after 85.
     (job(MODEL, 2, link=Link(.01, float('inf'))), 2, .09),
     (job(dataclasses.replace(MODEL, update=.006), 2), 2, .053),
@@ -99,7 +99,7 @@ def test_an_exchange_on_paper(replicas, rate, element):
     ((0, 1), 4, (0, 1, 2, 3)), ((0, 0, 1, 1), 6, (0, 0, 1, 1, 2, 2)),
     ((0, 0), 4, (0, 0, 0, 0)), ((0, 1), 2, (0, 1))])
 def test_more_ranks_are_added_as_the_others_began(hosts, count, expected):
-    profile = job(MODEL, len(hosts), hosts=hosts, pools=hosts).for_ranks(count)
+    profile = job(MODEL, len(hosts), hosts=hosts).for_ranks(count)
     assert (profile.ranks, profile.hosts) == (count, expected)
     # Those of one host have the cores that they had.
     assert max(profile.slowdown) == (count / len(hosts) if set(hosts) == {0}

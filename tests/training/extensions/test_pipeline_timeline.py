@@ -2,7 +2,7 @@ import json
 import os
 
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, chrome_trace
-from chainer_fp8pipe.report.timeline_plot import plot_timeline
+from chainer_fp8pipe.report.timeline import plot_timeline
 from chainer_fp8pipe.training.extensions import PipelineTimeline
 from chainer_fp8pipe.training.extensions.timeline import (
     gather_events,

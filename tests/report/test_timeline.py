@@ -4,8 +4,8 @@ from itertools import pairwise
 
 from chainer_fp8pipe.pipeline.schedules import make_schedule
 from chainer_fp8pipe.planning.schedule_time import Costs, Link, simulate
-from chainer_fp8pipe.report.events import Event, part_waits
-from chainer_fp8pipe.report.timeline_plot import plot_timeline
+from chainer_fp8pipe.report.events import Event, explain_waits
+from chainer_fp8pipe.report.timeline import plot_timeline
 
 import numpy
 import pytest
@@ -109,7 +109,7 @@ def test_every_micro_batch_can_be_read_where_boxes_are_wide(draw, shape):
 @pytest.mark.parametrize('shape', SHAPES)
 def test_every_event_is_a_box_at_its_time(draw, shape):
     events = [event._replace(start=event.start + 50, end=event.end + 50)
-              for event in part_waits(events_of(*shape))
+              for event in explain_waits(events_of(*shape))
               if event.name != 'wait']
     expected = sorted((event.rank, event.start - 50, event.end - 50)
                       for event in events)
@@ -133,8 +133,8 @@ def test_everything_has_a_colour_of_its_own(draw):
     figure = draw(events)
     assert labels_of(figure) == [
         'forward', 'forward again', 'backward, input half',
-        'backward, weight half', 'update', 'communication',
-        'collective communication', 'something else', 'waiting']
+        'backward, weight half', 'update', 'stage send and receive',
+        'all-reduce', 'something else', 'waiting']
     patches = figure.legends[0].get_patches()
     assert len({patch.get_facecolor() for patch in patches}) == 9
     # A box has the colour that the legend gives it; receives look as sends.
