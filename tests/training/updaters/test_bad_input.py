@@ -254,3 +254,14 @@ def test_a_prediction_without_arrays_is_an_error(comm):
     with pytest.raises(ValueError, match='first stage of each pipeline needs '
                                          'arrays'):
         updater.predict(None)
+
+
+@on_ranks(1, 2)
+def test_shapes_that_numpy_would_broadcast_are_an_error(comm):
+    """Losses of (n, 1) outputs and (n,) targets would be of (n, n)."""
+    updater = make_updater(
+        comm, lambda: Divisible(L.Linear(8, 4), L.Linear(4, 1)),
+        (dataset(8)[0], np.ones(8, 'f')), micro_batches=2,
+        loss_fun=F.mean_squared_error)
+    with pytest.raises(RuntimeError, match='the loss.*InvalidType'):
+        updater.update()
