@@ -167,22 +167,6 @@ def test_the_example_of_a_docstring_is_what_comes_out(module):
     assert not failed
 
 
-# --- long lines --------------------------------------------------------------
-
-def test_long_prose_in_results_goes_on_in_the_next_line_and_tables_do_not():
-    wrap = runpy.run_path(str(DOCS / 'conf.py'))['_wrap_prose']
-    prose = '  A line of a result that is &lt; 80 characters, or longer'
-    row = 'fp8   1.0   2.0   3.0   4.0   5.0   6.0   7.0   8.0   9.0   10.0'
-    before = ('<div class="highlight-none notranslate"><div class="highlight">'
-              f'<pre><span></span>{prose}\n{row}\n{prose}\n</pre></div></div>'
-              f'<p>{prose}\n</p>')
-    context = {'body': before}
-    wrap(None, 'page', 'page.html', context, None)
-    span = f'<span class="prose">{prose}</span>'
-    assert context['body'] == before.replace(
-        f'{prose}\n{row}\n{prose}', f'{span}\n{row}\n{span}')
-
-
 # --- commands ----------------------------------------------------------------
 
 def commands_of(page):

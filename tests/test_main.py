@@ -121,12 +121,6 @@ def test_without_communicator_the_script_chooses(script):
     assert 'class CodecCommunicator' in done.stdout
 
 
-def test_a_wrong_command_line_is_explained_once(script):
-    done = run(script, '--communicator', 'float16', '--warmup', '3')
-    assert done.returncode == 2
-    assert done.stderr.count("no option 'warmup'") == 1
-
-
 def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
     path = tmp_path / 'fails.py'
     path.write_text(

@@ -279,12 +279,6 @@ if MPI.COMM_WORLD.rank == 1:
     assert 'trains with a Mine' in done.stderr
 
 
-def test_a_wrong_command_line_is_explained_once(tmp_path):
-    done = run(tmp_path, 2, before=['--pipeline', '3'])
-    assert done.returncode == 2
-    assert done.stderr.count('does not divide the 2 ranks') == 1
-
-
 IN_ONE_PROCESS = '''
 import threading
 import chainer, numpy as np

@@ -87,8 +87,10 @@ class Bucket(_engine.Job):
         number: Which of the model's buckets it is.
 
     Attributes:
+        codec: Of the wire.
         uses_wire: Frames lie in the wire; else in their chunks, only as long
             as those are on their way.
+        maxima: Of all ranks, on their way; None if the codec needs none.
         finished: The mean is in the wire, or decoded, and nothing is on its
             way.
         failure: Why the bucket was not launched; '' if nothing has gone
@@ -100,7 +102,7 @@ class Bucket(_engine.Job):
                  coding: Coding | None = None, encodes: bool = False,
                  decodes: bool = False, contributes: bool = True,
                  number: int = 0) -> None:
-        self.state = state
+        self.state, self.codec = state, state.codec
         self.tensors = tensors
         self.wire = wire
         self.start = start
@@ -116,7 +118,7 @@ class Bucket(_engine.Job):
         self._algorithm: Algorithm | None = None    # when it is launched
         self._arrive: Callable[[], None] | None = None
         self._proposed: numpy.ndarray | None = None
-        self._request: HeldRequest | None = None
+        self.maxima: HeldRequest | None = None
         self._means: list[tuple[int, int]] = []
 
     @property
@@ -125,11 +127,6 @@ class Bucket(_engine.Job):
         names = self.tensors.names
         return f'bucket {self.number} ({names[0]}' + (
             f' and {len(names) - 1} more)' if names[1:] else ')')
-
-    @property
-    def codec(self) -> Codec:
-        """Of the wire."""
-        return self.state.codec
 
     def propose(self, comm: MPI.Comm, events: EventStream) -> None:
         """Asks all ranks for the codec's maxima."""
@@ -141,14 +138,10 @@ class Bucket(_engine.Job):
         if not self.contributes:
             self._proposed[...] = 0
         # This cannot wait for others: they may be in their backward pass.
-        self._request = HeldRequest(
+        self.maxima = HeldRequest(
             comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX),
             self._proposed)
         events.sent(self._proposed.nbytes)
-
-    def is_settled(self) -> bool:
-        """Whether the maxima of all ranks are there."""
-        return self._request is None or self._request.test()
 
     def launch(self, algorithm: Algorithm, until: int) -> None:
         """Goes in, or, when called again, more of it does."""
@@ -439,7 +432,10 @@ class Algorithm(abc.ABC):
 
     def _launch(self) -> bool:
         """Lets the next bucket in, if all ranks have its maxima."""
-        if not self._waiting or not self._waiting[0][0].is_settled():
+        if not self._waiting:
+            return False
+        maxima = self._waiting[0][0].maxima
+        if maxima and not maxima.test():
             return False
         with self.events.section('encode'):
             bucket, until = self._waiting.popleft()

@@ -198,10 +198,6 @@ class Codec(abc.ABC):
         """The state of a model that has not been seen."""
         return State(self)
 
-    def load(self, saved: Mapping[str, numpy.ndarray]) -> State:
-        """The state that :meth:`State.save` gave; raises as State.load."""
-        return State.load(self, saved)
-
     def begin(self, state: State, loss_scale: float) -> None:
         """Begins an update, whose gradients carry this factor."""
         state.nonfinite = []

@@ -306,10 +306,6 @@ class Coding:
             values, wire, rounding=formats.ROUNDINGS[self.tables[1]],
             seed=self.seed_of('rescale', '') if self.seed_of else 0)
 
-    def is_finite(self, wire: numpy.ndarray) -> bool:
-        """See :meth:`.Codec.is_finite`."""
-        return self.codec.is_finite(wire)
-
     # --- what was found -----------------------------------------------------
 
     @property
@@ -335,8 +331,8 @@ class Coding:
             for index in numpy.flatnonzero(found[:, _BLAME] & bit):
                 self.state.blame(f'the {kind} of {names[index]}')
         if self._number == FP8:
-            clipped, encoded = (self.state.numbers.setdefault(kind, {})
-                                for kind in ('clipped', 'encoded'))
+            clipped = self.state.numbers.setdefault('clipped', {})
+            encoded = self.state.numbers.setdefault('encoded', {})
             for name, size, counts in zip(
                     names, self._rows[:, _ELEMENTS].tolist(),
                     found[:, :2].tolist(), strict=True):

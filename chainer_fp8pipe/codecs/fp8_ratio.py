@@ -120,6 +120,8 @@ class Fp8Ratio(Codec):
              largest: numpy.ndarray | None = None, prescale: float = 1.0
              ) -> Coding:
         ages = state.numbers.setdefault('age', {})
+        known = state.numbers.setdefault('q', {})
+        bounds = state.numbers.setdefault('bound', {})
         if largest is not None:
             for index, q, bound in zip(
                     self._due(state, tensors),
@@ -127,28 +129,27 @@ class Fp8Ratio(Codec):
                 name = tensors.names[index]
                 ages[name] = 0
                 if q > 0:
-                    state.numbers.setdefault('q', {})[name] = _limited(q)
-                    state.numbers.setdefault('bound', {})[name] = _limited(
-                        bound)
+                    known[name], bounds[name] = _limited(q), _limited(bound)
+        scales = []
         for name in tensors.names:
             ages[name] = ages.get(name, 0) + 1
-        bounds = state.numbers.get('bound', {})
-        scales = [self._scale(state, name) for name in tensors.names]
+            # Without a q the tensor is zero on all ranks: any scale will do.
+            scale = formats.MAX / (
+                (known.get(name) or formats.MAX) * self.headroom)
+            scales.append((*formats.with_inverse(scale * prescale),
+                           *formats.with_inverse(scale),
+                           bounds.get(name, math.inf)))
         return Coding(
             self, state, tensors, FP8,
             rounding=formats.ROUNDINGS.index(self.rounding),
-            epsilon=self.epsilon, scales=[
-                (*formats.with_inverse(scale * prescale),
-                 *formats.with_inverse(scale), bounds.get(name, math.inf))
-                for name, scale in zip(tensors.names, scales, strict=True)],
-            seed_of=self._seeds(state))
+            epsilon=self.epsilon, scales=scales, seed_of=self._seeds(state))
 
     def parts(self, state: State, tensors: Tensors, start: int, stop: int
               ) -> tuple[Part, ...]:
+        known = state.numbers.get('q', {})
         return tuple(
             Part(name, part.stop - part.start,
-                 self.quantile_of(state, tensors.names[index])
-                 / tensors.loss_scale)
+                 known.get(tensors.names[index], 0.0) / tensors.loss_scale)
             for index, part, name in named_parts(tensors, start, stop))
 
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
@@ -186,10 +187,6 @@ class Fp8Ratio(Codec):
             coding.tensors.gradients[tensor],
             scale=float(coding.scales[tensor, 2]), epsilon=self.epsilon)
 
-    def quantile_of(self, state: State, name: str) -> float:
-        """q of a tensor; 0 if all its gradients have been zero."""
-        return state.numbers.get('q', {}).get(name, 0.0)
-
     def report(self, state: State) -> dict[str, TensorReport]:
         """Per tensor: q and the counts of clipped and encoded elements.
 
@@ -198,7 +195,7 @@ class Fp8Ratio(Codec):
         on the ranks that made it.
         """
         return {name: TensorReport(
-            self.quantile_of(state, name),
+            state.numbers.get('q', {}).get(name, 0.0),
             int(state.numbers['clipped'][name]), int(encoded))
             for name, encoded in state.numbers.get('encoded', {}).items()}
 
@@ -208,14 +205,9 @@ class Fp8Ratio(Codec):
         # A tensor that is not in every update has a period of its own, and
         # one that has shown nothing but zeros has no q yet.  Ages and q are
         # the same on all ranks, so all ranks agree about who is due.
-        known, ages = (state.numbers.get(kind, {}) for kind in ('q', 'age'))
+        known, ages = state.numbers.get('q', {}), state.numbers.get('age', {})
         return [index for index, name in enumerate(tensors.names)
                 if name not in known or ages[name] >= self.period]
-
-    def _scale(self, state: State, name: str) -> float:
-        # Without a q the tensor is zero on all ranks: any scale will do.
-        q = self.quantile_of(state, name) or formats.MAX
-        return formats.MAX / (q * self.headroom)
 
     def _seeds(self, state: State) -> Any:
         """The seed of a tensor at a site; None: nothing is random."""

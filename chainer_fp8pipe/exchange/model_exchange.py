@@ -206,16 +206,22 @@ class ModelExchange:
                            for number, names in enumerate(self.buckets)
                            for name in names}
 
-    def choose_order(self, usual: list[float], defers: bool) -> None:
-        """Chooses the order of slices.
+    def choose_order(self, means: list[float], is_first: bool, defers: bool
+                     ) -> None:
+        """Chooses the order of slices, by the means of all ranks' times.
 
         Args:
-            usual: When each gradient is final, in the order of their names,
-                the same on all ranks: seconds after the first one; infinity
-                for what was never final.
+            means: When each gradient is final, in the order of their names:
+                seconds after the first one, infinity for what was never
+                final; and then how long all buckets together travel.
+            is_first: No order has been chosen before; later ones are chosen
+                only where all gradients were final.
             defers: The next forward pass waits for each bucket by itself.
         """
         assert self.queue is not None
+        *usual, self.seconds = means
+        if not is_first and math.inf in usual:
+            return
         times = dict(zip(sorted(self.sizes), usual, strict=True))
         if not defers:
             self.slices = send_order(self.buckets, times)
@@ -481,13 +487,6 @@ class ModelExchange:
         self._passes.averaged()
         self.update.thaw()
         self.update = Update()
-
-    def take_times(self, means: list[float], is_first: bool, defers: bool
-                   ) -> None:
-        """Chooses the order by the means of all ranks' times."""
-        *usual, self.seconds = means
-        if is_first or all(map(math.isfinite, usual)):
-            self.choose_order(usual, defers)
 
     def release(self) -> None:
         """Gives up the memory of the wires."""

@@ -530,8 +530,8 @@ class Reducer:
         found = numpy.array([*exchange.times.usual(sorted(exchange.sizes)),
                              exchange.seconds])
         self._lockstep.allreduce(found, MPI.SUM)
-        exchange.take_times((found / self._lockstep.comm.size).tolist(),
-                            is_first, self._defers)
+        exchange.choose_order((found / self._lockstep.comm.size).tolist(),
+                              is_first, self._defers)
 
     # --- turns ---------------------------------------------------------------
 

@@ -16,13 +16,12 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
 
-from ..report.clocks import RoundTrip, best_trip
 from .waiting import wait_until
 
 _TAG, _SMALL, _LARGE = 7, 64, 1 << 19       # bytes of a message
@@ -32,6 +31,41 @@ _FEWEST, _MOST, _GOOD = 16, 100, 100e-6
 #: Long messages: at least and at most, and seconds after which there are
 #: enough.
 _LEAST_LONG, _MOST_LONG, _LONG_ENOUGH, _TOO_LONG = 3, 16, 0.025, 0.1
+
+
+class RoundTrip(NamedTuple):
+    """A question for the time and its answer.
+
+    The answer was true at some moment between question and answer; if half
+    of the round trip has passed until then, the clocks differ by what the
+    two show.  They differ by that to half of the round trip at most, however
+    unequal the two ways are (Cristian, "Probabilistic clock
+    synchronization", 1989).
+
+    Attributes:
+        asked: When the question left, by the clock of who asks.
+        answered: What the other clock showed.
+        received: When the answer came, by the clock of who asks.
+    """
+
+    asked: float
+    answered: float
+    received: float
+
+    @property
+    def offset(self) -> float:
+        """Seconds that the other clock is ahead."""
+        return self.answered - (self.asked + self.received) / 2
+
+    @property
+    def error(self) -> float:
+        """The offset is right to so many seconds."""
+        return (self.received - self.asked) / 2
+
+
+def best_trip(trips: Iterable[RoundTrip]) -> RoundTrip:
+    """The shortest of round trips, which bounds the offset best."""
+    return min(trips, key=lambda trip: trip.error)
 
 
 class PairSpeed(NamedTuple):

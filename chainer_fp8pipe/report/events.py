@@ -1,15 +1,30 @@
-"""What the ranks do when, measured or simulated."""
+"""What the ranks do when, measured or simulated, and what they wait for."""
+# Events are the one form in which times of ranks pass from those who measure
+# (stream.py) or simulate them to those who show them: pictures, Chrome traces,
+# pages of reports.
+#
+# What a rank waited for is no guess but follows from events.  A message cannot
+# be received before it begins to be sent, and an exchange cannot end before
+# its last rank has come to it.  So a receive waits until its send begins, and
+# an exchange until the last rank begins its own.  Messages have no numbers
+# here: a receive finds its send by what passed the same boundary between
+# chunks, for the same micro-batch, in the same direction, in the order of
+# time; the direction is told by the pass that was computed before a send or
+# after a receive.  Ranks that compute the same chunks are replicas, which
+# exchange with each other, the n-th exchange of one with the n-th of another.
+# Where that does not hold, as with exchanges that go on beside the backward
+# pass, nothing is said.
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import bisect
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 #: Names of the events in which a rank computes.
 COMPUTATION = ('forward', 'recompute', 'backward', 'backward_weight',
                'update')
-
-#: Names of the events in which a rank is busy with messages.
-COMMUNICATION = ('send', 'receive', 'exchange', 'encode', 'decode')
 
 #: Name of the events in which a rank does nothing but wait.
 WAITING = 'wait'
@@ -17,9 +32,6 @@ WAITING = 'wait'
 #: Lanes of what goes on beside a rank's main thread: the thread that
 #: exchanges gradients, and buckets on their way.
 EXCHANGE, BUCKETS = LANES = 'exchange thread', 'buckets'
-
-#: Events that a Chrome trace has at most, unless told otherwise.
-MOST_IN_TRACE = 100_000
 
 #: Micro-batch, boundary, whether an activation -> rank -> events.
 _Messages = dict[tuple[int | None, int, bool], dict[int, list['Event']]]
@@ -33,8 +45,9 @@ class Event(NamedTuple):
 
     Attributes:
         rank: The rank.
-        name: One of :data:`COMPUTATION` or :data:`COMMUNICATION`,
-            :data:`WAITING`, ``'bucket'`` (a bucket of gradients travels) or
+        name: One of :data:`COMPUTATION`, :data:`WAITING`, ``'send'``,
+            ``'receive'``, ``'exchange'``, ``'encode'``, ``'decode'``,
+            ``'input'``, ``'bucket'`` (a bucket of gradients travels) or
             ``'compression'`` (a codec's state).  ``backward_weight`` is the
             weight half of a backward pass where that runs on its own,
             ``backward`` then the input half.
@@ -86,72 +99,124 @@ def idle_share(events: Iterable[Event]) -> float:
     return max(0.0, 1.0 - busy / (span * ranks)) if span else 0.0
 
 
-def part_waits(events: Iterable[Event]) -> list[Event]:
-    """Cuts each ``'receive'`` in two where its message began to be sent.
+def explain_waits(events: Iterable[Event]) -> list[Event]:
+    """Parts waiting from work, and says what was waited for.
 
-    What was measured as a receive is mostly waiting for another rank that
-    computes.  It becomes ``'wait'`` until that rank starts its ``'send'``,
-    and ``'receive'`` from then on.  A receive whose send is not among the
-    events stays as it is.
-
-    Args:
-        events: Measured, in any order.
-
-    Returns:
-        The events by their start.
-    """
-    events = sorted(events, key=lambda event: (event.start, event.end))
-    return split_waits(events, {receive: send.start for receive, send
-                           in sends_of(events).items()})
-
-
-def split_waits(events: Iterable[Event], until: Mapping[Event, float],
-           waiting: Callable[[Event, float], Event] | None = None
-           ) -> list[Event]:
-    """Cuts events into a ``'wait'`` and what follows.
+    A ``'receive'`` becomes ``'wait'`` until its message began to be sent.  Of
+    an ``'exchange'`` the time until the last rank has come to it becomes
+    ``'wait'``.  What is not known to wait stays as it is: receives whose send
+    is not among the events, exchanges that ranks do not make in one order or
+    that an update need not wait for.
 
     Args:
-        events: In any order.
-        until: For some of the events, until when they wait.
-        waiting: Gives the wait of an event until a time; None: the event's
-            own fields with another name.
+        events: Of all ranks, on one clock, in any order.
 
     Returns:
-        The events by their start.
+        The events by their start.  ``about`` of a wait says in words what
+        was waited for, such as ``'rank 2: backward'``, and ``values`` has the
+        rank's number as ``'rank'``.
     """
+    events = sorted(events, key=_times)
+    causes = {**_sends(events), **_last_to_come(events)}
+    busy: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if not event.lane and event.end > event.start:
+            busy[event.rank].append(event)
     parts: list[Event] = []
     for event in events:
-        cut = until.get(event, event.start)
-        if cut <= event.start:          # as of most events
+        cause = causes.get(event, event)
+        cut = min(cause.start, event.end)
+        if cut <= event.start:
             parts.append(event)
             continue
-        cut = min(cut, event.end)
-        if cut > event.start:
-            parts.append(waiting(event, cut) if waiting else
-                         event._replace(name=WAITING, end=cut))
-        if cut < event.end or cut == event.start:
+        parts.append(event._replace(
+            name=WAITING, end=cut, bytes=0, values=(
+                ('rank', float(cause.rank)),),
+            about=f'rank {cause.rank}: '
+            f'{_most(busy[cause.rank], event.start, cut)}'))
+        if cut < event.end:
             parts.append(event._replace(start=cut))
-    return sorted(parts, key=lambda event: (event.start, event.end))
+    return sorted(parts, key=_times)
 
 
-def chrome_trace(events: Iterable[Event], most: int = MOST_IN_TRACE
-                 ) -> dict[str, Any]:
+def _times(event: Event) -> tuple[float, float]:
+    return event.start, event.end
+
+
+def _most(events: list[Event], start: float, end: float) -> str:
+    """What took most of the time from ``start`` to ``end``."""
+    seconds: dict[str, float] = defaultdict(float)
+    longest = max((event.end - event.start for event in events), default=0.0)
+    first = bisect.bisect_left(events, start - longest,
+                               key=lambda event: event.start)
+    for event in itertools.islice(events, first, None):
+        if event.start >= end:
+            break
+        number = ('' if event.micro_batch is None
+                  else f' of micro-batch {event.micro_batch}')
+        seconds[event.name + number] += max(
+            0.0, min(event.end, end) - max(event.start, start))
+    known = max(seconds, key=lambda name: seconds[name], default='')
+    if not known or end - start - sum(seconds.values()) > seconds[known]:
+        return 'nothing that was recorded'
+    return known
+
+
+def _last_to_come(events: list[Event]) -> dict[Event, Event]:
+    """For each exchange that of the last rank, without which none can end.
+
+    Ranks that compute the same chunks exchange with each other.
+    """
+    chunks: dict[int, set[int | None]] = defaultdict(set)
+    exchanges: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.name in COMPUTATION:
+            chunks[event.rank].add(event.chunk)
+        elif event.name == 'exchange' and not event.lane:
+            exchanges[event.rank].append(event)
+    groups: dict[frozenset[int | None], list[list[Event]]] = defaultdict(list)
+    for rank, found in exchanges.items():
+        groups[frozenset(chunks[rank] - {None})].append(found)
+    last: dict[Event, Event] = {}
+    for group in groups.values():
+        if len({len(found) for found in group}) == 1:
+            for same in zip(*group, strict=True):
+                cause = max(same, key=lambda event: event.start)
+                if cause.start <= min(event.end for event in same):
+                    last.update(dict.fromkeys(same, cause))
+    return last
+
+
+def _sends(events: list[Event]) -> dict[Event, Event]:
+    """For each ``'receive'`` the ``'send'`` of its message, if known."""
+    sends = _messages(events, 'send')
+    sent: dict[Event, Event] = {}
+    for message, receivers in _messages(events[::-1], 'receive').items():
+        senders = sends.get(message, {})
+        if len(senders) != len(receivers):
+            continue
+        # Replicas of a stage are in the order of those of its neighbour.
+        for source, target in zip(sorted(senders), sorted(receivers),
+                                  strict=True):
+            sent.update(zip(receivers[target][::-1], senders[source],
+                            strict=False))
+    return sent
+
+
+def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     """The events as Chrome trace: a row per rank, and one per lane beside.
 
     Write it with :func:`json.dump` and open it at ``chrome://tracing`` or in
     Perfetto.  Buckets that travel at the same time have rows of their own.
 
     Args:
-        events: In any order; receives are parted by :func:`part_waits`.
-        most: Events that are written at most: the first updates that have
-            no more, and one at least.  Some 20 MB, which viewers open.
+        events: In any order; waits are parted by :func:`explain_waits`.
 
     Returns:
         The "JSON object format" of the Trace Event Format: times in
-        microseconds from the first event on, rounded to nanoseconds.  Its
-        ``otherData`` says which updates were left out, if any.
+        microseconds from the first event on, rounded to nanoseconds.
     """
-    events, left_out = _whole_updates(part_waits(events), most)
+    events = explain_waits(events)
     origin = events[0].start if events else 0.0
     rows: list[dict[str, Any]] = [
         {'ph': 'M', 'pid': 0, 'name': 'process_name',
@@ -170,37 +235,14 @@ def chrome_trace(events: Iterable[Event], most: int = MOST_IN_TRACE
                   'name': 'thread_sort_index', 'args': {'sort_index': order}}]
     return {'traceEvents': rows + [_row(event, origin, numbers[place])
                                    for event, place in placed],
-            'displayTimeUnit': 'ms',
-            **({'otherData': {'left out': left_out}} if left_out else {})}
-
-
-def _whole_updates(events: list[Event], most: int
-                   ) -> tuple[list[Event], str]:
-    """Events of the first updates, and what is left out, in words."""
-    updates: dict[int | None, int] = {}
-    for event in events:
-        updates[event.iteration] = updates.get(event.iteration, 0) + 1
-    kept: set[int | None] = set()
-    count = 0
-    for iteration, size in updates.items():
-        if kept and count + size > most:
-            break
-        kept.add(iteration)
-        count += size
-    if len(kept) == len(updates):
-        return events, ''
-    gone = ', '.join(str(iteration) for iteration in updates
-                     if iteration not in kept)
-    return ([event for event in events if event.iteration in kept],
-            f'{len(events) - count} events of updates {gone}: there are '
-            f'{most} at most')
+            'displayTimeUnit': 'ms'}
 
 
 def in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
     """Gives each bucket the first row that no other one is in meanwhile."""
     found: list[tuple[Event, _Place]] = []
     ends: dict[int, list[float]] = {}       # by rank, of the rows' last ones
-    for event in sorted(events, key=lambda event: (event.start, event.end)):
+    for event in sorted(events, key=_times):
         row = 0
         if event.lane == BUCKETS:
             rows = ends.setdefault(event.rank, [])
@@ -210,27 +252,6 @@ def in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
         found.append((event, (
             event.rank, ('', *LANES).index(event.lane), row)))
     return found
-
-
-def sends_of(events: list[Event]) -> dict[Event, Event]:
-    """For each ``'receive'`` the ``'send'`` of its message, if known.
-
-    Args:
-        events: By their start.
-    """
-    sends = _messages(events, 'send')
-    sent: dict[Event, Event] = {}
-    for message, receivers in _messages(events[::-1], 'receive').items():
-        senders = sends.get(message, {})
-        if len(senders) != len(receivers):
-            continue
-        # Replicas of a stage are in the order of those of its neighbour.
-        for source, target in zip(sorted(senders), sorted(receivers),
-                                  strict=True):
-            for send, receive in zip(
-                    senders[source], receivers[target][::-1], strict=False):
-                sent[receive] = send
-    return sent
 
 
 def _messages(events: list[Event], name: str) -> _Messages:

@@ -4,17 +4,15 @@
 const DARK = matchMedia('(prefers-color-scheme: dark)');
 const AXES = {iteration: 'updates', epoch: 'epochs',
               seconds: 'seconds of training'};
-const plots = new Map();      // by name of the figure
+const plots = new Map();        // by name of the figure
 const choices = new Map();
 
 function colourPlot(plot) {
-  const text = DARK.matches ? '#e0e0e0' : '#1c1c1c';
-  const line = DARK.matches ? '#3a3e44' : '#d8d8d8';
+  const [text, line] = DARK.matches ? ['#e0e0e0', '#3a3e44']
+                                    : ['#1c1c1c', '#d8d8d8'];
   for (const axis of [...plot.left, ...plot.below]) {
     axis.setv({axis_label_text_color: text, major_label_text_color: text,
-               axis_line_color: line, major_tick_line_color: line,
-               minor_tick_line_color: null,
-               axis_label_text_font_style: 'normal'});
+               axis_line_color: line, major_tick_line_color: line});
   }
   for (const grid of plot.center) {
     if ('grid_line_color' in grid) grid.grid_line_color = line;
@@ -23,11 +21,12 @@ function colourPlot(plot) {
 
 // Shows another of a figure's choices, such as another update.
 function choose(name, number) {
-  const plot = plots.get(name), {columns, span} = choices.get(name)[number];
+  const plot = plots.get(name), columns = choices.get(name)[number];
+  const end = columns.right.reduce((a, b) => Math.max(a, b), 0);
   plot.renderers[0].data_source.data = columns;
   // Within the bounds of the update before, the range could not grow.
-  plot.x_range.bounds = [0, span];
-  plot.x_range.setv({start: 0, end: span, reset_start: 0, reset_end: span});
+  plot.x_range.bounds = [0, end];
+  plot.x_range.setv({start: 0, end, reset_start: 0, reset_end: end});
   for (const one of document.querySelectorAll(`[data-of="${name}"]`)) {
     one.hidden = one.dataset.number !== String(number);
   }
@@ -35,28 +34,30 @@ function choose(name, number) {
 
 function chooseAxis(column) {
   for (const plot of plots.values()) {
-    for (const renderer of plot.renderers) {
-      if (renderer.data_source?.data.iteration === undefined) continue;
-      renderer.glyph.x = {field: column};
+    for (const {data_source: source, glyph} of plot.renderers) {
+      if (!source.data.epoch) continue;
+      glyph['xs' in glyph ? 'xs' : 'x'] = {field: column};
       plot.below[0].axis_label = AXES[column];
-    }
-    for (const span of plot.center) {
-      if (span.name === 'start') span.location = span.tags[0][column];
+      for (const span of plot.center) {
+        if (span.name === 'start') span.location = span.tags[0][column];
+      }
     }
   }
 }
 
 function toggleLine(button) {
+  const {figure, line} = button.dataset;
   const shown = button.getAttribute('aria-pressed') !== 'true';
   button.setAttribute('aria-pressed', String(shown));
-  for (const renderer of plots.get(button.dataset.figure).renderers) {
-    if (renderer.name === button.dataset.line) renderer.visible = shown;
+  for (const {data_source: source, view} of plots.get(figure).renderers) {
+    view.filter.booleans = view.filter.booleans.map((before, place) =>
+        source.data.title[place] === line ? shown : before);
   }
 }
 
 async function drawPage() {
   const data = JSON.parse(document.getElementById('data').textContent);
-  for (const {name, item, shown} of data.figures) {
+  for (const {name, item, shown} of data) {
     const views = await Bokeh.embed.embed_item(item, name);
     plots.set(name, views.roots[0].model);
     colourPlot(plots.get(name));

@@ -1,10 +1,24 @@
 """One HTML page about runs, which opens from disk without a network."""
 # A page is a list of sections.  Each answers a question that one has about a
-# run, first in a sentence or a table, then in figures (figures.py) whose
-# numbers follow in tables.  Text is plain here; the template, page.html,
-# escapes it.  Bokeh, the page's script and its data stand in the file, and a
-# content security policy names the scripts by their hashes and allows nothing
-# else, so that no name of a run, a parameter or a host becomes a script.
+# run, first in a sentence or a table, then in figures whose numbers follow in
+# tables, for screen readers and for those without JavaScript.  Text is plain
+# here; the template, page.html, escapes it.  Bokeh, the page's script and its
+# data stand in the file, and a content security policy names the scripts by
+# their hashes and allows nothing else, so that no name of a run, a parameter
+# or a host becomes a script.
+#
+# There are two kinds of figures: lines over updates, and boxes (bars, squares
+# of links, timelines).  Each is one or two glyphs of Bokeh's with a column per
+# property, so that a hundred tensors, or ten thousand events, are no more
+# objects than one.  Bokeh draws, zooms, moves and tells what is under the
+# pointer; the page's own script hides lines and swaps what is shown.  An
+# earlier page drew its timeline itself, which took 700 lines to merge boxes
+# smaller than a pixel.  A page holds fewer events in place of that.
+#
+# Canvas, and not WebGL: browsers give a page some sixteen contexts of it.
+# Colours of lines are told apart by the colour-blind, on white and on black
+# (Okabe and Ito 2008, without black and yellow); the script colours axes, as
+# the browser is dark or light.
 from __future__ import annotations
 
 import base64
@@ -16,55 +30,119 @@ import pathlib
 import shlex
 import string
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import numpy
 
-from .atomic_write import written_whole
-from .diagnosis import INPUT_SHARE, diagnose, explain_waits, link_share
-from .events import Event
-from .figures import (
-    LINE_COLOURS,
-    MOST_ROWS,
-    Drawing,
-    Points,
-    Table,
-    curves,
-    line_bundle,
-    link_square,
-    paired_bars,
-    phase_bars,
-    quartile_bars,
-    timelines,
-)
+from .diagnosis import INPUT_SHARE, diagnose
+from .events import LANES, WAITING, Event, explain_waits, in_rows
 from .quantities import number, seconds, share, size
 from .record import (
-    FIRST,
     PHASES,
-    REGULAR,
-    SLOW,
-    PlannedStep,
+    PIPELINE,
+    ClockReading,
     RankInterval,
     RecordedUpdate,
     RunRecord,
     RunStart,
-    SentBytes,
     TensorHealth,
+    written_whole,
 )
+from .timeline import Look, look_of_name, looks_of
 
 #: A page holds the timelines of so many updates, and of so many events;
 #: further updates are left out.
 _MOST_UPDATES, MOST_EVENTS = 12, 60_000
+#: A table has at most so many rows, a line so many points, a figure so many
+#: tensors.
+_MOST_ROWS, _MOST_POINTS, _MOST_TENSORS = 200, 4000, 100
+#: Lines with more points have a smooth line before the pale one.
+_MANY_POINTS = 60
 
-#: Figures show so many tensors, the largest.
-_MOST_TENSORS = 100
+LINE_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00',
+                '#56b4e9', '#8c8c8c')
+_GREY = '#8c8c8c'
+
+#: Bokeh reads text that begins so as mathematics, for which it would load a
+#: script; the zero-width space keeps it from that.
+_MATHEMATICS, _SPACE = ('$$', '\\[', '\\('), '\u200b'
+
+#: Properties of boxes.
+_COLUMNS = ('left', 'right', 'top', 'bottom', 'colour', 'what', 'alpha',
+            'hatch')
+
+#: Where a rank's row has its lanes: from the middle down, and how high.
+_WHOLE, _LANES = (-0.4, 0.8), ((-0.45, 0.56), (0.13, 0.12), (0.27, 0.18))
+
+#: Values that this package reports, which have a unit.
+_UNITS = {'bytes': 'bytes per update', 'encode': 'ms per update',
+          'exchange': 'ms per update', 'decode': 'ms per update',
+          'step_time': 's', 'predicted_step_time': 's'}
+
+#: By part, as plans name them, the phases that it is made of.
+PHASES_OF_PARTS = {
+    'forward and backward': ('forward', 'recompute', 'backward',
+                             'backward_weight'),
+    'waiting for stages': ('send', 'receive'),
+    'exchange': ('encode', 'exchange', 'decode'),
+    'update': ('update',),
+    'other': ('input', 'other', 'between')}
 
 _HERE = pathlib.Path(__file__).parent
 
 #: By the letter that stands for each; '' for a single one.
 _Runs = dict[str, RunRecord]
+#: Update, value; of curves also epoch and seconds.
+_Points = Sequence[tuple[float, ...]]
+
+
+class Table(NamedTuple):
+    """Rows of text under the header's; evenly chosen ones if they are many."""
+
+    header: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    title: str = ''
+
+    def shown(self) -> Sequence[tuple[str, ...]]:
+        """The rows that a page has."""
+        if len(self.rows) <= _MOST_ROWS:
+            return self.rows
+        step = (len(self.rows) - 1) / (_MOST_ROWS - 1)
+        return [self.rows[round(step * row)] for row in range(_MOST_ROWS)]
+
+
+@dataclass
+class Drawing:
+    """A figure with what belongs to it.
+
+    Attributes:
+        title: Above it.
+        plot: Bokeh's figure.
+        tables: What it shows in numbers, for each of its choices.
+        legend: Label, colour, and whether it is dashed.
+        hides: Whether a click on the legend hides a line.
+        choices: What it can show is called so.
+        shown: For each choice, the columns of the figure's boxes.
+        has_axes: Whether one can choose what it is drawn against.
+        wide: Whether it has the page's whole width.
+        has_lines: Whether it shows lines, not boxes.
+        name: On the page.
+    """
+
+    title: str
+    plot: Any
+    tables: Sequence[Sequence[Table]]
+    legend: Sequence[tuple[str, str, bool]] = ()
+    hides: bool = False
+    choices: Sequence[str] = ()
+    shown: Sequence[Mapping[str, Any]] = ()
+    has_axes: bool = False
+    wide: bool = False
+    has_lines: bool = False
+    name: str = ''
 
 
 @dataclass
@@ -107,13 +185,6 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
         raise ValueError('a report is about 1 to '
                          f'{len(string.ascii_uppercase)} runs, not '
                          f'{len(records)}')
-    text = page_text(records)
-    with written_whole(path) as file:
-        file.write(text)
-
-
-def page_text(records: Sequence[RunRecord]) -> str:
-    """The page as text; see :func:`write_page`."""
     try:
         from bokeh.embed import json_item
         from bokeh.resources import Resources
@@ -129,13 +200,13 @@ def page_text(records: Sequence[RunRecord]) -> str:
         _compression, _memory, _input, _starts, _settings)]
     drawings = [drawing for section in sections
                 for drawing in section.drawings]
-    names = {id(drawing): f'figure-{place}'
-             for place, drawing in enumerate(drawings)}
+    for place, drawing in enumerate(drawings):
+        drawing.name = f'figure-{place}'
     # In a script element, no "<" may stand that could end it.
-    data = json.dumps({'figures': [
-        {'name': names[id(drawing)],
-         'item': json_item(drawing.model), 'shown': drawing.shown}
-        for drawing in drawings]}).replace('<', '\\u003c')
+    data = json.dumps([
+        {'name': drawing.name, 'item': json_item(drawing.plot),
+         'shown': drawing.shown} for drawing in drawings]
+        ).replace('<', '\\u003c')
     # The library without widgets and tables, which the page does not have.
     scripts = [*Resources('inline', components=['bokeh'],
                           minified=True).js_raw,
@@ -143,13 +214,240 @@ def page_text(records: Sequence[RunRecord]) -> str:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=StrictUndefined)
-    return environment.get_template('page.html').render(
+    text = environment.get_template('page.html').render(
         runs=runs, sections=sections, scripts=scripts, data=data,
-        name_of=lambda drawing: names[id(drawing)],
-        hashes=[f"'sha256-{base64.b64encode(digest).decode()}'"
-                for digest in (hashlib.sha256(script.encode()).digest()
-                               for script in scripts)])
+        hashes=[base64.b64encode(hashlib.sha256(
+            script.encode()).digest()).decode() for script in scripts])
+    with written_whole(path) as file:
+        file.write(text)
 
+
+# --- figures -----------------------------------------------------------------
+
+def _figure(x_label: str, y_label: str, height: int, tools: str,
+            **options: Any) -> Any:
+    """Without grounds, as wide as there is room; ``height`` in pixels."""
+    from bokeh.models import BasicTickFormatter
+    from bokeh.plotting import figure
+    plot = figure(height=height, sizing_mode='stretch_width', tools=tools,
+                  x_axis_label=x_label, y_axis_label=y_label or None,
+                  background_fill_color=None, border_fill_color=None,
+                  outline_line_color=None, min_border_right=12,
+                  output_backend='canvas', **options)
+    plot.toolbar.logo = None
+    plot.toolbar.autohide = True
+    plot.axis.axis_label_text_font_style = 'normal'
+    plot.axis.minor_tick_line_color = None
+    for axis in plot.axis:
+        if isinstance(axis.formatter, BasicTickFormatter):
+            axis.formatter.update(power_limit_low=-3, power_limit_high=6)
+    return plot
+
+
+def _tell(plot: Any, renderer: Any, *tooltips: tuple[str, str],
+          **options: Any) -> None:
+    """Says what is under the pointer."""
+    from bokeh.models import HoverTool
+    plot.add_tools(HoverTool(renderers=[renderer], visible=False,
+                             tooltips=[*tooltips], **options))
+
+
+def _lines(title: str, unit: str, lines: Mapping[str, _Points],
+           went_on: Sequence[Mapping[str, float]] = (),
+           styles: Mapping[str, tuple[str, bool]] | None = None) -> Drawing:
+    """Lines against updates; curves also against epochs or time.
+
+    The axis is logarithmic if all values are above 0 and some are 20 times as
+    large as others.
+
+    Args:
+        title: Of the figure.
+        unit: Of the values.
+        lines: By name, its points.
+        went_on: Where runs were started again, by column.
+        styles: By name, the colour, and whether the line is dashed.
+    """
+    from bokeh.models import Span
+    from bokeh.palettes import viridis
+    few = len(lines) <= len(LINE_COLOURS)
+    if styles is None:
+        palette = LINE_COLOURS if few else viridis(len(lines))
+        styles = {name: (colour, False) for name, colour in zip(
+            lines, palette, strict=False)}
+    arrays = {name: numpy.array(points, float)
+              for name, points in lines.items()}
+    columns = [*('iteration', 'value', 'epoch', 'seconds')[
+        :next(iter(arrays.values())).shape[1]]]
+    values = numpy.concatenate([array[:, 1] for array in arrays.values()])
+    values = values[numpy.isfinite(values)]
+    is_log = len(values) and 0 < 20 * values.min() < values.max()
+    plot = _figure('updates', unit, 300, 'xpan,xbox_zoom,reset,save',
+                   y_axis_type='log' if is_log else 'linear')
+    _draw_lines(plot, columns, arrays, styles, 1.0 if few else 0.6)
+    for place in went_on:       # the script moves it when the axis changes
+        plot.add_layout(Span(
+            location=place['iteration'], dimension='height', name='start',
+            line_dash='dotted', line_color=_GREY, tags=[dict(place)]))
+    names = [*lines]
+    ends = ([(name, *styles[name]) for name in names] if few or
+            len(set(styles.values())) <= len(LINE_COLOURS) else
+            [(names[place] + ' (colours go from first to last)' * (not place),
+              *styles[names[place]])
+             for place in (0, len(names) // 2, len(names) - 1)])
+    return Drawing(title, plot, [[Table(
+        ('line', 'update', unit or 'value', *columns[2:]),
+        [(name, f'{point[0]:.0f}', number(point[1]),
+          *(f'{one:.2f}' for one in point[2:]))
+         for name, points in lines.items() for point in points])]],
+        ends, hides=len(ends) == len(names), has_lines=True)
+
+
+def _draw_lines(plot: Any, columns: Sequence[str],
+                arrays: Mapping[str, numpy.ndarray],
+                styles: Mapping[str, tuple[str, bool]], alpha: float) -> None:
+    """Lines with dots if points are few, else pale with a smooth one."""
+    from bokeh.models import BooleanFilter, CDSView, ColumnDataSource
+    paths: dict[str, list[Any]] = defaultdict(list)
+    dots: dict[str, list[Any]] = defaultdict(list)
+
+    def shown(properties: dict[str, list[Any]]) -> dict[str, Any]:
+        # The script hides lines by this filter.
+        return {'source': ColumnDataSource(dict(properties)),
+                'view': CDSView(filter=BooleanFilter(
+                    booleans=[True] * len(properties['title'])))}
+    for name, array in arrays.items():
+        colour, is_dashed = styles[name]
+        points = _fewer(array)
+        points[~numpy.isfinite(points)] = numpy.nan
+        drawn = [(points, alpha)]
+        if len(points) > _MANY_POINTS:
+            smooth = points.copy()
+            smooth[:, 1] = _smooth(points[:, 1])
+            drawn = [(points, 0.3), (smooth, alpha)]
+        look = {'title': name, 'colour': colour, 'alpha': alpha,
+                'dash': 'dashed' if is_dashed else 'solid'}
+        for line, strength in drawn:
+            for key, value in {**look, 'alpha': strength, **dict(zip(
+                    columns, line.T.tolist(), strict=True))}.items():
+                paths[key].append(value)
+        if len(drawn) == 1:     # a line of a single point would not be seen
+            for key, value in look.items():
+                dots[key] += [value] * len(points)
+            for key, column in zip(columns, points.T.tolist(), strict=True):
+                dots[key] += column
+    lines = plot.multi_line(
+        'iteration', 'value', line_color='colour', line_alpha='alpha',
+        line_dash='dash', line_width=2, **shown(paths))
+    _tell(plot, lines, ('', '@title'), ('at', '$data_x'),
+          ('value', '$data_y'), line_policy='nearest')
+    if dots:
+        plot.scatter('iteration', 'value', size=5, color='colour',
+                     alpha='alpha', **shown(dots))
+
+
+def _fewer(points: numpy.ndarray) -> numpy.ndarray:
+    """The lowest and the highest of each part, in their order."""
+    if len(points) <= _MOST_POINTS:
+        return points.copy()
+    parts = numpy.array_split(numpy.arange(len(points)), _MOST_POINTS // 2)
+    return points[sorted({int(part[find(points[part, 1])]) for part in parts
+                          for find in (numpy.argmin, numpy.argmax)})]
+
+
+def _smooth(values: numpy.ndarray) -> numpy.ndarray:
+    """Means of a fortieth of all values around each; NaN counts for none."""
+    window = numpy.ones(max(3, len(values) // 40))
+    there = numpy.isfinite(values)
+    count = numpy.convolve(there, window, 'same')
+    whole = numpy.convolve(numpy.where(there, values, 0.0), window, 'same')
+    return numpy.where(count > 0, whole / numpy.maximum(count, 1), numpy.nan)
+
+
+def _columns(boxes: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
+    """By property, of boxes that may end with the hatch."""
+    return dict(zip(_COLUMNS, map(list, zip(*(
+        (*box, 1.0, ' ')[:len(_COLUMNS)] for box in boxes), strict=True)),
+        strict=True))
+
+
+def _boxes(title: str, x_label: str, rows: Sequence[str],
+           columns: Mapping[str, Any], tables: Sequence[Sequence[Table]],
+           legend: Sequence[tuple[str, str]], height: int,
+           x_names: Sequence[str] = (), zooms: bool = False, **options: Any
+           ) -> Drawing:
+    """Boxes in named rows, the first of which is on top.
+
+    Args:
+        title: Of the figure.
+        x_label: Of what goes to the right.
+        rows: Names; row 2 goes from 1.5 to 2.5.
+        columns: Of the boxes, see :data:`_COLUMNS`.
+        tables: For each choice.
+        legend: Labels and colours.
+        height: Of a row, in pixels.
+        x_names: Names of columns, if there are any.
+        zooms: Whether one looks at parts of it.
+        options: Of the drawing.
+    """
+    from bokeh.models import (
+        ColumnDataSource,
+        FixedTicker,
+        Range1d,
+        WheelZoomTool,
+    )
+    end = max(columns['right'])
+    x_range = (Range1d(-0.5, len(x_names) - 0.5) if x_names else
+               Range1d(0, end, bounds=(0, end)) if zooms else
+               Range1d(0, 1.05 * end or 1.0))
+    plot = _figure(x_label, '', 90 + height * len(rows),
+                   'xpan,xbox_zoom,reset' if zooms else 'reset,save',
+                   x_range=x_range, y_range=Range1d(len(rows) - 0.5, -0.5),
+                   min_border_left=64)
+    plot.ygrid.visible = False
+    # Names of rows may leave little room.
+    plot.xaxis.ticker.desired_num_ticks = 4
+    for axis, names in (plot.yaxis, rows), (plot.xaxis, x_names):
+        if names:
+            named = range(0, len(names), -(-len(names) * 14 // (
+                max(14, height) * len(names))))
+            axis.ticker = FixedTicker(ticks=[*named])
+            axis.major_label_overrides = {
+                place: _SPACE * names[place].startswith(_MATHEMATICS)
+                + names[place] for place in named}
+    if zooms:
+        # With Ctrl, as the page could not be scrolled otherwise; fingers that
+        # spread on a touch pad count as that.
+        wheel = WheelZoomTool(dimensions='width', modifiers={'ctrl': True})
+        plot.add_tools(wheel)
+        plot.toolbar.active_scroll = wheel
+    drawn = plot.quad(
+        'left', 'right', 'top', 'bottom', fill_color='colour',
+        fill_alpha='alpha', hatch_pattern='hatch', hatch_color='white',
+        line_color=None, name='boxes', source=ColumnDataSource(columns))
+    _tell(plot, drawn, ('', '@what'))
+    return Drawing(title, plot, tables, [(*one, False) for one in legend],
+                   **options)
+
+
+def _bars(title: str, unit: str, names: Sequence[str],
+          kinds: Mapping[str, Mapping[str, float]], table: Table) -> Drawing:
+    """For each name a bar of each kind, one above the other."""
+    high = 0.8 / len(kinds)
+    colours = dict(zip(kinds, LINE_COLOURS, strict=False))
+    return _boxes(title, unit, names, _columns(
+        (0.0, bars.get(name, 0.0), top, top + 0.9 * high, colours[kind],
+         f'{name}, {kind}: {number(bars.get(name, 0.0))} {unit}')
+        for place, (kind, bars) in enumerate(kinds.items())
+        for row, name in enumerate(names)
+        for top in [row - 0.4 + place * high]), [[table]],
+        [*colours.items()], 44)
+
+
+def _css(look: Look) -> str:
+    return '#' + ''.join(f'{round(255 * part):02x}' for part in look.colour)
+
+
+# --- words -------------------------------------------------------------------
 
 def _label(run: str, text: str) -> str:
     """A text about a run: its letter in front, if there are several."""
@@ -166,7 +464,36 @@ def _date(time: float) -> str:
         time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S')
 
 
-# --- what came out -----------------------------------------------------------
+def _by_rank(runs: _Runs) -> dict[str, list[RankInterval]]:
+    """The intervals of each rank of each run, by label."""
+    found: dict[str, list[RankInterval]] = {}
+    for run, record in runs.items():
+        for one in sorted(record.intervals, key=lambda one: one.rank):
+            found.setdefault(_label(run, f'rank {one.rank}'), []).append(one)
+    return found
+
+
+def _mean_phases(intervals: Sequence[RankInterval], attribute: str = 'phases'
+                 ) -> dict[str, float]:
+    """Means over all updates of intervals, by phase."""
+    count = sum(one.updates for one in intervals)
+    found: dict[str, float] = defaultdict(float)
+    for one in intervals:
+        for name, value in getattr(one, attribute).items():
+            found[name] += one.updates / count * value
+    return dict(found)
+
+
+def _went_on(runs: _Runs) -> list[dict[str, float]]:
+    """Where runs were started again."""
+    return [{'iteration': start.iteration, 'epoch': point.epoch,
+             'seconds': point.seconds} for record in runs.values()
+            for start in record.starts if start.iteration
+            for point in [point for point in record.curves
+                          if point.start == start.number][:1]]
+
+
+# --- sections ----------------------------------------------------------------
 
 def _result(runs: _Runs) -> Section:
     """What one asks first, side by side for all runs."""
@@ -197,32 +524,29 @@ def _results(record: RunRecord) -> Iterator[tuple[str, str]]:
     if record.curves:
         point = record.curves[-1]
         yield 'updates, epochs', f'{point.iteration:,}, {point.epoch:.2f}'
-    start = record.starts[-1] if record.starts else None
+    if not record.starts:
+        return
+    start = record.starts[-1]
+    ours = [one for one in record.intervals if one.start == start.number]
     steps: dict[int, float] = {}
-    for one in record.intervals:
-        if start and one.start == start.number:
-            steps[one.last] = max(one.step.median, steps.get(one.last, 0.0))
+    for one in ours:
+        steps[one.last] = max(one.step[1], steps.get(one.last, 0.0))
     if steps:
         yield 'an update (median, slowest rank)', seconds(
             median(steps.values()))
-        yield 'a rank sends in an update (gradients; to stages)', ', '.join(
-            size(fmean(getattr(one, name) for one in record.intervals
-                       if one.start == record.starts[-1].number))
-            for name in ('bytes', 'stage_bytes'))
-    if record.starts:
-        yield 'began (UTC)', _date(record.starts[0].time)
-        until = max([record.last_seen, *(end.time for end in record.ends)])
-        yield 'lasted', seconds(max(0.0, until - record.starts[0].time))
-        yield 'ranks, hosts', (f'{record.starts[-1].ranks}, '
-                               f'{len({*record.starts[-1].hosts})}')
-
-
-# --- is it learning ----------------------------------------------------------
-
-#: Values that this package reports, which have a unit.
-_UNITS = {'bytes': 'bytes per update', 'encode': 'ms per update',
-          'exchange': 'ms per update', 'decode': 'ms per update',
-          'step_time': 's', 'predicted_step_time': 's'}
+        to_stages = [one.sent.get(PIPELINE, ('', 0.0, 0.0))[1]
+                     for one in ours]
+        whole = [sum(sent for _, sent, _ in one.sent.values())
+                 for one in ours]
+        yield 'a rank sends in an update (gradients; to stages)', (
+            f'{size(fmean(whole) - fmean(to_stages))}, '
+            f'{size(fmean(to_stages))}')
+    began = record.starts[0].time
+    yield 'began (UTC)', _date(began)
+    yield 'lasted', seconds(max(0.0, *(end.time - began for end
+                                       in record.ends),
+                                record.last_seen - began))
+    yield 'ranks, hosts', f'{start.ranks}, {len({*start.hosts})}'
 
 
 def _learning(runs: _Runs) -> Section:
@@ -234,15 +558,9 @@ def _learning(runs: _Runs) -> Section:
             for name, value in point.values.items():
                 quantities.setdefault(name.rsplit('/', 1)[-1], {}).setdefault(
                     (run, name), []).append((
-                        float(point.iteration), point.epoch, point.seconds,
-                        float(value)))
+                        point.iteration, value, point.epoch, point.seconds))
     if not quantities:
         section.sentences.append('No losses or metrics were reported.')
-    went_on = [{'iteration': start.iteration, 'epoch': point.epoch,
-                'seconds': point.seconds} for record in runs.values()
-               for start in record.starts if start.iteration
-               for point in [point for point in record.curves
-                             if point.start == start.number][:1]]
     letters = [*runs]
     for quantity, found in sorted(quantities.items(), key=lambda item: (
             item[0] != 'loss', item[0] != 'accuracy', item[0] in _UNITS,
@@ -256,242 +574,353 @@ def _learning(runs: _Runs) -> Section:
                 LINE_COLOURS[turn % len(LINE_COLOURS)],
                 places.index(name) > 0 if len(runs) > 1
                 else order >= len(LINE_COLOURS))
-        lines = {_label(*key): numpy.array(points)
-                 for key, points in found.items()}
-        section.drawings.append(curves(
-            quantity, _UNITS.get(quantity, ''), lines, styles, went_on
-            )._replace(has_axes=not section.drawings))
-        bad = sum(int((~numpy.isfinite(line[:, 3])).sum())
-                  for line in lines.values())
+        drawing = _lines(quantity, _UNITS.get(quantity, ''), {
+            _label(*key): points for key, points in found.items()},
+            _went_on(runs), styles)
+        drawing.has_axes = not section.drawings
+        section.drawings.append(drawing)
+        bad = sum(not numpy.isfinite(point[1]) for points in found.values()
+                  for point in points)
         if bad:
             section.sentences.append(f'{bad} values of {quantity} are not '
                                      'finite; their lines have gaps there.')
     return section
 
 
-# --- where the time goes -----------------------------------------------------
-
 def _phases(runs: _Runs) -> Section:
     """Mean seconds of an update by phase."""
     section = Section('phases', 'Where does the time go?')
-    mine = {_label(run, f'rank {rank}'): intervals
-            for run, record in runs.items()
-            for rank, intervals in _by_rank(record.intervals).items()}
-    main = {name: mean_phases(intervals, lambda one: one.phases)
-            for name, intervals in mine.items()}
-    hidden = {name: mean_phases(intervals, lambda one: one.hidden)
-              for name, intervals in mine.items()}
-    if not main:
+    for attribute, title in (
+            ('phases', 'Mean time of an update by rank'),
+            ('hidden', 'Done beside, in the thread that exchanges')):
+        bars = {name: _mean_phases(mine, attribute)
+                for name, mine in _by_rank(runs).items()}
+        known = [*PHASES, *sorted({phase for bar in bars.values()
+                                   for phase in bar} - {*PHASES})]
+        phases = [phase for phase in known
+                  if any(bar.get(phase) for bar in bars.values())]
+        if phases:
+            section.drawings.append(_phase_bars(title, bars, phases))
+    if not section.drawings:
         section.sentences.append('No times of updates were recorded.')
-        return section
-    section.drawings.append(phase_bars(
-        'Mean time of an update by rank', main, PHASES))
-    if any(any(bar.values()) for bar in hidden.values()):
-        section.drawings.append(phase_bars(
-            'Done beside, in the thread that exchanges', hidden, PHASES))
     return section
 
 
-def _by_rank(intervals: Sequence[RankInterval]
-             ) -> dict[int, list[RankInterval]]:
-    found: dict[int, list[RankInterval]] = defaultdict(list)
-    for one in intervals:
-        found[one.rank].append(one)
-    return dict(sorted(found.items()))
+def _phase_bars(title: str, bars: Mapping[str, Mapping[str, float]],
+                phases: Sequence[str]) -> Drawing:
+    looks = {phase: look_of_name(phase) for phase in phases}
+    boxes, rows = [], []
+    for row, (name, parts) in enumerate(bars.items()):
+        left, whole, cells = 0.0, sum(parts.values()), []
+        for phase, look in looks.items():
+            value = parts.get(phase, 0.0)
+            cells.append(f'{seconds(value)} '
+                         f'({share(value / whole) if whole else "-"})')
+            boxes.append((1e3 * left, 1e3 * (left + value), row - 0.4,
+                          row + 0.4, _css(look),
+                          f'{name}: {look.label}, {cells[-1]}'))
+            left += value
+        rows.append((name, seconds(whole), *cells))
+    return _boxes(title, 'ms', [*bars], _columns(boxes), [[Table(
+        ('rank', 'all', *phases), rows)]],
+        [(look.label, _css(look)) for look in looks.values()],
+        min(max(1000 // len(bars), 13), 24), wide=True)
 
-
-def mean_phases(intervals: Sequence[RankInterval],
-                phases: Callable[[RankInterval], Mapping[str, float]]
-                ) -> dict[str, float]:
-    """Means over all updates of intervals, by phase."""
-    count = sum(one.last - one.first + 1 for one in intervals)
-    found: dict[str, float] = defaultdict(float)
-    for one in intervals:
-        for name, value in phases(one).items():
-            found[name] += (one.last - one.first + 1) / count * value
-    return dict(found)
-
-
-# --- what each rank does when ------------------------------------------------
 
 def _timeline(runs: _Runs) -> Section:
     """The timelines of chosen updates, a usual one first."""
     section = Section('timeline', 'What does each rank do when?')
-    everything = [(run, update) for run, record in runs.items()
-                  for update in record.updates]
-    usual = median([_length(update) for _, update in everything
-                    if update.events] or [0.0])
-    # The first ones allocate and connect, so that they are not like others.
-    everything.sort(key=lambda item: (
-        item[1].why == FIRST, abs(_length(item[1]) - usual)))
-    order = [*everything[:1], *(item for item in everything[1:]
-                                if item[1].why == SLOW), *everything[1:]]
+    found = {_update_name(run, update): update
+             for run, record in runs.items() for update in record.updates
+             if any(event.end > event.start for event in update.events)}
+    usual = median([*map(_length, found.values())] or [0.0])
+    order = sorted(found, key=lambda name: abs(_length(found[name]) - usual))
+    order = [*order[:1], *sorted(order[1:], key=lambda name:
+                                 not found[name].is_slow)]
     shown: dict[str, list[Event]] = {}
     room = MOST_EVENTS
-    for run, update in order:
-        if len(shown) == _MOST_UPDATES:
-            break
-        events = [event for event in explain_waits(
-            update.events, runs[run].stages(update.start))
-            if event.end > event.start]     # marks of codecs take no time
-        name = _update_name(run, update)
-        if name not in shown and events and (
-                not shown or len(events) <= room):
+    for name in order[:_MOST_UPDATES]:
+        events = [event for event in explain_waits(found[name].events)
+                  if event.end > event.start]   # marks of codecs take no time
+        if not shown or len(events) <= room:
             room -= len(events)
             shown[name] = events
-    left_out = sum(record.left_out for record in runs.values()) + len(
-        {_update_name(*item) for item in everything if item[1].events}
-        - {*shown})
     if not shown:
         section.sentences.append('No events of an update were kept.')
         return section
+    left_out = len(found) - len(shown) + sum(
+        record.left_out for record in runs.values())
     if left_out:
         section.sentences.append(f'The events of {left_out} more updates are '
                                  'left out, to keep the page small.')
     section.sentences.append(
         'Drag to move; Ctrl and the wheel, or a pinch, to zoom. The pointer '
         'on a box says what it is, and what was waited for.')
-    section.drawings.append(timelines('Timeline of all ranks', shown))
+    legend: dict[Look, str] = {}
+    columns = [_event_boxes(events, legend) for events in shown.values()]
+    ranks = 1 + max(event.rank for events in shown.values()
+                    for event in events)
+    section.drawings.append(_boxes(
+        'Timeline of all ranks', 'ms from the start of the update',
+        [f'rank {rank}' for rank in range(ranks)], columns[0],
+        [[_sums(events), _longest(events)] for events in shown.values()],
+        [(look.label, colour) for look, colour in sorted(legend.items())],
+        min(max(1000 // ranks, 14), 52), zooms=True, choices=[*shown],
+        shown=columns, wide=True))
     return section
 
 
 def _length(update: RecordedUpdate) -> float:
-    return (max((event.end for event in update.events), default=0.0)
-            - min((event.start for event in update.events), default=0.0))
+    return (max(event.end for event in update.events)
+            - min(event.start for event in update.events))
 
 
 def _update_name(run: str, update: RecordedUpdate) -> str:
-    why = {FIRST: ' (one of the first)', SLOW: ' (a slow one)',
-           REGULAR: ''}.get(update.why, '')
-    return _label(run, f'update {update.iteration}{why}') + (
-        f', start {update.start}' if update.start else '')
+    return _label(run, f'update {update.iteration}') + (
+        ' (a slow one)' if update.is_slow else '') + (
+            f', start {update.start}' if update.start else '')
 
 
-# --- which rank or link is slow ----------------------------------------------
+def _event_boxes(events: Sequence[Event], legend: dict[Look, str]
+                 ) -> dict[str, Any]:
+    """Columns of a timeline's boxes, in ms; adds to the legend."""
+    origin = min(event.start for event in events)
+    look_of, placed = looks_of(events), in_rows(events)
+    has_lanes = any(event.lane for event in events)
+    buckets: dict[int, int] = defaultdict(int)     # rows of each rank
+    for _, (rank, _, row) in placed:
+        buckets[rank] = max(buckets[rank], row + 1)
+    boxes = []
+    for event, (rank, lane, row) in placed:
+        look = look_of(event)
+        waits = event.name == WAITING
+        # Grey that is pale is seen on white and on black.
+        legend[look] = _GREY if waits else _css(look)
+        top, height = _LANES[lane] if has_lanes else _WHOLE
+        if lane == len(LANES):
+            height /= buckets[rank]
+            top += row * height
+        boxes.append((
+            round(1e3 * (event.start - origin), 4),
+            round(1e3 * (event.end - origin), 4), rank + top,
+            rank + top + 0.92 * height, legend[look],
+            _what(event, look.label), 0.3 if waits else 1.0,
+            look.hatch[:1] or ' '))
+    return _columns(boxes)
+
+
+def _what(event: Event, label: str) -> str:
+    """In words: who, what, how long, and what was waited for."""
+    who, lasted = _who(event), seconds(event.end - event.start)
+    if event.name == WAITING:
+        return f'{who} waited {lasted} for {event.about}'
+    parts = [f'{who}: {label}, {lasted}']
+    if event.micro_batch is not None:
+        parts.append(f'micro-batch {event.micro_batch}')
+    if event.bytes:
+        parts.append(size(event.bytes))
+    return ', '.join([*parts, event.about] if event.about else parts)
+
+
+def _who(event: Event) -> str:
+    return f'rank {event.rank}' + (f', {event.lane}' if event.lane else '')
+
+
+def _sums(events: Sequence[Event]) -> Table:
+    sums: dict[str, dict[Look, float]] = defaultdict(
+        lambda: defaultdict(float))
+    for event in sorted(events, key=lambda event: (
+            event.rank, ('', *LANES).index(event.lane))):
+        sums[_who(event)][look_of_name(event.name)] += event.end - event.start
+    looks = sorted({look for row in sums.values() for look in row})
+    return Table(
+        ('rank', *(look.label for look in looks)),
+        [(who, *(seconds(row.get(look, 0.0)) for look in looks))
+         for who, row in sums.items()],
+        'Time of each rank; what is inside of something else counts twice')
+
+
+def _longest(events: Sequence[Event]) -> Table:
+    origin = min(event.start for event in events)
+    found = sorted(events, key=lambda event: event.start - event.end)[:50]
+    return Table(('what', 'from'), [
+        (_what(event, look_of_name(event.name).label),
+         seconds(event.start - origin)) for event in found],
+        'The longest events')
+
 
 def _slowness(runs: _Runs) -> Section:
-    """What the diagnosis says, each rank's own work, and the links."""
+    """What the diagnosis says, each rank's own work, links, and clocks."""
     section = Section('slow', 'Which rank or link is slow?')
+    last = {name: mine[-1] for name, mine in _by_rank(runs).items()}
     section.sentences += [_said(run, finding.text)
                           for run, record in runs.items()
-                          for finding in diagnose(record)]
-    has_times = any(record.intervals for record in runs.values())
-    if not section.sentences:
-        section.sentences.append(
-            'No rank and no link stands out.' if has_times
-            else 'No times of updates were recorded.')
-    if has_times:
-        last = {_label(run, f'rank {rank}'): mine[-1]
-                for run, record in runs.items()
-                for rank, mine in _by_rank(record.intervals).items()}
-        section.drawings.append(quartile_bars(
-            "A rank's own work in an update, last interval",
-            {name: one.own[:3] for name, one in last.items()}, Table(
+                          for finding in diagnose(record)] or [
+        'No rank and no link stands out.' if last
+        else 'No times of updates were recorded.']
+    if last:
+        boxes = []
+        for row, (name, one) in enumerate(last.items()):
+            low, middle, high = (1e3 * value for value in one.own)
+            what = f'{name}: median {number(middle)} ms'
+            boxes += [(0.0, middle, row - 0.3, row + 0.3, LINE_COLOURS[5],
+                       what), (low, high, row - 0.06, row + 0.06,
+                               LINE_COLOURS[1], what)]
+        section.drawings.append(_boxes(
+            "A rank's own work in an update, last interval", 'ms', [*last],
+            _columns(boxes), [[Table(
                 ('rank', 'lower quartile', 'median', 'upper quartile',
-                 'longest', 'whole update, median'),
-                [(name, *map(seconds, (
-                    one.own.low, one.own.median, one.own.high, one.own.most,
-                    one.step.median))) for name, one in last.items()])))
+                 'whole update, median'),
+                [(name, *map(seconds, (*one.own, one.step[1])))
+                 for name, one in last.items()])]],
+            [('median', LINE_COLOURS[5]), ('quartiles', LINE_COLOURS[1])],
+            min(max(1000 // len(last), 13), 24)))
     for run, record in runs.items():
         if record.links:
             section.drawings.append(_links(run, record))
-        clocks = {(item.start, item.rank): item for item in record.clocks}
+        clocks: dict[tuple[int, int], list[ClockReading]] = defaultdict(list)
+        for reading in record.clocks:
+            clocks[reading.start, reading.rank].append(reading)
         if clocks:
             section.tables.append(Table(
                 ('start', 'rank', "ahead of rank 0's", 'right to', 'drift'),
-                [(str(start), str(rank), f'{number(item.offset)} s',
-                  seconds(item.error), seconds(item.drift))
-                 for (start, rank), item in sorted(clocks.items())],
+                [(str(start), str(rank), f'{number(mine[-1].offset)} s',
+                  seconds(mine[-1].error), seconds(_drift(mine)))
+                 for (start, rank), mine in sorted(clocks.items())],
                 _label(run, 'Clocks')))
     return section
 
 
+def _drift(readings: Sequence[ClockReading]) -> float:
+    """Seconds that the last is away from where two before have put it."""
+    if len(readings) < 2:
+        return 0.0
+    one, two, last = [readings[0], *readings][-3:]
+    rate = ((two.offset - one.offset) / (two.seconds - one.seconds)
+            if two.seconds > one.seconds else 0.0)
+    return abs(last.offset - two.offset - rate * (last.seconds - two.seconds))
+
+
 def _links(run: str, record: RunRecord) -> Drawing:
+    """A square for each pair of ranks: the darker, the slower."""
+    from bokeh.palettes import cividis
     readings = defaultdict(list)
     for link in record.links:
         readings[link.source, link.target].append(link)
     pairs = {pair: (median(link.bandwidth for link in found),
-                    median(link.latency for link in found),
-                    found[-1].is_local)
+                    median(link.latency for link in found))
              for pair, found in sorted(readings.items())}
-    slowest = sorted(pairs.items(), key=lambda item: item[1][0])[:MOST_ROWS]
-    return link_square(
-        _label(run, 'Links, each compared with those of its kind'), pairs,
-        Table(('from rank', 'to rank', 'bandwidth, median',
-               'latency, median', 'where'), [
-                   (str(source), str(target), size(bandwidth) + '/s',
-                    seconds(latency),
-                    'one host' if is_local else 'two hosts')
-                   for (source, target), (bandwidth, latency, is_local)
-                   in slowest],
-              remark='' if len(slowest) == len(pairs)
-              else f'The slowest {len(slowest)} of {len(pairs):,}.'))
+    ranks = sorted({rank for pair in pairs for rank in pair})
+    usual = median(speed for speed, _ in pairs.values())
+    # Light from the usual bandwidth on, dark at a quarter of it.
+    shades, boxes = cividis(256), []
+    for (source, target), (speed, latency) in pairs.items():
+        part = min(max((speed / usual - 0.25) / 0.75, 0.0), 1.0)
+        x, y = ranks.index(target), ranks.index(source)
+        boxes.append((x - 0.47, x + 0.47, y - 0.47, y + 0.47,
+                      shades[round(255 * part)], f'rank {source} to rank '
+                      f'{target}: {size(speed)}/s, {seconds(latency)}'))
+    names = [f'rank {rank}' for rank in ranks]
+    return _boxes(
+        _label(run, 'Links between hosts, from the rank of a row to that of '
+               'a column'), 'to', names, _columns(boxes), [[Table(
+                   ('from rank', 'to rank', 'bandwidth, median',
+                    'latency, median'),
+                   [(*map(str, pair), size(speed) + '/s', seconds(latency))
+                    for pair, (speed, latency) in sorted(
+                        pairs.items(), key=lambda item: item[1][0])])]],
+        [('as fast as usual', shades[255]), ('a quarter of that', shades[0])],
+        min(max(800 // len(ranks), 14), 40), x_names=names)
 
-
-# --- what crosses the network ------------------------------------------------
 
 def _bytes(runs: _Runs) -> Section:
-    """Bytes of an update, the share of the link, predicted and measured."""
+    """Bytes of an update, the share of a link, predicted and measured."""
     section = Section('bytes', 'What crosses the network?')
-    sent: dict[str, list[SentBytes]] = defaultdict(list)
+    found: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for run, record in runs.items():
-        for item in record.sent:
-            sent[_label(run, f'{item.codec}, {item.level}')].append(item)
-    if sent:
-        # Of some updates, so that means weigh them by their updates.
+        for one in record.intervals:
+            for level, (codec, sent, whole) in one.sent.items():
+                if sent:
+                    found[_label(run, f'{codec}, {level}')].append(
+                        (sent, whole, one.updates))
+    if found:
         means = {name: numpy.average(
-            [(item.bytes, item.uncompressed) for item in items], axis=0,
-            weights=[item.updates for item in items]).tolist()
-            for name, items in sent.items()}
-        section.drawings.append(paired_bars(
-            'Bytes that a rank sends in an update, mean', [*means],
-            {'sent': [mean[0] / 1e3 for mean in means.values()],
-             'in float32': [mean[1] / 1e3 for mean in means.values()]},
-            'kB', Table(
-                ('codec, level', 'sent', 'most of a rank', 'in float32',
-                 'of it'),
-                [(name, size(mine), size(max(
-                    item.bytes for item in sent[name])), size(whole),
-                  share(mine / whole) if whole else '-')
-                 for name, (mine, whole) in means.items()])))
+            [one[:2] for one in ours], axis=0,
+            weights=[one[2] for one in ours]).tolist()
+            for name, ours in found.items()}
+        section.drawings.append(_bars(
+            'Bytes that a rank sends in an update, mean', 'kB', [*means], {
+                kind: {name: mean[place] / 1e3
+                       for name, mean in means.items()}
+                for place, kind in enumerate(('sent', 'in float32'))},
+            Table(('codec, level', 'sent', 'most of a rank', 'in float32',
+                   'of it'),
+                  [(name, size(mine), size(max(found[name])[0]), size(whole),
+                    share(mine / whole) if whole else '-')
+                   for name, (mine, whole) in means.items()])))
     else:
         section.sentences.append('No bytes were recorded.')
     for run, record in runs.items():
-        for start in record.starts[-1:]:
-            part = link_share(record, start.number)
-            if part is not None:
-                section.sentences.append(_said(
-                    run, 'Between hosts the busiest rank sends '
-                    f'{share(part)} of what a link carries, on average.'))
-        for plan in record.plans:
-            section.drawings.append(_planned(run, plan))
-            measured = [item.bytes for item in record.intervals
-                        if item.start == plan.start]
-            if plan.bytes is not None:
-                section.sentences.append(_said(run, (
-                    f'Start {plan.start}: the plan predicts '
-                    f'{size(plan.bytes)} per rank and update') + (
-                        f'; sent were {size(fmean(measured))}, mean of all '
-                        'ranks.' if measured else '.')))
+        part = link_share(record)
+        if part is not None:
+            section.sentences.append(_said(
+                run, 'Between hosts the busiest rank sends '
+                f'{share(part)} of what a link carries, on average.'))
+        section.drawings += [_planned(run, record, start)
+                             for start in record.starts if start.planned]
     return section
 
 
-def _planned(run: str, plan: PlannedStep) -> Drawing:
-    parts = [*plan.parts, *(set(plan.measured) - set(plan.parts))]
-    kinds = {'predicted': plan.parts, 'measured': plan.measured}
+def link_share(record: RunRecord) -> float | None:
+    """Which share of its links' speed a rank's bytes between nodes need.
+
+    Args:
+        record: Of which the last start counts.
+
+    Returns:
+        Of the busiest rank; None: nothing goes between nodes, or no link
+        was measured.
+    """
+    number = record.starts[-1].number if record.starts else 0
+    speeds = [link.bandwidth for link in record.links if link.start == number]
+    newest = {one.rank: one for one in record.intervals
+              if one.start == number and 'between nodes' in one.sent}
+    if not speeds or not newest:
+        return None
+    return max(one.sent['between nodes'][1] / one.seconds
+               for one in newest.values()) / median(speeds)
+
+
+def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
+    measured = measured_parts(one for one in record.intervals
+                              if one.start == start.number)
+    kinds = {'predicted': start.planned, 'measured': measured}
+    parts = [*dict.fromkeys([*start.planned, *measured])]
     rows = [(part, *(seconds(values[part]) if part in values else '-'
                      for values in kinds.values())) for part in parts]
-    rows.append(('all', f'{seconds(plan.seconds)} ± {share(plan.spread)}',
-                 seconds(sum(plan.measured.values())) if plan.measured
-                 else '-'))
-    return paired_bars(
-        _label(run, f'Plan of start {plan.start}: {plan.description}'), parts,
-        {kind: [1e3 * values.get(part, 0.0) for part in parts]
-         for kind, values in kinds.items()}, 'ms',
+    rows.append(('all', f'{seconds(sum(start.planned.values()))} ± '
+                 f'{share(start.spread)}',
+                 seconds(sum(measured.values())) if measured else '-'))
+    return _bars(
+        _label(run, f'Plan of start {start.number}: {start.plan}'), 'ms',
+        parts, {kind: {part: 1e3 * value for part, value in values.items()}
+                for kind, values in kinds.items()},
         Table(('part of an update', *kinds), rows))
 
 
-# --- compression -------------------------------------------------------------
+def measured_parts(intervals: Iterable[RankInterval]) -> dict[str, float]:
+    """Seconds of a step by part, in the newest interval; {} without one.
+
+    Args:
+        intervals: Of all ranks in one start; the rank that takes longest
+            counts.
+    """
+    slowest = max(intervals, key=lambda one: (one.last, one.step[1]),
+                  default=None)
+    parts = {part: sum(slowest.phases.get(name, 0.0) for name in phases)
+             for part, phases in PHASES_OF_PARTS.items()} if slowest else {}
+    return {part: value for part, value in parts.items() if value}
+
 
 _VALUES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',
            'clipped': 'Share of elements that were clipped',
@@ -509,31 +938,30 @@ def _compression(runs: _Runs) -> Section:
     if not tensors:
         section.sentences.append('No state of a codec was recorded.')
         return section
+    last = {name: items[-1] for name, items in tensors.items()}
     section.sentences += _worst_tensors(
-        {name: items[-1].values for name, items in tensors.items()})
-    shown = sorted(tensors, key=lambda name: -tensors[name][-1].elements)
-    if len(shown) > _MOST_TENSORS:
+        {name: item.values for name, item in last.items()})
+    largest = sorted(last, key=lambda name: -last[name].elements)
+    if len(largest) > _MOST_TENSORS:
         section.sentences.append(
-            f'The figures show the {_MOST_TENSORS} largest of {len(shown)} '
+            f'The figures show the {_MOST_TENSORS} largest of {len(largest)} '
             'tensors.')
-    values = sorted({value for items in tensors.values() for item in items
-                     for value in item.values},
-                    key=lambda value: ([*_VALUES, value].index(value), value))
+    values = [value for value in dict.fromkeys((*_VALUES, *sorted(
+        value for item in last.values() for value in item.values)))
+        if any(value in item.values for item in last.values())]
     for value in values:
-        lines = {name: [(item.start, item.iteration, item.values[value])
+        lines = {name: [(item.iteration, item.values[value])
                         for item in tensors[name] if value in item.values]
-                 for name in shown[:_MOST_TENSORS]}
-        section.drawings.append(line_bundle(
-            _VALUES.get(value, value),
-            {name: points for name, points in lines.items() if points},
-            logarithmic=value != 'clipped'))
+                 for name in largest[:_MOST_TENSORS]}
+        section.drawings.append(_lines(_VALUES.get(value, value), '', {
+            name: points for name, points in lines.items() if points},
+            _went_on(runs)))
     section.tables.append(Table(
         ('tensor', 'elements', *values),
-        [(name, f'{tensors[name][-1].elements:,}', *(
-            number(tensors[name][-1].values[value])
-            if value in tensors[name][-1].values else '-'
-            for value in values)) for name in shown[:MOST_ROWS]],
-        'Last readings'))
+        [(name, f'{last[name].elements:,}', *(
+            number(last[name].values[value])
+            if value in last[name].values else '-' for value in values))
+         for name in largest], 'Last readings'))
     return section
 
 
@@ -557,76 +985,56 @@ def _worst_tensors(last: dict[str, Mapping[str, float]]) -> Iterator[str]:
                'up.')
 
 
-# --- ranks' memory and input -------------------------------------------------
-
 def _memory(runs: _Runs) -> Section:
     section = Section('memory', 'How much memory does each rank take?')
-    process: dict[str, Points] = {}
-    gpu: dict[str, Points] = {}
-    rows, peaks = [], {}
-    for run, record in runs.items():
-        for rank in sorted({item.rank for item in record.memory}):
-            mine = [item for item in record.memory if item.rank == rank]
-            name = _label(run, f'rank {rank}')
-            process[name] = [(item.start, item.iteration,
-                              item.resident / 1e6) for item in mine]
-            held = [item.gpu_held for item in mine
-                    if item.gpu_held is not None]
-            if held:
-                gpu[name] = [(item.start, item.iteration,
-                              (item.gpu_used or 0) / 1e6) for item in mine]
-            peaks[name] = max(item.peak for item in mine)
-            rows.append((name, size(mine[0].resident),
-                         size(mine[-1].resident), size(peaks[name]),
-                         size(max(held)) if held else '-'))
-    if not rows:
+    mine = _by_rank(runs)
+    if not mine:
         section.sentences.append('No memory was recorded.')
         return section
+    peaks = {name: max(one.peak for one in its) for name, its in mine.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     section.sentences.append(f'The most: {size(peaks[worst])}, of {worst}.')
-    section.drawings.append(line_bundle('Memory of the process', process,
-                                        unit='MB'))
-    if gpu:
-        section.drawings.append(line_bundle('Arrays on the GPU', gpu,
-                                            unit='MB'))
+    section.drawings.append(_lines('Memory of the process', 'MB', {
+        name: [(one.last, one.resident / 1e6) for one in its]
+        for name, its in mine.items()}, _went_on(runs)))
+    gpu = {name: [(one.last, one.gpu_used / 1e6) for one in its
+                  if one.gpu_used is not None] for name, its in mine.items()}
+    if any(gpu.values()):
+        section.drawings.append(_lines('Arrays on the GPU', 'MB', {
+            name: points for name, points in gpu.items() if points},
+            _went_on(runs)))
     section.tables.append(Table(
         ('rank', 'at first', 'at last', 'most', 'most held on the GPU'),
-        rows, 'By rank'))
+        [(name, size(its[0].resident), size(its[-1].resident),
+          size(peaks[name]), size(max(one.gpu_held or 0 for one in its))
+          if gpu[name] else '-') for name, its in mine.items()], 'By rank'))
     return section
 
 
 def _input(runs: _Runs) -> Section:
     section = Section('input', 'Do ranks wait for their data?')
-    lines: dict[str, Points] = {}
-    rows, parts = [], {}
-    for run, record in runs.items():
-        for rank, mine in _by_rank(record.intervals).items():
-            mean = mean_phases(mine, lambda one: {
-                **one.phases, 'step': one.step.mean})
-            if 'input' not in mean:
-                continue
-            name = _label(run, f'rank {rank}')
-            lines[name] = [(one.start, one.last,
-                            1e3 * one.phases.get('input', 0.0))
-                           for one in mine]
-            parts[name] = mean['input'] / max(mean['step'], 1e-12)
-            rows.append((name, seconds(mean['input']), share(parts[name])))
-    if not lines:
+    mine = {name: its for name, its in _by_rank(runs).items()
+            if any('input' in one.phases for one in its)}
+    if not mine:
         section.sentences.append('No times of reading batches were recorded.')
         return section
-    worst = max(rows, key=lambda row: parts[row[0]])
+    means = {name: _mean_phases(its) for name, its in mine.items()}
+    parts = {name: mean['input'] / max(sum(mean.values()), 1e-12)
+             for name, mean in means.items()}
+    worst = max(parts, key=lambda name: parts[name])
     section.sentences.append(
-        f'{"Yes" if parts[worst[0]] > INPUT_SHARE else "No"} ({worst[2]}). '
-        f'The longest on average: {worst[0]}, {worst[1]} of an update.')
-    section.drawings.append(line_bundle('Mean time for a batch', lines,
-                                        unit='ms'))
+        f'{"Yes" if parts[worst] > INPUT_SHARE else "No"} '
+        f'({share(parts[worst])}). The longest on average: {worst}, '
+        f'{seconds(means[worst]["input"])} of an update.')
+    section.drawings.append(_lines('Mean time for a batch', 'ms', {
+        name: [(one.last, 1e3 * one.phases.get('input', 0.0)) for one in its]
+        for name, its in mine.items()}, _went_on(runs)))
     section.tables.append(Table(
-        ('rank', 'waits for a batch', 'of the update'), rows,
-        'Mean of all updates'))
+        ('rank', 'waits for a batch', 'of the update'),
+        [(name, seconds(mean['input']), share(parts[name]))
+         for name, mean in means.items()], 'Mean of all updates'))
     return section
 
-
-# --- what died, and what it ran with -----------------------------------------
 
 def _starts(runs: _Runs) -> Section:
     """Starts of the job and how they ended."""

@@ -1,20 +1,42 @@
-"""The record of a run: what a report shows, as pure data.
-
-A run is what has been written into one folder: one start of a job or, where
-ranks died and a launcher started the job again, several.
-:mod:`.record_file` writes the parts of a record while the run goes on, and
-reads them.
-
-Seconds of a start count from that start, on the clock of its rank 0; a
-reader has already put the events of other ranks on that clock.
-"""
+"""The record of a run: what it is, and its file."""
+# A record is one file, report.jsonl in the result folder, with a line of JSON
+# for each of its parts: {"kind": {fields}}.  Lines are only appended, so that
+# a kill at any moment costs the line that was being written, and a job that
+# is started again goes on in the same file.  A reader trusts nothing: a line
+# that is torn, damaged, or of a kind that it does not know is left out with a
+# remark that the page shows.  Only a file that does not begin as a record is
+# an error, for it may be anything.
+#
+# Seconds of a start count from that start, on the clock of its rank 0.  Events
+# are an exception in the file: they stand on the clocks of their own ranks,
+# as later readings of clocks say more about them, and the reader puts them on
+# rank 0's.  Between two readings of a clock its offset goes along a straight
+# line; before the first and after the last it stays.
+#
+# The file is bounded by seldom writes (training/run_reports), and by a limit
+# on events: where there would be more, the older half of the updates goes, for
+# which the file is written anew, whole or not at all.
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import json
+import os
+import types
+import typing
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, TextIO
+
+import numpy
 
 from .events import Event
+
+#: Of the file in the result folder.
+RECORD = 'report.jsonl'
+_FORMAT = 1
+#: A record has so many events at most.
+MOST_EVENTS = 100_000
 
 #: Into what the time of a step goes, in the order of a picture.  The exchange
 #: includes waiting for slower ranks; ``other`` is what no section of an update
@@ -27,8 +49,11 @@ PHASES = ('input', 'forward', 'recompute', 'backward', 'backward_weight',
 #: Phases in which a rank may wait for another.
 COMMUNICATION = ('exchange', 'send', 'receive')
 
-#: Why the events of an update were kept.
-FIRST, REGULAR, SLOW = 'first', 'regular', 'slow'
+#: Lower quartile, median, upper quartile.
+Quartiles = tuple[float, float, float]
+
+#: The level of bytes that go to other stages.
+PIPELINE = 'pipeline'
 
 
 class RunStart(NamedTuple):
@@ -54,6 +79,9 @@ class RunStart(NamedTuple):
         reporting: Ranks whose data the record has; all but where only some
             were given the extension.
         origin: What the clock of rank 0 (``time.monotonic``) showed.
+        plan: What a plan has chosen, in words; '' without a plan.
+        planned: Seconds of an update that it predicts, by part.
+        spread: Relative, of their sum.
     """
 
     number: int
@@ -70,6 +98,9 @@ class RunStart(NamedTuple):
     after: str = ''
     reporting: tuple[int, ...] = ()
     origin: float = 0.0
+    plan: str = ''
+    planned: Mapping[str, float] = {}
+    spread: float = 0.0
 
 
 class RunEnd(NamedTuple):
@@ -107,24 +138,6 @@ class CurvePoint(NamedTuple):
     values: Mapping[str, float]
 
 
-class Spread(NamedTuple):
-    """How some numbers are spread.
-
-    Attributes:
-        low: The lower quartile.
-        median: The middle.
-        high: The upper quartile.
-        mean: The mean.
-        most: The largest.
-    """
-
-    low: float
-    median: float
-    high: float
-    mean: float
-    most: float
-
-
 class RankInterval(NamedTuple):
     """What a rank did in all updates between two writes of the record.
 
@@ -136,52 +149,42 @@ class RankInterval(NamedTuple):
         step: Seconds from the end of an update to the end of the next.
         own: Seconds of a step but for :data:`COMMUNICATION`, in which it
             waits for nobody.
-        phases: Mean seconds of an update by phase, see :data:`PHASES`; their
-            sum is ``step.mean``.
+        phases: Mean seconds of an update by phase, see :data:`PHASES`.
         hidden: Mean seconds of an update of what the exchange's thread did
             beside, by phase.
-        bytes: Of gradients sent in an update, the mean.
-        stage_bytes: The same of messages to other stages.
-        stage_arrays: Bytes of the arrays in these.
+        sent: By level (``'inside nodes'``, ``'between nodes'``, ``'inside
+            MPI'`` where they are not counted, ``'pipeline'`` for activations
+            and their gradients) in what they travelled, such as ``'fp8'``,
+            the mean bytes of an update, and what these would be in float32.
+        resident: Bytes of the process at the end; 0: the system does not say.
+        peak: The most bytes of the process so far.
+        gpu_used: Bytes of arrays on the GPU; None without one.
+        gpu_held: Bytes of the pool that they are in; None without one.
     """
 
     start: int
     rank: int
     first: int
     last: int
-    step: Spread
-    own: Spread
+    step: Quartiles
+    own: Quartiles
     phases: Mapping[str, float]
     hidden: Mapping[str, float] = {}
-    bytes: float = 0.0
-    stage_bytes: float = 0.0
-    stage_arrays: float = 0.0
+    sent: Mapping[str, tuple[str, float, float]] = {}
+    resident: int = 0
+    peak: int = 0
+    gpu_used: int | None = None
+    gpu_held: int | None = None
 
+    @property
+    def updates(self) -> int:
+        """How many there were."""
+        return self.last - self.first + 1
 
-class SentBytes(NamedTuple):
-    """What a rank sent in an update.
-
-    Attributes:
-        start: Number of the start.
-        rank: The rank.
-        iteration: The update.
-        codec: In what gradients travelled, such as ``'fp8'``; during a
-            warm-up ``'float32'``.
-        level: ``'inside nodes'``, ``'between nodes'``; ``'pipeline'``:
-            activations and their gradients.
-        bytes: Handed to MPI.
-        uncompressed: Bytes that the same would be in float32.
-        updates: Bytes are the means of so many updates.
-    """
-
-    start: int
-    rank: int
-    iteration: int
-    codec: str
-    level: str
-    bytes: int
-    uncompressed: int
-    updates: int = 1
+    @property
+    def seconds(self) -> float:
+        """Of an update, the mean."""
+        return sum(self.phases.values())
 
 
 class ClockReading(NamedTuple):
@@ -195,8 +198,6 @@ class ClockReading(NamedTuple):
         error: The offset is right to so many seconds: half of the shortest
             round trip of the messages that measured it; 0 for ranks that
             have rank 0's clock, as those of one host.
-        drift: Seconds that the offset was away from what the readings
-            before had let expect; 0 for the first one.
     """
 
     start: int
@@ -204,11 +205,10 @@ class ClockReading(NamedTuple):
     seconds: float
     offset: float
     error: float
-    drift: float = 0.0
 
 
 class LinkReading(NamedTuple):
-    """How fast messages went from one rank to another.
+    """How fast messages went from one host to another.
 
     Attributes:
         start: Number of the start.
@@ -217,7 +217,6 @@ class LinkReading(NamedTuple):
         target: The rank that received.
         bandwidth: Bytes per second of a long message.
         latency: Seconds of a short message.
-        is_local: Whether both ranks are on one host.
     """
 
     start: int
@@ -226,7 +225,6 @@ class LinkReading(NamedTuple):
     target: int
     bandwidth: float
     latency: float
-    is_local: bool
 
 
 class TensorHealth(NamedTuple):
@@ -250,66 +248,19 @@ class TensorHealth(NamedTuple):
     values: Mapping[str, float]
 
 
-class MemoryReading(NamedTuple):
-    """Memory of a rank, in bytes.
-
-    Attributes:
-        start: Number of the start.
-        rank: The rank.
-        iteration: After which update.
-        seconds: When.
-        resident: Of the process, now.
-        peak: Of the process, the most so far.
-        gpu_used: Of arrays on the GPU; None without one.
-        gpu_held: Of the pool that they are in; None without one.
-    """
-
-    start: int
-    rank: int
-    iteration: int
-    seconds: float
-    resident: int
-    peak: int
-    gpu_used: int | None = None
-    gpu_held: int | None = None
-
-
-class PlannedStep(NamedTuple):
-    """What a plan predicts of an update.
-
-    Attributes:
-        start: Number of the start.
-        description: The configuration that was chosen, in words.
-        seconds: Of an update.
-        spread: Relative, of these seconds.
-        parts: Seconds by name, which add up to the whole.
-        measured: The same parts as they are, of the slowest rank; {} until
-            they are known.
-        bytes: That a rank sends; None if the plan does not say.
-    """
-
-    start: int
-    description: str
-    seconds: float
-    spread: float
-    parts: Mapping[str, float]
-    measured: Mapping[str, float] = {}
-    bytes: float | None = None
-
-
 class RecordedUpdate(NamedTuple):
     """The events of one update on all ranks.
 
     Attributes:
         start: Number of the start.
         iteration: The update.
-        why: :data:`FIRST`, :data:`REGULAR` or :data:`SLOW`.
+        is_slow: Whether it was kept as one that took long.
         events: By their start, on rank 0's clock.
     """
 
     start: int
     iteration: int
-    why: str
+    is_slow: bool
     events: tuple[Event, ...]
 
 
@@ -325,12 +276,9 @@ class RunRecord:
         curves: Points of one line: where a start went on from a snapshot,
             points of earlier starts after that are left out.
         intervals: Of all ranks.
-        sent: Bytes of chosen updates, of all ranks.
         clocks: Readings of all ranks but 0.
         links: Readings of pairs of ranks.
         tensors: Readings of tensors.
-        memory: Readings of all ranks.
-        plans: At most one for each start.
         updates: Whose events were kept.
         left_out: How many updates had their events dropped again, so that
             the record stays within its limits.
@@ -343,46 +291,336 @@ class RunRecord:
     ends: list[RunEnd] = field(default_factory=list)
     curves: list[CurvePoint] = field(default_factory=list)
     intervals: list[RankInterval] = field(default_factory=list)
-    sent: list[SentBytes] = field(default_factory=list)
     clocks: list[ClockReading] = field(default_factory=list)
     links: list[LinkReading] = field(default_factory=list)
     tensors: list[TensorHealth] = field(default_factory=list)
-    memory: list[MemoryReading] = field(default_factory=list)
-    plans: list[PlannedStep] = field(default_factory=list)
     updates: list[RecordedUpdate] = field(default_factory=list)
     left_out: int = 0
     last_seen: float = 0.0
     remarks: list[str] = field(default_factory=list)
 
-    def stages(self, start: int) -> tuple[int, ...]:
-        """The pipeline stage of each rank in a start; () if there is none."""
-        return next((one.stages for one in self.starts
-                     if one.number == start), ())
+
+#: Any part of a record.
+Part = (RunStart | RunEnd | CurvePoint | RankInterval | ClockReading
+        | LinkReading | TensorHealth | RecordedUpdate)
+
+#: By what a line is called, what it is read as, and the list it goes into.
+_KINDS: dict[str, tuple[Any, str]] = {
+    'start': (RunStart, 'starts'), 'end': (RunEnd, 'ends'),
+    'point': (CurvePoint, 'curves'), 'interval': (RankInterval, 'intervals'),
+    'clock': (ClockReading, 'clocks'), 'link': (LinkReading, 'links'),
+    'tensor': (TensorHealth, 'tensors'),
+    'update': (RecordedUpdate, 'updates')}
+_NAMES = {kind: name for name, (kind, _) in _KINDS.items()}
+_HEADER = 'record of a run', {'format': _FORMAT}
 
 
-#: By part, as plans name them, the phases that it is made of.
-PHASES_OF_PARTS = {
-    'forward and backward': ('forward', 'recompute', 'backward',
-                             'backward_weight'),
-    'waiting for stages': ('send', 'receive'),
-    'exchange': ('encode', 'exchange', 'decode'),
-    'update': ('update',),
-    'other': ('input', 'other', 'between')}
+# --- writing -----------------------------------------------------------------
 
-
-def measured_parts(intervals: Iterable[RankInterval]) -> dict[str, float]:
-    """Seconds of a step by part, in the newest interval; {} without one.
+class RecordWriter:
+    """Appends to the record of a run.
 
     Args:
-        intervals: Of all ranks in one start; the rank that takes longest
-            counts.
+        folder: The result folder; it is made.
+
+    Raises:
+        OSError: The folder cannot be written.
+        ValueError: There is something else in the record's place.
+
+    Attributes:
+        starts: How many starts the record had.
     """
-    found = list(intervals)
-    if not found:
-        return {}
-    newest = max(interval.last for interval in found)
-    slowest = max((interval for interval in found if interval.last == newest),
-                  key=lambda interval: interval.step.median)
-    parts = {part: sum(slowest.phases.get(name, 0.0) for name in phases)
-             for part, phases in PHASES_OF_PARTS.items()}
-    return {part: seconds for part, seconds in parts.items() if seconds}
+
+    def __init__(self, folder: str) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self._path = os.path.join(folder, RECORD)
+        self.starts = self._events = 0
+        if not os.path.exists(self._path) or not os.path.getsize(self._path):
+            with written_whole(self._path) as file:
+                file.write(_line(*_HEADER))
+            return
+        for name, fields in _lines(self._path, []):
+            self.starts += name == 'start'
+            self._events += _count(name, fields)
+        with open(self._path, 'rb+') as whole:      # a kill may have cut it
+            whole.seek(-1, os.SEEK_END)
+            if whole.read(1) != b'\n':
+                whole.write(b'\n')
+
+    def write(self, parts: Iterable[Part], now: float) -> None:
+        """Appends parts; events are on their ranks' clocks.
+
+        Args:
+            parts: Of the record.
+            now: Seconds since 1970.
+        """
+        lines = [(_NAMES[type(part)], _fields(part)) for part in parts]
+        with open(self._path, 'a', encoding='utf-8') as file:
+            file.writelines(_line(*line) for line in (
+                *lines, ('seen', {'time': now})))
+        self._events += sum(_count(*line) for line in lines)
+        if self._events > MOST_EVENTS:
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Writes the file anew without the older half of all events."""
+        lines = [*_lines(self._path, [])]
+        gone = 0
+        with written_whole(self._path) as file:
+            file.write(_line(*_HEADER))
+            for name, fields in lines:
+                count = _count(name, fields)
+                if count and self._events > MOST_EVENTS // 2:
+                    self._events -= count
+                    gone += 1
+                else:
+                    file.write(_line(name, fields))
+            file.write(_line('left_out', {'updates': gone}))
+
+
+@contextlib.contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """A text file to write, which takes the place of ``path`` at the end.
+
+    Until then it is called ``path`` with the process and ``.partial`` behind
+    it, so that two processes can write one file; an error removes it.
+    """
+    partial = f'{os.fspath(path)}.{os.getpid()}.partial'
+    try:
+        with open(partial, 'w', encoding='utf-8') as file:
+            yield file
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(partial)
+        raise
+
+
+def _line(name: str, fields: dict[str, Any]) -> str:
+    # NaN and infinity as Python's JSON has them: losses may be both.
+    return json.dumps({name: fields}, separators=(',', ':')) + '\n'
+
+
+def _count(name: str, fields: dict[str, Any]) -> int:
+    events = fields.get('events') if name == 'update' else None
+    return len(events) if isinstance(events, list) else 0
+
+
+def _fields(part: Part) -> dict[str, Any]:
+    fields = part._asdict()
+    if isinstance(part, RecordedUpdate):
+        fields['events'] = [_row(event) for event in part.events]
+    return fields
+
+
+def _row(event: Event) -> list[Any]:
+    """Times to tenths of microseconds, and without what ends as usual."""
+    usual = [None] * 4 + [*Event._field_defaults.values()]
+    row = [event.rank, event.name, round(event.start, 7),
+           round(event.end, 7), *event._replace(iteration=None)[4:]]
+    while row[-1] == usual[len(row) - 1]:
+        row.pop()
+    return row
+
+
+# --- reading -----------------------------------------------------------------
+
+def is_record(folder: str) -> bool:
+    """Whether a folder has a record, or at least ``LogReport``'s file."""
+    return any(os.path.isfile(os.path.join(folder, name))
+               for name in (RECORD, 'log'))
+
+
+def read_record(folder: str) -> RunRecord:
+    """Reads the record of a run, also while it is written.
+
+    Args:
+        folder: A result folder; one in which there is only the file ``log``
+            of Chainer's ``LogReport`` gives curves.
+
+    Returns:
+        The record; what is damaged in its file is left out, and ``remarks``
+        say so.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: There is no record, or what is there is none; the message
+            names the file and the remedy.
+    """
+    if not os.path.isdir(folder):
+        raise ValueError(f'{folder!r} is not a folder; name the folder that '
+                         'a run has written its results to')
+    record = RunRecord(os.path.basename(os.path.abspath(folder)))
+    path, log = (os.path.join(folder, name) for name in (RECORD, 'log'))
+    if os.path.isfile(path):
+        _read(path, record)
+    elif os.path.isfile(log):
+        _read_log(log, record)
+    else:
+        raise ValueError(
+            f'{folder!r} has neither a record ({RECORD}) nor a log; add '
+            'trainer.extend(RunReport(comm)) to the training, and name the '
+            'folder that it writes to')
+    return record
+
+
+def _read(path: str, record: RunRecord) -> None:
+    for name, fields in _lines(path, record.remarks):
+        try:
+            if name == 'seen':
+                record.last_seen = max(record.last_seen,
+                                       float(fields['time']))
+            elif name == 'left_out':
+                record.left_out += int(fields['updates'])
+            elif name in _KINDS:
+                kind, place = _KINDS[name]
+                getattr(record, place).append(_part(kind, fields))
+        except (IndexError, KeyError, TypeError, ValueError) as error:
+            record.remarks.append(
+                f'A line {name!r} of {RECORD} is damaged and is left out '
+                f'({type(error).__name__}: {error}).')
+    # A later start may have gone back behind them.
+    record.curves = [point for point in record.curves if all(
+        point.iteration <= start.iteration for start in record.starts
+        if start.number > point.start)]
+    record.updates = [*_aligned(record)]
+
+
+def _lines(path: str, remarks: list[str]
+           ) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The whole lines of a file after the first; remarks on the others."""
+    with open(path, encoding='utf-8', errors='replace') as file:
+        for number, text in enumerate(file, 1):
+            try:
+                (name, fields), = json.loads(text).items()
+                if not isinstance(fields, dict):
+                    raise ValueError(name)
+            except (ValueError, AttributeError):
+                name, fields = '', {}
+            if number > 1 and name:
+                yield name, fields
+            elif number > 1 and text.strip():
+                remarks.append(
+                    f'Line {number} of {RECORD} is not whole and is left '
+                    'out; the job may have been killed while it was written.')
+            elif number == 1 and name != _HEADER[0]:
+                raise ValueError(
+                    f'{path!r} is not a record of a run: it does not begin '
+                    'as one; move it away, or choose another result folder')
+            elif number == 1 and fields != _HEADER[1]:
+                raise ValueError(
+                    f'{path!r} has format {fields.get("format")!r} and this '
+                    f'version of chainer_fp8pipe reads format {_FORMAT}; '
+                    'read it with the version that wrote it, or a newer one')
+
+
+def _part(kind: Any, fields: dict[str, Any]) -> Any:
+    """A part of a record; fields that this version does not know are left.
+
+    Raises:
+        TypeError: Fields are missing, or are of other types.
+    """
+    hints = typing.get_type_hints(kind)
+    known = {name: _tuples(value) for name, value in fields.items()
+             if name in hints}
+    if kind is RecordedUpdate:
+        known['events'] = tuple(Event(*row) for row in known['events'])
+        # They are many: one stands for all with fields of the same types.
+        for event in {tuple(map(type, event)): event
+                      for event in known['events']}.values():
+            _check(event._asdict(), typing.get_type_hints(Event))
+    _check(known, hints)
+    return kind(**known)
+
+
+def _check(fields: dict[str, Any], hints: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if not _fits(value, hints[name]):
+            raise TypeError(f'{name} is {value!r}, no {hints[name]}')
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists as tuples."""
+    if isinstance(value, dict):
+        return {name: _tuples(part) for name, part in value.items()}
+    return (tuple(map(_tuples, value)) if isinstance(value, list) else value)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is what an annotation of this module says."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return any(_fits(value, one) for one in inner)
+    if origin is tuple:
+        if inner[-1] is ...:
+            inner = inner[:1] * len(value) if isinstance(value, tuple) else ()
+        return isinstance(value, tuple) and len(value) == len(inner) and all(
+            map(_fits, value, inner))
+    if origin is not None:      # a mapping
+        return isinstance(value, dict) and all(
+            _fits(part, inner[1]) for part in value.values())
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
+def _aligned(record: RunRecord) -> Iterator[RecordedUpdate]:
+    """Updates with their events on rank 0's clock."""
+    origins = {start.number: start.origin for start in record.starts}
+    clocks: dict[tuple[int, int], list[ClockReading]] = defaultdict(list)
+    for reading in record.clocks:
+        clocks[reading.start, reading.rank].append(reading)
+    missing = {update.start for update in record.updates} - {*origins}
+    for number in sorted(missing):
+        record.remarks.append(
+            f'Events of start {number} are left out: the line about that '
+            f'start is missing in {RECORD}.')
+    for update in record.updates:
+        if update.start in missing:
+            continue
+        origin = origins[update.start]
+        begins: dict[int, float] = {}
+        for event in update.events:
+            begins[event.rank] = min(event.start, begins.get(
+                event.rank, event.start))
+        # One for a rank, as clocks do not jump.
+        shifts = {rank: origin + clock_offset(
+            clocks[update.start, rank], begin - origin)
+            for rank, begin in begins.items()}
+        yield update._replace(events=tuple(sorted((
+            event._replace(start=event.start - shifts[event.rank],
+                           end=event.end - shifts[event.rank],
+                           iteration=update.iteration)
+            for event in update.events),
+            key=lambda event: (event.start, event.end))))
+
+
+def clock_offset(readings: list[ClockReading], own: float) -> float:
+    """Seconds that a rank's clock is ahead when it shows ``own``.
+
+    Args:
+        readings: Of one rank in one start, by their time; [] for rank 0.
+        own: By the rank's clock, which counts from the start on rank 0's.
+    """
+    return float(numpy.interp(
+        own, [one.seconds + one.offset for one in readings],
+        [one.offset for one in readings])) if readings else 0.0
+
+
+def _read_log(path: str, record: RunRecord) -> None:
+    """Adds the curves of a file of ``LogReport``."""
+    try:
+        with open(path, encoding='utf-8') as file:
+            entries = json.load(file)
+        for entry in entries:
+            values = {name: float(value) for name, value in entry.items()
+                      if isinstance(value, (int, float))}
+            record.curves.append(CurvePoint(
+                0, int(values.pop('iteration')), values.pop('epoch'),
+                values.pop('elapsed_time', 0.0), values))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f'{path!r} is not a log of LogReport: {type(error).__name__}: '
+            f'{error}') from None
+    record.last_seen = os.path.getmtime(path)
+    record.remarks.append(
+        'There is only the log of LogReport: curves, and nothing about '
+        'ranks. RunReport records the rest.')

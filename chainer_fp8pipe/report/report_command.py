@@ -8,8 +8,7 @@ from typing import Any
 
 from ..command_line import Parser
 from .diagnosis import diagnose
-from .record import RunRecord
-from .record_file import is_record, read_record
+from .record import RunRecord, is_record, read_record
 
 _HELP = 'make an HTML page about one run, or several'
 _DESCRIPTION = """

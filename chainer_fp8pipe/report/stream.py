@@ -1,10 +1,18 @@
 """The stream of events of one rank: what happens is written here, once."""
+# All that measures itself writes here, and all that shows times reads here, so
+# that two of them never disagree.  Seconds and bytes are always added up; that
+# is what counters need.  Events are kept only in the lists of those who asked
+# (a timeline for one update, a report for as long as it runs).
+#
+# A step has some ten sections, which stand between arrays that empty the
+# caches: there each call of a function and each object costs a microsecond.
+# So a section is kept as it is, and becomes an event when somebody looks.
 from __future__ import annotations
 
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from .events import BUCKETS, EXCHANGE, Event
 
@@ -43,13 +51,14 @@ class EventStream:
         self.seconds: dict[str, float] = defaultdict(
             float, dict.fromkeys(_EXCHANGE, 0.0))
         self.hidden = self.seconds.copy()
-        self._own = Recording(0, 0.0)           # of record()
-        self._recordings: tuple[Recording, ...] = ()
+        self._own: Kept = []        # of record()
+        self._origin = 0, 0.0
+        self._keeping: tuple[Kept, ...] = ()
         self._thread = _Thread(self.seconds)
 
     @property
     def events(self) -> list[Event]:
-        return self._own.events
+        return events_of(self._own, *self._origin)
 
     @property
     def waited(self) -> float:
@@ -64,21 +73,21 @@ class EventStream:
             origin: What this rank's ``time.monotonic`` says at time zero.
         """
         self.stop()
-        self._own = Recording(rank, origin)
+        self._own, self._origin = [], (rank, origin)
         self.keep(self._own)
 
     def stop(self) -> None:
         """Keeps no more events for :meth:`record`."""
         self.keep_no_more(self._own)
 
-    def keep(self, recording: Recording) -> None:
-        """Has a recording keep what follows, beside what others keep."""
-        self._recordings = (*self._recordings, recording)
+    def keep(self, kept: Kept) -> None:
+        """Appends what follows to a list, for :func:`events_of`."""
+        self._keeping = (*self._keeping, kept)
 
-    def keep_no_more(self, recording: Recording) -> None:
-        """Ends a recording; one that has ended already is none."""
-        self._recordings = tuple(
-            other for other in self._recordings if other is not recording)
+    def keep_no_more(self, kept: Kept) -> None:
+        """Appends nothing more to that list, if it did."""
+        self._keeping = tuple(
+            other for other in self._keeping if other is not kept)
 
     def hide(self) -> None:
         """From now on, this thread's sections count as hidden."""
@@ -141,7 +150,7 @@ class EventStream:
             What to call when the bucket has arrived, which keeps the event;
             None while nothing is recorded.
         """
-        if not self._recordings:
+        if not self._keeping:
             return None
         more = f' and {len(names) - 1} more' if len(names) > 1 else ''
         about, start = names[0] + more if names else '', time.monotonic()
@@ -159,14 +168,14 @@ class EventStream:
             about: What the values describe, such as a tensor.
             values: Numbers by name.
         """
-        if self._recordings:
+        if self._keeping:
             now = time.monotonic()
             self._write(Event(0, name, now, now, about=about,
                               values=tuple(values.items())))
 
     def _write(self, event: Event) -> None:
-        for recording in self._recordings:
-            recording.keep(lambda: event)
+        for kept in self._keeping:
+            kept.append(event)
 
 
 class Section:
@@ -184,8 +193,7 @@ class Section:
         self.bytes = 0
         self.parts: dict[str, float] = {}
 
-    # A step has some ten of these between arrays that empty the caches, so
-    # each call of a function counts: there is none to a method of the stream.
+    # These two call no method of the stream, as each call counts.
 
     def __enter__(self) -> None:
         thread = self._stream._thread
@@ -209,11 +217,8 @@ class Section:
                     outer.parts[name] = outer.parts.get(name, 0.0) + amount
                 return
         self.end, self.lane = now, thread.lane
-        for recording in stream._recordings:
-            if thread.lane:
-                recording.keep_beside(self.event())
-            else:
-                recording.keep(self.event)
+        for kept in stream._keeping:
+            kept.append(self)
 
     def event(self) -> Event:
         """What happened, once the block has ended."""
@@ -239,80 +244,38 @@ class _Thread(threading.local):
         self.lane = ''
 
 
-# Seconds between two events that are one: a thread that polls makes many.
+#: What a stream has appended.  Most of it is forgotten before anybody looks,
+#: and to make an event costs more than all else about it.
+Kept = list[Section | Event]
+
+#: Seconds between two events that are one: a thread that polls makes many.
 _GAP = 100e-6
 
-#: Makes an event, when somebody looks at it: most events of a long run are
-#: forgotten before, and to make one costs more than all else about it.
-EventFactory = Callable[[], Event]
 
-
-class Recording:
-    """Keeps the events that a stream writes; see :meth:`EventStream.keep`.
+def events_of(kept: Kept, rank: int, origin: float) -> list[Event]:
+    """The events that a stream has kept, in the order of their ends.
 
     Args:
-        rank: That events name.
+        kept: To which it has appended.
+        rank: That the events name.
         origin: What this rank's ``time.monotonic`` says at time zero; what
-            began before is not kept.
-
-    Attributes:
-        origin: As given.
+            began before is left out.
     """
-
-    def __init__(self, rank: int, origin: float) -> None:
-        self.rank, self.origin = rank, origin
-        self._kept: list[EventFactory] = []
-        self._beside: _Made | None = None
-
-    def keep(self, make: EventFactory) -> None:
-        """Keeps an event, which is made on ``time.monotonic``'s clock."""
-        self._kept.append(make)
-
-    def keep_beside(self, event: Event) -> None:
-        """Keeps one of a thread beside, which may be more of the last one."""
-        if event.start < self.origin:
-            return              # what follows must not become a part of it
-        last = self._beside
-        if last is not None and _goes_on(last.event, event):
-            last.event = last.event._replace(
-                end=event.end, bytes=last.event.bytes + event.bytes)
-            return
-        self._beside = _Made(event)
-        self._kept.append(self._beside)
-
-    @property
-    def events(self) -> list[Event]:
-        """Those kept so far, in the order of their ends."""
-        return self.made(self._kept)
-
-    def take(self) -> list[EventFactory]:
-        """Returns what was kept, of which :meth:`made` makes events.
-
-        The recording goes on without it.
-        """
-        # Another thread may keep one more in this list meanwhile.
-        kept, self._kept, self._beside = self._kept, [], None
-        return kept
-
-    def made(self, kept: Iterable[EventFactory]) -> list[Event]:
-        """Events of what was kept, on the recording's clock."""
-        origin = self.origin
-        return [event._replace(rank=self.rank, start=event.start - origin,
+    found: list[Event] = []
+    beside = -1         # where the last event of the exchange's thread is
+    for one in kept:
+        event = one.event() if isinstance(one, Section) else one
+        if event.start < origin:
+            continue
+        event = event._replace(rank=rank, start=event.start - origin,
                                end=event.end - origin)
-                for event in (make() for make in kept)
-                if event.start >= origin]
-
-
-class _Made:
-    """An event that is there already, and may become longer."""
-
-    def __init__(self, event: Event) -> None:
-        self.event = event
-
-    def __call__(self) -> Event:
-        return self.event
-
-
-def _goes_on(before: Event, event: Event) -> bool:
-    return ((before.name, before.lane) == (event.name, event.lane)
-            and 0 <= event.start - before.end < _GAP)
+        if event.lane == EXCHANGE:
+            last = found[beside] if beside >= 0 else None
+            if last and last.name == event.name and (
+                    0 <= event.start - last.end < _GAP):
+                found[beside] = last._replace(
+                    end=event.end, bytes=last.bytes + event.bytes)
+                continue
+            beside = len(found)
+        found.append(event)
+    return found

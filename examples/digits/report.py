@@ -4,7 +4,7 @@ import os
 import textwrap
 
 from chainer_fp8pipe.report.page import write_page
-from chainer_fp8pipe.report.record_file import read_record
+from chainer_fp8pipe.report.record import read_record
 
 _ACCURACY = 'validation/main/accuracy'
 

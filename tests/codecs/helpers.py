@@ -38,7 +38,7 @@ def round_trip(state, tensors):
     after = [gradient.copy() for gradient in tensors.gradients]
     coding.decode_into(after)
     finite = not coding.decode(wire)
-    assert finite == coding.is_finite(wire) == coding.wire_is_finite
+    assert finite == coding.codec.is_finite(wire) == coding.wire_is_finite
     return finite, after
 
 

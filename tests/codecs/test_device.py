@@ -1,7 +1,13 @@
 """Gradients on a device take the same way as on the CPU, bit for bit."""
 import sys
 
-from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import (
+    BlockScaled,
+    Cast,
+    Fp8Ratio,
+    State,
+    Tensors,
+)
 from chainer_fp8pipe.codecs.staging import empty_wire
 from chainer_fp8pipe.compat import explain_no_gpu
 from chainer_fp8pipe.formats import FORMATS
@@ -115,7 +121,7 @@ def test_a_saved_codec_goes_on_wherever_it_is(cupy, name, first, second):
     same(updates(begun, first, steps=3), updates(whole, on_host, steps=3))
     saved = begun.save()
     assert all(isinstance(value, numpy.ndarray) for value in saved.values())
-    again = made.load(saved)
+    again = State.load(made, saved)
     same(updates(again, second, steps=2), updates(whole, on_host, steps=2))
 
 

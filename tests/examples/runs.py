@@ -113,14 +113,6 @@ def arrays(path):
         return {key: archive[key].tobytes() for key in archive.files}
 
 
-def help_of(script):
-    """What ``--help`` prints, on two ranks; once."""
-    done = run_script(2, script, '--help')
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count('usage:') == 1
-    return done.stdout
-
-
 @functools.cache
 def module(example, name):
     """A module of an example's, none of another one of the same name."""

@@ -2,7 +2,6 @@
 import json
 import signal
 
-import chainer
 import numpy
 import pytest
 from chainer.dataset import concat_examples
@@ -14,7 +13,6 @@ from .runs import (
     arrays,
     check_refusals,
     digits,
-    help_of,
     interrupted,
     module,
     write_cifar,
@@ -75,6 +73,7 @@ def test_interrupted_and_resumed_it_ends_with_the_same_weights(
         assert arrays(tmp_path / name / 'model.npz') == expected
 
 
+@pytest.mark.slow
 def test_updates_are_predicted_for_a_rank_per_host(tmp_path):
     write_mnist(tmp_path, False)
     names = 'float32', 'fp8', 'fp8:algorithm=ring', 'fp8_paper', 'naive'
@@ -116,15 +115,6 @@ def test_it_reads_files_in_their_original_formats(
     assert set(labels) <= set(range(10))
 
 
-def test_digits_from_a_file_are_those_of_scikit_learn():
-    for read, expected in zip(data.load('digits', digits()),
-                              data.load('digits'), strict=True):
-        for one, other in zip(concat_examples(read[:]),
-                              concat_examples(expected[:]), strict=True):
-            assert one.dtype == other.dtype
-            numpy.testing.assert_array_equal(one, other)
-
-
 @pytest.mark.parametrize(('dataset', 'write', 'variant', 'name', 'keep'), [
     ('mnist', write_mnist, True, 'train-images-idx3-ubyte.gz', 200),
     ('mnist', write_mnist, False, 't10k-labels-idx1-ubyte', -3),
@@ -154,15 +144,3 @@ def test_what_is_wrong_is_explained_once_and_ends_all_ranks(tmp_path):
         (['--epoch', '0'], '--epoch must be at least 1'),
         (['--link', '-1'], '--link must be a number of Gbit/s, or 0'),
     ], tmp_path / 'out')
-
-
-def test_without_a_gpu_the_reason_is_given_once():
-    if chainer.backends.cuda.available:
-        pytest.skip('CuPy is installed')
-    done = run_script(2, SCRIPT, '--device', '@cupy:0')
-    assert done.returncode != 0
-    assert done.stderr.count('No GPU can be used. CuPy is not installed') == 1
-
-
-def test_help_names_its_options():
-    assert '--communicator' in help_of(SCRIPT)

@@ -6,13 +6,11 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-import chainer_fp8pipe
 from chainer_fp8pipe import CenterCrop, ImageFolder
 
 import chainer
 import numpy
 import pytest
-from mpi4py import MPI
 
 from tests.ranks import environment, on_ranks, run_script
 
@@ -140,6 +138,7 @@ def test_the_accuracies_are_those_of_the_saved_weights_on_all_images(
     assert last['val/loss'] == pytest.approx(loss / 22, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_killed_in_mid_epoch_and_resumed_it_ends_with_the_same_bits(
         whole, spoilt, tmp_path):
     out = tmp_path / 'out'
@@ -163,6 +162,7 @@ def test_killed_in_mid_epoch_and_resumed_it_ends_with_the_same_bits(
 
 # --- other ways --------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('ranks', 'arguments'), [
     (2, ('--communicator', 'torus2d:shape=1x2', '--bn-tile', '1x2',
          '--cache', 'decoded', '--cache-bytes', '200k')),
@@ -179,67 +179,6 @@ def test_it_trains_in_other_ways(root, tmp_path, ranks, arguments):
         keys = [key for key in snapshot.files if key.endswith('/avg_mean')]
     assert keys
     assert all(key.startswith('all/') for key in keys)
-
-
-def test_a_second_run_keeps_the_firsts_results(whole, root, tmp_path):
-    out = shutil.copytree(whole[1], tmp_path / 'out')
-    trained(root, out, '--epoch', '1', '--communicator', 'naive', '--no-lars',
-            '--decay', 'step', '--cache', 'none', '--decoder', 'pillow',
-            '--batchsize', '19', '--workers', '0', ranks=1)
-    assert arrays(tmp_path / 'out.1' / 'model.npz') == arrays(
-        whole[1] / 'model.npz')
-    assert len(log(out)) == 1
-
-
-@pytest.mark.parametrize('name', [*NETWORKS])
-def test_the_arguments_reach_the_network(monkeypatch, name):
-    arguments = ['root', '--arch', name, '--no-zero-gamma',
-                 '--mixed-precision', '--insize', '96']
-    made = {}
-
-    def network(*sizes, **extra):
-        made['given'] = sizes, extra
-        return chainer.links.Linear(2, 2)
-    train_imagenet = module('train_imagenet')
-    options = module('arguments').make_parser('').parse_args(arguments)
-    monkeypatch.setitem(train_imagenet.NETWORKS, name, network)
-    comm = chainer_fp8pipe.create_communicator('float32', MPI.COMM_SELF)
-    monkeypatch.setattr(chainer.global_config, 'dtype', numpy.float32)
-    model = train_imagenet.make_model(options, comm, 5)
-    assert made['given'] == ((5, 96), {'zero_gamma': False}
-                             if name == 'resnet50' else {})
-    assert model.predictor.W.dtype == numpy.float16
-
-
-def test_the_input_report_sums_over_ranks_and_goes_on_from_a_snapshot():
-    updater = SimpleNamespace(images=0, seconds=0.0, waited=0.0)
-    sets = [SimpleNamespace(skipped=0), SimpleNamespace(skipped=0)]
-    comm = SimpleNamespace(mpi_comm=MPI.COMM_SELF)
-
-    def make():
-        return module('input_report').InputReport(updater, sets, comm)
-
-    def reported(report):
-        reporter = chainer.Reporter()
-        with reporter.scope({}):
-            report(None)
-            return dict(reporter.observation)
-    report = make()
-    vars(updater).update(images=60, seconds=3.0, waited=0.5)
-    sets[0].skipped, sets[1].skipped = 2, 1
-    assert reported(report) == {'images/s': 20, 'input_s': 0.5, 'skipped': 3}
-    vars(updater).update(images=70, seconds=4.0, waited=0.75)
-    sets[1].skipped = 2
-    saved = chainer.serializers.DictionarySerializer()
-    report.serialize(saved)
-
-    vars(updater).update(images=0, seconds=0.0, waited=0.0)
-    sets[0].skipped = sets[1].skipped = 0
-    report = make()
-    report.serialize(chainer.serializers.NpzDeserializer(saved.target))
-    vars(updater).update(images=30, seconds=1.0, waited=0.125)
-    assert reported(report) == {'images/s': 20, 'input_s': 0.375,
-                                'skipped': 1}
 
 
 @on_ranks(1, 2)
@@ -295,6 +234,7 @@ def test_what_is_wrong_is_explained_once_and_ends_all_ranks(root, tmp_path):
         for arguments, message in cases], tmp_path / 'out')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('arguments', 'message'), [
     (('--on-error', 'raise', '--workers', '0'),
      r'china_1/\d+\.JPEG: .*\(rank \d\)'),
@@ -321,24 +261,6 @@ def test_some_values_are_refused_at_once(argument):
     parser = arguments.make_parser('')
     with pytest.raises((SystemExit, ValueError)):
         arguments.check(parser.parse_args(['root', *argument]))
-
-
-def test_help_has_groups_and_names_every_default():
-    parser = module('arguments').make_parser('')
-    for action in parser._actions:
-        if action.option_strings and action.nargs != 0:
-            assert 'default' in action.help, action.option_strings
-    text = parser.format_help()
-    for group in 'network:', 'ranks:', 'recipe:', 'input:', 'results:':
-        assert text.count(f'\n{group}\n') == 1
-
-
-def test_the_small_set_does_not_overwrite(root):
-    done = subprocess.run(
-        [sys.executable, SCRIPT.with_name('make_images.py'), root],
-        env=environment(), capture_output=True, text=True)
-    assert done.returncode == 2
-    assert 'exists already' in done.stderr
 
 
 # --- the page ----------------------------------------------------------------

@@ -1,20 +1,28 @@
-"""Files of hosts, shares of a job, and hosts that are away and back."""
+"""What is saved, the hosts of a job, and what starts ranks on them."""
+import shlex
 import socket
+import sys
 
 from chainer_fp8pipe.launcher import hosts
 from chainer_fp8pipe.launcher.hosts import (
     HostWatch,
     SavedProgress,
     Share,
+    Starter,
     allocation_probe,
     answering,
     check_names,
     command_probe,
+    find_starter,
     lay_out,
     read_hosts,
+    remove_unfinished,
+    saved_progress,
     slurm_hosts,
     tcp_answers,
 )
+from chainer_fp8pipe.training.snapshots import snapshot
+from chainer_fp8pipe.training.snapshots.file import _UNFINISHED
 
 import pytest
 
@@ -192,3 +200,110 @@ def test_a_job_without_hosts_of_its_own_asks_nobody():
     watch = HostWatch([Share('', 4)], 4, 4, 1, lambda host: 1 / 0, print)
     assert watch.shares() == [Share('', 4)]
     watch.close()
+
+
+# --- what is saved -----------------------------------------------------------
+
+def test_the_newest_snapshot_is_found_by_its_number(tmp_path):
+    assert saved_progress(None) == SavedProgress()
+    assert not saved_progress(str(tmp_path / 'nowhere')).is_there
+    for name in (snapshot._FILENAME.format(9), snapshot._FILENAME.format(100),
+                 'snapshot_iter_200', 'snapshot.partial', 'log'):
+        (tmp_path / name).touch()
+    found = saved_progress(str(tmp_path))
+    assert found == (1, 100, str(tmp_path / 'snapshot_iter_100.npz'))
+    assert found > SavedProgress()
+
+
+def test_a_later_trainer_is_further_than_an_earlier_one(tmp_path):
+    for trainer, update in ('', 100), ('2', 50), ('3', 1), ('x', 900):
+        (tmp_path / trainer).mkdir(exist_ok=True)
+        (tmp_path / trainer / f'snapshot_iter_{update}.npz').touch()
+    assert saved_progress(str(tmp_path))[:2] == (3, 1)
+
+
+def test_what_a_job_was_writing_is_removed_and_nothing_else(tmp_path):
+    (tmp_path / '2').mkdir()
+    for name in (f'{_UNFINISHED}.7.0', f'{_UNFINISHED}.7.1',
+                 f'2/{_UNFINISHED}.8.0', 'log'):
+        (tmp_path / name).touch()
+    remove_unfinished(None)
+    remove_unfinished(str(tmp_path / 'nowhere'))
+    remove_unfinished(str(tmp_path))
+    assert {path.name for path in tmp_path.rglob('*')} == {'2', 'log'}
+
+
+# --- what starts ranks -------------------------------------------------------
+
+HERE = [Share('', 4)]
+TWO = [Share('a', 2), Share('b', 1)]
+SAID = {
+    'Hydra': 'HYDRA build details:\n  Launchers available: ssh slurm\n',
+    'Open MPI': 'mpirun (Open MPI) 4.1.4\n',
+    'srun': 'slurm 23.11.4\n'}
+
+
+@pytest.fixture
+def program(tmp_path):
+    def program(name, says):
+        path = tmp_path / name
+        path.write_text(f'#!/bin/sh\nprintf "%s" "{says}"\n')
+        path.chmod(0o755)
+        return str(path)
+    return program
+
+
+@pytest.mark.parametrize('family', SAID)
+def test_the_family_is_what_the_program_says(program, family):
+    path = program('mpi', SAID[family])
+    words = [path, '--option']
+    assert find_starter({'MPIEXEC': shlex.join(words)}) == Starter(
+        words, family)
+
+
+def test_an_allocation_of_slurms_uses_srun(program, tmp_path, monkeypatch):
+    program('srun', SAID['srun'])
+    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
+    environment = {'SLURM_JOB_ID': '7', 'PATH': str(tmp_path)}
+    assert find_starter(environment) == Starter(['srun'], 'srun')
+    path = program('mpiexec', SAID['Hydra'])
+    assert find_starter(
+        {**environment, 'MPIEXEC': shlex.quote(path)}).family == 'Hydra'
+
+
+def test_the_one_beside_the_interpreter_comes_before_the_path(
+        program, tmp_path, monkeypatch):
+    program('mpirun', SAID['Open MPI'])
+    elsewhere = {'PATH': str(tmp_path)}
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'bin' / 'python'))
+    assert find_starter(elsewhere).words == [str(tmp_path / 'mpirun')]
+    (tmp_path / 'bin').mkdir()
+    path = program('bin/mpiexec', SAID['Hydra'])
+    assert find_starter(elsewhere) == Starter([path], 'Hydra')
+
+
+def test_what_cannot_start_ranks_is_explained(program, tmp_path,
+                                              monkeypatch):
+    path = program('mpi', 'lamboot 1.0')
+    with pytest.raises(ValueError, match="says 'lamboot 1.0', which is"):
+        find_starter({'MPIEXEC': shlex.quote(path)})
+    with pytest.raises(ValueError, match='/nowhere does not run'):
+        find_starter({'MPIEXEC': '/nowhere'})
+    monkeypatch.setattr(sys, 'executable', str(tmp_path / 'bin' / 'python'))
+    with pytest.raises(ValueError, match='there is no mpiexec'):
+        find_starter({'PATH': str(tmp_path / 'bin')})
+
+
+@pytest.mark.parametrize(('family', 'shares', 'words'), [
+    ('Hydra', HERE, '-n 4'),
+    ('Hydra', TWO, '-n 3 -hosts a:2,b:1'),
+    ('Open MPI', HERE, '-n 4'),
+    ('Open MPI', TWO, '-n 3 --host a:2,b:1 -x NAME -x OTHER'),
+    ('srun', HERE, '--kill-on-bad-exit=1 --quit-on-interrupt -n 4'),
+    ('srun', TWO, '--kill-on-bad-exit=1 --quit-on-interrupt -n 3 --nodes=2 '
+     '--nodelist=a,b'),
+])
+def test_a_command_line_names_ranks_and_hosts(family, shares, words):
+    assert Starter(['mpi', '-o'], family).command(
+        shares, ['python', 'x'], ['NAME', 'OTHER']) == [
+        'mpi', '-o', *words.split(), 'python', 'x']

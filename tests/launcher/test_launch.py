@@ -390,10 +390,10 @@ def ignore():
         signal.signal(number, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize('inherits', [
-    lambda: None, ignore,
-    lambda: signal.pthread_sigmask(signal.SIG_BLOCK, BOTH)])
-@pytest.mark.parametrize('number', BOTH)
+@pytest.mark.parametrize(('number', 'inherits'), [
+    (signal.SIGTERM, lambda: None), (signal.SIGINT, ignore),
+    (signal.SIGTERM, ignore), (signal.SIGINT, lambda: signal.pthread_sigmask(
+        signal.SIG_BLOCK, BOTH))])
 def test_a_signal_is_handed_on_once_and_ends_the_launcher(
         tmp_path, number, inherits):
     launcher = started(tmp_path, '''

@@ -85,17 +85,6 @@ def test_places_derived_by_hand(nodes, stages, sent, ranks, crossings):
                                 placement.data_crossings))
 
 
-@pytest.mark.parametrize(('nodes', 'stages', 'crossings'), [
-    # Neither fits: each of the 4 pipelines is on 2 neighbouring nodes.
-    ([rank // 2 for rank in range(16)], 4, 4),
-    ([0] * 5 + [1] * 4, 3, 1),
-    ([0, 0, 1, 1, 2, 3], 3, 2),
-])
-def test_a_pipeline_leaves_its_node_as_rarely_as_possible(
-        nodes, stages, crossings):
-    assert place(nodes, stages).pipeline_crossings == crossings
-
-
 def test_moved_counts_the_bytes_of_all_ranks():
     """2 stages, 2 replicas: each moves 6 resp. 5 bytes, counted by hand.
 

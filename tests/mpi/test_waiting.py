@@ -61,10 +61,3 @@ def test_a_new_wait_begins_by_yielding(slept):
     for _ in range(150):
         pauses.pause(1e-3)
     assert len(slept) == before
-
-
-def test_nobody_sleeps_for_what_takes_no_longer_than_a_sleep(slept):
-    pauses = waiting.Pauses()
-    for _ in range(1000):
-        pauses.pause(1e-6)
-    assert slept == []

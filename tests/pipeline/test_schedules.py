@@ -299,7 +299,7 @@ def test_evaluation_needs_positive_numbers_too(arguments, name):
 def test_schedules_need_neither_chainer_nor_mpi():
     code = ('import sys; '
             'import chainer_fp8pipe.planning.schedule_time; '
-            'import chainer_fp8pipe.report.timeline_plot; '
+            'import chainer_fp8pipe.report.timeline; '
             'print([name for name in '
             '("chainer", "mpi4py", "matplotlib") if name in sys.modules])')
     done = subprocess.run([sys.executable, '-c', code], check=True,

@@ -12,23 +12,15 @@ from dataclasses import dataclass, field
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
 from chainer_fp8pipe.report.record import (
     COMMUNICATION,
-    FIRST,
-    REGULAR,
-    SLOW,
     ClockReading,
     CurvePoint,
     LinkReading,
-    MemoryReading,
-    PlannedStep,
     RankInterval,
     RecordedUpdate,
     RunEnd,
     RunRecord,
     RunStart,
-    SentBytes,
-    Spread,
     TensorHealth,
-    measured_parts,
 )
 
 import numpy
@@ -89,19 +81,13 @@ class MadeUpRun:
         done, seconds = 0, 0.0
         for number, end in enumerate([*self.dies_at, None]):
             done, seconds = self._run(number, done, seconds, end)
-        record.plans = [plan._replace(measured=measured_parts(
-            one for one in record.intervals if one.start == plan.start))
-            for plan in record.plans]
         return record
-
-    # --- details -------------------------------------------------------------
 
     def _run(self, number: int, done: int, before: float,
              dies_at: int | None) -> tuple[int, float]:
         """One start; returns the updates and seconds it has saved."""
         record, now = self._record, 2.0
         record.starts.append(self._start(number, done, before))
-        self._plan(number)
         while done < self.epochs * self.updates:
             first, last = done + 1, done + self.updates
             if dies_at is not None and dies_at < last:
@@ -112,9 +98,7 @@ class MadeUpRun:
                 at = now + float(
                     laps[:place].sum(axis=2).max(axis=1).sum())
                 self._keep(number, first + place, laps[place], at,
-                           FIRST if not done and place < 3 else
-                           SLOW if place == laps.sum(axis=2)[:, 0].argmax()
-                           else REGULAR)
+                           place == laps.sum(axis=2)[:, 0].argmax())
             now += float(laps.sum(axis=2).max(axis=1).sum())
             done = last
             self._summarise(number, first, last, laps)
@@ -140,14 +124,9 @@ class MadeUpRun:
             environment={'OMP_NUM_THREADS': '1', 'cpu': 'a CPU',
                          'cores': '2', 'memory': '8.3 GB'},
             launched=number if self.dies_at else None,
-            reporting=tuple(range(self.ranks)))
-
-    def _plan(self, number: int) -> None:
-        self._record.plans.append(PlannedStep(
-            number, f'{self.codec}, direct', 0.025, 0.1,
-            {'forward and backward': 17.5e-3, 'exchange': 5.5e-3,
-             'update': 1.5e-3, 'other': 0.5e-3},
-            bytes=float(self._wire())))
+            reporting=tuple(range(self.ranks)), plan=f'{self.codec}, direct',
+            planned={'forward and backward': 17.5e-3, 'exchange': 5.5e-3,
+                     'update': 1.5e-3, 'other': 0.5e-3}, spread=0.1)
 
     def _host(self, rank: int) -> int:
         return rank // self.ranks_per_host
@@ -177,7 +156,7 @@ class MadeUpRun:
         return sorted({0, 1, *regular, int(laps.sum(axis=2)[:, 0].argmax())})
 
     def _keep(self, number: int, iteration: int, lap: numpy.ndarray,
-              start: float, why: str) -> None:
+              start: float, is_slow: bool) -> None:
         events = []
         for rank, seconds in enumerate(lap.tolist()):
             now = start
@@ -190,12 +169,7 @@ class MadeUpRun:
             events += self._beside(rank, iteration, start, seconds)
         events.sort(key=lambda event: event.start)
         self._record.updates.append(RecordedUpdate(
-            number, iteration, why, tuple(events)))
-        level = ('between nodes' if self.ranks > self.ranks_per_host
-                 else 'inside nodes')
-        self._record.sent += [SentBytes(
-            number, rank, iteration, self.codec, level, self._wire(),
-            4 * sum(_PARAMETERS.values())) for rank in range(self.ranks)]
+            number, iteration, bool(is_slow), tuple(events)))
 
     def _beside(self, rank: int, iteration: int, start: float,
                 seconds: list[float]) -> list[Event]:
@@ -220,14 +194,19 @@ class MadeUpRun:
     def _summarise(self, number: int, first: int, last: int,
                    laps: numpy.ndarray) -> None:
         own = [name not in COMMUNICATION for name in _SECONDS]
+        level = ('between nodes' if self.ranks > self.ranks_per_host
+                 else 'inside nodes')
         for rank in range(self.ranks):
             mine = laps[:, rank]
+            resident = 180_000_000 + 1_000_000 * rank + 2000 * last
             self._record.intervals.append(RankInterval(
-                number, rank, first, last, _spread(mine.sum(axis=1)),
-                _spread(mine[:, own].sum(axis=1)),
+                number, rank, first, last, _quartiles(mine.sum(axis=1)),
+                _quartiles(mine[:, own].sum(axis=1)),
                 dict(zip(_SECONDS, mine.mean(axis=0).tolist(), strict=True)),
                 {'encode': 3e-4} if self.overlaps else {},
-                float(self._wire())))
+                {level: (self.codec, float(self._wire()),
+                         4.0 * sum(_PARAMETERS.values()))},
+                resident, resident + 30_000_000))
 
     def _curves(self, number: int, done: int, seconds: float,
                 laps: numpy.ndarray) -> None:
@@ -248,22 +227,22 @@ class MadeUpRun:
                 number, iteration, epoch, at, values))
 
     def _read(self, number: int, done: int, now: float) -> None:
-        """Clocks, links, memory and tensors at an epoch's end."""
+        """Clocks, links and tensors at an epoch's end."""
         record = self._record
         for rank in range(self.ranks):
-            record.memory.append(MemoryReading(
-                number, rank, done, now, 180_000_000 + 1_000_000 * rank
-                + 2000 * done, 210_000_000 + 1_000_000 * rank + 2000 * done))
             if rank:
                 is_local = not self._host(rank)
                 record.clocks.append(ClockReading(
                     number, rank, now,
                     0.0 if is_local else 1234.5 + 1e-6 * now,
-                    0.0 if is_local else 24e-6, 0.0 if is_local else 2e-6))
+                    0.0 if is_local else 24e-6))
             for other in range(self.ranks):
-                if other != rank:
-                    record.links.append(self._link(number, done, rank,
-                                                   other))
+                if self._host(other) != self._host(rank):
+                    factor = self.links.get((rank, other), 1.0) * math.exp(
+                        self._random.normal(0, self.noise))
+                    record.links.append(LinkReading(
+                        number, done, rank, other, _BANDWIDTH * factor,
+                        _LATENCY))
         for name, elements in _PARAMETERS.items():
             record.tensors.append(TensorHealth(
                 number, done, name, elements, {
@@ -273,18 +252,7 @@ class MadeUpRun:
                     'residual': 1e-3 * math.sqrt(elements),
                     'gradient': 1e-2 * math.sqrt(elements)}))
 
-    def _link(self, number: int, done: int, source: int, target: int
-              ) -> LinkReading:
-        is_local = self._host(source) == self._host(target)
-        factor = self.links.get((source, target), 1.0) * math.exp(
-            self._random.normal(0, self.noise))
-        return LinkReading(
-            number, done, source, target,
-            (40 if is_local else 1) * _BANDWIDTH * factor,
-            _LATENCY / (20 if is_local else 1), is_local)
 
-
-def _spread(numbers: numpy.ndarray) -> Spread:
+def _quartiles(numbers: numpy.ndarray) -> tuple[float, float, float]:
     low, median, high = numpy.quantile(numbers, [0.25, 0.5, 0.75]).tolist()
-    return Spread(low, median, high, float(numbers.mean()),
-                  float(numbers.max()))
+    return low, median, high

@@ -6,11 +6,18 @@ import json
 import re
 import sys
 
-from chainer_fp8pipe.report.page import page_text, write_page
+from chainer_fp8pipe.report.page import (
+    link_share,
+    measured_parts,
+    write_page,
+)
 from chainer_fp8pipe.report.record import (
+    PHASES,
+    LinkReading,
+    RankInterval,
     RunEnd,
     RunRecord,
-    SentBytes,
+    RunStart,
     TensorHealth,
 )
 
@@ -61,10 +68,15 @@ class Reader(html.parser.HTMLParser):
 
 
 @pytest.fixture(scope='module')
-def read():
+def read(tmp_path_factory):
     """The page of records; the library is needed to draw it."""
     pytest.importorskip('bokeh', reason='Bokeh is not installed')
-    return lambda *records: Reader(page_text(records))
+    path = tmp_path_factory.mktemp('page') / 'report.html'
+
+    def reader(*records):
+        write_page(records, path)
+        return Reader(path.read_text(encoding='utf-8'))
+    return reader
 
 
 def test_an_empty_record_gives_a_page_that_says_what_is_missing(read):
@@ -120,20 +132,20 @@ def test_names_on_the_page_are_unique_and_links_lead_somewhere(read):
     assert len(names) == len(set(names))
     assert {attributes['href'][1:] for _, attributes in page.elements
             if 'href' in attributes} <= {*names}
-    figures = json.loads(page.scripts[0])['figures']
+    figures = json.loads(page.scripts[0])
     assert {figure['name'] for figure in figures} <= {*names}
 
 
 def test_every_figure_has_a_table(read):
     page = read(MadeUpRun(epochs=1, overlaps=True).record())
-    figures = json.loads(page.scripts[0])['figures']
+    figures = json.loads(page.scripts[0])
     tables = [tag for tag, _ in page.elements].count('details')
     assert len(figures) > 10
     assert tables >= len(figures)
 
 
 def test_the_slow_rank_is_named(read):
-    texts = read(MadeUpRun(slow={2: 1.5}).record()).texts
+    texts = read(MadeUpRun(slow={2: 1.5}, noise=0.0).record()).texts
     assert any('Rank 2' in text and 'slow' in text and '1.5' in text
                for text in texts)
 
@@ -171,9 +183,10 @@ def test_each_of_several_runs_says_how_its_starts_ended(read):
 
 def test_bytes_are_means_over_updates_not_over_intervals(read):
     record = MadeUpRun().record()
-    record.sent = [
-        SentBytes(0, 0, 1, 'fp8', 'between nodes', 900_000, 1_200_000, 1),
-        SentBytes(0, 0, 100, 'fp8', 'between nodes', 290_000, 1_200_000, 99)]
+    record.intervals = [
+        record.intervals[0]._replace(first=first, last=last, sent={
+            'between nodes': ('fp8', sent, 1.2e6)})
+        for first, last, sent in ((1, 1, 9e5), (2, 100, 2.9e5))]
     assert '24.7 %' in read(record).texts      # (900 + 99 * 290) / 1200
 
 
@@ -242,3 +255,32 @@ def test_what_came_out_stands_first(read):
     assert texts[texts.index('an update (median, slowest rank)') + 1] == (
         '24.5 ms')
     assert '2025-06-15' in texts[texts.index('began (UTC)') + 1]
+
+
+def test_the_share_of_a_link_is_bytes_over_seconds_and_speed():
+    record = RunRecord('', [RunStart(0, 0.0, 0, 2, ('a', 'b'))], intervals=[
+        interval(0, 10, 0.1, forward=0.1)._replace(sent={
+            'between nodes': ('fp8', 2e6, 8e6),
+            'inside nodes': ('fp8', 9e6, 9e6)})],
+        links=[LinkReading(0, 10, 0, 1, 1e8, 1e-4)])
+    assert link_share(record) == pytest.approx(0.2)
+    record.links.clear()
+    assert link_share(record) is None
+
+
+def interval(rank, last, median, **phases):
+    return RankInterval(0, rank, 1, last, (median,) * 3, (median,) * 3,
+                        phases)
+
+
+def test_the_slowest_ranks_newest_phases_become_parts():
+    assert measured_parts([
+        interval(0, 10, 9.0, update=9.0),
+        interval(0, 20, 1.0, update=1.0),
+        interval(1, 20, 2.0, forward=1.0, backward=2.0, recompute=4.0,
+                 encode=8.0, exchange=16.0, input=32.0, between=64.0)]) == {
+        'forward and backward': 7.0, 'exchange': 24.0, 'other': 96.0}
+    whole = measured_parts([interval(0, 1, 1.0, **dict.fromkeys(
+        PHASES, 1.0))])
+    assert sum(whole.values()) == len(PHASES)       # each is in one part
+    assert measured_parts([]) == {}

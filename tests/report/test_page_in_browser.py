@@ -16,7 +16,8 @@ from .made_up_run import MadeUpRun
 EVIL = '</script><img src=x onerror="window.hit=1"><script>window.hit=1'
 
 #: The timeline's figure, and its boxes.
-PLOT = "[...plots.values()].find(one => one.renderers[0]?.name === 'events')"
+PLOT = ("[...plots.values()].find(one => one.x_range.bounds && "
+        "one.renderers[0]?.name === 'boxes')")
 BOXES = f'({PLOT}).renderers[0].data_source.data'
 #: The figure of losses.
 CURVES = "[...plots.values()][0]"
@@ -132,9 +133,11 @@ def test_a_button_of_the_legend_hides_its_line(show):
     browser.run("document.querySelector('button.line').focus()")
     line = browser.run("document.activeElement.dataset.line")
     browser.press('Enter', 13)
-    assert not any(browser.run(
-        f"{CURVES}.renderers.filter(one => one.name === '{line}')"
-        '.map(one => one.visible)'))
+    shown = browser.run(f"""{CURVES}.renderers.flatMap(one =>
+        one.data_source.data.title.map((title, place) =>
+            [title, one.view.filter.booleans[place]]))""")
+    assert {title for title, _ in shown} > {line}
+    assert all(is_shown == (title != line) for title, is_shown in shown)
     assert browser.run(
         "document.activeElement.getAttribute('aria-pressed')") == 'false'
 

@@ -9,7 +9,7 @@ from chainer_fp8pipe.report.report_command import main
 import pytest
 
 from .made_up_run import MadeUpRun
-from .test_record_file import written
+from .test_record import written
 
 
 @pytest.fixture

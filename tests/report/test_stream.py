@@ -1,8 +1,10 @@
+"""Seconds and bytes add up, and events are kept for who asks."""
+import contextlib
 import threading
 
 from chainer_fp8pipe.report import stream
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
-from chainer_fp8pipe.report.stream import EventStream, Recording
+from chainer_fp8pipe.report.stream import EventStream, events_of
 
 import pytest
 
@@ -20,33 +22,36 @@ def clock(monkeypatch):
     return clock
 
 
-def test_sections_add_up(clock):
+def recording():
+    events = EventStream()
+    events.record(0, 0.0)
+    return events
+
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def test_sections_add_up_and_exclude_each_other(clock):
     events = EventStream()
     for _ in range(2):
-        with events.section('encode'):
-            clock.now += 3
+        with events.section('exchange'):
+            clock.now += 1
+            with events.section('decode'):
+                clock.now += 5
+            clock.now += 2
         clock.now += 10         # outside any section
-    assert events.seconds == {'encode': 6, 'exchange': 0, 'decode': 0}
-
-
-def test_an_inner_section_does_not_count_for_the_outer(clock):
-    events = EventStream()
-    with events.section('exchange'):
-        clock.now += 1
-        with events.section('decode'):
-            clock.now += 5
-        clock.now += 2
-    assert events.seconds == {'encode': 0, 'exchange': 3, 'decode': 5}
+    assert events.seconds == {'encode': 0, 'exchange': 6, 'decode': 10}
+    assert events.waited == 16
 
 
 def test_an_error_inside_closes_the_section(clock):
     events = EventStream()
-    def fail():
-        with events.section('encode'):
-            clock.now += 1
-            raise KeyError
-    with pytest.raises(KeyError):
-        fail()
+    with contextlib.suppress(KeyError), events.section('encode'):
+        clock.now += 1
+        raise KeyError
     with events.section('decode'):
         clock.now += 2
     assert events.seconds == {'encode': 1, 'exchange': 0, 'decode': 2}
@@ -62,25 +67,25 @@ def test_threads_have_sections_of_their_own(clock):
             clock.now += 4
     with events.section('exchange'):
         clock.now += 1
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
+        in_thread(work)
     assert events.hidden == {'encode': 4, 'exchange': 0, 'decode': 0}
     assert events.seconds == {'encode': 0, 'exchange': 5, 'decode': 0}
-    assert events.waited == 5
 
 
 def test_a_part_of_a_section_can_be_given_to_others_afterwards(clock):
-    events = EventStream()
+    events = recording()
     with events.section('exchange'):
         clock.now += 10
-        events.divide(encode=3.0, decode=4.0)
+        with events.section('decode'), events.section('exchange'):
+            events.divide(encode=0.25, decode=0.0)
+        events.divide(encode=2.75, decode=4.0)
     assert events.seconds == {'encode': 3, 'exchange': 3, 'decode': 4}
+    assert events.events[-1].values == (('encode', 3.0), ('decode', 4.0))
     events.divide(encode=1.0)         # of no section
     assert events.seconds['encode'] == 4
 
 
-# --- events -----------------------------------------------------------------
+# --- events ------------------------------------------------------------------
 
 def test_nothing_is_kept_unless_it_is_recorded(clock):
     events = EventStream()
@@ -107,6 +112,8 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
         events.sent(2)
     with events.section('forward', micro_batch=4, chunk=1):
         clock.now += 1
+    with events.section('send', 1, 0):
+        events.carried(10, 40)
     events.mark('compression', 'W', q=0.5)
     events.stop()
     with events.section('update'):
@@ -114,13 +121,14 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
     assert events.events == [
         Event(3, 'update', 0, 1), Event(3, 'encode', 3, 5, bytes=40),
         Event(3, 'exchange', 2, 5, bytes=2), Event(3, 'forward', 5, 6, 4, 1),
+        Event(3, 'send', 6, 6, 1, 0, bytes=10),
         Event(3, 'compression', 6, 6, about='W', values=(('q', 0.5),))]
-    assert events.bytes_sent == 42
+    assert (events.bytes_sent, events.stage_bytes, events.stage_arrays) == (
+        42, 10, 40)
 
 
 def test_a_section_in_one_of_its_name_is_no_event_of_its_own(clock):
-    events = EventStream()
-    events.record(0, 0.0)
+    events = recording()
     with events.section('exchange'):
         clock.now += 1
         with events.section('decode'), events.section('exchange'):
@@ -133,88 +141,51 @@ def test_a_section_in_one_of_its_name_is_no_event_of_its_own(clock):
 
 def test_a_thread_that_polls_makes_one_event(clock):
     events = EventStream()
-    events.record(0, 0.0)
 
     def work():
         events.hide()
+        with events.section('exchange'):
+            events.record(0, clock.now)     # in the middle of a poll
+            clock.now += 1
         for wait in (50e-6, 50e-6, 1.0, 50e-6):
             with events.section('exchange'):
                 events.sent(1)
                 clock.now += 1
             clock.now += wait
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_thread(work)
     assert [(event.lane, event.bytes, round(event.start), round(event.end))
             for event in events.events] == [
-                (EXCHANGE, 3, 0, 3), (EXCHANGE, 1, 4, 5)]
-    assert events.hidden['exchange'] == pytest.approx(4)
-
-
-def test_a_poll_that_began_before_the_recording_takes_no_other_along(clock):
-    events = EventStream()
-    events.hide()
-    with events.section('exchange'):
-        clock.now += 1
-        events.record(0, clock.now)
-        clock.now += 1
-    for _ in range(2):
-        with events.section('exchange'):
-            clock.now += 1
-    assert events.events == [Event(0, 'exchange', 1, 3, lane=EXCHANGE)]
+                (EXCHANGE, 3, 0, 4), (EXCHANGE, 1, 5, 6)]
+    assert events.hidden['exchange'] == pytest.approx(5)
 
 
 @pytest.mark.parametrize(('names', 'about'), [
     (['W'], 'W'), (['W', 'b', 'gamma'], 'W and 2 more'), ([], '')])
 def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
-    events = EventStream()
-    events.record(1, 0.0)
+    events = recording()
     clock.now = 1.0
     arrive = events.travel(names, 64)
     clock.now = 3.0
     arrive()
-    assert events.events == [Event(1, 'bucket', 1, 3, lane=BUCKETS, bytes=64,
+    assert events.events == [Event(0, 'bucket', 1, 3, lane=BUCKETS, bytes=64,
                                    about=about)]
-
-
-def test_bytes_to_other_stages_are_counted_by_themselves(clock):
-    events = EventStream()
-    events.record(0, 0.0)
-    with events.section('send', 1, 0):
-        clock.now += 1
-        events.carried(10, 40)
-    assert (events.bytes_sent, events.stage_bytes, events.stage_arrays) == (
-        0, 10, 40)
-    assert events.events == [Event(0, 'send', 0, 1, 1, 0, bytes=10)]
-
-
-def test_an_exchange_says_what_it_was_divided_into(clock):
-    events = EventStream()
-    events.record(0, 0.0)
-    with events.section('exchange'):
-        clock.now += 1
-        with events.section('decode'), events.section('exchange'):
-            events.divide(encode=0.25, decode=0.0)
-        events.divide(encode=0.5)
-    assert events.events[-1].values == (('encode', 0.75),)
 
 
 def test_several_keep_the_same_events(clock):
     """Each from its own time on, and on its own clock."""
-    events, other = EventStream(), Recording(7, 1.0)
-    events.record(0, 0.0)
+    events, kept = recording(), []
     for seconds in 1, 2:
         with events.section('forward'):
             clock.now += seconds
-        events.keep(other)
-        events.keep_no_more(Recording(0, 0.0))      # not one of these
-    assert other.made(other.take()) == [Event(7, 'forward', 0, 2)]
-    assert other.take() == []
+        events.keep(kept)
+        events.keep_no_more([])      # not one of these
+    assert events_of(kept, 7, 1.0) == [Event(7, 'forward', 0, 2)]
     assert events.events == [Event(0, 'forward', 0, 1),
                              Event(0, 'forward', 1, 3)]
     events.stop()
-    events.keep_no_more(other)
+    events.keep_no_more(kept)
+    events.keep_no_more(kept)
     with events.section('forward'):
         clock.now += 1
-    assert other.events == []
+    assert len(kept) == 1
     assert len(events.events) == 2

@@ -11,7 +11,7 @@ import numpy
 from chainer.training import extension
 
 from ...codecs.fp8_ratio import TensorReport
-from ...report.atomic_write import written_whole
+from ...report.record import written_whole
 from ...report.stream import EventStream
 
 

@@ -76,7 +76,7 @@ class PipelineTimeline(extension.Extension):
         with open(f'{path}.json', 'w') as file:
             json.dump(chrome_trace(events), file)
         try:
-            from ...report.timeline_plot import plot_timeline
+            from ...report.timeline import plot_timeline
             plot_timeline(events, f'{path}.png', self._title
                           or self._describe())
         except ImportError as error:

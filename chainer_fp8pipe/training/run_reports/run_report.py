@@ -1,8 +1,7 @@
 """``RunReport``: what a run does, in one page that is written as it goes."""
 # After each update a rank notes its times (UpdateTimes), and rank 0 what was
 # reported (CurveMeans).  Now and then, after an update that all ranks know,
-# they bring together what they have, and rank 0 writes it: ReportGathering is
-# all that is collective, ReportWriting all that touches files.
+# they bring together what they have, and rank 0 writes it (Recorder).
 #
 # When that is, is a plain rule: at the ends of epochs, 10 seconds apart at
 # least, within long epochs every 10 minutes, and after the last update; all
@@ -10,8 +9,7 @@
 # Rank 0 says it as the number of an update, so that no rank asks its clock.
 #
 # Nothing here ends a training, but for what a user can mend at once: a plan
-# for another job, somebody else's file in the record's place.  The end of a
-# run has no messages, as others may have failed.
+# for another job, somebody else's file in the record's place.
 from __future__ import annotations
 
 import contextlib
@@ -30,14 +28,10 @@ from ...mpi import all_ranks
 from ...mpi.agreement import Attendance
 from ...report.stream import EventStream
 from ..extensions.update_marks import EveryUpdate
-from .gathering import ReportGathering
+from .recording import Recorder
 from .watching import UpdateSections, UpdateTimes, epochs_done
-from .writing import ReportWriting
 
 _NAME = 'RunReport'
-#: Updates that are kept as the first of their kind: the first one connects,
-#: allocates, and sends parameters only.
-_SKIPPED, _FIRST = 1, 2
 #: Updates between two writes whose events are kept as regular ones.
 _REGULAR = 4
 #: Seconds from one write to the next.
@@ -61,7 +55,7 @@ class RunReport(extension.Extension):
     results, curves, where the time of each rank goes, updates with all their
     events on one clock, which rank or link is slow, what crosses the network,
     what compression does, memory, and what died.  The record that it is made
-    of is in the folder ``report`` beside it (:mod:`chainer_fp8pipe.report`);
+    of is ``report.jsonl`` beside it (:mod:`chainer_fp8pipe.report.record`);
     a job that is started again goes on with it, and
     ``python -m chainer_fp8pipe report`` makes pages of it later.
 
@@ -77,14 +71,12 @@ class RunReport(extension.Extension):
         plan: What :func:`chainer_fp8pipe.plan` gave, or its file: predicted
             times stand beside the measured ones.  It may be on rank 0 only.
         filename: Of the page; None for none, the record only.
-        most_events: In the record.  Where there would be more, whole updates
-            are left out.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: ``most_events`` is below 1,000.  When the first update is
-            done, on all ranks: the plan is none, or is for another job, or
-            the result folder has something else in the record's place.
+        ValueError: When the first update is done, on all ranks: the plan is
+            none, or is for another job, or the result folder has something
+            else in the record's place.
         RuntimeError: When the first update is done: rank 0 has no RunReport;
             on the others.
     """
@@ -95,20 +87,15 @@ class RunReport(extension.Extension):
     default_name = _NAME
 
     def __init__(self, comm: Any = None, plan: Any = None,
-                 filename: str | None = 'report.html',
-                 most_events: int = 100_000) -> None:
+                 filename: str | None = 'report.html') -> None:
         self._ranks = MPI.COMM_WORLD if comm is None else all_ranks(comm)
         if not isinstance(self._ranks, MPI.Comm):
             raise TypeError(
                 'RunReport needs a communicator of this package, ChainerMN '
                 f'or mpi4py, or a ProcessGrid, not {comm!r}')
-        if not isinstance(most_events, int) or most_events < 1000:
-            raise ValueError('most_events must be an integer of at least '
-                             f'1000, not {most_events!r}')
-        self._written = plan, filename, most_events
+        self._plan, self._filename = plan, filename
         self._sections: UpdateSections | None = None
-        self._gathering: ReportGathering | None = None
-        self._writing: ReportWriting | None = None
+        self._recorder: Recorder | None = None
         self._next = self._last = 0
         self._error = ''
 
@@ -125,26 +112,20 @@ class RunReport(extension.Extension):
                                         writes_itself=grid is not None)
         self._sections.calls.add(updater, 'update', self._each_update)
         self._schedule = WriteSchedule(trainer)
-        communicators = (
-            getattr(optimizer, 'communicator', None)
-            for optimizer in updater.get_all_optimizers().values())
-        self._warming_up: list[Any] = [
-            comm for comm in communicators if hasattr(comm, 'is_warming_up')]
-        self._warmed, self._kind = False, 0
         self._attendance: Attendance | None = Attendance(self._ranks, _NAME)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._attendance is not None:
             self._begin(trainer)
-        if self._writing is not None:
-            self._writing.curves.add(trainer)
+        if self._recorder is None:
+            return
+        if self._recorder.curves is not None:
+            self._recorder.curves.add(trainer)
         done = trainer.updater.iteration
-        if self._gathering is not None and done >= self._next:
-            gathered = self._gathering.gather()
+        if done >= self._next:
+            # The last page is written when the end is known.
+            self._recorder.write(page=done < self._last)
             self._follow()
-            if self._writing is not None and gathered is not None:
-                # The last page is written when the end is known.
-                self._writing.write(gathered, page=done < self._last)
 
     def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
                  tb: Any) -> None:
@@ -159,9 +140,9 @@ class RunReport(extension.Extension):
         found = sys.exc_info()[1]
         if found is not None and not self._error:
             self._error = f'{type(found).__name__}: {found}'
-        if self._writing is not None:
-            self._writing.end(self._error)
-        self._writing = self._gathering = None
+        if self._recorder is not None:
+            self._recorder.end(self._error)
+            self._recorder = None
 
     # --- details -------------------------------------------------------------
 
@@ -172,20 +153,7 @@ class RunReport(extension.Extension):
         now = time.monotonic()
         if self._sections is not None:
             self._sections.settle()
-            self._times.update_ends(now, self._trainer.updater.iteration,
-                                    self._is_first())
-
-    def _is_first(self) -> bool | None:
-        """Whether an update is one of the first of its kind.
-
-        None: it is the very first, and like no other.
-        """
-        warming = any(comm.is_warming_up for comm in self._warming_up)
-        if warming != self._warmed:
-            self._warmed, self._kind = warming, 0
-        self._kind += 1
-        return (None if self._kind <= _SKIPPED
-                else self._kind <= _SKIPPED + _FIRST)
+            self._times.update_ends(now, self._trainer.updater.iteration)
 
     def _begin(self, trainer: chainer.training.Trainer) -> None:
         """After the first update, when all ranks know who is there."""
@@ -201,25 +169,22 @@ class RunReport(extension.Extension):
                 f'{", ".join(map(str, there))} of {self._ranks.size}: its '
                 'report has the data of rank 0 only; extend the trainer with '
                 'it on all ranks', stacklevel=2)
-        self._gathering = ReportGathering(
+        recorder = Recorder(
             self._ranks if everybody else MPI.COMM_SELF, trainer, self._times,
-            self._origin)
-        writing = ReportWriting(trainer, self._schedule.begun[0],
-                                self._ranks.size, *self._written)
-        if not self._gathering.begin(writing, there):
-            self._gathering = None
+            self._origin, self._filename)
+        if recorder.begin(there, self._ranks.size, self._schedule.begun[0],
+                          self._plan):
+            self._recorder = recorder
+            self._follow()
+        else:
             self._stop()
-            return
-        if self._gathering.comm.rank == 0:
-            self._writing = writing
-        self._follow()
 
     def _follow(self) -> None:
         """All ranks learn from rank 0 when the next write is."""
-        assert self._gathering is not None
-        now = self._trainer.updater.iteration
-        self._next, self._last = self._gathering.comm.bcast(
-            self._writing and self._schedule.next(
+        assert self._recorder is not None
+        comm, now = self._recorder.comm, self._trainer.updater.iteration
+        self._next, self._last = comm.bcast(
+            None if comm.rank else self._schedule.next(
                 time.monotonic() - self._origin))
         self._times.choose(regular_updates(now, self._next, _REGULAR))
 

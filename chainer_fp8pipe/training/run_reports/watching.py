@@ -4,7 +4,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import chainer
@@ -14,16 +14,13 @@ from ...intercept.around_calls import AroundCalls
 from ...report.events import Event
 from ...report.record import (
     COMMUNICATION,
-    FIRST,
     PHASES,
-    REGULAR,
-    SLOW,
     CurvePoint,
+    Quartiles,
     RankInterval,
     RecordedUpdate,
-    Spread,
 )
-from ...report.stream import EventFactory, EventStream, Recording, Section
+from ...report.stream import EventStream, Kept, Section, events_of
 from ..extensions.update_marks import CallMark, mark_update
 
 _NAME = 'RunReport'
@@ -181,13 +178,13 @@ class KeptEvents(NamedTuple):
 
     Attributes:
         iteration: The update.
-        why: See :class:`.RecordedUpdate`.
+        is_slow: Whether it is offered as one that took long.
         seconds: That the update took.
         events: On the rank's own clock.
     """
 
     iteration: int
-    why: str
+    is_slow: bool
     seconds: float
     events: list[Event]
 
@@ -217,25 +214,22 @@ class UpdateTimes:
     def __init__(self, stream: EventStream, rank: int, now: float,
                  iteration: int) -> None:
         self._stream, self._rank = stream, rank
-        self.recording = Recording(rank, 0.0)
-        stream.keep(self.recording)
+        # It connects, allocates, and sends parameters only: like no other.
+        self._first = iteration + 1
+        self._written: Kept = []
+        stream.keep(self._written)
         self.update_begins(now)
         self._before = self._lap(iteration, now)
         self.choose(())
         self._clear()
 
     def choose(self, regular: Collection[int]) -> None:
-        """Says which updates' events are kept as regular ones, by number."""
+        """Says of which updates the events are kept, by number."""
         self._regular = frozenset(regular)
-
-    def _clear(self) -> None:
-        self._laps: list[_Lap] = []
-        self._kept: list[KeptEvents] = []
-        self._slow: list[KeptEvents] = []
 
     def end(self) -> None:
         """Notes nothing any more."""
-        self._stream.keep_no_more(self.recording)
+        self._stream.keep_no_more(self._written)
 
     def update_begins(self, now: float) -> None:
         """An update begins; ``now`` is that of ``time.monotonic``.
@@ -244,79 +238,79 @@ class UpdateTimes:
         """
         self._begin, self._outside = now, dict(self._stream.seconds)
 
-    def update_ends(self, now: float, iteration: int,
-                    is_first: bool | None) -> None:
-        """The update is done.
-
-        Args:
-            now: By ``time.monotonic``.
-            iteration: Its number.
-            is_first: Whether it is one of the first of its kind; None: it is
-                like no other, and its events are not kept.
-        """
-        begin, busy = self._begin, now - self._begin
-        taken = self.recording.take()
+    def update_ends(self, now: float, iteration: int) -> None:
+        """The update of that number is done; ``now`` as above."""
+        busy, taken = now - self._begin, self._written[:]
+        # The exchange's thread may have appended meanwhile.
+        del self._written[:len(taken)]
         self._laps.append(self._lap(iteration, now))
-        if is_first is None:
+        is_slow = iteration not in self._regular
+        if iteration == self._first or is_slow and (
+                len(self._slow) >= _OFFERED
+                and busy <= self._slow[-1].seconds):
             return
-        if is_first or iteration in self._regular:
-            self._kept.append(KeptEvents(
-                iteration, FIRST if is_first else REGULAR, busy,
-                self._since(begin, taken)))
-        elif len(self._slow) < _OFFERED or busy > self._slow[-1].seconds:
-            self._slow.append(KeptEvents(iteration, SLOW, busy,
-                                         self._since(begin, taken)))
-            self._slow.sort(key=lambda kept: -kept.seconds)
+        kept = KeptEvents(iteration, is_slow, busy, [
+            event for event in events_of(taken, self._rank, 0.0)
+            if event.end > self._begin or event.lane])
+        if is_slow:
+            self._slow.append(kept)
+            self._slow.sort(key=lambda one: -one.seconds)
             del self._slow[_OFFERED:]
+        else:
+            self._kept.append(kept)
 
-    def summary(self, start: int) -> tuple[RankInterval | None,
-                                           list[KeptEvents]]:
-        """What this rank did in an interval, which ends now; None: nothing.
+    def summary(self, start: int) -> tuple[
+            RankInterval | None, tuple[float, float, float],
+            list[KeptEvents]]:
+        """What this rank did in an interval, which ends now.
 
         Args:
             start: Number of the start.
 
         Returns:
-            Also the events that were kept, and those offered as slow ones.
+            None if no update has ended in it; the mean bytes of an update:
+            of gradients, sent to stages, and what that was before a codec;
+            the events that were kept, and those offered as slow ones.
         """
         if not self._laps:
-            return None, []
+            return None, (0.0, 0.0, 0.0), []
         laps = [self._before, *self._laps]
         self._before = laps[-1]
         steps = numpy.diff([lap.end for lap in laps])
         busy = numpy.array([lap.busy for lap in laps[1:]])
         sections = {name: numpy.array([
-            lap.seconds[name] - lap.outside.get(name, 0.0)
-            if name in lap.seconds else 0.0 for lap in laps[1:]])
-            for name in laps[-1].seconds}
-        waits = sum((sections[name] for name in COMMUNICATION
-                     if name in sections), numpy.zeros(len(steps)))
-        named = sum(sections.values(), numpy.zeros(len(steps)))
+            lap.seconds.get(name, 0.0) - lap.outside.get(name, 0.0)
+            for lap in laps[1:]]) for name in laps[-1].seconds}
+        nothing = numpy.zeros(len(steps))
         means = {name: float(values.mean())
                  for name, values in sections.items()}
         # Measuring takes time, too, so that sections may add up to more than
         # the update.
-        means['other'] = max(float((busy - named).mean()), 0.0)
+        means['other'] = max(0.0, float(
+            (busy - sum(sections.values(), nothing)).mean()))
         means['between'] = float((steps - busy).mean())
-        count = len(steps)
+        hidden = {name: (seconds - laps[0].hidden.get(name, 0.0)) / len(steps)
+                  for name, seconds in laps[-1].hidden.items()}
         interval = RankInterval(
             start, self._rank, laps[1].iteration, laps[-1].iteration,
-            spread(steps), spread(steps - waits),
+            _quartiles(steps), _quartiles(steps - sum(
+                (sections.get(name, nothing) for name in COMMUNICATION),
+                nothing)),
             {name: means[name] for name in PHASES if means.get(name)},
-            {name: float(values.mean()) for name, values in _differences(
-                [lap.hidden for lap in laps]).items() if values.any()},
-            *((after - before) / count for before, after in zip(
-                laps[0].bytes, laps[-1].bytes, strict=True)))
-        typical = float(numpy.median(busy))
-        kept = [*self._kept, *(one for one in self._slow
-                               if one.seconds > _SLOW_FROM * typical)]
+            {name: seconds for name, seconds in hidden.items() if seconds})
+        gradients, to_stages, whole = (
+            (numpy.array(laps[-1].bytes) - laps[0].bytes) / len(steps))
+        kept = [*self._kept, *(
+            one for one in self._slow
+            if one.seconds > _SLOW_FROM * numpy.median(busy))]
         self._clear()
-        return interval, kept
+        return interval, (float(gradients), float(to_stages),
+                          float(whole)), kept
 
-    def _since(self, begin: float, taken: list[EventFactory]) -> list[Event]:
-        """Events of an update: those that have not ended before it began."""
-        return [event for event in self.recording.made(taken)
-                if event.end > begin or event.lane]
+    def _clear(self) -> None:
+        self._laps: list[_Lap] = []
+        self._kept: list[KeptEvents] = []
+        self._slow: list[KeptEvents] = []
 
     def _lap(self, iteration: int, now: float) -> _Lap:
         stream = self._stream
@@ -326,7 +320,7 @@ class UpdateTimes:
                         stream.stage_arrays))
 
 
-def together(start: int, everyone: dict[int, list[KeptEvents]]
+def together(start: int, everyone: Sequence[Sequence[KeptEvents]]
              ) -> list[RecordedUpdate]:
     """The updates that all ranks have kept, the slowest of the slow ones.
 
@@ -335,32 +329,21 @@ def together(start: int, everyone: dict[int, list[KeptEvents]]
         everyone: What each rank has kept, by rank.
     """
     by_update: dict[int, list[KeptEvents]] = defaultdict(list)
-    for kept in everyone.values():
-        for one in kept:
-            by_update[one.iteration].append(one)
+    for one in (one for kept in everyone for one in kept):
+        by_update[one.iteration].append(one)
     whole = {iteration: found for iteration, found in by_update.items()
              if len(found) == len(everyone)}
     slow = sorted((iteration for iteration, found in whole.items()
-                   if any(one.why == SLOW for one in found)),
+                   if any(one.is_slow for one in found)),
                   key=lambda iteration: -max(
                       one.seconds for one in whole[iteration]))
     for iteration in slow[_KEPT_SLOW:]:
         del whole[iteration]
-    return [RecordedUpdate(
-        start, iteration, found[0].why, tuple(
-            event._replace(iteration=iteration)
-            for one in found for event in one.events))
+    return [RecordedUpdate(start, iteration, iteration in slow, tuple(
+        event for one in found for event in one.events))
         for iteration, found in sorted(whole.items())]
 
 
-def spread(numbers: numpy.ndarray) -> Spread:
-    """Quartiles, mean and largest of some numbers, at least one."""
+def _quartiles(numbers: numpy.ndarray) -> Quartiles:
     low, median, high = numpy.quantile(numbers, [0.25, 0.5, 0.75]).tolist()
-    return Spread(low, median, high, float(numbers.mean()),
-                  float(numbers.max()))
-
-
-def _differences(totals: list[dict[str, float]]) -> dict[str, numpy.ndarray]:
-    """From each total to the next, by name."""
-    return {name: numpy.diff([total.get(name, 0.0) for total in totals])
-            for name in totals[-1]}
+    return low, median, high

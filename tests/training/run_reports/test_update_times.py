@@ -1,12 +1,6 @@
 """Updates become quartiles, phases and the events of some of them."""
 from chainer_fp8pipe.report import stream
 from chainer_fp8pipe.report.events import Event
-from chainer_fp8pipe.report.record import (
-    FIRST,
-    REGULAR,
-    SLOW,
-    Spread,
-)
 from chainer_fp8pipe.report.stream import EventStream
 from chainer_fp8pipe.training.run_reports import watching
 from chainer_fp8pipe.training.run_reports.watching import (
@@ -31,7 +25,7 @@ class Rank:
     def monotonic(self):
         return self.now
 
-    def update(self, before=0.0, is_first=False, rest=0.0, **sections):
+    def update(self, before=0.0, rest=0.0, **sections):
         """One update, after so many seconds of something else."""
         self.now += before
         self.times.update_begins(self.now)
@@ -40,7 +34,7 @@ class Rank:
                 self.now += seconds
         self.now += rest
         self.iteration += 1
-        self.times.update_ends(self.now, self.iteration, is_first)
+        self.times.update_ends(self.now, self.iteration)
 
 
 @pytest.fixture
@@ -53,99 +47,89 @@ def test_phases_add_up_to_a_step(rank):
                 update=1, rest=2)
     rank.update(before=3, input=1, forward=2, backward=3, exchange=8,
                 update=1, rest=4)
-    interval, _ = rank.times.summary(start=5)
+    interval, _, _ = rank.times.summary(start=5)
     assert interval[:4] == (5, 3, 1, 2)
     assert interval.phases == {
         'input': 1, 'forward': 2, 'backward': 3, 'exchange': 6, 'update': 1,
         'other': 3, 'between': 2}
-    assert sum(interval.phases.values()) == interval.step.mean == 18
-    assert interval.step == Spread(16, 18, 20, 18, 22)
+    assert interval.seconds == 18
+    assert interval.step == (16, 18, 20)
     # Without the exchange: 10 and 14 seconds.
-    assert interval.own == Spread(11, 12, 13, 12, 14)
+    assert interval.own == (11, 12, 13)
 
 
 def test_an_interval_begins_where_the_last_one_ended(rank):
     for seconds in 1, 2:
         rank.update(forward=seconds)
-        interval, _ = rank.times.summary(0)
+        interval, _, _ = rank.times.summary(0)
         assert interval.phases == {'forward': seconds}
         assert interval.first == interval.last == seconds
-    assert rank.times.summary(0) == (None, [])
+    assert rank.times.summary(0) == (None, (0, 0, 0), [])
 
 
 def test_bytes_are_those_of_an_update(rank):
     for count in 10, 30:
         rank.stream.sent(count)
+        rank.stream.carried(2 * count, 5 * count)
         rank.update(forward=1)
-    assert rank.times.summary(0)[0].bytes == 20
+    assert rank.times.summary(0)[1] == (20, 40, 100)
 
 
-def test_events_of_first_regular_and_slow_updates_are_kept(rank):
+def test_events_of_chosen_and_slow_updates_are_kept(rank):
     rank.times.choose({4})
-    for number in range(1, 21):
-        rank.update(is_first=number == 2, forward={7: 3, 9: 1.3}.get(
-            number, 1))
-    _, kept = rank.times.summary(0)
-    assert [(one.iteration, one.why) for one in kept] == [
-        (2, FIRST), (4, REGULAR), (7, SLOW), (9, SLOW)]
-    assert kept[2].events == [
-        Event(3, 'forward', 106.0, 109.0)]
+    for number in range(1, 21):     # the first is like no other
+        rank.update(forward={1: 9, 7: 3, 9: 1.3}.get(number, 1))
+    _, _, kept = rank.times.summary(0)
+    assert [(one.iteration, one.is_slow) for one in kept] == [
+        (4, False), (7, True), (9, True)]
+    assert kept[1].events == [Event(3, 'forward', 114.0, 117.0)]
 
 
 def test_what_lies_between_updates_is_no_part_of_one(rank):
-    rank.times.choose({1})
+    rank.times.choose({2})
+    rank.update(forward=1)
     with rank.stream.section('forward'):     # an evaluation
         rank.now += 5
     rank.update(forward=1)
-    interval, (kept,) = rank.times.summary(0)
-    assert interval.phases == {'forward': 1, 'between': 5}
-    assert kept.events == [Event(3, 'forward', 105.0, 106.0)]
+    interval, _, (kept,) = rank.times.summary(0)
+    assert interval.phases == {'forward': 1, 'between': 2.5}
+    assert kept.events == [Event(3, 'forward', 106.0, 107.0)]
 
 
 def test_nothing_is_noted_after_the_end(rank):
     rank.times.end()
     with rank.stream.section('forward'):
         rank.now += 5
-    assert rank.times.recording.events == []
-
-
-def test_an_update_that_is_like_no_other_is_not_kept(rank):
-    rank.times.choose({1})
-    rank.update(is_first=None, forward=9)
-    rank.update(forward=1)
-    interval, kept = rank.times.summary(0)
-    assert not kept
-    assert interval.first == 1
+    assert not rank.times._written
 
 
 def test_only_the_slowest_of_many_slow_updates_are_offered(rank):
     for number in range(1, 101):
         rank.update(forward=1 + number % 10)
-    _, kept = rank.times.summary(0)
+    _, _, kept = rank.times.summary(0)
     assert len(kept) == watching._OFFERED
     assert {one.iteration % 10 for one in kept} == {9}
 
 
 # --- of all ranks ------------------------------------------------------------
 
-def kept(iteration, why, seconds, rank):
-    return KeptEvents(iteration, why, seconds, [
+def kept(iteration, is_slow, seconds, rank):
+    return KeptEvents(iteration, is_slow, seconds, [
         Event(rank, 'forward', seconds, 2 * seconds)])
 
 
 def test_updates_that_not_all_ranks_have_kept_are_left():
-    found = together(7, {
-        0: [kept(3, REGULAR, 1.0, 0), kept(5, SLOW, 2.0, 0)],
-        1: [kept(5, SLOW, 2.0, 1), kept(3, REGULAR, 1.0, 1),
-            kept(8, SLOW, 2.0, 1)]})
-    assert [one[:3] for one in found] == [(7, 3, REGULAR), (7, 5, SLOW)]
-    assert found[1].events == (
-        Event(0, 'forward', 2.0, 4.0, iteration=5),
-        Event(1, 'forward', 2.0, 4.0, iteration=5))
+    found = together(7, [
+        [kept(3, False, 1.0, 0), kept(5, True, 2.0, 0)],
+        [kept(5, True, 2.0, 1), kept(3, False, 1.0, 1),
+         kept(8, True, 2.0, 1)]])
+    assert [one[:3] for one in found] == [(7, 3, False), (7, 5, True)]
+    assert found[1].events == (Event(0, 'forward', 2.0, 4.0),
+                               Event(1, 'forward', 2.0, 4.0))
 
 
 def test_the_slowest_updates_of_an_interval_are_kept():
-    found = together(0, {rank: [
-        kept(number, SLOW, float(number % 7), rank)
-        for number in range(1, 7)] for rank in range(2)})
+    found = together(0, [[
+        kept(number, True, float(number % 7), rank)
+        for number in range(1, 7)] for rank in range(2)])
     assert [one.iteration for one in found] == [5, 6]

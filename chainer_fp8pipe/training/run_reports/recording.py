@@ -1,0 +1,288 @@
+"""What all ranks bring together for a record, and what rank 0 writes."""
+# All that is collective is in two calls, begin() and write(); files are rank
+# 0's, and a file that cannot be written is a warning, as a training is worth
+# more than its report.  end() has no messages, as other ranks may have failed.
+from __future__ import annotations
+
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chainer
+import numpy
+from mpi4py import MPI
+
+from ...mpi.agreement import raise_together
+from ...mpi.measured import clock_name, measure_offsets, measure_pairs
+from ...mpi.ranks import once
+from ...planning.job_plan import load_job_plan
+from ...report.process_memory import bytes_in
+from ...report.record import (
+    PIPELINE,
+    ClockReading,
+    LinkReading,
+    Part,
+    RecordWriter,
+    RunEnd,
+    TensorHealth,
+    read_record,
+)
+from ..extensions.reports import clipped_share
+from .job_description import describe_start
+from .watching import CurveMeans, UpdateTimes, together
+
+#: Links and tensors are read at so many writes; from then on, as they are
+#: many, at every so manieth.
+_READINGS = 32
+#: Seconds from one page to the next, and to the first: it takes about one.
+_PAGES = 60.0
+
+
+class Recorder:
+    """Records one start of a run, on a communicator of its own.
+
+    Make it on all ranks.
+
+    Args:
+        ranks: All that take part.
+        trainer: Of the training.
+        times: Of this rank.
+        origin: When this rank's training began, by ``time.monotonic``.
+        filename: Of the page, in the result folder; None for none.
+
+    Attributes:
+        comm: The ranks.
+        curves: Gets what each update reports; None but on rank 0.
+    """
+
+    def __init__(self, ranks: MPI.Comm, trainer: Any, times: UpdateTimes,
+                 origin: float, filename: str | None) -> None:
+        self.comm = once(ranks, 'RunReport', ranks.Dup)
+        self.curves: CurveMeans | None = None
+        self._trainer, self._updater = trainer, trainer.updater
+        self._times, self._origin, self._filename = times, origin, filename
+        grid = getattr(trainer.updater, 'grid', None)
+        hosts, clocks, stages = zip(*self.comm.allgather((
+            platform.node(), clock_name(),
+            None if grid is None else grid.stage_index)), strict=True)
+        self._hosts, self._clocks = hosts, [*clocks]
+        self._stages = () if None in stages else stages
+        self._writes, self._warned = 0, False
+        self._page_at = time.monotonic() + _PAGES
+        self._codec = _codec(_communicator(self._updater))
+        self._clipped: dict[str, tuple[float, float]] = {}
+
+    def begin(self, there: tuple[int, ...], ranks: int, iteration: int,
+              plan: Any) -> bool:
+        """Begins the record, or goes on with it; call it on all ranks.
+
+        Args:
+            there: Ranks that take part.
+            ranks: Of the whole job.
+            iteration: Updates done when the training began.
+            plan: As :class:`.RunReport` got it; on rank 0.
+
+        Returns:
+            Whether there is a record; if not, rank 0 has warned.
+
+        Raises:
+            ValueError: The plan is none, or another job's, or the folder has
+                something else in it; on all ranks.
+        """
+        self._number = self.comm.bcast(raise_together(
+            self.comm, lambda: None if self.comm.rank else self._open(
+                plan, ranks), ValueError))
+        clocks = measure_offsets(self.comm, self._clocks)
+        if self._number is not None and not self.comm.rank:
+            start = describe_start(
+                self._trainer, self._number, iteration, ranks, self._hosts,
+                self._stages, there, self._origin)
+            if self._plan is not None:
+                start = start._replace(
+                    plan=str(self._plan.choice), planned=dict(
+                        self._plan.parts), spread=self._plan.spread)
+            self.curves = CurveMeans(self._number, iteration)
+            self._attempt(lambda: self._write([start, *self._read_clocks(
+                clocks)]))
+        return self._number is not None
+
+    def write(self, page: bool) -> None:
+        """Writes what all ranks have had since the last call.
+
+        Args:
+            page: Whether the page is wanted, if it is due.
+        """
+        clocks = measure_offsets(self.comm, self._clocks)
+        self._writes += 1
+        reads = self._writes <= _READINGS or not self._writes % _READINGS
+        pairs = measure_pairs(self.comm, [*self._hosts]) if reads else []
+        health = self._health() if reads else {}
+        interval, sent, kept = self._times.summary(self._number)
+        if interval is not None:
+            gpu = _gpu_memory()
+            interval = interval._replace(
+                sent=self._sent(*sent), resident=int(bytes_in('VmRSS') or 0),
+                peak=int(bytes_in('VmHWM') or 0), gpu_used=gpu[0],
+                gpu_held=gpu[1])
+        everyone = self.comm.gather((interval, kept))
+        if everyone is None:
+            return
+        assert self.curves is not None
+        done = self._updater.iteration
+        parts: list[Part] = [
+            *self.curves.take(), *self._read_clocks(clocks),
+            *(one for one, _ in everyone if one is not None)]
+        parts += [LinkReading(self._number, done, pair.source, pair.target,
+                              pair.bandwidth, pair.latency) for pair in pairs]
+        parts += self._tensors(health)
+        parts += together(self._number, [kept for _, kept in everyone])
+        self._attempt(lambda: self._write(parts))
+        if page and time.monotonic() >= self._page_at:
+            self._attempt(self._page)
+            self._page_at = time.monotonic() + _PAGES
+
+    def end(self, error: str) -> None:
+        """Writes that the start has ended, and the last page; on rank 0."""
+        if self.curves is not None:
+            parts: list[Part] = [*self.curves.take(), RunEnd(
+                self._number, time.time(), self._updater.iteration, error)]
+            self._attempt(lambda: self._write(parts))
+            self._attempt(self._page)
+
+    # --- rank 0 --------------------------------------------------------------
+
+    def _open(self, plan: Any, ranks: int) -> int | None:
+        """The number of this start; None: the folder cannot be written."""
+        self._plan = None if plan is None else load_job_plan(
+            getattr(plan, 'plan', plan))
+        problem = self._plan and self._plan.problem(self._plan.model, ranks)
+        if problem:
+            raise ValueError(problem)
+        try:
+            self._writer = RecordWriter(self._trainer.out)
+        except OSError as error:
+            self._warn(error)
+            return None
+        return self._writer.starts
+
+    def _write(self, parts: list[Part]) -> None:
+        self._writer.write(parts, time.time())
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._warn(error)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                'the report of this run cannot be written, and the '
+                f'training goes on: {type(error).__name__}: {error}',
+                RuntimeWarning, stacklevel=3)
+
+    def _page(self) -> None:
+        if self._filename is None:
+            return
+        out = self._trainer.out
+        from ...report.page import write_page
+        try:
+            write_page([read_record(out)],
+                       os.path.join(out, self._filename))
+        except ImportError as error:
+            self._filename = None
+            warnings.warn(
+                f'the run is recorded, but there is no page of it: {error}, '
+                f'and call "python -m chainer_fp8pipe report {out}"',
+                stacklevel=2)
+
+    def _read_clocks(self, clocks: list[tuple[float, float]]
+                     ) -> Iterator[ClockReading]:
+        now = time.monotonic() - self._origin
+        return (ClockReading(self._number, rank, now, ahead, error)
+                for rank, (ahead, error) in enumerate(clocks) if rank)
+
+    def _tensors(self, health: dict[str, dict[str, float]]
+                 ) -> Iterator[TensorHealth]:
+        """Of each tensor, with the share that was clipped of late."""
+        if not health:
+            return
+        for name, parameter in self._updater.get_optimizer(
+                'main').target.namedparams():
+            if name not in health or parameter.array is None:
+                continue
+            values = dict(health[name])
+            share = clipped_share(
+                self._clipped, name, values.pop('clipped', 0.0),
+                values.pop('encoded', 0.0))
+            if share is not None:
+                values['clipped'] = share
+            if parameter.grad is not None:
+                flat = chainer.backends.cuda.to_cpu(
+                    parameter.grad).reshape(-1)
+                values['gradient'] = float(numpy.sqrt(flat @ flat))
+            yield TensorHealth(self._number, self._updater.iteration, name,
+                               parameter.size, values)
+
+    # --- each rank -----------------------------------------------------------
+
+    def _health(self) -> dict[str, dict[str, float]]:
+        """What compression does to each tensor."""
+        communicator = _communicator(self._updater)
+        return (communicator.health(self._updater.get_optimizer(
+            'main').target) if hasattr(communicator, 'health') else {})
+
+    def _sent(self, gradients: float, to_stages: float, whole: float
+              ) -> dict[str, tuple[str, float, float]]:
+        """See :attr:`.RankInterval.sent`, of mean bytes of an update.
+
+        Args:
+            gradients: That the communicator has counted.
+            to_stages: Of messages to other stages.
+            whole: Of the arrays in these.
+        """
+        communicator = _communicator(self._updater)
+        levels: dict[str, float] = {}
+        # Where a warm-up has ended in the interval, both codecs count.
+        before, self._codec = self._codec, _codec(communicator)
+        codec = (self._codec if before == self._codec
+                 else f'{before}, then {self._codec}')
+        uncompressed = 0.0
+        if communicator is not None:
+            size = communicator.size
+            uncompressed = 8.0 * (size - 1) / size * sum(
+                parameter.size for parameter in self._updater.get_optimizer(
+                    'main').target.params() if parameter.array is not None)
+            if hasattr(communicator, 'sent_levels'):
+                levels = communicator.sent_levels()
+            else:       # ChainerMN's, in which nothing is counted
+                levels, gradients = {'inside MPI': 1.0}, uncompressed
+        found = {level: (codec, share * gradients, share * uncompressed)
+                 for level, share in levels.items()}
+        found[PIPELINE] = ('fp8' if to_stages < whole else 'as they are',
+                           to_stages, whole)
+        return {level: one for level, one in found.items() if one[1]}
+
+
+def _communicator(updater: Any) -> Any:
+    """The communicator of the main optimizer; None without one."""
+    return getattr(updater.get_all_optimizers().get('main'), 'communicator',
+                   None)
+
+
+def _codec(communicator: Any) -> str:
+    if not hasattr(communicator, 'sent_levels'):
+        return type(communicator).__name__
+    return ('float32' if communicator.is_warming_up else communicator.name)
+
+
+def _gpu_memory() -> tuple[int | None, int | None]:
+    """Bytes used and held."""
+    if not chainer.backends.cuda.available:
+        return None, None
+    pool = chainer.backends.cuda.cupy.get_default_memory_pool()
+    return pool.used_bytes(), pool.total_bytes()
