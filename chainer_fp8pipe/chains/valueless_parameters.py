@@ -1,9 +1,21 @@
 """Parameters without values: to be drawn later, or on another rank."""
+# A model may be larger than the memory of a rank, so there must be a way to
+# build it without values: in a block of `deferred`, a parameter with a shape
+# gets a ghost, and the place in the sequence of parameters from which its
+# values are drawn.  partition() has each rank draw its own, which gives the
+# same values whatever rank draws them and however many there are.  Without
+# partition(), whoever asks for the array draws it: `DeferredParameter` is the
+# class of such a parameter until it has values.
+#
+# Chainer gives a parameter its shape in the first forward pass.  Four passes
+# must not draw: a trace leaves the ghost of the shape (`ShapesOnly`); a
+# rehearsal leaves nothing (`untouched`); a run keeps what is there
+# (`settled`); and a model that was traced but not cut loses the shapes again
+# (`without_shapes`).
 from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -225,8 +237,9 @@ class ShapesOnly(Creation):
         return True
 
 
-def without_shapes(always: bool) -> Callable[[Callable], Callable]:
-    """Has a function of a model take back the shapes that it finds.
+@contextlib.contextmanager
+def without_shapes(model: Any, always: bool) -> Iterator[None]:
+    """A block after which a model has only the shapes that it had before.
 
     A trace leaves ghosts of parameters that get their shape in forward.  If
     the model is not cut then, a later forward pass must draw them, as usual.
@@ -234,27 +247,21 @@ def without_shapes(always: bool) -> Callable[[Callable], Callable]:
     parameters they have.
 
     Args:
-        always: Not only if the function raises an error.
+        model: Is traced in the block.
+        always: Not only if the block raises an error.
     """
-    def decorate(function: Callable) -> Callable:
-        @functools.wraps(function)
-        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-            shapeless = [
-                parameter for parameter in model.params()
-                if parameter._data[0] is None
-            ] if (isinstance(model, chainer.Link)
-                  and not hasattr(type(model), 'pieces')) else []
-            done = False
-            try:
-                result = function(model, *args, **kwargs)
-                done = not always
-                return result
-            finally:
-                for parameter in shapeless:
-                    if not done and is_ghost(parameter._data[0]):
-                        place_array(parameter, None)
-        return call
-    return decorate
+    shapeless = [parameter for parameter in model.params()
+                 if parameter._data[0] is None] if (
+        isinstance(model, chainer.Link)
+        and not hasattr(type(model), 'pieces')) else []
+    done = False
+    try:
+        yield
+        done = not always
+    finally:
+        for parameter in shapeless:
+            if not done and is_ghost(parameter._data[0]):
+                place_array(parameter, None)
 
 
 class _Settled(Creation):
