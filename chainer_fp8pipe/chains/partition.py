@@ -46,7 +46,6 @@ _PACKING = 5e-5
 _together = functools.partial(raise_together, error=ValueError)
 
 
-@without_shapes(always=False)
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
@@ -102,34 +101,35 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             another rank (:func:`atomic` helps); on all ranks.
     """
     enter_world()
-    grid = _grid(comm)
-    limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
-        'micro_batches': micro_batches, 'schedule': schedule,
-        'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
-        'profile': profile})
-    _check_given(plan, grid.comm)
-    names, tracer, trace, call = _traced(model, example, grid)
-    task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
-                      _COPIES + optimizer_arrays, recompute,
-                      _link(grid.pipeline), _OVERHEAD)
-    found = _plan(names, trace, task, plan, grid)
+    with without_shapes(model, always=False):
+        grid = _grid(comm)
+        limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
+            'micro_batches': micro_batches, 'schedule': schedule,
+            'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
+            'profile': profile})
+        _check_given(plan, grid.comm)
+        names, tracer, trace, call = _traced(model, example, grid)
+        task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
+                          _COPIES + optimizer_arrays, recompute,
+                          _link(grid.pipeline), _OVERHEAD)
+        found = _plan(names, trace, task, plan, grid)
 
-    def cut() -> tuple[Partition, Any]:
-        live = reads_state(tracer, trace, call)
-        program = StagedTrace(trace, found, None, live, {})
-        part = Partition(model, names, tracer, found, grid, program)
-        with preserved():
-            if part.passes.rehearse(program, call) is None:
-                raise ValueError(OTHER_CALLS)
-        part.live_state['train'] = live
-        part.limit = limit
-        part.describe(program)
-        kind: Any = type(model)
-        return part, class_of(kind)
-    part, kind = _together(grid.comm, cut)
-    _distribute(names, part, grid.comm)
-    model.partition, model.__class__ = part, kind
-    return model
+        def cut() -> tuple[Partition, Any]:
+            live = reads_state(tracer, trace, call)
+            program = StagedTrace(trace, found, None, live, {})
+            part = Partition(model, names, tracer, found, grid, program)
+            with preserved():
+                if part.passes.rehearse(program, call) is None:
+                    raise ValueError(OTHER_CALLS)
+            part.live_state['train'] = live
+            part.limit = limit
+            part.describe(program)
+            kind: Any = type(model)
+            return part, class_of(kind)
+        part, kind = _together(grid.comm, cut)
+        _distribute(names, part, grid.comm)
+        model.partition, model.__class__ = part, kind
+        return model
 
 
 def _link(comm: Any) -> Link:

@@ -184,6 +184,7 @@ class Partition:
             # Programs that only read these values may do so on other chunks.
             self._programs.clear()
             self._note_keepers(program)
+        program.missing = self.missing(program)
         return program
 
     def missing(self, program: StagedTrace) -> set[tuple[str, int]]:

@@ -37,11 +37,15 @@ class StagedTrace:
             values, by the link's path.
         inner: Paths of the parameters that are read inside of calls.
         after: What links keep for the next run; None: nothing.
+        missing: Paths of parameters that a rank lacks, with the chunk's
+            number; set by the :class:`.Partition`.
 
     Raises:
         ValueError: The model returns something else than variables, or the
             calls of such a link would be on two chunks.
     """
+
+    missing: set[tuple[str, int]]
 
     def __init__(self, trace: Trace, plan: PartitionPlan,
                  state: LinkState | None,

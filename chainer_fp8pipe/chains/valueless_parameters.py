@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -225,8 +224,9 @@ class ShapesOnly(Creation):
         return True
 
 
-def without_shapes(always: bool) -> Callable[[Callable], Callable]:
-    """Has a function of a model take back the shapes that it finds.
+@contextlib.contextmanager
+def without_shapes(model: Any, always: bool) -> Iterator[None]:
+    """A block after which a model has only the shapes that it had before.
 
     A trace leaves ghosts of parameters that get their shape in forward.  If
     the model is not cut then, a later forward pass must draw them, as usual.
@@ -234,27 +234,21 @@ def without_shapes(always: bool) -> Callable[[Callable], Callable]:
     parameters they have.
 
     Args:
-        always: Not only if the function raises an error.
+        model: Is traced in the block.
+        always: Not only if the block raises an error.
     """
-    def decorate(function: Callable) -> Callable:
-        @functools.wraps(function)
-        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
-            shapeless = [
-                parameter for parameter in model.params()
-                if parameter._data[0] is None
-            ] if (isinstance(model, chainer.Link)
-                  and not hasattr(type(model), 'pieces')) else []
-            done = False
-            try:
-                result = function(model, *args, **kwargs)
-                done = not always
-                return result
-            finally:
-                for parameter in shapeless:
-                    if not done and is_ghost(parameter._data[0]):
-                        place_array(parameter, None)
-        return call
-    return decorate
+    shapeless = [parameter for parameter in model.params()
+                 if parameter._data[0] is None] if (
+        isinstance(model, chainer.Link)
+        and not hasattr(type(model), 'pieces')) else []
+    done = False
+    try:
+        yield
+        done = not always
+    finally:
+        for parameter in shapeless:
+            if not done and is_ghost(parameter._data[0]):
+                place_array(parameter, None)
 
 
 class _Settled(Creation):

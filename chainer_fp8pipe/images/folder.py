@@ -12,16 +12,12 @@ import chainer
 import numpy
 
 from .decoding import Decoder, create_decoder
-from .file_list import FileTable, check_folder, find_images
 from .iterator import ImageIterator
-from .memory import available_bytes, total_bytes
-from .reading import Cache, CacheKind, Reader, kept_bytes
-from .segment import Segment
+from .memory import Segment, available_bytes, total_bytes
+from .reading import Cache, CacheKind, Reader, check_folder, find_images
 from .transforms import Transform
 
 _log = logging.getLogger(__name__)
-_KINDS = None, 'memory', 'decoded'
-_ON_ERROR = 'skip', 'raise'
 
 
 class ImageFolder(chainer.dataset.DatasetMixin):
@@ -74,23 +70,32 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                  shard: Any = None, seed: int = 0,
                  on_error: Literal['skip', 'raise'] = 'skip',
                  decoder: str | Decoder = 'auto') -> None:
-        self._ranks = FolderRanks(shard)
+        self._rank, self._ranks, self._comm = _ranks_of(shard)
         self._on_error = on_error
-        seed, cache_bytes, where = self._ranks.together(
-            lambda: _checked(cache, cache_bytes, seed, on_error, root,
-                             transform, decoder))
-        self._ranks.same('image folder', cache=cache, cache_bytes=cache_bytes,
-                         seed=seed, on_error=on_error,
-                         # Memory addresses differ between ranks.
-                         transform=re.sub(' at 0x[0-9a-f]+', '',
-                                          repr(transform)))
-        table = self._ranks.find(where)
+
+        def check() -> tuple[int, int | None, str, Decoder]:
+            # The script may go to another folder while images are still read.
+            where = os.path.abspath(os.fspath(root))
+            numbers = _checked(cache, cache_bytes, seed, on_error, transform,
+                               decoder)
+            check_folder(where)
+            return *numbers, where, (create_decoder(decoder) if isinstance(
+                decoder, str) else decoder)
+        whole_seed, budget, where, made = self._together(
+            check, lambda found: _described(
+                'image folder', cache=cache, cache_bytes=found[1],
+                seed=found[0], on_error=on_error,
+                # Memory addresses differ between ranks.
+                transform=re.sub(' at 0x[0-9a-f]+', '', repr(transform))))
+        table = self._together(
+            lambda: None if self._rank and self._comm else find_images(where))
+        if self._comm is not None:
+            table = self._comm.bcast(table)
+            table.root = where  # the folder may be elsewhere on another node
         self.classes = table.classes
-        made = self._ranks.together(lambda: create_decoder(
-            decoder) if isinstance(decoder, str) else decoder)
-        self._reader = Reader(table, transform, made, cache, None, seed)
+        self._reader = Reader(table, transform, made, cache, None, whole_seed)
         if cache is not None:
-            self._reader.cache = self._make_cache(cache_bytes)
+            self._reader.cache = self._make_cache(budget)
         self._draws: tuple[int, numpy.random.Generator] | None = None
 
     def __len__(self) -> int:
@@ -114,7 +119,13 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             OSError: The file cannot be read.
         """
         index = range(len(self))[index]
-        return (self._reader.draw(index, self._generator()),
+        # The process's generator: a fork draws other numbers.
+        if self._draws is None or self._draws[0] != os.getpid():
+            words = [self._reader.seed, self._rank]
+            if self._draws is not None:
+                words.append(os.getpid())
+            self._draws = os.getpid(), numpy.random.default_rng(words)
+        return (self._reader.draw(index, self._draws[1]),
                 self._reader.table.labels[index])
 
     def iterator(self, batch: int, workers: int = 4, prefetch: int = 8,
@@ -140,21 +151,23 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 each rank, or an argument is negative, no whole number, or
                 differs on a rank.
         """
-        batch, workers, prefetch = self._ranks.together(lambda: (
-            _whole('batch', batch, 1), _whole('workers', workers, 0),
-            _whole('prefetch', prefetch, 0)))
-        self._ranks.same('iterator', batch=batch, repeat=repeat,
-                         shuffle=shuffle)
-
-        def make() -> ImageIterator:
+        def check() -> tuple[int, int, int]:
             if self._reader.transform is None:
                 raise ValueError(
                     'images of different sizes do not make a batch: give the '
                     'ImageFolder a transform, such as RandomResizedCrop(224)')
-            return ImageIterator(
-                self._reader, (self._ranks.rank, self._ranks.size), batch,
-                workers, prefetch, repeat, shuffle, self._on_error)
-        return self._ranks.together(make)
+            return (_whole('batch', batch, 1), _whole('workers', workers, 0),
+                    _whole('prefetch', prefetch, 0))
+        numbers = self._together(check, lambda found: _described(
+            'iterator', batch=found[0], repeat=repeat, shuffle=shuffle))
+        return self._together(lambda: ImageIterator(
+            self._reader, (self._rank, self._ranks), *numbers, repeat,
+            shuffle, self._on_error))
+
+    def cached(self) -> tuple[int, int]:
+        """Images in this node's cache, and their bytes."""
+        cache = self._reader.cache
+        return (0, 0) if cache is None else cache.statistics()
 
     def __getstate__(self) -> dict[str, Any]:
         if self._reader.cache is not None:
@@ -165,147 +178,95 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 'or cache=None')
         return dict(vars(self))
 
-    def cached(self) -> tuple[int, int]:
-        """Images in this node's cache, and their bytes."""
-        cache = self._reader.cache
-        return (0, 0) if cache is None else cache.statistics()
+    def _together(self, action: Callable[[], Any],
+                  entries: Callable[[Any], dict[str, str]] | None = None
+                  ) -> Any:
+        """Calls ``action``; raises on all ranks if it fails on one.
+
+        So it does if ``entries`` of what it returns differ between ranks.
+        """
+        if self._comm is None:
+            return action()
+        from ..mpi.agreement import raise_together
+        return raise_together(self._comm, action, ValueError, entries,
+                              'Give all ranks the same.')
 
     def _make_cache(self, budget: int | None) -> Cache:
-        """The node's cache, if it can hold a sample."""
-        def checked() -> int:
+        """One cache for all ranks of a node, if it can hold a sample."""
+        def check() -> int:
             limit = available_bytes() // 2 if budget is None else budget
-            needed = kept_bytes(self._reader, 0)
+            needed = self._reader.kept_bytes(0)
             if needed > limit:
                 raise ValueError(
                     f'cache_bytes={limit:,} does not hold one sample: '
                     f'{self.path(0)} takes {needed:,} bytes; allow as much as '
                     'all images take, or use cache=None')
             return limit
-        return self._ranks.cache(len(self), self._ranks.together(checked))
-
-    def _generator(self) -> numpy.random.Generator:
-        """The process's generator: a fork draws other numbers."""
-        if self._draws is None or self._draws[0] != os.getpid():
-            words = [self._reader.seed, self._ranks.rank]
-            if self._draws is not None:
-                words.append(os.getpid())
-            self._draws = os.getpid(), numpy.random.default_rng(words)
-        return self._draws[1]
-
-
-class FolderRanks:
-    """The ranks that share a folder's images.
-
-    With a communicator, an uncaught exception on any rank ends the job from
-    then on.  Without one MPI is not imported, as that would start it.
-
-    Args:
-        shard: A communicator; (index, count); None for one rank alone.
-
-    Attributes:
-        rank: This rank's number.
-        size: Number of ranks.
-    """
-
-    def __init__(self, shard: Any) -> None:
-        self._comm: Any = None
-        if shard is None or isinstance(shard, tuple):
-            self.rank, self.size = shard or (0, 1)
-            if not 0 <= self.rank < self.size:
-                raise ValueError(f'shard=({self.rank}, {self.size}): there '
-                                 f'is no shard {self.rank} among {self.size}')
-            return
-        from mpi4py import MPI
-
-        from ..mpi.failure.abort import enter_world
-        comm = getattr(shard, 'mpi_comm', shard)
-        if not isinstance(comm, MPI.Comm):
-            raise TypeError(f'shard={shard!r} is neither a communicator nor '
-                            '(index, count)')
-        enter_world()        # or the others wait in their next step
-        self.rank, self.size, self._comm = comm.rank, comm.size, comm
-
-    def together(self, action: Callable[[], Any]) -> Any:
-        """Calls ``action``; if it fails on a rank, raises on all."""
+        limit = self._together(check)
         if self._comm is None:
-            return action()
-        from ..mpi import agreement
-        return agreement.raise_together(self._comm, action, ValueError)
-
-    def same(self, what: str, **settings: object) -> None:
-        """Raises on all ranks if their settings differ."""
-        if self._comm is None:
-            return
-        from ..mpi import agreement
-        agreement.agree(self._comm, agreement.Signature({
-            f'{what} {name}': repr(value)
-            for name, value in settings.items()}),
-            remedy='Give all ranks the same.')
-
-    def find(self, root: str) -> FileTable:
-        """Finds the files on rank 0, and gives them to all ranks."""
-        if self._comm is None:
-            return find_images(root)
-
-        def look() -> FileTable | None:
-            check_folder(root)
-            return None if self.rank else find_images(root)
-        table = self._comm.bcast(self.together(look))
-        # The folder may be elsewhere on another node.
-        table.root = root
-        return table
-
-    def cache(self, samples: int, budget: int) -> Cache:
-        """One cache for all ranks of a node."""
-        if self._comm is None:
-            return Cache.create(samples, budget)
+            return Cache.create(len(self), limit)
         from mpi4py import MPI
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         try:
-            return self._cache_of(node, samples, budget)
+            cache = self._together(lambda: None if node.rank else Cache.create(
+                len(self), limit))
+            place = node.bcast(cache and cache.segment.place)
+            if node.rank and (segment := Segment.open(place)):
+                cache = Cache(segment, len(self))
+            if all(node.allgather(cache is not None)):
+                return cache
+            if not node.rank:
+                _log.warning(
+                    'rank %d: the ranks of this node cannot open memory of '
+                    'each other, so that each keeps a cache of its own, of '
+                    'cache_bytes / %d', self._rank, node.size)
+            return Cache.create(len(self), limit // node.size)
         finally:
             node.Free()
 
-    def _cache_of(self, node: Any, samples: int, budget: int) -> Cache:
-        first = self.together(
-            lambda: None if node.rank else Cache.create(samples, budget))
-        place = node.bcast(first and first.segment.place)
-        cache = first
-        if node.rank:
-            segment = Segment.open(place)
-            cache = segment and Cache(segment, samples)
-        if all(node.allgather(cache is not None)):
-            return cache
-        if not node.rank:
-            _log.warning(
-                'rank %d: the ranks of this node cannot open memory of each '
-                'other, so that each keeps a cache of its own, of '
-                'cache_bytes / %d', self.rank, node.size)
-        return Cache.create(samples, budget // node.size)
+
+def _ranks_of(shard: Any) -> tuple[int, int, Any]:
+    """This rank's number, how many there are, and their communicator.
+
+    Without a communicator MPI is not imported, as that would start it.
+    """
+    if shard is None or isinstance(shard, tuple):
+        rank, size = shard or (0, 1)
+        if not 0 <= rank < size:
+            raise ValueError(f'shard=({rank}, {size}): there is no shard '
+                             f'{rank} among {size}')
+        return rank, size, None
+    from mpi4py import MPI
+
+    from ..mpi.failure.abort import enter_world
+    comm = getattr(shard, 'mpi_comm', shard)
+    if not isinstance(comm, MPI.Comm):
+        raise TypeError(f'shard={shard!r} is neither a communicator nor '
+                        '(index, count)')
+    enter_world()        # or the others wait in their next step
+    return comm.rank, comm.size, comm
 
 
 def _checked(cache: object, cache_bytes: int | None, seed: int,
-             on_error: object, root: str | os.PathLike[str],
-             transform: object, decoder: object
-             ) -> tuple[int, int | None, str]:
-    """Checks the arguments; returns seed, cache_bytes and root."""
-    for name, value, needed in (
-            ('transform', transform, ('shape', 'dtype', 'plan', 'finish')),
-            ('decoder', decoder, ('size', 'decode'))):
-        if value is None and name == 'transform' or (
-                isinstance(value, str) and name == 'decoder'):
-            continue
-        missing = [one for one in needed if not hasattr(value, one)]
-        if missing or isinstance(value, type):
-            raise ValueError(
-                f'{name}={value!r} is no {name}: it must be an object with '
-                f'{", ".join(needed)}'
-                + (', such as RandomResizedCrop(224)'
-                   if name == 'transform' else ", or a name such as 'auto'"))
-    if cache not in _KINDS:
-        raise ValueError(f'cache={cache!r} is none of {_KINDS}')
-    if on_error not in _ON_ERROR:
-        raise ValueError(f'on_error={on_error!r} is none of {_ON_ERROR}')
+             on_error: object, transform: object, decoder: object
+             ) -> tuple[int, int | None]:
+    """Checks the arguments; returns seed and cache_bytes."""
+    for name, value, needed, example in (
+            ('transform', transform, ('shape', 'dtype', 'plan', 'finish'),
+             'such as RandomResizedCrop(224)'),
+            ('decoder', decoder, ('size', 'decode'),
+             "or a name such as 'auto'")):
+        is_named = (value is None if name == 'transform'
+                    else isinstance(value, str))
+        if not is_named and (isinstance(value, type) or not all(
+                hasattr(value, one) for one in needed)):
+            raise ValueError(f'{name}={value!r} is no {name}: it must be an '
+                             f'object with {", ".join(needed)}, {example}')
+    for name, value, allowed in (
+            ('cache', cache, (None, 'memory', 'decoded')),
+            ('on_error', on_error, ('skip', 'raise'))):
+        if value not in allowed:
+            raise ValueError(f'{name}={value!r} is none of {allowed}')
     seed = _whole('seed', seed, 0)
     if seed >= 1 << 63:
         raise ValueError(f'seed={seed} is not below 2^63')
@@ -317,8 +278,7 @@ def _checked(cache: object, cache_bytes: int | None, seed: int,
             raise ValueError(
                 f'cache_bytes={cache_bytes:,} is more than the '
                 f'{total_bytes():,} bytes of memory that there are')
-    # The script may go to another folder while images are still read.
-    return seed, cache_bytes, os.path.abspath(os.fspath(root))
+    return seed, cache_bytes
 
 
 def _whole(name: str, value: Any, least: int) -> int:
@@ -333,3 +293,6 @@ def _whole(name: str, value: Any, least: int) -> int:
     return number
 
 
+def _described(what: str, **settings: object) -> dict[str, str]:
+    return {f'{what} {name}': repr(value)
+            for name, value in settings.items()}

@@ -11,8 +11,7 @@ import numpy
 from . import shards
 from .decoding import ImageError
 from .reading import Reader
-from .worker import Outcome, attempt
-from .workers import Failure, Loader
+from .workers import BAD_FILE, BAD_IMAGE, DONE, MISTAKE, Loader, attempt
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +76,10 @@ class ImageIterator(chainer.dataset.Iterator):
 
     Attributes:
         batch_size: Most samples of a batch on this rank.
+        batches_per_epoch: The same on every rank and in every epoch.
         epoch: Finished epochs.
+        current_position: Samples of this epoch that were used, over all
+            ranks.
         is_new_epoch: Whether the last batch finished one.
         skipped: How often this rank left out an image that cannot be used.
         substituted: Batches of this rank that are an image of another batch,
@@ -91,34 +93,25 @@ class ImageIterator(chainer.dataset.Iterator):
         self.batch_size, self.repeat = batch, repeat
         self._reader, self._on_error = reader, on_error
         self._rank, self._ranks = ranks
-        self._who = f'rank {self._rank}'
         self._samples = len(reader.table)
         self._shuffle = shuffle
         if self._samples < self._ranks:
             raise ValueError(
                 f'{self._samples} images are less than one for each of the '
                 f'{self._ranks} ranks; use at most {self._samples} ranks')
+        self.batches_per_epoch = shards.batches_left(
+            self._samples, batch, self._ranks)
         # Without workers nothing is read before it is wanted.
         self._ahead = prefetch if workers else 0
-        self._skipped = Skipped(self._rank, self._samples)
+        self.skipped = self.substituted = 0
+        self._named = numpy.zeros(self._samples, bool)  # in the log already
         self._order: tuple[int, numpy.ndarray] = -1, numpy.empty(0)
         self._loader = Loader(
             reader, shards.largest_part(self._samples, batch, self._ranks),
             workers, self._ahead + 1)
-        self.is_new_epoch: bool
-        self._previous: float
-        # The loader's requests: their global batch, and this rank's samples.
-        self._steps: deque[tuple[shards.GlobalBatch, numpy.ndarray]] = deque()
-        self._start(shards.EpochPosition(), False, -1.0)
-
-    @property
-    def epoch(self) -> int:
-        return self._position.epoch
-
-    @property
-    def current_position(self) -> int:
-        """Samples of this epoch that were used, over all ranks."""
-        return self._position.used
+        # The loader's requests: epoch, start and stop, this rank's samples.
+        self._requests: deque[tuple[int, int, int, numpy.ndarray]] = deque()
+        self._start((0, 0), False, -1.0)
 
     @property
     def epoch_detail(self) -> float:
@@ -131,26 +124,13 @@ class ImageIterator(chainer.dataset.Iterator):
         return None if self._previous < 0 else self._previous
 
     @property
-    def batches_per_epoch(self) -> int:
-        """The same on every rank and in every epoch."""
-        return shards.batches_left(self._samples, self.batch_size, self._ranks)
-
-    @property
-    def skipped(self) -> int:
-        return self._skipped.images
-
-    @property
-    def substituted(self) -> int:
-        return self._skipped.substituted
-
-    @property
     def worker_pids(self) -> list[int]:
         """The process number of each worker."""
         return self._loader.pids if self._loader else []
 
     def __next__(self) -> Batch:
         loader = self._running()
-        if self._position.epoch and not self.repeat:
+        if self.epoch and not self.repeat:
             raise StopIteration
         try:
             return self._next(loader)
@@ -166,7 +146,7 @@ class ImageIterator(chainer.dataset.Iterator):
         Raises:
             RuntimeError: The iterator was finalized, or a worker has died.
         """
-        self._start(shards.EpochPosition(), False, -1.0)
+        self._start((0, 0), False, -1.0)
 
     def finalize(self) -> None:
         """Ends the workers and frees the memory; the iterator is over."""
@@ -193,26 +173,35 @@ class ImageIterator(chainer.dataset.Iterator):
                     f'the iterator was saved with {name}={there}, but here '
                     f'{name}={here}; resume with the same images, seed and '
                     'order')
-        epoch = int(serializer('epoch', self.epoch))
-        used = int(serializer('current_position', self.current_position))
+        position = (int(serializer('epoch', self.epoch)),
+                    int(serializer('current_position',
+                                   self.current_position)))
         new = bool(serializer('is_new_epoch', self.is_new_epoch))
         previous = float(serializer('previous_epoch_detail', self._previous))
-        position = shards.EpochPosition(epoch, used)
-        if position != self._position:
+        if position != (self.epoch, self.current_position):
             self._start(position, new, previous)
         self.is_new_epoch, self._previous = new, previous
-        self._skipped.serialize(serializer)
+        # One rank's snapshot may be loaded on all ranks.
+        rank = serializer('rank', self._rank)
+        skipped = serializer('skipped', self.skipped)
+        substituted = serializer('substituted', self.substituted)
+        if rank == self._rank:
+            self.skipped, self.substituted = skipped, substituted
+        # Bits, as a snapshot's arrays should have the same shape each time.
+        named = serializer('named', numpy.packbits(self._named))
+        self._named |= numpy.unpackbits(
+            named, count=self._samples).astype(bool)
 
-    def _start(self, position: shards.EpochPosition, new: bool,
+    def _start(self, position: tuple[int, int], new: bool,
                previous: float) -> None:
-        """Goes on at a position."""
+        """Goes on at a position: finished epochs, samples used."""
         try:
             self._running().cancel()
         except BaseException:
             self.finalize()
             raise
-        self._steps.clear()
-        self._position = self._requested = position
+        self._requests.clear()
+        self.epoch, self.current_position = self._requested = position
         self.is_new_epoch, self._previous = new, previous
 
     def _running(self) -> Loader:
@@ -223,97 +212,70 @@ class ImageIterator(chainer.dataset.Iterator):
         return self._loader
 
     def _next(self, loader: Loader) -> Batch:
-        while len(self._steps) <= self._ahead and (
-                self.repeat or not self._requested.epoch):
-            step = shards.next_step(self._requested, self._samples,
-                                    self.batch_size, self._ranks)
-            indices = self._indices(step)
-            self._steps.append((step, indices))
-            self._requested = step.after
-            loader.request(step.epoch, indices)
-        step, indices = self._steps.popleft()
-        loaded = loader.take()
-        for failure in loaded.failures:
-            self._fail(failure)
-        images, used = loaded.images, indices[loaded.good]
-        if not len(used):
-            images, used = self._substitute(step)
+        while len(self._requests) <= self._ahead and (
+                self.repeat or not self._requested[0]):
+            epoch, start = self._requested
+            stop = shards.batch_stop(start, self._samples, self.batch_size,
+                                     self._ranks)
+            samples = self._part(epoch, start, stop)
+            loader.request(epoch, samples)
+            self._requests.append((epoch, start, stop, samples))
+            self._requested = self._behind(epoch, stop)
+        epoch, start, stop, samples = self._requests.popleft()
+        images, good, failures = loader.take()
+        for failure in failures:
+            self._fail(*failure)
+        samples = samples[good]
+        if not len(samples):
+            images, samples = self._substitute(epoch, start, stop)
         self._previous = self.epoch_detail
-        self._position = step.after
-        self.is_new_epoch = not step.after.used
-        return Batch(images, self._reader.table.labels[used])
+        self.epoch, self.current_position = self._behind(epoch, stop)
+        self.is_new_epoch = not self.current_position
+        return Batch(images, self._reader.table.labels[samples])
 
-    def _substitute(self, step: shards.GlobalBatch
+    def _behind(self, epoch: int, stop: int) -> tuple[int, int]:
+        """The position after a batch."""
+        return (epoch + 1, 0) if stop == self._samples else (epoch, stop)
+
+    def _part(self, epoch: int, start: int, stop: int) -> numpy.ndarray:
+        """This rank's samples of a global batch."""
+        if self._order[0] != epoch:
+            self._order = epoch, shards.epoch_order(
+                self._samples, self._reader.seed, epoch, self._shuffle)
+        return self._order[1][shards.part(start, stop, self._rank,
+                                          self._ranks)]
+
+    def _substitute(self, epoch: int, start: int, stop: int
                     ) -> tuple[numpy.ndarray, numpy.ndarray]:
         """The next good image of this rank's epoch, and its number."""
         transform = self._reader.transform
         assert transform is not None
         images = numpy.empty((1, *transform.shape), transform.dtype)
-        for other in shards.others(step, self._samples, self.batch_size,
-                                   self._ranks):
-            for sample in self._indices(other).tolist():
-                outcome, reason = attempt(self._reader, sample, step.epoch,
+        for other in shards.other_batches(start, stop, self._samples,
+                                          self.batch_size, self._ranks):
+            for sample in self._part(epoch, *other).tolist():
+                outcome, reason = attempt(self._reader, sample, epoch,
                                           images[0])
-                if outcome == Outcome.DONE:
-                    self._skipped.substituted += 1
+                if outcome == DONE:
+                    self.substituted += 1
                     return images, numpy.array([sample])
-                if outcome != Outcome.IMAGE:
-                    self._fail(Failure(sample, outcome, reason))
-        raise ImageError('', f'{self._who}: no image of its share of '
-                         f'epoch {step.epoch} can be used; the log names '
-                         'those of the batch')
+                if outcome != BAD_IMAGE:
+                    self._fail(sample, outcome, reason)
+        raise ImageError('', f'rank {self._rank}: no image of its share of '
+                         f'epoch {epoch} can be used; the log names those of '
+                         'the batch')
 
-    def _indices(self, step: shards.GlobalBatch) -> numpy.ndarray:
-        """This rank's samples of a step."""
-        if self._order[0] != step.epoch:
-            self._order = step.epoch, shards.epoch_order(
-                self._samples, self._reader.seed, step.epoch, self._shuffle)
-        return self._order[1][shards.part(step, self._rank, self._ranks)]
-
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, sample: int, outcome: int, reason: str) -> None:
         """Leaves a sample out, or raises what happened to it."""
-        path = self._reader.table.path(failure.sample)
-        if failure.outcome == Outcome.FILE:
-            raise OSError(f'{self._who}: {path} was found, but cannot be '
-                          f'read: {failure.reason}')
-        if failure.outcome == Outcome.OTHER:
-            raise RuntimeError(f'{self._who}: {path}: {failure.reason}')
+        path, who = self._reader.table.path(sample), f'rank {self._rank}'
+        if outcome == BAD_FILE:
+            raise OSError(f'{who}: {path} was found, but cannot be read: '
+                          f'{reason}')
+        if outcome == MISTAKE:
+            raise RuntimeError(f'{who}: {path}: {reason}')
         if self._on_error == 'raise':
-            raise ImageError(path, f'{failure.reason} ({self._who})')
-        self._skipped.add(failure.sample, path, failure.reason)
-
-
-class Skipped:
-    """Images, of ``samples`` on all ranks, that a rank could not use.
-
-    They are counted, named in the log once, and saved in snapshots.
-    """
-
-    def __init__(self, rank: int, samples: int) -> None:
-        self.images = 0             # how often one was left out
-        self.substituted = 0        # batches that are an image of another
-        self._rank = rank
-        self._named = numpy.zeros(samples, bool)    # in the log already
-
-    def add(self, sample: int, path: str, reason: str) -> None:
-        """Counts an image, and names it in the log if it is new."""
-        self.images += 1
+            raise ImageError(path, f'{reason} ({who})')
+        self.skipped += 1
         if not self._named[sample]:
             self._named[sample] = True
-            _log.warning('rank %d: skipped %s: %s', self._rank, path, reason)
-
-    def serialize(self, serializer: Any) -> None:
-        """Saves or loads counts and logged images.
-
-        One rank's snapshot may be loaded on all ranks: only the rank of the
-        same number takes over its counts.
-        """
-        rank = serializer('rank', self._rank)
-        images = serializer('skipped', self.images)
-        substituted = serializer('substituted', self.substituted)
-        if rank == self._rank:
-            self.images, self.substituted = images, substituted
-        # Bits, as a snapshot's arrays should have the same shape each time.
-        named = serializer('named', numpy.packbits(self._named))
-        self._named |= numpy.unpackbits(
-            named, count=len(self._named)).astype(bool)
+            _log.warning('%s: skipped %s: %s', who, path, reason)

@@ -61,13 +61,21 @@ class Decompressor:
     """One instance of the library; not for several threads at a time."""
 
     def __init__(self) -> None:
+        self._scratch = numpy.empty(0, numpy.uint8)
+        self._open()
+
+    def _renew(self) -> None:
+        # After a damaged file an instance can refuse sound ones.
+        self._destroy()
+        self._open()
+
+    def _open(self) -> None:
         tj = library()
         handle = tj and tj.tj3Init(_DECOMPRESS)
         if not tj or not handle:
             raise RuntimeError('no decompressor of libturbojpeg 3')
         self._tj, self._handle = tj, handle
-        self._scratch = numpy.empty(0, numpy.uint8)
-        weakref.finalize(self, tj.tj3Destroy, handle)
+        self._destroy = weakref.finalize(self, tj.tj3Destroy, handle)
 
     def decode(self, data: bytes | memoryview, width: int, height: int,
                box: tuple[int, int, int, int], shrink: int
@@ -93,10 +101,10 @@ class Decompressor:
         file = numpy.frombuffer(data, numpy.uint8)
         source = file.ctypes.data, file.size
         if tj.tj3DecompressHeader(handle, *source):
-            return None
+            return self._renew()
         subsampling = tj.tj3Get(handle, _SUBSAMPLING)
         if not 0 <= subsampling < len(_UNIT_WIDTHS):
-            return None
+            return self._renew()
         left, right = box[0] // shrink, -(-(box[0] + box[2]) // shrink)
         top, bottom = box[1] // shrink, -(-(box[1] + box[3]) // shrink)
         # The region must start between two units.
@@ -106,11 +114,13 @@ class Decompressor:
         if tj.tj3SetScalingFactor(handle, _Factor(1, shrink)) \
                 or tj.tj3SetCroppingRegion(handle, _Region(
                     start, top, stop - start, bottom - top)):
-            return None
+            return self._renew()
         pixels = self._space(bottom - top, stop - start)
-        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB) \
-                and tj.tj3GetErrorCode(handle) != _WARNING:
-            return None
+        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB):
+            is_damaged = tj.tj3GetErrorCode(handle) != _WARNING
+            self._renew()
+            if is_damaged:
+                return None
         return pixels[:, left - start:right - start]
 
     def _space(self, height: int, width: int) -> numpy.ndarray:

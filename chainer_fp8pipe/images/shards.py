@@ -1,50 +1,19 @@
-"""The samples of each batch on each rank: a pure function of the position.
-
-An epoch is one order of all samples, from the seed and the epoch's number.
-It is cut into global batches, and each of these into one part per rank, by
-the position in the epoch alone, not by earlier batches or other ranks.  So
-every rank makes the same number of batches, and a run goes on at any sample,
-even with other ranks or another batch size.
-
-No sample is left out or repeated to fill a last batch.  The batches of an
-epoch are instead of nearly equal size: ``rest`` samples take the n batches
-that they need, and the sizes of these differ by one at most, on a rank too.
-There is no small last batch.
-"""
+"""The samples of each batch on each rank: a pure function of the position."""
+# An epoch is one order of all samples, from the seed and the epoch's number.
+# It is cut into global batches, start to stop, and each of these into one part
+# per rank, by the position in the epoch alone, not by earlier batches or other
+# ranks.  So every rank makes the same number of batches, and a run goes on at
+# any sample, even with other ranks or another batch size.
+#
+# No sample is left out or repeated to fill a last batch.  The batches of an
+# epoch are instead of nearly equal size: the samples that are left take the n
+# batches that they need, and the sizes of these differ by one at most, on a
+# rank too.  There is no small last batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy
-
-
-class EpochPosition(NamedTuple):
-    """How far all ranks together are.
-
-    Attributes:
-        epoch: Finished epochs.
-        used: Samples of the present epoch that were used, over all ranks.
-    """
-
-    epoch: int = 0
-    used: int = 0
-
-
-class GlobalBatch(NamedTuple):
-    """The batch of all ranks together.
-
-    Attributes:
-        epoch: The epoch of its samples.
-        start: Index of its first sample in the order of that epoch.
-        stop: Index after its last sample.
-        after: The position behind it.
-    """
-
-    epoch: int
-    start: int
-    stop: int
-    after: EpochPosition
 
 
 def epoch_order(samples: int, seed: int, epoch: int,
@@ -67,13 +36,12 @@ def batches_left(rest: int, batch: int, ranks: int) -> int:
     return max(1, min(-(-rest // (batch * ranks)), rest // ranks))
 
 
-def next_step(position: EpochPosition, samples: int, batch: int,
-              ranks: int) -> GlobalBatch:
-    """The global batch at a position of an epoch of so many samples.
+def batch_stop(start: int, samples: int, batch: int, ranks: int) -> int:
+    """Where the global batch ends that begins at a place of an epoch.
 
     Args:
-        position: Where it begins.
-        samples: In an epoch.
+        start: Samples of the epoch that were used.
+        samples: In the epoch.
         batch: Samples of a batch on one rank, at most.  Only where this is 1
             and the ranks do not divide the samples, there can be 2.
         ranks: How many there are.
@@ -81,37 +49,34 @@ def next_step(position: EpochPosition, samples: int, batch: int,
     Raises:
         ValueError: There is not a sample for each rank.
     """
-    rest = samples - position.used
+    rest = samples - start
     if rest < ranks:
         raise ValueError(
             f'the epoch has {rest} sample{"s" * (rest != 1)} left, which is '
             f'less than one for each of the {ranks} ranks; finish it with as '
             'many ranks as it was begun with')
-    stop = position.used + -(-rest // batches_left(rest, batch, ranks))
-    after = (EpochPosition(position.epoch + 1) if stop == samples
-             else EpochPosition(position.epoch, stop))
-    return GlobalBatch(position.epoch, position.used, stop, after)
+    return start + -(-rest // batches_left(rest, batch, ranks))
 
 
-def others(step: GlobalBatch, samples: int, batch: int,
-           ranks: int) -> Iterator[GlobalBatch]:
-    """The other steps of an epoch: those behind ``step``, then those before.
+def other_batches(start: int, stop: int, samples: int, batch: int,
+                  ranks: int) -> Iterator[tuple[int, int]]:
+    """Start and stop of an epoch's other batches: behind one, then before it.
 
-    Where other ranks began the epoch, its first steps were not these, and
-    the last of them may reach into ``step``.
+    Where other ranks began the epoch, its first batches were not these, and
+    the last of them may reach into the one.
     """
-    for position, stop in ((step.after, samples),
-                           (EpochPosition(step.epoch), step.start)):
-        while position.used < stop and position.epoch == step.epoch:
-            yield (other := next_step(position, samples, batch, ranks))
-            position = other.after
+    for place, end in ((stop, samples), (0, start)):
+        while place < end:
+            after = batch_stop(place, samples, batch, ranks)
+            yield place, after
+            place = after
 
 
-def part(step: GlobalBatch, rank: int, ranks: int) -> slice:
-    """The slice of the epoch's order that a rank has of a step."""
-    size = step.stop - step.start
-    return slice(step.start + size * rank // ranks,
-                 step.start + size * (rank + 1) // ranks)
+def part(start: int, stop: int, rank: int, ranks: int) -> slice:
+    """The slice of the epoch's order that a rank has of a global batch."""
+    size = stop - start
+    return slice(start + size * rank // ranks,
+                 start + size * (rank + 1) // ranks)
 
 
 def largest_part(samples: int, batch: int, ranks: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy
@@ -58,19 +58,16 @@ class Normalise:
             ValueError: The images have another number of channels.
         """
         result = batch.astype(self.dtype)
-        for c, (scale, shift) in enumerate(self._of_channels(
-                result.shape[-3])):
-            channel = result[..., c, :, :]
+        for channel, scale, shift in self._channels(result):
             channel *= scale
             channel += shift
         return result
 
     def of_pixels(self, pixels: numpy.ndarray, out: numpy.ndarray) -> None:
         """Normalises (H, W, C) uint8 straight into (C, H, W) ``out``."""
-        for c, (scale, shift) in enumerate(self._of_channels(
-                pixels.shape[-1])):
-            numpy.multiply(pixels[..., c], self.dtype.type(scale), out=out[c])
-            out[c] += self.dtype.type(shift)
+        for c, (channel, scale, shift) in enumerate(self._channels(out)):
+            numpy.multiply(pixels[..., c], self.dtype.type(scale), channel)
+            channel += self.dtype.type(shift)
 
     def __repr__(self) -> str:
         return (f'Normalise(mean={self.mean}, std={self.std}, '
@@ -84,11 +81,13 @@ class Normalise:
                 f'but images have {channels}: give {channels} numbers of '
                 'each, or one')
 
-    def _of_channels(self, channels: int) -> list[tuple[float, float]]:
-        """Scale and shift of each channel."""
+    def _channels(self, images: Any) -> Iterator[tuple[Any, float, float]]:
+        """Each channel of (..., C, H, W), its scale and its shift."""
+        channels = images.shape[-3]
         self.check(channels)
-        return list(zip(self._scale, self._shift, strict=True)) * (
-            channels // len(self.mean))
+        for c in range(channels):
+            k = c % len(self.mean)
+            yield images[..., c, :, :], self._scale[k], self._shift[k]
 
 
 #: That of networks trained on ImageNet.

@@ -252,7 +252,6 @@ def plan(model: Any, example: Any, comm: Any = None, *,
     return job
 
 
-@without_shapes(always=True)
 def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
             budget: float = 16.0,
             say: Callable[[str], None] = lambda what: None) -> JobProfile:
@@ -267,9 +266,10 @@ def measure(comm: MPI.Comm, trained: trials.Trained, wanted: Wanted,
     """
     before, model = resident(), trained.model
     say(f'measuring the model with a batch of {trained.example.samples}')
-    figures, ranks = measure_model(
-        comm, model, trained.example, trained.optimizer,
-        max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
+    with without_shapes(model, always=True):
+        figures, ranks = measure_model(
+            comm, model, trained.example, trained.optimizer,
+            max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
     say(f'measuring {", ".join(wanted.codecs)} exchanges and links')
     stages = [number for number in divisors(comm.size)
               if (not wanted.stages or number in wanted.stages)

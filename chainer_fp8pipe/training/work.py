@@ -19,6 +19,7 @@ from ..chains import nested
 from ..chains.names import OBSERVER
 from ..chains.part import ChainPart, MicroBatch
 from ..chains.partitioned import Partition
+from ..chains.program import StagedTrace
 from ..chains.replay import weights
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
@@ -210,23 +211,25 @@ class ChainWork:
         part, every_one = self._partition, self._micro_batches
         every = {number: one for share, _ in said
                  for number, one in share.items()}
-        found: list[Any] = []
-        for number, one in enumerate(every_one):
-            digest, labels = every[number] or ('', None)
-            program = part.known(step, one, digest)
-            found.append(None if program is None else (program, labels))
-        if not all(found):
-            found = raise_together(
-                self._grid.pipeline,
-                lambda: self._traced(step, found), error=ValueError,
-                remedy=_SAME, entries=lambda found: {
-                    f'what micro-batch {number} calls':
-                    program.trace.digest
-                    for number, (program, _) in enumerate(found)})
+
+        def find() -> list[tuple[StagedTrace, Any]]:
+            found: list[Any] = []
+            for number, one in enumerate(every_one):
+                digest, labels = every[number] or ('', None)
+                program = part.known(step, one, digest)
+                found.append(program and (program, labels))
+            return found if all(found) else self._traced(step, found)
+        # Whether ranks meet is decided by what all of them have heard: one
+        # that fails here alone would leave the others in the meeting.
+        found = find() if all(every.values()) else raise_together(
+            self._grid.pipeline, find, error=ValueError,
+            remedy=_SAME, entries=lambda found: {
+                f'what micro-batch {number} calls': program.trace.digest
+                for number, (program, _) in enumerate(found)})
         missing: set[tuple[str, int]] = set()
         for one, (program, _) in zip(every_one, found, strict=True):
             one.program = program
-            missing |= part.missing(program)
+            missing |= program.missing
         if missing:
             self._lend(step, missing)
         self._weights = [0.0] * len(every_one)

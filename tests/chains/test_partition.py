@@ -111,8 +111,6 @@ STEPS = [(owner, name, rank) for owner, name in (
     for rank in (0, 1)]
 
 
-@pytest.mark.xfail(strict=False, reason=(
-    'known: some raises are worded otherwise on each rank'))
 @pytest.mark.parametrize('number', range(len(STEPS)), ids=[
     f'{name}-{rank}' for _, name, rank in STEPS])
 @on_ranks(2)

@@ -58,8 +58,11 @@ class Broken:
 
     shape, dtype = (3, 8, 8), numpy.dtype(numpy.uint8)
 
+    def __init__(self, text='a mistake'):
+        self.text = text
+
     def plan(self, width, height, rng):
-        raise KeyError('a mistake')
+        raise KeyError(self.text)
 
     def finish(self, pixels, out=None):
         raise AssertionError

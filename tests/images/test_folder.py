@@ -1,14 +1,23 @@
+"""A folder of images: its files, items and arguments; on several ranks."""
 import itertools
 import os
+import pathlib
 import pickle
 
+from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.images import CenterCrop, ImageFolder, folder
+from chainer_fp8pipe.images.memory import Segment
+from chainer_fp8pipe.images.reading import FileTable, find_images
 
 import chainer
+import chainermn
 import numpy
 import pytest
 
-from .folders import crop, make_folder, numbers
+from tests.ranks import on_ranks
+
+from .folders import Broken, crop, make_folder, numbers, spoil
+from .processes import descriptors
 
 
 @pytest.fixture
@@ -16,21 +25,73 @@ def root(tmp_path):
     return make_folder(tmp_path / 'root')
 
 
+# --- its files
+
+def touch(root, *names):
+    for name in names:
+        path = pathlib.Path(root, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def paths(table):
+    return [table.path(index) for index in range(len(table))]
+
+
+def test_images_are_sorted_by_name_and_all_else_is_left_out(tmp_path):
+    names = ['a/z.png', 'a/ä.jpeg', 'b/1.jpg', 'b/2.JPEG', 'c/x.JPG']
+    touch(tmp_path, *names[::-1], 'a/readme.txt', 'a/.2.jpg', 'a/3.jpg/4.jpg',
+          '.hidden/5.jpg', '6.jpg')
+    for name in 'a/loop.png', 'loop':   # links that lead to themselves
+        os.symlink(tmp_path / name, tmp_path / name)
+    with open(os.fsencode(tmp_path) + b'/c/\xff.jpg', 'wb'):
+        pass
+    table = find_images(str(tmp_path))
+    assert table.classes == ['a', 'b', 'c']
+    assert paths(table)[:5] == [str(tmp_path / name) for name in names]
+    assert os.fsencode(table.path(5)).endswith(b'/c/\xff.jpg')
+    assert table.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert table.labels.dtype == 'int32'
+    # As a worker sees it.
+    seen = FileTable.open(table.share(), table.root, len(table))
+    assert paths(seen) == paths(table)
+
+
+@pytest.mark.parametrize(('names', 'message'), [
+    (None, 'is not a folder'), ((), 'has no folders in it'),
+    (('1.jpg',), 'has no folders in it'),
+    (('a/1.jpg', 'b/readme.txt'), "no images .* in 'b' of"),
+    (('a/1.jpg', *(f'b{number}/x' for number in range(7))), 'and 2 more of'),
+])
+def test_a_folder_without_images_is_an_error_that_names_it(
+        tmp_path, names, message):
+    where = str(tmp_path if names is not None else tmp_path / 'nowhere')
+    touch(tmp_path, *names or ())
+    with pytest.raises(ValueError, match=message) as caught:
+        find_images(where)
+    assert repr(where) in str(caught.value)
+
+
+# --- one process
+
 def test_a_folder_is_a_data_set_of_chainers(root):
-    data = ImageFolder(root, crop())
+    data, again = ImageFolder(root, crop()), ImageFolder(root, crop())
     assert len(data) == 12
     assert data.classes == ['class0', 'class1', 'class2']
     assert data.labels.tolist() == [number // 4 for number in range(12)]
     image, label = data[7]
-    assert image.shape == (3, 8, 8)
-    assert image.dtype == numpy.uint8
-    assert label == 1
-    assert label.dtype == numpy.int32
+    assert (image.shape, image.dtype) == ((3, 8, 8), numpy.uint8)
+    assert (label, label.dtype) == (1, numpy.int32)
     assert numbers(data[2:5]) == [2, 3, 4]
     assert numbers([data[-1], data[-12]]) == [11, 0]
     with pytest.raises(IndexError):
         data[12]
     assert data.path(11).endswith('class2/011.png')
+    # Another crop each time, but the same in the next run.
+    data = ImageFolder(root, crop())
+    found = [data[3][0] for _ in range(4)]
+    assert all((one == again[3][0]).all() for one in found)
+    assert len({image.tobytes() for image in found}) > 1
 
 
 @pytest.mark.parametrize('kind', [
@@ -47,13 +108,6 @@ def test_chainers_own_iterators_go_through_it(root, kind, cache):
     iterator.finalize()
     assert sorted(found) == list(range(12))
     assert data.cached()[0] == (12 if cache else 0)
-
-
-def test_an_item_is_another_crop_each_time_but_the_same_in_the_next_run(root):
-    data, again = ImageFolder(root, crop()), ImageFolder(root, crop())
-    found = [data[3][0] for _ in range(4)]
-    assert all((one == again[3][0]).all() for one in found)
-    assert len({image.tobytes() for image in found}) > 1
 
 
 @pytest.mark.parametrize(('options', 'message'), [
@@ -82,20 +136,6 @@ def test_a_wrong_argument_is_an_error_that_names_it(root, options, message):
         ImageFolder(root, **{'transform': crop(), **options})
 
 
-def test_links_that_lead_to_themselves_are_left_out(root):
-    for name in 'class0/loop.png', 'loop':
-        os.symlink(os.path.join(root, name), os.path.join(root, name))
-    data = ImageFolder(root, crop())
-    assert (len(data), len(data.classes)) == (12, 3)
-
-
-def test_a_folder_goes_to_another_process_unless_it_holds_a_cache(root):
-    data = pickle.loads(pickle.dumps(ImageFolder(root, crop())))
-    assert numbers([data[3]]) == [3]
-    with pytest.raises(TypeError, match=r"cache='memory'.*iterator\(\)"):
-        pickle.dumps(ImageFolder(root, crop(), cache='memory'))
-
-
 @pytest.mark.parametrize(('given', 'options', 'message'), [
     ({}, {'batch': 0}, 'batch=0 must be 1 or more'),
     ({}, {'batch': 4.5}, 'batch=4.5 is not a whole number'),
@@ -120,24 +160,15 @@ def test_numbers_may_be_of_numpy(root):
     assert (found[0] == found[1]).all()
 
 
-def test_a_relative_folder_is_found_after_the_script_went_elsewhere(
+def test_a_folder_goes_to_another_process_unless_it_holds_a_cache(
         root, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    data = ImageFolder('root', crop())
-    monkeypatch.chdir('/')
+    data = pickle.loads(pickle.dumps(ImageFolder('root', crop())))
+    monkeypatch.chdir('/')      # a relative folder is still found
     assert data.path(0) == f'{tmp_path}/root/class0/000.png'
     assert numbers([data[7]]) == [7]
-
-
-def test_shards_without_mpi_are_given_by_number(root):
-    found = []
-    for index in range(5):
-        iterator = ImageFolder(root, crop(), shard=(index, 5)).iterator(
-            1, workers=0, repeat=False)
-        found.append([numbers(batch) for batch in iterator])
-    assert {len(batches) for batches in found} == {2}
-    assert sorted(itertools.chain(*itertools.chain(*found))) == list(
-        range(12))
+    with pytest.raises(TypeError, match=r"cache='memory'.*iterator\(\)"):
+        pickle.dumps(ImageFolder(root, crop(), cache='memory'))
 
 
 def test_half_of_the_available_memory_is_the_default_budget(
@@ -145,3 +176,157 @@ def test_half_of_the_available_memory_is_the_default_budget(
     monkeypatch.setattr(folder, 'available_bytes', lambda: 123456)
     data = ImageFolder(root, crop(), cache='memory')
     assert data._reader.cache.budget == 123456 // 2
+
+
+# --- several ranks
+
+def raises_everywhere(comm, message, action):
+    """Every rank has the error, whoever made the mistake."""
+    with pytest.raises(ValueError, match=message):
+        action()
+    assert comm.allreduce(1) == comm.size
+
+
+def epoch_of(iterator):
+    """The numbers of this rank's images in one epoch."""
+    return [number for _ in range(iterator.batches_per_epoch)
+            for number in numbers(next(iterator))]
+
+
+def kinds(comm):
+    """All that the folder takes as ``shard``."""
+    return {'mpi4py': comm, 'fp8': create_communicator('fp8', comm),
+            'naive': chainermn.create_communicator('naive', comm),
+            'numbers': (comm.rank, comm.size)}
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('kind', ['mpi4py', 'fp8', 'naive', 'numbers'])
+def test_each_image_is_read_once_in_an_epoch_over_all_ranks(
+        comm, root, kind):
+    iterator = ImageFolder(root, crop(), shard=kinds(comm)[kind]).iterator(
+        3, workers=int(kind == 'mpi4py'), prefetch=2)
+    mine = [epoch_of(iterator) for _ in range(2)]
+    assert iterator.is_new_epoch
+    iterator.finalize()
+    for found in mine:
+        assert sorted(itertools.chain(*comm.allgather(found))) == list(
+            range(12))
+    assert set(mine[0]) != set(mine[1])
+
+
+@on_ranks(4)
+@pytest.mark.parametrize('kind', ['memory', 'decoded'])
+def test_ranks_of_a_node_share_one_cache(comm, root, kind):
+    before = descriptors('memfd')
+    data = ImageFolder(root, crop(), shard=comm, cache=kind)
+    _, _, *file = data._reader.cache.segment.place
+    assert len(set(map(tuple, comm.allgather(file)))) == 1
+    iterator = data.iterator(3, workers=1, prefetch=0)
+    epoch_of(iterator)
+    comm.Barrier()
+    assert data.cached()[0] == 12
+    if not comm.rank:
+        for index in range(12):
+            os.remove(data.path(index))
+    comm.Barrier()
+    epoch_of(iterator)      # here most images are on another rank
+    iterator.finalize()
+    del data, iterator
+    assert descriptors('memfd') == before
+
+
+@on_ranks(2)
+def test_ranks_that_cannot_see_each_other_have_a_cache_each(comm, root):
+    openly = Segment.open
+    try:
+        Segment.open = classmethod(lambda cls, place: None)
+        data = ImageFolder(root, crop(), shard=comm, cache='memory',
+                           cache_bytes=100_000)
+    finally:
+        Segment.open = openly
+    assert data._reader.cache.budget == 50_000
+    _, _, *file = data._reader.cache.segment.place
+    assert len(set(map(tuple, comm.allgather(file)))) == 2
+
+
+@on_ranks(4)
+def test_a_run_goes_on_with_other_ranks(comm, root, tmp_path):
+    # As one rank, whose batch is that of all ranks together.
+    serial = ImageFolder(root, crop()).iterator(2 * comm.size, workers=0)
+    next(serial)
+    path = f'{tmp_path}/{comm.rank}.npz'
+    chainer.serializers.save_npz(path, serial)
+    iterator = ImageFolder(root, crop(), shard=comm).iterator(2, workers=1)
+    chainer.serializers.load_npz(path, iterator)
+    for _ in range(4):
+        together = comm.allgather(numbers(next(iterator)))
+        assert list(itertools.chain(*together)) == numbers(next(serial))
+        assert iterator.epoch_detail == serial.epoch_detail
+    iterator.finalize()
+
+
+@on_ranks(2)
+@pytest.mark.parametrize(('options', 'message'), [
+    ({'root': (None, 'nowhere')}, "rank 1: .*nowhere' is not a folder"),
+    ({'root': ('nowhere', 'nowhere')}, "nowhere' is not a folder"),
+    ({'seed': (0, 1)}, 'seed is 0 on rank 0 but 1 on rank 1'),
+    ({'cache': (None, 'memory')}, "cache is None on rank 0 but 'memory'"),
+    ({'on_error': ('skip', 'raise')}, "on_error is 'skip' on rank 0 but"),
+    ({'decoder': ('auto', 'magic')}, 'rank 1: .*magic'),
+    ({'seed': (0, 0.5)}, 'rank 1: .*0.5 is not a whole number'),
+    ({'transform': (crop(8), crop(9))},
+     r'transform is .*size=\(8, 8\).* on rank 0 but .*size=\(9, 9\)'),
+    ({'transform': (crop(8), Broken())}, 'transform is .*Crop.*Broken'),
+    ({'cache': ('memory', 'memory'), 'cache_bytes': (7, 7)},
+     'does not hold one sample'),
+])
+def test_wrong_arguments_are_errors_on_every_rank(
+        comm, root, options, message):
+    mine = {name: values[comm.rank] for name, values in options.items()}
+    raises_everywhere(comm, message, lambda: ImageFolder(
+        mine.pop('root', None) or root, shard=comm,
+        **{'transform': crop(), **mine}))
+
+
+@on_ranks(2)
+def test_a_class_without_images_is_an_error_on_every_rank(comm, root):
+    os.makedirs(os.path.join(root, 'empty'), exist_ok=True)
+    comm.Barrier()
+    raises_everywhere(comm, "no images .* in 'empty'", lambda: ImageFolder(
+        root, crop(), shard=comm))
+
+
+@on_ranks(2)
+def test_transforms_that_do_not_write_themselves_are_alike(comm, root):
+    made = [Broken() for _ in range(1 + comm.rank)]
+    assert len(set(comm.allgather(repr(made[-1])))) == 2    # addresses
+    assert len(ImageFolder(root, made[-1], shard=comm)) == 12
+
+
+@on_ranks(4)
+def test_wrong_iterators_are_errors_on_every_rank(comm, root, tmp_path):
+    data = ImageFolder(root, crop(), shard=comm)
+    raises_everywhere(
+        comm, 'iterator batch is 2 on rank 0 but 3 on rank 3',
+        lambda: data.iterator(2 + (comm.rank == 3), 0))
+    raises_everywhere(comm, 'rank 2: ValueError: workers=-1', lambda:
+                      data.iterator(2, -1 if comm.rank == 2 else 0))
+    few = tmp_path / 'few'
+    if not comm.rank:
+        make_folder(few, 3)
+    comm.Barrier()
+    small = ImageFolder(str(few), crop(), shard=comm)
+    raises_everywhere(comm, 'use at most 3 ranks',
+                      lambda: small.iterator(2, 0))
+
+
+@on_ranks(2)
+def test_an_error_names_the_rank_that_has_it(comm, root):
+    data = ImageFolder(root, crop(), shard=comm, on_error='raise')
+    if not comm.rank:
+        for number in range(12):
+            spoil(data.path(number))
+    comm.Barrier()
+    with pytest.raises(ValueError, match=rf'\(rank {comm.rank}\)'):
+        next(data.iterator(3, workers=0))

@@ -1,12 +1,11 @@
 import collections
 
 from chainer_fp8pipe.images.shards import (
-    EpochPosition,
+    batch_stop,
     batches_left,
     epoch_order,
     largest_part,
-    next_step,
-    others,
+    other_batches,
     part,
 )
 
@@ -15,78 +14,60 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 quick = settings(max_examples=200)
-ranks_of = st.integers(1, 9)
-batches = st.integers(1, 40)
+sizes_of = st.tuples(st.integers(1, 40), st.integers(1, 9))    # batch, ranks
 
 
-def steps(samples, batch, ranks, position=None):
-    """The steps to the end of an epoch."""
-    position = position or EpochPosition()
-    epoch, found = position.epoch, []
-    while position.epoch == epoch:
-        found.append(next_step(position, samples, batch, ranks))
-        position = found[-1].after
+def batches(samples, batch, ranks, start=0):
+    """Start and stop of the global batches from a place to an epoch's end."""
+    found = []
+    while start < samples:
+        found.append((start, batch_stop(start, samples, batch, ranks)))
+        start = found[-1][1]
     return found
 
 
-def places(found, ranks):
-    """Where in the order of the epoch each rank's samples are, per step."""
-    return [[list(range(*part(step, rank, ranks).indices(10 ** 9)))
-             for rank in range(ranks)] for step in found]
+def parts(found, ranks):
+    """Where in the order of the epoch each rank's samples are, per batch."""
+    return [[list(range(*part(start, stop, rank, ranks).indices(10 ** 9)))
+             for rank in range(ranks)] for start, stop in found]
+
+
+def flat(found):
+    return [place for batch in found for of_rank in batch
+            for place in of_rank]
 
 
 @quick
-@given(samples=st.integers(1, 400), batch=batches, ranks=ranks_of)
-def test_every_sample_comes_once_in_an_epoch_over_all_ranks(
-        samples, batch, ranks):
+@given(samples=st.integers(1, 400), sizes=sizes_of)
+def test_every_sample_comes_once_in_batches_of_nearly_one_size(
+        samples, sizes):
+    batch, ranks = sizes
     samples = max(samples, ranks)
-    parts = places(steps(samples, batch, ranks), ranks)
-    assert [place for step in parts for of_rank in step
-            for place in of_rank] == list(range(samples))
-
-
-@quick
-@given(samples=st.integers(1, 400), batch=batches, ranks=ranks_of)
-def test_no_batch_is_empty_or_too_large_and_all_are_of_nearly_one_size(
-        samples, batch, ranks):
-    samples = max(samples, ranks)
-    found = steps(samples, batch, ranks)
-    sizes = {len(of_rank) for step in places(found, ranks)
-             for of_rank in step}
-    assert min(sizes) >= 1
-    assert max(sizes) <= largest_part(samples, batch, ranks)
-    assert max(sizes) - min(sizes) <= 1
-    assert len(found) == batches_left(samples, batch, ranks)
+    found = parts(batches(samples, *sizes), ranks)
+    assert flat(found) == list(range(samples))
+    lengths = {len(of_rank) for step in found for of_rank in step}
+    assert min(lengths) >= 1
+    assert max(lengths) <= min(largest_part(samples, *sizes),
+                               min(lengths) + 1)
+    assert len(found) == batches_left(samples, *sizes)
     if batch > 1:
         assert len(found) == -(-samples // (batch * ranks))
+        assert batches(samples, batch * ranks, 1) == batches(samples, *sizes)
 
 
 @quick
-@given(samples=st.integers(20, 400), first=st.tuples(batches, ranks_of),
-       then=st.tuples(batches, ranks_of), stop=st.integers(0, 50))
+@given(samples=st.integers(20, 400), first=sizes_of, then=sizes_of,
+       done=st.integers(0, 50))
 def test_an_epoch_is_finished_with_other_ranks_and_batches(
-        samples, first, then, stop):
-    begun = steps(samples, *first)[:stop]
-    position = begun[-1].after if begun else EpochPosition()
-    rest = samples - position.used
-    if position.epoch:
+        samples, first, then, done):
+    begun = batches(samples, *first)[:done]
+    used = begun[-1][1] if begun else 0
+    if used < samples and samples - used < then[1]:
+        with pytest.raises(ValueError, match=f'{samples - used} sample'):
+            batches(samples, *then, used)
         return
-    if rest < then[1]:
-        with pytest.raises(ValueError, match=f'{rest} sample'):
-            next_step(position, samples, *then)
-        return
-    parts = (places(begun, first[1])
-             + places(steps(samples, *then, position), then[1]))
-    assert [place for step in parts for of_rank in step
-            for place in of_rank] == list(range(samples))
-
-
-@quick
-@given(samples=st.integers(1, 400), batch=st.integers(2, 20))
-def test_global_batches_do_not_depend_on_the_number_of_ranks(samples, batch):
-    samples = max(samples, 4)
-    assert steps(samples, 4 * batch, 1) == steps(samples, batch, 4) == (
-        steps(samples, 2 * batch, 2))
+    assert flat(parts(begun, first[1]) + parts(
+        batches(samples, *then, used), then[1])) == list(range(samples))
 
 
 @pytest.mark.parametrize(('samples', 'batch', 'ranks', 'sizes'), [
@@ -97,8 +78,19 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(samples, batch):
     (9, 4, 2, [[2, 3], [2, 2]]),
 ])
 def test_sizes_derived_by_hand(samples, batch, ranks, sizes):
-    assert [[len(of_rank) for of_rank in step] for step in places(
-        steps(samples, batch, ranks), ranks)] == sizes
+    assert [[len(of_rank) for of_rank in step] for step in parts(
+        batches(samples, batch, ranks), ranks)] == sizes
+
+
+@quick
+@given(samples=st.integers(1, 200), sizes=sizes_of, data=st.data())
+def test_other_batches_are_those_behind_one_and_then_those_before(
+        samples, sizes, data):
+    samples = max(samples, sizes[1])
+    found = batches(samples, *sizes)
+    place = data.draw(st.integers(0, len(found) - 1))
+    assert list(other_batches(*found[place], samples, *sizes)) == [
+        *found[place + 1:], *found[:place]]
 
 
 def test_an_order_depends_on_the_seed_and_the_epoch_alone():
@@ -108,9 +100,6 @@ def test_an_order_depends_on_the_seed_and_the_epoch_alone():
     for (seed, epoch), order in orders.items():
         assert sorted(order) == list(range(50))
         assert order == tuple(epoch_order(50, seed, epoch))
-
-
-def test_without_shuffling_the_order_is_the_folders():
     assert epoch_order(5, 3, 7, shuffle=False).tolist() == [0, 1, 2, 3, 4]
 
 
@@ -118,20 +107,8 @@ def test_samples_move_between_ranks_from_epoch_to_epoch():
     met = collections.defaultdict(set)
     for epoch in range(10):
         order = epoch_order(40, 0, epoch)
-        for step in steps(40, 5, 4):
+        for start, stop in batches(40, 5, 4):
             for rank in range(4):
-                for sample in order[part(step, rank, 4)]:
+                for sample in order[part(start, stop, rank, 4)]:
                     met[sample].add(rank)
-    assert sum(len(ranks) for ranks in met.values()) > 3.5 * 40
-
-
-@quick
-@given(samples=st.integers(1, 200), batch=batches, ranks=ranks_of,
-       data=st.data())
-def test_the_others_of_a_step_are_those_behind_it_and_then_those_before(
-        samples, batch, ranks, data):
-    samples = max(samples, ranks)
-    found = steps(samples, batch, ranks)
-    place = data.draw(st.integers(0, len(found) - 1))
-    assert list(others(found[place], samples, batch, ranks)) == [
-        *found[place + 1:], *found[:place]]
+    assert sum(map(len, met.values())) > 3.5 * 40

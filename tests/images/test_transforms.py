@@ -3,7 +3,6 @@ import pickle
 
 from chainer_fp8pipe.images.transforms import (
     CenterCrop,
-    Crop,
     Normalise,
     RandomResizedCrop,
 )
@@ -32,27 +31,24 @@ def _likely(samples):
     return 1.95 / math.sqrt(samples)
 
 
-def _uniform(values):
-    return numpy.clip(values, 0, 1)
-
-
 @settings(max_examples=200)
 @given(st.data())
 def test_every_part_is_inside_the_image_and_has_the_asked_size(data):
     width, height = data.draw(st.tuples(*[st.integers(1, 3000)] * 2))
     scale = sorted(data.draw(st.tuples(*[st.floats(0.01, 1)] * 2)))
     ratio = sorted(data.draw(st.tuples(*[st.floats(0.1, 10)] * 2)))
-    transform = RandomResizedCrop((30, 40), tuple(scale), tuple(ratio))
-    plan = transform.plan(width, height, numpy.random.default_rng(
-        data.draw(st.integers(0, 1000))))
-    left, top, w, h = plan.box
-    assert left >= 0
-    assert top >= 0
-    assert 1 <= w <= width - left
-    assert 1 <= h <= height - top
-    assert plan.size == (30, 40)
-    assert all(type(number) is int for number in plan.box)
-    assert type(plan.flip) is bool
+    random = RandomResizedCrop((30, 40), tuple(scale), tuple(ratio))
+    for transform in random, CenterCrop((30, 40), 40):
+        plan = transform.plan(width, height, numpy.random.default_rng(
+            data.draw(st.integers(0, 1000))))
+        left, top, w, h = plan.box
+        assert 0 <= left <= width - w < width
+        assert 0 <= top <= height - h < height
+        assert plan.size == (30, 40)
+        assert {*map(type, plan.box)} == {int}
+        assert type(plan.flip) is bool
+    assert abs(2 * left + w - width) <= 1       # the centre
+    assert abs(2 * top + h - height) <= 1
 
 
 def test_area_shape_and_place_are_distributed_as_defined():
@@ -60,13 +56,11 @@ def test_area_shape_and_place_are_distributed_as_defined():
     side, scale = 4000, (0.08, 0.5)
     plans = _plans(RandomResizedCrop(224, scale), side, side)
     left, top, w, h = numpy.array([plan.box for plan in plans]).T
-    limit = _likely(len(plans))
-    area = (w * h / side ** 2 - scale[0]) / (scale[1] - scale[0])
-    assert _distance(area, _uniform) < limit
-    shape = numpy.log(w / h) / math.log(16 / 9) + 0.5
-    assert _distance(shape, _uniform) < limit
-    assert _distance(left / (side - w), _uniform) < limit
-    assert _distance(top / (side - h), _uniform) < limit
+    for values in ((w * h / side ** 2 - scale[0]) / (scale[1] - scale[0]),
+                   numpy.log(w / h) / math.log(16 / 9) + 0.5,
+                   left / (side - w), top / (side - h)):
+        assert _distance(values, lambda part: numpy.clip(part, 0, 1)) \
+            < _likely(len(plans))
     assert abs(numpy.mean([plan.flip for plan in plans]) - 0.5) < 0.03
 
 
@@ -87,63 +81,30 @@ def test_parts_that_do_not_fit_are_drawn_again():
     assert fits.mean() < 0.9
 
 
-@pytest.mark.parametrize(('size', 'box'), [
-    ((1000, 10), (493, 0, 13, 10)),     # as wide as 4 : 3 allows
-    ((10, 1000), (0, 493, 10, 13)),
-    ((1, 1), (0, 0, 1, 1)),
+@pytest.mark.parametrize(('transform', 'size', 'box'), [
+    # A part that never fits is the centre, as wide as 4 : 3 allows.
+    (RandomResizedCrop(224), (1000, 10), (493, 0, 13, 10)),
+    (RandomResizedCrop(224), (10, 1000), (0, 493, 10, 13)),
+    (RandomResizedCrop(224), (1, 1), (0, 0, 1, 1)),
+    (RandomResizedCrop(224, (1, 1), (1, 1)), (50, 50), (0, 0, 50, 50)),
+    (CenterCrop(224, 256), (256, 256), (16, 16, 224, 224)),
+    (CenterCrop(224, 256), (512, 512), (32, 32, 448, 448)),
+    (CenterCrop(224), (500, 375), (86, 23, 328, 328)),  # 375 / 256 * 224
+    (CenterCrop(224), (375, 500), (23, 86, 328, 328)),
+    (CenterCrop(224), (100, 100), (6, 6, 88, 88)),      # 87.5
 ])
-def test_a_crop_that_never_fits_is_the_centre(size, box):
-    assert {plan.box for plan in _plans(
-        RandomResizedCrop(224), *size, count=20)} == {box}
+def test_parts_derived_by_hand(transform, size, box):
+    assert {plan.box for plan in _plans(transform, *size, 20)} == {box}
 
 
-@pytest.mark.parametrize('flip', [0, 1])
-def test_the_whole_image_and_mirroring_can_be_asked_for(flip):
-    transform = RandomResizedCrop(8, (1, 1), (1, 1), flip=flip)
-    assert set(_plans(transform, 50, 50, 50)) == {
-        Crop((0, 0, 50, 50), (8, 8), bool(flip))}
-
-
-def test_the_same_random_numbers_give_the_same_plans():
-    transform = RandomResizedCrop(8)
-    assert (_plans(transform, 50, 40, 20, seed=1)
-            == _plans(pickle.loads(pickle.dumps(transform)), 50, 40, 20,
-                      seed=1))
-    assert (_plans(transform, 50, 40, 20, seed=1)
-            != _plans(transform, 50, 40, 20, seed=2))
-
-
-@pytest.mark.parametrize(('size', 'box'), [
-    ((256, 256), (16, 16, 224, 224)),   # resized to itself
-    ((512, 512), (32, 32, 448, 448)),   # to half
-    ((500, 375), (86, 23, 328, 328)),   # 375 / 256 * 224 = 328.1
-    ((375, 500), (23, 86, 328, 328)),
-    ((100, 100), (6, 6, 88, 88)),       # 87.5
-])
-def test_the_central_part_is_that_of_the_resized_image(size, box):
-    assert CenterCrop(224, 256).plan(*size) == Crop(box, (224, 224))
-
-
-@given(st.integers(1, 3000), st.integers(1, 3000))
-def test_the_central_part_is_inside_any_image(width, height):
-    left, top, w, h = CenterCrop((64, 32), 64).plan(width, height).box
-    assert 1 <= w <= width
-    assert 1 <= h <= height
-    assert abs(2 * left + w - width) <= 1
-    assert abs(2 * top + h - height) <= 1
-
-
-@pytest.mark.parametrize('normalise', [Normalise(), None])
-def test_pixels_become_channels_first_and_normalised(normalise):
-    pixels = numpy.random.default_rng(0).integers(
-        0, 256, (4, 5, 3)).astype(numpy.uint8)[:, ::-1]
-    transform = CenterCrop((4, 5), normalise=normalise)
-    out = numpy.zeros(transform.shape, transform.dtype)
-    assert transform.finish(pixels, out) is out
-    expected = pixels.transpose(2, 0, 1)
-    numpy.testing.assert_allclose(
-        out, normalise(expected) if normalise else expected, rtol=1e-6)
-    numpy.testing.assert_array_equal(transform.finish(pixels), out)
+def test_plans_depend_on_the_random_numbers_alone():
+    transform, of = RandomResizedCrop(8), (50, 40, 20)
+    assert _plans(transform, *of, seed=1) == _plans(
+        pickle.loads(pickle.dumps(transform)), *of, seed=1)
+    assert _plans(transform, *of, seed=1) != _plans(transform, *of, seed=2)
+    for flip in 0, 1:
+        assert {plan.flip for plan in _plans(
+            RandomResizedCrop(8, flip=flip), *of)} == {bool(flip)}
 
 
 @pytest.mark.parametrize(('make', 'message'), [
@@ -156,20 +117,19 @@ def test_pixels_become_channels_first_and_normalised(normalise):
     (lambda: RandomResizedCrop(8, ratio=(0, 1)), 'ratio'),
     (lambda: RandomResizedCrop(8, flip=1.5), 'probability'),
     (lambda: CenterCrop(224, 200), 'resize=224 or more'),
+    *((lambda kind=kind: kind(8, normalise=Normalise((0,) * 4, (1,) * 4)),
+       'of 4 channels, but images have 3: give 3 numbers')
+      for kind in (RandomResizedCrop, CenterCrop)),
+    (lambda: Normalise((0, 0), (1, 1, 1)), 'mean has 2 channels but std 3'),
+    (lambda: Normalise((0, 0, 0), (1, 0, 1)), 'above zero'),
+    (lambda: Normalise((0, 0, 0), (1, float('nan'), 1)), 'above zero'),
+    (lambda: Normalise((), ()), 'one number'),
+    (lambda: Normalise((0, 0), (1, 1))(numpy.zeros((1, 3, 2, 2), 'u1')),
+     'of 2 channels, but images have 3'),
 ])
 def test_settings_that_cannot_be_are_errors(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-@pytest.mark.parametrize('kind', [RandomResizedCrop, CenterCrop])
-def test_normalising_must_fit_three_channels(kind):
-    with pytest.raises(ValueError, match='of 4 channels, but images have 3'):
-        kind(8, normalise=Normalise((0,) * 4, (1,) * 4))
-    one, three = (kind(8, normalise=Normalise((.5,) * count, (.2,) * count))
-                  for count in (1, 3))
-    pixels = numpy.arange(192, dtype=numpy.uint8).reshape(8, 8, 3)
-    assert (one.finish(pixels) == three.finish(pixels)).all()
 
 
 @pytest.mark.parametrize('size', [
@@ -188,3 +148,40 @@ def test_transforms_write_all_that_makes_a_difference():
             CenterCrop(8), CenterCrop(8, 10)]
     assert len(set(map(repr, made))) == len(made)
     assert repr(made[0]) == repr(RandomResizedCrop((8, 8)))
+
+
+# --- pixels
+
+def _pixels(*shape):
+    return numpy.random.default_rng(0).integers(
+        0, 256, shape).astype(numpy.uint8)
+
+
+@pytest.mark.parametrize('count', [1, 3])
+@pytest.mark.parametrize(('shape', 'dtype', 'atol'), [
+    ((3, 4, 5), 'f4', 2e-6), ((2, 3, 4, 5), 'f4', 2e-6),
+    ((0, 3, 4, 5), 'f4', 0), ((2, 3, 4, 5), 'f2', 1e-2)])
+def test_normalising_equals_the_definition_in_float64(
+        shape, dtype, atol, count):
+    batch = _pixels(*shape)
+    before = batch.copy()
+    mean, std = (.5, .4, .3)[:count], (.2, .3, .1)[:count]
+    result = Normalise(mean, std, dtype=dtype)(batch)
+    assert result.dtype == dtype
+    numpy.testing.assert_allclose(
+        result, (batch.astype('f8') / 255 - numpy.reshape(mean, (-1, 1, 1)))
+        / numpy.reshape(std, (-1, 1, 1)), rtol=0, atol=atol)
+    assert (batch == before).all()
+
+
+@pytest.mark.parametrize('normalise', [
+    None, Normalise(), Normalise((.5,), (.2,))])
+def test_pixels_become_channels_first_and_normalised(normalise):
+    pixels = _pixels(4, 5, 3)[:, ::-1]
+    transform = CenterCrop((4, 5), normalise=normalise)
+    out = numpy.zeros(transform.shape, transform.dtype)
+    assert transform.finish(pixels, out) is out
+    expected = pixels.transpose(2, 0, 1)
+    numpy.testing.assert_allclose(
+        out, normalise(expected) if normalise else expected, rtol=1e-6)
+    numpy.testing.assert_array_equal(transform.finish(pixels), out)

@@ -68,8 +68,6 @@ def test_a_model_that_was_not_cut_gets_its_shapes_as_ever(comm, wrong):
     _is_whole(model, shapeless)
 
 
-@pytest.mark.xfail(strict=False, reason=(
-    'known: the planner fills in shapes'))
 @pytest.mark.parametrize('deferring', [False, True])
 @on_ranks(2)
 def test_to_plan_leaves_a_model_without_its_shapes(comm, deferring):

@@ -1,0 +1,381 @@
+import logging
+import pickle
+import struct
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from chainer_fp8pipe.images import decoding, libturbojpeg
+from chainer_fp8pipe.images.decoding import (
+    ImageError,
+    create_decoder,
+    crop_and_resize,
+    read_header,
+    resize,
+    shrink_for,
+)
+from chainer_fp8pipe.images.transforms import Crop, RandomResizedCrop
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from .pictures import difference, jpeg, photograph, png, reference
+
+needs_turbo = pytest.mark.skipif(
+    libturbojpeg.library() is None,
+    reason='there is no libturbojpeg 3: pip install turbojpeg')
+every_decoder = pytest.mark.parametrize('name', [
+    pytest.param('turbojpeg', marks=needs_turbo), 'pillow'])
+WHOLE = Crop((0, 0, 50, 40), (40, 50))
+SMALL = photograph()[:40, :50]
+
+
+# --- the head of a file
+
+def test_headers_give_size_format_and_whether_the_fast_library_decodes_it():
+    plain = jpeg(SMALL)
+    frame = plain.index(b'\xff\xc0')
+    thumbnail = b'Exif\0\0' + jpeg(photograph()[:8, :16])
+    exif = (plain[:2] + b'\xff\xe1'
+            + struct.pack('>H', len(thumbnail) + 2) + thumbnail + plain[2:])
+    for data, usual in [
+            (plain, True), (jpeg(SMALL, progressive=True), True),
+            (jpeg(SMALL, mode='L'), True), (jpeg(SMALL, mode='CMYK'), False),
+            (plain[:frame] + b'\xff\xc9' + plain[frame + 2:], False),
+            (plain[:frame + 4] + b'\x0c' + plain[frame + 5:], False),
+            (plain + bytes(100), True),
+            (plain[:2] + b'\xff\xff\xff' + plain[2:], True), (exif, True)]:
+        assert read_header(data) == (50, 40, 'JPEG', usual)
+    assert read_header(png(SMALL)) == (50, 40, 'PNG', False)
+    # A thumbnail's end is not taken for the image's.
+    with pytest.raises(ImageError, match='cut short'):
+        read_header(exif[:-20])
+
+
+def _claiming(height, width):
+    data = bytearray(jpeg(SMALL))
+    frame = data.index(b'\xff\xc0')
+    data[frame + 5:frame + 9] = struct.pack('>HH', height, width)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(('data', 'reason'), [
+    (b'', 'the file is empty'),
+    (bytes(1000), 'neither JPEG nor PNG'),
+    (b'GIF89a' + bytes(100), 'neither JPEG nor PNG.*GIF89a'),
+    (b'\xff\xd8', 'cut short in its header'),
+    (b'\xff\xd8\xff\xd9', 'a JPEG without an image'),
+    (b'\x89PNG\r\n\x1a\n', 'cut short in its header'),
+    (_claiming(0, 50), 'no pixels.*50 x 0'),
+    (_claiming(65000, 64000), '64000 x 65000 pixels.*max_pixels=1,000,000.*'),
+])
+def test_a_file_that_is_no_image_is_an_error_with_its_fault(data, reason):
+    with pytest.raises(ImageError, match=reason):
+        read_header(data, 10 ** 6)
+
+
+@given(st.data())
+def test_a_jpeg_that_is_cut_anywhere_is_an_error(data):
+    whole = jpeg(SMALL, progressive=data.draw(st.booleans()))
+    with pytest.raises(ImageError):
+        read_header(whole[:data.draw(st.integers(0, len(whole) - 1))])
+
+
+@given(st.sampled_from([b'', b'\xff\xd8', b'\x89PNG\r\n\x1a\n']),
+       st.binary(max_size=300))
+def test_any_bytes_are_an_image_or_an_image_error(start, data):
+    try:
+        width, height, _, _ = read_header(start + data, 10 ** 6)
+        assert 0 < width * height <= 10 ** 6
+    except ImageError:
+        pass
+
+
+# --- decoders
+
+@every_decoder
+@settings(max_examples=20)
+@given(st.data())
+def test_a_part_is_what_cropping_and_resizing_the_whole_gives(name, data):
+    width, height = data.draw(st.tuples(*[st.integers(1, 120)] * 2))
+    plan = RandomResizedCrop((60, 61)).plan(
+        width, height, numpy.random.default_rng(data.draw(
+            st.integers(0, 2 ** 32 - 1))))
+    encoded = jpeg(photograph()[100:100 + height, 200:200 + width],
+                   subsampling=data.draw(
+                       st.sampled_from(['4:4:4', '4:2:2', '4:2:0'])),
+                   progressive=data.draw(st.booleans()))
+    # Less than twice as large as needed: decoding does not shrink.
+    found = difference(create_decoder(name).decode(encoded, plan),
+                       reference(encoded, plan))
+    assert found.max() <= 2
+    assert (found > 1).mean() < 0.001
+
+
+@every_decoder
+def test_shrinking_while_decoding_changes_little(name):
+    for side in 213, 106, 50, 25:
+        plan = Crop((7, 1, 426, 425), (side, side), True)
+        encoded = jpeg(photograph())
+        assert difference(create_decoder(name).decode(encoded, plan),
+                          reference(encoded, plan)).mean() < 3
+
+
+@needs_turbo
+@pytest.mark.parametrize('kind', [
+    {'subsampling': '4:4:4'}, {'subsampling': '4:2:2'},
+    {'subsampling': '4:2:0'}, {'mode': 'L'}], ids=str)
+@settings(max_examples=20)
+@given(st.data())
+def test_the_fast_library_gives_a_part_the_very_pixels_of_the_whole(
+        kind, data):
+    width, height = data.draw(st.tuples(*[st.integers(1, 90)] * 2))
+    left, top = (data.draw(st.integers(0, side - 1))
+                 for side in (width, height))
+    w, h = (data.draw(st.integers(1, side))
+            for side in (width - left, height - top))
+    shrink = data.draw(st.sampled_from([1, 2, 4, 8]))
+    encoded = jpeg(photograph()[100:100 + height, 200:200 + width],
+                   progressive=data.draw(st.booleans()), **kind)
+
+    def decoded(*box):
+        return libturbojpeg.Decompressor().decode(
+            encoded, width, height, box, shrink)
+    whole = decoded(0, 0, width, height)
+    assert whole.shape == (-(-height // shrink), -(-width // shrink), 3)
+    numpy.testing.assert_array_equal(decoded(left, top, w, h), whole[
+        top // shrink:-(-(top + h) // shrink),
+        left // shrink:-(-(left + w) // shrink)])
+
+
+@needs_turbo
+def test_the_fast_library_gives_none_for_what_it_cannot_decode():
+    for data in b'', b'no image', jpeg(photograph()[:16, :16], mode='CMYK'):
+        assert libturbojpeg.Decompressor().decode(
+            data, 16, 16, (0, 0, 16, 16), 1) is None
+
+
+@needs_turbo
+def test_after_damaged_files_the_fast_library_decodes_as_before():
+    rng, box = numpy.random.default_rng(1), (32, 24, 32, 24)
+    sound = jpeg(photograph()[100:148, 100:164])
+    decompressor = libturbojpeg.Decompressor()
+    expected = decompressor.decode(sound, 64, 48, box, 1).copy()
+    for _ in range(100):
+        damaged = numpy.frombuffer(sound, numpy.uint8).copy()
+        damaged[rng.integers(2, len(sound), 4)] = rng.integers(256)
+        decompressor.decode(damaged.tobytes(), 64, 48, box, 1)
+        numpy.testing.assert_array_equal(
+            decompressor.decode(sound, 64, 48, box, 1), expected)
+
+
+def _kinds():
+    """Encoded images of 40 rows of 50, the pixels they mean, mean error."""
+    ink = numpy.broadcast_to(numpy.uint8([200, 100, 50]), (40, 50, 3))
+    red = numpy.zeros((40, 50, 3), numpy.uint8)
+    red[:4] = 255, 0, 0
+    deep = numpy.arange(2000, dtype=numpy.uint16).reshape(40, 50) * 32
+    grey = numpy.repeat((SMALL @ numpy.array([.299, .587, .114])).astype(
+        numpy.uint8)[..., None], 3, 2)
+    clear = numpy.dstack([SMALL, numpy.zeros((40, 50), numpy.uint8)])
+    turned = Image.Exif()
+    turned[0x0112] = 6      # by 90 degrees: this is left to the user
+    return {
+        'grey JPEG': (jpeg(SMALL, mode='L'), grey, 3),
+        'grey PNG': (png(SMALL, mode='L'), grey, 1),
+        'ink': (jpeg(ink, mode='CMYK'), ink, 1),
+        'transparent': (png(clear), SMALL, 0),
+        'sixteen bits': (png(deep), numpy.repeat(
+            (deep >> 8).astype(numpy.uint8)[..., None], 3, 2), 0),
+        'palette': (png(red, mode='P'), red, 0),
+        'turned': (jpeg(SMALL, exif=turned, quality=100,
+                        subsampling='4:4:4'), SMALL, 1),
+    }
+
+
+@every_decoder
+@pytest.mark.parametrize('kind', list(_kinds()))
+def test_every_kind_of_image_becomes_eight_bits_of_three_colours(name, kind):
+    encoded, pixels, limit = _kinds()[kind]
+    decoder = create_decoder(name)
+    assert decoder.size(encoded) == (50, 40)
+    assert difference(decoder.decode(encoded, WHOLE), pixels).mean() <= limit
+    if kind == 'ink':
+        shrunk = decoder.decode(encoded, Crop((0, 0, 50, 40), (10, 12)))
+        assert difference(shrunk, pixels[:10, :12]).max() < 5
+
+
+@every_decoder
+@pytest.mark.parametrize('data', [
+    b'', b'no image', bytes(5000), b'\xff\xd8\xff', jpeg(SMALL)[:-100],
+    png(SMALL)[:-100]], ids=['empty', 'text', 'zeros', 'start', 'cut JPEG',
+                             'cut PNG'])
+def test_a_bad_file_is_an_image_error(name, data):
+    with pytest.raises(ImageError):
+        create_decoder(name).decode(data, WHOLE)
+
+
+@every_decoder
+@settings(max_examples=40)
+@given(st.data())
+def test_a_damaged_file_gives_an_image_or_an_image_error(name, data):
+    encoded = bytearray(jpeg(
+        photograph()[100:148, 100:164],
+        progressive=data.draw(st.booleans())))
+    for _ in range(data.draw(st.integers(1, 5))):
+        place = data.draw(st.integers(2, len(encoded) - 1))
+        encoded[place] = data.draw(st.integers(0, 255))
+    decoder = create_decoder(name, max_pixels=10 ** 5)
+    try:
+        width, height = decoder.size(bytes(encoded))
+        plan = Crop((width // 2, height // 2, width - width // 2,
+                     height - height // 2), (20, 20))
+        assert decoder.decode(bytes(encoded), plan).shape == (20, 20, 3)
+    except ImageError:
+        pass
+
+
+@every_decoder
+def test_the_limit_on_pixels_goes_with_a_decoder_to_other_processes(name):
+    encoded = jpeg(SMALL)
+    assert create_decoder(name, max_pixels=2000).size(encoded) == (50, 40)
+    decoder = pickle.loads(pickle.dumps(create_decoder(name, 1999)))
+    assert decoder.name == name
+    for act in (lambda: decoder.size(encoded),
+                lambda: decoder.decode(encoded, WHOLE)):
+        with pytest.raises(ImageError, match='50 x 40.*max_pixels=1,999'):
+            act()
+
+
+@every_decoder
+def test_threads_share_a_decoder(name):
+    encoded = jpeg(photograph()[:200, :300])
+    decoder, rng = create_decoder(name), numpy.random.default_rng(0)
+    plans = [RandomResizedCrop(64).plan(300, 200, rng) for _ in range(40)]
+    expected = [decoder.decode(encoded, plan) for plan in plans]
+    barrier = threading.Barrier(4)
+
+    def run(_):
+        barrier.wait()
+        return [decoder.decode(encoded, plan) for plan in plans]
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(run, range(4)):
+            numpy.testing.assert_array_equal(found, expected)
+
+
+def test_an_unknown_decoder_is_an_error_that_names_the_others():
+    with pytest.raises(ValueError, match="'fast'.*auto.*pillow"):
+        create_decoder('fast')
+
+
+@needs_turbo
+def test_the_fast_library_is_used_and_decodes_the_part_alone(monkeypatch):
+    asked = []
+    decompress = libturbojpeg.Decompressor.decode
+
+    def decode(self, data, *what):
+        asked.append(what)
+        return decompress(self, data, *what)
+    monkeypatch.setattr(libturbojpeg.Decompressor, 'decode', decode)
+    box = (200, 100, 120, 130)
+    create_decoder().decode(jpeg(photograph()), Crop(box, (60, 60)))
+    assert asked == [(640, 427, box, 2)]
+
+
+def test_missing_libraries_are_replaced_by_pillow_and_logged_once(
+        monkeypatch, caplog):
+    monkeypatch.setattr(libturbojpeg, 'library', lambda: None)
+    monkeypatch.setattr(decoding, 'cykooz_resizer', None)
+    monkeypatch.setattr(decoding, '_told', threading.Event())
+    create_decoder('pillow')        # nothing to log: it was named
+    assert not caplog.messages
+    with caplog.at_level(logging.WARNING):
+        names = [create_decoder().name for _ in range(3)]
+    assert names == ['pillow'] * 3
+    assert len(caplog.messages) == 1
+    for word in ('libturbojpeg 3', 'cykooz-resizer', 'Pillow',
+                 'chainer_fp8pipe[images]'):
+        assert word in caplog.text
+    with pytest.raises(RuntimeError, match=r'chainer_fp8pipe\[images\]'):
+        create_decoder('turbojpeg')
+
+
+def test_without_pillow_the_remedy_is_named():
+    found = subprocess.run(
+        [sys.executable, '-c',
+         'import sys\n'
+         'sys.modules["PIL"] = None\n'
+         'from chainer_fp8pipe.images import create_decoder\n'
+         'create_decoder()'],
+        capture_output=True, text=True)
+    assert "pip install 'chainer_fp8pipe[images]'" in found.stderr
+
+
+# --- crop and resize
+
+@pytest.fixture(params=[True, False], ids=['cykooz', 'pillow'])
+def resizer(request, monkeypatch):
+    if request.param and not decoding.cykooz_resizer:
+        pytest.skip('cykooz-resizer is not installed')
+    if not request.param:
+        monkeypatch.setattr(decoding, 'cykooz_resizer', None)
+
+
+def bilinear(pixels, size, box=None):
+    return numpy.asarray(Image.fromarray(pixels).resize(
+        size[::-1], Image.Resampling.BILINEAR, box))
+
+
+@pytest.mark.usefixtures('resizer')
+@pytest.mark.parametrize(('plan', 'shrink', 'left', 'top', 'box'), [
+    *((Crop((0, 0, 640, 427), size), 1, 0, 0, None)
+      for size in ((224, 224), (31, 57), (640, 700), (1, 1))),
+    # Its edges lie within pixels, and what was left out counts.
+    (Crop((101, 50, 400, 300), (75, 100)), 4, 25, 12,
+     (.25, .5, 100.25, 75.5)),
+])
+def test_resizing_equals_pillows_bilinear_to_one_level(plan, shrink, left,
+                                                       top, box):
+    found = resize(photograph(), plan, shrink, left, top)
+    expected = bilinear(photograph(), plan.size, box)
+    assert difference(found, expected).max() <= 1
+
+
+@pytest.mark.usefixtures('resizer')
+def test_a_part_is_taken_before_it_is_resized_and_mirrored():
+    alone = photograph()[53:203, 101:301].copy()
+    found = crop_and_resize(photograph(), Crop(
+        (101, 53, 200, 150), (75, 100), flip=True))
+    assert difference(found[:, ::-1],
+                      bilinear(alone, (75, 100))).max() <= 1
+
+
+def test_the_result_shares_no_memory_with_what_is_resized():
+    pixels = photograph().copy()
+    result = crop_and_resize(pixels, Crop((0, 0, 640, 427), (427, 640)))
+    numpy.testing.assert_array_equal(result, pixels)
+    assert not numpy.shares_memory(result, pixels)
+
+
+@pytest.mark.parametrize('box', [
+    (-1, 0, 5, 5), (0, -1, 5, 5), (0, 0, 51, 5), (0, 0, 5, 41),
+    (46, 0, 5, 5), (0, 0, 0, 5), (0, 0, 5, 0)])
+def test_a_part_outside_the_image_is_an_error(box):
+    plan = Crop(box, (8, 8))
+    for act in (lambda: crop_and_resize(SMALL, plan),
+                lambda: create_decoder('pillow').decode(jpeg(SMALL), plan)):
+        with pytest.raises(ValueError, match='inside an image of 50 x 40'):
+            act()
+
+
+@given(*[st.integers(1, 3000)] * 2, *[st.integers(1, 400)] * 2)
+def test_shrinking_never_goes_below_the_result_and_nearly_reaches_it(
+        width, height, h, w):
+    shrink = shrink_for(Crop((0, 0, width, height), (h, w)))
+    assert shrink in (1, 2, 4, 8)
+    assert shrink == 1 or (width / shrink >= w and height / shrink >= h)
+    assert shrink == 8 or width / shrink < 2 * w or height / shrink < 2 * h
