@@ -1,14 +1,10 @@
-"""Ends what a job has left behind: processes and shared memory.
-
-All processes of a job, whatever sessions and groups they have moved to, have
-a mark in their environment, ``NAME=value``, by which they are found in
-``/proc``; on systems without it, none are.
-
-As a script this is the *guard*, a process beside the launcher.  The guard
-waits until the launcher ends; if the launcher has not said goodbye, as it was
-killed, the guard ends the job.  So this imports the standard library only,
-to start quickly and stay small.
-"""
+"""Ends what a job has left behind: processes and shared memory."""
+# All processes of a job, whatever sessions and groups they have moved to, have
+# a mark in their environment, NAME=value, by which they are found in /proc; on
+# systems without it, none are.  As a script this is the *guard*, a process
+# beside the launcher: it waits until the launcher ends, and if the launcher
+# has not said goodbye, as it was killed, the guard ends the job.  So this
+# imports the standard library only, to start quickly and to stay small.
 import contextlib
 import glob
 import os

@@ -128,26 +128,33 @@ class Ending(NamedTuple):
         cause: In words, for the user.
         failure: What the script itself did wrong, the same words for the
             same failure; '' if something from outside ended the job.
-        has_updated: Whether an update was finished.
+        first: The first update that was finished; None: none.
+        latest: The latest one that is known.
         progressed: Whether the next start begins further on.
+        ranks: How many there were.
+        at: When it began, in seconds of ``time.time()``.
+        seconds: That it ran.
     """
 
     code: int
     cause: str
     failure: str = ''
-    has_updated: bool = False
+    first: int | None = None
+    latest: int | None = None
     progressed: bool = False
+    ranks: int = 0
+    at: float = 0.0
+    seconds: float = 0.0
 
 
-def ending_of(output: JobOutput, code: int, progressed: bool,
-              on_purpose: bool, has_hosts: bool) -> Ending:
+def ending_of(output: JobOutput, code: int, on_purpose: bool,
+              has_hosts: bool) -> Ending:
     """Puts an ending into words.
 
     Args:
         output: What the job has said.
         code: Of the program that started the ranks; negative: the signal
             that killed it.
-        progressed: Whether the next start begins further on.
         on_purpose: Whether the launcher has ended the job.
         has_hosts: Whether ranks are on other hosts, so that an exit code may
             be that of a network.
@@ -167,8 +174,7 @@ def ending_of(output: JobOutput, code: int, progressed: bool,
     else:
         cause = f'exit code {code}'
         failure = cause if code == USAGE or not has_hosts else ''
-    return Ending(code, cause, failure, output.update is not None,
-                  progressed)
+    return Ending(code, cause, failure, output.update, output.latest)
 
 
 def signal_name(number: int) -> str:

@@ -1,15 +1,14 @@
-"""Starts a job, watches it, and starts it again when it dies.
-
-A start that has brought the job further is worth another one at once.  After
-one that has not, each waits twice as long as the one before.  The launcher
-gives up after so many in a row that have brought nothing; and earlier where
-it is the script that fails, in the same way each time: what three starts in
-a row have shown, a fourth would not change; and of two that have failed
-before an update was done, the second was there to exclude a chance.
-
-Hosts that do not answer are no failure of the job's: they are asked again and
-again for a given time, and the job starts as soon as enough of them answer.
-"""
+"""Starts a job, watches it, and starts it again when it dies."""
+# A start that has brought the job further is worth another one at once.  After
+# one that has not, each waits twice as long as the one before.  The launcher
+# gives up after so many in a row that have brought nothing; and earlier where
+# it is the script that fails, in the same way each time: what three starts in
+# a row have shown, a fourth would not change; and of two that have failed
+# before an update was done, the second was there to exclude a chance.
+#
+# Hosts that do not answer are no failure of the job's: they are asked again
+# and again for a given time, and the job starts as soon as enough of them
+# answer.
 from __future__ import annotations
 
 import json
@@ -108,9 +107,9 @@ class RestartPolicy:
         self._same = (self._same + 1 if ending.failure == self._failure
                       else 1)
         self._failure = ending.failure
-        enough = _SAME if ending.has_updated else _SAME_AT_ONCE
+        enough = _SAME_AT_ONCE if ending.first is None else _SAME
         if ending.failure:
-            if ending.code == USAGE and not ending.has_updated:
+            if ending.code == USAGE and ending.first is None:
                 self.verdict = ('the command line or the script is refused, '
                                 'which another start does not change')
             elif self._same >= enough:
@@ -140,17 +139,6 @@ class RestartPolicy:
         return min(2.0 ** min(self._in_vain - 2, 30), _LONGEST)
 
 
-class EndedStart(NamedTuple):
-    """One start of a job that has ended."""
-
-    at: float               # time.time() of its start
-    ranks: int
-    first: int | None       # update that was done; None: none
-    latest: int | None      # that is known
-    seconds: float          # that it ran
-    cause: str
-
-
 def format_duration(seconds: float) -> str:
     """A time in words, such as ``'3 min 20 s'``."""
     if seconds < 99.5:
@@ -160,7 +148,7 @@ def format_duration(seconds: float) -> str:
     return f'{hours} h {minutes} min' if hours else f'{minutes} min {rest} s'
 
 
-def table(starts: Sequence[EndedStart]) -> str:
+def table(starts: Sequence[Ending]) -> str:
     """A row for each start, in lines that end with a line feed."""
     rows = [_HEAD, *(
         (str(number), time.strftime('%m-%d %H:%M:%S',
@@ -191,7 +179,7 @@ class Supervisor:
         self._policy = RestartPolicy(job.restarts, job.patience)
         self._hosts = HostWatch(job.room, job.ranks, job.fewest,
                                 job.multiple, job.probe, say)
-        self._ended: list[EndedStart] = []
+        self._ended: list[Ending] = []
         self._furthest = -1     # first update of a start
         self._trains = False    # the start that runs
 
@@ -244,16 +232,16 @@ class Supervisor:
             () if shares[0].host else self._job.program, ranks)
         remove_unfinished(self._job.snapshots)
         ending = ending_of(
-            start.output, code, self._has_progressed(start, saved),
-            self._hosts.wants_all_back, bool(shares[0].host))
-        self._ended.append(EndedStart(
-            at, ranks, start.output.update, start.output.latest,
-            time.monotonic() - began, ending.cause))
+            start.output, code, self._hosts.wants_all_back,
+            bool(shares[0].host))._replace(
+                progressed=self._has_progressed(start, saved), ranks=ranks,
+                at=at, seconds=time.monotonic() - began)
+        self._ended.append(ending)
         if code or self._hosts.wants_all_back:
             say(f'start {len(self._ended)} has ended after '
-                f'{format_duration(self._ended[-1].seconds)}'
-                + ('' if start.output.latest is None else
-                   f', at update {start.output.latest} or later')
+                f'{format_duration(ending.seconds)}'
+                + ('' if ending.latest is None else
+                   f', at update {ending.latest} or later')
                 + f': {ending.cause}')
             if code != USAGE:
                 self._say_what_is_lost(start)

@@ -404,6 +404,8 @@ def _boxes(title: str, x_label: str, rows: Sequence[str],
                    x_range=x_range, y_range=Range1d(len(rows) - 0.5, -0.5),
                    min_border_left=64)
     plot.ygrid.visible = False
+    # Names of rows may leave little room.
+    plot.xaxis.ticker.desired_num_ticks = 4
     for axis, names in (plot.yaxis, rows), (plot.xaxis, x_names):
         if names:
             named = range(0, len(names), -(-len(names) * 14 // (

@@ -33,6 +33,11 @@ def test_every_case_is_timed_as_often_as_asked(comm):
         assert min(result.seconds) > 0
     # All ranks have the same numbers: they were those of the slowest.
     assert len(set(comm.allgather(str(results)))) == 1
+    shares = results[-3].shares
+    assert 0 < shares.processor < sum(results[-3].seconds)
+    # Of the others' wires, and as much of the means.
+    sent = 2 * 3000 * (comm.size - 1) / comm.size
+    assert sent <= shares.nbytes < sent + 200 * comm.size
 
 
 @on_ranks(3)
@@ -63,31 +68,17 @@ def results():
                    Shares(0.004, 0.001, 9_000_000))]
 
 
-def test_the_table_compares_medians_with_the_mpi_librarys():
+def test_the_table_compares_medians_and_says_what_times_are_spent_on():
     lines = table(results()).splitlines()
     assert lines[2].split() == ['1,000', 'fp8', 'direct', '1.2', '1', '-',
                                 '1.5', '2.50', '<-', 'fastest']
+    assert lines[5].split()[7:] == ['3.00', '40', '%', '50', '%', '10', '%',
+                                    '9', '<-', 'fastest']
     assert [line.endswith('<- fastest') for line in lines[1:6]] == [
         False, True, False, False, True]
     assert lines[-2].endswith("create_communicator('fp8', algorithm="
                               "'torus2d', partial_sums='wire')")
     assert lines[-1].startswith('why: fp8 torus2d partial_sums=wire takes 10 ')
-
-
-def test_the_table_says_what_times_are_spent_on():
-    lines = table(results()).splitlines()
-    assert lines[5].split()[7:] == ['3.00', '40', '%', '50', '%', '10', '%',
-                                    '9', '<-', 'fastest']
-
-
-@on_ranks(2)
-def test_shares_are_of_the_slowest_rank(comm):
-    _, result = measure(comm, CASES[:1], [3000], repeats=3, progress=False)
-    shares = result.shares
-    assert len(set(comm.allgather(shares))) == 1
-    assert 0 < shares.processor < sum(result.seconds)
-    # Half of the other's wire, and as much of the means.
-    assert 3000 <= shares.nbytes < 3100
 
 
 @on_ranks(1)

@@ -1,16 +1,12 @@
 """Whether and when a job starts again, and the table of its starts."""
 from chainer_fp8pipe.launcher.one_start import Ending
-from chainer_fp8pipe.launcher.supervisor import (
-    EndedStart,
-    RestartPolicy,
-    table,
-)
+from chainer_fp8pipe.launcher.supervisor import RestartPolicy, table
 
 import pytest
 
-KILLED = Ending(9, 'rank 1 was killed', has_updated=True)
+KILLED = Ending(9, 'rank 1 was killed', first=1)
 PROGRESSED = KILLED._replace(progressed=True)
-RAISED = Ending(1, 'rank 1: KeyError', 'KeyError', has_updated=True)
+RAISED = Ending(1, 'rank 1: KeyError', 'KeyError', first=1)
 USAGE = Ending(2, 'exit code 2', 'exit code 2')
 
 
@@ -30,7 +26,7 @@ def test_starts_in_vain_wait_longer_each_time_up_to_a_limit(
     assert waits(endings) == (seconds, '')
 
 
-AT_ONCE = RAISED._replace(has_updated=False)
+AT_ONCE = RAISED._replace(first=None)
 
 
 @pytest.mark.parametrize(('endings', 'restarts', 'verdict'), [
@@ -45,7 +41,7 @@ AT_ONCE = RAISED._replace(has_updated=False)
                       RAISED._replace(progressed=True))),
     # A refusal of the command line is not tried again.
     ([USAGE], 20, 'is refused'),
-    ([USAGE._replace(has_updated=True)], 20, ''),
+    ([USAGE._replace(first=1)], 20, ''),
     ([KILLED._replace(code=2)], 20, ''),
 ])
 def test_what_would_fail_again_is_given_up(endings, restarts, verdict):
@@ -68,8 +64,8 @@ def test_hosts_that_are_away_too_long_end_it_but_are_no_failures_of_the_job():
 
 def test_each_start_has_a_row():
     head, first, second = table([
-        EndedStart(0, 8, 1, 90, 100, 'rank 1 was killed'),
-        EndedStart(0, 16, None, None, 2, 'exit code 3')]).splitlines()
+        Ending(9, 'rank 1 was killed', '', 1, 90, True, 8, 0, 100),
+        Ending(3, 'exit code 3', ranks=16, seconds=2)]).splitlines()
     assert head.split() == ['start', 'at', 'ranks', 'updates', 'ran', 'ended',
                             'by']
     assert first.startswith('    1')

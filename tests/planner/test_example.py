@@ -1,5 +1,5 @@
 """Batches of an example, whole, in part or repeated."""
-from chainer_fp8pipe.planner.example import Example, Repeating, as_it_is
+from chainer_fp8pipe.planner.example import Example
 
 import numpy
 import pytest
@@ -31,10 +31,3 @@ def test_an_example_without_samples_is_refused(example):
 def test_a_model_is_measured_with_fewer_samples_as_well(
         samples, micro_batch, sizes):
     assert Example(numpy.zeros((samples, 3))).sizes(micro_batch) == sizes
-
-
-def test_a_batch_comes_again_and_again_as_it_is():
-    given = {'x': 3}
-    iterator = Repeating(given)
-    for _ in range(3):
-        assert as_it_is(iterator.next(), None) is given

@@ -102,26 +102,9 @@ while updater.epoch < 1:
     assert plan.choice.codec in ('float32', 'fp8')
 
 
-def test_a_wrong_command_line_is_explained_once(tmp_path):
-    done = run(tmp_path, 2, 'plan', '-o', '.', SCRIPT)
-    assert done.returncode == 2
-    assert done.stderr.count('-o: . is a folder') == 1
-
-
 def test_a_job_that_does_not_fit_is_refused_once(tmp_path):
     done = run(tmp_path, 2, 'plan', '--seconds', '1', '--memory', '10 kB',
                '--codecs', 'float32', SCRIPT)
     assert done.returncode == 2
     assert done.stderr.count('no way to run this job fits: ') == 1
     assert 'Traceback' not in done.stderr
-
-
-def test_help_has_examples():
-    done = run_script(1, '-m', 'chainer_fp8pipe', 'plan', '--help')
-    assert done.returncode == 0
-    for text in ('plan -o plan.json train.py', 'run --plan plan.json',
-                 '--memory', '--codecs', '--ranks', '--batch',
-                 'naive and one process'):
-        assert text in done.stdout
-    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--help')
-    assert 'run --plan plan.json train.py' in done.stdout

@@ -182,13 +182,6 @@ def test_weights_that_wait_fill_the_bubble_and_take_memory():
         assert more == pytest.approx(less + live * outputs)
 
 
-def test_a_step_takes_as_long_as_the_simple_pipeline_formula():
-    """(micro-batches + stages - 1) times the time of a stage."""
-    task = CutProblem(4, 6, 'gpipe', link=Link(0, 1e15))
-    found = search(intervals_of(*chain(*[.01] * 4)), task)
-    assert found.predicted.seconds == pytest.approx((6 + 4 - 1) * .01)
-
-
 def test_memory_of_a_stage_is_that_of_its_parts():
     """Five arrays of its parameters; two micro-batches live."""
     calls, parameters = chain(.01, .01, size=1000, parameters=400, kept=7000)
@@ -256,19 +249,3 @@ def test_a_stage_that_must_not_run_twice_keeps_all():
     calls[0].once = False
     assert search(intervals_of(calls, parameters), limit
                   ).recompute == (True, False)
-
-
-@pytest.mark.parametrize(('schedule', 'live'), [
-    ('gpipe', (4, 4, 4)), ('1f1b', (3, 2, 1))])
-def test_a_schedule_says_how_many_micro_batches_live(schedule, live):
-    assert CutProblem(3, 4, schedule).live() == live
-
-
-@pytest.mark.parametrize('recompute', ['auto', True, False])
-def test_there_is_a_cut_just_where_one_fits(recompute):
-    """Limits of memory around what each cut of a model needs."""
-    intervals = intervals_of(*chain(*[.01, .03, .02, .01, .02], kept=20_000,
-                                    size=8000))
-    for memory in range(40_000, 300_000, 4000):
-        check_what_fits(intervals, CutProblem(
-            3, 4, 'gpipe', memory=memory, recompute=recompute))

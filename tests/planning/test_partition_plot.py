@@ -14,13 +14,12 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 import pytest
-from matplotlib import colors
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from tests.ranks import on_ranks
 
-SHAPES = [(1, 1), (2, 1), (3, 1), (8, 1), (2, 2), (4, 2)]
+SHAPES = [(1, 1), (3, 1), (8, 1), (4, 2)]
 FLOAT = numpy.dtype('f')
 
 
@@ -111,14 +110,14 @@ def test_bars_are_as_long_as_what_they_stand_for(draw):
     assert found['memory, predicted'] == pytest.approx([1e9, 1.1e9, 1.2e9])
     assert {'30 %', '33 %', '36 %', '6 MB', '3 MB', '1 GB', '1.1 GB',
             'limit 2 GB'} <= {*said(figure)}
-
-
-def test_what_crosses_stands_between_the_stages(draw):
-    (text, other) = [text for text in texts_of(draw(cut(3)))
-                     if text.get_text().startswith('↓ 164 kB')]
-    assert text.get_text() == (
-        '↓ 164 kB: ' + ', '.join(['_ + _ 2x32x128'] * 3) + ' and 2 more')
-    assert [text.get_position()[1], other.get_position()[1]] == [.5, 1.5]
+    crossing = '↓ 164 kB: ' + ', '.join(['_ + _ 2x32x128'] * 3) + ' and 2 more'
+    assert said(figure).count(crossing) == 2
+    # A rank's memory stands once for all its chunks.
+    figure = draw(cut(2, 2))
+    assert panels(figure)['memory, predicted'] == pytest.approx(
+        [1e9, 1.1e9, 0, 0])
+    assert [text for text in said(figure) if text.startswith('stage ')] == [
+        'stage 0.0', 'stage 1.0', 'stage 0.1', 'stage 1.1']
 
 
 def test_parameters_of_several_stages_are_named(draw):
@@ -129,39 +128,17 @@ def test_parameters_of_several_stages_are_named(draw):
     assert 'and 2 more' in said(draw(cut(4, ties=8)))
 
 
-def test_a_ranks_memory_is_drawn_once_for_all_its_chunks(draw):
-    figure = draw(cut(2, 2))
-    assert panels(figure)['memory, predicted'] == pytest.approx(
-        [1e9, 1.1e9, 0, 0])
-    assert [text for text in said(figure) if text.startswith('stage ')] == [
-        'stage 0.0', 'stage 1.0', 'stage 0.1', 'stage 1.1']
-
-
 def test_a_plan_alone_shows_what_it_knows(draw):
     figure = draw(cut(3).plan)
     assert list(panels(figure)) == ['share of the time', 'memory, predicted']
     assert said(figure).count('↓ 4.1 kB') == 2
     assert not any('limit' in text for text in said(figure))
     assert 'limit 1.5 GB' in said(draw(cut(3).plan, memory=1.5e9))
-
-
-def test_a_plan_without_predictions_has_names_still(draw):
-    plan = PartitionPlan((('/a/W',), ('/b/W',)), (Position(1, 0),), 2,
-                         (False, False), 4, '1f1b')
-    figure = draw(plan)
+    figure = draw(PartitionPlan((('/a/W',), ('/b/W',)), (Position(1, 0),), 2,
+                                (False, False), 4, '1f1b'))
     assert not panels(figure)
     assert {'/a/W', '/b/W', 'stage 1',
             '2 stages, 1f1b with 4 micro-batches'} <= {*said(figure)}
-
-
-def test_colours_differ_in_lightness_too(draw):
-    figure = draw(cut(2))
-    lightness = sorted(
-        numpy.dot(colors.to_rgb(axes.patches[0].get_facecolor()),
-                  [.299, .587, .114])
-        for axes in figure.axes if axes.patches)
-    assert len(lightness) == 3
-    assert numpy.diff(lightness).min() > 0.15
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):

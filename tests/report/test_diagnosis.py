@@ -39,13 +39,49 @@ def named(record, kind):
             if finding.kind == kind]
 
 
-def test_a_slow_rank_is_named_and_no_other():
+def one_rank(draw, run):
+    rank = draw.randrange(run.ranks)
+    run.slow = {rank: draw.uniform(1.25, 3)}
+    return [(rank,)]
+
+
+def two_ranks(draw, run):
+    run.ranks = 6
+    slow = sorted(draw.sample(range(6), 2))
+    run.slow = dict.fromkeys(slow, draw.uniform(1.3, 2))
+    return [(rank,) for rank in slow]
+
+
+def a_link(draw, run):
+    """Also one of ninety, where the way back is as usual."""
+    ranks = draw.sample(range(run.ranks), 2)
+    both = draw.random() < 0.5
+    one, other = sorted(ranks) if both else ranks
+    run.links = dict.fromkeys([(one, other), (other, one)][:1 + both],
+                              draw.uniform(0.1, 0.45))
+    return [(one, other)]
+
+
+def a_host(draw, run):
+    """Both ways, or in sending or receiving alone."""
+    host, factor = draw.randrange(run.ranks), draw.uniform(0.1, 0.45)
+    ways = draw.choice([(True,), (False,), (True, False)])
+    run.links = {(host, other) if sends else (other, host): factor
+                 for other in range(run.ranks) for sends in ways}
+    return [(host,)]
+
+
+@pytest.mark.parametrize(('kind', 'slow', 'options'), [
+    (SLOW_RANK, one_rank, {}), (SLOW_RANK, two_ranks, {}),
+    (SLOW_LINK, a_link, {'ranks_per_host': 1}),
+    (SLOW_LINK, a_host, {'ranks_per_host': 1})])
+def test_what_is_slow_is_named_and_nothing_else(kind, slow, options):
     right = 0
-    for draw, run in runs('rank'):
-        rank = draw.randrange(run.ranks)
-        run.slow = {rank: draw.uniform(1.25, 3)}
-        right += [finding.ranks for finding in diagnose(run.record())
-                  ] == [(rank,)]
+    for draw, run in runs(slow.__name__, **options):
+        if options:
+            run.ranks = draw.choice([3, 4, 6, 10])
+        expected = slow(draw, run)
+        right += named(run.record(), kind) == expected
     assert right >= RIGHT
 
 
@@ -58,13 +94,16 @@ def test_the_figure_is_how_many_times_as_long_the_rank_works():
     assert 'Rank 2 on node1' in finding.text
 
 
-def test_two_slow_ranks_of_six_are_both_named():
-    right = 0
-    for draw, run in runs('two', ranks=6):
-        slow = sorted(draw.sample(range(6), 2))
-        run.slow = dict.fromkeys(slow, draw.uniform(1.3, 2))
-        right += named(run.record(), SLOW_RANK) == [(rank,) for rank in slow]
-    assert right >= RIGHT
+@pytest.mark.parametrize(('links', 'said'), [
+    ([(0, 1)], 'from node0 (rank 0) to node1 (rank 1)'),
+    ([(0, 1), (1, 0)], 'between node0 (rank 0) and node1 (rank 1)'),
+    ([(0, other) for other in range(4)], 'is slow in sending'),
+    ([(other, 0) for other in range(4)], 'is slow in receiving')])
+def test_the_direction_of_a_slow_link_is_said(links, said):
+    finding, = diagnose(MadeUpRun(
+        ranks=4, ranks_per_host=1, noise=0.02,
+        links=dict.fromkeys(links, 0.3)).record())
+    assert said in finding.text
 
 
 @pytest.mark.parametrize('noise', [0.05, 0.3])
@@ -77,61 +116,6 @@ def test_an_even_run_raises_no_alarm(noise):
         record.links = [link for link in record.links if noise < 0.1]
         quiet += not diagnose(record)
     assert quiet >= RIGHT
-
-
-def test_a_slow_link_is_named_and_no_other():
-    right = 0
-    for draw, run in runs('link', ranks_per_host=1):
-        run.ranks = draw.choice([3, 4, 6, 8])
-        one, other = sorted(draw.sample(range(run.ranks), 2))
-        run.links = dict.fromkeys([(one, other), (other, one)],
-                                  draw.uniform(0.1, 0.45))
-        right += named(run.record(), SLOW_LINK) == [(one, other)]
-    assert right >= RIGHT
-
-
-def test_a_host_whose_links_are_all_slow_is_named_once():
-    right = 0
-    for draw, run in runs('host', ranks_per_host=1):
-        run.ranks = draw.choice([3, 4, 6, 8])
-        host = draw.randrange(run.ranks)
-        factor = draw.uniform(0.1, 0.45)
-        run.links = {pair: factor for other in range(run.ranks)
-                     for pair in ((host, other), (other, host))}
-        right += named(run.record(), SLOW_LINK) == [(host,)]
-    assert right >= RIGHT
-
-
-def test_a_direction_that_is_slow_is_named_with_the_sender_first():
-    """Also a single one of a hundred: the way back says nothing of it."""
-    right = 0
-    for draw, run in runs('direction', ranks_per_host=1):
-        run.ranks = draw.choice([3, 4, 6, 10])
-        pair = tuple(draw.sample(range(run.ranks), 2))
-        run.links = {pair: draw.uniform(0.1, 0.45)}
-        found = [finding for finding in diagnose(run.record())
-                 if finding.kind == SLOW_LINK]
-        right += ([finding.ranks for finding in found] == [pair]
-                  and f'from node{pair[0]} (rank {pair[0]}) to node{pair[1]}'
-                  in found[0].text)
-    assert right >= RIGHT
-
-
-@pytest.mark.parametrize('way', ['sending', 'receiving'])
-def test_a_host_that_only_sends_or_receives_slowly_is_named_once(way):
-    right = 0
-    for draw, run in runs(f'host {way}', ranks_per_host=1):
-        run.ranks = draw.choice([3, 4, 6, 8])
-        host = draw.randrange(run.ranks)
-        factor = draw.uniform(0.1, 0.45)
-        run.links = {
-            (host, other) if way == 'sending' else (other, host): factor
-            for other in range(run.ranks)}
-        found = [finding for finding in diagnose(run.record())
-                 if finding.kind == SLOW_LINK]
-        right += ([finding.ranks for finding in found] == [(host,)]
-                  and f'is slow in {way}' in found[0].text)
-    assert right >= RIGHT
 
 
 def test_a_slow_host_is_named_though_one_of_its_links_seems_less_slow():

@@ -91,7 +91,7 @@ class Options(NamedTuple):
 class PipelineJob(Originals):
     """Turns a script's ``StandardUpdater`` into a :class:`PipelineUpdater`.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals`.  All
     ranks run the script with rank 0's initial values, order of the data and
     validation set; rank 0 alone prints and writes.
 

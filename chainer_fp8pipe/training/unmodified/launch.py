@@ -141,7 +141,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
         arguments: The script's own.
         command: Which of the package's commands this is, for messages.
         create: In place of ``chainermn.create_communicator``.
-        job: A :class:`.Substitute`, whose ``finish()`` is called when the
+        job: A :class:`.Originals`, whose ``finish()`` is called when the
             script has ended.
 
     Raises:
@@ -233,7 +233,7 @@ _OURS = 'chainer_fp8pipe', 'chainermn', 'mpi4py'
 class RankAware(Originals):
     """Refuses the first update of a script that does not know of ranks.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute` for
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals` for
     scripts that average their gradients themselves, by ChainerMN, by this
     package or by mpi4py.
 

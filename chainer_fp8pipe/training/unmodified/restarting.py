@@ -26,7 +26,7 @@ _EVERY = Interval(300.0, 'second')
 class Restartable:
     """Adds snapshots to a script's Trainers, and resumes them.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute` that
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals` that
     leaves all else to another one.  A Trainer that has the package's
     ``Snapshot`` gets no other, and one that the script has resumed is not
     resumed again.

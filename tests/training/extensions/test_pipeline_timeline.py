@@ -1,6 +1,9 @@
+import itertools
 import json
 import os
+from unittest import mock
 
+from chainer_fp8pipe.pipeline.backprop import Tape
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, chrome_trace
 from chainer_fp8pipe.report.timeline import plot_timeline
 from chainer_fp8pipe.training.extensions import PipelineTimeline
@@ -61,16 +64,15 @@ def test_an_update_before_the_first_is_an_error():
         PipelineTimeline(None, 0)
 
 
-def hold_backward(updater, until):
-    """A step's last backward pass goes on until something has happened."""
-    (chunk,) = updater.pipeline._executor._chunks.values()
-    backward = chunk.backward
+def hold_backward(passes, until):
+    """The last of so many backward passes goes on until something happened."""
+    backward, calls = Tape.backward, itertools.count(1)
 
-    def held(*arguments, last):
-        gradients = backward(*arguments, last=last)
-        assert not last or eventually(until)
+    def held(self, *arguments):
+        gradients = backward(self, *arguments)
+        assert next(calls) < passes or eventually(until)
         return gradients
-    chunk.backward = held
+    return mock.patch.object(Tape, 'backward', held)
 
 
 @on_ranks(4)
@@ -84,13 +86,12 @@ def test_what_replicas_exchange_is_seen_beside_what_they_compute(
     for _ in range(4):
         updater.update()
     model = updater.get_optimizer('main').target
-    if overlap:
-        # Or the thread may come too late on a busy machine.
-        hold_backward(updater, lambda: {BUCKETS, EXCHANGE} <= {
-            event.lane for event in updater.events.events})
     sent = updater.events.bytes_sent
     start_recording(updater)
-    updater.update()
+    # Or the thread may come too late on a busy machine.
+    with hold_backward(3, lambda: not overlap or {BUCKETS, EXCHANGE} <= {
+            event.lane for event in updater.events.events}):
+        updater.update()
     sent = updater.events.bytes_sent - sent
     own = updater.events.events
     backward = max(event.end for event in own if event.name == 'backward')
