@@ -1,3 +1,6 @@
+"""``create_communicator``: names, options, and what is refused."""
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.communicators import CodecCommunicator
 from chainer_fp8pipe.communicators.options import (
     FAMILIES,
     make_options,
@@ -7,94 +10,58 @@ from chainer_fp8pipe.communicators.options import (
 import numpy
 import pytest
 
-
-def test_fp8s_defaults_are_algorithm_1s_constants():
-    options = make_options('fp8', {})
-    assert (options.period, options.quantile, options.samples,
-            options.epsilon, options.warmup) == (100, 0.95, 1024, 1e-5, 100)
-    assert (options.rounding, options.algorithm, options.error_feedback) == (
-        'nearest', 'direct', True)
+from tests.ranks import on_ranks
 
 
-def test_fp8_papers_defaults_are_the_papers():
-    options = make_options('fp8_paper', {})
-    assert (options.rounding, options.algorithm, options.two_level,
-            options.error_feedback, options.headroom) == (
-        'truncate', 'mpi_op', 'yes', False, 1.0)
+@pytest.mark.parametrize(('name', 'given', 'expected'), [
+    ('fp8', {}, {   # Algorithm 1's constants
+        'period': 100, 'quantile': 0.95, 'samples': 1024, 'epsilon': 1e-5,
+        'warmup': 100, 'rounding': 'nearest', 'algorithm': 'direct',
+        'error_feedback': True}),
+    ('fp8_paper', {}, {
+        'rounding': 'truncate', 'algorithm': 'mpi_op', 'two_level': 'yes',
+        'error_feedback': False, 'headroom': 1.0}),
+    # A name's own options may be some that an algorithm ignores.
+    ('fp8_paper', {'algorithm': 'torus2d'}, {'shape': (0, 0)}),
+    ('int4', {}, {'values': 'int4'}),
+    ('int4', {'values': 'e2m1'}, {'values': 'e2m1'}),
+    ('fp8', {'warmup': numpy.int64(3)}, {'warmup': 3}),
+    ('fp8', {'quantile': numpy.float32(0.5)}, {'quantile': 0.5})])
+def test_options_are_the_names_and_those_given(name, given, expected):
+    options = make_options(name, given)
+    assert {key: getattr(options, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize('name', FAMILIES)
-def test_an_unknown_option_lists_the_known_ones(name):
-    with pytest.raises(ValueError, match="'perod'.*algorithm, shape"):
-        make_options(name, {'perod': 3})
-
-
-@pytest.mark.parametrize(('option', 'value', 'message'), [
-    ('rounding', 'up', "'nearest', 'truncate', 'stochastic', not 'up'"),
-    ('period', 0, 'at least 1, not 0'),
-    ('period', 1.5, 'type int, not 1.5'),
-    ('period', True, 'type int'),
-    ('quantile', 1.5, 'between 0 and 1'),
-    ('quantile', float('nan'), 'between 0 and 1'),
-    ('epsilon', 0, 'between 1e-30'),
-    ('headroom', '3', 'type float'),
-    ('error_feedback', 'no', 'True, False'),
-    ('error_feedback', 1.0, 'True, False'),
-    ('two_level', True, "'auto', 'yes', 'no'"),
-])
-def test_a_value_that_is_not_allowed_lists_what_is(option, value, message):
-    with pytest.raises(ValueError, match=message):
-        make_options('fp8', {option: value})
-
-
-@pytest.mark.parametrize('name', ['int4', 'int5'])
-@pytest.mark.parametrize('given', [
-    {'algorithm': 'mpi_op'}, {'partial_sums': 'wire'}])
-def test_blocks_are_not_summed_in_the_format_of_the_wire(name, given):
-    option, = given
-    with pytest.raises(ValueError, match=f'{option}=.* makes sums in the '
-                       f'format of the wire, which blocks.*another {option}'):
-        make_options(name, given)
-
-
-def test_int4s_values_are_one_of_two():
-    assert make_options('int4', {}).values == 'int4'
-    assert make_options('int4', {'values': 'e2m1'}).values == 'e2m1'
-    with pytest.raises(ValueError, match="'int4', 'e2m1', not 'fp9'"):
-        make_options('int4', {'values': 'fp9'})
-    with pytest.raises(ValueError, match="'int5' has no option 'values'"):
-        make_options('int5', {'values': 'int4'})
-
-
-def test_numpys_numbers_are_numbers():
-    assert make_options('fp8', {'warmup': numpy.int64(3)}).warmup == 3
-    assert make_options('fp8', {'quantile': numpy.float32(0.5)})
+def test_numbers_of_numpys_seem_no_others_to_other_ranks():
     plain, other = (
         str(make_options('torus2d', {'shape': shape, 'frame_bytes': size}))
         for shape, size in (((2, 3), 7),
                             ([2, numpy.int64(3)], numpy.int32(7))))
-    assert plain == other       # or ranks would seem to differ
+    assert plain == other
 
 
-@pytest.mark.parametrize(('option', 'text', 'value'), [
-    ('period', '7', 7), ('quantile', '0.5', 0.5),
-    ('error_feedback', 'False', False), ('rounding', 'truncate', 'truncate')])
-def test_options_are_read_from_text(option, text, value):
-    parsed = parse_option('fp8', option, text)
-    assert parsed == value
-    assert type(parsed) is type(value)
-
-
-@pytest.mark.parametrize(('option', 'text', 'message'), [
-    ('period', 'x', 'period must be of type int'),
-    ('error_feedback', 'maybe', 'true or false'),
-    ('nonsense', '1', 'its options are')])
-def test_text_that_is_no_value_is_an_error(option, text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_option('fp8', option, text)
+IN_THE_WIRES_FORMAT = ('=.* makes sums in the format of the wire, which '
+                       'blocks.*pass another ')
 
 
 @pytest.mark.parametrize(('name', 'given', 'message'), [
+    *((name, {'perod': 3}, "'perod'.*algorithm, shape") for name in FAMILIES),
+    ('int5', {'values': 'int4'}, "'int5' has no option 'values'"),
+    ('fp8', {'rounding': 'up'}, "'nearest', 'truncate', 'stochastic', not"),
+    ('fp8', {'period': 0}, 'at least 1, not 0'),
+    ('fp8', {'period': 1.5}, 'type int, not 1.5'),
+    ('fp8', {'period': True}, 'type int'),
+    ('fp8', {'quantile': 1.5}, 'between 0 and 1'),
+    ('fp8', {'quantile': float('nan')}, 'between 0 and 1'),
+    ('fp8', {'epsilon': 0}, 'between 1e-30'),
+    ('fp8', {'headroom': '3'}, 'type float'),
+    ('fp8', {'error_feedback': 1.0}, 'True, False'),
+    ('fp8', {'two_level': True}, "'auto', 'yes', 'no'"),
+    ('int4', {'values': 'fp9'}, "'int4', 'e2m1', not 'fp9'"),
+    *((name, {option: value}, f'{option}{IN_THE_WIRES_FORMAT}{option}')
+      for name in ('int4', 'int5')
+      for option, value in (('algorithm', 'mpi_op'),
+                            ('partial_sums', 'wire'))),
     ('fp8', {'shape': (2, 2)},
      r"shape=\(2, 2\) does not go with algorithm='direct'; pass "
      r"algorithm='torus2d', or no shape"),
@@ -105,11 +72,50 @@ def test_text_that_is_no_value_is_an_error(option, text, message):
     ('fp8_paper', {'frame_bytes': 100}, 'or no frame_bytes'),
     ('torus2d', {'algorithm': 'ring'},
      "'torus2d' is float32 with algorithm='torus2d', not 'ring'")])
-def test_an_option_that_the_algorithm_does_not_use_is_an_error(name, given,
-                                                               message):
+def test_what_is_not_allowed_is_an_error_that_lists_what_is(name, given,
+                                                            message):
     with pytest.raises(ValueError, match=message):
         make_options(name, given)
 
 
-def test_a_name_may_have_options_of_its_own_that_an_algorithm_ignores():
-    assert make_options('fp8_paper', {'algorithm': 'torus2d'}).shape == (0, 0)
+@pytest.mark.parametrize(('option', 'text', 'expected'), [
+    ('period', '7', 7), ('quantile', '0.5', 0.5),
+    ('error_feedback', 'False', False), ('rounding', 'truncate', 'truncate'),
+    ('period', 'x', ValueError('period must be of type int')),
+    ('error_feedback', 'maybe', ValueError('true or false')),
+    ('nonsense', '1', ValueError('its options are'))])
+def test_options_are_read_from_text(option, text, expected):
+    if isinstance(expected, ValueError):
+        with pytest.raises(ValueError, match=str(expected)):
+            parse_option('fp8', option, text)
+    else:
+        parsed = parse_option('fp8', option, text)
+        assert (parsed, type(parsed)) == (expected, type(expected))
+
+
+@on_ranks(2)
+def test_names_are_this_packages_or_chainermns(comm):
+    made = create_communicator('naive', comm)
+    assert (type(made).__name__, made.size) == ('NaiveCommunicator', 2)
+    made = create_communicator()
+    assert isinstance(made, CodecCommunicator)
+    assert (made.name, made.size) == ('fp8', comm.size)
+
+
+#: Of all ranks, or by rank; what all of them raise.
+@pytest.mark.parametrize(('name', 'given', 'error', 'message'), [
+    ('fp9', {}, ValueError, "'fp9'.*fp8, fp8_paper, int4, int5, float16, "
+     'float32, torus2d, naive'),
+    ('naive', {'warmup': 3}, ValueError, "'naive' has no option 'warmup'"),
+    ('fp8', {'mpi_comm': 'world'}, TypeError, 'mpi_comm'),
+    ('fp8', [{}, {'period': 7}, {}], ValueError,
+     'period=100.*on rank 0 but.*period=7.* on rank 1'),
+    ('float32', [{}, {'algorithm': 'aggregator'}, {}], ValueError,
+     'direct.*on rank 0 but.*aggregator.* on rank 1'),
+    ('fp8', {'ranks_per_node': 2}, ValueError,
+     'ranks_per_node=2 does not divide')])
+@on_ranks(3)
+def test_all_ranks_refuse(comm, name, given, error, message):
+    given = given if isinstance(given, dict) else given[comm.rank]
+    with pytest.raises(error, match=message):
+        create_communicator(name, **{'mpi_comm': comm, **given})

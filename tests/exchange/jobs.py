@@ -30,8 +30,10 @@ OPTIMIZERS = {
 
 
 def make(comm, name, overlap, **options):
+    if options.get('algorithm') != 'mpi_op':     # which has no frames
+        options = {'frame_bytes': 64, **options}
     return create_communicator(name, comm, overlap=overlap, **{
-        **CODECS[name], 'bucket_bytes': 300, 'frame_bytes': 64, **options})
+        **CODECS[name], 'bucket_bytes': 300, **options})
 
 
 def wrapped(optimizer, communicator, zero_fill=True):

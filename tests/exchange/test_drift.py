@@ -149,8 +149,9 @@ def test_what_is_trained_alike_never_differs(comm, network, overlap):
     ('float16', {'algorithm': 'torus2d'})])
 def test_no_codec_lets_replicas_differ(comm, name, options):
     job = Job(comm, name, optimizer=chainer.optimizers.MomentumSGD,
-              check_every=1, **{'frame_bytes': 64, **options} if options.get(
-                  'algorithm') != 'mpi_op' else {})
+              check_every=1, **options)
+    assert job.communicator.options.algorithm == options.get(
+        'algorithm', 'direct')
     for number in range(6):
         update(job.optimizer, job.model, number, comm.rank)
     job.communicator.finalize()

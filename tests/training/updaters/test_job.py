@@ -46,8 +46,6 @@ def script(tmp_path):
                                          timeout=300)
 
 
-@pytest.mark.xfail(strict=False, reason=(
-    'known: the traceback of the stage is not the first'))
 def test_a_stage_that_raises_ends_the_job_with_its_own_traceback_first(script):
     done = script('layer')
     assert done.returncode
