@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex
 import chainer
 from chainer import Link
 
-from ..mpi import all_ranks
+from ..mpi import all_ranks, end_together
 from ..pipeline.layers import Layer, LayerError, as_tuple, layer_name
 from .balance import chunk_counts
 from .layer_table import describe, rows_of, table
@@ -560,6 +560,7 @@ def _build_together(part: Divisible, comm: Any) -> None:
         if cause:
             raise cause
         return
+    end_together(comm)
     texts = [f'rank {rank}: {text}'
              for rank, text in enumerate(gather(problem)) if text]
     if texts:
