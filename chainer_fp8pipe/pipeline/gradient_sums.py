@@ -182,7 +182,10 @@ class GradientSums:
         else:
             numpy.dot(gradient.T, inputs, out=buffer)
         if bias is not None:
-            self.add(bias, gradient.sum(axis=0))
+            # Where a batch normalisation follows, what the samples of one
+            # micro-batch add nearly cancels; so it is added first.
+            for part, _ in parts:
+                self.add(bias, part.sum(axis=0))
 
     def _buffer(self, parameter: chainer.Parameter, like: Any
                 ) -> tuple[Any, bool]:

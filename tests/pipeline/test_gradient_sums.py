@@ -128,6 +128,15 @@ def test_small_products_are_made_together(sizes, settle_after, groups):
         rtol=1e-4, atol=1e-4)
 
 
+def test_a_bias_is_summed_in_each_micro_batch_first():
+    """Its samples' gradients cancel below a batch normalisation."""
+    half = np.random.RandomState(0).randn(4, 1, 3).astype('f')
+    parts = [(np.concatenate([one, 1e-6 - one]), np.ones((2, 2), 'f'))
+             for one in half]
+    expected = sum(gradient.astype('d').sum(axis=0) for gradient, _ in parts)
+    np.testing.assert_allclose(settled(parts).b.grad, expected, 1e-6)
+
+
 def test_no_more_is_kept_than_one_product_needs():
     layer, sums = L.Linear(2, 3), GradientSums()
     alive = []

@@ -195,6 +195,9 @@ def test_all_stages_recompute_but_those_that_move_on(comm, moving):
 @on_ranks(2, 3)
 def test_copies_of_a_tied_parameter_stay_the_same(comm):
     """With Adam and clipping, whose norm counts them once."""
+    # Of 2 samples in a micro-batch the normalisation leaves gradients below
+    # it that nearly cancel: against float64, W's are wrong by up to 3e-4,
+    # and the bias's by 6e-3, in serial training as well.
     batches = [words(seed, 16) for seed in range(4)]
     model, plain = tied(), tied()
     updater = updater_of(comm, model, batches, micro_batches=4,
@@ -208,7 +211,7 @@ def test_copies_of_a_tied_parameter_stay_the_same(comm):
         updater.update()
         serially(plain, batch, 4)
         optimizer.update()
-        close(gradients(comm, model), own(plain), 5e-5)
+        close(gradients(comm, model), own(plain), 1e-5)
         for name, value in values(comm, model).items():
             numpy.testing.assert_allclose(
                 value, own(plain, 'array')[name], atol=1e-4, err_msg=name)
