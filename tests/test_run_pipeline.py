@@ -2,7 +2,6 @@
 import json
 import os
 import re
-import shutil
 
 import chainer
 import numpy as np
@@ -51,15 +50,11 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
     check_files(tmp_path, expected)
     assert set(os.listdir(tmp_path / 'result')) == {
         *os.listdir(expected / 'result'), *drawn} - {'cg.dot', 'cg.png'}
-
-
-def test_one_rank_prints(tmp_path):
-    done = run_pipeline(tmp_path, 4)
-    assert done.returncode == 0, done.stderr
+    # One rank prints.
     for text in ('# epoch: 2', 'epoch       main/loss', '# done',
                  '5 iter, 0 epoch'):
         assert done.stdout.count(text) == 1, text
-    assert done.stderr.count('2 stages x 2 replicas') == 1
+    assert done.stderr.count('2 stages x 2 replicas') == (ranks == 4)
     assert done.stderr.count('DumpGraph needs the whole model') == 1
 
 
@@ -78,28 +73,17 @@ def test_the_codec_of_the_command_line_is_between_the_replicas(
 WITH_SNAPSHOTS = '--seed', '1', '--batchsize', '50', '--snapshot'
 
 
-@pytest.fixture(scope='module')
-def interrupted(tmp_path_factory):
-    """A folder in which 2 ranks have trained the first epoch."""
-    folder = tmp_path_factory.mktemp('interrupted')
-    done = run_pipeline(folder, 2, *WITH_SNAPSHOTS, '--epoch', '1')
+def test_a_run_goes_on_from_its_snapshot(tmp_path, serial):
+    expected = log_of(serial(*WITH_SNAPSHOTS, '--epoch', '3'))
+    done = run_pipeline(tmp_path, 2, *WITH_SNAPSHOTS, '--epoch', '1')
     assert done.returncode == 0, done.stderr
-    return folder
-
-
-@pytest.mark.parametrize('after', [2, 4])
-def test_a_run_goes_on_from_its_snapshot(
-        tmp_path, serial, interrupted, after):
-    arguments = WITH_SNAPSHOTS
-    expected = log_of(serial(*arguments, '--epoch', '3'))
-    shutil.copytree(interrupted, tmp_path, dirs_exist_ok=True)
     assert {'snapshot_iter_10', 'model_iter_10'} < set(
         os.listdir(tmp_path / 'result'))
-    for out, argument in [
-            ('other', ('--resume', tmp_path / 'result/snapshot_iter_10')),
-            ('result', ('--autoload',))]:
-        done = run_pipeline(tmp_path, after, *arguments, *argument, '--epoch',
-                            '3', '--out', out)
+    for ranks, out, argument in [
+            (4, 'other', ('--resume', tmp_path / 'result/snapshot_iter_10')),
+            (2, 'result', ('--autoload',))]:
+        done = run_pipeline(tmp_path, ranks, *WITH_SNAPSHOTS, *argument,
+                            '--epoch', '3', '--out', out)
         assert done.returncode == 0, done.stderr
         found = log_of(tmp_path, out)
         # Where stages have changed, the generator that gives the third
@@ -379,8 +363,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path):
     assert done.stderr.count('no cut into 2 stages fits') == 1
 
 
-@pytest.mark.parametrize('ranks', [2, 4])
-def test_a_script_without_a_seed_sees_every_sample_once(tmp_path, ranks):
+def test_a_script_without_a_seed_sees_every_sample_once(tmp_path):
     done = run_lines(tmp_path, '''
 import os
 np.random.seed(os.getpid())     # whatever the launcher does
@@ -410,11 +393,11 @@ trainer.extend(note, priority=0)
 trainer.run()
 sys.stderr.write('%s %s %s\\n' % (
     seen, trainer.updater.epoch, updater.epoch_detail))
-''', ranks)
+''', 4)
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines()
              if line.startswith('[[')]
-    assert len(lines) == ranks, done.stderr
+    assert len(lines) == 4, done.stderr
     assert len(set(lines)) == 1
     seen = json.loads(lines[0].rpartition(']')[0] + ']')
     assert seen[0][1] + seen[1][1] == pytest.approx(2 * 5.5)
@@ -425,20 +408,27 @@ sys.stderr.write('%s %s %s\\n' % (
 @pytest.mark.parametrize(('kind', 'ranks'), [('Multiprocess', 4),
                                              ('Multithread', 2)])
 def test_iterators_that_read_ahead_are_taken(tmp_path, kind, ranks):
+    """And an evaluator that is older than the updater."""
     done = run_lines(tmp_path, f'''
 if __name__ == '__main__':
+    np.random.seed(0)
+    validation = evaluator(eval_func=model)
+    first = validation()['main/loss']
     iterator = chainer.iterators.{kind}Iterator(data, 6, shuffle=False)
     before = iterator.epoch_detail
 {_UPDATER.replace(chr(10), chr(10) + '    ')}
     assert type(updater).__name__ == 'PipelineUpdater'
     assert isinstance(updater, training.StandardUpdater)
-    trainer.extend(evaluator())
+    trainer.extend(validation, trigger=(1, 'iteration'))
     trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
     trainer.run()
     print('at', updater.epoch_detail, 'was', before)
+    print('losses', first, validation()['validation/main/loss'])
 ''', ranks)
     assert done.returncode == 0, done.stderr
     assert 'at 1.5 was 0.0' in done.stdout
+    losses = re.search(r'^losses (\S+) (\S+)$', done.stdout, re.MULTILINE)
+    assert 0 < abs(float(losses[1]) - float(losses[2])) < 1
 
 
 def test_what_a_clock_says_is_what_rank_0_says(tmp_path):
@@ -468,64 +458,45 @@ sys.stderr.write('ended at %d, fired at %s\\n' % (updater.iteration, fired))
     assert done.stderr.count('ended at 7, fired at [3, 6]') == 2, done.stderr
 
 
-def test_data_that_end_on_all_replicas_end_the_training_with_an_error(
-        tmp_path):
-    done = run_lines(tmp_path, '''
-iterator = chainer.iterators.SerialIterator(data[:12], 6, repeat=False)
-''' + _UPDATER + '''
-try:
-    trainer.run()
-except StopIteration:
-    sys.stderr.write('ended at %d\\n' % updater.iteration)
-''', 4)
-    assert done.stderr.count('ended at 2') == 4, done.stderr
-
-
-def test_a_data_set_that_fails_names_the_cause(tmp_path):
-    done = run_lines(tmp_path, '''
+@pytest.mark.parametrize(('samples', 'updates', 'said'), [
+    ('data[:12]', 2, 'by StopIteration'),
+    ('Data(data)', 1, "rank 0: KeyError: 'no such sample'")])
+def test_data_that_end_or_fail_end_the_training_on_all_replicas(
+        tmp_path, samples, updates, said):
+    done = run_lines(tmp_path, f'''
 class Data(list):
     def __getitem__(self, place):
         if place > 6:
             raise KeyError('no such sample')
         return super().__getitem__(place)
-iterator = chainer.iterators.SerialIterator(Data(data), 6, shuffle=False)
-''' + _UPDATER + 'trainer.run()', 4)
-    assert done.returncode != 0
-    assert 'no such sample' in done.stderr
+iterator = chainer.iterators.SerialIterator({samples}, 6, repeat=False,
+                                            shuffle=False)
+{_UPDATER}
+try:
+    trainer.run()
+except Exception as error:
+    sys.stderr.write('ended at %d by %s %s\\n' % (
+        updater.iteration, type(error).__name__, error))
+''', 4)
+    assert said in done.stderr
+    assert done.stderr.count(f'ended at {updates}') == 4, done.stderr
 
 
-def test_the_evaluator_may_be_made_before_the_updater(tmp_path):
-    lines = '''
-np.random.seed(0)
-validation = evaluator(eval_func=model)
-before = validation()['main/loss']
-''' + _UPDATER + '''
-trainer.extend(validation, trigger=(1, 'iteration'))
-trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
-trainer.run()
-print('before', before, 'after', validation()['validation/main/loss'])
-'''
-    done = run_lines(tmp_path, lines)
-    assert done.returncode == 0, done.stderr
-    words = done.stdout.split()
-    assert 0 < abs(float(words[1]) - float(words[3])) < 1
-
-
-def test_the_seed_of_the_script_is_that_of_dropout(tmp_path):
-    losses = []
-    for seed in 0, 0, 1:
-        done = run_lines(tmp_path, f'''
+def test_the_seed_of_the_script_is_that_of_dropout(tmp_path_factory):
+    done = run_in_forks(
+        ['run', '--pipeline', '1', '--micro-batches', '3', 'script.py'],
+        script_folders(tmp_path_factory, [_HEAD + f'''
 np.random.seed(5)
 model = L.Classifier(chainer.Sequential(
     L.Linear(3, 8), F.dropout, L.Linear(8, 8), F.relu, L.Linear(8, 2)))
 iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
 optimizer.setup(model)
 np.random.seed({seed})
-''' + _UPDATER + '''
+{_UPDATER}
 trainer.extend(extensions.LogReport(trigger=(4, 'iteration')))
 trainer.run()
 print(trainer.get_extension('LogReport').log[0]['main/loss'])
-''')
-        assert done.returncode == 0, done.stderr
-        losses.append(float(done.stdout))
+''' for seed in (0, 0, 1)]))
+    assert [one.returncode for one in done] == [0, 0, 0], done
+    losses = [float(one.stdout) for one in done]
     assert losses[0] == losses[1] != losses[2]

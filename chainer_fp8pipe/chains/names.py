@@ -42,10 +42,6 @@ class Names:
                     self._of[id(parameter)] = full
                     self.parameters[full] = parameter
 
-    def add(self, thing: Any, path: str) -> None:
-        """Names something that is no link or parameter of the model."""
-        self._of[id(thing)] = path
-
     def of(self, thing: Any) -> str | None:
         """The path of a link or parameter; None: not of this model."""
         return self._of.get(id(thing))

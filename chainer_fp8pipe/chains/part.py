@@ -1,4 +1,16 @@
 """Micro-batches of a traced Chain, and a chunk's part in them."""
+# A rank with a chunk runs the model's own forward for every micro-batch, and
+# once more for recomputation, as if it were the only pass.  What Python does
+# between calls must be the same each time, and on all ranks: the arrays of the
+# batch are copied for each pass, as forward may write to them; random numbers
+# between calls are seeded by the place of the micro-batch in the training;
+# and what a pass counts in attributes of links begins where the first pass of
+# this micro-batch began.
+#
+# Links that keep computed values (an LSTM's state) get the values of the last
+# batch's same micro-batch on the rank that has them, and ghosts elsewhere.
+# Between steps they have ghosts, so that reset_state() can be told from a
+# state that was left alone.
 from __future__ import annotations
 
 import contextlib

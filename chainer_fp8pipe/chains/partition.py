@@ -49,8 +49,7 @@ _together = functools.partial(raise_together, error=ValueError)
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
-              optimizer_arrays: int = 2, plan: Any = None,
-              profile: int = 0) -> Any:
+              optimizer_arrays: int = 2, plan: Any = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model, as it is written: any
@@ -88,8 +87,6 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             a :class:`~chainer_fp8pipe.planning.PartitionPlan`; None: the best
             cut is searched for.  The first rank's counts; other ranks may
             leave it out.
-        profile: Only 0: updates that are timed for a second plan.  There is
-            none, as no parameter moves during training.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
@@ -105,8 +102,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         grid = _grid(comm)
         limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
             'micro_batches': micro_batches, 'schedule': schedule,
-            'chunks': chunks, 'optimizer_arrays': optimizer_arrays,
-            'profile': profile})
+            'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
         _check_given(plan, grid.comm)
         names, tracer, trace, call = _traced(model, example, grid)
         task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
@@ -183,12 +179,7 @@ def _check_model(model: Any) -> None:
 
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
-                   optimizer_arrays: Any, chunks: Any = 1,
-                   profile: Any = 0) -> None:
-    if profile != 0:
-        raise ValueError(
-            f'profile={profile!r} is not possible: the plan that partition() '
-            'makes is final; leave profile out, or give a plan')
+                   optimizer_arrays: Any, chunks: Any = 1) -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')

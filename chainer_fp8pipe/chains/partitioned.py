@@ -1,9 +1,21 @@
 """What a rank knows of a model that was cut."""
+# Each rank keeps the links of the whole model, ghosts for the parameters of
+# others, and the traces (programs) that batches have made, by the form of the
+# batch.  Python may call something else for the next batch, so programs are
+# looked up by a rehearsal (`rehearsed`), which one rank does for each
+# micro-batch; the others take its word, and look the program up by its digest
+# (`known`).  All ranks must know the same programs, or they would do other
+# calls: they note and forget them together, in the same order.
+#
+# A parameter stays where the example has put it.  A batch whose program needs
+# it elsewhere (tied weights in another branch) borrows its values for one step
+# (`lend`); gradients go home.  Links with running values are on one chunk for
+# good, as nobody could say whose values count.
 from __future__ import annotations
 
 import collections
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -12,7 +24,7 @@ import numpy
 from ..intercept import array_memory, function_calls, initial_values
 from ..mpi.agreement import raise_together
 from ..mpi.broadcast import receive_array, send_array
-from ..pipeline.randomness import Place, at, preserved
+from ..pipeline.randomness import at, preserved
 from ..planning.partition_plan import PartitionPlan
 from .ghost import is_ghost
 from .names import Names, parameters_of
@@ -36,7 +48,7 @@ class Partition:
         tracer: Of the model.
         plan: Where the model is cut.
         grid: The ranks.
-        program: Of the example, in training; None: there is no example.
+        program: Of the example, in training.
 
     Attributes:
         used: The paths of the parameters of each chunk.
@@ -48,7 +60,7 @@ class Partition:
 
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
                  plan: PartitionPlan, grid: Any,
-                 program: StagedTrace | None) -> None:
+                 program: StagedTrace) -> None:
         self.names, self.plan, self.grid = names, plan, grid
         self.tracer = tracer
         self.passes = Passes(names, self.where)
@@ -57,10 +69,6 @@ class Partition:
         self.optimizer: Any = None
         self.device = model.device
         self.own: dict[str, chainer.Parameter] = {}
-        #: The chunk of each layer, if the model is a list of layers.
-        self.chunk_of: Mapping[int, int] | None = None
-        #: Seeds the values of a parameter that gets its shape in a trace.
-        self.initial_place = _initial_place
         self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
         self._told = False
@@ -71,8 +79,7 @@ class Partition:
         self.limit: float | None = None
         # What lend() has changed: used, ranks, ties and own of before.
         self._placed: Any = None
-        if program is not None:
-            self.place(program)
+        self.place(program)
         function_calls.hold(self)
         array_memory.hold(self)
         initial_values.hold(self)
@@ -154,8 +161,8 @@ class Partition:
                                       timed=False)
         for number, name in enumerate(self.names.shaped[shaped:]):
             if name in self.own:    # with the same values on every replica
-                with preserved(), at(self.initial_place(
-                        place, number, name)):
+                with preserved(), at(place._replace(
+                        iteration=0, first_sample=0, layer=number)):
                     draw(self.names.parameters[name])
         with between_calls(place):
             program = self._program(mode, trace, micro_batch)
@@ -172,14 +179,13 @@ class Partition:
 
     def _program(self, mode: str, trace: Trace, micro_batch: MicroBatch
                  ) -> StagedTrace:
-        if mode != 'predict' and self.chunk_of is None:
+        if mode != 'predict':
             check_loss(trace)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(
                 self.tracer, trace, micro_batch)
         program = StagedTrace(trace, self.plan, micro_batch.state,
-                              self.live_state[mode], self._keepers,
-                              self.chunk_of)
+                              self.live_state[mode], self._keepers)
         if not program.keepers.keys() <= self._keepers.keys():
             # Programs that only read these values may do so on other chunks.
             self._programs.clear()
@@ -288,23 +294,6 @@ class Partition:
                 if name in names})) for name in self.names.parameters})
         self._note_keepers(program)
 
-    def hold_layers(self, layers: Iterable[tuple[int, chainer.Link]]) -> None:
-        """Notes which rank has which parameter, by the chunks of layers."""
-        used: dict[int, set[str]] = {
-            chunk: set() for chunk in range(self.last + 1)}
-        ranks: dict[str, set[int]] = {}
-        for chunk, layer in layers:
-            for parameter in layer.params():
-                name = self.names.of(parameter)
-                if name is not None:
-                    used[chunk].add(name)
-                    ranks.setdefault(name, set()).add(
-                        chunk % self.plan.stages)
-        self._note_ranks(
-            {chunk: sorted(names) for chunk, names in used.items()},
-            {name: tuple(sorted(stages)) for name, stages in ranks.items()})
-        self._own_links = set(self.names.links)
-
     def _note_keepers(self, program: StagedTrace) -> None:
         self._keepers.update(program.keepers)
         me = self.grid.stage_index
@@ -357,10 +346,6 @@ class Partition:
         if not self._told and self.grid.comm.rank == 0:
             warnings.warn(text, stacklevel=2)
         self._told = True
-
-
-def _initial_place(place: Place, number: int, name: str) -> Place:
-    return place._replace(iteration=0, first_sample=0, layer=number)
 
 
 def check_loss(trace: Trace) -> None:

@@ -23,7 +23,6 @@ class StagedTrace:
         state: What links kept before the run that was traced.
         live: Whether a later run reads what this one leaves in links.
         keepers: As the attribute, of earlier traces.
-        chunk_of: The chunk of each layer of a :class:`.Divisible`.
 
     Attributes:
         stages: The chunk of each call.
@@ -49,13 +48,8 @@ class StagedTrace:
 
     def __init__(self, trace: Trace, plan: PartitionPlan,
                  state: LinkState | None,
-                 live: bool, keepers: Mapping[str, int],
-                 chunk_of: Mapping[int, int] | None = None) -> None:
+                 live: bool, keepers: Mapping[str, int]) -> None:
         self.trace, self.state = trace, state
-        self._layers = {
-            number: chunk_of[call.layer]
-            for number, call in enumerate(trace.calls)
-            if chunk_of is not None and call.layer is not None}
         self.form, results = _results(trace)
         together = [*map(_sources_of, trace.reports.values()),
                     *(trace.state.sources() if live else [])]
@@ -100,7 +94,7 @@ class StagedTrace:
         return {number: keepers[name]
                 for number, call in enumerate(self.trace.calls)
                 for name in (*call.whole, *call.reads)
-                if name in keepers} | self._layers
+                if name in keepers}
 
     def _keepers(self, stages: Sequence[int]) -> dict[str, int]:
         chunks: dict[str, int] = {}

@@ -328,8 +328,6 @@ class CallRecorder(Interceptor):
         asked: dict[str, Any] = {
             'name': label_of(node), 'link': self._link(),
             'kind': kind_of(node),
-            'layer': getattr(self._stack[1], 'layer_number', None)
-            if len(self._stack) > 1 else None,
             'path': tuple(self._first_call[id(link)]
                           for link in self._stack),
             'expected': tuple(map(expected_of, inputs)),

@@ -68,7 +68,6 @@ class TracedCall(Call):
             index of the input that has the labels (None if unknown); None:
             no label is left out.
         reads: Paths of the links whose persistent arrays the call uses.
-        layer: Number of the layer of a :class:`.Divisible`.
     """
 
     kind: Any = None
@@ -88,7 +87,6 @@ class TracedCall(Call):
     error: Exception | None = None
     ignores: tuple[int, int | None] | None = None
     reads: tuple[str, ...] = ()
-    layer: int | None = None
 
 
 @dataclass(eq=False)

@@ -1,4 +1,17 @@
 """Parameters without values: to be drawn later, or on another rank."""
+# A model may be larger than the memory of a rank, so there must be a way to
+# build it without values: in a block of `deferred`, a parameter with a shape
+# gets a ghost, and the place in the sequence of parameters from which its
+# values are drawn.  partition() has each rank draw its own, which gives the
+# same values whatever rank draws them and however many there are.  Without
+# partition(), whoever asks for the array draws it: `DeferredParameter` is the
+# class of such a parameter until it has values.
+#
+# Chainer gives a parameter its shape in the first forward pass.  Four passes
+# must not draw: a trace leaves the ghost of the shape (`ShapesOnly`); a
+# rehearsal leaves nothing (`untouched`); a run keeps what is there
+# (`settled`); and a model that was traced but not cut loses the shapes again
+# (`without_shapes`).
 from __future__ import annotations
 
 import contextlib

@@ -158,11 +158,12 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                     'ImageFolder a transform, such as RandomResizedCrop(224)')
             return (_whole('batch', batch, 1), _whole('workers', workers, 0),
                     _whole('prefetch', prefetch, 0))
-        numbers = self._together(check, lambda found: _described(
-            'iterator', batch=found[0], repeat=repeat, shuffle=shuffle))
+        batch, workers, prefetch = self._together(
+            check, lambda found: _described('iterator', batch=found[0],
+                                            repeat=repeat, shuffle=shuffle))
         return self._together(lambda: ImageIterator(
-            self._reader, (self._rank, self._ranks), *numbers, repeat,
-            shuffle, self._on_error))
+            self._reader, (self._rank, self._ranks), batch, workers, prefetch,
+            repeat, shuffle, self._on_error))
 
     def cached(self) -> tuple[int, int]:
         """Images in this node's cache, and their bytes."""

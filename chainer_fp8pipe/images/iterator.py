@@ -111,6 +111,7 @@ class ImageIterator(chainer.dataset.Iterator):
             workers, self._ahead + 1)
         # The loader's requests: epoch, start and stop, this rank's samples.
         self._requests: deque[tuple[int, int, int, numpy.ndarray]] = deque()
+        self.is_new_epoch, self._previous = False, -1.0
         self._start((0, 0), False, -1.0)
 
     @property

@@ -64,11 +64,6 @@ class Decompressor:
         self._scratch = numpy.empty(0, numpy.uint8)
         self._open()
 
-    def _renew(self) -> None:
-        # After a damaged file an instance can refuse sound ones.
-        self._destroy()
-        self._open()
-
     def _open(self) -> None:
         tj = library()
         handle = tj and tj.tj3Init(_DECOMPRESS)
@@ -97,14 +92,25 @@ class Decompressor:
             ``floor(left / shrink)`` to ``ceil((left + w) / shrink)``, and
             rows likewise.  None if the library cannot decode this file.
         """
+        self._is_sound = True
+        pixels = self._decode(data, width, height, box, shrink)
+        if pixels is None or not self._is_sound:
+            # After a damaged file an instance can refuse sound ones.
+            self._destroy()
+            self._open()
+        return pixels
+
+    def _decode(self, data: bytes | memoryview, width: int, height: int,
+                box: tuple[int, int, int, int], shrink: int
+                ) -> numpy.ndarray | None:
         tj, handle = self._tj, self._handle
         file = numpy.frombuffer(data, numpy.uint8)
         source = file.ctypes.data, file.size
         if tj.tj3DecompressHeader(handle, *source):
-            return self._renew()
+            return None
         subsampling = tj.tj3Get(handle, _SUBSAMPLING)
         if not 0 <= subsampling < len(_UNIT_WIDTHS):
-            return self._renew()
+            return None
         left, right = box[0] // shrink, -(-(box[0] + box[2]) // shrink)
         top, bottom = box[1] // shrink, -(-(box[1] + box[3]) // shrink)
         # The region must start between two units.
@@ -114,12 +120,11 @@ class Decompressor:
         if tj.tj3SetScalingFactor(handle, _Factor(1, shrink)) \
                 or tj.tj3SetCroppingRegion(handle, _Region(
                     start, top, stop - start, bottom - top)):
-            return self._renew()
+            return None
         pixels = self._space(bottom - top, stop - start)
         if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB):
-            is_damaged = tj.tj3GetErrorCode(handle) != _WARNING
-            self._renew()
-            if is_damaged:
+            self._is_sound = False
+            if tj.tj3GetErrorCode(handle) != _WARNING:
                 return None
         return pixels[:, left - start:right - start]
 

@@ -27,7 +27,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import chainer
 import chainermn
@@ -42,55 +42,21 @@ from chainer.training.updaters import (
 from .patching import Patch
 
 
-class Substitute(Protocol):
-    """Makes what the script would have made, or has Chainer make it.
-
-    Each method gets Chainer's own function and the arguments of the call.
-    """
-
-    def make_updater(self, original: Callable, updater: Any, *args: Any,
-                     **kwargs: Any) -> None:
-        """In place of ``StandardUpdater.__init__``."""
-
-    def update(self, original: Callable, updater: Any) -> None:
-        """In place of ``StandardUpdater.update``."""
-
-    def update_optimizer(self, original: Callable, optimizer: Any,
-                         *args: Any, **kwargs: Any) -> None:
-        """In place of ``GradientMethod.update``."""
-
-    def make_trainer(self, original: Callable, trainer: Any, *args: Any,
-                     **kwargs: Any) -> None:
-        """In place of ``Trainer.__init__``."""
-
-    def extend(self, original: Callable, trainer: Any, *args: Any,
-               **kwargs: Any) -> None:
-        """In place of ``Trainer.extend``."""
-
-    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
-                    **kwargs: Any) -> None:
-        """In place of ``Trainer.run``."""
-
-    def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
-                       **kwargs: Any) -> None:
-        """In place of ``Evaluator.__init__``."""
-
-    def evaluate(self, original: Callable, evaluator: Any) -> Any:
-        """In place of ``Evaluator.evaluate``."""
-
-    def save(self, original: Callable, file: Any, obj: Any, *args: Any,
-             **kwargs: Any) -> None:
-        """In place of ``save_npz`` and ``save_hdf5``."""
-
-    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
-             **kwargs: Any) -> None:
-        """In place of ``load_npz`` and ``load_hdf5``."""
-
-
 class Originals:
-    """A :class:`Substitute` that has Chainer do everything.
+    """Makes what a script would have made: here as Chainer does.
 
-    For those that replace some of it only.
+    A substitute derives from it, and replaces some of these methods.  Each
+    gets Chainer's own function and the arguments of the call.
+
+    - ``make_updater``, ``update``: ``__init__`` and ``update`` of
+      ``StandardUpdater``.
+    - ``update_optimizer``: ``GradientMethod.update``.
+    - ``make_trainer``, ``extend``, ``run_trainer``: ``__init__``, ``extend``
+      and ``run`` of ``Trainer``.
+    - ``make_evaluator``, ``evaluate``: ``__init__`` and ``evaluate`` of
+      ``Evaluator``.
+    - ``save``, ``load``: ``save_npz`` and ``save_hdf5``, ``load_npz`` and
+      ``load_hdf5``.
     """
 
     def _original(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +68,7 @@ class Originals:
 
 
 @contextlib.contextmanager
-def substituting(substitute: Substitute) -> Iterator[None]:
+def substituting(substitute: Originals) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
     inside = threading.local()
 

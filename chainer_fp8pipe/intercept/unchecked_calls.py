@@ -73,6 +73,20 @@ def apply(node: chainer.FunctionNode, inputs: Any,
     return outputs
 
 
+def check(node: chainer.FunctionNode, inputs: Any) -> None:
+    """Has Chainer check the types of a call that :func:`apply` will make.
+
+    Raises:
+        InvalidType: They are wrong, though NumPy may take them.
+    """
+    layouts = [getattr(x, '_layout', None) for x in inputs]
+    if _config.type_check and layouts.count(None) == len(layouts):
+        node._input_layouts = tuple(layouts)
+        node._check_data_type_forward(tuple([
+            x.array if isinstance(x, chainer.Variable) else x
+            for x in inputs]))
+
+
 def _linear(node: LinearFunction, arrays: list[numpy.ndarray]) -> tuple:
     """The output of a linear function, as a product that BLAS likes better.
 

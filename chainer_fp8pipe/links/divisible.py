@@ -12,17 +12,24 @@ from typing import Any, NamedTuple, NoReturn, SupportsIndex
 import chainer
 from chainer import Link
 
-from ..mpi import all_ranks
+from ..mpi import all_ranks, end_together
 from ..pipeline.layers import Layer, LayerError, as_tuple, layer_name
 from .balance import chunk_counts
 from .layer_table import describe, rows_of, table
-from .lazy import Lazy, initialising, without_values
+from .lazy import Lazy, initialising
 from .shared_parameters import check_cut, things_used
 
-# A part of a model has all layers, by their numbers in the whole: its own as
-# they are, the others as stand-ins whose parameters have no values (or as
-# lazies that are not built).  So a rank can go through the whole model, as
-# chains/layers.py has it do, and holds no other rank's parameters.
+# A model is a list of slots: layers, or lazy ones that are not built yet.  A
+# part is a model of the same class that has some of them, and numbers them as
+# the whole does (LayerRange), so that names, keys of snapshots, initial values
+# and masks of dropout do not depend on the cut.  It holds no layer of another
+# part: what the user's attributes hold of these is left out (_leave), and a
+# cut through what two layers share is an error (shared_parameters.check_cut).
+#
+# A layer is built where it is first asked for, with NumPy's generator seeded
+# by the model's seed and the layer's number: a rank that builds layers 40 to
+# 59 alone gets the values that one process would give them.  Building all and
+# throwing most away would take the memory that the cut is to save.
 #
 # Chainer's Sequential is not the base: it gives links other numbers than
 # layers, yields a link at two places twice, and has some twenty operations of
@@ -93,7 +100,6 @@ class Divisible(Link):
     _slots: list[Any]       # layers, or lazies not built yet
     _seed: int
     _part: LayerRange | None    # None: this is the whole model
-    _others: dict[int, Any]     # layers of other parts, without values
     _complete: bool         # all lazies are built
     _initialised: bool      # no parameter waits for its shape
 
@@ -105,7 +111,6 @@ class Divisible(Link):
         self._slots = []
         self._seed = 0
         self._part = None
-        self._others = {}
         self._complete = self._initialised = False
         return self
 
@@ -139,15 +144,6 @@ class Divisible(Link):
         """Number and layer of all that is here; builds nothing."""
         numbers = itertools.chain(*itertools.starmap(range, self.bounds))
         return list(zip(numbers, self._slots, strict=True))
-
-    def all_slots(self) -> list[tuple[int, Any]]:
-        """Number and layer of the whole model; builds nothing.
-
-        Links that are elsewhere have parameters without values.
-        """
-        return sorted({**self._others,
-                       **dict(self.numbered_slots())}.items(),
-                      key=lambda pair: pair[0])
 
     def _name_links(self) -> None:
         """Gives links their numbers as names; nothing here reads them."""
@@ -516,10 +512,6 @@ class Divisible(Link):
         check_cut(self.numbered_slots(), inside.__contains__)
         part = self._alike()
         slots = dict(self.numbered_slots())
-        made: dict[int, Any] = {}
-        part._others = {
-            number: _rebound(without_values(slot, made), self, part)
-            for number, slot in self.all_slots() if number not in inside}
         part._slots = [_rebound(slots[number], self, part)
                        for number in inside]
         # All layers are no part, but they may be all that there is.
@@ -568,6 +560,7 @@ def _build_together(part: Divisible, comm: Any) -> None:
         if cause:
             raise cause
         return
+    end_together(comm)
     texts = [f'rank {rank}: {text}'
              for rank, text in enumerate(gather(problem)) if text]
     if texts:

@@ -1,15 +1,22 @@
-"""Batch normalisation with the statistics of the batches of several ranks.
-
-Each rank sends its number of elements per channel, their mean, and the sum of
-squares about it; these are joined as Chan, Golub and LeVeque join partial
-variances ("Algorithms for computing the sample variance", 1983).  So nothing
-cancels where the mean is much larger than the standard deviation, as it does
-in the mean of squares less the square of the mean.  Each rank joins all in
-the order of ranks, in float64, and finds the same bits.
-"""
+"""Batch normalisation with the statistics of the batches of several ranks."""
+# Each rank sends its number of elements per channel, their mean, and the sum
+# of squares about it; these are joined as Chan, Golub and LeVeque join partial
+# variances ("Algorithms for computing the sample variance", 1983).  So nothing
+# cancels where the mean is much larger than the standard deviation, as it does
+# in the mean of squares less the square of the mean.  Each rank joins all in
+# the order of ranks, in float64, and finds the same bits.
+#
+# There is one message forward and one backward.  A rank whose input does not
+# fit sends a refusal in place of the former, so that all raise.
+#
+# A channel's elements lie apart in memory.  _ChannelView reads an input on a
+# CPU in blocks that stay in the cache from one operation to the next, where
+# NumPy's own mean and var would read all of it for each.
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -19,7 +26,10 @@ from chainer.backends.cuda import to_cpu
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import argument
 
-from .channel_sums import ChannelView
+# Elements of a block: some 256 KiB in float32.
+_BLOCK = 1 << 16
+# Sums of more elements in float32 would lose digits.
+_LONGEST = 4096
 
 
 class GroupedBatchNormalization(chainer.links.BatchNormalization):
@@ -81,7 +91,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
             return function.apply((x, gamma, beta))[0]
         except BaseException:
             if not function.has_sent:       # the others wait for this rank
-                self.group.gather(refusal(self.avg_mean.size))
+                self.group.gather(_refusal(self.avg_mean.size))
             raise
 
     def _find_size(self, x: Any) -> None:
@@ -98,21 +108,21 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
         self._initialize_params(size)
 
 
-def refusal(channels: int) -> numpy.ndarray:
+def _refusal(channels: int) -> numpy.ndarray:
     """The message of a rank whose input cannot be normalised."""
     numbers = numpy.zeros(1 + 2 * channels)
     numbers[0] = -1
     return numbers
 
 
-def join(everyone: numpy.ndarray
+def _join(everyone: numpy.ndarray
          ) -> tuple[int, numpy.ndarray, numpy.ndarray]:
     """Elements per channel, means and biased variances of the whole batch.
 
     Args:
         everyone: float64 of shape (ranks, 1 + 2 * channels): each rank's
             number of elements per channel, means, and sums of squares about
-            them; or its :func:`refusal`.
+            them; or its refusal.
     """
     counts = everyone[:, :1]
     refused = numpy.flatnonzero(counts < 0)
@@ -154,7 +164,7 @@ class GroupedBatchNormalizationFunction(
     def forward(self, inputs: tuple[Any, ...]) -> tuple[Any]:
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs
-        view = self._view = ChannelView(x, gamma, self.axis)
+        view = self._view = _ChannelView(x, gamma, self.axis)
         shift = self._shift = view.centre(x)
         local = to_cpu(shift).astype(numpy.float64)
         count = max(view.elements, 1)       # a rank may have no samples
@@ -164,7 +174,7 @@ class GroupedBatchNormalizationFunction(
             [view.elements], local + sums / count,
             numpy.maximum(squares - sums ** 2 / count, 0)])
         self.has_sent = True
-        self.elements, mean, variance = join(self._group.gather(numbers))
+        self.elements, mean, variance = _join(self._group.gather(numbers))
         if self.elements == 1:
             warnings.warn(
                 'a whole group of ranks has one element per channel; batch '
@@ -229,3 +239,121 @@ class _Gradient(chainer.FunctionNode):
         raise NotImplementedError(
             'grouped batch normalisation has no second derivatives; use '
             "Chainer's BatchNormalization in a model that needs them")
+
+
+# --- sums and factors by channel ---------------------------------------------
+
+class _ChannelView:
+    """An input as an array of shape (outer, channels, inner).
+
+    Statistics are over the first and the last axis.  On a CPU the array is
+    read in blocks that stay in the cache from one operation to the next.
+
+    Args:
+        x: The input.
+        gamma: An array of the shape of the channels.
+        axis: Those that statistics are over; None: all but the second and
+            those that follow it in gamma's shape.
+    """
+
+    def __init__(self, x: Any, gamma: Any, axis: tuple[int, ...] | None
+                 ) -> None:
+        self._xp = backend.get_array_module(x)
+        self._gamma = gamma.shape, gamma.dtype
+        # float16 sums would be too coarse.
+        self._dtype = numpy.result_type(x.dtype, gamma.dtype, numpy.float32)
+        keys = batch_normalization._compute_key_axis(x.ndim, gamma.ndim, axis)
+        others = [item for item in range(x.ndim) if item not in keys]
+        first = keys[0] if keys else 0
+        before = ([item for item in others if item < first]
+                  if keys == tuple(range(first, first + len(keys)))
+                  else others)
+        after = [item for item in others if item not in before]
+        self._order = *before, *keys, *after
+        self._lengths = [x.shape[item] for item in self._order]
+        self._shape = outer, channels, inner = tuple(
+            math.prod(x.shape[item] for item in items)
+            for items in (before, keys, after))
+        self.elements = outer * inner       # of each channel
+        step = _BLOCK // max(channels * inner, 1)
+        step = min(max(step, 1), _LONGEST) if self._xp is numpy else outer
+        self._blocks = [slice(start, start + step)
+                        for start in range(0, outer, max(step, 1))]
+        step = _LONGEST if self._xp is numpy else max(inner, 1)
+        self._stretches = [slice(start, start + step)
+                           for start in range(0, inner, step)]
+
+    def centre(self, x: Any) -> Any:
+        """About the mean of each channel, which :meth:`moments` corrects.
+
+        Zeros if there are no elements.
+        """
+        total = sum((self._sum(part) for part in self._parts(x)),
+                    self._zeros())
+        return (total / max(self.elements, 1)).astype(self._dtype)
+
+    def moments(self, x: Any, shift: Any) -> Any:
+        """Sums of each channel's x - shift and of its squares; float64."""
+        sums = self._zeros(2)
+        for part in self._parts(x):
+            centred = part - shift[:, None]
+            sums[0] += self._sum(centred)
+            sums[1] += self._sum(centred, centred)
+        return sums
+
+    def products(self, gy: Any, x: Any, shift: Any) -> Any:
+        """Sums of each channel's gy and of gy * (x - shift); float64."""
+        sums = self._zeros(2)
+        for above, part in zip(self._parts(gy), self._parts(x), strict=True):
+            sums[0] += self._sum(above)
+            sums[1] += self._sum(above, part - shift[:, None])
+        return sums
+
+    def scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
+               offset: numpy.ndarray, gy: Any = None, of_gy: Any = None
+               ) -> Any:
+        """``(x - shift) * scale + offset`` in the shape and dtype of x.
+
+        And ``+ gy * of_gy``, where these are given.
+        """
+        factor, summand = self._column(scale), self._column(offset)
+        result = self._xp.empty(self._shape, x.dtype)
+        if gy is not None:
+            above, weight = self._parts(gy), self._column(of_gy)
+        for block, part in zip(self._blocks, self._parts(x), strict=True):
+            value = part - shift[:, None]
+            value *= factor
+            value += summand
+            if gy is not None:
+                value += next(above) * weight
+            result[block] = value
+        order = sorted(range(x.ndim), key=self._order.__getitem__)
+        return result.reshape(self._lengths).transpose(order)
+
+    def channels(self, values: numpy.ndarray) -> Any:
+        """One value per channel, as gamma's."""
+        shape, dtype = self._gamma
+        return self._xp.asarray(values.reshape(shape).astype(dtype))
+
+    def _parts(self, x: Any) -> Iterator[Any]:
+        x = x.transpose(self._order).reshape(self._shape)
+        for block in self._blocks:
+            yield x[block].astype(self._dtype, copy=False)
+
+    def _zeros(self, *rows: int) -> Any:
+        return self._xp.zeros((*rows, self._shape[1]))
+
+    def _column(self, values: numpy.ndarray) -> Any:
+        """One value per channel, to be broadcast."""
+        return self._xp.asarray(values.astype(self._dtype))[:, None]
+
+    def _sum(self, *factors: Any) -> Any:
+        """Sums of the factors' product over each channel of a block."""
+        if self._shape[2] == 1:
+            axes = ','.join(['ok'] * len(factors))
+            return self._xp.einsum(f'{axes}->k', *(x[:, :, 0]
+                                                   for x in factors))
+        axes = ','.join(['oki'] * len(factors))
+        return sum(self._xp.einsum(
+            f'{axes}->ok', *(x[:, :, part] for x in factors)).sum(
+            axis=0, dtype=numpy.float64) for part in self._stretches)

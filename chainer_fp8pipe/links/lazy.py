@@ -141,37 +141,6 @@ def own_copy(slot: Any, seed: int, index: int, device: Any) -> Any:
     return layer
 
 
-def without_values(slot: Any, made: dict[int, Any]) -> Any:
-    """A slot's layer as other ranks need it: no values of parameters.
-
-    A parameter with a shape becomes one that has it, and its dtype, in the
-    attribute ``form`` only.
-
-    Args:
-        slot: A layer, or a lazy one, which stays as it is.
-        made: Copies that were made before; new ones are added.
-    """
-    if not isinstance(slot, chainer.Link):
-        return slot
-    for parameter in parameters_in(slot):
-        if id(parameter) not in made and parameter.array is not None:
-            bare = chainer.Parameter(name=parameter.name)
-            bare.form = parameter.shape, parameter.dtype
-            made[id(parameter)] = bare
-    return copy.deepcopy(slot, made)
-
-
-def parameters_in(layer: Any) -> Iterator[chainer.Parameter]:
-    """The parameters that a link has now; builds nothing."""
-    for name in layer._params:
-        yield vars(layer)[name]
-    # children() would build lazy layers.
-    for child in (map(built, layer._slots) if hasattr(layer, '_slots')
-                  else layer.children()):
-        if isinstance(child, chainer.Link):
-            yield from parameters_in(child)
-
-
 @contextlib.contextmanager
 def initialising(seed: int, index: int, xp: Any = numpy) -> Iterator[None]:
     """Seeds NumPy's generator inside by the model's seed and the layer.

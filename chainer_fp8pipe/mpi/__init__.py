@@ -1,6 +1,7 @@
 """Ranks: agreement, failure, grids and groups, waiting."""
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 
@@ -12,3 +13,13 @@ def all_ranks(comm: Any) -> Any:
     ``comm`` if there is none in it.
     """
     return getattr(comm, 'mpi_comm', getattr(comm, 'comm', comm))
+
+
+def end_together(comm: Any) -> None:
+    """From now on an exception that nobody catches ends all ranks.
+
+    Where there are any: nothing is done, and MPI not loaded, for a ``comm``
+    that is none of mpi4py's.
+    """
+    if type(all_ranks(comm)).__module__.startswith('mpi4py'):
+        importlib.import_module(f'{__name__}.failure.abort').enter_world()

@@ -30,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import chainer
 import numpy
@@ -69,16 +69,6 @@ TakeProduct = Callable[
     [chainer.Parameter, 'chainer.Parameter | None', Any, Any], None]
 
 
-class LapClock(Protocol):
-    """Times the functions of a pass."""
-
-    def start(self) -> None:
-        """The pass begins."""
-
-    def backward(self, node: Any) -> None:
-        """A function is through."""
-
-
 class Backprop:
     """One pass.
 
@@ -88,7 +78,6 @@ class Backprop:
             other parameters are handed over at the end.
         take: Called with each parameter's gradient.
         defer: Put off the gradients of weights, see :data:`SEPARABLE`.
-        clock: Times the functions, if not None.
         take_product: Called with the factors of gradients, if not None.
         numbers: In which order functions were called, by their ids; None:
             Chainer's order.
@@ -99,13 +88,13 @@ class Backprop:
     """
 
     def __init__(self, uses: Mapping[Any, int], take: Take,
-                 defer: bool = False, clock: LapClock | None = None,
+                 defer: bool = False,
                  take_product: TakeProduct | None = None,
                  numbers: Mapping[int, int] | None = None) -> None:
         self.leaves: dict[Any, Any] = {}
         self.now: Any = None
         self._uses, self._take = dict(uses), take
-        self._defer, self._clock = defer, clock
+        self._defer = defer
         self._take_product, self._numbers = take_product, numbers
         self._gradients: dict[Any, list[Any]] = {}
         self._put_off: list[tuple[Any, list[int], tuple]] = []
@@ -140,8 +129,6 @@ class Backprop:
         with chainer.using_config('enable_backprop', False), \
                 chainer.using_device(chainer.backend.get_device_from_array(
                     *arrays)):
-            if self._clock is not None:
-                self._clock.start()
             yield
 
     # --- one function --------------------------------------------------------
@@ -182,8 +169,6 @@ class Backprop:
         if indexes:
             (_watched_step if is_watched(function) else _step)(
                 function, tuple(indexes), gradients, lists)
-        if self._clock is not None:
-            self._clock.backward(function)
         for node, found in lists.items():
             if not function.lazy_grad_sum:
                 _sum(found)
@@ -260,7 +245,6 @@ class Tape:
         uses: How many functions use a parameter, by its node, for those
             whose gradients are complete with this pass; see
             :class:`.Backprop`.
-        clock: Times the functions, if not None.
         said: Names the layer or call that has made a function.
         numbers: See :class:`.Backprop`.
 
@@ -272,14 +256,13 @@ class Tape:
     def __init__(self, inputs: tuple[chainer.Variable, ...],
                  outputs: tuple[chainer.Variable, ...],
                  uses: Mapping[Any, int] | None = None,
-                 clock: LapClock | None = None,
                  said: Callable[[Any], str] | None = None,
                  numbers: Mapping[int, int] | None = None) -> None:
         self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
                            for output in outputs)
         self._inputs = tuple(variable.node for variable in inputs)
         self._outputs = tuple(output.node for output in outputs)
-        self._uses, self._clock = uses or {}, clock
+        self._uses = uses or {}
         self._said, self._numbers = said, numbers
         self._pass: Backprop | None = None
 
@@ -298,10 +281,8 @@ class Tape:
                 parameters, by passes inside of functions.
             defer: Leave out what :meth:`backward_weight` can do later.
         """
-        # Where each call is timed, each does its work itself.
         self._pass = backprop = Backprop(
-            self._uses, sums.take, defer, self._clock,
-            None if self._clock else sums.take_product, self._numbers)
+            self._uses, sums.take, defer, sums.take_product, self._numbers)
         backprop.run(added(zip(self._outputs, gradients, strict=True)))
         return tuple(backprop.leaves.get(node) for node in self._inputs)
 

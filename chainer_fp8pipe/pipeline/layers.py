@@ -113,6 +113,7 @@ class LayersPart:
         #: None: the outputs are what is wanted.
         self.loss = loss
         self._ready: set[int] = set()   # layers that have their parameters
+        self._checked: set[tuple] = set()
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -125,7 +126,7 @@ class LayersPart:
             chainer.Variable(array, requires_grad=index > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
-        calls, draws = _Calls(), _hooks_may_draw()
+        calls, draws = _Calls(self._checked), _hooks_may_draw()
         with intercepting(calls), blame(lambda: calls.now, micro_batch):
             for index, layer, name in self._layers:
                 calls.begin(name)
@@ -169,13 +170,17 @@ class LayersPart:
 class _Calls(Interceptor):
     """Calls the functions of layers, numbers them, and counts parameters.
 
+    Args:
+        checked: Calls that Chainer has checked.  A wrong shape may not be an
+            error of NumPy's, but broadcast.
+
     Attributes:
         now: The name of the layer that runs.
         numbers: In which order functions were called, by their ids.
     """
 
-    def __init__(self) -> None:
-        self.now = ''
+    def __init__(self, checked: set[tuple]) -> None:
+        self.now, self._checked = '', checked
         self.numbers: dict[int, int] = {}
         self._number = 0
         # The number of each layer's first function, and its name.
@@ -207,6 +212,11 @@ class _Calls(Interceptor):
         if self._inside:        # of a function that calls others
             self._inner.update(parameters)
             return unchecked_calls.apply(node, inputs, original)
+        key = (self._number, type(node), *[(x.shape, x.dtype)
+                                           for x in inputs])
+        if key not in self._checked:
+            unchecked_calls.check(node, inputs)
+            self._checked.add(key)
         self._inside = True
         try:
             outputs = unchecked_calls.apply(node, inputs, original)

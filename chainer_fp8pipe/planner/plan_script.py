@@ -17,7 +17,7 @@ from chainermn.optimizers import (
 )
 from mpi4py import MPI
 
-from ..command_line import count
+from ..command_line import check_script, count
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
@@ -33,7 +33,7 @@ from ..training.unmodified.jobs import (
 from ..training.unmodified.launch import (
     Refusal,
     as_one_process,
-    check_on_all_ranks,
+    check_together,
     launch,
     refuse_together,
     refusing,
@@ -100,7 +100,7 @@ def add_plan(commands: Any) -> None:
 def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments; what it returns runs the script."""
     try:
-        check_on_all_ranks(options.script)
+        check_together(check_script, options.script)
     except ValueError as error:
         options.parser.error(str(error))
     # Rank 0 writes; others may be on hosts where the folder is not.
@@ -173,7 +173,7 @@ class Planned(SystemExit):
 class ScriptPlan(Originals):
     """Plans a script's job when the script is about to train.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals`.  All
     ranks run the script until it calls ``run()`` of its Trainer or
     ``update()`` of its ``StandardUpdater``; then model, optimizer, batch and
     batch size are known.  The script writes no models, and does not go on.

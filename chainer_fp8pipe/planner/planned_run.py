@@ -67,7 +67,7 @@ def _run(plan: JobPlan, file: str, script: str, arguments: list[str],
 class PlannedScript:
     """Has a script's objects made as a plan says.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  A
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals`.  A
     script that creates a communicator gets that of the plan, and Chainer
     makes everything else; any other script is trained by a
     :class:`.ReplicaJob` or a :class:`.PipelineJob`.

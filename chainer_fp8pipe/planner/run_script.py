@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..command_line import Interval, count, parse_interval
+from ..command_line import Interval, check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options, parse_option
@@ -20,7 +20,7 @@ from ..report.launch_protocol import is_launched
 from ..training.unmodified.launch import (
     RankAware,
     as_one_process,
-    check_on_all_ranks,
+    check_together,
     launch,
 )
 
@@ -107,7 +107,7 @@ def add_run(commands: Any) -> None:
 def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments of ``run``; what it returns runs the script."""
     try:
-        check_on_all_ranks(options.script)
+        check_together(check_script, options.script)
         restartable = _restartable(options)
         if options.plan is not None:
             from .planned_run import planned_run
@@ -146,7 +146,8 @@ def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
     every = options.every or parse_interval('5m')
     from ..training.unmodified.restarting import Restartable, check_writable
     if options.snapshots is not None:
-        check_writable(MPI.COMM_WORLD, options.snapshots)
+        check_together(lambda folder: None if MPI.COMM_WORLD.rank
+                       else check_writable(folder), options.snapshots)
     return lambda job: Restartable(MPI.COMM_WORLD, job, options.snapshots,
                                    every)
 

@@ -623,7 +623,8 @@ def _phase_bars(title: str, bars: Mapping[str, Mapping[str, float]],
         rows.append((name, seconds(whole), *cells))
     return _boxes(title, 'ms', [*bars], _columns(boxes), [[Table(
         ('rank', 'all', *phases), rows)]],
-        [(look.label, _css(look)) for look in looks.values()],
+        # Sends and receives look the same.
+        [*dict.fromkeys((look.label, _css(look)) for look in looks.values())],
         min(max(1000 // len(bars), 13), 24), wide=True)
 
 

@@ -50,38 +50,15 @@ def test_the_replacement_stands_while_there_are_users():
     patch.install()
     patch.install()
     assert child().method(2, more=1) == ['ours', 'original', 20, 'more']
+    assert owner.method.__name__ == 'method'
+    assert owner.method.__doc__ == 'What the method does.'
     patch.remove()
     assert child().method(2) == ['ours', 'original', 20]
-    patch.remove()
-    assert vars(owner)['method'] is original
-    assert child().method(2) == ['original', 2]
-
-
-def test_the_replacement_has_the_name_and_the_text_of_the_original():
-    owner, _ = fresh()
-    with Patch(owner, 'method', tenfold):
-        assert owner.method.__name__ == 'method'
-        assert owner.method.__doc__ == 'What the method does.'
-
-
-def test_removing_without_a_user_takes_no_other_users_patch_off():
-    owner, _ = fresh()
-    original = owner.method
-    patch = Patch(owner, 'method', tenfold)
-    patch.remove()
-    assert owner.method is original
-    with patch:
-        assert owner().method()[0] == 'ours'
-    patch.remove()
-    with patch:
-        assert owner().method()[0] == 'ours'
-    assert owner.method is original
-
-
-def test_an_error_in_the_block_restores():
-    owner, _ = fresh()
-    original = owner.method
-    with pytest.raises(KeyError), Patch(owner, 'method', tenfold):
+    for _ in range(2):          # the second time without a user
+        patch.remove()
+        assert vars(owner)['method'] is original
+        assert child().method(2) == ['original', 2]
+    with pytest.raises(KeyError), patch:
         raise KeyError
     assert owner.method is original
 
@@ -115,28 +92,19 @@ def test_an_attribute_of_a_module_need_not_be_a_function():
     assert module.part is part
 
 
-def test_a_foreign_patch_made_before_is_called_and_restored():
-    owner, _ = fresh()
-    foreign(owner)
-    theirs = owner.method
-    with Patch(owner, 'method', tenfold):
-        assert owner().method(1) == ['ours', 'foreign', 'original', 10]
-    assert owner.method is theirs
-
-
-def test_a_foreign_patch_made_meanwhile_survives():
-    owner, _ = fresh()
-    with Patch(owner, 'method', tenfold):
-        foreign(owner)
-        assert owner().method(1) == ['foreign', 'ours', 'original', 10]
-    assert owner().method(1) == ['foreign', 'original', 1]
-
-
-def test_with_a_foreign_patch_above_there_is_one_of_ours_at_most():
+@pytest.mark.parametrize('before', [False, True])
+def test_a_foreign_patch_is_called_and_stays(before):
+    """And there is one of ours at most below it."""
     owner, _ = fresh()
     patch = Patch(owner, 'method', tenfold)
-    with patch:
+    if before:
         foreign(owner)
+    with patch:
+        if not before:
+            foreign(owner)
+        ours = ['ours', 'foreign'] if before else ['foreign', 'ours']
+        assert owner().method(1) == [*ours, 'original', 10]
+    assert owner().method(1) == ['foreign', 'original', 1]
     theirs = owner.method
     for _ in range(3):
         with patch:

@@ -25,35 +25,28 @@ def wide(*widths):
 
 
 def test_parameters_are_the_measure_unless_said_otherwise():
+    np.random.seed(2)
+    expected = np.random.rand()
+    np.random.seed(2)
     parts = stages(lambda: wide(8, 1, 1, 1, 1, 4), 3)
+    assert np.random.rand() == expected     # counting draws none
     assert {part.layout for part in parts} == {((0, 1), (1, 5), (5, 6))}
-
-
-def test_layers_can_be_the_measure():
-    assert sizes(wide(100, 1, 1, 1).stage(Rank(0, 2), balance='layers')) == [
-        2, 2]
-
-
-def test_counts_can_be_given_for_every_chunk_in_order():
+    part = wide(100, 1, 1, 1).stage(Rank(0, 2), balance='layers')
+    assert sizes(part) == [2, 2]
     part = wide(1, 1, 1, 1, 1).stage(Rank(1, 2), balance=(1, 2, 1, 1),
                                      chunks=2)
     assert part.bounds == ((1, 3), (4, 5))
 
 
-@pytest.mark.parametrize('balance', [
-    [5], [2, 2], [2, 2, 1], [5, 0], [6, -1], []])
-def test_counts_that_do_not_fit_are_an_error(balance):
-    with pytest.raises(ValueError, match=(
-            '2 numbers of layers, one for each chunk, all 1 or more and 5 '
-            'together')):
+@pytest.mark.parametrize(('balance', 'message'), [
+    *((counts, '2 numbers of layers, one for each chunk, all 1 or more and 5 '
+       'together') for counts in (
+        [5], [2, 2], [2, 2, 1], [5, 0], [6, -1], [])),
+    ('memory', "unknown balance 'memory'.*'parameters', 'layers', 'time' and "
+     'a list')])
+def test_a_measure_that_cannot_be_is_an_error(balance, message):
+    with pytest.raises(ValueError, match=message):
         wide(1, 1, 1, 1, 1).stage(Rank(0, 2), balance=balance)
-
-
-def test_an_unknown_measure_is_an_error_that_lists_the_known():
-    with pytest.raises(ValueError, match=(
-            "unknown balance 'memory'.*'parameters', 'layers', 'time' and a "
-            'list')):
-        wide(1, 1).stage(Rank(0, 2), balance='memory')
 
 
 def test_counting_builds_equal_lazy_layers_once_and_keeps_none():
@@ -65,17 +58,15 @@ def test_counting_builds_equal_lazy_layers_once_and_keeps_none():
 
     model = Divisible(*[lazy(factory, width) for width in (3, 5, 3, 3, 5)])
     assert count_parameters(model) == [4, 6, 4, 4, 6]
+    # Arguments that cannot be compared are counted one by one.
+    assert count_parameters(Divisible(*[
+        lazy(L.Linear, 3, 2, initialW=np.zeros((2, 3), 'f'))
+        for _ in range(2)])) == [8, 8]
     assert made == [3, 5]
     model.stage(Rank(1, 5))
     assert [getattr(slot, 'layer', slot) is not None
             for _, slot in model.numbered_slots()] == [
         False, True, False, False, False]
-
-
-def test_arguments_that_cannot_be_compared_are_counted_one_by_one():
-    model = Divisible(*[lazy(L.Linear, 3, 2, initialW=np.zeros((2, 3), 'f'))
-                        for _ in range(2)])
-    assert count_parameters(model) == [8, 8]
 
 
 def test_shared_parameters_count_where_they_are_first():
@@ -94,14 +85,6 @@ def test_models_inside_are_counted_but_not_built():
     model = Divisible(chainer.Chain(a=inner), lazy(Divisible, L.Linear(1, 1)))
     assert count_parameters(model) == [12, 2]
     assert '?' in str(inner)
-
-
-def test_counting_draws_no_random_numbers_of_the_users():
-    np.random.seed(2)
-    expected = np.random.rand()
-    np.random.seed(2)
-    wide(3, 4).stage(Rank(0, 2))
-    assert np.random.rand() == expected
 
 
 def test_a_tail_without_parameters_can_be_cut():
@@ -266,11 +249,6 @@ def test_any_layers_can_be_measured():
     assert model[4].avg_mean.tolist() == [0, 0, 0]
     assert [p.grad for p in model[4].params()
             if not np.isnan(p.grad).all()] == []
-
-
-def test_several_inputs_are_given_together():
-    model = Divisible(lambda x, y: x + y)
-    assert len(measure(model, (X, X), True)) == 1
 
 
 def fails(x):

@@ -65,17 +65,6 @@ def test_masks_of_samples_and_of_links_in_one_layer_are_independent():
     assert abs((masks[0][1:] == masks[0][:-1]).sum() - 44850) < 5 * 150
 
 
-def test_a_layer_that_runs_again_has_the_same_masks():
-    """As when a forward pass is repeated for recomputation."""
-    one, two = Dropout(0.5), Dropout(0.5)
-
-    def run():
-        with at(Place(*PLACE)):
-            return two(one(ones(5, 20))).array
-
-    np.testing.assert_array_equal(run(), run())
-
-
 @pytest.mark.parametrize('ratio', [0.1, 0.5, 0.9])
 @pytest.mark.parametrize('dtype', [np.float16, np.float32, np.float64])
 def test_a_share_is_dropped_and_the_rest_scaled_as_chainer_does(
@@ -104,10 +93,7 @@ def test_nothing_is_dropped_outside_of_training():
     with chainer.using_config('train', False):
         np.testing.assert_array_equal(dropped(Dropout(0.9), x), x)
         np.testing.assert_array_equal(Dropout(0.9)(x).array, x)
-
-
-def test_a_ratio_of_zero_drops_nothing():
-    np.testing.assert_array_equal(dropped(Dropout(0), ones(4, 5)), ones(4, 5))
+    np.testing.assert_array_equal(dropped(Dropout(0), x), x)
 
 
 @pytest.mark.parametrize('ratio', [-0.1, 1, 1.5, float('nan')])
@@ -135,9 +121,6 @@ def test_the_users_generator_is_left_alone_at_a_place():
 @pytest.mark.parametrize('shape', [(0, 3), (3, 0), (5,), (2, 3, 4, 5)])
 def test_any_shape_of_samples_is_taken(shape):
     assert dropped(Dropout(0.5), ones(*shape)).shape == shape
-
-
-def test_a_single_number_is_no_sample():
     with pytest.raises(ValueError, match='array of samples'):
         dropped(Dropout(0.5), np.float32(3).reshape(()))
 

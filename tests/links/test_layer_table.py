@@ -68,13 +68,6 @@ def test_a_stage_shows_where_every_layer_is_and_its_own_mark():
         '3 relu']
 
 
-def test_a_stage_of_many_layers_stays_short():
-    part = deep().stage(Rank(2, 4))
-    assert len(lines(part)) == 1 + 4 * 4
-    assert lines(part)[9] == (
-        '=> stage 2, rank 2 (here): layers 32 to 47, 80,800 parameters')
-
-
 def test_chunks_are_shown_in_the_models_order():
     titles = [line for line in lines(deep(8).stage(Rank(1, 2), chunks=2))
               if 'chunk' in line]
@@ -105,26 +98,16 @@ def test_a_divided_model_shows_what_is_elsewhere():
         'elsewhere: layer 3, 0 parameters', '3 elu']
 
 
-def test_a_link_at_two_places_counts_once():
-    link = L.Linear(1, 1)
+def test_models_without_layers_and_without_knowledge_can_be_shown():
+    assert repr(deep().stage(Rank(0, 2), chunks=2)) == (
+        '<Divisible: layers 0 to 15 and layers 32 to 47 of 64>')
+    link = L.Linear(1, 1)       # at two places it counts once
     assert lines(Divisible(link, link))[0] == (
         'Divisible: 2 layers, 2 parameters')
-
-
-def test_long_descriptions_are_cut():
-    model = Divisible(functools.partial(F.relu, 'x' * 100))
-    assert str(model).splitlines()[1].endswith('...')
-
-
-def test_models_without_layers_and_without_knowledge_can_be_shown():
+    cut = str(Divisible(functools.partial(F.relu, 'x' * 100)))
+    assert cut.splitlines()[1].endswith('...')
     assert str(Divisible()) == 'Divisible: 0 layers, 0 parameters'
     assert lines(Divisible(lazy(L.Linear, 1, 1)))[0] == (
         'Divisible: 1 layer, parameters not counted yet')
     assert repr(Divisible(F.relu)[:0]) == '<Divisible: no layers of 1>'
     assert str(Divisible(F.relu)[:0])
-
-
-def test_repr_is_short():
-    part = deep().stage(Rank(0, 2), chunks=2)
-    assert repr(part) == (
-        '<Divisible: layers 0 to 15 and layers 32 to 47 of 64>')

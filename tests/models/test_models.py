@@ -6,7 +6,6 @@ import numpy
 import pytest
 
 from tests.models import MODELS
-from tests.models.encoder import Encoder
 
 QUICK = [case for case in MODELS.values() if not case.slow]
 _STEPS = 10
@@ -96,16 +95,6 @@ def test_it_keeps_state_as_it_says(case):
     assert (before != after) == case.stateful
 
 
-@each([case for case in QUICK if not (case.batch_norm or case.stateful)])
-def test_it_is_tested_without_chance(case):
-    model, batch = _made(case)
-    with chainer.using_config('train', False):
-        first, second = (float(_loss(case, model, batch, 3).array)
-                         for _ in range(2))
-    assert numpy.isfinite(first)
-    assert first == second
-
-
 @each(QUICK)
 def test_the_batch_norm_flag_is_a_link_of_that_kind(case):
     model, batch = _made(case)
@@ -135,11 +124,3 @@ def test_a_batch_is_that_of_its_seed():
         for a, b in zip(_arrays(one), _arrays(two), strict=True):
             assert a.dtype in ('f', 'i')
             numpy.testing.assert_array_equal(a, b)
-
-
-def test_the_encoder_is_of_the_size_that_is_asked_for():
-    small, large = (sum(param.size for param in
-                        Encoder(100, 8, 2, layers, 12).params())
-                    for layers in (1, 12))
-    layer = 12 * 8 * 8 + 13 * 8
-    assert large - small == 11 * layer

@@ -87,17 +87,15 @@ def test_a_gradient_is_handed_over_when_the_last_function_is_through():
     y = second(F.tanh(third(second(first(x)))))
     order = []
 
-    class Note:
-        def start(self):
-            pass
-
-        def backward(self, node):
-            order.append(node.label)
+    class Note(chainer.FunctionHook):
+        def backward_preprocess(self, function, in_data, out_grad):
+            order.append(function.label)
 
     def take(parameter, gradient):
         order.append(parameter.name)
-    Backprop({first.W.node: 1, second.W.node: 2, third.W.node: 1}, take,
-             clock=Note()).run({y.node: SEED})
+    with Note():
+        Backprop({first.W.node: 1, second.W.node: 2, third.W.node: 1},
+                 take).run({y.node: SEED})
     assert order == [
         'LinearFunction', 'Tanh', 'LinearFunction', 'W2', 'LinearFunction',
         'W1', 'LinearFunction', 'W0', *order[-3:]]

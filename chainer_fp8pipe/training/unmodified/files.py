@@ -162,8 +162,8 @@ class WholeSnapshot(_snapshot._Snapshot):
             self.beside.save(trainer, os.path.join(trainer.out, name),
                              lambda: self._clean(trainer.out))
             return
-        on_rank_0(job, lambda arrays: self.writer(
-            name, trainer.out, arrays), target)
+        write_arrays(job, target, lambda arrays: self.writer(
+            name, trainer.out, arrays))
 
     def _object(self, trainer: Any) -> Any:
         return trainer if self._target is None else self._target
@@ -225,54 +225,49 @@ class Followed:
 
 def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
-    """Replaces ``save_npz`` of the script; on all ranks.
+    """Replaces ``save_npz`` and ``save_hdf5`` of the script; on all ranks.
 
     Rank 0 writes; the file of a model or optimizer has all parameters.
     """
+    is_npz = original.__name__ == 'save_npz'
     if isinstance(obj, dict) and not _is_path(file):
         # Maybe what has been gathered, on rank 0, in a writer's thread.
         original(file, obj, *args, **kwargs)
     elif isinstance(obj, chainer.training.Trainer):
-        if original.__name__ != 'save_npz' or not _is_path(file):
+        if not is_npz or not _is_path(file):
             raise Refusal('a trainer of a pipeline can be saved by '
                           "save_npz('NAME', trainer) only")
         save_job(obj, job.comm, os.fspath(file))
-    elif _is_divided(job, obj):
-        if original.__name__ != 'save_npz':
-            raise Refusal('a model that is divided over ranks can be saved '
-                          'by save_npz only')
-        on_rank_0(job, lambda arrays: original(file, arrays, *args,
-                                               **kwargs), obj)
+    elif is_npz and not isinstance(obj, dict):
+        write_arrays(job, obj, lambda arrays: original(
+            file, arrays, *args, **kwargs))
+    elif _place(job, obj) is not None:
+        raise Refusal('a model that is divided over ranks can be saved '
+                      'by save_npz only')
     else:       # the others may be about to read it
-        def write() -> None:
-            arrays = obj
-            if original.__name__ == 'save_npz' and not isinstance(obj, dict):
-                # Before the file is opened, of which values may be read.
-                arrays = chainer.serializers.npz.serialize(obj)
-            original(file, arrays, *args, **kwargs)
-        raise_together(job.comm, lambda: write() if job.comm.rank == 0
-                       else None)
+        raise_together(job.comm, lambda: job.comm.rank or original(
+            file, obj, *args, **kwargs))
 
 
 def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
-    """Replaces ``load_npz`` of the script; on all ranks."""
+    """Replaces ``load_npz`` and ``load_hdf5`` of the script; on all ranks."""
+    is_npz = original.__name__ == 'load_npz' and _is_path(file)
     if isinstance(obj, chainer.training.Trainer):
-        if original.__name__ != 'load_npz' or not _is_path(file):
+        if not is_npz:
             raise Refusal('a trainer of a pipeline can go on by '
                           "load_npz('NAME', trainer) only")
         with refusing():
             resume(obj, job.comm, os.fspath(file))
-    elif _prefix(job, obj):
+        return
+    if _place(job, obj):
         raise Refusal(
             'a part of the model is loaded after the updater was made, when '
             'it is divided over ranks; load it before, or load the whole '
             'model')
-    elif (isinstance(obj, chainer.Link) and _is_path(file)
-          and original.__name__ == 'load_npz'):
-        with job.undrawn.loading(file, obj):
-            load_everywhere(job.comm, original, file, obj, *args, **kwargs)
-    else:
+    with (job.undrawn.loading(file, obj)
+          if job.divides and is_npz and isinstance(obj, chainer.Link)
+          else contextlib.nullcontext()):
         load_everywhere(job.comm, original, file, obj, *args, **kwargs)
 
 
@@ -296,36 +291,35 @@ def load_everywhere(comm: MPI.Comm, original: Callable, file: Any, obj: Any,
             raise ValueError(f'{file} was not loaded on rank {rank}: {text}')
 
 
-def on_rank_0(job: Any, write: Callable[[dict[str, Any]], None],
-              obj: Any) -> None:
+def write_arrays(job: Any, obj: Any,
+                 write: Callable[[dict[str, Any]], object]) -> None:
     """Has rank 0 write an object's arrays, of all stages; on all ranks."""
-    prefix = _prefix(job, obj)
-    arrays = raise_together(job.comm, lambda: chainer.serializers.npz.
-                            serialize(job.model if prefix else obj))
-    if _is_divided(job, obj):
+    place = _place(job, obj)
+    # Before the file is opened, of which values may be read.
+    arrays = raise_together(job.comm, lambda: (
+        {} if place is None and job.comm.rank
+        else npz.serialize(job.model if place else obj)))
+    if place is not None:
         stages = job.grid.pipeline.gather(arrays) or []
         # The first stage's counts where several have the same.
-        arrays = {key[len(prefix):]: value for stage in reversed(stages)
-                  for key, value in stage.items() if key.startswith(prefix)}
-    raise_together(job.comm, lambda: write(arrays)
-                   if job.comm.rank == 0 else None)
+        arrays = {key[len(place):]: value for stage in reversed(stages)
+                  for key, value in stage.items() if key.startswith(place)}
+    raise_together(job.comm, lambda: job.comm.rank or write(arrays))
 
 
-def _is_divided(job: Any, obj: Any) -> bool:
-    if job.updater is None:
-        return False
+def _place(job: Any, obj: Any) -> str | None:
+    """Prefix of a divided object's keys in its model; None: it is whole.
+
+    It is empty for the model itself and for its optimizer.
+    """
+    if job.updater is None or not job.divides:
+        return None
     optimizer = job.updater.get_optimizer('main')
-    return (obj is job.model or obj is optimizer
-            or obj is getattr(optimizer, 'actual_optimizer', None)
-            or bool(_prefix(job, obj)))
-
-
-def _prefix(job: Any, obj: Any) -> str:
-    """Prefix of a link's keys in its model; '' for the model and others."""
-    if job.updater is None or not isinstance(obj, chainer.Link):
+    if any(obj is one for one in (job.model, optimizer, getattr(
+            optimizer, 'actual_optimizer', optimizer))):
         return ''
     return next((path.strip('/') + '/' for path, link
-                 in job.model.namedlinks(skipself=True) if link is obj), '')
+                 in job.model.namedlinks(skipself=True) if link is obj), None)
 
 
 def _is_path(file: Any) -> bool:

@@ -91,7 +91,7 @@ class Options(NamedTuple):
 class PipelineJob(Originals):
     """Turns a script's ``StandardUpdater`` into a :class:`PipelineUpdater`.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute`.  All
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals`.  All
     ranks run the script with rank 0's initial values, order of the data and
     validation set; rank 0 alone prints and writes.
 
@@ -182,6 +182,10 @@ class PipelineJob(Originals):
     def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
                        **kwargs: Any) -> None:
         original(evaluator, *args, **kwargs)
+        if self.comm.rank:
+            evaluator._progress_bar = False
+        if not self.divides:
+            return
         target = evaluator.get_all_targets().get('main')
         if evaluator.eval_func is not None and not is_model(
                 evaluator.eval_func, target):
@@ -189,8 +193,6 @@ class PipelineJob(Originals):
                 'the Evaluator has an eval_func of its own; a pipeline '
                 'evaluates the model that it trains: leave eval_func out')
         evaluator.eval_func = self._evaluation(target)
-        if self.comm.rank:
-            evaluator._progress_bar = False
 
     def evaluate(self, original: Callable, evaluator: Any) -> Any:
         # Sets that were divided by chance differ between ranks; triggers
@@ -323,20 +325,6 @@ class ReplicaJob(PipelineJob):
 
     title = 'a replica'
     divides = False
-
-    def make_evaluator(self, original: Callable, evaluator: Any, *args: Any,
-                       **kwargs: Any) -> None:
-        original(evaluator, *args, **kwargs)
-        if self.comm.rank:
-            evaluator._progress_bar = False
-
-    def load(self, original: Callable, file: Any, obj: Any, *args: Any,
-             **kwargs: Any) -> None:
-        if isinstance(obj, chainer.training.Trainer):
-            files.load(self, original, file, obj, *args, **kwargs)
-        else:
-            files.load_everywhere(self.comm, original, file, obj, *args,
-                                  **kwargs)
 
     def _build(self, updater: Any, given: dict[str, Any]) -> None:
         iterator, optimizer, samples = self._checked(given)

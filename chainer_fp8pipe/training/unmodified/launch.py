@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
-from ...command_line import check_script
 from ...intercept.patching import Patch
 from ...intercept.training_objects import (
     Originals,
@@ -115,15 +114,16 @@ def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
 _DIRECTORY_PATIENCE = 5.0
 
 
-def check_on_all_ranks(script: str) -> None:
-    """Checks a script on all ranks, which may be on hosts with other files.
+def check_together(check: Callable[[str], object], given: str) -> None:
+    """Checks an argument on all ranks, which may be on hosts with other files.
 
     Raises:
-        ValueError: As :func:`.check_script`, on all ranks.
+        ValueError: That of the first rank on which ``check`` raises one, on
+            all ranks.
     """
     problem = ''
     try:
-        check_script(script)
+        check(given)
     except ValueError as error:
         problem = str(error)
     if problem := next(filter(None, MPI.COMM_WORLD.allgather(problem)), ''):
@@ -131,7 +131,7 @@ def check_on_all_ranks(script: str) -> None:
 
 
 def launch(script: str, arguments: Sequence[str], command: str,
-           create: Callable[..., Any], job: Any = None) -> None:
+           create: Callable[..., Any], job: Any) -> None:
     """Runs a script as Python would, on all ranks.
 
     A failure or an exit code on one rank ends all ranks.
@@ -141,8 +141,8 @@ def launch(script: str, arguments: Sequence[str], command: str,
         arguments: The script's own.
         command: Which of the package's commands this is, for messages.
         create: In place of ``chainermn.create_communicator``.
-        job: A :class:`.Substitute`, whose ``finish()`` is called when the
-            script has ended; None: Chainer makes everything.
+        job: A :class:`.Originals`, whose ``finish()`` is called when the
+            script has ended.
 
     Raises:
         SystemExit: The script or the job has raised it.
@@ -154,12 +154,9 @@ def launch(script: str, arguments: Sequence[str], command: str,
     enter_world()
     ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
-        with creating_communicators(create), (
-                contextlib.nullcontext() if job is None
-                else substituting(job)):
+        with creating_communicators(create), substituting(job):
             runpy.run_path(script, run_name='__main__')
-            if job is not None:
-                job.finish()
+            job.finish()
         say_done()
     except Refusal as refusal:
         refuse_all(ranks, refusal, command)
@@ -236,7 +233,7 @@ _OURS = 'chainer_fp8pipe', 'chainermn', 'mpi4py'
 class RankAware(Originals):
     """Refuses the first update of a script that does not know of ranks.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute` for
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals` for
     scripts that average their gradients themselves, by ChainerMN, by this
     package or by mpi4py.
 

@@ -14,7 +14,6 @@ from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
 from ...command_line import Interval
-from ...intercept.training_objects import Originals
 from ...report.launch_protocol import LauncherLine, is_launched
 from ..snapshots.snapshot import Snapshot, find_snapshots, resume
 from .files import Followed
@@ -24,23 +23,23 @@ _RETAIN = 2
 _EVERY = Interval(300.0, 'second')
 
 
-class Restartable(Originals):
+class Restartable:
     """Adds snapshots to a script's Trainers, and resumes them.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Substitute` that
+    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals` that
     leaves all else to another one.  A Trainer that has the package's
     ``Snapshot`` gets no other, and one that the script has resumed is not
     resumed again.
 
     Args:
         comm: All ranks.
-        job: What has the script's objects made; None: Chainer.
+        job: What has the script's objects made.
         directory: Of the first Trainer's snapshots; those that follow have
             its folders ``2``, ``3`` and so on.  None: nothing is added.
         every: The interval between snapshots.
     """
 
-    def __init__(self, comm: MPI.Comm, job: Any = None,
+    def __init__(self, comm: MPI.Comm, job: Any,
                  directory: str | None = None,
                  every: Interval = _EVERY) -> None:
         self._comm, self._job = comm, job
@@ -49,17 +48,13 @@ class Restartable(Originals):
         self._every = every
         self._trainers = 0
         self._has_own = False       # the last one has a Snapshot of its own
-        inner = Originals() if job is None else job
-        for name in ('make_updater', 'update', 'make_trainer', 'extend',
-                     'make_evaluator', 'evaluate', 'save', 'load'):
-            setattr(self, name, getattr(inner, name))
-        self._run_trainer = inner.run_trainer
-        self._update_optimizer = inner.update_optimizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._job, name)
 
     def finish(self) -> None:
         """The script has ended; says if there is no snapshot of it."""
-        if self._job is not None:
-            self._job.finish()
+        self._job.finish()
         if self._directory is None or self._comm.rank:
             return
         if not self._trainers:
@@ -73,8 +68,8 @@ class Restartable(Originals):
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
         """Refuses a training of which no snapshot would be taken."""
-        self._update_optimizer(functools.partial(self._update, original),
-                               optimizer, *args, **kwargs)
+        self._job.update_optimizer(functools.partial(self._update, original),
+                                   optimizer, *args, **kwargs)
 
     def _update(self, original: Callable, *args: Any, **kwargs: Any) -> None:
         if self._directory is not None and not self._trainers:
@@ -87,8 +82,8 @@ class Restartable(Originals):
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         """Prepares a Trainer when all else has been done to it."""
-        self._run_trainer(functools.partial(self._run, original), trainer,
-                          *args, **kwargs)
+        self._job.run_trainer(functools.partial(self._run, original), trainer,
+                              *args, **kwargs)
 
     def _run(self, original: Callable, trainer: Any, *args: Any,
              **kwargs: Any) -> None:
@@ -152,19 +147,16 @@ class Restartable(Originals):
             print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
 
 
-def check_writable(comm: MPI.Comm, directory: str) -> None:
-    """Raises ValueError, on all ranks, if rank 0 cannot write snapshots."""
-    problem = ''
-    if comm.rank == 0:
-        folder = os.path.abspath(directory)
-        while not os.path.lexists(folder):      # it is made when needed
-            folder = os.path.dirname(folder)
-        try:
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            problem = f'--snapshots {directory}: {error.strerror}'
-    if problem := comm.bcast(problem):
-        raise ValueError(problem)
+def check_writable(directory: str) -> None:
+    """Raises ValueError if snapshots cannot be written there."""
+    folder = os.path.abspath(directory)
+    while not os.path.lexists(folder):      # it is made when needed
+        folder = os.path.dirname(folder)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(
+            f'--snapshots {directory}: {error.strerror}') from error
 
 
 @contextlib.contextmanager

@@ -1,5 +1,8 @@
 """A small training run that several tests interrupt and watch."""
+import os
+
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 
 import chainer
 import chainer.functions as F
@@ -54,6 +57,11 @@ def decay(trainer):
     name = 'alpha' if hasattr(hyperparam, 'alpha') else 'lr'
     setattr(hyperparam, name, numpy.float64(
         0.02 / (1 + trainer.updater.iteration)))
+
+
+def names(folder):
+    """The snapshots in a folder, oldest first."""
+    return [os.path.basename(path) for path in find_snapshots(str(folder))]
 
 
 def arrays(model):

@@ -114,6 +114,12 @@ def weights(trainer):
     return arrays(trainer.updater.get_optimizer('main').target)
 
 
+def same_bits(found, expected):
+    assert expected
+    for key, value in found.items():
+        assert numpy.array_equal(value, expected[key]), key
+
+
 def first(comm, ranks):
     """A communicator of the first ranks; None on the others."""
     part = comm.Split(int(comm.rank < ranks), comm.rank)

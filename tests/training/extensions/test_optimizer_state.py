@@ -91,12 +91,6 @@ SHIFTS = {
 PARTS = [(0, STOP + 1), (STOP, STOP + 4), (STOP + 3, LAST)]
 
 
-def silent_rates(*given):
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        return rates(*given)
-
-
 def rates(out, parts, add, own=False, **options):
     """The rate of each update, of runs that each go on from the last.
 
@@ -133,7 +127,9 @@ def test_a_rate_that_an_extension_shifts_goes_on(kind, tmp_path):
     def add(trainer):
         trainer.extend(shift(), trigger=(every, 'iteration'))
     whole, = rates(tmp_path / 'whole', [(0, LAST)], add)
-    parts = silent_rates(tmp_path / 'part', PARTS, add)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        parts = rates(tmp_path / 'part', PARTS, add)
     assert parts == [whole[start:stop] for start, stop in PARTS]
 
 

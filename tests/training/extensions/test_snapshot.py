@@ -1,6 +1,5 @@
 """What a resumed run goes on with, and what is refused: tables."""
 import contextlib
-import os
 
 from chainer_fp8pipe.training.extensions import (
     MovingAverage,
@@ -17,11 +16,7 @@ from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer, updates_of, weights
-
-
-def names(folder):
-    return [os.path.basename(path) for path in find_snapshots(str(folder))]
+from .helpers import make_trainer, names, updates_of, weights
 
 
 def momentum(**scaling):

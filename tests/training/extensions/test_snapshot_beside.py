@@ -8,7 +8,7 @@ import warnings
 from chainer_fp8pipe.training.extensions import Snapshot, resume
 from chainer_fp8pipe.training.snapshots import file as snapshot_file
 from chainer_fp8pipe.training.snapshots import gather
-from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots, save
+from chainer_fp8pipe.training.snapshots.snapshot import save
 
 import chainer
 import numpy
@@ -16,7 +16,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer, weights
+from .helpers import make_trainer, names, weights
 
 
 class Held:
@@ -63,10 +63,6 @@ def silent():
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         yield
-
-
-def names(folder):
-    return [os.path.basename(path) for path in find_snapshots(str(folder))]
 
 
 def make(comm, out, last, every=3, **options):

@@ -13,7 +13,6 @@ from chainer_fp8pipe.training.snapshots import file as snapshot_file
 from chainer_fp8pipe.training.snapshots import gather
 from chainer_fp8pipe.training.snapshots import snapshot as module
 from chainer_fp8pipe.training.snapshots import state as states
-from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 from chainer_fp8pipe.training.unmodified import files
 
 import chainer
@@ -24,7 +23,7 @@ from chainer import training
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer, weights
+from .helpers import make_trainer, names, weights
 
 
 class Own(training.Extension):
@@ -119,12 +118,12 @@ def test_a_failure_of_one_rank_in_saving_is_one_of_all(comm, what, tmp_path):
                 if comm.rank == rank:
                     patch.__exit__(None, None, None)
         comm.Barrier()
-        names = [os.path.basename(path) for path in find_snapshots(str(out))]
-        assert names == ['snapshot_iter_3.npz', 'snapshot_iter_6.npz'][
+        found = names(out)
+        assert found == ['snapshot_iter_3.npz', 'snapshot_iter_6.npz'][
             :2 if outcome == 'written' else 1]
-        assert not [name for name in os.listdir(out) if 'partial' in name]
+        assert not list(out.glob('*partial*'))
         trainer, communicator = make(comm, out, 6)
-        assert resume(trainer, communicator, str(out)) == 3 * len(names)
+        assert resume(trainer, communicator, str(out)) == 3 * len(found)
 
 
 @on_ranks(2)

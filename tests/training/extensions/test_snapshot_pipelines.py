@@ -22,7 +22,7 @@ from mpi4py import MPI
 from tests.ranks import on_ranks
 
 from .helpers import arrays
-from .stages import first, weights
+from .stages import first, same_bits, weights
 
 STOP, LAST = 5, 10
 
@@ -120,11 +120,6 @@ def finish(trainer, ranks, out, resumed):
             assert resume(trainer, ranks, str(out)) == STOP
     trainer.run()
     return weights(trainer), losses
-
-
-def same_bits(found, expected):
-    for key, value in found.items():
-        assert numpy.array_equal(value, expected[key]), key
 
 
 def close(found, expected):

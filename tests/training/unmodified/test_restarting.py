@@ -3,6 +3,7 @@ import re
 
 import pytest
 
+from tests.forks import run_in_forks, script_folders
 from tests.ranks import run_script
 
 #: What a script without ChainerMN trains; TRAINERS of them.
@@ -41,15 +42,21 @@ FIRST = '''first = []
     '''
 
 
-def run(folder, stop, *options, ranks=1, trainers=1, more='', code=0,
-        body=SERIAL):
-    script = folder / 'train.py'
-    script.write_text(body.replace('MORE', FIRST + more)
-                      .replace('STOP', repr(list(stop)))
-                      .replace('TRAINERS', str(trainers)))
+#: As scripts under Hydra do, into a new folder at each start.
+MOVING = "import os, tempfile; os.chdir(tempfile.mkdtemp(dir='.'))\n"
+
+
+def script(stop, trainers=1, more=''):
+    return (SERIAL.replace('MORE', FIRST + more)
+            .replace('STOP', repr(list(stop)))
+            .replace('TRAINERS', str(trainers)))
+
+
+def run(folder, stop, *options, ranks=1, code=0, before='', **given):
+    (folder / 'train.py').write_text(before + script(stop, **given))
     done = run_script(ranks, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
-                      folder / 'saved', '--every', '6 iterations', *options,
-                      script, cwd=folder)
+                      'saved', '--every', '6 iterations', *options,
+                      'train.py', cwd=folder)
     assert done.returncode == code, done.stderr
     return done
 
@@ -63,137 +70,113 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.fixture
-def folders(tmp_path):
-    found = tmp_path / 'undisturbed', tmp_path / 'disturbed'
-    for folder in found:
-        folder.mkdir()
-    return found
-
-
-def test_each_trainer_of_a_script_goes_on_from_its_own_snapshot(folders):
-    whole, cut = folders
-    first = run(whole, (9, 9), trainers=2)
-    assert 'where there is none yet; the training begins' in first.stderr
-    assert names(whole / 'saved') == [
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    """What a run of two Trainers says that nothing has stopped."""
+    folder = tmp_path_factory.mktemp('undisturbed')
+    done = run(folder, (9, 9), trainers=2)
+    assert 'where there is none yet; the training begins' in done.stderr
+    assert names(folder / 'saved') == [
         '2', 'snapshot_iter_12.npz', 'snapshot_iter_18.npz']
-    run(cut, (1, 9), trainers=2, code=7)
-    again = run(cut, (9, 9), trainers=2)
+    return ends(done)
+
+
+def test_each_trainer_goes_on_from_its_own_snapshot_in_whatever_directory(
+        tmp_path, undisturbed):
+    run(tmp_path, (1, 9), trainers=2, code=7, before=MOVING)
+    again = run(tmp_path, (9, 9), trainers=2, before=MOVING)
     assert [found[1] for found in ends(again)] == ['19', '7']
     assert [found[2] for found in ends(again)] == [
-        found[2] for found in ends(first)]
+        found[2] for found in undisturbed]
     assert 'goes on after update 6' in again.stderr
 
 
-def test_a_pipeline_goes_on_from_its_snapshot(folders):
-    whole, cut = folders
-    options = '--pipeline', '2', '--micro-batches', '2'
-    run(whole, (9, 9), *options, ranks=2, more=(
-        "trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))"))
-    run(cut, (0, 15), *options, ranks=2, code=7, more=(
-        "trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))"))
-    run(cut, (9, 9), *options, ranks=2, more=(
-        "trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))"))
-    losses = [re.findall(r'"main/loss": .*', (
-        folder / 'result' / 'log').read_text()) for folder in folders]
+def test_a_pipeline_goes_on_from_its_snapshot(tmp_path):
+    losses = []
+    for name, stops in ('whole', [(9, 9)]), ('cut', [(0, 15), (9, 9)]):
+        folder = tmp_path / name
+        folder.mkdir()
+        for stop in stops:
+            run(folder, stop, '--pipeline', '2', '--micro-batches', '2',
+                ranks=2, code=0 if stop == (9, 9) else 7, more="""
+    trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))""")
+        losses.append(re.findall(r'"main/loss": .*', (
+            folder / 'result' / 'log').read_text()))
     assert len(losses[0]) == 20
     assert losses[0] == losses[1]
 
 
-def test_a_run_whose_snapshots_are_all_damaged_begins_anew(folders):
-    whole, cut = folders
-    run(cut, (0, 9), code=7)
-    (cut / 'saved' / 'snapshot_iter_6.npz').write_bytes(b'cut off')
-    again = run(cut, (0, 30))
+def test_a_run_whose_snapshots_are_all_damaged_begins_anew(
+        tmp_path, undisturbed):
+    run(tmp_path, (0, 9), code=7)
+    (tmp_path / 'saved' / 'snapshot_iter_6.npz').write_bytes(b'cut off')
+    again = run(tmp_path, (0, 30))
     assert 'snapshot_iter_6.npz is not whole' in again.stderr
     assert 'the training begins\n' in again.stderr
-    assert ends(again) == ends(run(whole, (0, 30)))
-    assert (cut / 'saved' / 'snapshot_iter_6.npz.damaged').exists()
+    assert ends(again) == undisturbed[:1]
+    assert (tmp_path / 'saved' / 'snapshot_iter_6.npz.damaged').exists()
 
 
-def test_a_snapshot_of_the_scripts_own_is_the_one_that_counts(tmp_path):
-    own = '''
+#: By name: lines of the script, where it stops, what is said, and the update
+#: at which it goes on.
+ITS_OWN = {
+    'a Snapshot': ('''
     from chainer_fp8pipe.training.extensions import Snapshot
     from mpi4py import MPI
     trainer.extend(Snapshot(MPI.COMM_WORLD), trigger=(4, 'iteration'))
-    '''
-    run(tmp_path, (0, 15), more=own, code=7)
-    assert not (tmp_path / 'saved').exists()
-    again = run(tmp_path, (9, 9), more=own)
-    assert 'has a Snapshot of its own' in again.stderr
-    assert ends(again)[0][1] == '13'
-
-
-def test_a_script_that_resumes_itself_is_not_resumed_again(tmp_path):
-    own = '''
+    ''', 15, 'has a Snapshot of its own', '13'),
+    'a resumption': ('''
     if os.path.exists('mine.npz'):
         chainer.serializers.load_npz('mine.npz', trainer)
     trainer.extend(lambda trainer: chainer.serializers.save_npz(
         'mine.npz', trainer), trigger=(15, 'iteration'), name='save')
-    '''
-    run(tmp_path, (0, 16), more=own, code=7)
-    again = run(tmp_path, (9, 9), more=own)
-    assert 'has resumed its Trainer at update 15 itself' in again.stderr
-    assert ends(again)[0][1] == '16'
+    ''', 16, 'has resumed its Trainer at update 15 itself', '16')}
 
 
-def test_a_loop_without_trainer_is_refused_before_its_first_update(tmp_path):
-    script = tmp_path / 'train.py'
-    script.write_text('''
+@pytest.mark.parametrize('what', ITS_OWN)
+def test_what_the_script_does_itself_counts(tmp_path, what):
+    more, stop, said, first = ITS_OWN[what]
+    run(tmp_path, (0, stop), more=more, code=7)
+    assert (tmp_path / 'saved').exists() == (what != 'a Snapshot')
+    again = run(tmp_path, (9, 9), more=more)
+    assert said in again.stderr
+    assert ends(again)[0][1] == first
+
+
+def test_a_script_that_leaves_no_snapshot_is_told_or_refused(
+        tmp_path_factory):
+    """One without Trainer before its first update."""
+    cases = [
+        (script((9, 9), trainers=0), 0, 'the script has run no '
+         'chainer.training.Trainer, so --snapshots has kept nothing'),
+        (script((9, 9)), 0, 'ended before its first snapshot was due'),
+        ('''
 import chainer, numpy
 model = chainer.links.Classifier(chainer.links.Linear(3, 2))
 optimizer = chainer.optimizers.SGD().setup(model)
 optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
 print('an update')
-''')
-    done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
-                      'saved', script, cwd=tmp_path)
-    assert done.returncode == 2
-    assert 'an update' not in done.stdout
-    assert '--snapshots would keep nothing' in done.stderr
-def test_a_script_that_changes_its_directory_finds_its_snapshots_again(
-        tmp_path):
-    """As scripts under Hydra do, into a new one at each start."""
-    moving = "import os, tempfile; os.chdir(tempfile.mkdtemp(dir='.'))\n"
-    script = tmp_path / 'train.py'
-    for stop, code in ((0, 9), 7), ((0, 30), 0):
-        script.write_text(moving + SERIAL.replace('MORE', FIRST).replace(
-            'STOP', repr(list(stop))).replace('TRAINERS', '1'))
-        done = run_script(
-            1, '-m', 'chainer_fp8pipe', 'run', '--snapshots', 'saved',
-            '--every', '6 iterations', script, cwd=tmp_path)
+''', 2, '--snapshots would keep nothing')]
+    folders = script_folders(tmp_path_factory, [case[0] for case in cases])
+    for (_, code, said), folder, done in zip(cases, folders, run_in_forks(
+            ['run', '--snapshots', 'saved', '--every', '5m', 'script.py'],
+            folders), strict=True):
         assert done.returncode == code, done.stderr
-    assert [found[1] for found in ends(done)] == ['7']
-    assert names(tmp_path / 'saved') == ['snapshot_iter_12.npz',
-                                         'snapshot_iter_18.npz']
+        assert said in done.stderr
+        assert 'an update' not in done.stdout
+        assert not (folder / 'saved').exists()
 
 
-@pytest.mark.parametrize(('trainers', 'options', 'said'), [
-    (0, (), 'the script has run no chainer.training.Trainer, so --snapshots '
-     'has kept nothing'),
-    (1, ('--every', '5m'), 'ended before its first snapshot was due')])
-def test_a_script_that_leaves_no_snapshot_is_told(tmp_path, trainers, options,
-                                                  said):
-    done = run(tmp_path, (9, 9), *options, trainers=trainers)
-    assert said in done.stderr
-    assert not (tmp_path / 'saved').exists()
-
-
-def test_snapshots_that_cannot_be_written_are_refused_at_the_start(tmp_path):
-    (tmp_path / 'file').touch()
-    script = tmp_path / 'train.py'
-    script.write_text("print('begins')")
-    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
-                      tmp_path / 'file' / 'saved', script)
+@pytest.mark.parametrize(('options', 'lines', 'said'), [
+    (('--snapshots', 'train.py/saved'), "print('begins')",
+     'saved: Not a directory'),
+    ((), 'import os\nx = = 1\n', 'x = = 1')])
+def test_what_cannot_begin_is_refused_once_at_the_start(
+        tmp_path, options, lines, said):
+    (tmp_path / 'train.py').write_text(lines)
+    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', *options, 'train.py',
+                      cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.count('saved: Not a directory') == 1
+    assert done.stderr.count(said) == 1
     assert 'begins' not in done.stdout
-
-
-def test_a_script_that_is_no_python_is_refused_on_all_ranks(tmp_path):
-    script = tmp_path / 'train.py'
-    script.write_text('import os\nx = = 1\n')
-    done = run_script(2, '-m', 'chainer_fp8pipe', 'run', script)
-    assert done.returncode == 2
-    assert done.stderr.count('x = = 1') == 1
     assert 'Traceback' not in done.stderr

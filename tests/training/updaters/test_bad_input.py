@@ -29,7 +29,7 @@ def test_a_layer_that_returns_none_is_named_on_every_rank(
         comm, schedule, bad):
     layers = [L.Linear(8, 8), F.relu, F.tanh, L.Linear(8, 5)]
     layers[bad] = _none
-    failing(comm, fr'layer {bad} \(_none\): TypeError: it '
+    failing(comm, fr'layer {bad} \(_none\), micro-batch 0: TypeError: it '
             'returned None', lambda: layers, schedule=schedule)
 
 
@@ -39,7 +39,7 @@ def _none(x):
 
 @on_ranks(2, 3)
 def test_shapes_that_do_not_fit_name_the_layer(comm):
-    failing(comm, r'layer 1 \(Linear\): .*InvalidType',
+    failing(comm, r'layer 1 \(Linear\), micro-batch 0: .*InvalidType',
             lambda: [L.Linear(8, 7), L.Linear(6, 4), L.Linear(4, 5)])
 
 
@@ -68,7 +68,8 @@ def test_a_failing_backward_pass_is_named_on_every_rank(
         comm, place, schedule):
     layers = [L.Linear(8, 8), F.relu, F.tanh, L.Linear(8, 5)]
     layers.insert(place, _fails_in_backward)
-    failing(comm, fr'layer {place} \(_fails_in_backward\): ArithmeticError',
+    failing(comm, fr'the backward pass of layer {place} '
+            r'\(_fails_in_backward\), micro-batch 0: ArithmeticError',
             lambda: layers, schedule=schedule)
 
 
@@ -253,3 +254,14 @@ def test_a_prediction_without_arrays_is_an_error(comm):
     with pytest.raises(ValueError, match='first stage of each pipeline needs '
                                          'arrays'):
         updater.predict(None)
+
+
+@on_ranks(1, 2)
+def test_shapes_that_numpy_would_broadcast_are_an_error(comm):
+    """Losses of (n, 1) outputs and (n,) targets would be of (n, n)."""
+    updater = make_updater(
+        comm, lambda: Divisible(L.Linear(8, 4), L.Linear(4, 1)),
+        (dataset(8)[0], np.ones(8, 'f')), micro_batches=2,
+        loss_fun=F.mean_squared_error)
+    with pytest.raises(RuntimeError, match='the loss.*InvalidType'):
+        updater.update()

@@ -26,6 +26,8 @@ def extension(trainer):
 
 bad = broken if sys.argv[1] == 'layer' else L.Linear(3, 3)
 model = Divisible(L.Linear(4, 3), bad).stage(comm, balance='layers')
+if sys.argv[1] == 'between' and comm.rank == 1:
+    raise OSError('no more paper')
 data = chainer.datasets.TupleDataset(np.ones((8, 4), 'f'), np.zeros(8, 'i'))
 updater = PipelineUpdater(
     chainer.iterators.SerialIterator(data, 4),
@@ -46,8 +48,6 @@ def script(tmp_path):
                                          timeout=300)
 
 
-@pytest.mark.xfail(strict=False, reason=(
-    'known: the traceback of the stage is not the first'))
 def test_a_stage_that_raises_ends_the_job_with_its_own_traceback_first(script):
     done = script('layer')
     assert done.returncode
@@ -86,10 +86,13 @@ def test_others_hear_of_it_when_the_launcher_has_read_the_traceback(tmp_path):
         assert eventually(told.exists)
 
 
-def test_an_extension_that_raises_ends_the_job(script):
-    done = script('extension')
+@pytest.mark.parametrize(('place', 'said'), [
+    ('extension', 'disk full'), ('between', 'no more paper')])
+def test_what_raises_outside_of_a_step_ends_the_job(script, place, said):
+    """In an extension, or between ``stage`` and the updater."""
+    done = script(place)
     assert done.returncode
-    assert 'OSError: disk full' in done.stderr
+    assert f'OSError: {said}' in done.stderr
     assert 'done' not in done.stdout
 
 

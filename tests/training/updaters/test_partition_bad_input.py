@@ -147,7 +147,6 @@ def test_options_that_are_none_are_named(comm):
     refused(comm, "recompute must be 'auto', True or False, not 'often'",
             recompute='often')
     refused(comm, 'optimizer_arrays must be a number', optimizer_arrays=-1)
-    refused(comm, 'profile=3 is not possible', profile=3)
     refused(comm, "not '2'", optimizer_arrays='2')
     refused(comm, 'schedule.*2f2b', schedule='2f2b')
     refused(comm, "micro_batches is '4'; it must be a whole number",

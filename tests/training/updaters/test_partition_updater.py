@@ -195,7 +195,7 @@ def test_all_stages_recompute_but_those_that_move_on(comm, moving):
 @on_ranks(2, 3)
 def test_copies_of_a_tied_parameter_stay_the_same(comm):
     """With Adam and clipping, whose norm counts them once."""
-    batches = [words(seed) for seed in range(4)]
+    batches = [words(seed, 16) for seed in range(4)]
     model, plain = tied(), tied()
     updater = updater_of(comm, model, batches, micro_batches=4,
                          optimizer=chainer.optimizers.Adam(.01))
@@ -208,7 +208,7 @@ def test_copies_of_a_tied_parameter_stay_the_same(comm):
         updater.update()
         serially(plain, batch, 4)
         optimizer.update()
-        close(gradients(comm, model), own(plain), 1e-5)
+        close(gradients(comm, model), own(plain), 5e-5)
         for name, value in values(comm, model).items():
             numpy.testing.assert_allclose(
                 value, own(plain, 'array')[name], atol=1e-4, err_msg=name)
