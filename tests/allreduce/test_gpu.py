@@ -8,7 +8,6 @@ import warnings
 
 from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.allreduce.memory import node_memory
-from chainer_fp8pipe.allreduce.plan import FORMS
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 
@@ -128,26 +127,25 @@ def check(comm, place, name, form, codec, kind='normal', **framing):
     """Compares with the CPU."""
     if form == 'wire' and CODECS[codec]().grain > 1:
         return      # no sums of records; options refuse it
-    found = results(comm, place, name, form, CODECS[codec], kind,
-                              **framing)
-    expected = results(comm, host, name, form, CODECS[codec], kind)
-    assert_same(found, expected)
+    assert_same(
+        results(comm, place, name, form, CODECS[codec], kind, **framing),
+        results(comm, host, name, form, CODECS[codec], kind))
 
 
 @pytest.mark.parametrize('codec', CODECS)
-@pytest.mark.parametrize('name', PLANS)
-@on_ranks(4)
-def test_means_residuals_and_reports_are_those_of_the_cpu(comm, name, codec):
-    for form in FORMS:
-        kind = 'normal' if form == 'float16' else 'nonfinite'
-        check(comm, stand_in, name, form, codec, kind)
-
-
-@pytest.mark.parametrize('codec', CODECS)
-@on_ranks(1, 3)
-def test_so_they_are_without_shared_memory_and_with_threads(comm, codec):
-    check(comm, stand_in, 'direct', 'float32', codec, shared_memory=False)
-    check(comm, stand_in, 'direct', 'float32', codec, threads=3)
+@on_ranks(1, 3, 4)
+def test_means_residuals_and_reports_are_those_of_the_cpu(comm, codec):
+    for name, form, kind, framing in [
+            ('direct', 'float32', 'normal', {'shared_memory': False}),
+            ('direct', 'float32', 'extreme', {'threads': 3}),
+            ('direct', 'wire', 'nonfinite', {}),
+            ('ring', 'float16', 'normal', {}),
+            ('ring', 'wire', 'nonfinite', {}),
+            ('torus', 'float32', 'nonfinite', {}),
+            ('torus', 'wire', 'normal', {}),
+            ('two_level_direct_ring', 'float32', 'nonfinite', {}),
+            ('two_level_direct_ring', 'float16', 'normal', {})]:
+        check(comm, stand_in, name, form, codec, kind, **framing)
 
 
 @pytest.mark.gpu

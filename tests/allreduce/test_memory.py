@@ -125,7 +125,18 @@ def test_a_process_that_is_forked_off_gives_nothing_back():
 # --- with pages that are locked ----------------------------------------------
 
 def test_pages_are_locked_as_long_as_a_part_of_them_is_used():
+    """The runtime refuses to register one twice: arrays share none."""
     runtime, memory = Runtime(), NodeMemory()
+    kept = [memory.empty_locked(runtime, size)
+            for size in (1, 4095, 4096, 4097, 9)]
+    del kept[1]
+    gc.collect()
+    kept.append(memory.empty_locked(runtime, 3000))
+    assert len(runtime.registered) == 5
+    assert all(map(runtime.holds, kept))
+    kept.clear()
+    gc.collect()
+    runtime.calls.clear()
     array = memory.empty_locked(runtime, 10_000)
     assert array.shape == (10_000,)
     assert array.dtype == numpy.uint8
@@ -154,18 +165,6 @@ def test_pages_are_unlocked_before_they_can_be_another_arrays(monkeypatch):
     assert freed == [{}]
     # The same place may be registered again.
     assert memory.empty_locked(runtime, 5000).ctypes.data == address
-
-
-def test_arrays_of_several_sizes_share_no_page():
-    """The runtime refuses to register a page twice."""
-    runtime, memory = Runtime(), NodeMemory()
-    kept = [memory.empty_locked(runtime, size)
-            for size in (1, 4095, 4096, 4097, 9)]
-    del kept[1]
-    gc.collect()
-    kept.append(memory.empty_locked(runtime, 3000))
-    assert len(runtime.registered) == 5
-    assert all(map(runtime.holds, kept))
 
 
 def test_where_cuda_refuses_there_is_one_warning_with_the_remedy():

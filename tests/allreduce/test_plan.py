@@ -122,11 +122,10 @@ def peers(plan, rank):
 
 
 def test_a_toruss_rows_may_be_nodes_however_ranks_are_numbered():
-    rows_first, columns_first = torus2d(3, 3, [0, 3, 6, 1, 4, 7, 2, 5, 8])
+    halves = torus2d(3, 3, [0, 3, 6, 1, 4, 7, 2, 5, 8])
     # Rank 4 is in the middle: right of it is 7, below it is 5.
-    assert peers(rows_first, 4) == peers(columns_first, 4) == {7, 5}
-    first = [plan.actions(4)[0].peer for plan in (rows_first, columns_first)]
-    assert first == [7, 5]
+    assert [peers(plan, 4) for plan in halves] == [{7, 5}] * 2
+    assert [plan.actions(4)[0].peer for plan in halves] == [7, 5]
 
 
 def test_of_two_levels_the_outer_one_joins_equal_local_ranks():
