@@ -361,14 +361,23 @@ class Backward(chainer.FunctionNode):
         return gradients
 
 
+class Breaking(L.Linear):
+    def forward(self, x):
+        return Backward().apply((super().forward(x),))[0]
+
+
 @on_ranks(2)
-def test_an_exception_on_the_way_back_reaches_every_rank(comm):
-    updater = updater_of(comm, Net(lambda h: Backward().apply((h,))[0]),
-                         [(X,)])
+def test_an_exception_on_the_way_back_names_its_call_on_every_rank(comm):
+    model = Net()
+    del model.l2
+    with model.init_scope():
+        model.l2 = Breaking(5, 5)
+    updater = updater_of(comm, model, [(X,)])
     updater.update()
     Backward.broken = True
     try:
-        failing(updater, 'ArithmeticError: on the way back')
+        failing(updater, 'the backward pass of Backward in /l2, on .*, '
+                'micro-batch 0: ArithmeticError: on the way back')
     finally:
         Backward.broken = False
 

@@ -1,0 +1,154 @@
+"""One rank of a pipeline: what it computes, keeps and refuses."""
+import itertools
+import weakref
+
+from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
+from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+from chainer_fp8pipe.pipeline.layers import LayerError, LayersPart
+from chainer_fp8pipe.pipeline.loss import MeanLoss
+from chainer_fp8pipe.pipeline.randomness import Place
+from chainer_fp8pipe.pipeline.schedules import make_schedule
+from chainer_fp8pipe.pipeline.stage import Channels, Stage
+from chainer_fp8pipe.report.stream import EventStream
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+from mpi4py import MPI
+
+PLACE = Place(0, 0, 0, 0)
+X = numpy.random.RandomState(0).randn(20, 8).astype('f')
+
+
+def part(*layers):
+    return LayersPart(list(enumerate(layers)))
+
+
+def mean(micro_batch, outputs, seeded):
+    return F.mean(outputs[0] ** 2),
+
+
+def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
+    """A step of 4 micro-batches, in chunks that begin where ``cut`` says."""
+    ends = (0, *cut, len(layers))
+    numbered = list(enumerate(layers))
+    parts = [LayersPart(numbered[start:end])
+             for start, end in itertools.pairwise(ends)]
+    parts[-1].loss = mean
+    loss, sums, last = MeanLoss(), sums or GradientSums(), len(cut)
+    loss.begin([1.] * 4, 4., None)
+    stage = Stage(0, Channels(MPI.COMM_SELF, last), last,
+                  frozenset(recomputed), sums, BatchStatistics(),
+                  EventStream())
+    stage.take(dict(enumerate(parts)))
+    stage.run(make_schedule(schedule, 1, 4, last + 1),
+              [(X[start:start + 5],) for start in range(0, 20, 5)],
+              [Place(0, 0, 0, start) for start in range(0, 20, 5)],
+              loss, train=True)
+    sums.finish(None)
+
+
+@pytest.mark.parametrize(('layer', 'said'), [
+    (lambda: L.Linear(8, 8).add_hook(
+        chainer.link_hooks.SpectralNormalization()),
+     r'layer 0 \(Linear\) has spectral normalisation'),
+    (lambda: L.BatchRenormalization(8), 'has batch renormalisation, which')])
+def test_what_moves_on_in_forward_is_not_recomputed(layer, said):
+    step([layer(), L.Linear(8, 3)], cut=(1,), recomputed={1})
+    with pytest.raises(LayerError, match=said):
+        step([layer(), L.Linear(8, 3)], cut=(1,), recomputed={0})
+
+
+def test_recomputation_repeats_masks_and_bits():
+    masks, found = [], []
+
+    def noisy(h):
+        y = F.dropout(h)
+        masks.append((y.array != 0).tobytes())
+        return y
+    for recomputed in ((), (0, 1)):
+        numpy.random.seed(1)
+        layers = [L.Linear(8, 8), noisy, L.BatchNormalization(8), F.tanh,
+                  L.Linear(8, 3)]
+        step(layers, cut=(3,), recomputed=recomputed)
+        found.append([(name, parameter.array.tobytes(),
+                       parameter.grad.tobytes())
+                      for name, parameter in chainer.Sequential(
+                          *layers).namedparams()])
+        found[-1].append(layers[2].avg_var.tobytes())
+    assert found[0] == found[1]
+    # 4 masks without, then 4 by forward and again before each backward.
+    assert len(masks) == 12
+    assert len(set(masks)) == 4
+
+
+class Noting(GradientSums):
+    """Notes how many micro-batches each product is of."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def _multiply(self, weight, bias, parts):
+        self.seen.append(len(parts))
+        super()._multiply(weight, bias, parts)
+
+
+@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+def test_the_last_micro_batch_is_multiplied_by_itself(schedule):
+    sums = Noting()
+    step([L.Linear(8, 3)], schedule=schedule, sums=sums)
+    assert sums.seen == [3, 1]
+
+
+class Drawing(chainer.LinkHook):
+    def __init__(self):
+        self.drawn = []
+
+    def forward_preprocess(self, args):
+        self.drawn.append(numpy.random.rand())
+
+
+@pytest.mark.parametrize('local', [False, True])
+def test_what_a_hook_draws_depends_on_its_place(local):
+    layer, hook = L.Linear(8, 3), Drawing()
+    layers = part(layer)
+    layers.record(0, (X,), PLACE)       # seen to draw nothing
+    if local:
+        layer.add_hook(hook)
+    for iteration in (1, 2, 1):
+        place = PLACE._replace(iteration=iteration)
+        if local:
+            layers.record(0, (X,), place)
+        else:
+            with hook:
+                layers.record(0, (X,), place)
+    assert hook.drawn[0] == hook.drawn[2] != hook.drawn[1]
+
+
+def test_a_variable_that_goes_round_the_layers_is_an_error():
+    kept = []
+
+    def keep(x):
+        kept.append(F.tanh(x))
+        return kept[0] * 2
+    part(keep).record(0, (X,), PLACE)
+    with pytest.raises(LayerError, match='hand it on from layer to layer'):
+        part(lambda x: x + kept[0]).record(0, (X,), PLACE)
+
+
+def test_only_what_functions_retain_is_kept():
+    made = []
+
+    def spy(h):
+        made.append(weakref.ref(h.array))
+        return h
+    tape, _ = part(L.Linear(8, 8), spy, F.relu, spy, L.Linear(8, 3)).record(
+        0, (X,), PLACE)
+    linear, relu = made
+    assert linear() is None
+    assert relu() is not None
+    del tape
+    assert relu() is None
