@@ -119,7 +119,7 @@ class Empty(Plain):
     (Plain, {'optimizer': 'adam'}, True),
     (Plain, {'optimizer': 'clipped'}, False),
     (Plain, {'optimizer': 'lars'}, True),
-    (Alike, {}, False), (Empty, {}, True)], ids=str)
+    (Alike, {}, False), (Empty, {}, True)])
 def test_so_they_are_for_every_way_to_train(comm, network, options, waits):
     with numpy.errstate(invalid='ignore'):
         sent, found = same(comm, network, **options)
