@@ -102,6 +102,7 @@ def _figure(x_label: str, y_label: str, height: int, tools: str,
     plot.toolbar.autohide = True
     plot.axis.axis_label_text_font_style = 'normal'
     plot.axis.minor_tick_line_color = None
+    plot.axis.major_tick_in = 0     # or ticks would lie on boxes
     for axis in plot.axis:
         if isinstance(axis.formatter, BasicTickFormatter):
             axis.formatter.update(power_limit_low=-3, power_limit_high=6)
