@@ -109,8 +109,6 @@ class Rows:
 
 def rank(what, path, job):
     """What a rank does; a row is a line, so that none is lost by a crash."""
-    import chainer_fp8pipe  # noqa: F401, before chainer
-
     import partition_speed
     from mpi4py import MPI
     getattr(partition_speed, what)(

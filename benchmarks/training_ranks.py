@@ -37,7 +37,7 @@ BLOCK = 10
 
 def main(what: str, repeats: str, with_torch: str, result: str) -> None:
     comm = MPI.COMM_WORLD
-    _keep_to_own_cores(comm.rank, comm.size)
+    keep_to_own_cores(comm.rank, comm.size)
     if what == 'breakdown':
         rows = breakdown(comm, int(repeats))
     else:
@@ -47,7 +47,7 @@ def main(what: str, repeats: str, with_torch: str, result: str) -> None:
             json.dump(rows, file)
 
 
-def _keep_to_own_cores(host, hosts):
+def keep_to_own_cores(host, hosts):
     """Hosts share this machine's cores evenly, and none moves to another's.
 
     Otherwise three of four hosts may meet on one of two cores for a while,

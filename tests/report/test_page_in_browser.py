@@ -9,8 +9,7 @@ from chainer_fp8pipe.report.record import (
 
 import pytest
 
-from benchmarks.browser import Browser, program
-
+from .browser import Browser, program
 from .made_up_run import MadeUpRun
 
 EVIL = '</script><img src=x onerror="window.hit=1"><script>window.hit=1'
