@@ -213,7 +213,7 @@ def _traced(model: Any, example: Any, grid: ProcessGrid
             found = tracer.trace(call, timed=grid.comm.rank == 0)
         check_loss(found)
         return tracer, found, call, Signature({
-            'the trace of the model': found.digest, **_shapes(names)})
+            **_shapes(names), 'the trace of the model': found.digest})
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
     first = _together(grid.comm, lambda: trace() if is_first else None)
