@@ -338,7 +338,7 @@ def _method(frame: FrameType) -> str:
     """
     with contextlib.suppress(AttributeError, SyntaxError, ValueError,
                              TypeError, IndexError):
-        positions: Any = frame.f_code.co_positions  # type: ignore[attr-defined]
+        positions: Any = getattr(frame.f_code, 'co_positions', list)
         first, last, start, stop = [*positions()][frame.f_lasti // 2]
         lines = [line.encode() for line in linecache.getlines(
             frame.f_code.co_filename, frame.f_globals)[first - 1:last]]
