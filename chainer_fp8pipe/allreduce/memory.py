@@ -136,12 +136,6 @@ class NodeMemory:
         """Whether an array lies in this memory."""
         return 0 <= array.ctypes.data - self.address < RESERVED
 
-    def given_out(self) -> int:
-        """Bytes of addresses that arrays have, the token's among them."""
-        with self._lock:
-            self._take_back()
-            return RESERVED - sum(stop - start for start, stop in self._holes)
-
     def _free(self, start: int, stop: int) -> None:
         # A process that was forked off has not the right.  Blocks may be
         # freed at any moment, even inside of empty(), so this takes no lock.
