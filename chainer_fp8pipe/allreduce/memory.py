@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import numpy
 from mpi4py import MPI
 
+from ..mpi.ranks import machine_name
+
 #: Bytes of addresses, not of memory.
 RESERVED = 1 << 36
 #: Bytes of a Mail in compiled code.
@@ -250,8 +252,7 @@ def _mapped(name: Name) -> mmap.mmap:
 
 def _place() -> str:
     """The same where process ids mean the same processes."""
-    with open('/proc/sys/kernel/random/boot_id') as file:
-        return file.read().strip() + os.readlink('/proc/self/ns/pid')
+    return machine_name() + os.readlink('/proc/self/ns/pid')
 
 
 def _unlock(runtime: Any, address: int, owner: int) -> None:
