@@ -33,6 +33,7 @@ from mpi4py import MPI
 
 from ..chains import nested
 from ..chains.ghost import is_ghost
+from ..chains.measure import clock_of
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
@@ -127,7 +128,7 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
     Raises:
         ValueError: The model cannot be cut; on all ranks.
     """
-    tracer = Tracer(model, names)
+    tracer = Tracer(names)
 
     def trace(first: bool) -> list[Any] | None:
         if first != (comm.rank == 0):
@@ -246,22 +247,6 @@ def _pipeline_step(model: Any, batch: Any, comm: MPI.Comm
         updater.update()
         return now() - start, 0.0
     return work
-
-
-def clock_of(device: Any) -> Callable[[], float]:
-    """Seconds of what is computed on a device.
-
-    On a processor, what other processes compute on the same core does not
-    count; a GPU is waited for.
-    """
-    gpu: Any = getattr(device, 'device', None)
-    if not isinstance(device, chainer.backend.GpuDevice):
-        return time.thread_time
-
-    def now() -> float:
-        gpu.synchronize()
-        return time.perf_counter()
-    return now
 
 
 # --- ranks ------------------------------------------------------------------
