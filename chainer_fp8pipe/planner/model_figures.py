@@ -33,7 +33,7 @@ from mpi4py import MPI
 
 from ..chains import nested
 from ..chains.ghost import is_ghost
-from ..chains.measure import clock_of
+from ..chains.measure import clock_of, memory_traced
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
@@ -346,17 +346,11 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
 
 def _temporary_of(work: Callable[[], object]) -> int:
     """Bytes of arrays that live while some work is done."""
-    was_tracing = tracemalloc.is_tracing()
-    if not was_tracing:
-        tracemalloc.start()
-    try:
+    with memory_traced():
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         work()
         return max(tracemalloc.get_traced_memory()[1] - before - (1 << 14), 0)
-    finally:
-        if not was_tracing:
-            tracemalloc.stop()
 
 
 # --- memory of the process --------------------------------------------------
