@@ -21,7 +21,13 @@ import sys
 import tempfile
 
 import numpy
-from environment import describe, environment, mpiexec, write_json
+from environment import (
+    ONE_THREAD,
+    describe,
+    environment,
+    mpiexec,
+    write_json,
+)
 from large_batch_ranks import NORMALISED
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -108,8 +114,7 @@ def run(job, ranks):
         subprocess.run(
             [*mpiexec(ranks), sys.executable,
              os.path.join(_HERE, 'large_batch_ranks.py'), given, result],
-            check=True, env={**os.environ, 'OMP_NUM_THREADS': '1',
-                             'OPENBLAS_NUM_THREADS': '1'})
+            check=True, env={**os.environ, **ONE_THREAD})
         with open(result) as file:
             return json.load(file)
 

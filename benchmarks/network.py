@@ -29,12 +29,9 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -177,12 +174,11 @@ class Namespaces:
                 + ' '.join((done.stderr or done.stdout).split()))
         return done.stdout
 
-    def end_processes(self) -> None:
-        """Ends every process in the hosts, other than their first."""
-        for host in self.hosts:
-            subprocess.run(self.inside(host, ['sh', '-c', 'kill -KILL -1']),
-                           stdout=subprocess.DEVNULL,
-                           stderr=subprocess.DEVNULL)
+    def end_processes(self, host: str) -> None:
+        """Ends every process in a host, other than its first."""
+        # The shell that does it is one of them.
+        subprocess.run(self.inside(host, ['sh', '-c', 'kill -KILL -1']),
+                       stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def read(self, host: str, path: str) -> str:
         """A file of /proc/PID of a host's first process."""
@@ -251,12 +247,7 @@ _CONTROL = '/proc/sys/net/ipv4/tcp_congestion_control'
 _MASTER_PORT = '29500'
 _AT_ONCE = 2e9      # bit/s of all links that are measured at once
 _PORT = 5201        # the first link's
-# Of the probe, in seconds.  A stream settles for several times the queue's
-# longest delay.  Both ends start their clocks when they connect; each goes on
-# sending this long after its own measurement, so that the other's has no
-# quiet end.
-_SETTLING, _LONGER, _WAITING = 0.3, 0.1, 30
-_CHUNK = 1 << 18    # bytes
+_PROBE = pathlib.Path(__file__).with_name('network_probe.py').resolve()
 
 
 class Link(NamedTuple):
@@ -371,8 +362,8 @@ class Network(abc.ABC):
             def probe(how: str, host: str | None) -> subprocess.Popen:
                 process = subprocess.Popen(
                     self.spaces.inside(host, [
-                        sys.executable, '-I', os.path.abspath(__file__),
-                        how, *where]), stdout=subprocess.PIPE, text=True,
+                        sys.executable, '-I', str(_PROBE), how, *where]),
+                    stdout=subprocess.PIPE, text=True,
                     stdin=subprocess.DEVNULL, start_new_session=True)
                 stack.enter_context(process)
                 stack.callback(process.kill)
@@ -461,7 +452,8 @@ class Network(abc.ABC):
     def _end(self, process: subprocess.Popen) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        self.spaces.end_processes()
+        for host in self.hosts:
+            self.spaces.end_processes(host)
 
     @abc.abstractmethod
     def _build(self) -> None:
@@ -633,62 +625,6 @@ class Torus(Network):
         self._shape(host, list(neighbours.values()))
 
 
-# --- a probe: one end of a TCP connection over a link --------------------
-
-def _probe(how: str, address: str, port: str, seconds: str) -> None:
-    """Prints how many payload bits arrived per second."""
-    connection = (_listen(address, int(port)) if how == 'listen' else
-                  socket.create_connection((address, int(port)), _WAITING))
-    connection.settimeout(_WAITING)
-    start = time.perf_counter() + _SETTLING
-    stop = start + float(seconds)
-    threading.Thread(target=_send, args=(connection, stop + _LONGER),
-                     daemon=True).start()
-    print(_receive(connection, start, stop), flush=True)
-    os._exit(0)         # what is still unsent does not matter
-
-
-def _listen(address: str, port: int) -> socket.socket:
-    with socket.create_server((address, port)) as server:
-        server.settimeout(_WAITING)
-        print('listening', flush=True)
-        return server.accept()[0]
-
-
-def _send(connection: socket.socket, until: float) -> None:
-    data = bytes(_CHUNK)
-    # The other end may have finished a little earlier.
-    with contextlib.suppress(ConnectionError):
-        while time.perf_counter() < until:
-            connection.sendall(data)
-
-
-def _receive(connection: socket.socket, start: float, stop: float) -> float:
-    """Bits per second from the first arrival after ``start`` on.
-
-    It goes on reading a little longer, or both ends' senders could wait for
-    each other.  0: this end had no core meanwhile, or too late.
-    """
-    buffer = bytearray(_CHUNK)
-    first = last = now = 0.
-    count = 0
-    while now < stop + _LONGER:
-        try:
-            got = connection.recv_into(buffer)
-        except ConnectionResetError:
-            got = 0
-        now = time.perf_counter()
-        if not got:
-            if now < stop:
-                raise ConnectionError('the other end has gone away')
-            break
-        if not first:
-            first = now if now >= start else 0.
-        elif now < stop:
-            count, last = count + got, now
-    return 8 * count / (last - first) if count else 0.
-
-
 # --- the command line ----------------------------------------------------
 
 _UNITS = {'': 1., 'bit': 1., 'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
@@ -789,8 +725,6 @@ def _shape(text: str) -> tuple[int, int]:
 
 
 if __name__ == '__main__':
-    if sys.argv[1:2] in (['listen'], ['connect']):
-        _probe(*sys.argv[1:])
     with contextlib.suppress(KeyboardInterrupt):
         sys.exit(main())
     sys.exit(130)

@@ -14,6 +14,7 @@ from chainer_fp8pipe import (
     deferred,
     partition,
 )
+from chainer_fp8pipe.planner.example import Repeating, as_it_is
 from chainer_fp8pipe.planning.cuts import DoesNotFit
 from chainer_fp8pipe.planning.sizes import parse_bytes
 from chainer_fp8pipe.report.process_memory import bytes_in
@@ -23,12 +24,12 @@ import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy
-from pipeline_ranks import Same, start_torch, take_turns
-from training_ranks import _keep_to_own_cores as keep_to_own_cores
+from pipeline_ranks import start_torch, take_turns
+from training_ranks import keep_to_own_cores
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from tests.models.encoder import Encoder, Layer, each  # noqa: E402
-from tests.models.zoo import Trained  # noqa: E402
+from tests.models.encoder import Encoder, Layer, each
+from tests.models.zoo import Trained
 
 # --- the models -----------------------------------------------------------
 
@@ -96,25 +97,26 @@ def trained(model, batch, comm, parts, optimizer=None, **options):
     """An updater with one batch for ever."""
     optimizer = optimizer or chainer.optimizers.SGD(1e-4).setup(model)
     return PipelineUpdater(
-        Same(batch), optimizer, comm, micro_batches=parts,
-        converter=_as_it_is, **options)
+        Repeating(batch), optimizer, comm, micro_batches=parts,
+        converter=as_it_is, **options)
+
+
+def reporter_of(model):
+    """Takes what the links of a model report."""
+    reporter = chainer.Reporter()
+    reporter.add_observer('main', model)
+    reporter.add_observers('main', model.namedlinks(skipself=True))
+    return reporter
 
 
 def reported(updater):
     """Updates without a word of what links report."""
-    reporter = chainer.Reporter()
-    model = updater.get_optimizer('main').target
-    reporter.add_observer('main', model)
-    reporter.add_observers('main', model.namedlinks(skipself=True))
+    reporter = reporter_of(updater.get_optimizer('main').target)
 
     def update():
         with reporter:
             updater.update()
     return update
-
-
-def _as_it_is(batch, device):
-    return batch
 
 
 # --- speed ------------------------------------------------------------------
@@ -173,9 +175,7 @@ def _serial(comm, name, scale, parts=1):
         return None
     model, batch = made(name, scale)
     optimizer = chainer.optimizers.SGD(1e-4).setup(model)
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', model)
-    reporter.add_observers('main', model.namedlinks(skipself=True))
+    reporter = reporter_of(model)
 
     def step():
         model.cleargrads()
@@ -405,8 +405,7 @@ def _exchange(name, comm):
 def _replica(comm, name, model, batch):
     optimizer = chainermn.create_multi_node_optimizer(
         chainer.optimizers.SGD(1e-4), _exchange(name, comm)).setup(model)
-    reporter = chainer.Reporter()
-    reporter.add_observer('main', model)
+    reporter = reporter_of(model)
 
     def step():
         with reporter:

@@ -9,6 +9,7 @@ import time
 import warnings
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
+from chainer_fp8pipe.planner.example import Repeating, as_it_is
 
 import chainer
 import chainer.functions as F
@@ -29,18 +30,6 @@ class Network(Divisible):
             self.append(lazy(L.Linear, width, width))
             self.append(F.relu)
         self.append(lazy(L.Linear, width, 10))
-
-
-class Same(chainer.dataset.Iterator):
-    """One batch for ever: reading data is not what is measured."""
-
-    epoch, is_new_epoch, epoch_detail, previous_epoch_detail = 0, False, 0, 0
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def next(self):
-        return self.batch
 
 
 def main():
@@ -69,9 +58,8 @@ def at_width(width, job, torch):
         for name, chunks in SCHEDULES:
             if chunks in models:
                 updater = PipelineUpdater(
-                    Same((batch, labels)), models[chunks], comm,
-                    micro_batches=parts, schedule=name,
-                    converter=lambda batch, device: batch)
+                    Repeating((batch, labels)), models[chunks], comm,
+                    micro_batches=parts, schedule=name, converter=as_it_is)
                 steps['ours', f'{name} x {chunks}' if chunks > 1 else name,
                       parts] = updater.update
     if torch:

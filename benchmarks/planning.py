@@ -24,7 +24,7 @@ import sys
 import tempfile
 from typing import NamedTuple
 
-from environment import RANKS, describe, write_json
+from environment import RANKS, describe, mpiexec, write_json
 from network import NetworkError, Star
 
 _RANKS = pathlib.Path(__file__).with_name('planning_ranks.py')
@@ -107,9 +107,7 @@ def _run(job):
             with Star(job.ranks, job.rate) as network:
                 code = network.run(command, env=RANKS).returncode
         else:
-            mpiexec = pathlib.Path(sys.executable).with_name('mpiexec')
-            code = subprocess.run([str(mpiexec), '-n', str(job.ranks),
-                                   *command], check=False,
+            code = subprocess.run([*mpiexec(job.ranks), *command],
                                   env={**os.environ, **RANKS}).returncode
         if not result.exists():
             print(f'{job.name}: the ranks ended with exit code {code}',

@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 
-import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.planner import trials
 from chainer_fp8pipe.planner.example import Example, ScriptData
 from chainer_fp8pipe.planner.planned_job import PlannedJob, plan, shapes_of

@@ -37,7 +37,7 @@ BLOCK = 10
 
 def main(what: str, repeats: str, with_torch: str, result: str) -> None:
     comm = MPI.COMM_WORLD
-    _keep_to_own_cores(comm.rank, comm.size)
+    keep_to_own_cores(comm.rank, comm.size)
     if what == 'breakdown':
         rows = breakdown(comm, int(repeats))
     else:
@@ -47,7 +47,7 @@ def main(what: str, repeats: str, with_torch: str, result: str) -> None:
             json.dump(rows, file)
 
 
-def _keep_to_own_cores(host, hosts):
+def keep_to_own_cores(host, hosts):
     """Hosts share this machine's cores evenly, and none moves to another's.
 
     Otherwise three of four hosts may meet on one of two cores for a while,
@@ -121,14 +121,12 @@ def _parts(comm, communicator, optimizer, model, x, t):
     comm.Barrier()      # to wait for slower ranks is no part of an exchange
     computed = time.perf_counter()
     communicator.multi_node_mean_grad(model)
-    exchanged = time.perf_counter()
     optimizer.actual_optimizer.update()
     end = time.perf_counter()
     parts = {name: communicator.events.seconds[name] - before[name]
              for name in ('encode', 'exchange', 'decode')}
     return {'forward and backward': computed - start, **parts,
-            'other': end - exchanged + exchanged - computed
-            - sum(parts.values())}
+            'other': end - computed - sum(parts.values())}
 
 
 def _timed(comm, step):

@@ -101,6 +101,8 @@ def on_ranks(*sizes: int, timeout: float = 300):
         def test(ranks, **arguments):
             try:
                 _job(ranks).call(body, arguments, timeout)
+            except pytest.skip.Exception:
+                raise
             except BaseException:
                 _end(ranks)
                 raise
@@ -137,11 +139,12 @@ class Job:
     def call(self, body, arguments, timeout: float) -> None:
         """Calls ``body(comm, **arguments)`` on every rank.
 
-        Raises AssertionError with the traceback of the ranks that failed.
+        Fails with the traceback of the ranks that failed; skips if all ranks
+        skip for the same reason.
         """
         for connection in self._ranks.values():
             connection.send((body.__module__, body.__qualname__, arguments))
-        failures, answered = {}, set()
+        failures, answered, skips = {}, set(), set()
         end = time.monotonic() + timeout
         while len(answered) < len(self._ranks) and time.monotonic() < end:
             open_ranks = [connection for rank, connection
@@ -151,7 +154,8 @@ class Job:
                 rank = next(rank for rank, other in self._ranks.items()
                             if other is connection)
                 answered.add(rank)
-                outcome = _receive(connection)
+                outcome, reason = _receive(connection)
+                skips.add(reason)
                 if outcome:
                     failures[rank] = outcome
                     # The others may wait for this rank for ever.
@@ -159,6 +163,11 @@ class Job:
         missing = sorted(set(self._ranks) - answered)
         if failures or missing:
             pytest.fail(self._explain(failures, missing), pytrace=False)
+        if len(skips) > 1:
+            pytest.fail(f'ranks skip for different reasons, or some do not: '
+                        f'{skips}', pytrace=False)
+        if reason := skips.pop():
+            pytest.skip(reason)
 
     def end(self) -> None:
         """Ends the job, whatever its ranks are doing."""
@@ -228,11 +237,12 @@ def _end_all() -> None:
         _end(size)
 
 
-def _receive(connection: Connection) -> str:
+def _receive(connection: Connection) -> tuple[str, str | None]:
+    """A traceback, '' if there is none, and why the rank skips, if it does."""
     try:
         return connection.recv()
     except EOFError:
-        return 'the process died'
+        return 'the process died', None
 
 
 def _serve(address: str) -> None:
@@ -255,12 +265,16 @@ def _serve(address: str) -> None:
             comm = MPI.COMM_WORLD.Dup()
             test.__wrapped__(comm, **arguments)
             comm.Free()
+        except pytest.skip.Exception as skip:
+            answer = '', str(skip)
         except BaseException:
-            connection.send(traceback.format_exc())
+            answer = traceback.format_exc(), None
         else:
+            answer = '', None
+        if not answer[0]:
             vars(chainer.global_config).clear()
             vars(chainer.global_config).update(config)
-            connection.send('')
+        connection.send(answer)
 
 
 if __name__ == '__main__':

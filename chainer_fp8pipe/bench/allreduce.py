@@ -118,19 +118,21 @@ def model(comm: MPI.Comm, size: int) -> chainer.Link:
 
 
 def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
-            repeats: int, progress: bool = True) -> list[Result]:
+            repeats: int) -> list[Result]:
     """Times all cases, and the MPI library's own beside them.
+
+    On a terminal it shows on stderr how far rank 0 is.
 
     Args:
         comm: The ranks.
         cases: What to time.
         sizes: Elements of the gradients.
         repeats: Of each, after one for warming up.
-        progress: Whether to show on stderr how far rank 0 is.
 
     Raises:
         ValueError: A case does not fit these ranks; on all ranks.
     """
+    shows = not comm.rank and sys.stderr.isatty()
     results = []
     for number, size in enumerate(sizes):
         with contextlib.ExitStack() as stack:
@@ -142,16 +144,12 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
             data = numpy.zeros((2, size), numpy.float32)
             actions: list[Callable[[], object]] = [
                 # MPICH took up to a fifth longer in place, as naive calls it.
-                lambda data=data: comm.Allreduce(*data),    # type: ignore
-                *counted, *[functools.partial(
-                    communicator.multi_node_mean_grad, few)
-                    for communicator in made]]
-            tick = _progress(
+                functools.partial(comm.Allreduce, *data), *counted,
+                *[functools.partial(communicator.multi_node_mean_grad, few)
+                  for communicator in made]]
+            times = interleaved(comm, actions, repeats, _progress(
                 f'{size:,} elements ({number + 1} of {len(sizes)})',
-                len(actions) * (repeats + 1)) if (
-                    progress and not comm.rank and sys.stderr.isatty()) else (
-                        lambda: None)
-            times = interleaved(comm, actions, repeats, tick)
+                len(actions) * (repeats + 1)) if shows else lambda: None)
         results.append(Result(size, None, times[0]))
         results += [
             Result(size, case, its, one.shares(comm, nothing))

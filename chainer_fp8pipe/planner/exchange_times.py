@@ -70,9 +70,9 @@ def measure_layouts(comm: MPI.Comm, stages: Sequence[int],
         grid = once(comm, f'grid of {number} stages', functools.partial(
             ProcessGrid, comm, pipeline=number))
         if number > 1:
-            found = comm.allgather(tuple(measure_links(grid.pipeline)))
-            links[number] = Link(max(one[0] for one in found),
-                                        min(one[1] for one in found))
+            latencies, bandwidths = zip(*comm.allgather(
+                measure_links(grid.pipeline)), strict=True)
+            links[number] = Link(max(latencies), min(bandwidths))
         for way in ways:
             if way[0] == number:
                 exchanges[way] = time_exchange(

@@ -33,6 +33,7 @@ from mpi4py import MPI
 
 from ..chains import nested
 from ..chains.ghost import is_ghost
+from ..chains.measure import clock_of, memory_traced
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
@@ -127,7 +128,7 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
     Raises:
         ValueError: The model cannot be cut; on all ranks.
     """
-    tracer = Tracer(model, names)
+    tracer = Tracer(names)
 
     def trace(first: bool) -> list[Any] | None:
         if first != (comm.rank == 0):
@@ -248,22 +249,6 @@ def _pipeline_step(model: Any, batch: Any, comm: MPI.Comm
     return work
 
 
-def clock_of(device: Any) -> Callable[[], float]:
-    """Seconds of what is computed on a device.
-
-    On a processor, what other processes compute on the same core does not
-    count; a GPU is waited for.
-    """
-    gpu: Any = getattr(device, 'device', None)
-    if not isinstance(device, chainer.backend.GpuDevice):
-        return time.thread_time
-
-    def now() -> float:
-        gpu.synchronize()
-        return time.perf_counter()
-    return now
-
-
 # --- ranks ------------------------------------------------------------------
 
 def _taking_turns(comm: MPI.Comm) -> RankFigures:
@@ -361,17 +346,11 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
 
 def _temporary_of(work: Callable[[], object]) -> int:
     """Bytes of arrays that live while some work is done."""
-    was_tracing = tracemalloc.is_tracing()
-    if not was_tracing:
-        tracemalloc.start()
-    try:
+    with memory_traced():
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         work()
         return max(tracemalloc.get_traced_memory()[1] - before - (1 << 14), 0)
-    finally:
-        if not was_tracing:
-            tracemalloc.stop()
 
 
 # --- memory of the process --------------------------------------------------

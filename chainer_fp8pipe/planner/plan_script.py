@@ -11,10 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from chainermn.optimizers import (
-    _DoubleBufferingOptimizer,
-    _MultiNodeOptimizer,
-)
+from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
 
 from ..command_line import check_script, count

@@ -318,18 +318,12 @@ def read_together(comm: MPI.Comm, path: str) -> JobPlan:
         ValueError: As there, or the plan is for another number of ranks; on
             all ranks.
     """
-    found: JobPlan | str = ''
-    if comm.rank == 0:
-        try:
-            found = read_plan(path)
-            if problem := found.problem(found.model, comm.size):
-                found = f'{path}: {problem}'
-        except ValueError as error:
-            found = str(error)
-    found = comm.bcast(found)
-    if isinstance(found, str):
-        raise ValueError(found)
-    return found
+    def read() -> JobPlan:
+        found = read_plan(path)
+        if problem := found.problem(found.model, comm.size):
+            raise ValueError(f'{path}: {problem}')
+        return found
+    return comm.bcast(_of_first_rank(comm, read))
 
 
 def shapes_of(model: Any) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class ModelFigures:
     @_kept
     def intervals(self, samples: float) -> Intervals:
         """All intervals of the calls, with so many samples."""
-        large, small = self._both(0.0)
+        large, small = self._both
         found = copy.copy(large)
         for name in (*_SUMS, *_BYTES):
             one, other = getattr(large, name), getattr(small, name)
@@ -206,8 +206,8 @@ class ModelFigures:
         found.update_times = self.update_temporary
         return found
 
-    @_kept
-    def _both(self, _: float) -> tuple[Intervals, Intervals]:
+    @functools.cached_property
+    def _both(self) -> tuple[Intervals, Intervals]:
         """Intervals as measured, with many samples and with few."""
         large = Intervals(self.calls, self.order, self.parameters)
         if self.few == self.samples:

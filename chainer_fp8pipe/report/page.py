@@ -5,20 +5,8 @@
 # here; the template, page.html, escapes it.  Bokeh, the page's script and its
 # data stand in the file, and a content security policy names the scripts by
 # their hashes and allows nothing else, so that no name of a run, a parameter
-# or a host becomes a script.
-#
-# There are two kinds of figures: lines over updates, and boxes (bars, squares
-# of links, timelines).  Each is one or two glyphs of Bokeh's with a column per
-# property, so that a hundred tensors, or ten thousand events, are no more
-# objects than one.  Bokeh draws, zooms, moves and tells what is under the
-# pointer; the page's own script hides lines and swaps what is shown.  An
-# earlier page drew its timeline itself, which took 700 lines to merge boxes
-# smaller than a pixel.  A page holds fewer events in place of that.
-#
-# Canvas, and not WebGL: browsers give a page some sixteen contexts of it.
-# Colours of lines are told apart by the colour-blind, on white and on black
-# (Okabe and Ito 2008, without black and yellow); the script colours axes, as
-# the browser is dark or light.
+# or a host becomes a script.  figures.py draws; what is drawn and what is said
+# is here, in the order of the page.
 from __future__ import annotations
 
 import base64
@@ -30,15 +18,25 @@ import pathlib
 import shlex
 import string
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
 from .diagnosis import INPUT_SHARE, diagnose
 from .events import LANES, WAITING, Event, explain_waits, in_rows
+from .figures import (
+    GREY,
+    LINE_COLOURS,
+    Drawing,
+    Table,
+    box_columns,
+    draw_bars,
+    draw_boxes,
+    draw_lines,
+)
 from .quantities import number, seconds, share, size
 from .record import (
     PHASES,
@@ -53,26 +51,14 @@ from .record import (
 )
 from .timeline import Look, look_of_name, looks_of
 
+#: A letter stands for each run on a page.
+_LETTERS = string.ascii_uppercase
+MOST_RUNS = len(_LETTERS)
 #: A page holds the timelines of so many updates, and of so many events;
 #: further updates are left out.
 _MOST_UPDATES, MOST_EVENTS = 12, 60_000
-#: A table has at most so many rows, a line so many points, a figure so many
-#: tensors.
-_MOST_ROWS, _MOST_POINTS, _MOST_TENSORS = 200, 4000, 100
-#: Lines with more points have a smooth line before the pale one.
-_MANY_POINTS = 60
-
-LINE_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00',
-                '#56b4e9', '#8c8c8c')
-_GREY = '#8c8c8c'
-
-#: Bokeh reads text that begins so as mathematics, for which it would load a
-#: script; the zero-width space keeps it from that.
-_MATHEMATICS, _SPACE = ('$$', '\\[', '\\('), '\u200b'
-
-#: Properties of boxes.
-_COLUMNS = ('left', 'right', 'top', 'bottom', 'colour', 'what', 'alpha',
-            'hatch')
+#: A figure has at most so many tensors.
+_MOST_TENSORS = 100
 
 #: Where a rank's row has its lanes: from the middle down, and how high.
 _WHOLE, _LANES = (-0.4, 0.8), ((-0.45, 0.56), (0.13, 0.12), (0.27, 0.18))
@@ -95,54 +81,6 @@ _HERE = pathlib.Path(__file__).parent
 
 #: By the letter that stands for each; '' for a single one.
 _Runs = dict[str, RunRecord]
-#: Update, value; of curves also epoch and seconds.
-_Points = Sequence[tuple[float, ...]]
-
-
-class Table(NamedTuple):
-    """Rows of text under the header's; evenly chosen ones if they are many."""
-
-    header: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    title: str = ''
-
-    def shown(self) -> Sequence[tuple[str, ...]]:
-        """The rows that a page has."""
-        if len(self.rows) <= _MOST_ROWS:
-            return self.rows
-        step = (len(self.rows) - 1) / (_MOST_ROWS - 1)
-        return [self.rows[round(step * row)] for row in range(_MOST_ROWS)]
-
-
-@dataclass
-class Drawing:
-    """A figure with what belongs to it.
-
-    Attributes:
-        title: Above it.
-        plot: Bokeh's figure.
-        tables: What it shows in numbers, for each of its choices.
-        legend: Label, colour, and whether it is dashed.
-        hides: Whether a click on the legend hides a line.
-        choices: What it can show is called so.
-        shown: For each choice, the columns of the figure's boxes.
-        has_axes: Whether one can choose what it is drawn against.
-        wide: Whether it has the page's whole width.
-        has_lines: Whether it shows lines, not boxes.
-        name: On the page.
-    """
-
-    title: str
-    plot: Any
-    tables: Sequence[Sequence[Table]]
-    legend: Sequence[tuple[str, str, bool]] = ()
-    hides: bool = False
-    choices: Sequence[str] = ()
-    shown: Sequence[Mapping[str, Any]] = ()
-    has_axes: bool = False
-    wide: bool = False
-    has_lines: bool = False
-    name: str = ''
 
 
 @dataclass
@@ -181,9 +119,8 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
         ImportError: Bokeh is missing.
         ValueError: There is no record, or there are too many.
     """
-    if not 1 <= len(records) <= len(string.ascii_uppercase):
-        raise ValueError('a report is about 1 to '
-                         f'{len(string.ascii_uppercase)} runs, not '
+    if not 1 <= len(records) <= MOST_RUNS:
+        raise ValueError(f'a report is about 1 to {MOST_RUNS} runs, not '
                          f'{len(records)}')
     try:
         from bokeh.embed import json_item
@@ -194,7 +131,7 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
             'a report is drawn with Bokeh; install it with "pip install '
             '\'chainer_fp8pipe[report]\'"') from reason
     runs = ({'': records[0]} if len(records) == 1
-            else dict(zip(string.ascii_uppercase, records, strict=False)))
+            else dict(zip(_LETTERS, records, strict=False)))
     sections = [make(runs) for make in (
         _result, _learning, _phases, _timeline, _slowness, _bytes,
         _compression, _memory, _input, _starts, _settings)]
@@ -222,231 +159,6 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
         file.write(text)
 
 
-# --- figures -----------------------------------------------------------------
-
-def _figure(x_label: str, y_label: str, height: int, tools: str,
-            **options: Any) -> Any:
-    """Without grounds, as wide as there is room; ``height`` in pixels."""
-    from bokeh.models import BasicTickFormatter
-    from bokeh.plotting import figure
-    plot = figure(height=height, sizing_mode='stretch_width', tools=tools,
-                  x_axis_label=x_label, y_axis_label=y_label or None,
-                  background_fill_color=None, border_fill_color=None,
-                  outline_line_color=None, min_border_right=12,
-                  output_backend='canvas', **options)
-    plot.toolbar.logo = None
-    plot.toolbar.autohide = True
-    plot.axis.axis_label_text_font_style = 'normal'
-    plot.axis.minor_tick_line_color = None
-    for axis in plot.axis:
-        if isinstance(axis.formatter, BasicTickFormatter):
-            axis.formatter.update(power_limit_low=-3, power_limit_high=6)
-    return plot
-
-
-def _tell(plot: Any, renderer: Any, *tooltips: tuple[str, str],
-          **options: Any) -> None:
-    """Says what is under the pointer."""
-    from bokeh.models import HoverTool
-    plot.add_tools(HoverTool(renderers=[renderer], visible=False,
-                             tooltips=[*tooltips], **options))
-
-
-def _lines(title: str, unit: str, lines: Mapping[str, _Points],
-           went_on: Sequence[Mapping[str, float]] = (),
-           styles: Mapping[str, tuple[str, bool]] | None = None) -> Drawing:
-    """Lines against updates; curves also against epochs or time.
-
-    The axis is logarithmic if all values are above 0 and some are 20 times as
-    large as others.
-
-    Args:
-        title: Of the figure.
-        unit: Of the values.
-        lines: By name, its points.
-        went_on: Where runs were started again, by column.
-        styles: By name, the colour, and whether the line is dashed.
-    """
-    from bokeh.models import Span
-    from bokeh.palettes import viridis
-    few = len(lines) <= len(LINE_COLOURS)
-    if styles is None:
-        palette = LINE_COLOURS if few else viridis(len(lines))
-        styles = {name: (colour, False) for name, colour in zip(
-            lines, palette, strict=False)}
-    arrays = {name: numpy.array(points, float)
-              for name, points in lines.items()}
-    columns = [*('iteration', 'value', 'epoch', 'seconds')[
-        :next(iter(arrays.values())).shape[1]]]
-    values = numpy.concatenate([array[:, 1] for array in arrays.values()])
-    values = values[numpy.isfinite(values)]
-    is_log = len(values) and 0 < 20 * values.min() < values.max()
-    plot = _figure('updates', unit, 300, 'xpan,xbox_zoom,reset,save',
-                   y_axis_type='log' if is_log else 'linear')
-    _draw_lines(plot, columns, arrays, styles, 1.0 if few else 0.6)
-    for place in went_on:       # the script moves it when the axis changes
-        plot.add_layout(Span(
-            location=place['iteration'], dimension='height', name='start',
-            line_dash='dotted', line_color=_GREY, tags=[dict(place)]))
-    names = [*lines]
-    ends = ([(name, *styles[name]) for name in names] if few or
-            len(set(styles.values())) <= len(LINE_COLOURS) else
-            [(names[place] + ' (colours go from first to last)' * (not place),
-              *styles[names[place]])
-             for place in (0, len(names) // 2, len(names) - 1)])
-    return Drawing(title, plot, [[Table(
-        ('line', 'update', unit or 'value', *columns[2:]),
-        [(name, f'{point[0]:.0f}', number(point[1]),
-          *(f'{one:.2f}' for one in point[2:]))
-         for name, points in lines.items() for point in points])]],
-        ends, hides=len(ends) == len(names), has_lines=True)
-
-
-def _draw_lines(plot: Any, columns: Sequence[str],
-                arrays: Mapping[str, numpy.ndarray],
-                styles: Mapping[str, tuple[str, bool]], alpha: float) -> None:
-    """Lines with dots if points are few, else pale with a smooth one."""
-    from bokeh.models import BooleanFilter, CDSView, ColumnDataSource
-    paths: dict[str, list[Any]] = defaultdict(list)
-    dots: dict[str, list[Any]] = defaultdict(list)
-
-    def shown(properties: dict[str, list[Any]]) -> dict[str, Any]:
-        # The script hides lines by this filter.
-        return {'source': ColumnDataSource(dict(properties)),
-                'view': CDSView(filter=BooleanFilter(
-                    booleans=[True] * len(properties['title'])))}
-    for name, array in arrays.items():
-        colour, is_dashed = styles[name]
-        points = _fewer(array)
-        points[~numpy.isfinite(points)] = numpy.nan
-        drawn = [(points, alpha)]
-        if len(points) > _MANY_POINTS:
-            smooth = points.copy()
-            smooth[:, 1] = _smooth(points[:, 1])
-            drawn = [(points, 0.3), (smooth, alpha)]
-        look = {'title': name, 'colour': colour, 'alpha': alpha,
-                'dash': 'dashed' if is_dashed else 'solid'}
-        for line, strength in drawn:
-            for key, value in {**look, 'alpha': strength, **dict(zip(
-                    columns, line.T.tolist(), strict=True))}.items():
-                paths[key].append(value)
-        if len(drawn) == 1:     # a line of a single point would not be seen
-            for key, value in look.items():
-                dots[key] += [value] * len(points)
-            for key, column in zip(columns, points.T.tolist(), strict=True):
-                dots[key] += column
-    lines = plot.multi_line(
-        'iteration', 'value', line_color='colour', line_alpha='alpha',
-        line_dash='dash', line_width=2, **shown(paths))
-    _tell(plot, lines, ('', '@title'), ('at', '$data_x'),
-          ('value', '$data_y'), line_policy='nearest')
-    if dots:
-        plot.scatter('iteration', 'value', size=5, color='colour',
-                     alpha='alpha', **shown(dots))
-
-
-def _fewer(points: numpy.ndarray) -> numpy.ndarray:
-    """The lowest and the highest of each part, in their order."""
-    if len(points) <= _MOST_POINTS:
-        return points.copy()
-    parts = numpy.array_split(numpy.arange(len(points)), _MOST_POINTS // 2)
-    return points[sorted({int(part[find(points[part, 1])]) for part in parts
-                          for find in (numpy.argmin, numpy.argmax)})]
-
-
-def _smooth(values: numpy.ndarray) -> numpy.ndarray:
-    """Means of a fortieth of all values around each; NaN counts for none."""
-    window = numpy.ones(max(3, len(values) // 40))
-    there = numpy.isfinite(values)
-    count = numpy.convolve(there, window, 'same')
-    whole = numpy.convolve(numpy.where(there, values, 0.0), window, 'same')
-    return numpy.where(count > 0, whole / numpy.maximum(count, 1), numpy.nan)
-
-
-def _columns(boxes: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
-    """By property, of boxes that may end with the hatch."""
-    return dict(zip(_COLUMNS, map(list, zip(*(
-        (*box, 1.0, ' ')[:len(_COLUMNS)] for box in boxes), strict=True)),
-        strict=True))
-
-
-def _boxes(title: str, x_label: str, rows: Sequence[str],
-           columns: Mapping[str, Any], tables: Sequence[Sequence[Table]],
-           legend: Sequence[tuple[str, str]], height: int,
-           x_names: Sequence[str] = (), zooms: bool = False, **options: Any
-           ) -> Drawing:
-    """Boxes in named rows, the first of which is on top.
-
-    Args:
-        title: Of the figure.
-        x_label: Of what goes to the right.
-        rows: Names; row 2 goes from 1.5 to 2.5.
-        columns: Of the boxes, see :data:`_COLUMNS`.
-        tables: For each choice.
-        legend: Labels and colours.
-        height: Of a row, in pixels.
-        x_names: Names of columns, if there are any.
-        zooms: Whether one looks at parts of it.
-        options: Of the drawing.
-    """
-    from bokeh.models import (
-        ColumnDataSource,
-        FixedTicker,
-        Range1d,
-        WheelZoomTool,
-    )
-    end = max(columns['right'])
-    x_range = (Range1d(-0.5, len(x_names) - 0.5) if x_names else
-               Range1d(0, end, bounds=(0, end)) if zooms else
-               Range1d(0, 1.05 * end or 1.0))
-    plot = _figure(x_label, '', 90 + height * len(rows),
-                   'xpan,xbox_zoom,reset' if zooms else 'reset,save',
-                   x_range=x_range, y_range=Range1d(len(rows) - 0.5, -0.5),
-                   min_border_left=64)
-    plot.ygrid.visible = False
-    # Names of rows may leave little room.
-    plot.xaxis.ticker.desired_num_ticks = 4
-    for axis, names in (plot.yaxis, rows), (plot.xaxis, x_names):
-        if names:
-            named = range(0, len(names), -(-len(names) * 14 // (
-                max(14, height) * len(names))))
-            axis.ticker = FixedTicker(ticks=[*named])
-            axis.major_label_overrides = {
-                place: _SPACE * names[place].startswith(_MATHEMATICS)
-                + names[place] for place in named}
-    if zooms:
-        # With Ctrl, as the page could not be scrolled otherwise; fingers that
-        # spread on a touch pad count as that.
-        wheel = WheelZoomTool(dimensions='width', modifiers={'ctrl': True})
-        plot.add_tools(wheel)
-        plot.toolbar.active_scroll = wheel
-    drawn = plot.quad(
-        'left', 'right', 'top', 'bottom', fill_color='colour',
-        fill_alpha='alpha', hatch_pattern='hatch', hatch_color='white',
-        line_color=None, name='boxes', source=ColumnDataSource(columns))
-    _tell(plot, drawn, ('', '@what'))
-    return Drawing(title, plot, tables, [(*one, False) for one in legend],
-                   **options)
-
-
-def _bars(title: str, unit: str, names: Sequence[str],
-          kinds: Mapping[str, Mapping[str, float]], table: Table) -> Drawing:
-    """For each name a bar of each kind, one above the other."""
-    high = 0.8 / len(kinds)
-    colours = dict(zip(kinds, LINE_COLOURS, strict=False))
-    return _boxes(title, unit, names, _columns(
-        (0.0, bars.get(name, 0.0), top, top + 0.9 * high, colours[kind],
-         f'{name}, {kind}: {number(bars.get(name, 0.0))} {unit}')
-        for place, (kind, bars) in enumerate(kinds.items())
-        for row, name in enumerate(names)
-        for top in [row - 0.4 + place * high]), [[table]],
-        [*colours.items()], 44)
-
-
-def _css(look: Look) -> str:
-    return '#' + ''.join(f'{round(255 * part):02x}' for part in look.colour)
-
-
 # --- words -------------------------------------------------------------------
 
 def _label(run: str, text: str) -> str:
@@ -457,6 +169,10 @@ def _label(run: str, text: str) -> str:
 def _said(run: str, sentence: str) -> str:
     """A sentence about a run: which one, if there are several."""
     return f'Run {run}: {sentence}' if run else sentence
+
+
+def _css(look: Look) -> str:
+    return '#' + ''.join(f'{round(255 * part):02x}' for part in look.colour)
 
 
 def _date(time: float) -> str:
@@ -482,6 +198,19 @@ def _mean_phases(intervals: Sequence[RankInterval], attribute: str = 'phases'
         for name, value in getattr(one, attribute).items():
             found[name] += one.updates / count * value
     return dict(found)
+
+
+def _over_intervals(title: str, unit: str,
+                    mine: Mapping[str, Sequence[RankInterval]],
+                    value: Callable[[RankInterval], float | None],
+                    runs: _Runs) -> Drawing:
+    """A line for each rank, of what it has a value of in an interval."""
+    lines = {name: [(one.last, found) for one in its
+                    if (found := value(one)) is not None]
+             for name, its in mine.items()}
+    return draw_lines(title, unit, {
+        name: points for name, points in lines.items() if points},
+        _went_on(runs))
 
 
 def _went_on(runs: _Runs) -> list[dict[str, float]]:
@@ -574,7 +303,7 @@ def _learning(runs: _Runs) -> Section:
                 LINE_COLOURS[turn % len(LINE_COLOURS)],
                 places.index(name) > 0 if len(runs) > 1
                 else order >= len(LINE_COLOURS))
-        drawing = _lines(quantity, _UNITS.get(quantity, ''), {
+        drawing = draw_lines(quantity, _UNITS.get(quantity, ''), {
             _label(*key): points for key, points in found.items()},
             _went_on(runs), styles)
         drawing.has_axes = not section.drawings
@@ -621,11 +350,11 @@ def _phase_bars(title: str, bars: Mapping[str, Mapping[str, float]],
                           f'{name}: {look.label}, {cells[-1]}'))
             left += value
         rows.append((name, seconds(whole), *cells))
-    return _boxes(title, 'ms', [*bars], _columns(boxes), [[Table(
+    return draw_boxes(title, 'ms', [*bars], box_columns(boxes), [[Table(
         ('rank', 'all', *phases), rows)]],
         # Sends and receives look the same.
         [*dict.fromkeys((look.label, _css(look)) for look in looks.values())],
-        min(max(1000 // len(bars), 13), 24), wide=True)
+        24, wide=True)
 
 
 def _timeline(runs: _Runs) -> Section:
@@ -661,13 +390,12 @@ def _timeline(runs: _Runs) -> Section:
     columns = [_event_boxes(events, legend) for events in shown.values()]
     ranks = 1 + max(event.rank for events in shown.values()
                     for event in events)
-    section.drawings.append(_boxes(
+    section.drawings.append(draw_boxes(
         'Timeline of all ranks', 'ms from the start of the update',
         [f'rank {rank}' for rank in range(ranks)], columns[0],
         [[_sums(events), _longest(events)] for events in shown.values()],
         [(look.label, colour) for look, colour in sorted(legend.items())],
-        min(max(1000 // ranks, 14), 52), zooms=True, choices=[*shown],
-        shown=columns, wide=True))
+        52, zooms=True, choices=[*shown], shown=columns, wide=True))
     return section
 
 
@@ -696,7 +424,7 @@ def _event_boxes(events: Sequence[Event], legend: dict[Look, str]
         look = look_of(event)
         waits = event.name == WAITING
         # Grey that is pale is seen on white and on black.
-        legend[look] = _GREY if waits else _css(look)
+        legend[look] = GREY if waits else _css(look)
         top, height = _LANES[lane] if has_lanes else _WHOLE
         if lane == len(LANES):
             height /= buckets[rank]
@@ -707,7 +435,7 @@ def _event_boxes(events: Sequence[Event], legend: dict[Look, str]
             rank + top + 0.92 * height, legend[look],
             _what(event, look.label), 0.3 if waits else 1.0,
             look.hatch[:1] or ' '))
-    return _columns(boxes)
+    return box_columns(boxes)
 
 
 def _what(event: Event, label: str) -> str:
@@ -767,15 +495,15 @@ def _slowness(runs: _Runs) -> Section:
             boxes += [(0.0, middle, row - 0.3, row + 0.3, LINE_COLOURS[5],
                        what), (low, high, row - 0.06, row + 0.06,
                                LINE_COLOURS[1], what)]
-        section.drawings.append(_boxes(
+        section.drawings.append(draw_boxes(
             "A rank's own work in an update, last interval", 'ms', [*last],
-            _columns(boxes), [[Table(
+            box_columns(boxes), [[Table(
                 ('rank', 'lower quartile', 'median', 'upper quartile',
                  'whole update, median'),
                 [(name, *map(seconds, (*one.own, one.step[1])))
                  for name, one in last.items()])]],
             [('median', LINE_COLOURS[5]), ('quartiles', LINE_COLOURS[1])],
-            min(max(1000 // len(last), 13), 24)))
+            24))
     for run, record in runs.items():
         if record.links:
             section.drawings.append(_links(run, record))
@@ -822,16 +550,16 @@ def _links(run: str, record: RunRecord) -> Drawing:
                       shades[round(255 * part)], f'rank {source} to rank '
                       f'{target}: {size(speed)}/s, {seconds(latency)}'))
     names = [f'rank {rank}' for rank in ranks]
-    return _boxes(
+    return draw_boxes(
         _label(run, 'Links between hosts, from the rank of a row to that of '
-               'a column'), 'to', names, _columns(boxes), [[Table(
+               'a column'), 'to', names, box_columns(boxes), [[Table(
                    ('from rank', 'to rank', 'bandwidth, median',
                     'latency, median'),
                    [(*map(str, pair), size(speed) + '/s', seconds(latency))
                     for pair, (speed, latency) in sorted(
                         pairs.items(), key=lambda item: item[1][0])])]],
         [('as fast as usual', shades[255]), ('a quarter of that', shades[0])],
-        min(max(800 // len(ranks), 14), 40), x_names=names)
+        40, x_names=names)
 
 
 def _bytes(runs: _Runs) -> Section:
@@ -849,7 +577,7 @@ def _bytes(runs: _Runs) -> Section:
             [one[:2] for one in ours], axis=0,
             weights=[one[2] for one in ours]).tolist()
             for name, ours in found.items()}
-        section.drawings.append(_bars(
+        section.drawings.append(draw_bars(
             'Bytes that a rank sends in an update, mean', 'kB', [*means], {
                 kind: {name: mean[place] / 1e3
                        for name, mean in means.items()}
@@ -902,7 +630,7 @@ def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
     rows.append(('all', f'{seconds(sum(start.planned.values()))} ± '
                  f'{share(start.spread)}',
                  seconds(sum(measured.values())) if measured else '-'))
-    return _bars(
+    return draw_bars(
         _label(run, f'Plan of start {start.number}: {start.plan}'), 'ms',
         parts, {kind: {part: 1e3 * value for part, value in values.items()}
                 for kind, values in kinds.items()},
@@ -954,7 +682,7 @@ def _compression(runs: _Runs) -> Section:
         lines = {name: [(item.iteration, item.values[value])
                         for item in tensors[name] if value in item.values]
                  for name in largest[:_MOST_TENSORS]}
-        section.drawings.append(_lines(_VALUES.get(value, value), '', {
+        section.drawings.append(draw_lines(_VALUES.get(value, value), '', {
             name: points for name, points in lines.items() if points},
             _went_on(runs)))
     section.tables.append(Table(
@@ -995,20 +723,21 @@ def _memory(runs: _Runs) -> Section:
     peaks = {name: max(one.peak for one in its) for name, its in mine.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     section.sentences.append(f'The most: {size(peaks[worst])}, of {worst}.')
-    section.drawings.append(_lines('Memory of the process', 'MB', {
-        name: [(one.last, one.resident / 1e6) for one in its]
-        for name, its in mine.items()}, _went_on(runs)))
-    gpu = {name: [(one.last, one.gpu_used / 1e6) for one in its
-                  if one.gpu_used is not None] for name, its in mine.items()}
-    if any(gpu.values()):
-        section.drawings.append(_lines('Arrays on the GPU', 'MB', {
-            name: points for name, points in gpu.items() if points},
-            _went_on(runs)))
+    section.drawings.append(_over_intervals(
+        'Memory of the process', 'MB', mine,
+        lambda one: one.resident / 1e6, runs))
+    on_gpu = {name for name, its in mine.items()
+              if any(one.gpu_used is not None for one in its)}
+    if on_gpu:
+        section.drawings.append(_over_intervals(
+            'Arrays on the GPU', 'MB', mine, lambda one: (
+                None if one.gpu_used is None else one.gpu_used / 1e6), runs))
     section.tables.append(Table(
         ('rank', 'at first', 'at last', 'most', 'most held on the GPU'),
         [(name, size(its[0].resident), size(its[-1].resident),
           size(peaks[name]), size(max(one.gpu_held or 0 for one in its))
-          if gpu[name] else '-') for name, its in mine.items()], 'By rank'))
+          if name in on_gpu else '-')
+         for name, its in mine.items()], 'By rank'))
     return section
 
 
@@ -1027,9 +756,9 @@ def _input(runs: _Runs) -> Section:
         f'{"Yes" if parts[worst] > INPUT_SHARE else "No"} '
         f'({share(parts[worst])}). The longest on average: {worst}, '
         f'{seconds(means[worst]["input"])} of an update.')
-    section.drawings.append(_lines('Mean time for a batch', 'ms', {
-        name: [(one.last, 1e3 * one.phases.get('input', 0.0)) for one in its]
-        for name, its in mine.items()}, _went_on(runs)))
+    section.drawings.append(_over_intervals(
+        'Mean time for a batch', 'ms', mine,
+        lambda one: 1e3 * one.phases.get('input', 0.0), runs))
     section.tables.append(Table(
         ('rank', 'waits for a batch', 'of the update'),
         [(name, seconds(mean['input']), share(parts[name]))

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import types
@@ -520,7 +521,7 @@ def _part(kind: Any, fields: dict[str, Any]) -> Any:
     Raises:
         TypeError: Fields are missing, or are of other types.
     """
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     known = {name: _tuples(value) for name, value in fields.items()
              if name in hints}
     if kind is RecordedUpdate:
@@ -528,9 +529,13 @@ def _part(kind: Any, fields: dict[str, Any]) -> Any:
         # They are many: one stands for all with fields of the same types.
         for event in {tuple(map(type, event)): event
                       for event in known['events']}.values():
-            _check(event._asdict(), typing.get_type_hints(Event))
+            _check(event._asdict(), _hints(Event))
     _check(known, hints)
     return kind(**known)
+
+
+#: Annotations, evaluated once: for each line it took two thirds of reading.
+_hints = functools.cache(typing.get_type_hints)
 
 
 def _check(fields: dict[str, Any], hints: dict[str, Any]) -> None:

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import os
-import string
 from collections.abc import Sequence
 from typing import Any
 
 from ..command_line import Parser
+from . import page
 from .diagnosis import diagnose
 from .record import RunRecord, is_record, read_record
 
@@ -27,8 +27,6 @@ A folder that has nothing but the file "log" of LogReport gives curves.  Of
 several folders one page compares the runs.  What is found to be slow is also
 printed.  The ranks need not be there: call it without mpiexec, anywhere.
 """
-#: A letter stands for each run on a page.
-MOST_RUNS = len(string.ascii_uppercase)
 _EPILOG = """
 exit codes: 0; 2: a folder has no record, or one that cannot be read
 """
@@ -51,20 +49,19 @@ def main(arguments: Sequence[str]) -> None:
                for folder in _runs_in(given)]
     if len({os.path.abspath(folder) for folder in folders}) < len(folders):
         parser.error('a folder is given twice')
+    if len(folders) > page.MOST_RUNS:
+        parser.error(f'one page compares at most {page.MOST_RUNS} runs, not '
+                     f'{len(folders)}; name fewer folders')
     try:
         records = [read_record(folder) for folder in folders]
-        if len(records) > MOST_RUNS:
-            raise ValueError(f'one page compares at most {MOST_RUNS} runs, '
-                             f'not {len(records)}; name fewer folders')
     except (ValueError, OSError) as error:
         parser.error(str(error))
     path = options.output or (
         os.path.join(folders[0], 'report.html') if len(folders) == 1
         else 'report.html')
     _name_apart(records, folders)
-    from .page import write_page
     try:
-        write_page(records, path)
+        page.write_page(records, path)
     except ImportError as error:        # says how to install Bokeh
         parser.error(str(error))
     except OSError as error:

@@ -25,7 +25,7 @@ CASES = [Case('fp8', 'direct'), Case('float32', 'ring'),
 
 @on_ranks(2, 4)
 def test_every_case_is_timed_as_often_as_asked(comm):
-    results = measure(comm, CASES, [10, 3000], repeats=3, progress=False)
+    results = measure(comm, CASES, [10, 3000], repeats=3)
     assert [(result.size, result.case) for result in results] == [
         (size, case) for size in (10, 3000) for case in (None, *CASES)]
     for result in results:
@@ -56,7 +56,7 @@ def test_the_timed_action_averages_different_gradients(comm):
 def test_a_case_that_does_not_fit_is_an_error_on_all_ranks(comm):
     with pytest.raises(ValueError, match='3x5 has 15 ranks, not 2'):
         measure(comm, [Case('fp8', 'torus2d', (('shape', (3, 5)),))], [10],
-                1, progress=False)
+                1)
 
 
 def results():

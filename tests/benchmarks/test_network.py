@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import network
+from benchmarks import network_probe
 from benchmarks.network import Star, Torus, main, missing
 from tests.ranks import environment
 
@@ -133,10 +133,10 @@ def test_payload_is_what_a_link_carries_less_headers(star):
 def test_a_probe_counts_between_the_first_and_the_last_in_its_time(
         monkeypatch, arrivals, rate):
     """And finds none if it had the core too late for that."""
-    monkeypatch.setattr(network, 'time', SimpleNamespace(
+    monkeypatch.setattr(network_probe, 'time', SimpleNamespace(
         perf_counter=iter(arrivals).__next__))
     connection = SimpleNamespace(recv_into=lambda buffer: 10)
-    assert network._receive(connection, 1.0, 2.0) == pytest.approx(rate)
+    assert network_probe.receive(connection, 1.0, 2.0) == pytest.approx(rate)
 
 
 def test_congestion_control_does_not_depend_on_the_system(star):

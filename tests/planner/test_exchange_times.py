@@ -1,4 +1,3 @@
-import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.planner import exchange_times
 from chainer_fp8pipe.planning.step import ExchangeFigures
 

@@ -1,4 +1,3 @@
-import chainer_fp8pipe  # noqa: F401, before chainer
 from chainer_fp8pipe.planner.example import Example
 from chainer_fp8pipe.planner.model_figures import (
     measure_model,

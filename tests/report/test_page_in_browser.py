@@ -3,14 +3,11 @@ import time
 
 from chainer_fp8pipe.report.events import Event
 from chainer_fp8pipe.report.page import write_page
-from chainer_fp8pipe.report.record import (
-    TensorHealth,
-)
+from chainer_fp8pipe.report.record import TensorHealth
 
 import pytest
 
-from benchmarks.browser import Browser, program
-
+from .browser import Browser, program
 from .made_up_run import MadeUpRun
 
 EVIL = '</script><img src=x onerror="window.hit=1"><script>window.hit=1'

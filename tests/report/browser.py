@@ -6,7 +6,6 @@ in a zero byte.
 """
 from __future__ import annotations
 
-import base64
 import fcntl
 import itertools
 import json
@@ -21,12 +20,8 @@ from typing import Any
 
 _OPTIONS = ('--headless=new', '--remote-debugging-pipe', '--no-sandbox',
             '--no-first-run', '--hide-scrollbars', '--disable-extensions',
-            '--disable-component-update', '--disable-background-networking')
-#: WebGL by software, for machines without a GPU.
-SOFTWARE_WEBGL = (
-    '--use-angle=swiftshader', '--enable-unsafe-swiftshader',
-    '--disable-gpu-compositing', '--disable-accelerated-2d-canvas')
-
+            '--disable-component-update', '--disable-background-networking',
+            '--window-size=1200,900')
 _LIMIT = 120.0          # seconds for an answer
 
 
@@ -47,11 +42,9 @@ class Browser:
         requests: Addresses that the page asked for since :meth:`open`.
     """
 
-    def __init__(self, *options: str, width: int = 1200, height: int = 900
-                 ) -> None:
+    def __init__(self) -> None:
         self.errors: list[str] = []
         self.requests: list[str] = []
-        self._options = (*options, f'--window-size={width},{height}')
         self._numbers = itertools.count(1)
         self._session: dict[str, str] = {}
         self._events: list[dict[str, Any]] = []
@@ -70,8 +63,8 @@ class Browser:
         high = [fcntl.fcntl(end, fcntl.F_DUPFD, 10)
                 for end in (theirs_in, theirs_out)]
         self._process = subprocess.Popen(
-            [path, *_OPTIONS, *self._options,
-             f'--user-data-dir={self._folder.name}', 'about:blank'],
+            [path, *_OPTIONS, f'--user-data-dir={self._folder.name}',
+             'about:blank'],
             pass_fds=(3, 4), stderr=subprocess.DEVNULL,
             preexec_fn=lambda: [os.dup2(end, number) for end, number in
                                 zip(high, (3, 4), strict=True)] and None)
@@ -147,20 +140,6 @@ class Browser:
         """Gives the window so many pixels."""
         self.call('Emulation.setDeviceMetricsOverride', width=width,
                   height=height, deviceScaleFactor=1, mobile=False)
-
-    def screenshot(self, path: str | os.PathLike[str], whole: bool = False
-                   ) -> None:
-        """Writes a PNG of the window, or of the whole page."""
-        answer = self.call('Page.captureScreenshot', format='png',
-                           captureBeyondViewport=whole)
-        pathlib.Path(path).write_bytes(base64.b64decode(answer['data']))
-
-    def processor_seconds(self) -> float:
-        """What the page's process has taken of processors, all threads."""
-        self.call('Performance.enable')
-        return next(one['value'] for one in self.call(
-            'Performance.getMetrics')['metrics']
-            if one['name'] == 'ProcessTime')
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Sends a command of the DevTools protocol.
