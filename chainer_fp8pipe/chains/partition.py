@@ -27,7 +27,7 @@ from .ghost import is_ghost
 from .link_state import saved
 from .names import Names, parameters_of
 from .part import MicroBatch, between_calls
-from .partitioned import Partition, check_loss, reads_state
+from .partitioned import Partition, check_result, reads_state
 from .partitioned_chain import PartitionedChain, class_of
 from .program import StagedTrace
 from .recorder import OTHER_CALLS, Tracer
@@ -206,12 +206,12 @@ def _traced(model: Any, example: Any, grid: ProcessGrid
 
     def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
         call = MicroBatch(model, *_arguments(example), Place(0, 0, 0, 0))
-        tracer = Tracer(model, names, grid.pipeline)
+        tracer = Tracer(names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \
                 preserved(), between_calls(call.place):
             found = tracer.trace(call, timed=grid.comm.rank == 0)
-        check_loss(found)
+        check_result(found.result)
         return tracer, found, call, Signature({
             **_shapes(names), 'the trace of the model': found.digest})
     # The first rank takes times; the others wait, to leave it the cores.

@@ -128,7 +128,7 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
     Raises:
         ValueError: The model cannot be cut; on all ranks.
     """
-    tracer = Tracer(model, names)
+    tracer = Tracer(names)
 
     def trace(first: bool) -> list[Any] | None:
         if first != (comm.rank == 0):
