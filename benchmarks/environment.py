@@ -22,11 +22,14 @@ import numpy
 _PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes', 'pillow',
              'turbojpeg', 'cykooz-resizer')
 
-#: Of ranks that are timed.  BLAS has one thread in each.  Memory that is freed
-#: stays theirs: to give it back, and to get other, keeps the kernel busy, and
-#: on a virtual machine its host, long after.
-RANKS = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
-         'MALLOC_MMAP_MAX_': '0', 'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
+#: Of ranks: BLAS has one thread in each.
+ONE_THREAD = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
+              'MKL_NUM_THREADS': '1'}
+#: Of ranks that are timed.  Memory that is freed stays theirs: to give it
+#: back, and to get other, keeps the kernel busy, and on a virtual machine its
+#: host, long after.
+RANKS = {**ONE_THREAD, 'MALLOC_MMAP_MAX_': '0',
+         'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
 
 
 def environment() -> dict[str, Any]:

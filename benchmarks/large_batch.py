@@ -21,7 +21,13 @@ import sys
 import tempfile
 
 import numpy
-from environment import describe, environment, mpiexec, write_json
+from environment import (
+    ONE_THREAD,
+    describe,
+    environment,
+    mpiexec,
+    write_json,
+)
 from large_batch_ranks import NORMALISED
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -93,8 +99,10 @@ def layout(batch, most):
 
 def method(name, base_lr=BASE_LR, coefficient=COEFFICIENT, warmup=0.0):
     """What a way of training needs to know; see large_batch_ranks.py."""
-    return {'name': name, 'lars': name in METHODS[2:], 'base_lr': base_lr,
-            'weight_decay': WEIGHT_DECAY, 'coefficient': coefficient,
+    lars = name in METHODS[2:]
+    return {'name': name, 'lars': lars, 'base_lr': base_lr,
+            'weight_decay': WEIGHT_DECAY,
+            'coefficient': coefficient if lars else None,
             'warmup_epochs': warmup}
 
 
@@ -108,8 +116,7 @@ def run(job, ranks):
         subprocess.run(
             [*mpiexec(ranks), sys.executable,
              os.path.join(_HERE, 'large_batch_ranks.py'), given, result],
-            check=True, env={**os.environ, 'OMP_NUM_THREADS': '1',
-                             'OPENBLAS_NUM_THREADS': '1'})
+            check=True, env={**os.environ, **ONE_THREAD})
         with open(result) as file:
             return json.load(file)
 

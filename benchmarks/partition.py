@@ -19,11 +19,16 @@ import subprocess
 import sys
 import tempfile
 
-from environment import describe, mpiexec, with_torch, write_json
+from environment import (
+    ONE_THREAD,
+    RANKS,
+    describe,
+    mpiexec,
+    with_torch,
+    write_json,
+)
 
-RANKS = os.path.abspath(__file__), '--rank'
-ONE_THREAD = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',
-              'MKL_NUM_THREADS': '1'}
+_AS_RANK = os.path.abspath(__file__), '--rank'
 
 
 def main():
@@ -80,7 +85,7 @@ def hybrid(options):
         print(said, flush=True)
         path = os.path.join(folder, 'rows.jsonl')
         done = network.run(
-            [sys.executable, *RANKS, 'hybrid', path, json.dumps({
+            [sys.executable, *_AS_RANK, 'hybrid', path, json.dumps({
                 'rounds': options.rounds, 'scale': options.scale,
                 'micro_batches': options.micro_batches})],
             env=ONE_THREAD, timeout=3000)
@@ -129,23 +134,14 @@ def one_job(ranks, what, job, malloc=True):
     """
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'rows.jsonl')
-        done = subprocess.run(_command(ranks, what, path, job),
-                              env=_environment(malloc))
+        done = subprocess.run(
+            [*mpiexec(ranks), sys.executable, '-W', 'ignore', *_AS_RANK, what,
+             path, json.dumps(job)],
+            env={**os.environ, **(RANKS if malloc else ONE_THREAD)})
         if done.returncode:
             sys.exit(f'{what}: the ranks ended with exit code '
                      f'{done.returncode}')
         return _read(path)
-
-
-def _command(ranks, what, path, job):
-    return [*mpiexec(ranks), sys.executable, '-W', 'ignore', *RANKS, what,
-            path, json.dumps(job)]
-
-
-def _environment(malloc=True):
-    steady = {'MALLOC_MMAP_MAX_': '0',
-              'MALLOC_TRIM_THRESHOLD_': str(1 << 40)}
-    return {**os.environ, **ONE_THREAD, **(steady if malloc else {})}
 
 
 def _read(path):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-from environment import describe, mpiexec, write_json
+from environment import ONE_THREAD, describe, mpiexec, write_json
 
 SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
              ('zero_bubble', 2))        # with so many chunks per rank
@@ -71,12 +71,10 @@ def measure(stages, options):
         'widths', 'micro_batches', 'depth', 'batch', 'rounds', 'no_torch')}
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'rows.json')
-        environment = {**os.environ, 'OMP_NUM_THREADS': '1',
-                       'OPENBLAS_NUM_THREADS': '1', 'MKL_NUM_THREADS': '1'}
         subprocess.run(
             [*mpiexec(stages), sys.executable,
              os.path.join(HERE, 'pipeline_ranks.py'), path, json.dumps(job)],
-            check=True, env=environment)
+            check=True, env={**os.environ, **ONE_THREAD})
         with open(path) as file:
             return json.load(file)
 

@@ -38,6 +38,8 @@ _FOREIGN = frozenset((
 #: Objects inside of each other that are noted.
 _DEPTH = 100
 _ABSENT: Any = object()
+#: The generator behind the functions of ``random``.
+_OF_PYTHON = vars(random)['_inst']
 _HEAP_TYPE = 1 << 9     # Py_TPFLAGS_HEAPTYPE
 
 
@@ -202,14 +204,14 @@ def generators(memo: dict[int, NotedContent]) -> list[Any]:
     """The generators of random numbers among what was noted."""
     return [content.value for content in memo.values()
             if isinstance(content.value, tuple(_STATES))
-            and content.value is not random._inst]  # type: ignore[attr-defined]
+            and content.value is not _OF_PYTHON]
 
 
 def state_of(generator: Any) -> Any:
     """What a generator is to draw, for :func:`set_state`; None: unknown."""
     for kind, (read, _) in _STATES.items():
         if isinstance(generator, kind):
-            with contextlib.suppress(NotImplementedError):
+            with contextlib.suppress(NotImplementedError):  # SystemRandom
                 return read(generator)
     return None
 

@@ -101,7 +101,7 @@ class Ghost(nested.Dataless):
             shape=tuple(map(int, shape)), dtype=dtype, ndim=len(shape),
             source=source, traced=trace, xp=xp, scalar=scalar)
 
-    @property   # type: ignore[misc]
+    @property   # type: ignore[misc] # that of an object can be set
     def __class__(self) -> Any:
         return self.dtype.type if self.scalar else self.xp.ndarray
 

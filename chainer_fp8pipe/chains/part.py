@@ -95,7 +95,7 @@ class Passes:
         self.mismatch = ''
         #: Of batch normalisations; None: there are none.
         self.statistics: BatchStatistics | None = None
-        # Of the last step's micro-batches, by step.
+        # By step: what links kept of the last one's micro-batches.
         self._kept: dict[str, list[Kept]] = {}
         self._after: LinkState | None = None
         # By link and name: the attribute before the step, and a ghost.
@@ -188,7 +188,7 @@ class Passes:
 
 
 class ChainPart:
-    """The calls of one chunk, see :class:`.Block`.
+    """The calls of one chunk, see :class:`.Part`.
 
     Args:
         passes: Of this rank.

@@ -27,7 +27,7 @@ from .ghost import is_ghost
 from .link_state import saved
 from .names import Names, parameters_of
 from .part import MicroBatch, between_calls
-from .partitioned import Partition, check_loss, reads_state
+from .partitioned import Partition, check_result, reads_state
 from .partitioned_chain import PartitionedChain, class_of
 from .program import StagedTrace
 from .recorder import OTHER_CALLS, Tracer
@@ -105,10 +105,11 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
         _check_given(plan, grid.comm)
         names, tracer, trace, call = _traced(model, example, grid)
-        task = CutProblem(grid.stages, micro_batches, schedule, chunks, limit,
-                          _COPIES + optimizer_arrays, recompute,
-                          _link(grid.pipeline), _OVERHEAD)
-        found = _plan(names, trace, task, plan, grid)
+        problem = CutProblem(
+            grid.stages, micro_batches, schedule, chunks, limit,
+            _COPIES + optimizer_arrays, recompute, _link(grid.pipeline),
+            _OVERHEAD)
+        found = _plan(names, trace, problem, plan, grid)
 
         def cut() -> tuple[Partition, Any]:
             live = reads_state(tracer, trace, call)
@@ -205,12 +206,12 @@ def _traced(model: Any, example: Any, grid: ProcessGrid
 
     def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
         call = MicroBatch(model, *_arguments(example), Place(0, 0, 0, 0))
-        tracer = Tracer(model, names, grid.pipeline)
+        tracer = Tracer(names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \
                 preserved(), between_calls(call.place):
             found = tracer.trace(call, timed=grid.comm.rank == 0)
-        check_loss(found)
+        check_result(found.result)
         return tracer, found, call, Signature({
             **_shapes(names), 'the trace of the model': found.digest})
     # The first rank takes times; the others wait, to leave it the cores.
@@ -236,7 +237,7 @@ def _shapes(names: Names) -> dict[str, str]:
             for name, array in arrays.items() if hasattr(array, 'shape')}
 
 
-def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
+def _plan(names: Names, trace: Trace, problem: CutProblem, given: Any,
           grid: ProcessGrid) -> PartitionPlan:
     """The first rank's plan, or what was given to the first rank."""
     found: Any = None
@@ -244,11 +245,11 @@ def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
         try:
             if given is not None:
                 plan = load_plan(given)
-                _check_plan(plan, names, task)
+                _check_plan(plan, names, problem)
             else:
                 plan = search(Intervals(
                     trace.calls, order_of(trace.calls, list(names.parameters)),
-                    parameters_of(names)), task)
+                    parameters_of(names)), problem)
             found = plan.as_dict()
         except (DoesNotFit, FileNotFoundError) as error:
             found = type(error), str(error)
@@ -263,10 +264,11 @@ def _plan(names: Names, trace: Trace, task: CutProblem, given: Any,
     return load_plan(found)
 
 
-def _check_plan(plan: PartitionPlan, names: Names, task: CutProblem) -> None:
-    if plan.stages != task.stages:
+def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem
+                ) -> None:
+    if plan.stages != problem.stages:
         raise ValueError(f'the plan is for {plan.stages} stages, and there '
-                         f'are {task.stages}')
+                         f'are {problem.stages}')
     for group in plan.order:
         for name in group:
             if name not in names.parameters:

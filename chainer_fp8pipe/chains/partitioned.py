@@ -29,7 +29,7 @@ from ..planning.partition_plan import PartitionPlan
 from .ghost import is_ghost
 from .names import Names, parameters_of
 from .part import ChainPart, MicroBatch, Passes, between_calls
-from .program import StagedTrace, is_scalar
+from .program import StagedTrace
 from .recorder import OTHER_CALLS, Tracer
 from .trace import Trace
 from .valueless_parameters import draw, settle, take_away
@@ -101,7 +101,7 @@ class Partition:
         ranks = self.grid.placement.ranks[stage]
         return f'stage {stage} (rank {ranks[self.grid.replica_index]})'
 
-    def blocks(self) -> dict[int, ChainPart]:
+    def parts(self) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         return {chunk: ChainPart(
             self.passes, chunk,
@@ -180,7 +180,7 @@ class Partition:
     def _program(self, mode: str, trace: Trace, micro_batch: MicroBatch
                  ) -> StagedTrace:
         if mode != 'predict':
-            check_loss(trace)
+            check_result(trace.result)
         if mode not in self.live_state:
             self.live_state[mode] = reads_state(
                 self.tracer, trace, micro_batch)
@@ -348,14 +348,9 @@ class Partition:
         self._told = True
 
 
-def check_loss(trace: Trace) -> None:
-    """Raises ValueError if a model has not returned its loss."""
-    check_result(trace.result)
-
-
 def check_result(result: Any) -> None:
     """Raises ValueError if what a model has returned is no loss."""
-    if not is_scalar(result):
+    if not isinstance(result, chainer.Variable) or result.size != 1:
         raise ValueError(
             f'the model returned {type(result).__name__} of shape '
             f'{getattr(result, "shape", "unknown")}; called with a '

@@ -34,7 +34,8 @@ class PartitionedChain:
                 f'{user_line()}: this model is on several ranks, and each '
                 "has a part: call the updater's update(), evaluate() or "
                 'predict() on all ranks instead of the model')
-        return super().__call__(*args, **kwargs)    # type: ignore[misc]
+        model: Any = super()
+        return model.__call__(*args, **kwargs)
 
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
@@ -58,7 +59,8 @@ class PartitionedChain:
         """Saves or loads what is on this rank, under the model's names."""
         kind: Any = (_OwnDeserializer if isinstance(
             serializer, chainer.Deserializer) else _OwnSerializer)
-        super().serialize(kind(serializer, self))   # type: ignore[misc]
+        model: Any = super()
+        model.serialize(kind(serializer, self))
 
     def __str__(self) -> str:
         return table(self.partition)

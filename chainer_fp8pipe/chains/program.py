@@ -4,8 +4,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import chainer
-
 from ..planning.calls import Assignment, Source, assign
 from ..planning.partition_plan import PartitionPlan
 from . import nested
@@ -132,8 +130,3 @@ def _sources_of(value: Any) -> tuple[Source, ...]:
     """What a value is made of, or those in a tuple of values."""
     return tuple(source for leaf in nested.leaves(value)[0]
                  for source in sources(nested.array_of(leaf)))
-
-
-def is_scalar(value: Any) -> bool:
-    """Whether a value can be a loss."""
-    return isinstance(value, chainer.Variable) and value.size == 1

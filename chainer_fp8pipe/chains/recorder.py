@@ -73,13 +73,11 @@ class Tracer:
     """Traces a model as often as need be.
 
     Args:
-        model: The whole model; its parameters may be ghosts.
-        names: Of its links and parameters.
+        names: Of the model's links and parameters, which may be ghosts.
         pipeline: The ranks over which the model is to be cut; None: unknown.
     """
 
-    def __init__(self, model: chainer.Link, names: Names,
-                 pipeline: Any = None) -> None:
+    def __init__(self, names: Names, pipeline: Any = None) -> None:
         self._names, self._pipeline = names, pipeline
         collectives.hold(self)
         hold_calls(map(type, names.links.values()), self)
@@ -367,7 +365,7 @@ class CallRecorder(Interceptor):
 
     def _figures(self, node: Any, inputs: tuple, original: Callable
                  ) -> TracedCall:
-        """What a call costs, of an equal one or measured now."""
+        """The figures of a call: those of an equal one, or measured now."""
         key = key_of(node, inputs)
         found = self._memo.pop(key, None)
         if found is None:

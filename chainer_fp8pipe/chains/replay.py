@@ -14,11 +14,10 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
-import numpy
 from chainer import Variable
 from chainer.function import FunctionAdapter
 
@@ -322,50 +321,6 @@ class Run(Replay):
             if source in self._wanted:
                 self.made[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
-
-
-def weights(labels: Sequence[Sequence[tuple[int, int]]],
-            sizes: Sequence[int], replicas: int = 1) -> list[float]:
-    """How much each micro-batch counts in the mean loss.
-
-    That is its number of labels that count, if a loss may leave some out,
-    else of samples.  A loss that leaves out none here may leave out some on
-    other replicas, and weights are added over all replicas.
-
-    Args:
-        labels: Of each micro-batch, what a rehearsal has counted.
-        sizes: Samples of each micro-batch.
-        replicas: Number of replicas, each with a batch of its own.
-
-    Raises:
-        ValueError: Several losses leave out labels, and not equally many.
-    """
-    samples = [float(size) for size in sizes]
-    every = [one for several in labels for one in several]
-    if not every or len(sizes) == replicas == 1:
-        return samples
-    if any(count < 0 for count, _ in every):
-        raise ValueError(
-            'a loss ignores some of the labels that the model computes '
-            'itself, so that nobody knows before how many count; pass '
-            'loss_weight=, a function of the batch, to PipelineUpdater')
-    leaves_out = any(left for _, left in every)
-    if len({len(several) for several in labels}) == 1:
-        table = numpy.array([[float(count) for count, _ in several]
-                             for several in labels])
-        shares = table / numpy.maximum(table.sum(0), 1)
-        # No replica knows the others' shares, so numbers must be equal.
-        if (abs(shares - shares[:, :1]) < 1e-12).all() and (
-                replicas == 1 or not leaves_out
-                or (table == table[:, :1]).all()):
-            return [float(count) for count in table[:, 0]]
-    if not leaves_out:
-        return samples
-    raise ValueError(
-        'several losses of the model ignore labels, and not equally many of '
-        'each micro-batch, so that no weights of micro-batches give the loss '
-        'of the whole batch; pass loss_weight=, a function of the batch, to '
-        'PipelineUpdater')
 
 
 def _draws_initial_values(node: Any) -> bool:

@@ -176,7 +176,7 @@ def _shape(array: Any) -> Any:
 
 
 def _content(array: Any) -> Any:
-    """Of an array whose values decide about shapes."""
+    """Equal for arrays of equal values, on which shapes depend."""
     return (*_shape(array), array.tobytes()) if isinstance(
         array, chainer.get_array_types()) and not is_ghost(array) else None
 

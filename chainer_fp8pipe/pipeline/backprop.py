@@ -286,7 +286,7 @@ class Tape:
         backprop.run(added(zip(self._outputs, gradients, strict=True)))
         return tuple(backprop.leaves.get(node) for node in self._inputs)
 
-    def backward_weight(self, sums: GradientSums) -> None:
+    def backward_weight(self) -> None:
         """Computes what :meth:`backward` with ``defer`` left out."""
         if self._pass is not None:
             self._pass.weights()

@@ -4,14 +4,15 @@ A mean over a batch is not the mean of its micro-batches' means where one is
 shorter or labels are ignored.  So each micro-batch is weighted by its number
 of samples, or of labels that are not ignored.  The arguments of Chainer's
 functions say which; a function that ignores labels without such an argument is
-found in the loss's graph.
+found in the loss's graph.  Of a Chain that returns its loss the labels are
+counted before the step, by a rehearsal.
 """
 from __future__ import annotations
 
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -148,6 +149,51 @@ def checked_weight(value: Any) -> float:
         raise ValueError(f'the weight of a micro-batch is {weight}; '
                          'loss_weight must give finite numbers of at least 0')
     return weight
+
+
+def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
+               sizes: Sequence[int], replicas: int = 1) -> list[float]:
+    """How much each micro-batch counts in the mean loss.
+
+    That is its number of labels that count, if a loss may leave some out,
+    else of samples.  A loss that leaves out none here may leave out some on
+    other replicas, and weights are added over all replicas.
+
+    Args:
+        labels: Of each micro-batch, for each loss that may leave out labels:
+            how many count (-1: unknown), and how many are left out.
+        sizes: Samples of each micro-batch.
+        replicas: Number of replicas, each with a batch of its own.
+
+    Raises:
+        ValueError: Several losses leave out labels, and not equally many.
+    """
+    samples = [float(size) for size in sizes]
+    every = [one for several in labels for one in several]
+    if not every or len(sizes) == replicas == 1:
+        return samples
+    if any(count < 0 for count, _ in every):
+        raise ValueError(
+            'a loss ignores some of the labels that the model computes '
+            'itself, so that nobody knows before how many count; pass '
+            'loss_weight=, a function of the batch, to PipelineUpdater')
+    leaves_out = any(left for _, left in every)
+    if len({len(several) for several in labels}) == 1:
+        table = numpy.array([[float(count) for count, _ in several]
+                             for several in labels])
+        shares = table / numpy.maximum(table.sum(0), 1)
+        # No replica knows the others' shares, so numbers must be equal.
+        if (abs(shares - shares[:, :1]) < 1e-12).all() and (
+                replicas == 1 or not leaves_out
+                or (table == table[:, :1]).all()):
+            return [float(count) for count in table[:, 0]]
+    if not leaves_out:
+        return samples
+    raise ValueError(
+        'several losses of the model ignore labels, and not equally many of '
+        'each micro-batch, so that no weights of micro-batches give the loss '
+        'of the whole batch; pass loss_weight=, a function of the batch, to '
+        'PipelineUpdater')
 
 
 def counting(function: Callable) -> Count:

@@ -353,7 +353,7 @@ class Stage:
             tape = self._tapes.pop(key)
             self._sums.last = self._is_last(action.micro_batch)
             with self._blame_backward(key, tape), unchecked():
-                tape.backward_weight(self._sums)
+                tape.backward_weight()
             self._through(key)
 
     def _through(self, key: tuple[int, int]) -> None:

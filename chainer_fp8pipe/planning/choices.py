@@ -16,13 +16,7 @@ from typing import Any, NamedTuple
 
 from ..mpi.placement import divisors
 from .cuts import CutProblem, DoesNotFit, search
-from .job_plan import (
-    USUAL_CODECS,
-    Alternative,
-    Configuration,
-    JobPlan,
-    Trial,
-)
+from .job_plan import USUAL_CODECS, Alternative, Configuration, JobPlan, Trial
 from .partition_plan import PartitionPlan
 from .schedule_time import Link
 from .sizes import said_bytes
@@ -104,6 +98,7 @@ class Choices:
         wanted: What the user asks for.
 
     Attributes:
+        profile, wanted: As given.
         candidates: All that fit, the fastest first.
 
     Raises:

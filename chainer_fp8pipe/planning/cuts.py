@@ -109,42 +109,42 @@ def _live(*schedule: Any) -> tuple[int, ...]:
     return tuple(most)
 
 
-def search(intervals: Intervals, task: CutProblem) -> PartitionPlan:
+def search(intervals: Intervals, problem: CutProblem) -> PartitionPlan:
     """The plan with the shortest step.
 
     Raises:
         DoesNotFit: Saying by how much, and what would help.
         ValueError: There are fewer atoms than chunks.
     """
-    if intervals.count < task.parts:
+    if intervals.count < problem.parts:
         raise ValueError(
             f'the model can be cut into {intervals.count} parts at most, but '
-            f'{task.parts} are asked for; use fewer ranks')
-    found = [plan_of(intervals, task, ends)
-             for ends in _candidates(intervals, task)]
+            f'{problem.parts} are asked for; use fewer ranks')
+    found = [plan_of(intervals, problem, ends)
+             for ends in _candidates(intervals, problem)]
     if not found:
-        raise DoesNotFit(_why(intervals, task))
+        raise DoesNotFit(_why(intervals, problem))
     return min(found, key=lambda plan: plan.predicted.seconds)
 
 
-def plan_of(intervals: Intervals, task: CutProblem, ends: Sequence[int]
+def plan_of(intervals: Intervals, problem: CutProblem, ends: Sequence[int]
             ) -> PartitionPlan:
     """The plan of a cut, with its step, memory and messages as predicted.
 
     Args:
         intervals: Of the model.
-        task: With as many chunks as there are ends.
+        problem: With as many chunks as there are ends.
         ends: Index after the last atom of each chunk.
     """
-    again, memory = rank_bytes(intervals, task, ends)
+    again, memory = rank_bytes(intervals, problem, ends)
     costs = chunk_costs(intervals, ends, again,
-                        task.schedule == 'zero_bubble')
+                        problem.schedule == 'zero_bubble')
     crossing = tuple(float(intervals.crossing[end]) for end in ends[:-1])
-    seconds = step_time(task.steps(), costs,
-                        task.link._replace(message_bytes=crossing))
+    seconds = step_time(problem.steps(), costs,
+                        problem.link._replace(message_bytes=crossing))
     return PartitionPlan(
         intervals.order, tuple(intervals.starts[end] for end in ends[:-1]),
-        task.stages, again, task.micro_batches, task.schedule,
+        problem.stages, again, problem.micro_batches, problem.schedule,
         Predicted(seconds, tuple(map(sum, costs)), memory, crossing))
 
 
@@ -172,20 +172,20 @@ def chunk_costs(intervals: Intervals, ends: Sequence[int],
 
 # --- the search -------------------------------------------------------------
 
-def _candidates(intervals: Intervals, task: CutProblem
+def _candidates(intervals: Intervals, problem: CutProblem
                 ) -> list[tuple[int, ...]]:
     """Ends of the chunks of cuts that may be the best; none fits: []."""
-    edge = (intervals.crossing / task.link.bandwidth
-            + (intervals.values > 0) * task.link.latency)
+    edge = (intervals.crossing / problem.link.bandwidth
+            + (intervals.values > 0) * problem.link.latency)
     traffic = edge[:, None] + edge[None, :]
     forward = intervals.forward[None, :] - intervals.forward[:, None]
     forward = numpy.where(intervals.once, 0.0, forward)     # not again
     plain = _not_empty(intervals.seconds() + 2 * traffic)
-    if task.recompute is True:
+    if problem.recompute is True:
         plain = plain + forward
-    tables = {live: _limited(intervals, task, plain, forward, live)
-              for live in set(task.live())}
-    costs = [tables[live] for live in task.live()]
+    tables = {live: _limited(intervals, problem, plain, forward, live)
+              for live in set(problem.live())}
+    costs = [tables[live] for live in problem.live()]
     slowest = _least_maximum(costs)
     if not numpy.isfinite(slowest):
         return []
@@ -194,16 +194,16 @@ def _candidates(intervals: Intervals, task: CutProblem
         for slack in _SLACKS))
 
 
-def _limited(intervals: Intervals, task: CutProblem, cost: numpy.ndarray,
+def _limited(intervals: Intervals, problem: CutProblem, cost: numpy.ndarray,
              forward: numpy.ndarray, live: int) -> numpy.ndarray:
     """Seconds where memory is enough, if need be with recomputation."""
-    if task.memory is None:
+    if problem.memory is None:
         return cost
-    share = _share(task)
-    needed = _table(intervals, task, live, task.recompute is True)
+    share = _share(problem)
+    needed = _table(intervals, problem, live, problem.recompute is True)
     limited = numpy.where(needed > share, numpy.inf, cost)
-    if task.recompute == 'auto':
-        short = _table(intervals, task, live, True)
+    if problem.recompute == 'auto':
+        short = _table(intervals, problem, live, True)
         limited = numpy.minimum(limited, numpy.where(
             short > share, numpy.inf, cost + forward))
     return limited
@@ -240,59 +240,59 @@ def _not_empty(table: numpy.ndarray) -> numpy.ndarray:
 
 # --- memory -----------------------------------------------------------------
 
-def rank_bytes(intervals: Intervals, task: CutProblem, ends: Sequence[int],
+def rank_bytes(intervals: Intervals, problem: CutProblem, ends: Sequence[int],
                recompute: Sequence[bool] = ()
                ) -> tuple[tuple[bool, ...], tuple[float, ...]]:
     """Which chunks run forward twice, and the bytes of each rank.
 
     Args:
         intervals: Of the model.
-        task: With as many chunks as there are ends.
+        problem: With as many chunks as there are ends.
         ends: Index after the last atom of each chunk.
-        recompute: Which chunks run forward twice; (): as the task says.
+        recompute: Which chunks run forward twice; (): as the problem says.
     """
     again: list[bool] = []
-    ranks: list[list[tuple]] = [[] for _ in range(task.stages)]
+    ranks: list[list[tuple]] = [[] for _ in range(problem.stages)]
     for chunk, (start, end, live) in enumerate(zip(
-            [0, *ends[:-1]], ends, task.live(), strict=True)):
-        plain, short = (_needs(intervals, task, live, repeats, start, end)
+            [0, *ends[:-1]], ends, problem.live(), strict=True)):
+        plain, short = (_needs(intervals, problem, live, repeats, start, end)
                         for repeats in (False, True))
         repeat = recompute[chunk] if recompute else (
             not intervals.once[start, end] and (
-                task.recompute is True or (
-                    task.recompute == 'auto' and task.memory is not None
-                    and _most(intervals, *plain) > _share(task))))
+                problem.recompute is True or (
+                    problem.recompute == 'auto' and problem.memory is not None
+                    and _most(intervals, *plain) > _share(problem))))
         again.append(bool(repeat))
-        ranks[chunk % task.stages].append(short if repeat else plain)
+        ranks[chunk % problem.stages].append(short if repeat else plain)
     memory = []
     for chunks in ranks:
         fixed, passes, largest, in_heap = zip(*chunks, strict=True)
         # One parameter is updated after the other.
-        memory.append(task.overhead + float(_most(
+        memory.append(problem.overhead + float(_most(
             intervals, sum(fixed), sum(passes), max(largest), max(in_heap))))
     return tuple(again), tuple(memory)
 
 
-def least_memory(intervals: Intervals, task: CutProblem) -> float:
+def least_memory(intervals: Intervals, problem: CutProblem) -> float:
     """The smallest limit under which there is a cut, in bytes."""
-    if task.parts > intervals.count:
+    if problem.parts > intervals.count:
         return math.inf
-    ways = ((False, True) if task.recompute == 'auto'
-            else (task.recompute is True,))
+    ways = ((False, True) if problem.recompute == 'auto'
+            else (problem.recompute is True,))
     tables = {live: _not_empty(numpy.min([
-        _table(intervals, task, live, way) for way in ways], axis=0))
-        for live in set(task.live())}
-    return task.overhead + task.chunks * _least_maximum(
-        [tables[live] for live in task.live()])
+        _table(intervals, problem, live, way) for way in ways], axis=0))
+        for live in set(problem.live())}
+    return problem.overhead + problem.chunks * _least_maximum(
+        [tables[live] for live in problem.live()])
 
 
-def _share(task: CutProblem) -> float:
+def _share(problem: CutProblem) -> float:
     """Bytes that each chunk of a rank may take."""
-    assert task.memory is not None
-    return (task.memory - task.overhead) / task.chunks
+    assert problem.memory is not None
+    return (problem.memory - problem.overhead) / problem.chunks
 
 
-def _needs(intervals: Intervals, task: CutProblem, live: int, repeats: bool,
+def _needs(intervals: Intervals, problem: CutProblem, live: int, repeats: bool,
            start: Any, end: Any) -> tuple[Any, Any, Any, Any]:
     """Bytes of intervals as chunks, in four parts.
 
@@ -301,13 +301,13 @@ def _needs(intervals: Intervals, task: CutProblem, live: int, repeats: bool,
     does not give back.
     """
     kept = intervals.kept[start, end]
-    if task.schedule == 'zero_bubble':
+    if problem.schedule == 'zero_bubble':
         kept, repeats = kept + intervals.deferred[start, end], False
     again = repeats & ~intervals.once[start, end]
     inputs, outputs = intervals.crossing[start], intervals.crossing[end]
     passes = (intervals.temporary[start, end] + 2 * (inputs + outputs)
               + live * inputs + numpy.where(again, 1, live) * kept)
-    return (intervals.parameters[start, end] * task.copies, passes,
+    return (intervals.parameters[start, end] * problem.copies, passes,
             intervals.largest[start, end],
             intervals.largest_in_heap[start, end])
 
@@ -321,32 +321,32 @@ def _most(intervals: Intervals, fixed: Any, passes: Any, largest: Any,
     return fixed + numpy.maximum(passes, intervals.updating(largest, in_heap))
 
 
-def _table(intervals: Intervals, task: CutProblem, live: int, repeats: bool
+def _table(intervals: Intervals, problem: CutProblem, live: int, repeats: bool
            ) -> Any:
     """The bytes of all intervals as chunks."""
     start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
-    return _most(intervals, *_needs(intervals, task, live, repeats, start,
+    return _most(intervals, *_needs(intervals, problem, live, repeats, start,
                                     end))
 
 
-def _why(intervals: Intervals, task: CutProblem) -> str:
+def _why(intervals: Intervals, problem: CutProblem) -> str:
     """The text of DoesNotFit: how many bytes are missing, and remedies."""
-    assert task.memory is not None
-    needed = least_memory(intervals, task)
-    said = (f'no cut into {counted(task.stages, "stage")} fits into '
-            f'{said_bytes(task.memory)} per rank; the best needs '
+    assert problem.memory is not None
+    needed = least_memory(intervals, problem)
+    said = (f'no cut into {counted(problem.stages, "stage")} fits into '
+            f'{said_bytes(problem.memory)} per rank; the best needs '
             f'{said_bytes(needed, up=True)}, '
-            f'{said_bytes(needed - task.memory, up=True)} more')
-    if task.memory <= task.overhead:
-        return (f'{said}. A rank takes {said_bytes(task.overhead)} for code '
-                'and buffers, whatever the model is; raise the limit')
-    ways = {f'{task.stages * factor} ranks': dataclasses.replace(
-        task, stages=task.stages * factor) for factor in (2, 4)}
-    if task.recompute is False:
+            f'{said_bytes(needed - problem.memory, up=True)} more')
+    if problem.memory <= problem.overhead:
+        return (f'{said}. A rank takes {said_bytes(problem.overhead)} for '
+                'code and buffers, whatever the model is; raise the limit')
+    ways = {f'{problem.stages * factor} ranks': dataclasses.replace(
+        problem, stages=problem.stages * factor) for factor in (2, 4)}
+    if problem.recompute is False:
         ways = {"recompute='auto'": dataclasses.replace(
-            task, recompute='auto'), **ways}
+            problem, recompute='auto'), **ways}
     least = {name: least_memory(intervals, way) for name, way in ways.items()}
     helps = [f'{name} ({said_bytes(size, up=True)})'
-             for name, size in least.items() if size <= task.memory]
+             for name, size in least.items() if size <= problem.memory]
     return (f'{said}. What would help: '
             f'{"; ".join([*helps, "smaller micro-batches"])}')

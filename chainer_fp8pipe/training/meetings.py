@@ -201,14 +201,13 @@ def show_traceback(comm: MPI.Comm) -> None:
     The other ranks fail as soon as they hear of it.
     """
     if comm.size > 1:
-        error = sys.exc_info()[1]
-        assert error is not None
+        error: Any = sys.exc_info()[1]
         sys.stdout.flush()
         sys.stderr.write(f'\nrank {comm.rank} of {comm.size} failed:\n'
                          f'{shown(error)}')
         sys.stderr.flush()
         with contextlib.suppress(AttributeError):
-            error.is_shown = True       # type: ignore[attr-defined]
+            error.is_shown = True
         wait_until_read()
         # On its way from one node, what another prints may still overtake.
         time.sleep(0.2)

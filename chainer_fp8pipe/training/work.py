@@ -20,12 +20,16 @@ from ..chains.names import OBSERVER
 from ..chains.part import ChainPart, MicroBatch
 from ..chains.partitioned import Partition
 from ..chains.program import StagedTrace
-from ..chains.replay import weights
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
 from ..pipeline.layers import LayersPart, as_tuple
-from ..pipeline.loss import LayersLoss, MeanLoss, checked_weight
+from ..pipeline.loss import (
+    LayersLoss,
+    MeanLoss,
+    checked_weight,
+    weights_of,
+)
 from ..pipeline.randomness import Place
 from ..pipeline.stage import Channels
 from .meetings import Report, Reports, add, report_of
@@ -113,7 +117,7 @@ class ChainWork:
     def parts(self, statistics: Any) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.passes.statistics = statistics
-        return self._partition.blocks()
+        return self._partition.parts()
 
     def choose(self, method: str | None) -> str:
         """Has predictions call a method or child link; its name."""
@@ -235,7 +239,7 @@ class ChainWork:
         self._weights = [0.0] * len(every_one)
         if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
-                weights([labels for _, labels in found], opened.sizes,
+                weights_of([labels for _, labels in found], opened.sizes,
                         self._grid.replicas if step == 'train' else 1))
 
     def deal(self, step: str, opened: Opened, channels: Channels

@@ -77,7 +77,7 @@ PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, '_arguments', (0, 1)), (module, 'MicroBatch', (0, 1)),
     (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
     (module, 'Tracer', (0, 1)), (recorder.Tracer, 'trace', (0, 1)),
-    (recorder, 'CallRecorder', (0, 1)), (module, 'check_loss', (0, 1)),
+    (recorder, 'CallRecorder', (0, 1)), (module, 'check_result', (0, 1)),
     (trace.Trace, 'digest', (0, 1)), (module, '_shapes', (0, 1)),
     (module, 'search', (0,)), (module, 'order_of', (0,)),
     (module, 'parameters_of', (0,)), (module, 'reads_state', (0, 1)),

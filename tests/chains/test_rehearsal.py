@@ -6,8 +6,9 @@ from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.part import MicroBatch, Passes
 from chainer_fp8pipe.chains.recorder import Tracer
-from chainer_fp8pipe.chains.replay import Diverged, Rehearsal, weights
+from chainer_fp8pipe.chains.replay import Diverged, Rehearsal
 from chainer_fp8pipe.intercept.function_calls import intercepting
+from chainer_fp8pipe.pipeline.loss import weights_of
 from chainer_fp8pipe.pipeline.randomness import Place
 
 import chainer
@@ -22,7 +23,7 @@ from tests.models import MODELS
 def traced(model, *args):
     """A model's trace, and the names in it."""
     names = Names(model)
-    return Tracer(model, names).trace(
+    return Tracer(names).trace(
         lambda: model(*args), timed=False), names
 
 
@@ -225,36 +226,5 @@ def test_labels_that_count_are_counted():
     found = rehearsed(model, (x, numpy.zeros(4, 'i')), (x, t))
     # The loss; accuracy leaves nothing out.
     assert found.labels[0] == (2, 2)
-    assert weights([found.labels, [(4, 0)] * len(found.labels)],
-                   [4, 4]) != [4, 4]
-
-
-def test_weights_are_labels_that_count_or_samples():
-    assert weights([[], []], [5, 4]) == [5, 4]
-    assert weights([[(5, 0)], [(4, 0)]], [5, 4]) == [5, 4]
-    assert weights([[(2, 3)], [(4, 0)]], [5, 4]) == [2, 4]
-    assert weights([[(0, 5)], [(0, 4)]], [5, 4]) == [0, 0]
-    # Two losses that leave out in the same proportion.
-    assert weights([[(2, 3), (4, 6)], [(3, 1), (6, 2)]], [5, 4]) == [2, 3]
-    assert weights([[(-1, 1)]], [5]) == [5]
-
-
-def test_weights_are_in_one_unit_on_all_replicas():
-    """Though one of them has one micro-batch, or leaves out nothing."""
-    assert weights([[(2, 3)]], [5], 2) == [2]
-    assert weights([[(10, 0)], [(8, 0)]], [5, 4], 2) == [10, 8]
-    assert weights([[(10, 0)], [(8, 0)]], [5, 4]) == [10, 8]
-    assert weights([[(2, 3), (2, 3)]], [5], 2) == [2]
-    assert weights([[(5, 0)], [(4, 0), (4, 0)]], [5, 4], 2) == [5, 4]
-    with pytest.raises(ValueError, match='not equally many.*loss_weight'):
-        weights([[(2, 3), (5, 0)]], [5], 2)
-
-
-def test_weights_that_nobody_knows_are_an_error_with_a_remedy():
-    with pytest.raises(ValueError, match='labels that the model computes '
-                       'itself.*loss_weight='):
-        weights([[(-1, 1)], [(-1, 1)]], [5, 4])
-    for labels in ([[(2, 3), (5, 0)], [(4, 0), (4, 0)]],
-                   [[(2, 3)], [(4, 0), (4, 0)]]):
-        with pytest.raises(ValueError, match='not equally many.*loss_weight'):
-            weights(labels, [5, 4])
+    assert weights_of([found.labels, [(4, 0)] * len(found.labels)],
+                      [4, 4]) != [4, 4]

@@ -24,7 +24,7 @@ T = numpy.zeros(6, 'i')
 
 def traced(model, *args, timed=False, **kwargs):
     names = Names(model)
-    return Tracer(model, names).trace(
+    return Tracer(names).trace(
         lambda: model(*args, **kwargs), timed=timed)
 
 
@@ -138,7 +138,7 @@ class Given(chainer.FunctionNode):
 def test_what_calls_were_given_is_not_kept_for_ever(monkeypatch):
     monkeypatch.setattr(recorder, '_MEASURED', 3)
     model = chainer.Sequential(lambda x: Given(kept[-1]).apply((x,))[0])
-    tracer = Tracer(model, Names(model))
+    tracer = Tracer(Names(model))
     kept = []
     for number in range(5):
         kept.append(lambda number=number: number)

@@ -479,7 +479,7 @@ def _every_cut(model, example):
     """A plan for each place between two ranks where a cut can be."""
     names = Names(model)
     with chainer.using_config('train', True):
-        trace = Tracer(model, names).trace(
+        trace = Tracer(names).trace(
             lambda: model(*example), timed=False)
     order = order_of(trace.calls, list(names.parameters))
     starts = Intervals(trace.calls, order, parameters_of(names)).starts

@@ -7,6 +7,7 @@ from chainer_fp8pipe.pipeline.loss import (
     MeanLoss,
     counting,
     refuse_hidden_labels,
+    weights_of,
 )
 
 import chainer
@@ -159,3 +160,34 @@ def test_a_mean_over_all_samples_is_not_refused(labels, options):
 def test_values_without_a_graph_are_not_refused():
     refuse_hidden_labels('acc', chainer.Variable(np.zeros(())),
                          np.array([-1]))
+
+
+def test_weights_are_labels_that_count_or_samples():
+    assert weights_of([[], []], [5, 4]) == [5, 4]
+    assert weights_of([[(5, 0)], [(4, 0)]], [5, 4]) == [5, 4]
+    assert weights_of([[(2, 3)], [(4, 0)]], [5, 4]) == [2, 4]
+    assert weights_of([[(0, 5)], [(0, 4)]], [5, 4]) == [0, 0]
+    # Two losses that leave out in the same proportion.
+    assert weights_of([[(2, 3), (4, 6)], [(3, 1), (6, 2)]], [5, 4]) == [2, 3]
+    assert weights_of([[(-1, 1)]], [5]) == [5]
+
+
+def test_weights_are_in_one_unit_on_all_replicas():
+    """Though one of them has one micro-batch, or leaves out nothing."""
+    assert weights_of([[(2, 3)]], [5], 2) == [2]
+    assert weights_of([[(10, 0)], [(8, 0)]], [5, 4], 2) == [10, 8]
+    assert weights_of([[(10, 0)], [(8, 0)]], [5, 4]) == [10, 8]
+    assert weights_of([[(2, 3), (2, 3)]], [5], 2) == [2]
+    assert weights_of([[(5, 0)], [(4, 0), (4, 0)]], [5, 4], 2) == [5, 4]
+    with pytest.raises(ValueError, match='not equally many.*loss_weight'):
+        weights_of([[(2, 3), (5, 0)]], [5], 2)
+
+
+def test_weights_that_nobody_knows_are_an_error_with_a_remedy():
+    with pytest.raises(ValueError, match='labels that the model computes '
+                       'itself.*loss_weight='):
+        weights_of([[(-1, 1)], [(-1, 1)]], [5, 4])
+    for labels in ([[(2, 3), (5, 0)], [(4, 0), (4, 0)]],
+                   [[(2, 3)], [(4, 0), (4, 0)]]):
+        with pytest.raises(ValueError, match='not equally many.*loss_weight'):
+            weights_of(labels, [5, 4])

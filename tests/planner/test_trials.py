@@ -5,11 +5,7 @@ import itertools
 from chainer_fp8pipe.planner import trials
 from chainer_fp8pipe.planner.example import Example, ScriptData
 from chainer_fp8pipe.planner.planned_job import PlannedJob
-from chainer_fp8pipe.planning.job_plan import (
-    Configuration,
-    JobPlan,
-    Trial,
-)
+from chainer_fp8pipe.planning.job_plan import Configuration, JobPlan, Trial
 
 import chainer
 import chainer.links as L

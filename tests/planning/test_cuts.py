@@ -28,27 +28,27 @@ def intervals_of(calls, parameters=PARAMETERS):
     return Intervals(calls, order_of(calls), parameters)
 
 
-def every_cut(intervals, task):
+def every_cut(intervals, problem):
     for ends in itertools.combinations(range(1, intervals.count),
-                                       task.parts - 1):
+                                       problem.parts - 1):
         yield (*ends, intervals.count)
 
 
-def slowest(intervals, task, ends):
+def slowest(intervals, problem, ends):
     """Seconds of the slowest chunk, with what it sends and receives."""
     def traffic(index):
-        return (intervals.crossing[index] / task.link.bandwidth
-                + (intervals.values[index] > 0) * task.link.latency)
+        return (intervals.crossing[index] / problem.link.bandwidth
+                + (intervals.values[index] > 0) * problem.link.latency)
     return max(
         (intervals.forward[end] - intervals.forward[start])
-        * (1 + (task.recompute is True and not intervals.once[start, end]))
+        * (1 + (problem.recompute is True and not intervals.once[start, end]))
         + intervals.backward[end] - intervals.backward[start]
         + 2 * (traffic(start) + traffic(end))
         for start, end in itertools.pairwise((0, *ends)))
 
 
 @st.composite
-def tasks(draw):
+def problems(draw):
     """Intervals, and what a cut of them is searched for."""
     calls = draw(traces(seconds=True, most=10))
     for call in calls:
@@ -56,51 +56,51 @@ def tasks(draw):
     intervals = intervals_of(calls)
     stages = draw(st.integers(1, 3))
     schedule = draw(st.sampled_from(['gpipe', '1f1b', 'zero_bubble']))
-    return intervals, CutProblem(stages, draw(st.integers(1, 4)), schedule,
-                           recompute=draw(st.sampled_from(
-                               ['auto', True, False])), link=LINK)
+    return intervals, CutProblem(
+        stages, draw(st.integers(1, 4)), schedule, link=LINK,
+        recompute=draw(st.sampled_from(['auto', True, False])))
 
 
 @few
-@given(tasks())
+@given(problems())
 def test_no_cut_has_a_much_faster_slowest_stage(given):
     """By a tenth at most: another may have the shorter step."""
-    intervals, task = given
-    if intervals.count < task.parts:
+    intervals, problem = given
+    if intervals.count < problem.parts:
         with pytest.raises(ValueError, match=f'into {intervals.count} parts '
-                           f'at most, but {task.parts} are asked for'):
-            search(intervals, task)
+                           f'at most, but {problem.parts} are asked for'):
+            search(intervals, problem)
         return
-    found = search(intervals, task)
+    found = search(intervals, problem)
     found_ends = intervals.ends_of(found.cuts)
-    fastest = min(slowest(intervals, task, ends)
-                  for ends in every_cut(intervals, task))
-    assert slowest(intervals, task, found_ends) <= 1.1 * fastest + 1e-9
-    assert found == plan_of(intervals, task, found_ends)
+    fastest = min(slowest(intervals, problem, ends)
+                  for ends in every_cut(intervals, problem))
+    assert slowest(intervals, problem, found_ends) <= 1.1 * fastest + 1e-9
+    assert found == plan_of(intervals, problem, found_ends)
     assert found.recompute == tuple(
-        task.recompute is True and not intervals.once[start, end]
+        problem.recompute is True and not intervals.once[start, end]
         for start, end in itertools.pairwise((0, *found_ends)))
 
 
-def check_what_fits(intervals, task):
+def check_what_fits(intervals, problem):
     """The best cut keeps the limit of memory, if any cut does."""
-    if any(max(plan_of(intervals, task, ends).predicted.memory)
-           <= task.memory for ends in every_cut(intervals, task)):
-        best = search(intervals, task)
-        assert max(best.predicted.memory) <= task.memory
+    if any(max(plan_of(intervals, problem, ends).predicted.memory)
+           <= problem.memory for ends in every_cut(intervals, problem)):
+        best = search(intervals, problem)
+        assert max(best.predicted.memory) <= problem.memory
     else:
         with pytest.raises(DoesNotFit):
-            search(intervals, task)
+            search(intervals, problem)
 
 
 @few
-@given(tasks(), st.floats(100, 200_000))
+@given(problems(), st.floats(100, 200_000))
 def test_a_limit_of_memory_holds_or_nothing_fits(given, memory):
-    intervals, task = given
-    task = dataclasses.replace(task, memory=memory)
-    if intervals.count < task.parts:
+    intervals, problem = given
+    problem = dataclasses.replace(problem, memory=memory)
+    if intervals.count < problem.parts:
         return
-    check_what_fits(intervals, task)
+    check_what_fits(intervals, problem)
 
 
 def places(plan):
@@ -123,7 +123,7 @@ def narrow():
     return calls, parameters
 
 
-@pytest.mark.parametrize(('model', 'task', 'expected', 'busy'), [
+@pytest.mark.parametrize(('model', 'problem', 'expected', 'busy'), [
     (chain(*[.01] * 12), CutProblem(4, 8), [3, 6, 9], [.03] * 4),
     # Of equal cuts the one that moves less.
     (narrow(), CutProblem(2, 4), [2], [.0201] * 2),
@@ -137,14 +137,14 @@ def narrow():
     # Only the stages that would not fit run forward twice.
     (chain(*[.01] * 4, kept=10_000_000), CutProblem(4, 8, memory=25e6),
      [1, 2, 3], [.015, .015, .01, .01])])
-def test_cuts_of_chains(model, task, expected, busy):
-    found = search(intervals_of(*model), task)
+def test_cuts_of_chains(model, problem, expected, busy):
+    found = search(intervals_of(*model), problem)
     assert places(found) == expected
     assert found.predicted.busy == pytest.approx(busy)
     assert found.recompute == tuple(
         seconds in (.015,) for seconds in busy)
-    assert len(found.predicted.memory) == task.stages
-    assert not task.memory or max(found.predicted.memory) <= task.memory
+    assert len(found.predicted.memory) == problem.stages
+    assert not problem.memory or max(found.predicted.memory) <= problem.memory
 
 
 def halves(calls):
@@ -163,9 +163,10 @@ def test_weights_that_wait_fill_the_bubble_and_take_memory():
     link = Link(0, 1e12)
     now, later = (CutProblem(2, 4, schedule, link=link)
                   for schedule in ('1f1b', 'zero_bubble'))
-    predicted = {(name, task.schedule): plan_of(
-        intervals, task, (1, 2)).predicted for name, intervals in (
-            ('plain', plain), ('waiting', waiting)) for task in (now, later)}
+    predicted = {(name, problem.schedule): plan_of(
+        intervals, problem, (1, 2)).predicted for name, intervals in (
+            ('plain', plain), ('waiting', waiting))
+        for problem in (now, later)}
     assert predicted['waiting', '1f1b'].seconds == pytest.approx(
         (4 + 1) * .02)
     # The last rank's gradient comes without the weights', and the first
@@ -189,8 +190,8 @@ def test_memory_of_a_stage_is_that_of_its_parts():
     edges = 2 * 1000            # a buffer to send from, one to receive into
     # Inputs of all, and what one of them keeps.
     for recompute, lives in (False, 2), (True, 1):
-        task = CutProblem(2, 4, copies=5, overhead=3, recompute=recompute)
-        found = plan_of(intervals_of(calls, parameters), task, (1, 2))
+        problem = CutProblem(2, 4, copies=5, overhead=3, recompute=recompute)
+        found = plan_of(intervals_of(calls, parameters), problem, (1, 2))
         assert found.predicted.memory == (
             3 + 5 * 400 + lives * 7000 + edges,
             3 + 5 * 400 + 50 + 1 * (7000 + 1000) + edges)
@@ -198,9 +199,9 @@ def test_memory_of_a_stage_is_that_of_its_parts():
 
 def test_a_model_that_does_not_fit_says_by_how_much():
     intervals = intervals_of(*chain(*[.01] * 8, parameters=40_000_000))
-    task = CutProblem(2, 4, memory=500e6)
+    problem = CutProblem(2, 4, memory=500e6)
     with pytest.raises(DoesNotFit) as caught:
-        search(intervals, task)
+        search(intervals, problem)
     said = str(caught.value)
     needed, more = map(float, re.search(
         r'needs (\d+) MB, (\d+) MB more', said).groups())
@@ -210,10 +211,10 @@ def test_a_model_that_does_not_fit_says_by_how_much():
     assert 'into 2 stages fits into 500 MB per rank' in said
     assert re.search(r'4 ranks \(40\d MB\); 8 ranks \(20\d MB\)', said)
     assert search(intervals, dataclasses.replace(
-        task, memory=least_memory(intervals, task)))
+        problem, memory=least_memory(intervals, problem)))
 
 
-@pytest.mark.parametrize(('model', 'task', 'said'), [
+@pytest.mark.parametrize(('model', 'problem', 'said'), [
     (chain(*[.01] * 2, kept=50_000_000, parameters=4),
      CutProblem(2, 4, memory=60e6, recompute=False),
      r"help: recompute='auto' \(50.1 MB\); smaller micro-batches$"),
@@ -221,28 +222,28 @@ def test_a_model_that_does_not_fit_says_by_how_much():
      r'fits into 1 kB per rank; the best needs (\S+ kB), \S+ kB more'),
     (chain(.01, .01), CutProblem(2, 4, memory=1e6, overhead=16e6),
      'A rank takes 16 MB for code and buffers, .* raise the limit')])
-def test_what_would_help_is_said(model, task, said):
+def test_what_would_help_is_said(model, problem, said):
     intervals = intervals_of(*model)
     with pytest.raises(DoesNotFit, match=said) as caught:
-        search(intervals, task)
+        search(intervals, problem)
     if needed := re.search(r'needs (\S+ kB)', str(caught.value)):
         # Who takes the need for the limit gets a cut.
         assert search(intervals, dataclasses.replace(
-            task, memory=parse_bytes(needed[1])))
+            problem, memory=parse_bytes(needed[1])))
 
 
 def test_a_stage_that_must_not_run_twice_keeps_all():
     calls, parameters = chain(*[.01] * 2, kept=5000, size=100)
     calls[0].once = True
     intervals = intervals_of(calls, parameters)
-    task = CutProblem(2, 4, recompute=True)
-    found = search(intervals, task)
+    problem = CutProblem(2, 4, recompute=True)
+    found = search(intervals, problem)
     assert found.recompute == (False, True)
     # The first has two micro-batches alive, of its inputs and what it keeps.
-    plain = search(intervals, dataclasses.replace(task, recompute=False))
+    plain = search(intervals, dataclasses.replace(problem, recompute=False))
     assert found.predicted.memory[0] == plain.predicted.memory[0]
     assert found.predicted.busy[0] == plain.predicted.busy[0]
-    limit = dataclasses.replace(task, recompute='auto',
+    limit = dataclasses.replace(problem, recompute='auto',
                                 memory=plain.predicted.memory[0] - 1)
     with pytest.raises(DoesNotFit):
         search(intervals, limit)

@@ -1,10 +1,5 @@
 """Traces of models that nobody wrote, and what can be said of any."""
-from chainer_fp8pipe.planning.calls import (
-    Call,
-    Parameter,
-    Source,
-    Value,
-)
+from chainer_fp8pipe.planning.calls import Call, Parameter, Source, Value
 
 import numpy
 from hypothesis import HealthCheck, settings

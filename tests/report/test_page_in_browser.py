@@ -3,9 +3,7 @@ import time
 
 from chainer_fp8pipe.report.events import Event
 from chainer_fp8pipe.report.page import write_page
-from chainer_fp8pipe.report.record import (
-    TensorHealth,
-)
+from chainer_fp8pipe.report.record import TensorHealth
 
 import pytest
 
