@@ -26,7 +26,14 @@ from typing import Any
 import numpy
 
 from .diagnosis import INPUT_SHARE, diagnose
-from .events import LANES, WAITING, Event, explain_waits, in_rows
+from .events import (
+    BUCKETS,
+    LANES,
+    WAITING,
+    Event,
+    explain_waits,
+    in_rows,
+)
 from .figures import (
     GREY,
     LINE_COLOURS,
@@ -431,7 +438,7 @@ def _event_boxes(events: Sequence[Event], legend: dict[Look, str]
         # Grey that is pale is seen on white and on black.
         legend[look] = GREY if waits else _css(look)
         top, height = _LANES[lane] if has_lanes else _WHOLE
-        if lane == len(LANES):
+        if event.lane == BUCKETS:
             height /= buckets[rank]
             top += row * height
         boxes.append((
