@@ -241,14 +241,10 @@ class Algorithm(abc.ABC):
             are given wires that are encoded.
         one_order: All buckets come in one order on all ranks, whatever model
             they are of.
-        busy: Some bucket that has gone in is not finished.
-        patience: Seconds that may be slept without slowing anything down.
     """
 
     by_frame = False
     one_order = True
-    busy = False
-    patience = 0.0
 
     def __init__(self, comm: MPI.Comm, events: EventStream,
                  workers: MPI.Comm | None = None) -> None:
@@ -263,6 +259,16 @@ class Algorithm(abc.ABC):
             collections.deque())
 
     # --- what callers use ----------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a bucket that has gone in is not finished."""
+        return False
+
+    @property
+    def patience(self) -> float:
+        """Seconds that may be slept without slowing anything down."""
+        return 0.0
 
     @property
     def idle(self) -> bool:
@@ -315,6 +321,7 @@ class Algorithm(abc.ABC):
 
     def interrupt(self) -> None:        # noqa: B027
         """Makes :meth:`work` return; for other threads."""
+        # Here it has no pause.
 
     def finish(self, bucket: Bucket,
                beside: Callable[[], bool] | None = None) -> None:
@@ -366,11 +373,11 @@ class Algorithm(abc.ABC):
             self._maxima.Free()
 
     def another(self) -> Algorithm:
-        """A second one, whose buckets do not wait for those of this one.
+        """One whose buckets do not wait for those of this one.
 
-        Only where :attr:`one_order` is False; call it on all ranks.
+        Itself where :attr:`one_order` is True; call it on all ranks.
         """
-        raise NotImplementedError
+        return self
 
     def share_inside(self, node: Collection[int]) -> float:
         """Which share of the bytes that this rank sends stays in its node.
@@ -414,6 +421,7 @@ class Algorithm(abc.ABC):
 
     def prepare(self, bucket: Bucket) -> None:      # noqa: B027
         """Makes a bucket ready to go in."""
+        # Here a wire is all that is needed.
 
     @abc.abstractmethod
     def let_in(self, bucket: Bucket, until: int) -> None:
@@ -425,6 +433,7 @@ class Algorithm(abc.ABC):
 
     def begin_decoding(self, bucket: Bucket) -> None:   # noqa: B027
         """Lets means be decoded as they come from now on."""
+        # Here all of them have come.
 
     def run(self, seconds: float, brief: float = 0.0) -> bool:
         """As :meth:`work`, for buckets that have gone in."""
@@ -576,11 +585,11 @@ class Engine(Algorithm):
         return super().empty_wire(xp, size, dtype)
 
     @property
-    def busy(self) -> bool:     # type: ignore[override]
+    def busy(self) -> bool:
         return self._compiled.busy
 
     @property
-    def patience(self) -> float:    # type: ignore[override]
+    def patience(self) -> float:
         # A small part of what a chunk takes to go through its plan: the
         # others in flight keep the links busy meanwhile.
         return self._compiled.patience

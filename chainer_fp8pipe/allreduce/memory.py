@@ -25,6 +25,8 @@ from typing import Any, NamedTuple
 import numpy
 from mpi4py import MPI
 
+from ..mpi.ranks import machine_name
+
 #: Bytes of addresses, not of memory.
 RESERVED = 1 << 36
 #: Bytes of a Mail in compiled code.
@@ -135,12 +137,6 @@ class NodeMemory:
     def holds(self, array: numpy.ndarray) -> bool:
         """Whether an array lies in this memory."""
         return 0 <= array.ctypes.data - self.address < RESERVED
-
-    def given_out(self) -> int:
-        """Bytes of addresses that arrays have, the token's among them."""
-        with self._lock:
-            self._take_back()
-            return RESERVED - sum(stop - start for start, stop in self._holes)
 
     def _free(self, start: int, stop: int) -> None:
         # A process that was forked off has not the right.  Blocks may be
@@ -256,8 +252,7 @@ def _mapped(name: Name) -> mmap.mmap:
 
 def _place() -> str:
     """The same where process ids mean the same processes."""
-    with open('/proc/sys/kernel/random/boot_id') as file:
-        return file.read().strip() + os.readlink('/proc/self/ns/pid')
+    return machine_name() + os.readlink('/proc/self/ns/pid')
 
 
 def _unlock(runtime: Any, address: int, owner: int) -> None:

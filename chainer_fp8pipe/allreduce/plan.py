@@ -405,8 +405,7 @@ def _rotated(count: int, first: int) -> list[int]:
 def _moved(actions: Actions, factor: int, offset: int,
            peer_of: Callable[[int], int]) -> list[Instruction]:
     """The same actions of other ranks, on other blocks."""
-    return [Instruction(action.kind,
-                   action.peer if action.kind is Opcode.ENCODE
-                   else peer_of(action.peer),
-                   action.start * factor + offset,
-                   action.stop * factor + offset) for action in actions]
+    return [Instruction(
+        action.kind, action.peer if action.kind is Opcode.ENCODE
+        else peer_of(action.peer), action.start * factor + offset,
+        action.stop * factor + offset) for action in actions]

@@ -206,9 +206,9 @@ class Codec(abc.ABC):
             self._rescale_state(state, loss_scale)
             state.loss_scale = loss_scale
 
-    def _rescale_state(self, state: State,          # noqa: B027
-                       loss_scale: float) -> None:
+    def _rescale_state(self, state: State, loss_scale: float) -> None:
         """All that was learnt from gradients grows with their factor."""
+        state.multiply_residuals(loss_scale / state.loss_scale)
 
     def propose(self, state: State, tensors: Tensors
                 ) -> numpy.ndarray | None:

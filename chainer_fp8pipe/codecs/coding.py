@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
@@ -29,14 +29,6 @@ _BLAMED = (('gradient', 1), ('value', 2))
 _BAD_WIRE = 4       # it was not finite when it was decoded
 
 _NOTHING = numpy.zeros(0, numpy.float32)
-
-
-class TensorRange(NamedTuple):
-    """The part of one tensor that lies inside a range of the fused vector."""
-
-    tensor: int         # which one
-    in_tensor: slice    # the part, counted from the tensor's first element
-    in_range: slice     # its entries, counted from the range's start
 
 
 class Tensors:
@@ -74,8 +66,11 @@ class Tensors:
         self.size = self.offsets[-1]
         self.xp = array_module(*self.gradients)
 
-    def overlaps(self, start: int, stop: int) -> Iterator[TensorRange]:
-        """The non-empty parts of tensors inside ``[start, stop)``, entries."""
+    def overlaps(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
+        """The tensors in the entries ``[start, stop)``, in order.
+
+        Yields the number of each that has elements there, and which those are.
+        """
         first = max(bisect.bisect_right(self.offsets, start) - 1, 0)
         for index in range(first, len(self.names)):
             offset, end = self.offsets[index:index + 2]
@@ -83,8 +78,7 @@ class Tensors:
             if offset >= stop:
                 break
             if low < high:
-                yield TensorRange(index, self.elements(index, low, high),
-                                  slice(low - start, high - start))
+                yield index, self.elements(index, low, high)
 
     def elements(self, tensor: int, start: int, stop: int) -> slice:
         """The tensor's elements in the entries ``[start, stop)``, if any."""
@@ -96,7 +90,7 @@ class Tensors:
 def named_parts(tensors: Tensors, start: int, stop: int
                 ) -> Iterator[tuple[int, slice, str]]:
     """Tensors in a range, what of each, and a name of no other part."""
-    for index, part, _ in tensors.overlaps(start, stop):
+    for index, part in tensors.overlaps(start, stop):
         whole = part.stop - part.start == tensors.gradients[index].size
         yield index, part, tensors.names[index] + (
             '' if whole else f'[{part.start}:{part.stop}]')
@@ -259,10 +253,9 @@ class Coding:
                 continue
             kept = list(tensors.overlaps(*owned))
             residuals = [self._residual_of_mean(
-                site, tensors.names[index], part) for index, part, _ in kept]
+                site, tensors.names[index], part) for index, part in kept]
             addresses = self._places(residuals, writeable=True)[:, 0].tolist()
-            for (index, part, _), address in zip(kept, addresses,
-                                                 strict=True):
+            for (index, part), address in zip(kept, addresses, strict=True):
                 row[index, 0] = address - part.start * _NOTHING.itemsize
         if tensors.xp is not numpy and self._number == FP8:
             self._fetch_parameters([owned for _, owned in sites])
@@ -288,7 +281,7 @@ class Coding:
         """``total += wire``, both in the wire's own format.
 
         Raises:
-            NotImplementedError: The format has no sums: records.
+            TypeError: The format has no sums: records.
         """
         self._must_have_sums()
         self._code('+', 0, total, wire)
@@ -371,7 +364,7 @@ class Coding:
 
     def _must_have_sums(self) -> None:
         if self._number == RECORDS:
-            raise NotImplementedError(f'{self.codec.name} has no sums')
+            raise TypeError(f'{self.codec.name} has no sums')
 
     def _fetch_parameters(self, owned: Sequence[tuple[int, int]]) -> None:
         """Copies parameters from a device to where compiled code reads them.
@@ -381,7 +374,7 @@ class Coding:
         """
         spans: dict[int, tuple[int, int]] = {}
         for start, stop in owned:
-            for index, part, _ in self.tensors.overlaps(start, stop):
+            for index, part in self.tensors.overlaps(start, stop):
                 first, last = spans.get(index, (part.start, part.stop))
                 spans[index] = min(first, part.start), max(last, part.stop)
         for index, (start, stop) in spans.items():

@@ -102,8 +102,8 @@ class Fp8Ratio(Codec):
     # since q was chosen), 'clipped' and 'encoded'.
 
     def _rescale_state(self, state: State, loss_scale: float) -> None:
+        super()._rescale_state(state, loss_scale)
         factor = loss_scale / state.loss_scale
-        state.multiply_residuals(factor)
         for kind in 'q', 'bound':
             values = state.numbers.setdefault(kind, {})
             values.update({name: _limited(value * factor)

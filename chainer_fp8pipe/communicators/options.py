@@ -8,8 +8,6 @@ from typing import Any
 
 from ..allreduce.plan import FORMS
 
-NEXT_FORWARD = 'next_forward'
-
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
             low: float = -math.inf, high: float = math.inf) -> Any:
@@ -55,7 +53,7 @@ class ExchangeOptions:
         False, 'exchange the gradients of the last layers while the backward '
         'pass still computes those of the first; next_forward: wait for each '
         'layer only when the next forward pass comes to it',
-        choices=(True, False, NEXT_FORWARD))
+        choices=(True, False, 'next_forward'))
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: where '
         'there are several nodes with equally many ranks, more than one',

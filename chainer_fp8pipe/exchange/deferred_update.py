@@ -6,9 +6,9 @@ gradient is still on its way gets an access hook: an access to the parameter,
 its gradient or the state of its update rule waits for the gradient, and does
 what the optimizer would have done.
 """
-# What the optimizer would have done is kept as a list of actions for each
-# parameter: hooks for one parameter at a time, and the rule's update with the
-# learning rate and hooks that the rule had when the optimizer was called.
+# A call of the optimizer gives each parameter a list of actions: the hooks for
+# one parameter at a time, and the update of the parameter's rule, with the
+# learning rate and the hooks that the rule has at the call.
 # Whatever must see several gradients at once (clipping by the global norm,
 # dynamic loss scaling, hooks that nobody knows) cannot wait: such an
 # optimizer is refused, and finds all gradients when it looks at them.

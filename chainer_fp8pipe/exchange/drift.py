@@ -68,7 +68,7 @@ def _digests(parameter: chainer.Parameter) -> dict[str, int]:
     rule = parameter.update_rule
     if rule is not None:
         parts['the count of updates'] = rule.t
-        # Of a float16 parameter, whose value is made from this one.
+        # What Chainer updates of a float16 parameter, and rounds to it.
         if rule._fp32_param is not None:
             parts['the float32 copy'] = rule._fp32_param.array
         parts |= {f"the optimizer's {name}": value

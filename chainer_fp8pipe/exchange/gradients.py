@@ -66,7 +66,7 @@ class Gradients:
         if self.problem:
             return
         self.loss_scale = next(iter(self._scales), None)
-        # What a backward pass did not reach has no scale, or an old one.
+        # backward() sets the scale only of parameters that it reaches.
         for parameter in self._filled:
             parameter._loss_scale = self.loss_scale
         if gradients:

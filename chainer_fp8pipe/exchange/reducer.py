@@ -61,8 +61,6 @@ _ONE_MODEL = ("overlap=True with algorithm='aggregator' is for one model; "
 _FINITE = ('Lower the learning rate, clip gradients, scale the loss, or pass '
            "nonfinite='pass' to create_communicator")
 
-NEXT_FORWARD = 'next_forward'
-
 #: Is told of a parameter and of the array that will be its gradient.
 Final = Callable[[chainer.Parameter, Any], None]
 
@@ -102,7 +100,7 @@ class Reducer:
         self._nonfinite = nonfinite
         self._check_every = check_every
         self._overlap = overlap
-        self._defers = overlap == NEXT_FORWARD
+        self._defers = overlap == 'next_forward'
         # By the model's id.
         self._exchanges: dict[int, ModelExchange] = {}
         self._averaged = 0      # models

@@ -12,27 +12,45 @@ import contextlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..mpi import finalizing
 
-if TYPE_CHECKING:
-    from .reducer import Reducer
-
 # Seconds of sleep when there is nothing to do.
 _PAUSE = 100e-6
+
+
+class Client(Protocol):
+    """What the thread works for: a :class:`.reducer.Reducer`."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+
+    def step(self, alone: bool) -> bool:
+        """What the thread does; see there."""
+
+    def taken(self) -> contextlib.AbstractContextManager[None]:
+        """A ``with`` block in which :meth:`step` does nothing."""
+
+    def complete(self) -> None:
+        """Waits for deferred updates."""
 
 
 class ExchangeThread:
     """Works for all reducers that have sent something early."""
 
     def __init__(self) -> None:
-        self._reducers: tuple[Reducer, ...] = ()
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Begins anew: in a fork, which must not talk MPI for its parent."""
+        self._reducers: tuple[Client, ...] = ()
         self._lock = threading.Lock()
         self._work = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def wake(self, reducer: Reducer) -> None:
+    def wake(self, reducer: Client) -> None:
         """There is something to do for a reducer."""
         if reducer not in self._reducers:
             with self._lock:
@@ -46,7 +64,7 @@ class ExchangeThread:
                     self._thread.start()
         self._work.set()
 
-    def drop(self, reducer: Reducer) -> None:
+    def drop(self, reducer: Client) -> None:
         """Works for a reducer no more; the thread ends with the last one.
 
         Not from within :meth:`.Reducer.taken`.
@@ -113,9 +131,5 @@ def _complete_all() -> None:
             exchange_thread.complete()
 
 
-def _forget_all() -> None:
-    """In a fork, which must not talk MPI for its parent."""
-    exchange_thread.__init__()      # type: ignore[misc]
-
-
-os.register_at_fork(before=_complete_all, after_in_child=_forget_all)
+os.register_at_fork(before=_complete_all,
+                    after_in_child=exchange_thread.forget_all)

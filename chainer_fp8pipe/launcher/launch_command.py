@@ -209,7 +209,7 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
     return LaunchedJob(
         [sys.executable, '-m', 'chainer_fp8pipe', 'run', *snapshots,
          *of_run, *script],
-        starter, _room(options, starter, environment), options.ranks, fewest,
+        starter, _room(options, environment), options.ranks, fewest,
         multiple_of, _probe(options, starter, environment),
         options.snapshots, every, options.restarts, options.wait_for_hosts, {
             **environment,
@@ -232,8 +232,8 @@ def _layouts(options: argparse.Namespace, pipeline: int, is_planned: bool
     return fewest, pipeline
 
 
-def _room(options: argparse.Namespace, starter: Starter,
-          environment: Mapping[str, str]) -> list[Share]:
+def _room(options: argparse.Namespace, environment: Mapping[str, str]
+          ) -> list[Share]:
     if options.hostfile is not None:
         found = read_hosts(options.hostfile, options.ranks)
         if not options.probe:   # which may know names that others do not

@@ -214,8 +214,7 @@ class Attendance:
 
     def __init__(self, comm: MPI.Comm, what: str) -> None:
         self._comm, self._what = comm, what
-        if comm.rank:
-            keep_forever(comm.isend(None, 0, _HERE))
+        self._say(True)
 
     def settle(self) -> tuple[int, ...]:
         """The ranks that take part; call it on those that do.
@@ -226,26 +225,32 @@ class Attendance:
         Raises:
             RuntimeError: Rank 0 does not take part; on the others.
         """
-        comm, there, status = self._comm, [0], MPI.Status()
+        comm, there, status = self._comm, {0}, MPI.Status()
         end = time.monotonic() + (IN_VAIN if comm.rank else PATIENCE)
 
         def all_there() -> bool:
             while comm.Iprobe(MPI.ANY_SOURCE, _HERE, status):
-                comm.recv(source=status.source, tag=_HERE)
-                there.append(status.source)
+                is_there = comm.recv(source=status.source, tag=_HERE)
+                (there.add if is_there else there.discard)(status.source)
             return len(there) == comm.size or time.monotonic() > end
 
         def answered() -> bool:
             return comm.Iprobe(0, _ANSWER) or time.monotonic() > end
         if comm.rank == 0:
             wait_until(all_there)
-            for rank in there[1:]:
-                comm.send(sorted(there), rank, _ANSWER)
-            return tuple(sorted(there))
+            found = tuple(sorted(there))
+            for rank in found[1:]:
+                comm.send(found, rank, _ANSWER)
+            return found
         with waiting(lambda: [Wait(f'{self._what} of rank 0', (0,))]):
             wait_until(answered)
         if not comm.Iprobe(0, _ANSWER):
+            self._say(False)    # to a later one on rank 0
             raise RuntimeError(
                 f'rank {comm.rank}: {self._what} is on this rank but not on '
                 'rank 0, which writes; give it to all ranks')
-        return tuple(comm.recv(source=0, tag=_ANSWER))
+        return comm.recv(source=0, tag=_ANSWER)
+
+    def _say(self, is_there: bool) -> None:
+        if self._comm.rank:
+            keep_forever(self._comm.isend(is_there, 0, _HERE))

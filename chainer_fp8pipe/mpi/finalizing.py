@@ -51,8 +51,8 @@ def _work(*_: Any) -> None:
     while _actions:
         try:
             _actions.pop()()
-        except Exception:
-            sys.excepthook(*sys.exc_info())     # type: ignore[arg-type]
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
 
 
 def keep_forever(owner: Any) -> None:

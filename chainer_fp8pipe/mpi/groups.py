@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy
 from mpi4py import MPI
 
-from .agreement import Signature, agree
-from .finalizing import keep_forever
+from .agreement import Signature, agree, all_values
+from .finalizing import HeldRequest, keep_forever
 from .placement import divisors, torus_shape
 from .ranks import kept_with, nodes_of, once
 from .waiting import wait_until
@@ -69,22 +68,22 @@ class Group:
             RuntimeError: A rank has given up, in this group or in another
                 one of the same ranks.
         """
-        if not self._problem and self._state.problem:
-            self._problem = (f'other messages of these ranks were given up '
-                             f'({self._state.problem}); make the model anew')
         everyone = numpy.empty((self.size, numbers.size))
         if self.size == 1:
             everyone[0] = numbers
             return everyone
-        if not self._problem:
-            request = self._comm.Iallgather(numbers, everyone)
-            # MPI's own wait would keep the core from other ranks.
-            wait_until(lambda: request.Test() or self._hears_of_failure())
-            if self._problem:
-                keep_forever((request, numbers, everyone))
-        if self._problem:
-            raise RuntimeError(self._problem)
+        self._must_go_on()
+        self._wait(HeldRequest(self._comm.Iallgather(numbers, everyone),
+                               numbers, everyone).test)
         return everyone
+
+    def gather_objects(self, thing: Any) -> list[Any]:
+        """Every rank's object, by pickle; hears of failures as :meth:`gather`.
+        """
+        if self.size == 1:
+            return [thing]
+        self._must_go_on()
+        return all_values(self._comm, thing, self._wait)
 
     def give_up(self, text: str) -> None:
         """Tells the others that this rank will not answer any more.
@@ -97,6 +96,18 @@ class Group:
                 if rank != self.rank:
                     keep_forever(self._comm.isend(text, rank, self._tag))
 
+    def _must_go_on(self) -> None:
+        if not self._problem and self._state.problem:
+            self._problem = (f'other messages of these ranks were given up '
+                             f'({self._state.problem}); make the model anew')
+        if self._problem:
+            raise RuntimeError(self._problem)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        # MPI's own wait would keep the core from other ranks.
+        wait_until(lambda: done() or self._hears_of_failure())
+        self._must_go_on()
+
     def _hears_of_failure(self) -> bool:
         status = MPI.Status()
         if self._comm.Iprobe(MPI.ANY_SOURCE, self._tag, status):
@@ -105,16 +116,6 @@ class Group:
                              f'{text}')
             self._state.problem = self._problem
         return bool(self._problem)
-
-    def gather_objects(self, thing: Any) -> list[Any]:
-        """Every rank's object, by pickle; hears of failures as :meth:`gather`.
-        """
-        content = numpy.frombuffer(pickle.dumps(thing), numpy.uint8)
-        sizes = self.gather(numpy.array([float(content.size)]))[:, 0]
-        padded = numpy.zeros(int(sizes.max()))
-        padded[:content.size] = content
-        return [pickle.loads(row[:int(size)].astype(numpy.uint8).tobytes())
-                for row, size in zip(self.gather(padded), sizes, strict=True)]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Group:
         return self

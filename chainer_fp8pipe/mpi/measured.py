@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from typing import NamedTuple
 import numpy
 from mpi4py import MPI
 
+from .ranks import machine_name
 from .waiting import wait_until
 
 _TAG, _SMALL, _LARGE = 7, 64, 1 << 19       # bytes of a message
@@ -90,10 +90,7 @@ def clock_name() -> str:
     That is one for each system that was booted, and on Linux for each
     namespace of time.
     """
-    name = platform.node()
-    with contextlib.suppress(OSError), open(
-            '/proc/sys/kernel/random/boot_id') as file:
-        name = file.read().strip()
+    name = machine_name()
     with contextlib.suppress(OSError):
         name += os.readlink('/proc/self/ns/time')
     return name

@@ -79,13 +79,18 @@ def nodes_of(comm: MPI.Comm) -> list[int]:
     return [numbering[of] for of in firsts]
 
 
-def own_cores() -> Cores:
-    """The cores that this process may use, with the machine's name."""
+def machine_name() -> str:
+    """Equal in all processes of a machine, whatever containers they are in."""
     try:
         with open(_BOOT) as file:
-            machine = file.read().strip()
+            return file.read().strip()
     except OSError:                     # not Linux
-        machine = socket.gethostname()
+        return socket.gethostname()
+
+
+def own_cores() -> Cores:
+    """The cores that this process may use, with the machine's name."""
+    machine = machine_name()
     return frozenset((machine, core) for core in core_numbers())
 
 

@@ -64,6 +64,23 @@ def test_numbers_of_64_bits_are_compared(comm):
 @on_ranks(1, 2, 4)
 @pytest.mark.parametrize('others', [(), (1,), (-1,), (0, 1, 2, 3)])
 def test_all_find_those_that_are_there_and_wait_for_nobody_else(comm, others):
+    assert_settled(comm, others)
+
+
+@on_ranks(2, 3)
+@pytest.mark.parametrize('others', [(), (-1,), (1, 2)])
+def test_without_rank_0_there_is_an_error_and_nobody_counts_later(comm,
+                                                                  others):
+    if comm.rank:
+        with mock.patch.object(agreement, 'IN_VAIN', 0.2), pytest.raises(
+                RuntimeError, match=f'rank {comm.rank}: It is on this rank '
+                'but not on rank 0, which writes; give it to all ranks'):
+            Attendance(comm, 'It').settle()
+    comm.Barrier()
+    assert_settled(comm, others)
+
+
+def assert_settled(comm, others):
     ranks = {0, *(rank % comm.size for rank in others)}
     if comm.rank in ranks:
         there = Attendance(comm, 'It')
@@ -73,14 +90,3 @@ def test_all_find_those_that_are_there_and_wait_for_nobody_else(comm, others):
         with mock.patch.object(agreement, 'PATIENCE', patience):
             assert there.settle() == tuple(sorted(ranks))
     comm.Barrier()
-
-
-@on_ranks(2)
-def test_without_rank_0_there_is_an_error_that_names_the_remedy(comm):
-    if comm.rank:
-        with mock.patch.object(agreement, 'IN_VAIN', 0.2), pytest.raises(
-                RuntimeError, match='rank 1: It is on this rank but not on '
-                'rank 0, which writes; give it to all ranks'):
-            Attendance(comm, 'It').settle()
-    else:
-        comm.recv(source=1, tag=agreement._HERE)    # what was sent in vain

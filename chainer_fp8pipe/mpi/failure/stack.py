@@ -1,4 +1,4 @@
-"""What a stack tells: where a rank is, and whether it waits for others."""
+"""Reads stacks: where a rank is, and whether it waits for other ranks."""
 # A rank's thread reads the main thread's stack; where a library holds the
 # interpreter, the handler of a signal writes it (``faulthandler``).  Both come
 # to the same frames, from the outermost on.  The watchdog reads them, so this

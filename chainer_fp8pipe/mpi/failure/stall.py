@@ -93,7 +93,7 @@ def settings_of_environment() -> StallSettings:
 
 # --- the cause ---------------------------------------------------------------
 
-# What a rank does, in words for messages.
+# The states of a rank; in messages they follow its name.
 WAITS = 'waits for other ranks'
 WORKS = 'does not wait for any rank'
 STOPPED = 'is stopped (SIGSTOP, or a debugger)'

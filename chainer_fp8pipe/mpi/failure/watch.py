@@ -37,7 +37,7 @@ from ..finalizing import before_finalize, keep_forever
 from ..waiting import current_waits
 from .stack import Frame, before_wait, call
 from .stall import EXIT_CODE, StallSettings, settings_of_environment
-from .watchdog import WatchdogJob, own_addresses
+from .watchdog import WatchdogJob
 
 #: The environment variable that, as ``0``, has no watchdog started.
 SWITCH = 'CHAINER_FP8PIPE_WATCHDOG'
@@ -51,6 +51,7 @@ _LOWEST_FD = 200
 _MOST_FRAMES = 100
 _STUCK = 20             # seconds that MPI_Abort may take
 _PART = 10_000          # objects that are looked through at a time
+_SIOCGIFADDR = 0x8915   # <linux/sockios.h>
 _START = ('import sys; sys.path.append(sys.argv[1]); '
           'from failure.watchdog import main; main()')
 
@@ -168,7 +169,7 @@ def _start(settings: StallSettings, has_others: bool
             links.listen(_BACKLOG)
             files.append(links.fileno())
             lead = [rank, f'rank {rank} with others on host '
-                    f'{os.uname().nodename},', own_addresses(),
+                    f'{os.uname().nodename},', _own_addresses(),
                     links.getsockname()[1], token]
         job = WatchdogJob(rank, os.getpid(), MPI.COMM_WORLD.size, settings,
                           files[0], files[1] if has_others else -1, token)
@@ -181,6 +182,19 @@ def _start(settings: StallSettings, has_others: bool
             start_new_session=True))
         return lines.getsockname(), lead
     return None
+
+
+def _own_addresses() -> tuple[str, ...]:
+    """IPv4 addresses by which other hosts may reach this one."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR,
+                                     name.encode()[:15].ljust(40, b'\0'))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    return tuple(host for host in dict.fromkeys(found)
+                 if not host.startswith('127.'))
 
 
 @functools.cache
@@ -338,7 +352,7 @@ def _method(frame: FrameType) -> str:
     """
     with contextlib.suppress(AttributeError, SyntaxError, ValueError,
                              TypeError, IndexError):
-        positions: Any = frame.f_code.co_positions  # type: ignore[attr-defined]
+        positions: Any = getattr(frame.f_code, 'co_positions', list)
         first, last, start, stop = [*positions()][frame.f_lasti // 2]
         lines = [line.encode() for line in linecache.getlines(
             frame.f_code.co_filename, frame.f_globals)[first - 1:last]]

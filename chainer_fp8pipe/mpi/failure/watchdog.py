@@ -67,7 +67,6 @@ _OWN = struct.Struct('=iII')    # struct ucred: process, user, group
 _PIDFD_GET_INFO = 0xC040FF0B        # <linux/pidfd.h>
 _PIDFD_INFO_EXIT = 1 << 3
 _INFO = struct.Struct('=Q52xi')     # the mask, and the wait status at 60
-_SIOCGIFADDR = 0x8915           # <linux/sockios.h>
 
 
 class WatchdogJob(NamedTuple):
@@ -350,19 +349,6 @@ def _unknown(view: RankView, is_closed: bool) -> RankView:
                              details='the watchdog of its host has ended')
     return view._replace(state=GONE, details=(
         'nothing is heard of its host: that or the way there is lost'))
-
-
-def own_addresses() -> tuple[str, ...]:
-    """IPv4 addresses by which other hosts may reach this one."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR,
-                                     name.encode()[:15].ljust(40, b'\0'))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return tuple(host for host in dict.fromkeys(found)
-                 if not host.startswith('127.'))
 
 
 # --- the watch ---------------------------------------------------------------

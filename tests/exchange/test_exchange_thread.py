@@ -1,0 +1,299 @@
+"""What the exchange's thread does while training goes on, and for whom."""
+import contextlib
+import gc
+import os
+import threading
+from unittest import mock
+
+from chainer_fp8pipe.allreduce.engine import Bucket
+from chainer_fp8pipe.exchange.deferred_update import BlockUpdate
+from chainer_fp8pipe.exchange.thread import exchange_thread
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.images.processes import eventually
+from tests.ranks import on_ranks, run_script
+
+from ..communicators.networks import Plain
+from .jobs import (
+    OVERLAPS,
+    counting,
+    early,
+    make,
+    optimizer_of,
+    train,
+    update,
+    warm,
+)
+
+
+class Held(chainer.FunctionNode):
+    """Its backward waits until something was done."""
+
+    def __init__(self, done):
+        super().__init__()
+        self.done = done
+
+    def forward(self, inputs):
+        return inputs
+
+    def backward(self, indexes, gradients):
+        assert eventually(self.done), 'nothing happens during backward'
+        return gradients
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('algorithm', ['direct', 'ring'])
+def test_means_arrive_while_backward_still_runs(comm, algorithm):
+    communicator = make(comm, 'fp8', True, algorithm=algorithm, warmup=0)
+    first, last = L.Linear(8, 8), L.Linear(8, 8)
+    model = chainer.Sequential(first, last)
+    optimizer = optimizer_of('sgd', model, communicator)
+
+    def arrived():
+        sent = early(communicator, model).update.sent.values()
+        return len(sent) >= 1 and all(one.finished for one in sent)
+
+    def loss(held):
+        h = first(numpy.ones((2, 8), 'f4') * (comm.rank + 1))
+        if held:
+            h, = Held(arrived).apply((h,))
+        return F.mean(last(h) ** 2)
+    for step in range(6):
+        optimizer.update(lambda step=step: loss(step >= 3))
+    events = communicator.events
+    assert events.hidden['encode'] > 0
+    assert events.waited == sum(events.seconds.values()) > 0
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_each_layer_waits_for_its_own_parameters(comm):
+    communicator = make(comm, 'float32', 'next_forward', bucket_bytes=4)
+    model = chainer.Chain(first=L.Linear(8, 64, nobias=True),
+                          last=L.Linear(64, 64, nobias=True))
+    optimizer = optimizer_of('sgd', model, communicator)
+    x = numpy.ones((2, 8), 'f4')
+    for _ in range(4):
+        optimizer.update(lambda: F.sum(model.last(model.first(x)) ** 2))
+    decoded, decode = [], Bucket.decode
+    with mock.patch.object(Bucket, 'decode', lambda bucket, tensors: (
+            decoded.append(*bucket.tensors.names), decode(bucket, tensors))[1]
+            ):
+        h = model.first(x)
+        assert decoded == ['/first/W']
+        model.last(h)
+        assert decoded == ['/first/W', '/last/W']
+    communicator.finalize()
+
+
+class Long(chainer.Chain):
+    """Of many frames."""
+
+    def __init__(self):
+        super().__init__(l1=L.Linear(1024, 1024))
+
+    def loss(self, step, rank):
+        x = numpy.random.default_rng((step, rank)).standard_normal(
+            (4, 1024), numpy.float32)
+        return F.mean(self.l1(x) ** 2)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('optimizer', ['sgd', 'adam', 'lars'])
+def test_a_parameter_is_updated_while_its_mean_is_on_its_way(comm, optimizer):
+    """Block by block, where its rule and hooks look at single elements."""
+    options = {'optimizer': optimizer, 'frame_bytes': 2048, 'warmup': 0,
+               'steps': 12, 'looks': False}
+    expected, *_ = train(comm, False, Long, **options)
+    blocks, complete = [], BlockUpdate.complete
+
+    def counted(self):
+        blocks.append(self._missing.count(0))
+        complete(self)
+    with mock.patch.object(BlockUpdate, 'complete', counted):
+        found, *_ = train(comm, 'next_forward', Long, **options)
+    assert found == expected
+    assert bool(comm.allreduce(sum(blocks))) == (optimizer != 'lars')
+
+
+@on_ranks(2, 4)
+def test_urgent_buckets_overtake_in_the_same_order_on_all_ranks(comm):
+    communicator = make(comm, 'fp8', 'next_forward', warmup=0,
+                        bucket_bytes=2000)
+    model = chainer.Sequential(*(L.Linear(40, 40) for _ in range(6)))
+    optimizer = optimizer_of('sgd', model, communicator)
+    for step in range(14):
+        x = numpy.full((2, 40), 0.1 * step + comm.rank, 'f4')
+        optimizer.update(lambda x=x: F.mean(model(x) ** 2))
+    known = early(communicator, model)
+    orders = comm.allgather(list(known.slices))
+    assert orders == orders[:1] * comm.size
+    assert {number for number, _ in known.slices} == set(
+        range(len(known.buckets)))
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_who_has_something_to_send_lets_others_have_the_core(comm):
+    """Its own thread, which sends it, or a rank that is behind."""
+    communicator, model, optimizer = warm(comm)
+    with counting(communicator) as sent, mock.patch(
+            'chainer_fp8pipe.exchange.model_exchange.give_way') as given:
+        update(optimizer, model, 4, comm.rank)
+    assert 1 < given.call_count <= sent[0]
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_without_threads_in_mpi_it_says_so_and_goes_on(comm):
+    level = MPI.THREAD_SERIALIZED if comm.rank else MPI.THREAD_MULTIPLE
+    with mock.patch.object(MPI, 'Query_thread', return_value=level), (
+            contextlib.nullcontext() if comm.rank else
+            pytest.warns(RuntimeWarning, match='THREAD_MULTIPLE')):
+        communicator, *_ = warm(comm)
+    assert not any(communicator.events.hidden.values())
+
+
+# --- for whom: models, threads and the end of the program ---
+
+@on_ranks(2)
+@pytest.mark.parametrize('overlap', OVERLAPS)
+def test_models_that_are_no_more_leave_nothing_behind(comm, overlap):
+    """Their queues are the next ones', and have no threads of their own."""
+    communicator = make(comm, 'fp8', overlap, warmup=0, threads=3)
+    reducer = communicator._reducer
+    counts, threads = [], []
+    for number in range(4):
+        model = Plain()
+        optimizer = optimizer_of('sgd', model, communicator)
+        for step in range(5):
+            update(optimizer, model, step + number, comm.rank)
+        counts.append((len(reducer._queues), len(reducer.exchanges)))
+        threads.append(len(os.listdir('/proc/self/task')))
+        del model, optimizer
+        gc.collect()
+    assert counts == [(1, 1)] * 4
+    assert threads[-1] <= threads[0]    # others of the process may have ended
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_models_of_a_rank_that_keeps_them_keep_their_queues(comm):
+    communicator = make(comm, 'fp8', True, warmup=0)
+    kept_models = []
+    for _ in range(3):
+        model = Plain()
+        optimizer = optimizer_of('sgd', model, communicator)
+        for step in range(5):
+            update(optimizer, model, step, comm.rank)
+        if comm.rank:
+            kept_models.append(model)
+        del model, optimizer
+        gc.collect()
+    assert len(communicator._reducer._queues) == 3
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_a_process_has_one_thread_for_all_communicators(comm):
+    others = set(exchange_thread._reducers)     # of tests before this one
+    jobs = [warm(comm, overlap) for overlap in OVERLAPS * 2]
+    for step in range(3):
+        for _, model, optimizer in jobs:
+            update(optimizer, model, step, comm.rank)
+    assert [thread.name for thread in threading.enumerate()].count(
+        exchange_thread._thread.name) == 1
+    for number, (communicator, *_) in enumerate(jobs):
+        assert len(exchange_thread._reducers) == (
+            len(others) + len(jobs) - number)
+        communicator.finalize()
+    assert set(exchange_thread._reducers) == others
+    assert (exchange_thread._thread is None) == (not others)
+
+
+@on_ranks(1)
+def test_an_interrupt_while_the_thread_is_waited_for_leaves_it_working(comm):
+    communicator = make(comm, 'fp8', True)
+    reducer = communicator._reducer
+    with mock.patch.object(reducer, '_turn', mock.MagicMock()) as turn:
+        turn.__enter__.side_effect = KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt), reducer.taken():
+            pass
+    assert not reducer._main_waits
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_the_thread_does_not_walk_over_what_backward_fills(comm):
+    """A dictionary that grows meanwhile would end the walk with an error."""
+    class Growing(dict):
+        def values(self):
+            raise AssertionError('walked over')
+        __iter__ = items = values
+
+    communicator, model, optimizer = warm(comm)
+    sender = early(communicator, model)
+    begin = sender.begin
+
+    def begin_growing(*arguments):
+        found = begin(*arguments)
+        sender.update.arrays = Growing()
+        return found
+    with mock.patch.object(sender, 'begin', begin_growing):
+        for step in range(3):
+            update(optimizer, model, step, comm.rank)
+    # The thread, which was woken, gets the core at some time.
+    assert eventually(lambda: communicator.events.hidden['exchange'] > 0)
+    communicator.finalize()
+
+
+SCRIPT = '''
+import chainer_fp8pipe
+import chainer, chainermn
+from chainer import _backprop
+from mpi4py import MPI
+from tests.communicators.networks import Plain
+
+
+def in_chainer():
+    return (_backprop._backprop_to_all, _backprop._backprop_utils,
+            chainer.GradientMethod.update)
+
+
+rank = MPI.COMM_WORLD.rank
+original = in_chainer()
+communicator = chainer_fp8pipe.create_communicator(
+    'fp8', overlap={overlap!r}, warmup=0, bucket_bytes=300)
+model = Plain()
+optimizer = chainermn.create_multi_node_optimizer(
+    chainer.optimizers.SGD(0.1), communicator).setup(model)
+for step in range(5):
+    optimizer.update(lambda: model.loss(step, rank))
+assert communicator._reducer.known(model).ready
+replaced = [mine is not theirs for mine, theirs in zip(in_chainer(), original)]
+assert replaced == [True, True, {overlap!r} is not True], replaced
+{end}
+if communicator._is_finalized:
+    assert in_chainer() == original
+print('left', rank)
+'''
+
+
+@pytest.mark.parametrize(('overlap', 'end'), [
+    (True, ''), ('next_forward', ''),
+    ('next_forward', 'model.loss(9, rank).backward()'),
+    (True, 'if rank == 0: model.loss(9, rank).backward()'),
+    ('next_forward', 'communicator.finalize()'),
+    (True, 'model.loss(9, rank).backward(); communicator.finalize()')])
+def test_the_end_of_the_program_does_not_hang(tmp_path, overlap, end):
+    script = tmp_path / 'script.py'
+    script.write_text(SCRIPT.format(end=end, overlap=overlap))
+    done = run_script(2, script, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('left') == 2

@@ -1,0 +1,207 @@
+"""What cannot be exchanged early is an error, on all ranks."""
+import time
+from unittest import mock
+
+from chainer_fp8pipe import create_communicator
+
+import chainer
+import chainer.functions as F
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+from ..communicators.networks import NETWORKS, Plain
+from .jobs import early, make, optimizer_of, update, warm
+
+
+def replaced(comm, optimizer, model):
+    model.cleargrads()
+    model.loss(9, comm.rank).backward()
+    if comm.rank == 1:
+        model.l9.W.grad = model.l9.W.grad * 2
+    optimizer.update()
+
+
+def one_pass_more(comm, optimizer, model):
+    model.cleargrads()
+    model.loss(9, comm.rank).backward()
+    model.loss(10, comm.rank).backward()
+    optimizer.update()
+
+
+def no_update(comm, optimizer, model):
+    model.loss(9, comm.rank).backward()
+    update(optimizer, model, 10, comm.rank)
+
+
+class Choosing(NETWORKS['Changing']):
+    """One rank lacks a gradient that the others have sent already."""
+
+    def forward(self, x):
+        rank = MPI.COMM_WORLD.rank
+        for name in 'abc' if self.step < 6 or rank else 'ac':
+            x = F.tanh(self[name](x))
+        return x
+
+
+def lacking(comm, optimizer, model):
+    update(optimizer, model, 7, comm.rank)
+
+
+def scaled(comm, optimizer, model):
+    model.cleargrads()
+    model.loss(9, comm.rank).backward(loss_scale=2.0 + comm.rank)
+    optimizer.update()
+
+
+def thread_fails(comm, optimizer, model):
+    known = early(optimizer.communicator, model)
+    with mock.patch.object(type(known), 'send', side_effect=(
+            KeyError('lost') if comm.rank else None)):
+        model.cleargrads()
+        model.loss(9, comm.rank).backward()
+        while comm.rank and not known.failure:
+            time.sleep(1e-3)
+        optimizer.update()
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize(('change', 'network', 'match'), [
+    (replaced, Plain, 'rank 1: the gradient of parameter /l9/W was changed '
+     'after.*pass overlap=False'),
+    (one_pass_more, Plain, 'the gradient of parameter .* was changed after'),
+    (no_update, Plain, 'the gradient of parameter .* was changed after'),
+    (lacking, Choosing, '/b/W is float32 .* without gradient on rank 0 but '
+     'float32 .* on rank 1.*zero_fill=True'),
+    (scaled, Plain, 'the loss scale is 2.0 on rank 0 but 3.0 on rank 1'),
+    (thread_fails, Plain,
+     '(?s)rank 1: the exchange failed beside backward.*lost')])
+def test_every_rank_raises_and_refuses_to_go_on(
+        comm, change, network, match):
+    communicator = make(comm, 'fp8', True)
+    numpy.random.seed(1)
+    model = network()
+    optimizer = optimizer_of('sgd', model, communicator,
+                             zero_fill=network is Plain)
+    for number in range(4):
+        update(optimizer, model, number, comm.rank)
+    with pytest.raises(ValueError, match=match) as raised:
+        change(comm, optimizer, model)
+    assert len(set(comm.allgather(str(raised.value)))) == 1
+    with pytest.raises(RuntimeError, match='make a new communicator'):
+        communicator.multi_node_mean_grad(model)
+    assert not any(one.update.frozen
+                   for one in communicator._reducer.exchanges)
+    communicator.finalize()
+
+
+@on_ranks(2)
+def test_a_gradient_that_is_changed_in_place_is_an_error_at_once(comm):
+    _, model, optimizer = warm(comm)
+    model.cleargrads()
+    model.loss(9, comm.rank).backward()
+    with pytest.raises(ValueError, match='read-only'):
+        model.l9.W.grad *= 2
+    optimizer.update()
+    model.l9.W.grad *= 2
+
+
+@on_ranks(2)
+def test_parameters_can_be_broadcast_in_the_middle_of_a_step(comm):
+    """What was sent is dropped, also by ranks that sent nothing."""
+    communicator, model, optimizer = warm(comm)
+    if comm.rank == 0:
+        model.loss(9, comm.rank).backward()
+    communicator.bcast_data(model)
+    for number in range(4):
+        update(optimizer, model, number, comm.rank)
+    assert len(set(comm.allgather(model.l1.W.array.tobytes()))) == 1
+
+
+@on_ranks(3)
+def test_an_update_that_is_dropped_leaves_error_feedback_as_small(comm):
+    """Rank 2 has sent nothing of it, and sends zeros for the others."""
+    communicator = create_communicator(
+        'fp8', comm, overlap=True, warmup=0, partial_sums='float32')
+    model = chainer.Link()
+    with model.init_scope():
+        model.w = chainer.Parameter(numpy.random.default_rng(0).normal(
+            0, 0.01, 20000).astype(numpy.float32))
+
+    def backward(step):
+        gradient = numpy.random.default_rng((comm.rank, step)).normal(
+            0, 0.001, 20000).astype(numpy.float32)
+        model.cleargrads()
+        F.sum(model.w * gradient).backward()
+        return gradient
+
+    errors = []
+    for step in range(8):
+        if step == 6:
+            if comm.rank != 2:
+                backward(99)
+            communicator.bcast_data(model)
+        mean = comm.allreduce(backward(step).astype(float)) / comm.size
+        communicator.multi_node_mean_grad(model)
+        errors.append(abs(model.w.grad - mean).mean() / abs(mean).mean())
+    assert max(errors[6:]) < 3 * max(errors[:6])
+    communicator.finalize()
+
+
+@on_ranks(2, 4)
+def test_a_gradient_that_is_not_finite_is_an_error_at_every_access(comm):
+    communicator, model, optimizer = warm(comm, 'next_forward', 5, warmup=0)
+    with numpy.errstate(invalid='ignore'):
+        optimizer.update(lambda: model.loss(5, comm.rank) * numpy.float32(
+            'nan' if comm.rank else 1))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=(
+                r'gradients of /l1/. is not finite: '
+                + ('.* on this rank' if comm.rank else 'it is not so on this')
+                + '.*go on from a snapshot')):
+            model(numpy.zeros((1, 8), 'f4'))
+    for call in (lambda: communicator.multi_node_mean_grad(model),
+                 communicator.finalize):
+        with pytest.raises(RuntimeError, match='is not finite'):
+            call()
+
+
+@on_ranks(2)
+def test_what_fails_in_the_thread_is_an_error_at_an_access(comm):
+    communicator, model, _ = warm(comm, 'next_forward', 5, warmup=0)
+    early(communicator, model).failure = 'lost'
+    with pytest.raises(RuntimeError, match='failed beside.*lost'):
+        model.l1.W.array.sum()
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('updates', [5, 7])
+def test_ranks_that_disagree_hear_of_it_at_the_first_look(comm, updates):
+    """Or at once, where an order is chosen: in the seventh update."""
+    communicator, model, optimizer = warm(comm, 'next_forward', updates,
+                                          warmup=0)
+    model.cleargrads()
+    model.loss(5, comm.rank).backward(loss_scale=2.0 + comm.rank)
+    looks = [lambda: model(numpy.zeros((1, 8), 'f4'))] * 2
+    if updates == 7:
+        looks = [optimizer.update]
+    else:
+        optimizer.update()
+    for look in looks:
+        with pytest.raises(ValueError, match=(
+                'the loss scale is 2.0 on rank 0 but 3.0 on rank 1')) as seen:
+            look()
+        assert len(set(comm.allgather(str(seen.value)))) == 1
+    with pytest.raises((RuntimeError, ValueError), match=(
+            'make a new communicator|the loss scale is')):
+        communicator.multi_node_mean_grad(model)
+    with pytest.raises((RuntimeError, ValueError)):
+        communicator.finalize()
+
+
+@on_ranks(1)
+def test_an_algorithm_that_can_only_wait_is_an_error(comm):
+    with pytest.raises(ValueError, match="'mpi_op' can only wait"):
+        make(comm, 'fp8', True, algorithm='mpi_op')
