@@ -17,14 +17,14 @@ import sys
 import time
 
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.bench.allreduce import Case, model
+from chainer_fp8pipe.bench.allreduce import model
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.communicators import aggregator_ranks
+from chainer_fp8pipe.communicators import aggregator_ranks, create_communicator
 from chainer_fp8pipe.communicators.algorithms import (
     gather_nodes,
     make_algorithm,
 )
-from chainer_fp8pipe.communicators.options import make_options
+from chainer_fp8pipe.communicators.options import make_options, without_warmup
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
@@ -114,24 +114,24 @@ def _opened(case, comm, link, size):
         if case['kind'] == 'alone':
             yield _alone(case, ordered, link)
         else:
-            communicator = _case(case).make(ordered)
+            communicator = create_communicator(case['codec'], ordered,
+                                               **_options(case))
             yield lambda: communicator.multi_node_mean_grad(link)
             communicator.finalize()
 
 
-def _case(case):
-    options = dict(case['options'])
-    return Case(case['codec'], options.pop('algorithm'),
-                tuple(options.items()))
+def _options(case):
+    """The communicator's, without warm-up."""
+    return {**without_warmup(case['codec']), **case['options']}
 
 
 def _alone(case, comm, link):
     """The exchange of wires that are encoded already, and stay so."""
-    made = _case(case)
-    options = make_options(made.codec, made.arguments())
+    name = case['codec']
     algorithm = make_algorithm(
-        comm, options, gather_nodes(comm, comm.rank, 0), EventStream())
-    codec = _CODECS.get(made.codec, lambda: Cast(made.codec))()
+        comm, make_options(name, _options(case)),
+        gather_nodes(comm, comm.rank, 0), EventStream())
+    codec = _CODECS.get(name, lambda: Cast(name))()
     tensors = Tensors(['/x'], [link.x.grad], [link.x.array],
                       grain=codec.grain)
     coding = begin(codec.init(), tensors, lambda found: comm.Allreduce(
@@ -148,9 +148,8 @@ def _aggregated(case, everyone, workers, link):
     begun = everyone.Ibarrier()
     while not begun.Test():
         time.sleep(10e-3)
-    made = _case(case)
     communicator = aggregator_ranks.divide(
-        everyone, made.codec, make_options(made.codec, made.arguments()))
+        everyone, case['codec'], make_options(case['codec'], _options(case)))
     if communicator is None:    # this rank has served
         return None
     communicator.multi_node_mean_grad(link)

@@ -99,8 +99,10 @@ def layout(batch, most):
 
 def method(name, base_lr=BASE_LR, coefficient=COEFFICIENT, warmup=0.0):
     """What a way of training needs to know; see large_batch_ranks.py."""
-    return {'name': name, 'lars': name in METHODS[2:], 'base_lr': base_lr,
-            'weight_decay': WEIGHT_DECAY, 'coefficient': coefficient,
+    lars = name in METHODS[2:]
+    return {'name': name, 'lars': lars, 'base_lr': base_lr,
+            'weight_decay': WEIGHT_DECAY,
+            'coefficient': coefficient if lars else None,
             'warmup_epochs': warmup}
 
 

@@ -262,8 +262,7 @@ def _taking_turns(comm: MPI.Comm) -> RankFigures:
                        all(one <= 0.5 for one in crowded))
 
 
-def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
-                 ) -> RankFigures:
+def _all_at_once(comm: MPI.Comm, model: Any, batch: Any) -> RankFigures:
     """Has all ranks train copies."""
     clone: Any = raise_together(comm, lambda: copy.deepcopy(model))
     work = plain_pass(clone, batch)
@@ -272,10 +271,12 @@ def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
-    # Predictions start from processor time of the first rank.
-    alone = comm.bcast(raise_together(comm, lambda: None if comm.rank else
-                                      statistics.median(
-        sum(work()) for _ in range(_FEWEST))))
+
+    def alone() -> float | None:
+        # Predictions start from processor time of the first rank.
+        return None if comm.rank else statistics.median(
+            sum(work()) for _ in range(_FEWEST))
+    undisturbed = comm.bcast(raise_together(comm, alone))
     found: list[float] = []
     begin = time.perf_counter()
     while len(found) <= _FEWEST or len(found) < _MOST and comm.bcast(
@@ -283,7 +284,7 @@ def _all_at_once(comm: MPI.Comm, model: Any, batch: Any
         wait_until(comm.Ibarrier().Test)
         found.append(raise_together(comm, timed))
     return _taking_turns(comm)._replace(slowdown=tuple(
-        max(one / max(alone, 1e-9), 1.0)
+        max(one / max(undisturbed, 1e-9), 1.0)
         for one in comm.allgather(statistics.median(found[1:]))))
 
 

@@ -170,8 +170,7 @@ class Planned(SystemExit):
 class ScriptPlan(Originals):
     """Plans a script's job when the script is about to train.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals`.  All
-    ranks run the script until it calls ``run()`` of its Trainer or
+    All ranks run the script until it calls ``run()`` of its Trainer or
     ``update()`` of its ``StandardUpdater``; then model, optimizer, batch and
     batch size are known.  The script writes no models, and does not go on.
 

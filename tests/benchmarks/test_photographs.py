@@ -1,5 +1,4 @@
 """The photographs that the benchmark, tests and example read."""
-import importlib.util
 import pathlib
 import sys
 
@@ -7,20 +6,10 @@ import numpy
 import pytest
 from PIL import Image
 
-_FOLDER = pathlib.Path(__file__).parents[2] / 'benchmarks'
-
-
-def _load(name):
-    if str(_FOLDER) not in sys.path:
-        sys.path.append(str(_FOLDER))   # they import each other
-    spec = importlib.util.spec_from_file_location(
-        f'benchmark_{name}', _FOLDER / f'{name}.py')
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-photographs = _load('photographs')
+# Benchmarks import each other from their folder.
+sys.path.append(str(pathlib.Path(__file__).parents[2] / 'benchmarks'))
+import input_pipeline
+import photographs
 
 
 def test_every_class_gets_its_share(tmp_path):
@@ -50,7 +39,7 @@ def test_sizes_are_about_those_of_imagenet():
     assert (sizes[:, 0] > sizes[:, 1]).mean() > .6
 
 
-def test_large_images_continue_the_photograph_mirrored(tmp_path):
+def test_large_images_continue_the_photograph_mirrored():
     pixels = numpy.arange(12, dtype=numpy.uint8).reshape(2, 2, 3)
     cut = photographs._cut(pixels, 4, 2, numpy.random.default_rng(0))
     numpy.testing.assert_array_equal(cut[:, 2:], pixels[:, ::-1])
@@ -73,7 +62,7 @@ def test_more_classes_than_there_are_is_an_error(tmp_path):
 
 
 def test_each_part_is_removed_and_used_alone():
-    found = _load('input_pipeline').choices()
+    found = input_pipeline.choices()
     assert {*found['everything']} - {*found['without fused']} == {'fused'}
     assert found['only cache'] == ('cache',)
     assert len(found) == 10
