@@ -187,8 +187,7 @@ class Decoder:
             if not hasattr(_local, 'decompressor'):
                 _local.decompressor = libturbojpeg.Decompressor()
             shrink = shrink_for(plan)
-            pixels = _local.decompressor.decode(data, width, height, plan.box,
-                                                shrink)
+            pixels = _local.decompressor.decode(data, width, plan.box, shrink)
             if pixels is not None:
                 return resize(pixels, plan, shrink, plan.box[0] // shrink,
                               plan.box[1] // shrink)

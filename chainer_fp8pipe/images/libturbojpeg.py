@@ -72,35 +72,33 @@ class Decompressor:
         self._tj, self._handle = tj, handle
         self._destroy = weakref.finalize(self, tj.tj3Destroy, handle)
 
-    def decode(self, data: bytes | memoryview, width: int, height: int,
+    def decode(self, data: bytes | memoryview, width: int,
                box: tuple[int, int, int, int], shrink: int
                ) -> numpy.ndarray | None:
-        """Decodes a part of an image of ``width`` x ``height`` pixels.
+        """Decodes a part of an image.
 
         Args:
             data: The file.
-            width: Of the whole image.
-            height: Of the whole image.
+            width: Of the whole image, in pixels.
             box: Left, top, width and height of the part, in pixels.
             shrink: 1, 2, 4 or 8: how many pixels become one, in both
                 directions.
 
         Returns:
             The pixels that cover the part, of shape (h, w, 3), uint8, valid
-            until the next call: of the image shrunk to
-            ``ceil(width / shrink)`` x ``ceil(height / shrink)``, columns
-            ``floor(left / shrink)`` to ``ceil((left + w) / shrink)``, and
-            rows likewise.  None if the library cannot decode this file.
+            until the next call: columns ``floor(left / shrink)`` to
+            ``ceil((left + w) / shrink)`` of the shrunk image, and rows
+            likewise.  None if the library cannot decode this file.
         """
         self._is_sound = True
-        pixels = self._decode(data, width, height, box, shrink)
+        pixels = self._decode(data, width, box, shrink)
         if pixels is None or not self._is_sound:
             # After a damaged file an instance can refuse sound ones.
             self._destroy()
             self._open()
         return pixels
 
-    def _decode(self, data: bytes | memoryview, width: int, height: int,
+    def _decode(self, data: bytes | memoryview, width: int,
                 box: tuple[int, int, int, int], shrink: int
                 ) -> numpy.ndarray | None:
         tj, handle = self._tj, self._handle

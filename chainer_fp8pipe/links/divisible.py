@@ -1,4 +1,19 @@
 """A model of numbered layers that can be cut into stages."""
+# A model is a list of slots: layers, or lazy ones that are not built yet.  A
+# part is a model of the same class that has some of them, and numbers them as
+# the whole does (LayerRange), so that names, keys of snapshots, initial values
+# and masks of dropout do not depend on the cut.  It holds no layer of another
+# part: what the user's attributes hold of these is left out (_leave), and a
+# cut through what two layers share is an error (shared_parameters.check_cut).
+#
+# A layer is built where it is first asked for, with NumPy's generator seeded
+# by the model's seed and the layer's number: a rank that builds layers 40 to
+# 59 alone gets the values that one process would give them.  Building all and
+# throwing most away would take the memory that the cut is to save.
+#
+# Chainer's Sequential is not the base: it gives links other numbers than
+# layers, yields a link at two places twice, and has some twenty operations of
+# lists that a part could not carry out.
 from __future__ import annotations
 
 import contextlib
@@ -18,22 +33,6 @@ from .balance import chunk_counts
 from .layer_table import describe, rows_of, table
 from .lazy import Lazy, initialising
 from .shared_parameters import check_cut, things_used
-
-# A model is a list of slots: layers, or lazy ones that are not built yet.  A
-# part is a model of the same class that has some of them, and numbers them as
-# the whole does (LayerRange), so that names, keys of snapshots, initial values
-# and masks of dropout do not depend on the cut.  It holds no layer of another
-# part: what the user's attributes hold of these is left out (_leave), and a
-# cut through what two layers share is an error (shared_parameters.check_cut).
-#
-# A layer is built where it is first asked for, with NumPy's generator seeded
-# by the model's seed and the layer's number: a rank that builds layers 40 to
-# 59 alone gets the values that one process would give them.  Building all and
-# throwing most away would take the memory that the cut is to save.
-#
-# Chainer's Sequential is not the base: it gives links other numbers than
-# layers, yields a link at two places twice, and has some twenty operations of
-# lists that a part could not carry out.
 
 
 class LayerRange(NamedTuple):

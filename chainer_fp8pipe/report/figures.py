@@ -118,7 +118,7 @@ def _tell(plot: Any, renderer: Any, *tooltips: tuple[str, str],
 
 
 def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
-               went_on: Sequence[Mapping[str, float]] = (),
+               went_on: Sequence[Mapping[str, float]],
                styles: Mapping[str, tuple[str, bool]] | None = None
                ) -> Drawing:
     """Lines against updates; curves also against epochs or time.

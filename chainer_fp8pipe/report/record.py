@@ -76,10 +76,11 @@ class RunStart(NamedTuple):
             ``'cpu'``, ``'cores'``, ``'memory'`` of rank 0's host.
         launched: How often the launcher had started the job before; None
             without a launcher.
-        after: What the launcher says has ended the start before; ''.
+        after: What has ended the start before, as the launcher says; '' if
+            it says nothing.
         reporting: Ranks whose data the record has; all but where only some
             were given the extension.
-        origin: What the clock of rank 0 (``time.monotonic``) showed.
+        origin: What the clock of rank 0 (``time.monotonic``) showed then.
         plan: What a plan has chosen, in words; '' without a plan.
         planned: Seconds of an update that it predicts, by part.
         spread: Relative, of their sum.
@@ -148,8 +149,8 @@ class RankInterval(NamedTuple):
         first: The first update.
         last: The last update.
         step: Seconds from the end of an update to the end of the next.
-        own: Seconds of a step but for :data:`COMMUNICATION`, in which it
-            waits for nobody.
+        own: Seconds of a step without :data:`COMMUNICATION`: of the work in
+            which it waits for nobody.
         phases: Mean seconds of an update by phase, see :data:`PHASES`.
         hidden: Mean seconds of an update of what the exchange's thread did
             beside, by phase.

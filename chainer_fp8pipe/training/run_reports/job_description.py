@@ -13,7 +13,7 @@ import chainer
 from mpi4py import MPI
 
 from ..._version import __version__
-from ...report.launch_protocol import ENDED, is_launched
+from ...report.launch_protocol import ENDED, LAUNCHED, is_launched
 from ...report.record import RunStart
 
 _PACKAGES = 'chainer', 'numpy', 'mpi4py', 'cupy', 'scipy', 'Pillow'
@@ -22,7 +22,7 @@ _VARIABLES = ('CHAINER_', 'CHAINERMN_', 'OMP_', 'OPENBLAS_', 'MKL_', 'CUDA_',
               'CUPY_', 'NCCL_', 'MPIR_CVAR_', 'MPICH_', 'OMPI_MCA_',
               'SLURM_JOB_ID', 'SLURM_NNODES', 'UCX_', 'FI_')
 #: They tell a launcher's processes, and are of no use to a reader.
-_PRIVATE = 'CHAINER_FP8PIPE_LAUNCH', 'CHAINER_FP8PIPE_ENDED'
+_PRIVATE = LAUNCHED, ENDED
 
 
 def describe_start(trainer: Any, number: int, iteration: int, ranks: int,

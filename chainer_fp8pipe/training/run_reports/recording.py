@@ -34,8 +34,8 @@ from ..extensions.reports import clipped_share
 from .job_description import describe_start
 from .watching import CurveMeans, UpdateTimes, together
 
-#: Links and tensors are read at so many writes; from then on, as they are
-#: many, at every so manieth.
+#: Links and tensors are read at each of the first so many writes, and then at
+#: one of so many, as a record would have too many of them.
 _READINGS = 32
 #: Seconds from one page to the next, and to the first: it takes about one.
 _PAGES = 60.0

@@ -20,7 +20,6 @@ from .files import Followed
 from .launch import Refusal
 
 _RETAIN = 2
-_EVERY = Interval(300.0, 'second')
 
 
 class Restartable:
@@ -39,9 +38,8 @@ class Restartable:
         every: The interval between snapshots.
     """
 
-    def __init__(self, comm: MPI.Comm, job: Any,
-                 directory: str | None = None,
-                 every: Interval = _EVERY) -> None:
+    def __init__(self, comm: MPI.Comm, job: Any, directory: str | None,
+                 every: Interval) -> None:
         self._comm, self._job = comm, job
         # Before the script changes the working directory.
         self._directory = directory and os.path.abspath(directory)
