@@ -15,8 +15,8 @@ import time
 
 from chainer_fp8pipe.planner import trials
 from chainer_fp8pipe.planner.example import Example, ScriptData
-from chainer_fp8pipe.planner.planned_job import PlannedJob, plan, shapes_of
-from chainer_fp8pipe.planning.job_plan import Configuration, JobPlan
+from chainer_fp8pipe.planner.planned_job import job_of, plan
+from chainer_fp8pipe.planning.job_plan import Configuration
 
 import chainer
 import chainer.functions as F
@@ -133,10 +133,8 @@ def _again(comm, made, trained):
             way = _way_of(one.way, made, comm.size)
             if way is None:
                 continue
-            seconds = trials.try_way(way, PlannedJob(
-                JobPlan(way, way.stages * way.replicas, trained.batch,
-                        shapes_of(trained.model)), trained.example),
-                trained, comm, _SECONDS)
+            seconds = trials.try_way(way, job_of(way, trained), trained,
+                                     comm, _SECONDS)
             if not isinstance(seconds, str):
                 found.setdefault(one.way, []).extend(seconds)
     return found

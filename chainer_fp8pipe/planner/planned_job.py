@@ -326,6 +326,13 @@ def read_together(comm: MPI.Comm, path: str) -> JobPlan:
     return comm.bcast(_of_first_rank(comm, read))
 
 
+def job_of(way: Configuration, trained: trials.Trained) -> PlannedJob:
+    """What sets up a way to run a job, so that the way can be tried."""
+    return PlannedJob(JobPlan(
+        way, way.stages * way.replicas, trained.batch,
+        shapes_of(trained.model)), trained.example)
+
+
 def shapes_of(model: Any) -> dict[str, Any]:
     """Of all parameters, by path; None: unknown yet."""
     return {name: None if one._data[0] is None else tuple(one._data[0].shape)
@@ -373,10 +380,8 @@ def _tried(ways: Sequence[Configuration], trained: trials.Trained,
     begin, seconds = time.perf_counter(), budget * _OF_A_TRIAL
 
     def run(way: Configuration) -> trials.Blocks:
-        return trials.try_way(way, PlannedJob(JobPlan(
-            way, way.stages * way.replicas, trained.batch,
-            shapes_of(trained.model)), trained.example), trained, comm,
-            seconds)
+        return trials.try_way(way, job_of(way, trained), trained, comm,
+                              seconds)
     found, remarks = trials.try_all(
         [*ways, *[Configuration()] * (comm.size > 1)], run, say,
         lambda: comm.bcast(time.perf_counter() - begin < budget))

@@ -60,7 +60,7 @@ from .schedule_time import Costs, Link, step_time
 PACKING, _GHOST = 5e-5, 8e-6
 #: Seconds of an update that the exchange's thread, and waiting in the next
 #: forward pass, cost besides.
-_THREAD = {False: 0.0, True: 3e-4, 'next_forward': 6e-4}
+_THREAD = {True: 3e-4, 'next_forward': 6e-4}
 #: Of the time that a stage alone would wait, what cores that it shares with
 #: others do not fill.
 _UNFILLED = 0.5

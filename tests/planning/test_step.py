@@ -20,7 +20,7 @@ def no_constants(monkeypatch):
     monkeypatch.setattr(step, 'PACKING', 0.0)
     monkeypatch.setattr(step, '_GHOST', 0.0)
     monkeypatch.setattr(step, '_THREAD', dict.fromkeys(
-        (False, True, 'next_forward'), 0.0))
+        (True, 'next_forward'), 0.0))
 
 
 def seconds_of(profile, batch, way):
