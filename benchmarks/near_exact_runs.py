@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chainer_fp8pipe.codecs import BlockScaled, Codec, Fp8Ratio
+from chainer_fp8pipe.codecs import BlockScaled, Codec, Fp8Ratio, State
 
 import chainer
 import chainer.functions as F
@@ -42,9 +42,9 @@ class Variant(NamedTuple):
 class _Forgetting(BlockScaled):
     """``int4`` whose feedback decays."""
 
-    def start(self, loss_scale: float) -> None:
-        super().start(loss_scale)
-        self._residuals.multiply(0.9)
+    def begin(self, state: State, loss_scale: float) -> None:
+        super().begin(state, loss_scale)
+        state.multiply_residuals(0.9)
 
 
 def _int4(rank):

@@ -56,7 +56,7 @@ class MpiOp(Algorithm):
             return
         if self._inside and self._between:
             pieces = cut(bucket.start, bucket.stop, self._inside.size)
-            own = wire[slice(*pieces[self._inside.rank:][:2])]
+            own = _piece(wire, pieces, self._inside.rank)
             self._reduce_scatter(self._inside, coding, wire, pieces)
             coding.rescale(own, 1.0 / self._between.size)
             self._allreduce(self._between, coding, own)
@@ -109,14 +109,14 @@ class MpiOp(Algorithm):
     def _reduce_scatter(self, comm: MPI.Comm, coding: Coding,
                         wire: numpy.ndarray, pieces: list[int]) -> None:
         """Makes this rank's piece the sum of all ranks', in their order."""
-        own = wire[slice(*pieces[comm.rank:][:2])]
+        own = _piece(wire, pieces, comm.rank)
         received = {peer: numpy.empty_like(own) for peer in _others(comm)}
         # Receives are posted before sends, so that no message has to wait in
         # a buffer of MPI's.
         arrivals = {peer: HeldRequest(comm.Irecv(_bytes(buffer), peer), buffer)
                     for peer, buffer in received.items()}
         sends = list(self._sends(comm, {
-            peer: wire[slice(*pieces[peer:][:2])] for peer in received}))
+            peer: _piece(wire, pieces, peer) for peer in received}))
         received[comm.rank] = own.copy()
         total = None
         for peer in range(comm.size):
@@ -133,9 +133,9 @@ class MpiOp(Algorithm):
 
     def _allgather(self, comm: MPI.Comm, wire: numpy.ndarray,
                    pieces: list[int]) -> None:
-        own = wire[slice(*pieces[comm.rank:][:2])]
+        own = _piece(wire, pieces, comm.rank)
         requests = [HeldRequest(comm.Irecv(
-            _bytes(wire[slice(*pieces[peer:][:2])]), peer), wire)
+            _bytes(_piece(wire, pieces, peer)), peer), wire)
             for peer in _others(comm)]
         requests += self._sends(comm, dict.fromkeys(_others(comm), own))
         for request in requests:
@@ -152,6 +152,11 @@ class MpiOp(Algorithm):
 def _others(comm: MPI.Comm) -> list[int]:
     """In the order in which they send to this rank; it sends the other way."""
     return [(comm.rank - step) % comm.size for step in range(1, comm.size)]
+
+
+def _piece(wire: numpy.ndarray, pieces: list[int], rank: int
+           ) -> numpy.ndarray:
+    return wire[pieces[rank]:pieces[rank + 1]]
 
 
 def _bytes(array: numpy.ndarray) -> numpy.ndarray:

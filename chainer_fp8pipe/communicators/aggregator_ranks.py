@@ -7,8 +7,6 @@ links or a faster one than a worker.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from mpi4py import MPI
 
 from ..allreduce.aggregator import (
@@ -18,6 +16,7 @@ from ..allreduce.aggregator import (
     serve,
 )
 from ..mpi.agreement import Signature, agree
+from ..mpi.waiting import world_ranks
 from .codec_communicator import CodecCommunicator
 from .options import ExchangeOptions
 
@@ -110,7 +109,7 @@ def refuse_parts(mpi_comm: MPI.Comm) -> None:
 
 def remember_aggregators(mpi_comm: MPI.Comm, workers: int) -> None:
     """Notes the ranks of which no communicator can be made any more."""
-    _aggregators.update(_in_world(mpi_comm, range(workers, mpi_comm.size)))
+    _aggregators.update(world_ranks(mpi_comm)[workers:])
 
 
 def refuse_aggregators(mpi_comm: MPI.Comm) -> None:
@@ -121,8 +120,7 @@ def refuse_aggregators(mpi_comm: MPI.Comm) -> None:
     """
     if not _aggregators:
         return
-    found = sorted(_aggregators.intersection(
-        _in_world(mpi_comm, range(mpi_comm.size))))
+    found = sorted(_aggregators.intersection(world_ranks(mpi_comm)))
     if found:
         raise ValueError(
             f'{"ranks" if found[1:] else "rank"} '
@@ -130,8 +128,3 @@ def refuse_aggregators(mpi_comm: MPI.Comm) -> None:
             f'{"" if found[1:] else "s"} for the workers of an earlier '
             "communicator (algorithm='aggregator') and cannot take part in "
             'another one; pass its mpi_comm: mpi_comm=comm.mpi_comm')
-
-
-def _in_world(comm: MPI.Comm, ranks: Iterable[int]) -> list[int]:
-    return list(comm.Get_group().Translate_ranks(
-        list(ranks), MPI.COMM_WORLD.Get_group()))

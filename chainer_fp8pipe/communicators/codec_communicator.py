@@ -169,7 +169,7 @@ class CodecCommunicator(MpiCommunicatorBase):
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether a model's next update travels in float32, to be in fp8 soon.
+        """Whether a model's next update travels in float32, as the first do.
         """
         exchanges = self._reducer.exchanges
         if not exchanges:

@@ -107,8 +107,7 @@ def send_order(buckets: Sequence[BucketNames], finals: Mapping[str, float],
     the final buckets the last one travels first, and interrupts a bucket that
     is on its way, between two chunks (the priorities of Jayarajan et al.,
     "Priority-based Parameter Propagation for Distributed DNN Training",
-    2019).  The order is computed here, from times that are the same on all
-    ranks: ranks that decided by themselves would decide differently.
+    2019).
 
     Args:
         buckets: Whose order is wanted.

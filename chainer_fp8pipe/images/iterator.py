@@ -112,7 +112,7 @@ class ImageIterator(chainer.dataset.Iterator):
         # The loader's requests: epoch, start and stop, this rank's samples.
         self._requests: deque[tuple[int, int, int, numpy.ndarray]] = deque()
         self.is_new_epoch, self._previous = False, -1.0
-        self._start((0, 0), False, -1.0)
+        self._start((0, 0))
 
     @property
     def epoch_detail(self) -> float:
@@ -147,7 +147,8 @@ class ImageIterator(chainer.dataset.Iterator):
         Raises:
             RuntimeError: The iterator was finalized, or a worker has died.
         """
-        self._start((0, 0), False, -1.0)
+        self._start((0, 0))
+        self.is_new_epoch, self._previous = False, -1.0
 
     def finalize(self) -> None:
         """Ends the workers and frees the memory; the iterator is over."""
@@ -180,7 +181,7 @@ class ImageIterator(chainer.dataset.Iterator):
         new = bool(serializer('is_new_epoch', self.is_new_epoch))
         previous = float(serializer('previous_epoch_detail', self._previous))
         if position != (self.epoch, self.current_position):
-            self._start(position, new, previous)
+            self._start(position)
         self.is_new_epoch, self._previous = new, previous
         # One rank's snapshot may be loaded on all ranks.
         rank = serializer('rank', self._rank)
@@ -193,8 +194,7 @@ class ImageIterator(chainer.dataset.Iterator):
         self._named |= numpy.unpackbits(
             named, count=self._samples).astype(bool)
 
-    def _start(self, position: tuple[int, int], new: bool,
-               previous: float) -> None:
+    def _start(self, position: tuple[int, int]) -> None:
         """Goes on at a position: finished epochs, samples used."""
         try:
             self._running().cancel()
@@ -203,7 +203,6 @@ class ImageIterator(chainer.dataset.Iterator):
             raise
         self._requests.clear()
         self.epoch, self.current_position = self._requested = position
-        self.is_new_epoch, self._previous = new, previous
 
     def _running(self) -> Loader:
         """The loader, if the iterator is not over."""

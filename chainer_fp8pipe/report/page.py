@@ -26,7 +26,14 @@ from typing import Any
 import numpy
 
 from .diagnosis import INPUT_SHARE, diagnose
-from .events import LANES, WAITING, Event, explain_waits, in_rows
+from .events import (
+    BUCKETS,
+    LANES,
+    WAITING,
+    Event,
+    explain_waits,
+    in_rows,
+)
 from .figures import (
     GREY,
     LINE_COLOURS,
@@ -200,6 +207,16 @@ def _mean_phases(intervals: Sequence[RankInterval], attribute: str = 'phases'
     return dict(found)
 
 
+def _side_by_side(found: Mapping[str, Mapping[str, str]], title: str = ''
+                  ) -> Table:
+    """A column for each run, a row for each name that one of them has."""
+    names = dict.fromkeys(name for values in found.values()
+                          for name in values)
+    return Table(('', *(f'run {run}' if run else '' for run in found)), [
+        (name, *(values.get(name, '-') for values in found.values()))
+        for name in names], title)
+
+
 def _over_intervals(title: str, unit: str,
                     mine: Mapping[str, Sequence[RankInterval]],
                     value: Callable[[RankInterval], float | None],
@@ -228,13 +245,8 @@ def _result(runs: _Runs) -> Section:
     """What one asks first, side by side for all runs."""
     section = Section('result', 'What came out?', is_open=True)
     found = {run: dict(_results(record)) for run, record in runs.items()}
-    names = dict.fromkeys(name for values in found.values()
-                          for name in values)
-    if names:
-        section.tables.append(Table(
-            ('', *(f'run {run}' if run else '' for run in runs)),
-            [(name, *(values.get(name, '-') for values in found.values()))
-             for name in names]))
+    if any(found.values()):
+        section.tables.append(_side_by_side(found))
     else:
         section.sentences.append('Nothing yet.')
     return section
@@ -426,7 +438,7 @@ def _event_boxes(events: Sequence[Event], legend: dict[Look, str]
         # Grey that is pale is seen on white and on black.
         legend[look] = GREY if waits else _css(look)
         top, height = _LANES[lane] if has_lanes else _WHOLE
-        if lane == len(LANES):
+        if event.lane == BUCKETS:
             height /= buckets[rank]
             top += row * height
         boxes.append((
@@ -845,18 +857,12 @@ def _settings(runs: _Runs) -> Section:
     if not starts:
         section.sentences.append('Nothing was recorded.')
         return section
-    header = ('', *(f'run {run}' if run else '' for run in starts))
-    section.tables.append(Table(header, [
-        ('command', *(shlex.join(start.command)
-                      for start in starts.values())),
-        ('ranks', *(str(start.ranks) for start in starts.values())),
-        ('hosts', *(', '.join(dict.fromkeys(start.hosts))
-                    for start in starts.values()))], 'Command'))
+    section.tables.append(_side_by_side({run: {
+        'command': shlex.join(start.command), 'ranks': str(start.ranks),
+        'hosts': ', '.join(dict.fromkeys(start.hosts))}
+        for run, start in starts.items()}, 'Command'))
     for title in ('options', 'versions', 'environment'):
-        parts = [getattr(start, title) for start in starts.values()]
-        names = dict.fromkeys(name for part in parts for name in part)
-        if names:
-            section.tables.append(Table(header, [
-                (name, *(str(part.get(name, '-')) for part in parts))
-                for name in names], title.capitalize()))
+        found = {run: getattr(start, title) for run, start in starts.items()}
+        if any(found.values()):
+            section.tables.append(_side_by_side(found, title.capitalize()))
     return section

@@ -192,7 +192,8 @@ class Content:
                     or info.file_size > self._length):
                 raise ValueError(f'{name} is not as long as it says')
             array = numpy.empty(shape, dtype)
-            # NumPy refuses a view of no bytes' memory.
+            # NumPy refuses a view of no bytes' memory; zipfile's annotations
+            # do not say that its members have readinto().
             if size and member.readinto(    # type: ignore[attr-defined]
                     bytes_of(array)) != size or member.read(1):
                 raise ValueError(f'{name} is cut off')

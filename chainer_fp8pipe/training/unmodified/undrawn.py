@@ -80,7 +80,7 @@ class Undrawn(Creation):
                 return found if isinstance(found, int) else iter(list(found))
         return call
 
-    @property
+    @property       # as it ends when the model is built
     def creates(self) -> bool:      # type: ignore[override]
         return self._is_building()
 
