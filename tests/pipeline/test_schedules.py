@@ -12,8 +12,10 @@ from chainer_fp8pipe.pipeline.schedules import (
     Action,
     Kind,
     Schedule,
+    bounds,
     forward_schedule,
     make_schedule,
+    recomputed,
 )
 from chainer_fp8pipe.planning.schedule_time import UNIT, simulate
 
@@ -305,3 +307,32 @@ def test_schedules_need_neither_chainer_nor_mpi():
     done = subprocess.run([sys.executable, '-c', code], check=True,
                           capture_output=True, text=True)
     assert re.fullmatch(r'\[\]\s*', done.stdout)
+
+
+@given(st.integers(1, 100), st.integers(1, 40))
+def test_parts_are_those_of_numpy(samples, parts):
+    expected = [len(part) for part
+                in numpy.array_split(numpy.arange(samples), parts)]
+    found = bounds(samples, parts)
+    assert [end - start for start, end in found] == expected
+    assert [start for start, _ in found] == [
+        sum(expected[:number]) for number in range(parts)]
+
+
+@pytest.mark.parametrize(('given', 'chunks'), [
+    (True, {0, 1, 2}), (False, set()), ('every stage', {0, 1, 2}),
+    ('every stage but the last', {0, 1}), ('no stage', set()),
+    ((True, False, True), {0, 2}), ((False, False, False), set())])
+def test_what_is_recomputed(given, chunks):
+    assert recomputed(given, 2) == chunks
+
+
+def test_an_unknown_choice_is_an_error_that_lists_the_known():
+    with pytest.raises(ValueError, match="'every stage but the last', not"):
+        recomputed('sometimes', 2)
+
+
+def test_a_tuple_says_of_each_chunk_and_of_no_others():
+    for short in ((), (True,), (True, False)):
+        with pytest.raises(ValueError, match='recompute must be True, False'):
+            recomputed(short, 2)

@@ -143,15 +143,15 @@ def find_cause(views: Iterable[RankView]) -> tuple[list[int], str, bool]:
     broken = [view for view in views if view.state in (STOPPED, GONE, LEFT)]
     busy = [view for view in views if view.state in (WORKS, SILENT)]
     if broken and not (busy and all(view.state == LEFT for view in broken)):
-        return _cause(broken, 'gone or stopped')
+        return *_cause(broken, 'gone or stopped'), True
     if busy:
         found = [view for view in busy if view.rank in awaited] or busy
-        return *_cause(found, 'behind which others wait')[:2], False
+        return *_cause(found, 'behind which others wait'), False
     # All ranks wait: who waits in another call than those behind it?
     ends = [view for view in views
             if view.rank in awaited and not view.waits_for]
     if ends:
-        return _cause(ends, 'for which others wait, in another call')
+        return *_cause(ends, 'for which others wait, in another call'), True
     groups: dict[tuple, list[RankView]] = collections.defaultdict(list)
     for view in views:
         groups[view.call, view.updates].append(view)
@@ -162,19 +162,19 @@ def find_cause(views: Iterable[RankView]) -> tuple[list[int], str, bool]:
                     'message was lost, or a link is down\n'
                     + _lines(views)), True
     if len(largest) > len(others):
-        ranks, text, _ = _cause(others, 'in another call than the others')
+        ranks, text = _cause(others, 'in another call than the others')
         return ranks, f'{text}the others:\n{_lines(largest)}', True
     return [view.rank for view in views], (
         'the ranks wait for each other in different calls, and no call is '
         f'that of most:\n{_lines(views)}'), True
 
 
-def _cause(found: Sequence[RankView], why: str) -> tuple[list[int], str, bool]:
+def _cause(found: Sequence[RankView], why: str) -> tuple[list[int], str]:
     ranks = [view.rank for view in found]
     names = ', '.join(map(str, ranks[:_MOST])) + ', ...' * (
         len(ranks) > _MOST)
     return ranks, (f'the cause: rank{"s" * (len(ranks) > 1)} {names}, {why}:\n'
-                   + _lines(found)), True
+                   + _lines(found))
 
 
 def _lines(views: Sequence[RankView]) -> str:
