@@ -24,6 +24,9 @@ pytestmark = pytest.mark.skipif(sys.platform != 'linux',
 #: An unmodified script of ChainerMN's; an update takes a hundredth second.
 SCRIPT = '''
 import time
+def after_update(trainer):
+    time.sleep(0.01)
+HEAD
 import chainer, chainermn, numpy
 import chainer.functions as F, chainer.links as L
 from chainer import training
@@ -40,28 +43,36 @@ data = chainermn.scatter_dataset(data, comm, shuffle=True, seed=0)
 updater = training.StandardUpdater(
     chainer.iterators.SerialIterator(data, 10), optimizer)
 trainer = training.Trainer(updater, (UPDATES, 'iteration'))
-trainer.extend(lambda trainer: time.sleep(0.01), trigger=(1, 'iteration'))
+trainer.extend(after_update, trigger=(1, 'iteration'))
 trainer.run()
 if comm.rank == 0:
     print('weights', [p.array.sum().tobytes().hex() for p in model.params()])
 '''
 
 
-#: Before a script: its second snapshot and those that follow get no further
-#: than their first member while there is a file ``hold``.
+#: In a script: its second snapshot and those that follow get no further than
+#: their first member while there is a file ``hold``, nor updates further than
+#: the 20th.  A rank raises between two updates: in the middle of one, the
+#: exchange would have all ranks raise.
 HELD = '''
 import os, signal, time
 from chainer_fp8pipe.training.snapshots import file as snapshot_file
 from mpi4py import MPI
-def fail(*_):
-    raise RuntimeError('a rank that raises')
+signals = []
+def after_update(trainer):
+    time.sleep(0.01)
+    while trainer.updater.iteration > 20 and os.path.exists('hold') and (
+            not signals):
+        time.sleep(0.01)
+    if signals:
+        raise RuntimeError('a rank that raises')
 def held(*given, write=snapshot_file._write_member):
     while os.path.exists('saved/snapshot_iter_7.npz') and (
             os.path.exists('hold')):
         time.sleep(0.01)
     return write(*given)
 snapshot_file._write_member = held
-signal.signal(signal.SIGUSR1, fail)
+signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
 if MPI.COMM_WORLD.rank == 0 and os.path.exists('saved'):
     print('found', *sorted(os.listdir('saved')), flush=True)
 '''
@@ -72,7 +83,7 @@ class Launched:
 
     def __init__(self, folder, updates, head='', every='7 iterations'):
         (folder / 'train.py').write_text(
-            head + SCRIPT.replace('UPDATES', str(updates)))
+            SCRIPT.replace('UPDATES', str(updates)).replace('HEAD', head))
         self.folder, self.output = folder, folder / 'output'
         with open(self.output, 'w') as output:
             self.process = subprocess.Popen(
@@ -240,7 +251,7 @@ def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
         time.sleep(0.1)
     check_older(job)
     assert [*job.folder.glob('saved/snapshot.partial.*')]
-    again = launched(30, head=HELD, every='100 iterations')
+    again = launched(30, every='100 iterations')
     assert again.process.wait(300) == 0, again.said()
     assert 'from saved/snapshot_iter_7.npz' in again.said()
     assert undisturbed.process.wait(300) == 0
