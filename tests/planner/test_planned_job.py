@@ -95,7 +95,9 @@ def test_a_divisible_is_planned_and_trains_by_layers(comm):
     planned = plan(model(), batch(), comm, stages=(2,), batch=8)
     assert set(planned.plan.model) == {
         f'/{number}/{name}' for number in (0, 2, 4) for name in 'Wb'}
-    assert 'Divisible' in planned.plan.remarks[0]
+    # Where the processors are busy, one says that a rank is slow.
+    assert ['Divisible' in remark
+            for remark in planned.plan.remarks].count(True) == 1
     again = PlannedJob(json.loads(json.dumps(planned.plan.as_dict())))
     part = again.partition(model(), comm=comm)
     assert sum(comm.allgather(len(part))) == 5

@@ -8,12 +8,15 @@
 # A rank's end is seen in the order of these: its connection closes, its pidfd
 # becomes readable, its state in /proc is that of a zombie.  The connection
 # comes first, as Linux closes what was opened last before what the launcher
-# reads; a goodbye that was sent before counts.  How the process ended is in
+# reads; a goodbye that was sent before counts.  Of two ends that are seen at
+# once the first is the one that epoll has first: so it is asked for the
+# closing alone, by a file of its own, as a rank that has said something would
+# come before one that has closed.  How the process ended is in
 # /proc while nobody has waited for it, and later behind its pidfd (Linux
 # 6.15).  The launcher kills the other ranks then, so that it may look, on
-# their nodes, as if one of those had died first: who names a death waits a
-# moment for what others say, and prints what no launcher does, or else what
-# was seen first.
+# their nodes, as if one of those had died first: who names a death waits until
+# all others have seen one, or for a second, and prints what no launcher does,
+# or else what was seen first.
 #
 # Each watchdog has a connection to that of the lowest rank, on which lines of
 # JSON travel: what it knows of its ranks goes up, and the one on top judges
@@ -55,7 +58,7 @@ _UNHEARD = 6            # periods without an answer
 _LATE = 3               # periods without a message of a watchdog
 _DETAILS = 4            # periods without an update
 _LINK = 2.0             # seconds that a message may take besides
-_OTHERS = 0.2           # seconds for an earlier death elsewhere to be heard of
+_OTHERS = 1.0           # seconds for an earlier death elsewhere to be heard of
 _TOGETHER = 1.0         # seconds in which a signal to all ends a second rank
 _DYING = 1.0            # seconds from the end of a line to that of a process
 _STATUS = 0.1           # seconds to wait for how a process ended
@@ -117,6 +120,7 @@ class WatchedRank:
         with contextlib.suppress(OSError):
             self.pidfd = os.pidfd_open(pid)
         self.line: socket.socket | None = None
+        self.closing: int | None = None     # of the line: see ends only
         self.is_closed = False      # the line
         self.is_over = False
         self.left = False           # it has said goodbye
@@ -160,11 +164,9 @@ class WatchedRank:
 
     def has_ended_by(self, ready: int) -> bool:
         """Whether it has ended, or is ending, after an event on a file."""
-        if self.is_over or ready == self.pidfd:
-            return not self.is_over
         # Not if it has become another program (os.execv).
-        return bool(self.line and self.is_closed
-                    and self.line.fileno() == ready and self.is_gone())
+        return not self.is_over and (ready == self.pidfd or (
+            ready == self.closing and self.is_gone()))
 
     def _fields(self) -> list[str]:
         """Of /proc, from the state on; [] if the process is gone."""
@@ -397,6 +399,7 @@ class Watchdog:
 
     def _handle(self, events: Sequence[tuple[int, int]]) -> None:
         """Handles events, in the order in which they happened."""
+        seen = time.time()
         # A goodbye that was sent before an end counts.
         self._meet()
         self._hear()
@@ -406,11 +409,11 @@ class Watchdog:
                      and rank.pidfd is None and rank.is_gone(0.0)]
         for rank in sorted(unwatched, key=lambda rank:
                            rank.status() == signal.SIGKILL):
-            self._ended(rank)
+            self._ended(rank, seen)
         for ready, _ in events:
             for rank in self._ranks.values():
                 if rank.has_ended_by(ready):
-                    self._ended(rank)
+                    self._ended(rank, seen)
             for link in [*self._links, *filter(None, [self._up])]:
                 if not link.is_closed and link.connection.fileno() == ready:
                     self._read(link)
@@ -430,8 +433,11 @@ class Watchdog:
                     # 0: of another PID namespace, which cannot be watched.
                     if pid and user == os.geteuid():
                         made.setblocking(False)
+                        rank = self._add(pid)
+                        rank.line, rank.closing = made, os.dup(made.fileno())
                         self._epoll.register(made, select.EPOLLIN)
-                        self._add(pid).line = made
+                        self._epoll.register(rank.closing, select.EPOLLHUP
+                                             | select.EPOLLONESHOT)
 
     def _add(self, pid: int) -> WatchedRank:
         """The rank of a process; watches the process from now on."""
@@ -477,7 +483,7 @@ class Watchdog:
                 link.usual = message['usual']
                 link.can_end = message['can end']
             elif 'died' in message:
-                self._name(*message['died'])
+                self._name(*message['died'], heard_from=link)
             elif 'end' in message:
                 self._end(message['end'])
             elif message.get('all end'):
@@ -518,10 +524,11 @@ class Watchdog:
 
     # --- ends
 
-    def _ended(self, rank: WatchedRank) -> None:
+    def _ended(self, rank: WatchedRank, seen: float) -> None:
         """A rank's process has ended."""
         rank.is_over = True
-        for file in (rank.pidfd, None if rank.is_closed else rank.line):
+        for file in (rank.pidfd, rank.closing,
+                     None if rank.is_closed else rank.line):
             if file is not None:
                 self._epoll.unregister(file)
         if rank.left or not rank.who:
@@ -531,7 +538,7 @@ class Watchdog:
         if number == signal.SIGINT or number == signal.SIGTERM and (
                 not self._others_are_killed()):
             os._exit(0)         # somebody has ended the whole job
-        self._name(number in (0, signal.SIGKILL, signal.SIGTERM), time.time(),
+        self._name(number in (0, signal.SIGKILL, signal.SIGTERM), seen,
                    f'\nchainer_fp8pipe: {rank.who} {in_words(status)} in the '
                    f'middle of the job ({time.strftime("%H:%M:%S")})\n')
 
@@ -552,29 +559,35 @@ class Watchdog:
             time.sleep(1e-3)
         return False
 
-    def _name(self, maybe_killed: bool, at: float, text: str) -> None:
+    def _name(self, maybe_killed: bool, at: float, text: str,
+              heard_from: WatchdogLink | None = None) -> None:
         """Says who has died first, here or at the top; ends the watch.
 
         Args:
             maybe_killed: The launcher may have done it.
             at: When it was seen.
             text: About it.
+            heard_from: Where it was seen, if not here.
         """
-        links, found = self._alive(), [(maybe_killed, at, text)]
-        up = self._leader()
+        found, up = [(maybe_killed, at, text)], self._leader()
         if up:
             up.send({'died': found[0]})
-            links = [up]
+        silent = [up] if up else [
+            link for link in self._alive() if link is not heard_from]
         end = time.monotonic() + _OTHERS * (2 if up else 1)
-        while links and time.monotonic() < end:
-            for link in links:
+        while silent and time.monotonic() < end:
+            for link in tuple(silent):
+                died = []
                 for message in link.receive(self._job.token):
                     if message.get('all end'):
                         self._all_end()
                     elif 'died' in message:
-                        found.append(tuple(message['died']))
+                        died.append(tuple(message['died']))
                 if link is up and link.is_closed:
                     self._all_end()
+                if died or link.is_closed:
+                    silent.remove(link)
+                found += died
             time.sleep(1e-3)
         _print(min(found)[2])
         self._all_end()
