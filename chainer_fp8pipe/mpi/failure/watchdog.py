@@ -569,12 +569,15 @@ class Watchdog:
             text: About it.
             heard_from: Where it was seen, if not here.
         """
-        found, up = [(maybe_killed, at, text)], self._leader()
+        found = [(maybe_killed, at, text)]
+        end = time.monotonic() + _OTHERS * (2 if self._above else 1)
+        while self._above and not self._up and time.monotonic() < end:
+            time.sleep(1e-3)        # it is connecting
+        up = self._leader()
         if up:
             up.send({'died': found[0]})
         silent = [up] if up else [
             link for link in self._alive() if link is not heard_from]
-        end = time.monotonic() + _OTHERS * (2 if up else 1)
         while silent and time.monotonic() < end:
             for link in tuple(silent):
                 died = []
