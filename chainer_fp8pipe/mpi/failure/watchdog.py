@@ -559,7 +559,7 @@ class Watchdog:
             time.sleep(1e-3)
         return False
 
-    def _name(self, maybe_killed: bool, at: float, text: str,
+    def _name(self, maybe_killed: bool, at: float, text: str, *,
               heard_from: WatchdogLink | None = None) -> None:
         """Says who has died first, here or at the top; ends the watch.
 
