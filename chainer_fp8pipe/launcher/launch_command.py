@@ -14,6 +14,7 @@ from ..command_line import Parser, check_script, count, parse_interval
 from ..report.launch_protocol import LAUNCHED
 from .attempt import Interrupts
 from .hosts import (
+    Probe,
     Share,
     allocation_probe,
     check_names,
@@ -209,7 +210,8 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
         raise ValueError('--min-ranks does not go with --plan, which is for '
                          f'{ranks} ranks; leave one of them out')
     starter, every = find_starter(environment), options.every or '5m'
-    room, probe = [Share('', ranks)], tcp_answers
+    room = [Share('', ranks)]
+    probe: Probe = tcp_answers
     if options.hostfile is not None:
         room = read_hosts(options.hostfile, ranks)
         if not options.probe:   # which may know names that others do not
