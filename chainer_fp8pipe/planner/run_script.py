@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..command_line import Interval, check_script, count, parse_interval
+from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options, parse_option
@@ -89,7 +89,7 @@ def add_run(commands: Any) -> None:
         'snapshots of the whole job, in a directory, and go on from the '
         'newest one there')
     run.add_argument(
-        '--every', metavar='INTERVAL', type=_interval, help='between '
+        '--every', metavar='INTERVAL', type=parse_interval, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
     for name, field in _fields().items():
         metadata = field.metadata
@@ -128,13 +128,6 @@ def size(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
-
-
-def _interval(text: str) -> Interval:
-    try:
-        return parse_interval(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
