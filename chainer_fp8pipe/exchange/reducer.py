@@ -44,7 +44,7 @@ from ..allreduce.engine import Algorithm, Bucket
 from ..codecs import Codec, State, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature, raised_by_all
-from ..mpi.failure.watch import updates
+from ..mpi.watch import updates
 from ..report.stream import EventStream
 from .deferred_update import DeferredUpdate, Use
 from .drift import ReplicaDrift, compare
