@@ -11,7 +11,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..allreduce.engine import PARTS, Algorithm, Bucket
+from ..allreduce.engine import PARTS, Bucket, Engine
 from ..codecs import Cast, Codec, State, Tensors
 from ..mpi.agreement import Signature
 from ..mpi.waiting import give_way
@@ -189,7 +189,7 @@ class ModelExchange:
         self.update.thaw()
         # What has been sent of an update stays where it is.
         self.update, self.failure = Update(), ''
-        self.queue: Algorithm | None = None
+        self.queue: Engine | None = None
         self._passes = LastBackward()
         self.follow({}, 0)
 

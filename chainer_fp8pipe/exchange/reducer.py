@@ -40,7 +40,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.engine import Algorithm, Bucket
+from ..allreduce.engine import Bucket, Engine
 from ..codecs import Codec, State, Tensors
 from ..intercept import ready_gradients
 from ..mpi.agreement import Agreement, Signature, raised_by_all
@@ -88,7 +88,7 @@ class Reducer:
         overlap: ``False``, ``True`` or ``'next_forward'``, see above.
     """
 
-    def __init__(self, comm: MPI.Comm, algorithm: Algorithm, codec: Codec,
+    def __init__(self, comm: MPI.Comm, algorithm: Engine, codec: Codec,
                  warm_up: int, events: EventStream, bucket_bytes: int,
                  nonfinite: str, check_every: int, overlap: bool | str
                  ) -> None:
@@ -491,11 +491,11 @@ class Reducer:
 
     # --- queues, and the order of buckets ------------------------------------
 
-    def _listening(self, algorithm: Algorithm) -> Algorithm:
+    def _listening(self, algorithm: Engine) -> Engine:
         algorithm.listen = self._lockstep.listen
         return algorithm
 
-    def _unused_queue(self) -> Algorithm:
+    def _unused_queue(self) -> Engine:
         """One of a model that is no more on any rank, or a new one."""
         if not self._overlap or self._algorithm.one_order:
             return self._queues[0]

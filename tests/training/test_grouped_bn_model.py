@@ -7,7 +7,7 @@ import pickle
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.mpi.groups import split_groups
+from chainer_fp8pipe.mpi.grid import split_groups
 from chainer_fp8pipe.pipeline.layers import LayerError
 from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
 
