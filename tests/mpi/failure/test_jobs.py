@@ -311,7 +311,7 @@ def train(rank, fault, overlap=False):
 
 
 STOP = 'os.kill(os.getpid(), signal.SIGSTOP)'
-INSIDE = f'communicator._reducer._queues[0].submit = lambda *given: {STOP}'
+INSIDE = f'communicator._reducer.queues[0].submit = lambda *given: {STOP}'
 LOOP = 'while True: pass'
 BROKEN = 'gone or stopped'
 
