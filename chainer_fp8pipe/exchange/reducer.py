@@ -24,7 +24,7 @@ from mpi4py import MPI
 from ..allreduce.engine import Algorithm
 from ..codecs import Codec
 from ..intercept import ready_gradients
-from ..mpi.failure.watch import updates
+from ..mpi.watch import updates
 from ..report.stream import EventStream
 from .lockstep import Lockstep
 from .model_exchange import ModelExchange, Saved
