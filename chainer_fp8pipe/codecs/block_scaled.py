@@ -40,7 +40,7 @@ class BlockScaled(Codec):
     """Records of 32 elements on the wire.
 
     Values are not checked here but where users give them, in
-    :class:`chainer_fp8pipe.communicators.options.BlockOptions`.
+    :class:`chainer_fp8pipe.communicators.options.Options`.
 
     Attributes:
         name: Of the format, see :data:`~chainer_fp8pipe.formats.FORMATS`.

@@ -67,7 +67,7 @@ class Fp8Ratio(Codec):
     """fp8 on the wire, scaled per tensor by the ratio to the parameter.
 
     Values are not checked here but where users give them, in
-    :class:`chainer_fp8pipe.communicators.options.Fp8Options`.
+    :class:`chainer_fp8pipe.communicators.options.Options`.
 
     Attributes:
         rounding: ``'nearest'``, ``'truncate'`` (the paper's) or
