@@ -24,8 +24,8 @@ from ..chains.valueless_parameters import without_shapes
 from ..communicators import create_communicator
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
+from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.abort import enter_world
 from ..mpi.grid import ProcessGrid
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of, once

@@ -10,8 +10,8 @@ from chainermn.links import MultiNodeBatchNormalization
 
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..links.shared_parameters import things_used
+from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.abort import enter_world
 from ..mpi.groups import Group, ranks_of, split_groups
 
 
