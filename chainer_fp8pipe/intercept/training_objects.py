@@ -45,8 +45,10 @@ from .patching import Patch
 class Originals:
     """Makes what a script would have made: here as Chainer does.
 
-    A substitute derives from it, and replaces some of these methods.  Each
-    gets Chainer's own function and the arguments of the call.
+    A substitute derives from it, and replaces some of these methods; where it
+    does not, nothing is replaced in Chainer.  Each gets Chainer's own function
+    and the arguments of the call.  Of two blocks of :func:`substituting`, the
+    inner one's is called first, and the outer one's is its original.
 
     - ``make_updater``, ``update``: ``__init__`` and ``update`` of
       ``StandardUpdater``.
@@ -100,11 +102,16 @@ def substituting(substitute: Originals) -> Iterator[None]:
             finally:
                 inside.now = False
         return call
+
+    def changes(act: str) -> bool:
+        return getattr(type(substitute), act, None) is not Originals._original
+
     with contextlib.ExitStack() as stack:
         for places, make in (_METHODS, functools.partial), (_FILES, outermost):
             for owner, name, act in places:
-                stack.enter_context(Patch(owner, name, functools.partial(
-                    make, getattr(substitute, act))))
+                if changes(act):
+                    stack.enter_context(Patch(owner, name, functools.partial(
+                        make, getattr(substitute, act))))
         yield
 
 
