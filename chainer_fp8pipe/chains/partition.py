@@ -8,9 +8,8 @@ from typing import Any
 import chainer
 import numpy
 
-from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.broadcast import broadcast_arrays
-from ..mpi.failure.abort import enter_world
+from ..mpi.abort import enter_world
+from ..mpi.agreement import Signature, agree, broadcast_arrays, raise_together
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured import measure_links
 from ..mpi.ranks import once

@@ -22,8 +22,7 @@ import chainer
 import numpy
 
 from ..intercept import array_memory, function_calls, initial_values
-from ..mpi.agreement import raise_together
-from ..mpi.broadcast import receive_array, send_array
+from ..mpi.agreement import raise_together, receive_array, send_array
 from ..pipeline.randomness import at, preserved
 from ..planning.partition_plan import PartitionPlan
 from .ghost import is_ghost

@@ -50,7 +50,7 @@ def without_drawing() -> contextlib.AbstractContextManager:
 class DeferredParameter(chainer.Parameter):
     """A parameter that is drawn when its array is first asked for."""
 
-    _draw_from: tuple[int, int]
+    _draw_from: tuple[int, ...]
     _draw_dtype: Any
     #: Makes the values in place of the initializer, given their shape.
     _values_from: Callable[[tuple[int, ...]], Any] | None = None
@@ -66,7 +66,8 @@ class DeferredParameter(chainer.Parameter):
     def initialize(self, shape: Any) -> None:
         """Draws values for a shape that is known only now."""
         self._values_from = None
-        super().initialize(shape)       # in a trace or `deferred`: a ghost
+        with preserved():       # whoever draws in forward goes on as before
+            super().initialize(shape)   # in a trace or `deferred`: a ghost
         if not is_ghost(self._data[0]) and hasattr(self, '_draw_from'):
             place_array(self, ghost(_shape(shape), self._data[0].dtype))
             draw(self)
@@ -90,6 +91,9 @@ class DeferredParameter(chainer.Parameter):
         if not is_ghost(array) or current() is not None:
             reduced: Any = self.__reduce__()
             made = reduced[0](*copy.deepcopy(reduced[1], memo))
+            if array is None and hasattr(self, '_draw_from'):
+                made.__class__ = DeferredParameter
+                made._draw_from = self._draw_from
         else:
             made = copy.copy(self)
             made._data = [ghost(array.shape, array.dtype, array.source,
@@ -243,17 +247,14 @@ def without_shapes(model: Any, always: bool) -> Iterator[None]:
 
     A trace leaves ghosts of parameters that get their shape in forward.  If
     the model is not cut then, a later forward pass must draw them, as usual.
-    A ``Divisible`` is never traced, and would build its layers to say what
-    parameters they have.
 
     Args:
         model: Is traced in the block.
         always: Not only if the block raises an error.
     """
     shapeless = [parameter for parameter in model.params()
-                 if parameter._data[0] is None] if (
-        isinstance(model, chainer.Link)
-        and not hasattr(type(model), 'pieces')) else []
+                 if parameter._data[0] is None] if isinstance(
+        model, chainer.Link) else []
     done = False
     try:
         yield

@@ -44,7 +44,7 @@ from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
 from ..planning.calls import Call, Parameter, order_of
 from ..planning.step import ModelFigures
-from ..report.process_memory import bytes_in
+from ..report.quantities import bytes_in
 from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is, call_with
 

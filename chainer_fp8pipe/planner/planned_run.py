@@ -5,7 +5,7 @@ import argparse
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
@@ -24,15 +24,15 @@ _BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'call',
 
 
 def planned_run(options: argparse.Namespace,
-                restartable: Callable[[Any], Any]) -> Callable[[], None]:
+                restarting: Sequence[Any]) -> Callable[[], None]:
     """Checks the arguments of ``run --plan``; the result runs the script.
 
     Call it on all ranks.
 
     Args:
         options: The parsed arguments of ``run``.
-        restartable: Is given what makes the script's objects, and returns
-            it with snapshots.
+        restarting: What adds snapshots to the script's Trainers, if
+            anything does.
 
     Raises:
         ValueError: Other options were given, or the plan cannot be carried
@@ -46,11 +46,11 @@ def planned_run(options: argparse.Namespace,
                 f'{options.plan}')
     plan = read_together(MPI.COMM_WORLD, options.plan)
     return functools.partial(_run, plan, options.plan, options.script,
-                             options.arguments, restartable)
+                             options.arguments, restarting)
 
 
 def _run(plan: JobPlan, file: str, script: str, arguments: list[str],
-         restartable: Callable[[Any], Any]) -> None:
+         restarting: Sequence[Any]) -> None:
     comm = MPI.COMM_WORLD
     if comm.rank == 0:
         print(f'chainer_fp8pipe run: as planned: {plan.choice}',
@@ -61,7 +61,7 @@ def _run(plan: JobPlan, file: str, script: str, arguments: list[str],
         job = PlannedScript(comm, plan, file, quiet.close)
         if plan.choice.stages > 1:
             quiet.enter_context(job.undrawn.building())
-        launch(script, arguments, 'run', job.create, restartable(job))
+        launch(script, arguments, 'run', job.create, *restarting, job)
 
 
 class PlannedScript:

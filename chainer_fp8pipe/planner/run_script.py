@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..command_line import Interval, check_script, count, parse_interval
+from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options, parse_option
@@ -20,8 +20,8 @@ from ..report.launch_protocol import is_launched
 from ..training.unmodified.launch import (
     RankAware,
     as_one_process,
-    check_together,
     launch,
+    refuse_together,
 )
 
 _DESCRIPTION = """
@@ -89,7 +89,7 @@ def add_run(commands: Any) -> None:
         'snapshots of the whole job, in a directory, and go on from the '
         'newest one there')
     run.add_argument(
-        '--every', metavar='INTERVAL', type=_interval, help='between '
+        '--every', metavar='INTERVAL', type=parse_interval, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
     for name, field in _fields().items():
         metadata = field.metadata
@@ -107,18 +107,19 @@ def add_run(commands: Any) -> None:
 def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments of ``run``; what it returns runs the script."""
     try:
-        check_together(check_script, options.script)
-        restartable = _restartable(options)
+        refuse_together(MPI.COMM_WORLD, lambda: check_script(options.script),
+                        ValueError)
+        restarting = _restarting(options)
         if options.plan is not None:
             from .planned_run import planned_run
-            return planned_run(options, restartable)
+            return planned_run(options, restarting)
         given = _communicator_options(options)
         pipeline = _pipeline_options(options)
     except ValueError as error:
         options.parser.error(str(error))
     return functools.partial(_run, options.script, options.arguments,
                              options.communicator, given, pipeline,
-                             restartable)
+                             restarting)
 
 
 def size(text: str) -> str:
@@ -130,26 +131,19 @@ def size(text: str) -> str:
     return text
 
 
-def _interval(text: str) -> Interval:
-    try:
-        return parse_interval(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
-    """What adds snapshots to that which makes a script's objects."""
+def _restarting(options: argparse.Namespace) -> list[Any]:
+    """What adds snapshots to a script's Trainers, if anything does."""
     if options.snapshots is None and options.every is not None:
         raise ValueError('--every is an option of --snapshots DIR')
     if options.snapshots is None and not is_launched():
-        return lambda job: job
-    every = options.every or parse_interval('5m')
-    from ..training.unmodified.restarting import Restartable, check_writable
+        return []
+    from ..training.unmodified.restarting import Restarting, check_writable
+    comm = MPI.COMM_WORLD
     if options.snapshots is not None:
-        check_together(lambda folder: None if MPI.COMM_WORLD.rank
-                       else check_writable(folder), options.snapshots)
-    return lambda job: Restartable(MPI.COMM_WORLD, job, options.snapshots,
-                                   every)
+        refuse_together(comm, lambda: None if comm.rank else check_writable(
+            options.snapshots), ValueError)
+    return [Restarting(comm, options.snapshots,
+                       options.every or parse_interval('5m'))]
 
 
 def _fields() -> dict[str, dataclasses.Field]:
@@ -200,7 +194,7 @@ def _pipeline_options(options: argparse.Namespace) -> Any:
 
 def _run(script: str, arguments: Sequence[str], communicator: str | None,
          given: dict[str, Any], pipeline: Any,
-         restartable: Callable[[Any], Any]) -> None:
+         restarting: Sequence[Any]) -> None:
     def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
                **kwargs: Any) -> Any:
         if communicator is None:
@@ -213,8 +207,8 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
         return create_communicator(communicator, mpi_comm, **given)
 
     if pipeline is None:
-        launch(script, arguments, 'run', create, restartable(
-            RankAware(MPI.COMM_WORLD, script)))
+        launch(script, arguments, 'run', create, *restarting,
+               RankAware(MPI.COMM_WORLD, script))
         return
     from ..training.unmodified.jobs import PipelineJob
     job = PipelineJob(MPI.COMM_WORLD, pipeline, lambda comm:
@@ -222,4 +216,4 @@ def _run(script: str, arguments: Sequence[str], communicator: str | None,
                                           **given))
     # The script would say everything as often as there are ranks.
     with as_one_process(), job.undrawn.building():
-        launch(script, arguments, 'run', create, restartable(job))
+        launch(script, arguments, 'run', create, *restarting, job)
