@@ -31,7 +31,7 @@ from ...intercept.training_objects import (
     creating_communicators,
     substituting,
 )
-from ...mpi.failure.abort import end_all_ranks, enter_world, of_the_user, shown
+from ...mpi.abort import end_all_ranks, enter_world, of_the_user, shown
 from ...mpi.grid import ProcessGrid
 from ...report.launch_protocol import say_done
 
