@@ -55,7 +55,8 @@ class Signature:
 
 
 def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
-          remedy: str = '', error: type[Exception] = ValueError) -> None:
+          remedy: str = '', error: type[Exception] = ValueError,
+          wait: Waiter = wait_until) -> None:
     """Raises the same error on all ranks unless all are in agreement.
 
     Costs one all-reduce of 16 bytes while all is well.
@@ -67,43 +68,19 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
             name this rank.
         remedy: Added to the message about a difference.
         error: Class of the exception.
+        wait: How to wait.
 
     Raises:
         error: The message names the ranks and the entry.
     """
-    Agreement(comm, signature, problem, remedy, error).wait()
-
-
-class Agreement:
-    """A pending :func:`agree`; every rank calls :meth:`wait` at some time."""
-
-    def __init__(self, comm: MPI.Comm, signature: Signature,
-                 problem: str = '', remedy: str = '',
-                 error: type[Exception] = ValueError,
-                 wait: Waiter = wait_until) -> None:
-        self._comm = comm
-        self._wait = wait
-        self._signature = signature
-        self._problem, self._remedy = problem, remedy
-        self._kind = error
-        self._error: Exception | None = None
-        number = -1 if problem else signature.number
-        self._extremes = numpy.array([number, -number], numpy.int64)
-        self._request = HeldRequest(
-            comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX),
-            self._extremes)
-
-    def wait(self) -> None:
-        """Raises as :func:`agree`; the same error at every call."""
-        if self._error:
-            raise self._error
-        self._wait(self._request.test)
-        largest, smallest = int(self._extremes[0]), -int(self._extremes[1])
-        if smallest != largest or largest < 0:
-            self._error = raised_by_all(self._kind(_explain(
-                all_values(self._comm, (self._problem, self._signature),
-                           self._wait), self._remedy)))
-            raise self._error
+    number = -1 if problem else signature.number
+    extremes = numpy.array([number, -number], numpy.int64)
+    wait(HeldRequest(
+        comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), extremes).test)
+    largest, smallest = int(extremes[0]), -int(extremes[1])
+    if smallest != largest or largest < 0:
+        raise raised_by_all(error(_explain(
+            all_values(comm, (problem, signature), wait), remedy)))
 
 
 def raised_by_all(error: _Error) -> _Error:

@@ -43,7 +43,7 @@ from ..planning.step import JobProfile, rank_memory
 from . import trials
 from .example import Example
 from .exchange_times import measure_layouts
-from .layered import Layered, known_shapes, layer_counts
+from .layered import Layered, layer_counts
 from .model_figures import growth, measure_model, resident
 
 #: Parts of the time: for exchanges, and for each trial.
@@ -89,9 +89,7 @@ class PlannedJob:
         """
         planned = self.plan.model
         agree(comm, Signature({}), self.plan.problem(
-            planned if model is None else
-            known_shapes(model, planned) if isinstance(model, Divisible) else
-            shapes_of(model), comm.size))
+            planned if model is None else shapes_of(model), comm.size))
 
     def grid(self, comm: Any = None) -> ProcessGrid:
         """The grid of stages and replicas; call it on all ranks.
@@ -147,7 +145,7 @@ class PlannedJob:
             return model
         if isinstance(model, Divisible):
             part = model.stage(self.grid(comm), raise_together(
-                comm, lambda: layer_counts(cut, model.total),
+                comm, lambda: layer_counts(cut, len(model)),
                 error=ValueError), cut.chunks)
             part.plan = cut         # for PipelineUpdater
             return part

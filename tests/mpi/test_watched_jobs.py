@@ -307,7 +307,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (
 kept = [open(os.devnull) for _ in range(1100)]
 """
 STOP = 'os.kill(os.getpid(), signal.SIGSTOP)'
-INSIDE = f'communicator._reducer._queues[0].submit = lambda *given: {STOP}'
+INSIDE = f'communicator._reducer.queues[0].submit = lambda *given: {STOP}'
 LOOP = 'while True: pass'
 BROKEN = 'gone or stopped'
 
