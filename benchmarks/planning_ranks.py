@@ -14,8 +14,8 @@ import sys
 import time
 
 from chainer_fp8pipe.planner import trials
-from chainer_fp8pipe.planner.example import Example, ScriptData
-from chainer_fp8pipe.planner.planned_job import job_of, plan
+from chainer_fp8pipe.planner.example import Data, Endless, Example
+from chainer_fp8pipe.planner.plan import plan
 from chainer_fp8pipe.planning.job_plan import Configuration
 
 import chainer
@@ -109,8 +109,7 @@ def main(job, result):
     if comm.rank == job['slow']:
         _slow_down(model)
     optimizer = chainer.optimizers.Adam().setup(model)
-    data = ScriptData(chainer.training.StandardUpdater(iterator, optimizer),
-                      True)
+    data = Data(Endless(iterator), chainer.dataset.concat_examples, True)
     begin = time.perf_counter()
     made = plan(model, example, comm, batch=batch, optimizer=optimizer,
                 data=data).plan
@@ -133,8 +132,7 @@ def _again(comm, made, trained):
             way = _way_of(one.way, made, comm.size)
             if way is None:
                 continue
-            seconds = trials.try_way(way, job_of(way, trained), trained,
-                                     comm, _SECONDS)
+            seconds = trials.try_way(way, trained, comm, _SECONDS)
             if not isinstance(seconds, str):
                 found.setdefault(one.way, []).extend(seconds)
     return found

@@ -3,7 +3,7 @@ import copy
 import json
 
 from chainer_fp8pipe.planner.planned_job import read_plan
-from chainer_fp8pipe.planning.job_plan import Alternative, JobPlan, Trial
+from chainer_fp8pipe.planning.job_plan import JobPlan, Timing
 
 import pytest
 
@@ -15,8 +15,8 @@ def full(plan):
     return JobPlan(**{**vars(plan), 'seconds': 1.0, 'spread': .1,
                       'parts': {'update': 1.0}, 'remarks': ('r',),
                       'memory_limit': 1e9, 'alternatives': (
-                          Alternative('x', None, 'y'), Alternative('z', 1.0)),
-                      'trials': (Trial('t', 1.0, .1),)})
+                          Timing('x', reason='y'), Timing('z', 1.0)),
+                      'trials': (Timing('t', 1.0, .1),)})
 
 
 PLANS = [replicas(2), stages(4, codec='fp8', options={'warmup': 7}),

@@ -3,9 +3,8 @@
 import itertools
 
 from chainer_fp8pipe.planner import trials
-from chainer_fp8pipe.planner.example import Example, ScriptData
-from chainer_fp8pipe.planner.planned_job import PlannedJob
-from chainer_fp8pipe.planning.job_plan import Configuration, JobPlan, Trial
+from chainer_fp8pipe.planner.example import Data, Endless, Example
+from chainer_fp8pipe.planning.job_plan import Configuration, Timing
 
 import chainer
 import chainer.links as L
@@ -32,7 +31,7 @@ FP8 = Configuration(2, codec='fp8')
 def test_of_equally_fast_ways_the_exact_and_simplest_is_taken(found, taken):
     for order in itertools.permutations(found):
         assert trials.preferred([
-            (way, Trial('', seconds, spread))
+            (way, Timing('', seconds, spread))
             for way, seconds, spread in order]) == taken
 
 
@@ -44,9 +43,9 @@ def test_ways_near_the_fastest_are_tried_again():
     found, problems = trials.try_all(
         ways, lambda way: seconds[str(way)], said.append)
     assert found == [
-        (PLAIN, Trial(str(PLAIN), 1.1, pytest.approx(.1 / 1.1))),
-        (FP8, Trial(str(FP8), .95, pytest.approx(.05 / .95))),
-        (DEFERRED, Trial(str(DEFERRED), 5.0, 0.0))]
+        (PLAIN, Timing(str(PLAIN), 1.1, pytest.approx(.1 / 1.1))),
+        (FP8, Timing(str(FP8), .95, pytest.approx(.05 / .95))),
+        (DEFERRED, Timing(str(DEFERRED), 5.0, 0.0))]
     assert problems == [f'{NAIVE} was not tried: it failed']
     assert said == [*(f'trying {way}' for way in ways),
                     *[f'trying {PLAIN} again', f'trying {FP8} again'] * 2]
@@ -91,15 +90,13 @@ def test_a_trial_leaves_model_optimizer_and_random_numbers_alone(
     if shared is not None:      # a script's, which ends after each epoch
         iterator = chainer.iterators.SerialIterator(
             list(numpy.ones((24, 4), 'f')), 16 if shared else 8, repeat=False)
-        data = ScriptData(chainer.training.StandardUpdater(
-            iterator, optimizer), shared)
+        data = Data(Endless(iterator), chainer.dataset.concat_examples,
+                    shared)
     numpy.random.seed(3)
     expected = numpy.random.RandomState(3).rand()
-    job = PlannedJob(JobPlan(way, 2, 16))
     trained = trials.Trained(model, optimizer, example, 16, data)
-    found = trials.try_way(way, job, trained, comm, .05)
-    alone = trials.try_way(Configuration(), PlannedJob(JobPlan(
-        Configuration(), 1, 16)), trained, comm, .05)
+    found = trials.try_way(way, trained, comm, .05)
+    alone = trials.try_way(Configuration(), trained, comm, .05)
     assert isinstance(found, list), found
     assert isinstance(alone, list), alone
     assert numpy.random.rand() == expected
@@ -118,8 +115,7 @@ def test_a_way_that_fails_says_so_on_all_ranks(comm, everywhere):
                 raise RuntimeError('out of memory')
             return chainer.functions.sum(super().forward(x))
     model = Fails(4, 2)
-    found = trials.try_way(Configuration(), PlannedJob(JobPlan(
-        Configuration(), 1, 16)), trials.Trained(
+    found = trials.try_way(Configuration(), trials.Trained(
         model, chainer.optimizers.SGD().setup(model),
         Example(numpy.ones((8, 4), 'f')), 16), comm, .05)
     assert isinstance(found, str) == everywhere

@@ -1,14 +1,15 @@
 """What may stand in a file is what annotations say."""
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from chainer_fp8pipe.planning.stored import made, read_json, write_json
 
 import pytest
 
 
-class Inner(NamedTuple):
+@dataclasses.dataclass
+class Inner:
     name: str
     size: float = 1.0
 
