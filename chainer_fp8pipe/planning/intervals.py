@@ -121,21 +121,16 @@ class Intervals:
         return (*(sum(start < cut for start in self.starts) for cut in cuts),
                 self.count)
 
-    def updating(self, largest: Any, in_heap: Any) -> Any:
+    def updating(self, start: Any, end: Any) -> Any:
         """Bytes of temporary arrays while an optimizer updates parameters.
 
         While the largest is updated, what the largest of those in the heap
         has needed is still there.
-
-        Args:
-            largest: Bytes of the largest parameter, a number or a table.
-            in_heap: Of the largest that is no larger than
-                :data:`HEAP_BYTES`.
         """
-        times = self.update_times
+        times, largest = self.update_times, self.largest[start, end]
         return times * largest + numpy.where(
-            largest > HEAP_BYTES,
-            numpy.minimum(times * in_heap, 2 * HEAP_BYTES), 0)
+            largest > HEAP_BYTES, numpy.minimum(
+                times * self.largest_in_heap[start, end], 2 * HEAP_BYTES), 0)
 
 
 # --- atoms ------------------------------------------------------------------

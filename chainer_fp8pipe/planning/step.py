@@ -467,8 +467,7 @@ def rank_memory(profile: JobProfile, batch: int, way: Configuration
         last = intervals.count
         # The first updates wait for no forward pass, and take as much as any.
         worst = max(intervals.kept[0, last] + intervals.plain,
-                    intervals.updating(intervals.largest[0, last],
-                                       intervals.largest_in_heap[0, last]))
+                    intervals.updating(0, last))
         return (profile.overhead + float(
             intervals.parameters[0, last] * copies + worst)
             + exchange_bytes(way, model.elements),)
