@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_on_ranks(given: Sequence[str]) -> None:
     """Runs a command that ``mpiexec`` has started, or prints help."""
-    from .mpi.failure.abort import StartError, enter_world
+    from .mpi.abort import StartError, enter_world
     from .training.unmodified.launch import only_rank_0_prints
     with only_rank_0_prints(contextlib.redirect_stdout,
                             contextlib.redirect_stderr):

@@ -101,13 +101,10 @@ class Interval(NamedTuple):
 
 
 def parse_interval(text: str) -> Interval:
-    """The interval in ``'5m'``, ``'100 iterations'`` or ``'1 epoch'``.
+    """For ``type=``: ``'5m'``, ``'100 iterations'`` or ``'1 epoch'``.
 
-    Times are in ``s``, ``m`` and ``h``.
-
-    Raises:
-        ValueError: The text is none of these, or not positive, or has a
-            part of an iteration.
+    Times are in ``s``, ``m`` and ``h``; nothing is 0 or a part of an
+    iteration.
     """
     match = re.fullmatch(
         r'\s*(\d+(?:\.\d+)?)\s*(s|m|h|iterations?|updates?|epochs?)\s*', text)
@@ -119,8 +116,9 @@ def parse_interval(text: str) -> Interval:
             return Interval(amount, 'epoch')
         if amount.is_integer():
             return Interval(amount, 'iteration')
-    raise ValueError(f'{text!r} is no interval; write it as in 30s, 5m, 1h, '
-                     "'100 iterations' or '1 epoch'")
+    raise argparse.ArgumentTypeError(
+        f'{text!r} is no interval; write it as in 30s, 5m, 1h, '
+        "'100 iterations' or '1 epoch'")
 
 
 def check_script(path: str | None) -> None:

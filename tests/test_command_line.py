@@ -1,6 +1,7 @@
 """Wrong arguments of every command: a line, a hint, and the exit code 2."""
 import subprocess
 import sys
+from argparse import ArgumentTypeError
 
 from chainer_fp8pipe import __version__
 from chainer_fp8pipe.__main__ import main
@@ -107,7 +108,6 @@ def test_a_report_without_bokeh_says_how_to_install_it(tmp_path):
 import sys
 sys.modules['bokeh'] = None
 from chainer_fp8pipe.__main__ import main
-from chainer_fp8pipe.command_line import Interval, parse_interval
 main(['report', sys.argv[1]])
 ''', tmp_path], env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
@@ -131,5 +131,6 @@ def test_an_interval_is_read(text, interval):
 @pytest.mark.parametrize('text', [
     '', '5', 'm', '0s', '-1s', '5 days', '1.5 iterations', '5m 3s', '1e3s'])
 def test_what_is_no_interval_is_named(text):
-    with pytest.raises(ValueError, match='is no interval; write it as in'):
+    with pytest.raises(ArgumentTypeError,
+                       match='is no interval; write it as in'):
         parse_interval(text)

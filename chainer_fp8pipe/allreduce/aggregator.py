@@ -24,7 +24,7 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Part, State
-from ..mpi.failure.abort import end_all_ranks
+from ..mpi.abort import end_all_ranks
 from ..mpi.finalizing import HeldRequest, before_finalize, forget
 from ..mpi.waiting import BRIEF, Pauses, wait_until
 from ..report.stream import EventStream

@@ -14,12 +14,8 @@ from mpi4py import MPI
 from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
-from ..exchange.reducer import (
-    Final,
-    NonfiniteMean,
-    Reducer,
-    threads_are_allowed,
-)
+from ..exchange.model_exchange import NonfiniteMean
+from ..exchange.reducer import Final, Reducer, threads_are_allowed
 from ..mpi.agreement import Signature, agree
 from ..report.stream import EventStream
 from .algorithms import gather_nodes, make_algorithm

@@ -6,8 +6,8 @@ from typing import Any
 import chainermn
 from mpi4py import MPI
 
-from ..mpi.failure.abort import enter_world
-from ..mpi.failure.watch import updates, watch
+from ..mpi.abort import enter_world
+from ..mpi.watch import updates, watch
 from . import aggregator_ranks
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, make_options

@@ -1,12 +1,18 @@
-"""The hosts of a job, and the programs that start ranks on them.
-
-Three families of programs are known, by what they print for ``--version``:
-Hydra (MPICH, Intel MPI), Open MPI, and Slurm's ``srun``.
-"""
+"""The hosts of a job, and the programs that start ranks on them."""
+# A job has room on hosts: those of a file, of a Slurm allocation, or this one.
+# Before each attempt all of them are asked whether they answer, by a probe:
+# an ssh port that accepts or refuses (the host's own kernel does either), in
+# an allocation also squeue, as a node that has failed leaves it for good, or a
+# command of the user's.  Those that answer share the ranks.  While some are
+# away a thread goes on asking, as one question may take seconds, in which
+# signals must be heeded; and once all are back, the job ends after its next
+# snapshot, when nothing is lost, and starts with all.
+#
+# What starts ranks is one of three families, known by what they print for
+# --version: Hydra (MPICH, Intel MPI), Open MPI, and Slurm's srun.
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import os
 import re
 import shlex
@@ -14,78 +20,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple
-
-# --- what is saved -----------------------------------------------------------
-
-#: As the ``Snapshot`` extension names its files.
-_FILE = re.compile(r'snapshot_iter_(\d+)\.npz')
-#: As a file is called while it is being written.
-_UNFINISHED = 'snapshot.partial'
-
-
-class SavedProgress(NamedTuple):
-    """The newest snapshot; of two, the one that is further is greater.
-
-    Attributes:
-        trainer: Which of the script's Trainers it is of, from 1; 0: there
-            is no snapshot.
-        update: The number of updates.
-        path: Of the file.
-    """
-
-    trainer: int = 0
-    update: int = -1
-    path: str = ''
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is a snapshot."""
-        return bool(self.path)
-
-
-def saved_progress(directory: str | None) -> SavedProgress:
-    """Looks into a directory, which the first Trainer has for itself.
-
-    Those that follow have its folders ``2``, ``3`` and so on.
-    """
-    newest = SavedProgress()
-    for trainer, folder in _folders(directory):
-        for name in _names(folder):
-            if found := _FILE.fullmatch(name):
-                newest = max(newest, SavedProgress(
-                    trainer, int(found[1]), os.path.join(folder, name)))
-    return newest
-
-
-def remove_unfinished(directory: str | None) -> None:
-    """Removes what a job was writing in its directory when it ended."""
-    for _, folder in _folders(directory):
-        for name in _names(folder):
-            if name.startswith(_UNFINISHED):
-                with contextlib.suppress(OSError):
-                    os.remove(os.path.join(folder, name))
-
-
-def _folders(directory: str | None) -> list[tuple[int, str]]:
-    """By the numbers of Trainers."""
-    if directory is None:
-        return []
-    return [(1, directory), *(
-        (int(name), os.path.join(directory, name))
-        for name in _names(directory) if name.isdecimal())]
-
-
-def _names(directory: str) -> list[str]:
-    try:
-        return os.listdir(directory)
-    except OSError:         # there is none yet, or the disk is away
-        return []
-
-
-# --- hosts -------------------------------------------------------------------
+from typing import Any, NamedTuple
 
 #: What tells whether a host answers, by its name.
 Probe = Callable[[str], bool]
@@ -94,7 +32,9 @@ _SSH = 22
 #: Of Slurm's daemon, which starts the ranks of a node.
 _SLURMD = 6818
 _SECONDS = 5.0
-#: Seconds between looks for hosts that were away.
+#: Seconds that one of Slurm's commands, or a --version, may take.
+_OF_A_COMMAND = 20.0
+#: Seconds between questions to hosts that were away.
 _LOOK = 30.0
 _AT_ONCE = 64
 
@@ -105,6 +45,20 @@ class Share(NamedTuple):
     host: str       # '': this one, as whatever starts ranks does by itself
     ranks: int
 
+
+def _printed(command: Sequence[str], seconds: float = _OF_A_COMMAND) -> str:
+    """What a command prints.
+
+    Raises:
+        OSError: It does not run.
+        subprocess.SubprocessError: It fails, or takes longer.
+    """
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        errors='replace', check=True, timeout=seconds).stdout
+
+
+# --- where there is room -----------------------------------------------------
 
 def read_hosts(path: str, ranks: int) -> list[Share]:
     """The hosts in a file of MPICH's or Open MPI's syntax.
@@ -151,9 +105,7 @@ def slurm_hosts(environment: Mapping[str, str], ranks: int) -> list[Share]:
     command = ['scontrol', 'show', 'hostnames',
                environment.get('SLURM_JOB_NODELIST', '')]
     try:
-        names = subprocess.run(
-            command, capture_output=True, text=True, check=True,
-            timeout=4 * _SECONDS).stdout.split()
+        names = _printed(command).split()
     except (OSError, subprocess.SubprocessError) as error:
         raise ValueError(f"the allocation's hosts are not known: "
                          f'{shlex.join(command)}: {error}') from None
@@ -168,28 +120,6 @@ def slurm_hosts(environment: Mapping[str, str], ranks: int) -> list[Share]:
                    'the allocation of Slurm')
 
 
-def allocation_probe(environment: Mapping[str, str]) -> Probe:
-    """A probe of hosts in the Slurm allocation that this process runs in.
-
-    A host answers if it is up and still in the allocation: with ``sbatch
-    --no-kill`` a node that has failed leaves it, and never comes back.
-    """
-    def answers(host: str) -> bool:
-        return (tcp_answers(host, _SLURMD) or tcp_answers(host)) and (
-            _is_allocated(host, environment.get('SLURM_JOB_ID', '')))
-    return answers
-
-
-def _is_allocated(host: str, job: str) -> bool:
-    try:
-        return bool(subprocess.run(
-            ['squeue', '--noheader', f'--jobs={job}', f'--nodelist={host}',
-             '--format=%i'], stdin=subprocess.DEVNULL, capture_output=True,
-            check=True, timeout=4 * _SECONDS).stdout.strip())
-    except (OSError, subprocess.SubprocessError):
-        return True         # Slurm does not say
-
-
 def _filled(found: Sequence[tuple[str, int]], ranks: int, where: str
             ) -> list[Share]:
     names = [name for name, _ in found]
@@ -202,6 +132,20 @@ def _filled(found: Sequence[tuple[str, int]], ranks: int, where: str
     if (room := sum(share.ranks for share in shares)) < ranks:
         raise ValueError(f'{where} has room for {room} ranks, not for {ranks}')
     return shares
+
+
+def check_names(hosts: Sequence[Share], where: str) -> None:
+    """Raises ValueError about a host's name that has no address.
+
+    For when a job starts for the first time: later a name may be unknown as
+    long as its host is away.
+    """
+    for host, _ in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:
+            raise ValueError(f'{where}: {host} has no address ({error}); '
+                             'correct the name, or give --probe') from None
 
 
 def lay_out(room: Sequence[Share], ranks: int, multiple: int = 1
@@ -220,19 +164,7 @@ def lay_out(room: Sequence[Share], ranks: int, multiple: int = 1
     return shares
 
 
-def check_names(hosts: Sequence[Share], where: str) -> None:
-    """Raises ValueError about a host's name that has no address.
-
-    For when a job starts for the first time: later a name may be unknown as
-    long as its host is away.
-    """
-    for host, _ in hosts:
-        try:
-            socket.getaddrinfo(host, None)
-        except (OSError, UnicodeError) as error:
-            raise ValueError(f'{where}: {host} has no address ({error}); '
-                             'correct the name, or give --probe') from None
-
+# --- whether hosts answer ----------------------------------------------------
 
 def tcp_answers(host: str, port: int = _SSH, seconds: float = _SECONDS
                 ) -> bool:
@@ -246,19 +178,36 @@ def tcp_answers(host: str, port: int = _SSH, seconds: float = _SECONDS
     return True
 
 
+def allocation_probe(job: str) -> Probe:
+    """A probe of hosts in the Slurm allocation of this number.
+
+    A host answers if it is up and still in the allocation: with ``sbatch
+    --no-kill`` a node that has failed leaves it, and never comes back.
+    """
+    def answers(host: str) -> bool:
+        if not (tcp_answers(host, _SLURMD) or tcp_answers(host)):
+            return False
+        try:
+            return bool(_printed(
+                ['squeue', '--noheader', f'--jobs={job}',
+                 f'--nodelist={host}', '--format=%i']).strip())
+        except (OSError, subprocess.SubprocessError):
+            return True         # Slurm does not say
+    return answers
+
+
 def command_probe(command: str, seconds: float = 2 * _SECONDS) -> Probe:
     """A probe that runs a command, in which ``{}`` is the host's name.
 
     The host answers if the command ends with exit code 0 in time.
     """
     def answers(host: str) -> bool:
-        words = [word.replace('{}', host) for word in shlex.split(command)]
         try:
-            return not subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, timeout=seconds).returncode
-        except (OSError, subprocess.TimeoutExpired):
+            _printed([word.replace('{}', host)
+                      for word in shlex.split(command)], seconds)
+        except (OSError, subprocess.SubprocessError):
             return False
+        return True
     return answers
 
 
@@ -270,7 +219,7 @@ def answering(hosts: Collection[str], probe: Probe) -> set[str]:
 
 
 class HostWatch:
-    """Gives each start the hosts that answer.
+    """Gives each attempt the hosts that answer.
 
     Args:
         room: How many ranks each host may have.
@@ -289,17 +238,12 @@ class HostWatch:
                  say: Callable[[str], None]) -> None:
         self._room, self._ranks, self._fewest = room, ranks, fewest
         self._multiple, self._probe, self._say = multiple, probe, say
+        self._said: set[str] = set()        # since the last attempt
         self._away: list[str] = []
-        self._are_back = False
-        self._question: concurrent.futures.Future[set[str]] | None = None
-        self._pool = concurrent.futures.ThreadPoolExecutor(1)
-        self._asked = 0.0
-        self._saved = SavedProgress()
-        self._said: set[str] = set()        # since the last start
-        self.wants_all_back = False
+        self.begin()
 
     def shares(self) -> list[Share] | None:
-        """What each host gets in the next start; None: too few answer."""
+        """What each host gets in the next attempt; None: too few answer."""
         hosts = [share.host for share in self._room if share.host]
         there = answering(hosts, self._probe) if hosts else set()
         self._away = [host for host in hosts if host not in there]
@@ -319,38 +263,43 @@ class HostWatch:
             return None
         return shares
 
-    def begin(self, saved: SavedProgress) -> None:
-        """Call it at a start, with what is saved by then."""
+    def begin(self) -> None:
+        """An attempt begins; hosts that are away are asked meanwhile."""
         self._said.clear()
-        self._are_back = self.wants_all_back = False
-        self._asked = time.monotonic()
-        self._saved = saved
+        self.wants_all_back = False
+        self._back = threading.Event()
+        self._saved: Any = None     # when all had answered again
+        if self._away:
+            threading.Thread(target=self._ask, args=(self._away, self._back),
+                             daemon=True).start()
 
-    def look(self, saved: Callable[[], SavedProgress]) -> bool:
+    def look(self, saved: Callable[[], Any]) -> bool:
         """Whether to end the job now, so that all hosts take part again.
 
         That is just after a snapshot, when nothing of the work is lost.
         Call it again and again while the job runs.
 
         Args:
-            saved: Says what is saved by now.
+            saved: Gives the newest snapshot; one that is further is greater.
         """
-        if not self._away or self.wants_all_back:
-            return self.wants_all_back
-        if not self._are_back:
-            self._ask()
-            if self._are_back:
-                self._saved = saved()
-            return False
-        if (now := saved()) > self._saved:
-            self._say(f'{", ".join(self._away)} back, and {now.path} is '
-                      'there: starting again with all')
-            self.wants_all_back = True
+        if self._back.is_set() and not self.wants_all_back:
+            now, names = saved(), ', '.join(self._away)
+            if self._saved is None:
+                self._saved = now
+                self._say(f'{names} answers again; all take part from the '
+                          'next snapshot on')
+            elif now > self._saved:
+                self._say(f'{names} back, and {now.path} is there: starting '
+                          'again with all')
+                self.wants_all_back = True
         return self.wants_all_back
 
-    def close(self) -> None:
-        """Waits for no answer any more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+    def _ask(self, away: Collection[str], back: threading.Event) -> None:
+        """In a thread, until all answer or the next attempt begins."""
+        while self._back is back and not back.is_set():
+            time.sleep(_LOOK)
+            if answering(away, self._probe) >= set(away):
+                back.set()
 
     def _say_once(self, text: str) -> None:
         """Hosts that are away are asked every few seconds."""
@@ -358,26 +307,8 @@ class HostWatch:
             self._said.add(text)
             self._say(text)
 
-    def _ask(self) -> None:
-        """Asks those that were away, in a thread, as that may take long."""
-        if self._question is None:
-            if time.monotonic() - self._asked >= _LOOK:
-                self._asked = time.monotonic()
-                self._question = self._pool.submit(
-                    answering, self._away, self._probe)
-        elif self._question.done():
-            there = self._question.result()
-            self._question = None
-            self._are_back = there >= set(self._away)
-            if self._are_back:
-                self._say(f'{", ".join(self._away)} answers again; all take '
-                          'part from the next snapshot on')
-
 
 # --- what starts ranks -------------------------------------------------------
-
-_FOR_VERSION = 20       # seconds
-
 
 class Starter(NamedTuple):
     """A program that starts ranks.
@@ -427,45 +358,34 @@ def find_starter(environment: Mapping[str, str]) -> Starter:
     Raises:
         ValueError: There is none, or it is of no family that is known.
     """
-    words = _words(environment)
-    return Starter(words, _family(words))
-
-
-def _words(environment: Mapping[str, str]) -> list[str]:
-    if named := shlex.split(environment.get('MPIEXEC', '')):
-        return named
     path = environment.get('PATH')
-    if 'SLURM_JOB_ID' in environment and shutil.which('srun', path=path):
-        return ['srun']
-    beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
-    found = (beside if os.path.exists(beside) else
-             shutil.which('mpiexec', path=path)
-             or shutil.which('mpirun', path=path))
-    if not found:
-        raise ValueError(
-            'there is no mpiexec beside the interpreter or on the path; '
-            "install MPI (pip install 'chainer_fp8pipe[mpich]'), or name "
-            'what starts ranks here in MPIEXEC')
-    return [found]
-
-
-def _family(words: Sequence[str]) -> str:
+    words = shlex.split(environment.get('MPIEXEC', ''))
+    if not words and 'SLURM_JOB_ID' in environment and shutil.which(
+            'srun', path=path):
+        words = ['srun']
+    if not words:
+        beside = os.path.join(os.path.dirname(sys.executable), 'mpiexec')
+        found = (beside if os.path.exists(beside) else
+                 shutil.which('mpiexec', path=path)
+                 or shutil.which('mpirun', path=path))
+        if not found:
+            raise ValueError(
+                'there is no mpiexec beside the interpreter or on the path; '
+                "install MPI (pip install 'chainer_fp8pipe[mpich]'), or name "
+                'what starts ranks here in MPIEXEC')
+        words = [found]
     try:
-        done = subprocess.run(
-            [*words, '--version'], stdin=subprocess.DEVNULL, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            errors='replace', timeout=_FOR_VERSION)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        said = _printed([*words, '--version'])
+    except (OSError, subprocess.SubprocessError) as error:
         raise ValueError(f'{shlex.join(words)} does not run ({error}); '
-                           'correct MPIEXEC') from None
-    said = done.stdout.lower()
+                         'correct MPIEXEC') from None
     # In this order: Hydra lists Slurm among what it can work with.
     for family, marks in (('Hydra', ('hydra', 'intel(r) mpi')),
                           ('Open MPI', ('open mpi', 'openrte', 'prrte')),
                           ('srun', ('slurm',))):
-        if any(mark in said for mark in marks):
-            return family
-    first = done.stdout.strip().partition('\n')[0]
+        if any(mark in said.lower() for mark in marks):
+            return Starter(words, family)
+    first = said.strip().partition('\n')[0]
     raise ValueError(
         f'{shlex.join(words)} --version says {first!r}, which is neither '
         "MPICH's Hydra, Open MPI nor Slurm's srun; name one of them in "

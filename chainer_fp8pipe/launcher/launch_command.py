@@ -10,12 +10,12 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..command_line import Parser, check_script, parse_interval
+from ..command_line import Parser, check_script, count, parse_interval
 from ..report.launch_protocol import LAUNCHED
+from .attempt import Interrupts
 from .hosts import (
     Probe,
     Share,
-    Starter,
     allocation_probe,
     check_names,
     command_probe,
@@ -25,7 +25,6 @@ from .hosts import (
     tcp_answers,
 )
 from .leftovers import Guard
-from .one_start import Interrupts
 from .supervisor import LaunchedJob, Supervisor
 
 #: Tells ranks after how many seconds without an update they are stalled.
@@ -155,7 +154,7 @@ def _parser(environment: Mapping[str, str]) -> Parser:
                     description=_DESCRIPTION)
     ranks = environment.get('SLURM_NTASKS')
     parser.add_argument(
-        '-n', '--ranks', metavar='N', type=_count, required=ranks is None,
+        '-n', '--ranks', metavar='N', type=count, required=ranks is None,
         default=ranks, help='ranks of the job (default in an allocation of '
         "Slurm's: its number of tasks)")
     parser.add_argument(
@@ -166,7 +165,7 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         '--restarts', metavar='N', type=_count_or_0, default=20, help='in a '
         'row, without progress, before giving up (default: 20)')
     parser.add_argument(
-        '--min-ranks', metavar='N', type=_count, help='go on with as few '
+        '--min-ranks', metavar='N', type=count, help='go on with as few '
         'while hosts do not answer, and with all from the first snapshot '
         'after they do (default: all)')
     parser.add_argument(
@@ -176,7 +175,8 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         '--snapshots', metavar='DIR', help='where "run" writes snapshots of '
         'the whole job, and goes on from')
     parser.add_argument(
-        '--every', metavar='INTERVAL', type=_interval, help='between '
+        '--every', metavar='INTERVAL',
+        type=lambda text: parse_interval(text) and text, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
     parser.add_argument(
         '--stall', metavar='SECONDS', type=_seconds, help='without an '
@@ -197,61 +197,41 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
     check_script(script[0] if script else None)
     if options.every is not None and options.snapshots is None:
         raise ValueError('--every is an option of --snapshots DIR')
-    multiple = _value(of_run, '--pipeline')
-    fewest, multiple_of = _layouts(
-        options, int(multiple) if multiple.isdecimal() else 1,
-        bool(_value(of_run, '--plan')))
-    every = options.every or '5m'
-    snapshots: list[str] = []
-    if options.snapshots is not None:
-        snapshots = ['--snapshots', options.snapshots, '--every', every]
-    starter = find_starter(environment)
-    return LaunchedJob(
-        [sys.executable, '-m', 'chainer_fp8pipe', 'run', *snapshots,
-         *of_run, *script],
-        starter, _room(options, environment), options.ranks, fewest,
-        multiple_of, _probe(options, starter, environment),
-        options.snapshots, every, options.restarts, options.wait_for_hosts, {
-            **environment,
-            **({} if options.stall is None else {STALL: options.stall})})
-
-
-def _layouts(options: argparse.Namespace, pipeline: int, is_planned: bool
-             ) -> tuple[int, int]:
-    """The fewest ranks, and what their number must be a multiple of."""
-    fewest = options.ranks if options.min_ranks is None else options.min_ranks
-    if fewest > options.ranks:
-        raise ValueError(f'--min-ranks {fewest} is more than the '
-                         f'{options.ranks} ranks of -n')
-    if pipeline < 1 or options.ranks % pipeline:
-        raise ValueError(f'--pipeline {pipeline} does not divide the '
-                         f'{options.ranks} ranks of -n')
-    if is_planned and fewest < options.ranks:
+    ranks, fewest = options.ranks, options.min_ranks or options.ranks
+    if fewest > ranks:
+        raise ValueError(f'--min-ranks {fewest} is more than the {ranks} '
+                         'ranks of -n')
+    stages = _value(of_run, '--pipeline')
+    pipeline = int(stages) if stages.isdecimal() else 1
+    if pipeline < 1 or ranks % pipeline:
+        raise ValueError(f'--pipeline {pipeline} does not divide the {ranks} '
+                         'ranks of -n')
+    if fewest < ranks and _value(of_run, '--plan'):
         raise ValueError('--min-ranks does not go with --plan, which is for '
-                         f'{options.ranks} ranks; leave one of them out')
-    return fewest, pipeline
-
-
-def _room(options: argparse.Namespace, environment: Mapping[str, str]
-          ) -> list[Share]:
+                         f'{ranks} ranks; leave one of them out')
+    starter, every = find_starter(environment), options.every or '5m'
+    room = [Share('', ranks)]
+    probe: Probe = tcp_answers
     if options.hostfile is not None:
-        found = read_hosts(options.hostfile, options.ranks)
+        room = read_hosts(options.hostfile, ranks)
         if not options.probe:   # which may know names that others do not
-            check_names(found, f'--hostfile {options.hostfile}')
-        return found
-    if 'SLURM_JOB_NODELIST' in environment:
+            check_names(room, f'--hostfile {options.hostfile}')
+    elif 'SLURM_JOB_NODELIST' in environment:
         with contextlib.suppress(ValueError):
-            return slurm_hosts(environment, options.ranks)
-    return [Share('', options.ranks)]
-
-
-def _probe(options: argparse.Namespace, starter: Starter,
-           environment: Mapping[str, str]) -> Probe:
+            room = slurm_hosts(environment, ranks)
     if options.probe:
-        return command_probe(options.probe)
-    if starter.family == 'srun' and 'SLURM_JOB_ID' in environment:
-        return allocation_probe(environment)
-    return tcp_answers
+        probe = command_probe(options.probe)
+    elif starter.family == 'srun' and 'SLURM_JOB_ID' in environment:
+        probe = allocation_probe(environment['SLURM_JOB_ID'])
+    return LaunchedJob(
+        [sys.executable, '-m', 'chainer_fp8pipe', 'run',
+         *([] if options.snapshots is None else
+           ['--snapshots', options.snapshots, '--every', every]),
+         *of_run, *script],
+        starter, room, ranks, fewest, pipeline, probe, options.snapshots,
+        every, options.restarts, options.wait_for_hosts,
+        {**environment, **({} if options.stall is None
+                           else {STALL: options.stall})})
 
 
 def _value(of_run: Sequence[str], name: str) -> str:
@@ -265,39 +245,21 @@ def _value(of_run: Sequence[str], name: str) -> str:
     return value
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'must be at least 1, not {text}')
-    return int(text)
-
-
 def _count_or_0(text: str) -> int:
-    return 0 if text.isdecimal() and not int(text) else _count(text)
-
-
-def _interval(text: str) -> str:
-    try:
-        parse_interval(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+    return 0 if text.isdecimal() and not int(text) else count(text)
 
 
 def _time(text: str) -> float:
-    try:
+    with contextlib.suppress(argparse.ArgumentTypeError):
         amount, unit = parse_interval(text)
-    except ValueError:
-        unit = ''
-    if unit != 'second':
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is no time; write it as in 90s, 10m or 1h')
-    return amount
+        if unit == 'second':
+            return amount
+    raise argparse.ArgumentTypeError(
+        f'{text!r} is no time; write it as in 90s, 10m or 1h')
 
 
 def _seconds(text: str) -> str:
-    try:
+    with contextlib.suppress(ValueError):
         if float(text) >= 0:
             return text
-    except ValueError:
-        pass
     raise argparse.ArgumentTypeError(f'must be at least 0, not {text}')

@@ -53,15 +53,9 @@ class Guard:
 
 def marked(mark: str) -> list[int]:
     """The living processes of a job, other than this one."""
-    wanted = mark.encode()
-    found = []
-    for pid in _numbers():
-        # A process that is dead but not waited for has no environment.
-        with contextlib.suppress(OSError), open(
-                f'/proc/{pid}/environ', 'rb') as file:
-            if wanted in file.read().split(b'\0') and pid != os.getpid():
-                found.append(pid)
-    return found
+    # A process that is dead but not waited for has no environment.
+    return [pid for pid in _numbers() if pid != os.getpid()
+            and mark.encode() in _read(pid, 'environ').split(b'\0')]
 
 
 def end_job(mark: str, patience: float = _PATIENCE) -> None:
@@ -69,8 +63,11 @@ def end_job(mark: str, patience: float = _PATIENCE) -> None:
 
     What is left after ``patience`` seconds is killed.
     """
-    for pid in _tops(marked(mark)) if patience else ():
-        _send(pid, signal.SIGTERM)
+    pids = marked(mark) if patience else []
+    for pid in pids:
+        fields = _read(pid, 'stat').rpartition(b')')[2].split()
+        if fields and int(fields[_STAT_PARENT]) not in pids:
+            _send(pid, signal.SIGTERM)
     kill_rest(mark, patience)
 
 
@@ -93,12 +90,7 @@ def kill_rest(mark: str, patience: float) -> list[int]:
 def is_running(mark: str, program: list[str]) -> bool:
     """Whether a process of a job, or a fork of one, runs this program."""
     wanted = os.fsencode('\0'.join(program) + '\0')
-    for pid in marked(mark):
-        with contextlib.suppress(OSError), open(
-                f'/proc/{pid}/cmdline', 'rb') as file:
-            if file.read() == wanted:
-                return True
-    return False
+    return any(_read(pid, 'cmdline') == wanted for pid in marked(mark))
 
 
 def remove_segments(since: float) -> None:
@@ -124,10 +116,9 @@ def _used(paths: list[str]) -> set[str]:
     """Those that a process has mapped or opened."""
     found: set[str] = set()
     for pid in _numbers():
+        text = _read(pid, 'maps').decode(errors='replace')
+        found.update(path for path in paths if path in text)
         with contextlib.suppress(OSError):
-            with open(f'/proc/{pid}/maps', errors='replace') as file:
-                text = file.read()
-            found.update(path for path in paths if path in text)
             for entry in os.scandir(f'/proc/{pid}/fd'):
                 with contextlib.suppress(OSError):
                     found.add(os.readlink(entry.path))
@@ -142,16 +133,13 @@ def _numbers() -> list[int]:
         return []
 
 
-def _tops(pids: list[int]) -> list[int]:
-    """Those whose parents are none of them."""
-    found = []
-    for pid in pids:
-        with contextlib.suppress(OSError), open(f'/proc/{pid}/stat',
-                                                errors='replace') as file:
-            fields = file.read().rpartition(')')[2].split()
-            if int(fields[_STAT_PARENT]) not in pids:
-                found.append(pid)
-    return found
+def _read(pid: int, name: str) -> bytes:
+    """A file about a process; nothing of one that has ended."""
+    try:
+        with open(f'/proc/{pid}/{name}', 'rb') as file:
+            return file.read()
+    except OSError:
+        return b''
 
 
 def _send(pid: int, number: int) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .abort import enter_world
 from .agreement import Signature, agree
-from .failure.abort import enter_world
-from .failure.watch import watch
 from .placement import AXES, divisors, place
 from .ranks import free_with_kept, nodes_of
+from .watch import watch
 
 
 class ProcessGrid:

@@ -43,7 +43,7 @@ from ..mpi.ranks import own_cores, pools_of
 from ..pipeline.randomness import preserved
 from ..planning.calls import Call, Value, order_of
 from ..planning.step import ModelFigures
-from ..report.process_memory import bytes_in
+from ..report.quantities import bytes_in
 from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is, call_with
 from .exchange_times import repeated

@@ -21,8 +21,8 @@ from mpi4py import MPI
 from ..chains.valueless_parameters import without_shapes
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
+from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.abort import enter_world
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..planning.choices import Choices, Wanted

@@ -30,7 +30,6 @@ from ..training.unmodified.jobs import (
 from ..training.unmodified.launch import (
     Refusal,
     as_one_process,
-    check_together,
     launch,
     refuse_together,
     refusing,
@@ -98,7 +97,8 @@ def add_plan(commands: Any) -> None:
 def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments; what it returns runs the script."""
     try:
-        check_together(check_script, options.script)
+        refuse_together(MPI.COMM_WORLD, lambda: check_script(options.script),
+                        ValueError)
     except ValueError as error:
         options.parser.error(str(error))
     # Rank 0 writes; others may be on hosts where the folder is not.

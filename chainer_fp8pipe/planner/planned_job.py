@@ -15,7 +15,7 @@ from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.grid import ProcessGrid
 from ..mpi.ranks import once
 from ..planning.job_plan import Configuration, JobPlan, load_job_plan
-from .layered import known_shapes, layer_counts
+from .layered import layer_counts
 
 _REMEDY = ('correct it, or make the plan again: '
            'python -m chainer_fp8pipe plan -o FILE SCRIPT')
@@ -56,9 +56,7 @@ class PlannedJob:
         """
         planned = self.plan.model
         agree(comm, Signature({}), self.plan.problem(
-            planned if model is None else
-            known_shapes(model, planned) if isinstance(model, Divisible) else
-            shapes_of(model), comm.size))
+            planned if model is None else shapes_of(model), comm.size))
 
     def grid(self, comm: Any = None) -> ProcessGrid:
         """The grid of stages and replicas; call it on all ranks.
@@ -114,7 +112,7 @@ class PlannedJob:
             return model
         if isinstance(model, Divisible):
             part = model.stage(self.grid(comm), raise_together(
-                comm, lambda: layer_counts(cut, model.total),
+                comm, lambda: layer_counts(cut, len(model)),
                 error=ValueError), cut.chunks)
             part.plan = cut         # for PipelineUpdater
             return part

@@ -11,7 +11,7 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
-from ..command_line import Interval, check_script, count, parse_interval
+from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options, parse_option
@@ -23,8 +23,8 @@ from ..training.unmodified.launch import (
     RankAware,
     Refusal,
     as_one_process,
-    check_together,
     launch,
+    refuse_together,
 )
 
 _DESCRIPTION = """
@@ -92,7 +92,7 @@ def add_run(commands: Any) -> None:
         'snapshots of the whole job, in a directory, and go on from the '
         'newest one there')
     run.add_argument(
-        '--every', metavar='INTERVAL', type=_interval, help='between '
+        '--every', metavar='INTERVAL', type=parse_interval, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
     for name, field in _fields().items():
         metadata = field.metadata
@@ -110,8 +110,9 @@ def add_run(commands: Any) -> None:
 def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
     """Checks the arguments of ``run``; what it returns runs the script."""
     try:
-        check_together(check_script, options.script)
-        restartable = _restartable(options)
+        refuse_together(MPI.COMM_WORLD, lambda: check_script(options.script),
+                        ValueError)
+        restarting = _restarting(options)
         prepare = (_as_given if options.plan is None else _as_planned)(options)
     except ValueError as error:
         options.parser.error(str(error))
@@ -120,7 +121,7 @@ def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
         with contextlib.ExitStack() as quiet:
             job, create = prepare(quiet)
             launch(options.script, options.arguments, 'run', create,
-                   restartable(job))
+                   *restarting, job)
     return run
 
 
@@ -146,26 +147,19 @@ def size(text: str) -> str:
     return text
 
 
-def _interval(text: str) -> Interval:
-    try:
-        return parse_interval(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _restartable(options: argparse.Namespace) -> Callable[[Any], Any]:
-    """What adds snapshots to that which makes a script's objects."""
+def _restarting(options: argparse.Namespace) -> list[Any]:
+    """What adds snapshots to a script's Trainers, if anything does."""
     if options.snapshots is None and options.every is not None:
         raise ValueError('--every is an option of --snapshots DIR')
     if options.snapshots is None and not is_launched():
-        return lambda job: job
-    every = options.every or parse_interval('5m')
-    from ..training.unmodified.restarting import Restartable, check_writable
+        return []
+    from ..training.unmodified.restarting import Restarting, check_writable
+    comm = MPI.COMM_WORLD
     if options.snapshots is not None:
-        check_together(lambda folder: None if MPI.COMM_WORLD.rank
-                       else check_writable(folder), options.snapshots)
-    return lambda job: Restartable(MPI.COMM_WORLD, job, options.snapshots,
-                                   every)
+        refuse_together(comm, lambda: None if comm.rank else check_writable(
+            options.snapshots), ValueError)
+    return [Restarting(comm, options.snapshots,
+                       options.every or parse_interval('5m'))]
 
 
 # --- with options of its own ------------------------------------------------

@@ -13,8 +13,7 @@
 # the browser is dark or light.
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,9 +33,6 @@ LINE_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00',
 #: Bokeh reads text that begins so as mathematics, for which it would load a
 #: script; the zero-width space keeps it from that.
 _MATHEMATICS, _SPACE = ('$$', '\\[', '\\('), '\u200b'
-
-_COLUMNS = ('left', 'right', 'top', 'bottom', 'colour', 'what', 'alpha',
-            'hatch')
 
 #: Update, value; of curves also epoch and seconds.
 Points = Sequence[tuple[float, ...]]
@@ -67,12 +63,10 @@ class Drawing:
         tables: What it shows in numbers, for each of its choices.
         legend: Label, colour, and whether it is dashed.
         hides: Whether a click on the legend hides a line.
-        choices: What it can show is called so.
-        shown: For each choice, the columns of the figure's boxes.
+        choices: What it can show, by name: columns of boxes.
         has_axes: Whether one can choose what it is drawn against.
         wide: Whether it has the page's whole width.
         has_lines: Whether it shows lines, not boxes.
-        name: On the page.
     """
 
     title: str
@@ -80,12 +74,16 @@ class Drawing:
     tables: Sequence[Sequence[Table]]
     legend: Sequence[tuple[str, str, bool]] = ()
     hides: bool = False
-    choices: Sequence[str] = ()
-    shown: Sequence[Mapping[str, Any]] = ()
+    choices: Mapping[str, Mapping[str, Any]] | None = None
     has_axes: bool = False
     wide: bool = False
     has_lines: bool = False
-    name: str = ''
+
+
+def columns_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What is one glyph for Bokeh: a list for each property of some rows."""
+    rows = [*rows]
+    return {name: [row[name] for row in rows] for name in rows[0]}
 
 
 def _figure(x_label: str, y_label: str, height: int, tools: str,
@@ -117,6 +115,8 @@ def _tell(plot: Any, renderer: Any, *tooltips: tuple[str, str],
                              tooltips=[*tooltips], **options))
 
 
+# --- lines -------------------------------------------------------------------
+
 def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
                went_on: Sequence[Mapping[str, float]],
                styles: Mapping[str, tuple[str, bool]] | None = None
@@ -142,69 +142,63 @@ def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
             lines, palette, strict=False)}
     arrays = {name: numpy.array(points, float)
               for name, points in lines.items()}
-    columns = [*('iteration', 'value', 'epoch', 'seconds')[
-        :next(iter(arrays.values())).shape[1]]]
     values = numpy.concatenate([array[:, 1] for array in arrays.values()])
     values = values[numpy.isfinite(values)]
     is_log = len(values) and 0 < 20 * values.min() < values.max()
     plot = _figure('updates', unit, 300, 'xpan,xbox_zoom,reset,save',
                    y_axis_type='log' if is_log else 'linear')
-    _add_lines(plot, columns, arrays, styles, 1.0 if few else 0.6)
+    _add_lines(plot, arrays, styles, 1.0 if few else 0.6)
     for place in went_on:       # the script moves it when the axis changes
         plot.add_layout(Span(
             location=place['iteration'], dimension='height', name='start',
             line_dash='dotted', line_color=GREY, tags=[dict(place)]))
     names = [*lines]
-    ends = ([(name, *styles[name]) for name in names] if few or
-            len(set(styles.values())) <= len(LINE_COLOURS) else
-            [(names[place] + ' (colours go from first to last)' * (not place),
-              *styles[names[place]])
-             for place in (0, len(names) // 2, len(names) - 1)])
+    hides = few or len(set(styles.values())) <= len(LINE_COLOURS)
+    legend = [(name, *styles[name]) for name in names]
+    if not hides:
+        legend = [legend[0], legend[len(names) // 2], legend[-1]]
+        legend[0] = (f'{names[0]} (colours go from first to last)',
+                     *legend[0][1:])
+    more = ('epoch', 'seconds')[:next(iter(arrays.values())).shape[1] - 2]
     return Drawing(title, plot, [[Table(
-        ('line', 'update', unit or 'value', *columns[2:]),
+        ('line', 'update', unit or 'value', *more),
         [(name, f'{point[0]:.0f}', number(point[1]),
           *(f'{one:.2f}' for one in point[2:]))
          for name, points in lines.items() for point in points])]],
-        ends, hides=len(ends) == len(names), has_lines=True)
+        legend, hides, has_lines=True)
 
 
-def _add_lines(plot: Any, columns: Sequence[str],
-               arrays: Mapping[str, numpy.ndarray],
+def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
                styles: Mapping[str, tuple[str, bool]], alpha: float) -> None:
     """Lines with dots if points are few, else pale with a smooth one."""
     from bokeh.models import BooleanFilter, CDSView, ColumnDataSource
-    paths: dict[str, list[Any]] = defaultdict(list)
-    dots: dict[str, list[Any]] = defaultdict(list)
-
-    def shown(properties: dict[str, list[Any]]) -> dict[str, Any]:
-        # The script hides lines by this filter.
-        return {'source': ColumnDataSource(dict(properties)),
-                'view': CDSView(filter=BooleanFilter(
-                    booleans=[True] * len(properties['title'])))}
+    paths: list[dict[str, Any]] = []
+    dots: list[dict[str, Any]] = []
     for name, array in arrays.items():
         colour, is_dashed = styles[name]
         points = _fewer(array)
         points[~numpy.isfinite(points)] = numpy.nan
-        drawn = [(points, alpha)]
+        keys = ('iteration', 'value', 'epoch', 'seconds')[:points.shape[1]]
+        line = {'title': name, 'colour': colour, 'alpha': alpha,
+                'dash': 'dashed' if is_dashed else 'solid',
+                **dict(zip(keys, points.T.tolist(), strict=True))}
         if len(points) > _MANY_POINTS:
-            smooth = points.copy()
-            smooth[:, 1] = _smooth(points[:, 1])
-            drawn = [(points, 0.3), (smooth, alpha)]
-        look = {'title': name, 'colour': colour, 'alpha': alpha,
-                'dash': 'dashed' if is_dashed else 'solid'}
-        for line, strength in drawn:
-            for key, value in {**look, 'alpha': strength, **dict(zip(
-                    columns, line.T.tolist(), strict=True))}.items():
-                paths[key].append(value)
-        if len(drawn) == 1:     # a line of a single point would not be seen
-            for key, value in look.items():
-                dots[key] += [value] * len(points)
-            for key, column in zip(columns, points.T.tolist(), strict=True):
-                dots[key] += column
-    lines = plot.multi_line(
+            paths += [{**line, 'alpha': 0.3}, {
+                **line, 'value': _smooth(points[:, 1]).tolist()}]
+        else:       # a line of a single point would not be seen
+            paths.append(line)
+            dots += [{**line, **dict(zip(keys, point, strict=True))}
+                     for point in points.tolist()]
+
+    def shown(rows: list[dict[str, Any]]) -> dict[str, Any]:
+        # The script hides lines by this filter.
+        return {'source': ColumnDataSource(columns_of(rows)),
+                'view': CDSView(filter=BooleanFilter(
+                    booleans=[True] * len(rows)))}
+    drawn = plot.multi_line(
         'iteration', 'value', line_color='colour', line_alpha='alpha',
         line_dash='dash', line_width=2, **shown(paths))
-    _tell(plot, lines, ('', '@title'), ('at', '$data_x'),
+    _tell(plot, drawn, ('', '@title'), ('at', '$data_x'),
           ('value', '$data_y'), line_policy='nearest')
     if dots:
         plot.scatter('iteration', 'value', size=5, color='colour',
@@ -229,19 +223,18 @@ def _smooth(values: numpy.ndarray) -> numpy.ndarray:
     return numpy.where(count > 0, whole / numpy.maximum(count, 1), numpy.nan)
 
 
-def box_columns(boxes: Iterable[tuple[Any, ...]]) -> dict[str, Any]:
-    """The columns of boxes, each of which has its properties in order.
+# --- boxes -------------------------------------------------------------------
 
-    They are ``left, right, top, bottom, colour, what`` (what it is, in
-    words), and may go on with ``alpha`` (default: 1) and ``hatch`` (none).
-    """
-    return dict(zip(_COLUMNS, map(list, zip(*(
-        (*box, 1.0, ' ')[:len(_COLUMNS)] for box in boxes), strict=True)),
-        strict=True))
+def box(left: float, right: float, top: float, bottom: float, colour: str,
+        what: str, alpha: float = 1.0, hatch: str = ' ') -> dict[str, Any]:
+    """A box, as :func:`columns_of` takes it; ``what`` it is, in words."""
+    return {'left': left, 'right': right, 'top': top, 'bottom': bottom,
+            'colour': colour, 'what': what, 'alpha': alpha, 'hatch': hatch}
 
 
 def draw_boxes(title: str, x_label: str, rows: Sequence[str],
-               columns: Mapping[str, Any], tables: Sequence[Sequence[Table]],
+               boxes: Iterable[Mapping[str, Any]],
+               tables: Sequence[Sequence[Table]],
                legend: Sequence[tuple[str, str]], height: int,
                x_names: Sequence[str] = (), zooms: bool = False,
                **options: Any) -> Drawing:
@@ -251,7 +244,7 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
         title: Of the figure.
         x_label: Of what goes to the right.
         rows: Names; row 2 goes from 1.5 to 2.5.
-        columns: Of the boxes, as :func:`box_columns` gives them.
+        boxes: Each a :func:`box`.
         tables: For each choice.
         legend: Labels and colours.
         height: Of a row, in pixels; less where rows are many.
@@ -265,6 +258,7 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
         Range1d,
         WheelZoomTool,
     )
+    columns = columns_of(boxes)
     end = max(columns['right'])
     x_range = (Range1d(-0.5, len(x_names) - 0.5) if x_names else
                Range1d(0, end, bounds=(0, end)) if zooms else
@@ -298,16 +292,26 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
                    **options)
 
 
-def draw_bars(title: str, unit: str, names: Sequence[str],
-              kinds: Mapping[str, Mapping[str, float]], table: Table
-              ) -> Drawing:
-    """For each name a bar of each kind, one above the other."""
-    high = 0.8 / len(kinds)
-    colours = dict(zip(kinds, LINE_COLOURS, strict=False))
-    return draw_boxes(title, unit, names, box_columns(
-        (0.0, bars.get(name, 0.0), top, top + 0.9 * high, colours[kind],
-         f'{name}, {kind}: {number(bars.get(name, 0.0))} {unit}')
-        for place, (kind, bars) in enumerate(kinds.items())
+def draw_bars(title: str, unit: str, bars: Mapping[str, Mapping[str, float]],
+              say: Callable[[float], str], table: Table) -> Drawing:
+    """For each name a bar of each kind, one above the other.
+
+    Args:
+        title: Of the figure.
+        unit: Of the axis: ``'ms'`` or ``'kB'``.
+        bars: By kind, by name: seconds or bytes.
+        say: A value in words.
+        table: Of the figure.
+    """
+    scale = {'ms': 1e3, 'kB': 1e-3}[unit]
+    names = [*dict.fromkeys(name for values in bars.values()
+                            for name in values)]
+    colours = dict(zip(bars, LINE_COLOURS, strict=False))
+    high = 0.8 / len(bars)
+    return draw_boxes(title, unit, names, (
+        box(0.0, scale * values.get(name, 0.0), top, top + 0.9 * high,
+            colours[kind], f'{name}, {kind}: {say(values.get(name, 0.0))}')
+        for place, (kind, values) in enumerate(bars.items())
         for row, name in enumerate(names)
         for top in [row - 0.4 + place * high]), [[table]],
         [*colours.items()], 44)

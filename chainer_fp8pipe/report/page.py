@@ -1,12 +1,15 @@
 """One HTML page about runs, which opens from disk without a network."""
-# A page is a list of sections.  Each answers a question that one has about a
-# run, first in a sentence or a table, then in figures whose numbers follow in
-# tables, for screen readers and for those without JavaScript.  Text is plain
-# here; the template, page.html, escapes it.  Bokeh, the page's script and its
-# data stand in the file, and a content security policy names the scripts by
-# their hashes and allows nothing else, so that no name of a run, a parameter
-# or a host becomes a script.  figures.py draws; what is drawn and what is said
-# is here, in the order of the page.
+# A page is a list of sections.  Each asks a question that one has about a run,
+# and a function gives the answer piece by piece: sentences, figures, tables.
+# Numbers of figures follow in tables, for screen readers and for those without
+# JavaScript.  Text is plain here; the template, page.html, escapes it.  Bokeh,
+# the page's script and its data stand in the file, and a content security
+# policy names the scripts by their hashes and allows nothing else, so that no
+# name of a run, a parameter or a host becomes a script.  figures.py draws;
+# what is drawn and what is said is here, in the order of the page.
+#
+# Several runs are compared on one page, in the same figures: a letter stands
+# for each, and begins the names of its lines, bars and sentences.
 from __future__ import annotations
 
 import base64
@@ -18,28 +21,21 @@ import pathlib
 import shlex
 import string
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
 import numpy
 
 from .diagnosis import INPUT_SHARE, diagnose
-from .events import (
-    BUCKETS,
-    LANES,
-    WAITING,
-    Event,
-    explain_waits,
-    in_rows,
-)
+from .events import LANES, WAITING, Event, explain_waits
 from .figures import (
     GREY,
     LINE_COLOURS,
     Drawing,
     Table,
-    box_columns,
+    box,
+    columns_of,
     draw_bars,
     draw_boxes,
     draw_lines,
@@ -56,7 +52,7 @@ from .record import (
     TensorHealth,
     written_whole,
 )
-from .timeline import Look, look_of_name, looks_of
+from .timeline import Look, boxes_of, look_of_name
 
 #: A letter stands for each run on a page.
 _LETTERS = string.ascii_uppercase
@@ -67,16 +63,13 @@ _MOST_UPDATES, MOST_EVENTS = 12, 60_000
 #: A figure has at most so many tensors.
 _MOST_TENSORS = 100
 
-#: Where a rank's row has its lanes: from the middle down, and how high.
-_WHOLE, _LANES = (-0.4, 0.8), ((-0.45, 0.56), (0.13, 0.12), (0.27, 0.18))
-
 #: Values that this package reports, which have a unit.
 _UNITS = {'bytes': 'bytes per update', 'encode': 'ms per update',
           'exchange': 'ms per update', 'decode': 'ms per update',
           'step_time': 's', 'predicted_step_time': 's'}
 
 #: By part, as plans name them, the phases that it is made of.
-PHASES_OF_PARTS = {
+_PHASES_OF_PARTS = {
     'forward and backward': ('forward', 'recompute', 'backward',
                              'backward_weight'),
     'waiting for stages': ('send', 'receive'),
@@ -84,31 +77,19 @@ PHASES_OF_PARTS = {
     'update': ('update',),
     'other': ('input', 'other', 'between')}
 
+#: What tensors have readings of.
+_VALUES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',
+           'clipped': 'Share of elements that were clipped',
+           'residual': 'Norm of the residual (error feedback)',
+           'gradient': 'Norm of the mean gradient'}
+
 _HERE = pathlib.Path(__file__).parent
 
 #: By the letter that stands for each; '' for a single one.
-_Runs = dict[str, RunRecord]
+_Runs = Mapping[str, RunRecord]
 
-
-@dataclass
-class Section:
-    """A question about a run, and its answer.
-
-    Attributes:
-        name: For links; letters and '-'.
-        title: The question.
-        sentences: What is to be said first.
-        drawings: Figures.
-        tables: Tables that belong to no figure.
-        is_open: Whether these are unfolded.
-    """
-
-    name: str
-    title: str
-    sentences: list[str] = field(default_factory=list)
-    drawings: list[Drawing] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    is_open: bool = False
+#: What an answer is made of: sentences, figures, tables that belong to none.
+_Answer = Iterator[str | Drawing | Table]
 
 
 def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
@@ -139,18 +120,23 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
             '\'chainer_fp8pipe[report]\'"') from reason
     runs = ({'': records[0]} if len(records) == 1
             else dict(zip(_LETTERS, records, strict=False)))
-    sections = [make(runs) for make in (
-        _result, _learning, _phases, _timeline, _slowness, _bytes,
-        _compression, _memory, _input, _starts, _settings)]
-    drawings = [drawing for section in sections
-                for drawing in section.drawings]
-    for place, drawing in enumerate(drawings):
-        drawing.name = f'figure-{place}'
+    figures: dict[str, Drawing] = {}
+    sections = []
+    for name, title, answer, without in _SECTIONS:
+        found = [*answer(runs)] or [without]
+        drawings = {f'figure-{len(figures) + place}': one
+                    for place, one in enumerate(
+                        one for one in found if isinstance(one, Drawing))}
+        figures |= drawings
+        sections.append({
+            'name': name, 'title': title, 'drawings': drawings,
+            'sentences': [one for one in found if isinstance(one, str)],
+            'tables': [one for one in found if isinstance(one, Table)]})
     # In a script element, no "<" may stand that could end it.
     data = json.dumps([
-        {'name': drawing.name, 'item': json_item(drawing.plot),
-         'shown': drawing.shown} for drawing in drawings]
-        ).replace('<', '\\u003c')
+        {'name': name, 'item': json_item(one.plot),
+         'shown': [*(one.choices or {}).values()]}
+        for name, one in figures.items()]).replace('<', '\\u003c')
     # The library without widgets and tables, which the page does not have.
     scripts = [*Resources('inline', components=['bokeh'],
                           minified=True).js_raw,
@@ -166,25 +152,9 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
         file.write(text)
 
 
-# --- words -------------------------------------------------------------------
-
 def _label(run: str, text: str) -> str:
     """A text about a run: its letter in front, if there are several."""
-    return f'{run} {text}' if run else text
-
-
-def _said(run: str, sentence: str) -> str:
-    """A sentence about a run: which one, if there are several."""
-    return f'Run {run}: {sentence}' if run else sentence
-
-
-def _css(look: Look) -> str:
-    return '#' + ''.join(f'{round(255 * part):02x}' for part in look.colour)
-
-
-def _date(time: float) -> str:
-    return datetime.datetime.fromtimestamp(
-        time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S')
+    return f'{run}: {text}' if run else text
 
 
 def _by_rank(runs: _Runs) -> dict[str, list[RankInterval]]:
@@ -217,14 +187,12 @@ def _side_by_side(found: Mapping[str, Mapping[str, str]], title: str = ''
         for name in names], title)
 
 
-def _over_intervals(title: str, unit: str,
-                    mine: Mapping[str, Sequence[RankInterval]],
-                    value: Callable[[RankInterval], float | None],
-                    runs: _Runs) -> Drawing:
+def _draw_ranks(title: str, unit: str, runs: _Runs,
+                value: Callable[[RankInterval], float | None]) -> Drawing:
     """A line for each rank, of what it has a value of in an interval."""
     lines = {name: [(one.last, found) for one in its
                     if (found := value(one)) is not None]
-             for name, its in mine.items()}
+             for name, its in _by_rank(runs).items()}
     return draw_lines(title, unit, {
         name: points for name, points in lines.items() if points},
         _went_on(runs))
@@ -239,17 +207,13 @@ def _went_on(runs: _Runs) -> list[dict[str, float]]:
                           if point.start == start.number][:1]]
 
 
-# --- sections ----------------------------------------------------------------
+# --- what came out, and the curves -------------------------------------------
 
-def _result(runs: _Runs) -> Section:
+def _result(runs: _Runs) -> _Answer:
     """What one asks first, side by side for all runs."""
-    section = Section('result', 'What came out?', is_open=True)
     found = {run: dict(_results(record)) for run, record in runs.items()}
     if any(found.values()):
-        section.tables.append(_side_by_side(found))
-    else:
-        section.sentences.append('Nothing yet.')
-    return section
+        yield _side_by_side(found)
 
 
 def _results(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -275,13 +239,12 @@ def _results(record: RunRecord) -> Iterator[tuple[str, str]]:
     if steps:
         yield 'an update (median, slowest rank)', seconds(
             median(steps.values()))
-        to_stages = [one.sent.get(PIPELINE, ('', 0.0, 0.0))[1]
-                     for one in ours]
-        whole = [sum(sent for _, sent, _ in one.sent.values())
-                 for one in ours]
-        yield 'a rank sends in an update (gradients; to stages)', (
-            f'{size(fmean(whole) - fmean(to_stages))}, '
-            f'{size(fmean(to_stages))}')
+        to_stages = fmean(one.sent.get(PIPELINE, ('', 0.0, 0.0))[1]
+                          for one in ours)
+        whole = fmean(sum(sent for _, sent, _ in one.sent.values())
+                      for one in ours)
+        yield ('a rank sends in an update (gradients; to stages)',
+               f'{size(whole - to_stages)}, {size(to_stages)}')
     began = record.starts[0].time
     yield 'began (UTC)', _date(began)
     yield 'lasted', seconds(max(0.0, *(end.time - began for end
@@ -290,9 +253,13 @@ def _results(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield 'ranks, hosts', f'{start.ranks}, {len({*start.hosts})}'
 
 
-def _learning(runs: _Runs) -> Section:
+def _date(time: float) -> str:
+    return datetime.datetime.fromtimestamp(
+        time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S')
+
+
+def _learning(runs: _Runs) -> _Answer:
     """A figure for each quantity, with a line per run and place."""
-    section = Section('learning', 'Is it learning?')
     quantities: dict[str, dict[tuple[str, str], list[tuple[float, ...]]]] = {}
     for run, record in runs.items():
         for point in record.curves:
@@ -300,9 +267,7 @@ def _learning(runs: _Runs) -> Section:
                 quantities.setdefault(name.rsplit('/', 1)[-1], {}).setdefault(
                     (run, name), []).append((
                         point.iteration, value, point.epoch, point.seconds))
-    if not quantities:
-        section.sentences.append('No losses or metrics were reported.')
-    letters = [*runs]
+    letters, is_first = [*runs], True
     for quantity, found in sorted(quantities.items(), key=lambda item: (
             item[0] != 'loss', item[0] != 'accuracy', item[0] in _UNITS,
             item[0])):
@@ -318,97 +283,88 @@ def _learning(runs: _Runs) -> Section:
         drawing = draw_lines(quantity, _UNITS.get(quantity, ''), {
             _label(*key): points for key, points in found.items()},
             _went_on(runs), styles)
-        drawing.has_axes = not section.drawings
-        section.drawings.append(drawing)
+        drawing.has_axes, is_first = is_first, False
+        yield drawing
         bad = sum(not numpy.isfinite(point[1]) for points in found.values()
                   for point in points)
         if bad:
-            section.sentences.append(f'{bad} values of {quantity} are not '
-                                     'finite; their lines have gaps there.')
-    return section
+            yield (f'{bad} values of {quantity} are not finite; their lines '
+                   'have gaps there.')
 
 
-def _phases(runs: _Runs) -> Section:
+# --- times -------------------------------------------------------------------
+
+def _phases(runs: _Runs) -> _Answer:
     """Mean seconds of an update by phase."""
-    section = Section('phases', 'Where does the time go?')
     for attribute, title in (
             ('phases', 'Mean time of an update by rank'),
             ('hidden', 'Done beside, in the thread that exchanges')):
         bars = {name: _mean_phases(mine, attribute)
                 for name, mine in _by_rank(runs).items()}
-        known = [*PHASES, *sorted({phase for bar in bars.values()
-                                   for phase in bar} - {*PHASES})]
-        phases = [phase for phase in known
-                  if any(bar.get(phase) for bar in bars.values())]
-        if phases:
-            section.drawings.append(_phase_bars(title, bars, phases))
-    if not section.drawings:
-        section.sentences.append('No times of updates were recorded.')
-    return section
+        known = dict.fromkeys((*PHASES, *sorted({
+            phase for bar in bars.values() for phase in bar})))
+        looks = {phase: look_of_name(phase) for phase in known
+                 if any(bar.get(phase) for bar in bars.values())}
+        if not looks:
+            continue
+        boxes, rows = [], []
+        for row, (name, parts) in enumerate(bars.items()):
+            left, whole, cells = 0.0, sum(parts.values()), []
+            for phase, look in looks.items():
+                value = parts.get(phase, 0.0)
+                cells.append(f'{seconds(value)} '
+                             f'({share(value / whole) if whole else "-"})')
+                boxes.append(box(
+                    1e3 * left, 1e3 * (left + value), row - 0.4, row + 0.4,
+                    look.css, f'{name}: {look.label}, {cells[-1]}'))
+                left += value
+            rows.append((name, seconds(whole), *cells))
+        yield draw_boxes(
+            title, 'ms', [*bars], boxes,
+            [[Table(('rank', 'all', *looks), rows)]],
+            # Sends and receives look the same.
+            [*dict.fromkeys((look.label, look.css)
+                            for look in looks.values())], 24, wide=True)
 
 
-def _phase_bars(title: str, bars: Mapping[str, Mapping[str, float]],
-                phases: Sequence[str]) -> Drawing:
-    looks = {phase: look_of_name(phase) for phase in phases}
-    boxes, rows = [], []
-    for row, (name, parts) in enumerate(bars.items()):
-        left, whole, cells = 0.0, sum(parts.values()), []
-        for phase, look in looks.items():
-            value = parts.get(phase, 0.0)
-            cells.append(f'{seconds(value)} '
-                         f'({share(value / whole) if whole else "-"})')
-            boxes.append((1e3 * left, 1e3 * (left + value), row - 0.4,
-                          row + 0.4, _css(look),
-                          f'{name}: {look.label}, {cells[-1]}'))
-            left += value
-        rows.append((name, seconds(whole), *cells))
-    return draw_boxes(title, 'ms', [*bars], box_columns(boxes), [[Table(
-        ('rank', 'all', *phases), rows)]],
-        # Sends and receives look the same.
-        [*dict.fromkeys((look.label, _css(look)) for look in looks.values())],
-        24, wide=True)
-
-
-def _timeline(runs: _Runs) -> Section:
+def _timeline(runs: _Runs) -> _Answer:
     """The timelines of chosen updates, a usual one first."""
-    section = Section('timeline', 'What does each rank do when?')
-    found = {_update_name(run, update): update
+    found = {_label(run, _update_name(update)): update
              for run, record in runs.items() for update in record.updates
              if any(event.end > event.start for event in update.events)}
-    usual = median([*map(_length, found.values())] or [0.0])
-    order = sorted(found, key=lambda name: abs(_length(found[name]) - usual))
-    order = [*order[:1], *sorted(order[1:], key=lambda name:
-                                 not found[name].is_slow)]
+    if not found:
+        return
+    usual = median(map(_length, found.values()))
+    first, *others = sorted(
+        found, key=lambda name: abs(_length(found[name]) - usual))
+    others.sort(key=lambda name: not found[name].is_slow)
     shown: dict[str, list[Event]] = {}
     room = MOST_EVENTS
-    for name in order[:_MOST_UPDATES]:
+    for name in [first, *others][:_MOST_UPDATES]:
         events = [event for event in explain_waits(found[name].events)
                   if event.end > event.start]   # marks of codecs take no time
         if not shown or len(events) <= room:
             room -= len(events)
             shown[name] = events
-    if not shown:
-        section.sentences.append('No events of an update were kept.')
-        return section
     left_out = len(found) - len(shown) + sum(
         record.left_out for record in runs.values())
     if left_out:
-        section.sentences.append(f'The events of {left_out} more updates are '
-                                 'left out, to keep the page small.')
-    section.sentences.append(
-        'Drag to move; Ctrl and the wheel, or a pinch, to zoom. The pointer '
-        'on a box says what it is, and what was waited for.')
+        yield (f'The events of {left_out} more updates are left out, to keep '
+               'the page small.')
+    yield ('Drag to move; Ctrl and the wheel, or a pinch, to zoom. The '
+           'pointer on a box says what it is, and what was waited for.')
     legend: dict[Look, str] = {}
-    columns = [_event_boxes(events, legend) for events in shown.values()]
-    ranks = 1 + max(event.rank for events in shown.values()
-                    for event in events)
-    section.drawings.append(draw_boxes(
+    ranks = range(1 + max(event.rank for events in shown.values()
+                          for event in events))
+    boxes = {name: _event_boxes(events, ranks, legend)
+             for name, events in shown.items()}
+    yield draw_boxes(
         'Timeline of all ranks', 'ms from the start of the update',
-        [f'rank {rank}' for rank in range(ranks)], columns[0],
+        [f'rank {rank}' for rank in ranks], boxes[first],
         [[_sums(events), _longest(events)] for events in shown.values()],
         [(look.label, colour) for look, colour in sorted(legend.items())],
-        52, zooms=True, choices=[*shown], shown=columns, wide=True))
-    return section
+        52, zooms=True, wide=True, choices={
+            name: columns_of(found) for name, found in boxes.items()})
 
 
 def _length(update: RecordedUpdate) -> float:
@@ -416,38 +372,27 @@ def _length(update: RecordedUpdate) -> float:
             - min(event.start for event in update.events))
 
 
-def _update_name(run: str, update: RecordedUpdate) -> str:
-    return _label(run, f'update {update.iteration}') + (
+def _update_name(update: RecordedUpdate) -> str:
+    return f'update {update.iteration}' + (
         ' (a slow one)' if update.is_slow else '') + (
             f', start {update.start}' if update.start else '')
 
 
-def _event_boxes(events: Sequence[Event], legend: dict[Look, str]
-                 ) -> dict[str, Any]:
-    """Columns of a timeline's boxes, in ms; adds to the legend."""
+def _event_boxes(events: Sequence[Event], ranks: Sequence[int],
+                 legend: dict[Look, str]) -> list[dict[str, Any]]:
+    """Boxes of a timeline, in ms; adds to the legend."""
     origin = min(event.start for event in events)
-    look_of, placed = looks_of(events), in_rows(events)
-    has_lanes = any(event.lane for event in events)
-    buckets: dict[int, int] = defaultdict(int)     # rows of each rank
-    for _, (rank, _, row) in placed:
-        buckets[rank] = max(buckets[rank], row + 1)
     boxes = []
-    for event, (rank, lane, row) in placed:
-        look = look_of(event)
+    for event, look, top, height in boxes_of(events, ranks):
         waits = event.name == WAITING
         # Grey that is pale is seen on white and on black.
-        legend[look] = GREY if waits else _css(look)
-        top, height = _LANES[lane] if has_lanes else _WHOLE
-        if event.lane == BUCKETS:
-            height /= buckets[rank]
-            top += row * height
-        boxes.append((
+        legend[look] = GREY if waits else look.css
+        boxes.append(box(
             round(1e3 * (event.start - origin), 4),
-            round(1e3 * (event.end - origin), 4), rank + top,
-            rank + top + 0.92 * height, legend[look],
-            _what(event, look.label), 0.3 if waits else 1.0,
+            round(1e3 * (event.end - origin), 4), top, top + 0.92 * height,
+            legend[look], _what(event, look.label), 0.3 if waits else 1.0,
             look.hatch[:1] or ' '))
-    return box_columns(boxes)
+    return boxes
 
 
 def _what(event: Event, label: str) -> str:
@@ -455,12 +400,12 @@ def _what(event: Event, label: str) -> str:
     who, lasted = _who(event), seconds(event.end - event.start)
     if event.name == WAITING:
         return f'{who} waited {lasted} for {event.about}'
-    parts = [f'{who}: {label}, {lasted}']
-    if event.micro_batch is not None:
-        parts.append(f'micro-batch {event.micro_batch}')
-    if event.bytes:
-        parts.append(size(event.bytes))
-    return ', '.join([*parts, event.about] if event.about else parts)
+    return ', '.join([
+        f'{who}: {label}', lasted,
+        *([] if event.micro_batch is None
+          else [f'micro-batch {event.micro_batch}']),
+        *([size(event.bytes)] if event.bytes else []),
+        *([event.about] if event.about else [])])
 
 
 def _who(event: Event) -> str:
@@ -490,46 +435,46 @@ def _longest(events: Sequence[Event]) -> Table:
         'The longest events')
 
 
-def _slowness(runs: _Runs) -> Section:
+# --- what is slow ------------------------------------------------------------
+
+def _slowness(runs: _Runs) -> _Answer:
     """What the diagnosis says, each rank's own work, links, and clocks."""
-    section = Section('slow', 'Which rank or link is slow?')
     last = {name: mine[-1] for name, mine in _by_rank(runs).items()}
-    section.sentences += [_said(run, finding.text)
-                          for run, record in runs.items()
-                          for finding in diagnose(record)] or [
-        'No rank and no link stands out.' if last
-        else 'No times of updates were recorded.']
+    findings = [_label(run, finding.text) for run, record in runs.items()
+                for finding in diagnose(record)]
+    yield from findings
+    if last and not findings:
+        yield 'No rank and no link stands out.'
     if last:
         boxes = []
         for row, (name, one) in enumerate(last.items()):
             low, middle, high = (1e3 * value for value in one.own)
             what = f'{name}: median {number(middle)} ms'
-            boxes += [(0.0, middle, row - 0.3, row + 0.3, LINE_COLOURS[5],
-                       what), (low, high, row - 0.06, row + 0.06,
-                               LINE_COLOURS[1], what)]
-        section.drawings.append(draw_boxes(
+            boxes += [
+                box(0.0, middle, row - 0.3, row + 0.3, LINE_COLOURS[5], what),
+                box(low, high, row - 0.06, row + 0.06, LINE_COLOURS[1], what)]
+        yield draw_boxes(
             "A rank's own work in an update, last interval", 'ms', [*last],
-            box_columns(boxes), [[Table(
+            boxes, [[Table(
                 ('rank', 'lower quartile', 'median', 'upper quartile',
                  'whole update, median'),
                 [(name, *map(seconds, (*one.own, one.step[1])))
                  for name, one in last.items()])]],
             [('median', LINE_COLOURS[5]), ('quartiles', LINE_COLOURS[1])],
-            24))
+            24)
     for run, record in runs.items():
         if record.links:
-            section.drawings.append(_links(run, record))
+            yield _links(run, record)
         clocks: dict[tuple[int, int], list[ClockReading]] = defaultdict(list)
         for reading in record.clocks:
             clocks[reading.start, reading.rank].append(reading)
         if clocks:
-            section.tables.append(Table(
+            yield Table(
                 ('start', 'rank', "ahead of rank 0's", 'right to', 'drift'),
                 [(str(start), str(rank), f'{number(mine[-1].offset)} s',
                   seconds(mine[-1].error), seconds(_drift(mine)))
                  for (start, rank), mine in sorted(clocks.items())],
-                _label(run, 'Clocks')))
-    return section
+                _label(run, 'Clocks'))
 
 
 def _drift(readings: Sequence[ClockReading]) -> float:
@@ -558,13 +503,14 @@ def _links(run: str, record: RunRecord) -> Drawing:
     for (source, target), (speed, latency) in pairs.items():
         part = min(max((speed / usual - 0.25) / 0.75, 0.0), 1.0)
         x, y = ranks.index(target), ranks.index(source)
-        boxes.append((x - 0.47, x + 0.47, y - 0.47, y + 0.47,
-                      shades[round(255 * part)], f'rank {source} to rank '
-                      f'{target}: {size(speed)}/s, {seconds(latency)}'))
+        boxes.append(box(
+            x - 0.47, x + 0.47, y - 0.47, y + 0.47, shades[round(255 * part)],
+            f'rank {source} to rank {target}: {size(speed)}/s, '
+            f'{seconds(latency)}'))
     names = [f'rank {rank}' for rank in ranks]
     return draw_boxes(
         _label(run, 'Links between hosts, from the rank of a row to that of '
-               'a column'), 'to', names, box_columns(boxes), [[Table(
+               'a column'), 'to', names, boxes, [[Table(
                    ('from rank', 'to rank', 'bandwidth, median',
                     'latency, median'),
                    [(*map(str, pair), size(speed) + '/s', seconds(latency))
@@ -574,9 +520,10 @@ def _links(run: str, record: RunRecord) -> Drawing:
         40, x_names=names)
 
 
-def _bytes(runs: _Runs) -> Section:
+# --- bytes -------------------------------------------------------------------
+
+def _bytes(runs: _Runs) -> _Answer:
     """Bytes of an update, the share of a link, predicted and measured."""
-    section = Section('bytes', 'What crosses the network?')
     found: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
     for run, record in runs.items():
         for one in record.intervals:
@@ -589,43 +536,35 @@ def _bytes(runs: _Runs) -> Section:
             [one[:2] for one in ours], axis=0,
             weights=[one[2] for one in ours]).tolist()
             for name, ours in found.items()}
-        section.drawings.append(draw_bars(
-            'Bytes that a rank sends in an update, mean', 'kB', [*means], {
-                kind: {name: mean[place] / 1e3
-                       for name, mean in means.items()}
-                for place, kind in enumerate(('sent', 'in float32'))},
+        yield draw_bars(
+            'Bytes that a rank sends in an update, mean', 'kB', {
+                kind: {name: mean[place] for name, mean in means.items()}
+                for place, kind in enumerate(('sent', 'in float32'))}, size,
             Table(('codec, level', 'sent', 'most of a rank', 'in float32',
                    'of it'),
                   [(name, size(mine), size(max(found[name])[0]), size(whole),
                     share(mine / whole) if whole else '-')
-                   for name, (mine, whole) in means.items()])))
-    else:
-        section.sentences.append('No bytes were recorded.')
+                   for name, (mine, whole) in means.items()]))
     for run, record in runs.items():
-        part = link_share(record)
+        part = _link_share(record)
         if part is not None:
-            section.sentences.append(_said(
-                run, 'Between hosts the busiest rank sends '
-                f'{share(part)} of what a link carries, on average.'))
-        section.drawings += [_planned(run, record, start)
-                             for start in record.starts if start.planned]
-    return section
+            yield _label(run, 'Between hosts the busiest rank sends '
+                         f'{share(part)} of what a link carries, on average.')
+        for start in record.starts:
+            if start.planned:
+                yield _planned(run, record, start)
 
 
-def link_share(record: RunRecord) -> float | None:
+def _link_share(record: RunRecord) -> float | None:
     """Which share of its links' speed a rank's bytes between nodes need.
 
-    Args:
-        record: Of which the last start counts.
-
-    Returns:
-        Of the busiest rank; None: nothing goes between nodes, or no link
-        was measured.
+    Of the busiest rank in the last start; None: nothing goes between nodes,
+    or no link was measured.
     """
-    number = record.starts[-1].number if record.starts else 0
-    speeds = [link.bandwidth for link in record.links if link.start == number]
+    last = record.starts[-1].number if record.starts else 0
+    speeds = [link.bandwidth for link in record.links if link.start == last]
     newest = {one.rank: one for one in record.intervals
-              if one.start == number and 'between nodes' in one.sent}
+              if one.start == last and 'between nodes' in one.sent}
     if not speeds or not newest:
         return None
     return max(one.sent['between nodes'][1] / one.seconds
@@ -633,60 +572,45 @@ def link_share(record: RunRecord) -> float | None:
 
 
 def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
-    measured = measured_parts(one for one in record.intervals
-                              if one.start == start.number)
+    """The parts of a step as a plan has predicted them, and as measured.
+
+    What was measured is the newest interval, of the rank that takes longest.
+    """
+    slowest = max((one for one in record.intervals
+                   if one.start == start.number),
+                  key=lambda one: (one.last, one.step[1]), default=None)
+    measured = {part: value for part, phases in _PHASES_OF_PARTS.items()
+                if slowest and (value := sum(
+                    slowest.phases.get(name, 0.0) for name in phases))}
     kinds = {'predicted': start.planned, 'measured': measured}
-    parts = [*dict.fromkeys([*start.planned, *measured])]
     rows = [(part, *(seconds(values[part]) if part in values else '-'
-                     for values in kinds.values())) for part in parts]
+                     for values in kinds.values()))
+            for part in dict.fromkeys([*start.planned, *measured])]
     rows.append(('all', f'{seconds(sum(start.planned.values()))} ± '
                  f'{share(start.spread)}',
                  seconds(sum(measured.values())) if measured else '-'))
     return draw_bars(
         _label(run, f'Plan of start {start.number}: {start.plan}'), 'ms',
-        parts, {kind: {part: 1e3 * value for part, value in values.items()}
-                for kind, values in kinds.items()},
-        Table(('part of an update', *kinds), rows))
+        kinds, seconds, Table(('part of an update', *kinds), rows))
 
 
-def measured_parts(intervals: Iterable[RankInterval]) -> dict[str, float]:
-    """Seconds of a step by part, in the newest interval; {} without one.
+# --- compression, memory, input ----------------------------------------------
 
-    Args:
-        intervals: Of all ranks in one start; the rank that takes longest
-            counts.
-    """
-    slowest = max(intervals, key=lambda one: (one.last, one.step[1]),
-                  default=None)
-    parts = {part: sum(slowest.phases.get(name, 0.0) for name in phases)
-             for part, phases in PHASES_OF_PARTS.items()} if slowest else {}
-    return {part: value for part, value in parts.items() if value}
-
-
-_VALUES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',
-           'clipped': 'Share of elements that were clipped',
-           'residual': 'Norm of the residual (error feedback)',
-           'gradient': 'Norm of the mean gradient'}
-
-
-def _compression(runs: _Runs) -> Section:
+def _compression(runs: _Runs) -> _Answer:
     """A figure per value, with a line per tensor."""
-    section = Section('compression', 'Is compression healthy?')
     tensors: dict[str, list[TensorHealth]] = defaultdict(list)
     for run, record in runs.items():
         for item in record.tensors:
             tensors[_label(run, item.name)].append(item)
     if not tensors:
-        section.sentences.append('No state of a codec was recorded.')
-        return section
+        return
     last = {name: items[-1] for name, items in tensors.items()}
-    section.sentences += _worst_tensors(
-        {name: item.values for name, item in last.items()})
+    yield from _worst_tensors({name: item.values
+                               for name, item in last.items()})
     largest = sorted(last, key=lambda name: -last[name].elements)
     if len(largest) > _MOST_TENSORS:
-        section.sentences.append(
-            f'The figures show the {_MOST_TENSORS} largest of {len(largest)} '
-            'tensors.')
+        yield (f'The figures show the {_MOST_TENSORS} largest of '
+               f'{len(largest)} tensors.')
     values = [value for value in dict.fromkeys((*_VALUES, *sorted(
         value for item in last.values() for value in item.values)))
         if any(value in item.values for item in last.values())]
@@ -694,16 +618,15 @@ def _compression(runs: _Runs) -> Section:
         lines = {name: [(item.iteration, item.values[value])
                         for item in tensors[name] if value in item.values]
                  for name in largest[:_MOST_TENSORS]}
-        section.drawings.append(draw_lines(_VALUES.get(value, value), '', {
+        yield draw_lines(_VALUES.get(value, value), '', {
             name: points for name, points in lines.items() if points},
-            _went_on(runs)))
-    section.tables.append(Table(
+            _went_on(runs))
+    yield Table(
         ('tensor', 'elements', *values),
         [(name, f'{last[name].elements:,}', *(
             number(last[name].values[value])
             if value in last[name].values else '-' for value in values))
-         for name in largest], 'Last readings'))
-    return section
+         for name in largest], 'Last readings')
 
 
 def _worst_tensors(last: dict[str, Mapping[str, float]]) -> Iterator[str]:
@@ -726,82 +649,69 @@ def _worst_tensors(last: dict[str, Mapping[str, float]]) -> Iterator[str]:
                'up.')
 
 
-def _memory(runs: _Runs) -> Section:
-    section = Section('memory', 'How much memory does each rank take?')
+def _memory(runs: _Runs) -> _Answer:
     mine = _by_rank(runs)
     if not mine:
-        section.sentences.append('No memory was recorded.')
-        return section
+        return
     peaks = {name: max(one.peak for one in its) for name, its in mine.items()}
     worst = max(peaks, key=lambda name: peaks[name])
-    section.sentences.append(f'The most: {size(peaks[worst])}, of {worst}.')
-    section.drawings.append(_over_intervals(
-        'Memory of the process', 'MB', mine,
-        lambda one: one.resident / 1e6, runs))
+    yield f'The most: {size(peaks[worst])}, of {worst}.'
+    yield _draw_ranks('Memory of the process', 'MB', runs,
+                      lambda one: one.resident / 1e6)
     on_gpu = {name for name, its in mine.items()
               if any(one.gpu_used is not None for one in its)}
     if on_gpu:
-        section.drawings.append(_over_intervals(
-            'Arrays on the GPU', 'MB', mine, lambda one: (
-                None if one.gpu_used is None else one.gpu_used / 1e6), runs))
-    section.tables.append(Table(
+        yield _draw_ranks(
+            'Arrays on the GPU', 'MB', runs, lambda one: (
+                None if one.gpu_used is None else one.gpu_used / 1e6))
+    yield Table(
         ('rank', 'at first', 'at last', 'most', 'most held on the GPU'),
         [(name, size(its[0].resident), size(its[-1].resident),
           size(peaks[name]), size(max(one.gpu_held or 0 for one in its))
-          if name in on_gpu else '-')
-         for name, its in mine.items()], 'By rank'))
-    return section
+          if name in on_gpu else '-') for name, its in mine.items()],
+        'By rank')
 
 
-def _input(runs: _Runs) -> Section:
-    section = Section('input', 'Do ranks wait for their data?')
-    mine = {name: its for name, its in _by_rank(runs).items()
-            if any('input' in one.phases for one in its)}
-    if not mine:
-        section.sentences.append('No times of reading batches were recorded.')
-        return section
-    means = {name: _mean_phases(its) for name, its in mine.items()}
+def _input(runs: _Runs) -> _Answer:
+    means = {name: _mean_phases(its) for name, its in _by_rank(runs).items()
+             if any('input' in one.phases for one in its)}
+    if not means:
+        return
     parts = {name: mean['input'] / max(sum(mean.values()), 1e-12)
              for name, mean in means.items()}
     worst = max(parts, key=lambda name: parts[name])
-    section.sentences.append(
-        f'{"Yes" if parts[worst] > INPUT_SHARE else "No"} '
-        f'({share(parts[worst])}). The longest on average: {worst}, '
-        f'{seconds(means[worst]["input"])} of an update.')
-    section.drawings.append(_over_intervals(
-        'Mean time for a batch', 'ms', mine,
-        lambda one: 1e3 * one.phases.get('input', 0.0), runs))
-    section.tables.append(Table(
+    yield (f'{"Yes" if parts[worst] > INPUT_SHARE else "No"} '
+           f'({share(parts[worst])}). The longest on average: {worst}, '
+           f'{seconds(means[worst]["input"])} of an update.')
+    yield _draw_ranks('Mean time for a batch', 'ms', runs, lambda one: (
+        1e3 * one.phases['input'] if 'input' in one.phases else None))
+    yield Table(
         ('rank', 'waits for a batch', 'of the update'),
         [(name, seconds(mean['input']), share(parts[name]))
-         for name, mean in means.items()], 'Mean of all updates'))
-    return section
+         for name, mean in means.items()], 'Mean of all updates')
 
 
-def _starts(runs: _Runs) -> Section:
+# --- starts and settings -----------------------------------------------------
+
+def _starts(runs: _Runs) -> _Answer:
     """Starts of the job and how they ended."""
-    section = Section('starts', 'What died, and was it started again?',
-                      is_open=True)
     rows = []
     for run, record in runs.items():
-        rows += [_start_row(run, record, start) for start in record.starts]
+        rows += [(_label(run, str(start.number)), *_start_row(record, start))
+                 for start in record.starts]
         if record.starts:
-            section.sentences.append(_said(run, _endings(record)))
+            yield _label(run, _endings(record))
             start = record.starts[-1]
             if 0 < len(start.reporting) < start.ranks:
-                section.sentences.append(_said(
+                yield _label(
                     run, f'{len(start.reporting)} of {start.ranks} ranks '
                     'report; what the others do is not known. Extend the '
-                    'trainers of all ranks.'))
-        section.sentences += [_said(run, remark)
-                              for remark in record.remarks]
+                    'trainers of all ranks.')
+        yield from (_label(run, remark) for remark in record.remarks)
     if rows:
-        section.tables.append(Table(
+        yield Table(
             ('start', 'began (UTC)', 'from update', 'to update', 'lasted',
-             'ranks', 'hosts', 'by the launcher', 'end'), rows, 'Starts'))
-    else:
-        section.sentences.append('No start was recorded.')
-    return section
+             'ranks', 'hosts', 'by the launcher', 'end'), rows, 'Starts')
 
 
 def _endings(record: RunRecord) -> str:
@@ -810,59 +720,78 @@ def _endings(record: RunRecord) -> str:
     errors = {end.start: end.error for end in record.ends}
     died = sum(bool(errors.get(start.number, start.number != last))
                for start in record.starts)
+    count = len(record.starts)
+    if count == 1 and last not in errors:
+        return 'One start, which has no end: it runs, or was killed.'
+    if count == 1:
+        return (f'One start, which crashed: {errors[last]}.' if died
+                else 'Nothing died: one start.')
     words = ([f'{died} crashed or {"was" if died == 1 else "were"} killed']
              if died else [])
     if last not in errors:
         words.append('the last one has no end: it runs, or was killed')
-    number = len(record.starts)
-    count = 'One start' if number == 1 else f'{number} starts'
-    if number == 1 and died:
-        return f'One start, which crashed: {errors[last]}.'
-    if number == 1 and words:
-        return 'One start, which has no end: it runs, or was killed.'
-    return (f'{count}: {"; ".join(words)}.' if words
-            else f'Nothing died: {count.lower()}.')
+    return (f'{count} starts: {"; ".join(words)}.' if words
+            else f'Nothing died: {count} starts.')
 
 
-def _start_row(run: str, record: RunRecord, start: RunStart
-               ) -> tuple[str, ...]:
+def _start_row(record: RunRecord, start: RunStart) -> tuple[str, ...]:
     end = next((end for end in record.ends if end.start == start.number),
                None)
-    later = [other for other in record.starts if other.number > start.number]
+    later = next((other for other in record.starts
+                  if other.number > start.number), None)
     done = max((item.last for item in record.intervals
                 if item.start == start.number), default=start.iteration)
     if end:
         how, until, done = end.error or 'orderly', end.time, end.iteration
-    else:
-        how = ((later[0].after or 'crashed or was killed')
-               if later else 'runs still, or was killed')
-        # What it did after the last write is not known.
-        until = later[0].time if later else record.last_seen
-        if later and later[0].iteration < done:
-            how += (f'; updates {later[0].iteration + 1} to {done} were '
-                    'done again')
-    return (_label(run, str(start.number)), _date(start.time),
-            str(start.iteration), str(done),
+    elif later:
+        how, until = later.after or 'crashed or was killed', later.time
+        if later.iteration < done:
+            how += (f'; updates {later.iteration + 1} to {done} were done '
+                    'again')
+    else:       # what it did after the last write is not known
+        how, until = 'runs still, or was killed', record.last_seen
+    return (_date(start.time), str(start.iteration), str(done),
             seconds(max(0.0, until - start.time)), str(start.ranks),
             str(len({*start.hosts})),
             '-' if start.launched is None else f'start {start.launched + 1}',
             how)
 
 
-def _settings(runs: _Runs) -> Section:
+def _settings(runs: _Runs) -> _Answer:
     """Versions, options, environment and command of the last start."""
-    section = Section('settings', 'What did it run with?', is_open=True)
     starts = {run: record.starts[-1] for run, record in runs.items()
               if record.starts}
     if not starts:
-        section.sentences.append('Nothing was recorded.')
-        return section
-    section.tables.append(_side_by_side({run: {
+        return
+    yield _side_by_side({run: {
         'command': shlex.join(start.command), 'ranks': str(start.ranks),
         'hosts': ', '.join(dict.fromkeys(start.hosts))}
-        for run, start in starts.items()}, 'Command'))
+        for run, start in starts.items()}, 'Command')
     for title in ('options', 'versions', 'environment'):
         found = {run: getattr(start, title) for run, start in starts.items()}
         if any(found.values()):
-            section.tables.append(_side_by_side(found, title.capitalize()))
-    return section
+            yield _side_by_side(found, title.capitalize())
+
+
+#: In the order of the page: a name for links, the question, what answers it,
+#: and what is said where there is no answer.
+_SECTIONS: tuple[tuple[str, str, Callable[[_Runs], _Answer], str], ...] = (
+    ('result', 'What came out?', _result, 'Nothing yet.'),
+    ('learning', 'Is it learning?', _learning,
+     'No losses or metrics were reported.'),
+    ('phases', 'Where does the time go?', _phases,
+     'No times of updates were recorded.'),
+    ('timeline', 'What does each rank do when?', _timeline,
+     'No events of an update were kept.'),
+    ('slow', 'Which rank or link is slow?', _slowness,
+     'No times of updates were recorded.'),
+    ('bytes', 'What crosses the network?', _bytes, 'No bytes were recorded.'),
+    ('compression', 'Is compression healthy?', _compression,
+     'No state of a codec was recorded.'),
+    ('memory', 'How much memory does each rank take?', _memory,
+     'No memory was recorded.'),
+    ('input', 'Do ranks wait for their data?', _input,
+     'No times of reading batches were recorded.'),
+    ('starts', 'What died, and was it started again?', _starts,
+     'No start was recorded.'),
+    ('settings', 'What did it run with?', _settings, 'Nothing was recorded.'))

@@ -1,6 +1,7 @@
-"""Numbers as people read them: three digits and a unit, no exponents."""
+"""Numbers as people read them, and what the system says of memory."""
 from __future__ import annotations
 
+import contextlib
 import math
 
 _TIMES = ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'µs'))
@@ -42,3 +43,17 @@ def size(value: float) -> str:
 def share(value: float) -> str:
     """A part of one, in per cent."""
     return f'{number(100 * value, 3)} %'
+
+
+def bytes_in(field: str) -> float | None:
+    """Bytes of this process; None: the system does not say.
+
+    Args:
+        field: ``'VmRSS'`` for the bytes in memory now, ``'VmHWM'`` for the
+            most that there have been.
+    """
+    with contextlib.suppress(OSError), open('/proc/self/status') as file:
+        for line in file:
+            if line.startswith(field + ':'):
+                return int(line.split()[1]) * 1024.0
+    return None

@@ -7,11 +7,10 @@
 # remark that the page shows.  Only a file that does not begin as a record is
 # an error, for it may be anything.
 #
-# Seconds of a start count from that start, on the clock of its rank 0.  Events
-# are an exception in the file: they stand on the clocks of their own ranks,
-# as later readings of clocks say more about them, and the reader puts them on
-# rank 0's.  Between two readings of a clock its offset goes along a straight
-# line; before the first and after the last it stays.
+# Seconds of a start count from that start, on the clock of its rank 0.  Ranks
+# give their events on clocks of their own; the writer puts them on rank 0's.
+# It has read each clock before and after the updates that it writes, and
+# between two readings a clock's offset goes along a straight line.
 #
 # The file is bounded by seldom writes (training/run_reports), and by a limit
 # on events: where there would be more, the older half of the updates goes, for
@@ -257,7 +256,7 @@ class RecordedUpdate(NamedTuple):
         start: Number of the start.
         iteration: The update.
         is_slow: Whether it was kept as one that took long.
-        events: By their start, on rank 0's clock.
+        events: By their start; their ``iteration`` is None.
     """
 
     start: int
@@ -337,6 +336,9 @@ class RecordWriter:
         os.makedirs(folder, exist_ok=True)
         self._path = os.path.join(folder, RECORD)
         self.starts = self._events = 0
+        self._origin = 0.0
+        # By rank, the newest two.
+        self._clocks: dict[int, list[ClockReading]] = defaultdict(list)
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
             with written_whole(self._path) as file:
                 file.write(_line(*_HEADER))
@@ -350,19 +352,45 @@ class RecordWriter:
                 whole.write(b'\n')
 
     def write(self, parts: Iterable[Part], now: float) -> None:
-        """Appends parts; events are on their ranks' clocks.
+        """Appends parts, of which those about a start come first.
 
         Args:
-            parts: Of the record.
+            parts: Of the record; events are on their ranks' clocks, and
+                readings of these clocks come before them.
             now: Seconds since 1970.
         """
-        lines = [(_NAMES[type(part)], _fields(part)) for part in parts]
+        lines = [(_NAMES[type(part)], self._fields(part)) for part in parts]
         with open(self._path, 'a', encoding='utf-8') as file:
             file.writelines(_line(*line) for line in (
                 *lines, ('seen', {'time': now})))
         self._events += sum(_count(*line) for line in lines)
         if self._events > MOST_EVENTS:
             self._leave_out()
+
+    def _fields(self, part: Part) -> dict[str, Any]:
+        fields = part._asdict()
+        if isinstance(part, RunStart):
+            self._origin = part.origin
+            self._clocks.clear()
+        elif isinstance(part, ClockReading):
+            clock = self._clocks[part.rank]
+            clock[:] = [*clock[-1:], part]
+        elif isinstance(part, RecordedUpdate):
+            fields['events'] = self._rows(part.events)
+        return fields
+
+    def _rows(self, events: Iterable[Event]) -> list[list[Any]]:
+        """Events by their start on rank 0's clock."""
+        begins: dict[int, float] = {}
+        for event in events:
+            begins[event.rank] = min(event.start, begins.get(
+                event.rank, event.start))
+        # One for a rank, as clocks do not jump.
+        shifts = {rank: self._origin + clock_offset(
+            self._clocks[rank], begin - self._origin)
+            for rank, begin in begins.items()}
+        return sorted((_row(event, shifts[event.rank]) for event in events),
+                      key=lambda row: (row[2], row[3]))
 
     def _leave_out(self) -> None:
         """Writes the file anew without the older half of all events."""
@@ -408,21 +436,26 @@ def _count(name: str, fields: dict[str, Any]) -> int:
     return len(events) if isinstance(events, list) else 0
 
 
-def _fields(part: Part) -> dict[str, Any]:
-    fields = part._asdict()
-    if isinstance(part, RecordedUpdate):
-        fields['events'] = [_row(event) for event in part.events]
-    return fields
-
-
-def _row(event: Event) -> list[Any]:
+def _row(event: Event, shift: float) -> list[Any]:
     """Times to tenths of microseconds, and without what ends as usual."""
     usual = [None] * 4 + [*Event._field_defaults.values()]
-    row = [event.rank, event.name, round(event.start, 7),
-           round(event.end, 7), *event._replace(iteration=None)[4:]]
+    row = [event.rank, event.name, round(event.start - shift, 7),
+           round(event.end - shift, 7), *event._replace(iteration=None)[4:]]
     while row[-1] == usual[len(row) - 1]:
         row.pop()
     return row
+
+
+def clock_offset(readings: list[ClockReading], own: float) -> float:
+    """Seconds that a rank's clock is ahead when it shows ``own``.
+
+    Args:
+        readings: Of one rank in one start, by their time; [] for rank 0.
+        own: By the rank's clock, which counts from the start on rank 0's.
+    """
+    return float(numpy.interp(
+        own, [one.seconds + one.offset for one in readings],
+        [one.offset for one in readings])) if readings else 0.0
 
 
 # --- reading -----------------------------------------------------------------
@@ -485,7 +518,6 @@ def _read(path: str, record: RunRecord) -> None:
     record.curves = [point for point in record.curves if all(
         point.iteration <= start.iteration for start in record.starts
         if start.number > point.start)]
-    record.updates = [*_aligned(record)]
 
 
 def _lines(path: str, remarks: list[str]
@@ -566,49 +598,6 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(
             _fits(part, inner[1]) for part in value.values())
     return isinstance(value, (int, float) if hint is float else hint)
-
-
-def _aligned(record: RunRecord) -> Iterator[RecordedUpdate]:
-    """Updates with their events on rank 0's clock."""
-    origins = {start.number: start.origin for start in record.starts}
-    clocks: dict[tuple[int, int], list[ClockReading]] = defaultdict(list)
-    for reading in record.clocks:
-        clocks[reading.start, reading.rank].append(reading)
-    missing = {update.start for update in record.updates} - {*origins}
-    for number in sorted(missing):
-        record.remarks.append(
-            f'Events of start {number} are left out: the line about that '
-            f'start is missing in {RECORD}.')
-    for update in record.updates:
-        if update.start in missing:
-            continue
-        origin = origins[update.start]
-        begins: dict[int, float] = {}
-        for event in update.events:
-            begins[event.rank] = min(event.start, begins.get(
-                event.rank, event.start))
-        # One for a rank, as clocks do not jump.
-        shifts = {rank: origin + clock_offset(
-            clocks[update.start, rank], begin - origin)
-            for rank, begin in begins.items()}
-        yield update._replace(events=tuple(sorted((
-            event._replace(start=event.start - shifts[event.rank],
-                           end=event.end - shifts[event.rank],
-                           iteration=update.iteration)
-            for event in update.events),
-            key=lambda event: (event.start, event.end))))
-
-
-def clock_offset(readings: list[ClockReading], own: float) -> float:
-    """Seconds that a rank's clock is ahead when it shows ``own``.
-
-    Args:
-        readings: Of one rank in one start, by their time; [] for rank 0.
-        own: By the rank's clock, which counts from the start on rank 0's.
-    """
-    return float(numpy.interp(
-        own, [one.seconds + one.offset for one in readings],
-        [one.offset for one in readings])) if readings else 0.0
 
 
 def _read_log(path: str, record: RunRecord) -> None:

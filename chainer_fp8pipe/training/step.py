@@ -38,11 +38,11 @@ from chainermn.optimizers import (
 
 from ..chains.partitioned_chain import PartitionedChain
 from ..channel.channel import CODECS, describe
+from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.abort import enter_world
-from ..mpi.failure.watch import updates
 from ..mpi.grid import ProcessGrid
 from ..mpi.ranks import once
+from ..mpi.watch import updates
 from ..pipeline.backprop import Arrays
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.gradient_sums import GradientSums

@@ -386,7 +386,7 @@ class LayersWork:
         """This rank's parts of the model, by number of chunk."""
         model, grid = self._model, self._grid
         found = {grid.stage_index + position * grid.stages: LayersPart(
-            piece, seed=model.seed, xp=model.xp)
+            piece, model.xp)
             for position, piece in enumerate(model.pieces)}
         self._end = found.get(grid.stages * self.chunks - 1)
         return found
@@ -512,7 +512,7 @@ def layout_problem(model: Any, grid: ProcessGrid) -> str:
     ``model`` has this rank's layers.  Call this on all ranks.
     """
     everyone = grid.comm.allgather(
-        (grid.stage_index, model.total, model.bounds))
+        (grid.stage_index, len(model), model.bounds))
     total, *others = sorted({total for _, total, _ in everyone})
     if others:
         totals = ' and '.join(map(str, [total, *others]))

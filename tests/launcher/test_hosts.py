@@ -1,4 +1,4 @@
-"""What is saved, the hosts of a job, and what starts ranks on them."""
+"""The hosts of a job, and what starts ranks on them."""
 import shlex
 import socket
 import sys
@@ -6,7 +6,6 @@ import sys
 from chainer_fp8pipe.launcher import hosts
 from chainer_fp8pipe.launcher.hosts import (
     HostWatch,
-    SavedProgress,
     Share,
     Starter,
     allocation_probe,
@@ -16,13 +15,10 @@ from chainer_fp8pipe.launcher.hosts import (
     find_starter,
     lay_out,
     read_hosts,
-    remove_unfinished,
-    saved_progress,
     slurm_hosts,
     tcp_answers,
 )
-from chainer_fp8pipe.training.snapshots import snapshot
-from chainer_fp8pipe.training.snapshots.file import _UNFINISHED
+from chainer_fp8pipe.launcher.supervisor import SavedProgress
 
 import pytest
 
@@ -114,7 +110,7 @@ def test_a_host_that_has_left_the_allocation_does_not_answer(
     (tmp_path / 'squeue').write_text(f'#!/bin/sh\n{squeue}\n')
     (tmp_path / 'squeue').chmod(0o755)
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
-    probe = allocation_probe({'SLURM_JOB_ID': '7'})
+    probe = allocation_probe('7')
     assert probe('localhost') == answer
     assert not probe('no-such-host.invalid')
 
@@ -138,18 +134,7 @@ def watched(monkeypatch):
     monkeypatch.setattr(hosts, '_LOOK', 0.0)
     up, said = {'a', 'b'}, []
     watch = HostWatch(ROOM, 8, 4, 1, up.__contains__, said.append)
-    yield watch, up, said
-    watch.close()
-
-
-def until_asked(watch, saved):
-    """Looks until a look has had an answer, or the job is to end."""
-    for _ in range(1000):
-        if watch.look(lambda: saved) or watch._are_back:
-            return watch.wants_all_back
-        if watch._question is not None:
-            watch._question.result()
-    return False
+    return watch, up, said
 
 
 @pytest.mark.parametrize(('away', 'fewest', 'shares', 'words'), [
@@ -165,7 +150,7 @@ def test_hosts_that_do_not_answer_are_left_out_if_enough_are_left(
     assert watch.shares() == shares
     assert all(word in ' '.join(said) for word in words)
     assert bool(words) == bool(said)
-    watch.begin(OLD)
+    watch.begin()
     assert not watch.look(lambda: OLD)
 
 
@@ -176,7 +161,7 @@ def test_hosts_that_are_asked_again_and_again_are_named_once(watched):
     for _ in range(3):
         watch.shares()
     assert len(said) == 2
-    watch.begin(OLD)
+    watch.begin()
     watch.shares()
     assert len(said) == 4
 
@@ -185,52 +170,22 @@ def test_a_job_ends_for_a_host_that_is_back_only_after_a_snapshot(watched):
     watch, up, said = watched
     up.remove('a')
     watch.shares()
-    watch.begin(OLD)
+    watch.begin()
+    assert not watch.look(lambda: OLD)
     up.add('a')
-    assert not until_asked(watch, OLD)
+    assert watch._back.wait(300)
+    assert not watch.look(lambda: OLD)
     assert 'a answers again' in said[-1]
     assert not watch.look(lambda: OLD)
     assert watch.look(lambda: NEW)
     assert watch.wants_all_back
-    watch.begin(NEW)
+    watch.begin()
     assert not watch.wants_all_back
 
 
 def test_a_job_without_hosts_of_its_own_asks_nobody():
     watch = HostWatch([Share('', 4)], 4, 4, 1, lambda host: 1 / 0, print)
     assert watch.shares() == [Share('', 4)]
-    watch.close()
-
-
-# --- what is saved -----------------------------------------------------------
-
-def test_the_newest_snapshot_is_found_by_its_number(tmp_path):
-    assert saved_progress(None) == SavedProgress()
-    assert not saved_progress(str(tmp_path / 'nowhere')).is_there
-    for name in (snapshot._FILENAME.format(9), snapshot._FILENAME.format(100),
-                 'snapshot_iter_200', 'snapshot.partial', 'log'):
-        (tmp_path / name).touch()
-    found = saved_progress(str(tmp_path))
-    assert found == (1, 100, str(tmp_path / 'snapshot_iter_100.npz'))
-    assert found > SavedProgress()
-
-
-def test_a_later_trainer_is_further_than_an_earlier_one(tmp_path):
-    for trainer, update in ('', 100), ('2', 50), ('3', 1), ('x', 900):
-        (tmp_path / trainer).mkdir(exist_ok=True)
-        (tmp_path / trainer / f'snapshot_iter_{update}.npz').touch()
-    assert saved_progress(str(tmp_path))[:2] == (3, 1)
-
-
-def test_what_a_job_was_writing_is_removed_and_nothing_else(tmp_path):
-    (tmp_path / '2').mkdir()
-    for name in (f'{_UNFINISHED}.7.0', f'{_UNFINISHED}.7.1',
-                 f'2/{_UNFINISHED}.8.0', 'log'):
-        (tmp_path / name).touch()
-    remove_unfinished(None)
-    remove_unfinished(str(tmp_path / 'nowhere'))
-    remove_unfinished(str(tmp_path))
-    assert {path.name for path in tmp_path.rglob('*')} == {'2', 'log'}
 
 
 # --- what starts ranks -------------------------------------------------------

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from chainer_fp8pipe.launcher import hosts, launch_command, one_start
+from chainer_fp8pipe.launcher import attempt, hosts, launch_command
 from chainer_fp8pipe.launcher.launch_command import (
     main,
     split_arguments,
@@ -120,7 +120,7 @@ for action in commands.choices['run']._actions:
 @pytest.mark.parametrize(('line', 'message'), [
     ('-n 2', 'there is no script'),
     ('-n 2 nowhere.py', 'there is no script nowhere.py'),
-    ('-n 0 x', '-n/--ranks: must be at least 1, not 0'),
+    ('-n 0 x', "-n/--ranks: '0' is not 1 or more"),
     ('-n 2 --every 5x x', "'5x' is no interval"),
     ('-n 2 --every 5m {}', '--every is an option of --snapshots'),
     ('-n 2 --min-ranks 3 {}', '--min-ranks 3 is more than the 2 ranks'),
@@ -281,7 +281,7 @@ raise SystemExit(0)
 ])
 def test_what_hangs_after_ranks_have_ended_is_ended(
         launch, monkeypatch, scripts, words):
-    monkeypatch.setattr(one_start, '_PATIENCE', 0.1)
+    monkeypatch.setattr(attempt, '_PATIENCE', 0.1)
     code, said = launch(*scripts)
     assert code == 0
     assert words in said
@@ -293,7 +293,7 @@ def test_what_hangs_after_ranks_have_ended_is_ended(
 def test_a_job_goes_on_without_a_host_and_then_with_it_again(
         launch, tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, '_LOOK', 0.0)
-    monkeypatch.setattr(one_start, '_TICK', 0.01)
+    monkeypatch.setattr(attempt, '_TICK', 0.01)
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
     for host in 'ab':
         (tmp_path / f'{host}.up').touch()
@@ -362,7 +362,7 @@ def started(tmp_path, script, head='', inherits=lambda: None):
     process = subprocess.Popen(
         [sys.executable, '-c', f'''
 import signal, sys
-from chainer_fp8pipe.launcher import one_start
+from chainer_fp8pipe.launcher import attempt
 from chainer_fp8pipe.launcher.launch_command import main
 {head}
 sys.exit(main(sys.argv[1:]))
@@ -422,8 +422,8 @@ for number in signal.SIGINT, signal.SIGTERM:
 open('ready', 'w').close()
 time.sleep(1000)
 ''', '''
-one_start._FOLLOWED_BY = {number: (0.1, then) for number, (_, then)
-                          in one_start._FOLLOWED_BY.items()}
+attempt._FOLLOWED_BY = {number: (0.1, then) for number, (_, then)
+                          in attempt._FOLLOWED_BY.items()}
 ''')
     launcher.send_signal(number)
     launcher.communicate(timeout=300)

@@ -1,6 +1,14 @@
-"""Whether and when a job starts again, and the table of its starts."""
-from chainer_fp8pipe.launcher.one_start import Ending
-from chainer_fp8pipe.launcher.supervisor import RestartPolicy, table
+"""What is saved, whether a job starts again, and the table of attempts."""
+from chainer_fp8pipe.launcher.attempt import Ending
+from chainer_fp8pipe.launcher.supervisor import (
+    RestartPolicy,
+    SavedProgress,
+    remove_unfinished,
+    saved_progress,
+    table,
+)
+from chainer_fp8pipe.training.snapshots import snapshot
+from chainer_fp8pipe.training.snapshots.file import _UNFINISHED
 
 import pytest
 
@@ -71,3 +79,30 @@ def test_each_start_has_a_row():
     assert first.startswith('    1')
     assert first.endswith('      8     1-90  1 min 40 s  rank 1 was killed')
     assert second.endswith('     16     none       2.0 s  exit code 3')
+
+
+def test_the_snapshot_that_is_furthest_is_found(tmp_path):
+    """That of a later Trainer is further than any of an earlier one."""
+    assert saved_progress(None) == SavedProgress()
+    assert saved_progress(str(tmp_path / 'nowhere')) == SavedProgress()
+    for name in (snapshot._FILENAME.format(9), snapshot._FILENAME.format(100),
+                 'snapshot_iter_200', 'snapshot.partial', 'log'):
+        (tmp_path / name).touch()
+    found = saved_progress(str(tmp_path))
+    assert found == (1, 100, str(tmp_path / 'snapshot_iter_100.npz'))
+    assert found > SavedProgress()
+    for trainer, update in ('2', 50), ('3', 1), ('x', 900):
+        (tmp_path / trainer).mkdir()
+        (tmp_path / trainer / f'snapshot_iter_{update}.npz').touch()
+    assert saved_progress(str(tmp_path))[:2] == (3, 1)
+
+
+def test_what_a_job_was_writing_is_removed_and_nothing_else(tmp_path):
+    (tmp_path / '2').mkdir()
+    for name in (f'{_UNFINISHED}.7.0', f'{_UNFINISHED}.7.1',
+                 f'2/{_UNFINISHED}.8.0', 'log'):
+        (tmp_path / name).touch()
+    remove_unfinished(None)
+    remove_unfinished(str(tmp_path / 'nowhere'))
+    remove_unfinished(str(tmp_path))
+    assert {path.name for path in tmp_path.rglob('*')} == {'2', 'log'}

@@ -6,13 +6,8 @@ import json
 import re
 import sys
 
-from chainer_fp8pipe.report.page import (
-    link_share,
-    measured_parts,
-    write_page,
-)
+from chainer_fp8pipe.report.page import write_page
 from chainer_fp8pipe.report.record import (
-    PHASES,
     LinkReading,
     RankInterval,
     RunEnd,
@@ -257,30 +252,35 @@ def test_what_came_out_stands_first(read):
     assert '2025-06-15' in texts[texts.index('began (UTC)') + 1]
 
 
-def test_the_share_of_a_link_is_bytes_over_seconds_and_speed():
-    record = RunRecord('', [RunStart(0, 0.0, 0, 2, ('a', 'b'))], intervals=[
-        interval(0, 10, 0.1, forward=0.1)._replace(sent={
-            'between nodes': ('fp8', 2e6, 8e6),
-            'inside nodes': ('fp8', 9e6, 9e6)})],
-        links=[LinkReading(0, 10, 0, 1, 1e8, 1e-4)])
-    assert link_share(record) == pytest.approx(0.2)
-    record.links.clear()
-    assert link_share(record) is None
-
-
 def interval(rank, last, median, **phases):
     return RankInterval(0, rank, 1, last, (median,) * 3, (median,) * 3,
                         phases)
 
 
-def test_the_slowest_ranks_newest_phases_become_parts():
-    assert measured_parts([
-        interval(0, 10, 9.0, update=9.0),
-        interval(0, 20, 1.0, update=1.0),
-        interval(1, 20, 2.0, forward=1.0, backward=2.0, recompute=4.0,
-                 encode=8.0, exchange=16.0, input=32.0, between=64.0)]) == {
-        'forward and backward': 7.0, 'exchange': 24.0, 'other': 96.0}
-    whole = measured_parts([interval(0, 1, 1.0, **dict.fromkeys(
-        PHASES, 1.0))])
-    assert sum(whole.values()) == len(PHASES)       # each is in one part
-    assert measured_parts([]) == {}
+START = RunStart(0, 0.0, 0, 2, ('a', 'b'))
+
+
+def test_the_share_of_a_link_is_bytes_over_seconds_and_speed(read):
+    record = RunRecord('', [START], intervals=[
+        interval(0, 10, 0.1, forward=0.1)._replace(sent={
+            'between nodes': ('fp8', 2e6, 8e6),
+            'inside nodes': ('fp8', 9e6, 9e6)})],
+        links=[LinkReading(0, 10, 0, 1, 1e8, 1e-4)])
+    said = ('Between hosts the busiest rank sends 20 % of what a link '
+            'carries, on average.')
+    assert said in read(record).texts
+    record.links.clear()
+    assert said not in read(record).texts
+
+
+def test_the_slowest_ranks_newest_phases_stand_beside_the_plans(read):
+    plan = START._replace(planned={'update': 2e-3, 'exchange': 1e-3},
+                          spread=0.1)
+    intervals = [
+        interval(0, 10, 9.0, update=9e-3), interval(0, 20, 1.0, update=1e-3),
+        interval(1, 20, 2.0, forward=1e-3, backward=2e-3, recompute=4e-3,
+                 encode=8e-3, exchange=16e-3, input=32e-3, between=64e-3)]
+    texts = ' '.join(read(RunRecord('', [plan], intervals=intervals)).texts)
+    assert ('part of an update predicted measured update 2 ms - exchange '
+            '1 ms 24 ms forward and backward - 7 ms other - 96 ms '
+            'all 3 ms ± 10 % 127 ms') in texts

@@ -3,7 +3,6 @@ import mmap
 import sys
 
 from chainer_fp8pipe.report import quantities
-from chainer_fp8pipe.report.process_memory import bytes_in
 
 import pytest
 
@@ -31,8 +30,8 @@ def test_a_quantity_is_said_as_people_read_it(say, value, text):
 @pytest.mark.skipif(sys.platform != 'linux', reason='others do not say')
 def test_memory_is_read_in_bytes():
     # How much is resident is for the kernel to say; this is for us.
-    before = bytes_in('VmSize')
+    before = quantities.bytes_in('VmSize')
     with mmap.mmap(-1, 1 << 30):
-        assert bytes_in('VmSize') - before > 0.9 * (1 << 30)
-    assert 0 < bytes_in('VmRSS') <= bytes_in('VmHWM')
-    assert bytes_in('VmNothing') is None
+        assert quantities.bytes_in('VmSize') - before > 0.9 * (1 << 30)
+    assert 0 < quantities.bytes_in('VmRSS') <= quantities.bytes_in('VmHWM')
+    assert quantities.bytes_in('VmNothing') is None

@@ -67,7 +67,8 @@ def test_all_parts_are_read_back(tmp_path):
         assert one[:3] == other[:3]
         for event, expected in zip(in_order(one.events), in_order(
                 other.events), strict=True):
-            assert event[:2] + event[4:] == expected[:2] + expected[4:]
+            assert event[:2] + event[4:] == (expected[:2] + (
+                expected._replace(iteration=None)[4:]))
             assert event[2:4] == pytest.approx(expected[2:4], abs=2e-7)
 
 
@@ -81,8 +82,8 @@ def test_all_kinds_of_events_and_values_are_read_back(tmp_path):
         [START, point, RecordedUpdate(0, 7, True, events)], 0.0)
     found = read_record(str(tmp_path))
     assert sorted(found.updates[0].events) == sorted(
-        event._replace(start=event.start - 50, end=event.end - 50)
-        for event in events)
+        event._replace(start=event.start - 50, end=event.end - 50,
+                       iteration=None) for event in events)
     assert found.curves[0].values['a'] == float('inf')
     assert math.isnan(found.curves[0].values['b'])
 
@@ -271,8 +272,6 @@ def test_what_is_no_record_is_an_error_and_is_not_written_over(
     '{"update":{"start":0,"iteration":2,"is_slow":true,"events":[[1]]}}',
     '{"update":{"start":0,"iteration":2,"is_slow":true,"events":[["0","f",'
     '1.0,2.0]]}}',
-    '{"update":{"start":7,"iteration":2,"is_slow":true,"events":[[0,"f",1.0,'
-    '2.0]]}}',      # of a start without a line
     '{"left_out":{}}', '{"left_out":{"updates":"many"}}'])
 def test_a_damaged_line_is_left_out_with_a_remark(tmp_path, line):
     written(RunRecord('', [START], updates=[update(1)]), tmp_path)

@@ -19,7 +19,7 @@ from ...mpi.agreement import raise_together
 from ...mpi.measured import clock_name, measure_offsets, measure_pairs
 from ...mpi.ranks import once
 from ...planning.job_plan import load_job_plan
-from ...report.process_memory import bytes_in
+from ...report.quantities import bytes_in
 from ...report.record import (
     PIPELINE,
     ClockReading,

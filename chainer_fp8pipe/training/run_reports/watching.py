@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
-from ...intercept.around_calls import AroundCalls
+from ...intercept.patching import AroundCalls
 from ...report.events import Event
 from ...report.record import (
     COMMUNICATION,

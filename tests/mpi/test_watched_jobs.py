@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 
-from chainer_fp8pipe.mpi.failure.stall import ACTION, EXIT_CODE, SECONDS
+from chainer_fp8pipe.mpi.watchdog import ACTION, EXIT_CODE, SECONDS
 
 import pytest
 from mpi4py import MPI
@@ -20,8 +20,8 @@ SCRIPT = """
 import contextlib, os, signal, sys, threading, time
 import chainer_fp8pipe
 from chainer_fp8pipe import ProcessGrid, create_communicator
-from chainer_fp8pipe.mpi.failure.abort import abort_on_exception
-from chainer_fp8pipe.mpi.failure.watch import watch
+from chainer_fp8pipe.mpi.abort import abort_on_exception
+from chainer_fp8pipe.mpi.watch import watch
 from mpi4py import MPI
 world = MPI.COMM_WORLD
 
@@ -60,7 +60,7 @@ def watchdogs():
     for name in filter(str.isdigit, os.listdir('/proc')):
         with contextlib.suppress(OSError), open(
                 f'/proc/{name}/cmdline') as file:
-            if 'failure.watchdog' in file.read():
+            if 'mpi/watchdog.py' in file.read():
                 found.append(name)
     return found
 
@@ -311,7 +311,7 @@ def train(rank, fault, overlap=False):
 
 
 STOP = 'os.kill(os.getpid(), signal.SIGSTOP)'
-INSIDE = f'communicator._reducer._queues[0].submit = lambda *given: {STOP}'
+INSIDE = f'communicator._reducer.queues[0].submit = lambda *given: {STOP}'
 LOOP = 'while True: pass'
 BROKEN = 'gone or stopped'
 
@@ -478,7 +478,7 @@ def test_a_job_that_may_go_on_is_not_ended(job, before, after):
     """The limit is half a second, and two where all ranks wait."""
     job.environment.pop(SECONDS, None)
     code, output, errors = job.run(2, f"""
-import chainer_fp8pipe.mpi.failure.stall as settings
+import chainer_fp8pipe.mpi.watchdog as settings
 settings._LEAST = 0.5
 {before}
 {train(-1, 'pass')}
@@ -493,7 +493,7 @@ def test_the_signal_for_its_stack_does_not_end_a_rank_that_has_ended(job):
     """It is in MPI_Finalize, and its interpreter's handlers are gone."""
     job.environment[SECONDS] = '0'
     code, _, errors = job.run(2, """
-from chainer_fp8pipe.mpi.failure import watch as module
+from chainer_fp8pipe.mpi import watch as module
 watch(world)
 pid, (number, _) = world.bcast((os.getpid(), module._dump()), 1)
 if world.rank == 0:

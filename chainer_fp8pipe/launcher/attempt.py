@@ -1,7 +1,16 @@
-"""One start of a job: what it says, its processes, how it has ended."""
-# The main thread never waits for the terminal, which may take what the job
-# says slowly, or be stopped: another thread passes that on.  So a signal is
-# heeded at any time.
+"""One attempt at a job: what it says, its processes, how it has ended."""
+# An attempt is in one of three states.  It *runs* until what started the ranks
+# has ended.  It is *ending* when a signal has come for the launcher, when all
+# ranks are done but something of theirs holds the job open, when hosts are
+# back, or when ranks have said that one is dead or all stand still: then a
+# signal was sent, and the next one has a time.  It is *abandoned* when even
+# what was killed does not end, as the system waits for a disk.  Whatever the
+# way, what is left of its processes and shared memory is removed.
+#
+# The launcher knows nothing of ranks but what they print on the standard error
+# stream (report.launch_protocol) and exit codes.  One thread passes output on;
+# the main one never waits for the terminal, which may be slow or stopped, so
+# that a signal is heeded at any time.
 from __future__ import annotations
 
 import codecs
@@ -39,7 +48,7 @@ _LONGEST = 1 << 16      # characters of a line that are looked at
 
 
 class JobOutput:
-    """Reads the standard error of one start of a job.
+    """Reads the standard error of one attempt.
 
     Attributes:
         update: The first update that was finished; None before.
@@ -121,16 +130,17 @@ class JobOutput:
 
 
 class Ending(NamedTuple):
-    """How a start of a job has ended.
+    """How an attempt has ended.
 
     Attributes:
-        code: Exit code of what started the ranks.
+        code: Exit code of what started the ranks; negative: the signal that
+            killed it.
         cause: In words, for the user.
         failure: What the script itself did wrong, the same words for the
             same failure; '' if something from outside ended the job.
         first: The first update that was finished; None: none.
         latest: The latest one that is known.
-        progressed: Whether the next start begins further on.
+        progressed: Whether the next attempt begins further on.
         ranks: How many there were.
         at: When it began, in seconds of ``time.time()``.
         seconds: That it ran.
@@ -153,36 +163,29 @@ def ending_of(output: JobOutput, code: int, on_purpose: bool,
 
     Args:
         output: What the job has said.
-        code: Of the program that started the ranks; negative: the signal
-            that killed it.
+        code: As in :class:`Ending`.
         on_purpose: Whether the launcher has ended the job.
         has_hosts: Whether ranks are on other hosts, so that an exit code may
             be that of a network.
     """
     failure = ''
-    if code == 0 and not on_purpose:
-        cause = 'its end, in order'
-    elif on_purpose:
+    if on_purpose:
         cause = 'the launcher, as all hosts answer again'
+    elif code == 0:
+        cause = 'its end, in order'
     elif output.stalled or output.dead:
         cause = output.stalled or output.dead
     elif output.failed:
         failure = output.where or 'an exception'
         cause = f'{output.failed}: {output.error or failure}'
     elif code < 0:
-        cause = f'what starts the ranks was killed by {signal_name(-code)}'
+        names = {number.value: number.name for number in signal.Signals}
+        cause = ('what starts the ranks was killed by '
+                 + names.get(-code, f'signal {-code}'))
     else:
         cause = f'exit code {code}'
         failure = cause if code == USAGE or not has_hosts else ''
     return Ending(code, cause, failure, output.update, output.latest)
-
-
-def signal_name(number: int) -> str:
-    """Such as ``'SIGKILL'``; most real-time signals have only a number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f'signal {number}'
 
 
 # --- the terminal and signals ------------------------------------------------
@@ -273,7 +276,7 @@ class Interrupts:
             self.received.append(signal.Signals(number))
 
 
-class OneStart:
+class Attempt:
     """Starts a job and watches it to its end.
 
     Args:
@@ -324,30 +327,29 @@ class OneStart:
             The exit code of the command, or 0 if all ranks have ended in
             order before.
         """
-        have_ended = False
+        are_done = False
         try:
             while self._process.poll() is None and not self._is_abandoned:
                 self._interrupts.wait(_TICK)
                 self._hand_on()
+                now = time.monotonic()
                 if self._next is None:
-                    have_ended = bool(program) and (
+                    are_done = bool(program) and (
                         self.output.done == ranks
                         and not is_running(self._mark, list(program)))
-                    if tick() or have_ended:
-                        self._send(signal.SIGTERM, _PATIENCE)
+                    if tick() or are_done:
+                        self._send(signal.SIGTERM, _PATIENCE, signal.SIGKILL)
                     elif self.output.dead or self.output.stalled:
                         # Hydra waits for ever for a rank that is dead while
                         # a fork of it lives.
-                        self._next = (time.monotonic() + _PATIENCE,
-                                      signal.SIGKILL)
-                elif time.monotonic() >= self._next[0]:
+                        self._next = now + _PATIENCE, signal.SIGKILL
+                elif now >= self._next[0]:
                     self._send(self._next[1])
         finally:
             self._clear_up()
-        if have_ended:
-            return 0
-        code = self._process.returncode
-        return -signal.SIGKILL if code is None else code
+        return 0 if are_done else (
+            -signal.SIGKILL if self._process.returncode is None
+            else self._process.returncode)
 
     def _relay(self) -> None:
         """Passes on what the job says."""
@@ -364,21 +366,17 @@ class OneStart:
         received = self._interrupts.received
         if len(received) > self._handed_on:
             self._handed_on = len(received)
-            self._send(received[0] if len(received) == 1
-                       else signal.SIGKILL)
+            self._send(signal.SIGKILL if received[1:] else received[0])
 
-    def _send(self, number: signal.Signals, patience: float | None = None
-              ) -> None:
+    def _send(self, number: signal.Signals, *following: Any) -> None:
         """Sends a signal, and plans the one that follows."""
         if number == signal.SIGKILL:
             self._next = None
             self._kill()
         else:
             self._process.send_signal(number)
-            usual, then = _FOLLOWED_BY[number]
-            self._next = (time.monotonic() + (
-                usual if patience is None else patience),
-                then if patience is None else signal.SIGKILL)
+            patience, then = following or _FOLLOWED_BY[number]
+            self._next = time.monotonic() + patience, then
 
     def _kill(self) -> None:
         end_job(self._mark, 0)

@@ -1,0 +1,171 @@
+"""The one factory of trainings: a network, its way over the ranks, updates.
+
+    job = Job(comm, 'Normalised', stages=2, communicator='fp8')
+    losses = job.update(3)
+    close(job.values(), Job(comm, 'Normalised', SERIAL).updated(3).values())
+
+Every job of a network starts with the same values and reads the same
+batches, whatever its way: what one learns can be compared with what another
+one does.
+"""
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.mpi.grid import ProcessGrid
+from chainer_fp8pipe.training.iterators import ReplicaIterator
+from chainer_fp8pipe.training.updater import PipelineUpdater
+
+import chainer
+import chainer.functions as F
+import chainermn
+import numpy
+from chainer.training import Trainer
+from chainer.training.updaters import StandardUpdater
+from mpi4py import MPI
+
+from .updaters.networks import NETWORKS, dataset
+
+#: Ways that have no stages: Chainer's own, on every rank for itself, and
+#: ChainerMN's, with the whole model and a share of each batch on every rank.
+SERIAL, REPLICAS = 'serial', 'replicas'
+#: Options of communicators whose codec starts within a few updates.
+CODECS = {'fp8': {'warmup': 2, 'period': 3}, 'fp8_paper': {'warmup': 2},
+          'int4': {'warmup': 2}}
+
+
+class Job:
+    """A training of a network, which has done nothing yet.
+
+    Args:
+        comm: All ranks.
+        network: A name of ``NETWORKS``, or what makes a ``Divisible``.
+        stages: Of one replica; the other ranks are more replicas.  None: all
+            ranks; or :data:`SERIAL` or :data:`REPLICAS`.
+        data: Inputs and labels; default: 36 samples.
+        batch: Samples of all replicas together.
+        optimizer: Not set up; default: momentum SGD.
+        communicator: Of replicas: a name, or a communicator.
+        codec: Options of the communicator; default: those of ``CODECS``.
+        cut: Options of ``stage``.
+        iterator: In place of one that gives the samples in their order.
+        settings: Of ``PipelineUpdater``; default: 3 micro-batches.
+
+    Attributes:
+        ranks: What ``Snapshot`` and ``resume`` are given.
+    """
+
+    def __init__(self, comm, network='Plain', stages=None, *, data=None,
+                 batch=12, optimizer=None, communicator='float32', codec=None,
+                 cut=None, iterator=None, shuffle=False, **settings):
+        self.comm = MPI.COMM_SELF if stages == SERIAL else comm
+        self.data = dataset(36) if data is None else data
+        model = NETWORKS[network]() if network in NETWORKS else network()
+        optimizer = optimizer or chainer.optimizers.MomentumSGD(0.1)
+        whole = stages in (SERIAL, REPLICAS)
+        self.grid = grid = ProcessGrid(
+            self.comm, 1 if whole else stages or comm.size)
+        self.communicator, self.ranks = None, grid
+        if grid.replicas > 1:
+            if isinstance(communicator, str):
+                communicator = create_communicator(
+                    communicator, grid.data, **(
+                        CODECS.get(communicator, {}) if codec is None
+                        else codec))
+            self.communicator = communicator
+            optimizer = chainermn.create_multi_node_optimizer(
+                optimizer, communicator)
+        if iterator is None:
+            iterator = ReplicaIterator(
+                chainer.datasets.TupleDataset(*self.data), batch, grid=grid,
+                shuffle=shuffle, seed=1)
+        if whole:
+            self.model = model.divide(0, len(model))
+            self.updater = StandardUpdater(
+                iterator, optimizer.setup(self.model), loss_func=self._loss)
+            if grid.replicas > 1:
+                self.ranks = communicator
+                # Or ChainerMN would spend the first update on a broadcast.
+                optimizer.is_changed(self.model)
+        else:
+            self.model = model.stage(grid, **{'balance': 'layers',
+                                              **(cut or {})})
+            self.updater = PipelineUpdater(
+                iterator, optimizer.setup(self.model), grid,
+                **{'micro_batches': 3, **settings})
+        self.optimizer = optimizer
+
+    def _loss(self, x, t):
+        loss = F.softmax_cross_entropy(self.model(x), t)
+        chainer.report({'loss': loss}, self.model)
+        return loss
+
+    def update(self, times=1):
+        """What is reported in each update, as numbers."""
+        reporter, found = chainer.Reporter(), []
+        reporter.add_observer('main', self.model)
+        for _ in range(times):
+            seen = {}
+            with reporter.scope(seen), chainer.using_config('train', True):
+                self.updater.update()
+            found.append({key: float(getattr(value, 'array', value))
+                          for key, value in seen.items()})
+        return found
+
+    def updated(self, times):
+        """The job, after so many updates."""
+        self.update(times)
+        return self
+
+    def trainer(self, out, iterations):
+        """A Trainer of the job."""
+        return Trainer(self.updater, (iterations, 'iteration'), str(out))
+
+    def values(self):
+        """All arrays of the whole model, by key; on all ranks."""
+        return gathered(self.comm, arrays(self.model))
+
+    def gradients(self):
+        """The gradients of the whole model, by key; on all ranks."""
+        return gathered(self.comm, {
+            name: None if one.grad is None else one.grad.copy()
+            for name, one in self.model.namedparams()})
+
+
+def arrays(model):
+    """Copies of all arrays of a model that are saved, by key."""
+    saved = chainer.serializers.DictionarySerializer()
+    saved.save(model)
+    return {key: numpy.array(value) for key, value in saved.target.items()}
+
+
+def bits(model):
+    """As :func:`arrays`, but bytes, to be compared."""
+    return {key: array.tobytes() for key, array in arrays(model).items()}
+
+
+def gathered(comm, found):
+    """What all ranks found by key, on all ranks."""
+    merged = {}
+    for part in comm.allgather(found):
+        merged.update(part)
+    return merged
+
+
+def close(found, expected, tolerance=1e-6):
+    """Each array to a share of its largest element."""
+    assert found.keys() >= expected.keys()
+    for name, value in expected.items():
+        numpy.testing.assert_allclose(
+            found[name], value, rtol=0, err_msg=name,
+            atol=tolerance * max(numpy.abs(value).max(initial=0), 1e-3))
+
+
+def same_bits(found, expected):
+    """Each array to the bit; what is missing in ``found`` is elsewhere."""
+    assert found
+    for name, value in found.items():
+        assert numpy.array_equal(value, expected[name]), name
+
+
+def first(comm, ranks):
+    """A communicator of the first ranks; None on the others."""
+    part = comm.Split(int(comm.rank < ranks), comm.rank)
+    return part if comm.rank < ranks else None
