@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,12 @@ from mpi4py import MPI
 from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
-from ..communicators.options import FAMILIES, make_options, parse_option
+from ..communicators.options import (
+    FAMILIES,
+    OPTIONS,
+    make_options,
+    parse_option,
+)
 from ..intercept.training_objects import Originals
 from ..pipeline.schedules import SCHEDULES
 from ..planning.sizes import parse_bytes
@@ -94,7 +98,7 @@ def add_run(commands: Any) -> None:
     run.add_argument(
         '--every', metavar='INTERVAL', type=parse_interval, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
-    for name, field in _fields().items():
+    for name, field in OPTIONS.items():
         metadata = field.metadata
         choices = '|'.join(map(str, metadata['choices']))
         run.add_argument(
@@ -192,22 +196,16 @@ def _as_given(options: argparse.Namespace) -> _Prepare:
     return prepare
 
 
-def _fields() -> dict[str, dataclasses.Field]:
-    """Every option of any communicator, by its name."""
-    return {field.name: field for options, _ in FAMILIES.values()
-            for field in dataclasses.fields(options)}
-
-
 def _defaults(option: str) -> str:
     """``default: X``, and the other defaults by communicator."""
     return '; '.join([
-        f'default: {_fields()[option].default}',
+        f'default: {OPTIONS[option].default}',
         *(f'{name}: {defaults[option]}'
-          for name, (_, defaults) in FAMILIES.items() if option in defaults)])
+          for name, defaults in FAMILIES.items() if option in defaults)])
 
 
 def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: text for name in _fields()
+    given = {name: text for name in OPTIONS
              if (text := getattr(options, name)) is not None}
     name = options.communicator or 'fp8'
     if given and name not in FAMILIES:
