@@ -17,7 +17,7 @@ import time
 import warnings
 
 from chainer_fp8pipe.channel.channel import Receiver, Sender
-from chainer_fp8pipe.mpi.failure.abort import abort_on_exception
+from chainer_fp8pipe.mpi.abort import abort_on_exception
 
 import chainermn
 import numpy

@@ -15,7 +15,7 @@ from .command_line import Parser, did_you_mean
 
 #: By command, the module and the function that adds it to a parser.
 _COMMANDS = {
-    'bench': ('bench.command', 'add_bench'),
+    'bench': ('bench', 'add_bench'),
     'install-chainer': ('compat.install_chainer', 'add_install'),
     'launch': ('launcher.launch_command', 'add_launch'),
     'plan': ('planner.plan_script', 'add_plan'),
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run_on_ranks(given: Sequence[str]) -> None:
     """Runs a command that ``mpiexec`` has started, or prints help."""
-    from .mpi.failure.abort import StartError, enter_world
+    from .mpi.abort import StartError, enter_world
     from .training.unmodified.launch import only_rank_0_prints
     with only_rank_0_prints(contextlib.redirect_stdout,
                             contextlib.redirect_stderr):

@@ -8,9 +8,8 @@ from typing import Any
 import chainer
 import numpy
 
-from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.broadcast import broadcast_arrays
-from ..mpi.failure.abort import enter_world
+from ..mpi.abort import enter_world
+from ..mpi.agreement import Signature, agree, broadcast_arrays, raise_together
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured import measure_links
 from ..mpi.ranks import once
@@ -22,9 +21,8 @@ from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
 from ..planning.sizes import parse_bytes
-from .contents import generators, set_state, state_of
+from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
-from .link_state import saved
 from .names import Names, parameters_of
 from .part import MicroBatch, between_calls
 from .partitioned import Partition, check_result, reads_state

@@ -25,8 +25,7 @@ import dataclasses
 import functools
 import threading
 import types
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -45,8 +44,13 @@ from chainer.optimizers import (
     sgd,
 )
 
-from ..intercept.access import add_hook, hook_of, remove_hook, without_hook
-from ..intercept.updates import ask_first, ask_no_more
+from ..intercept.access import (
+    UPDATES,
+    add_hook,
+    hook_in,
+    remove_hook,
+    without_hook,
+)
 
 #: Elements that are updated at a time: so many of the gradient, the parameter
 #: and what is in between stay in a core's cache, and take longer than the way
@@ -85,11 +89,9 @@ class _Waiting:
 
     name: str
     parameter: chainer.Parameter
-    actions: list[tuple[Any, Action]] = dataclasses.field(
-        default_factory=list)       # each with its update rule
-    rule: Any = None                # that has a hook
+    rule: Any = None                # of the update; it has a hook, too
+    actions: list[Action] = dataclasses.field(default_factory=list)
     is_elementwise: bool = False
-    blocks: BlockUpdate | None = None
     failure: BaseException | None = None
     is_busy: bool = False
     is_cleared: bool = False
@@ -115,11 +117,8 @@ class DeferredUpdate:
         self._waiting = {id(parameter): _Waiting(name, parameter)
                          for name, parameter in parameters.items()}
         if self._waiting:
-            ask_first(_is_taken_over)
-            # Called once: when nothing waits, or nothing can access any more.
-            self._ask_no_more = weakref.finalize(
-                self, ask_no_more, _is_taken_over)
-            self._ask_no_more.atexit = False
+            # Ends when nothing waits, or nothing can access any more.
+            self._ask_no_more = UPDATES.hold(self)
         for one in self._waiting.values():
             add_hook(one.parameter, _OF_PARAMETERS, self, one)
             # Scripts clear gradients before the next forward pass.
@@ -136,33 +135,39 @@ class DeferredUpdate:
             Chainer's for one parameter at a time and those with
             ``reads_gradients = False``), has an update rule with a hook
             (other than those and with ``one_by_one = True``), or has
-            parameters that were not averaged, or whose gradients have been
-            cleared since.
+            parameters that were not averaged, or were updated or had their
+            gradients cleared since.
         """
-        parameters = list(optimizer.target.params())
+        found = [self._waiting.get(id(parameter))
+                 for parameter in optimizer.target.params()]
+        waiting = [one for one in found
+                   if one and not one.actions and not one.is_cleared]
         before, after = _hooks_of(optimizer)
-        # Reading hooks is an access, at a second update after one mean.
-        if (optimizer._loss_scaling_is_dynamic
-                or any(one.is_cleared for one in self._waiting.values())
+        if (optimizer._loss_scaling_is_dynamic or len(waiting) < len(found)
                 or not all(_may_wait(hook, 'reads_gradients', False)
                            for hook in [*before, *after])
                 or not all(_may_wait(hook, 'one_by_one', True)
-                           for parameter in parameters
-                           if parameter.update_rule is not None
-                           for hooks in _hooks_of(parameter.update_rule)
-                           for hook in hooks)
-                or any(id(parameter) not in self._waiting
-                       for parameter in parameters)):
+                           for one in waiting
+                           if one.parameter.update_rule is not None
+                           for hooks in _hooks_of(one.parameter.update_rule)
+                           for hook in hooks)):
             return False
-        waiting = [self._waiting[id(parameter)] for parameter in parameters]
         optimizer._loss_scaling_isnan = False
         for hook in before:
             _call(hook, optimizer, waiting)
         optimizer.t += 1
-        hooks = [hook for hook in [*before, *after]
-                 if type(hook) in _ONE_BY_ONE]
         for one in waiting:
-            self._update_later(one, hooks)
+            rule = one.parameter.update_rule
+            if rule is None:
+                continue
+            one.actions.append(functools.partial(_update, _present(rule)))
+            if one.rule is None:    # a parameter with two names comes twice
+                one.is_elementwise = is_elementwise(rule, [
+                    *(hook for hook in [*before, *after]
+                      if type(hook) in _ONE_BY_ONE),
+                    *sum(_hooks_of(rule), [])])
+                add_hook(rule, _OF_RULES, self, one)
+                one.rule = rule
         for hook in after:
             _call(hook, optimizer, waiting)
         return True
@@ -176,7 +181,8 @@ class DeferredUpdate:
         """Waits for a parameter's mean and updates the parameter, once.
 
         Raises:
-            Exception: What ``finish`` or the update raises, at every access.
+            Exception: What ``finish`` or the update raises, at every access:
+                the parameter may be half updated.
         """
         parameter = one.parameter
         with self._lock:
@@ -188,9 +194,21 @@ class DeferredUpdate:
             one.is_busy = True
             vars(parameter).pop('cleargrad', None)
             try:
-                self._finish(one.name, _use(one))
-                _act(one)
+                blocks = None
+                if (one.is_elementwise and parameter.size >= BLOCK
+                        and has_plain_arrays(parameter, one.rule)):
+                    blocks = BlockUpdate(parameter, one.rule, one.actions)
+                self._finish(one.name, blocks.update if blocks else None)
+                if blocks:
+                    blocks.complete()
+                else:
+                    for action in one.actions:
+                        action(one.rule, parameter)
             except BaseException as error:
+                one.failure = error if isinstance(
+                    error, Exception) else RuntimeError(
+                        f'the update of parameter {one.name} was interrupted '
+                        f'by {error!r}; go on from a snapshot')
                 self._tell(error)
                 raise
             finally:
@@ -213,27 +231,10 @@ class DeferredUpdate:
                 return
         one.parameter.cleargrad()
 
-    def _update_later(self, one: _Waiting, hooks: list[Any]) -> None:
-        rule = one.parameter.update_rule
-        if rule is None:
-            return
-        one.actions.append((rule, functools.partial(_update, _present(rule))))
-        if not hook_of(rule):     # a parameter with two names comes twice
-            one.is_elementwise |= is_elementwise(
-                rule, [*hooks, *sum(_hooks_of(rule), [])])
-            add_hook(rule, _OF_RULES, self, one)
-            one.rule = rule
-
 
 def deferred(model: chainer.Link) -> DeferredUpdate | None:
     """The update of a model that waits for accesses; None: there is none."""
-    return next(filter(None, map(hook_of, model.params())), None)
-
-
-def _is_taken_over(optimizer: Any) -> bool:
-    """Whether an update that waits has taken this optimizer's over."""
-    waiting = deferred(optimizer.target)
-    return waiting is not None and waiting.adopt(optimizer)
+    return hook_in(model)
 
 
 # --- what is done when a mean is there ---------------------------------------
@@ -255,7 +256,7 @@ def _call(hook: Any, optimizer: Any, waiting: list[_Waiting]) -> None:
         # A rate that is set from now on is that of the next update.
         hook = copy.copy(hook)
         for one in waiting:
-            one.actions.append((one.parameter.update_rule, hook))
+            one.actions.append(hook)
     elif getattr(hook, 'call_for_each_param', False):
         for one in waiting:
             hook(one.parameter.update_rule, one.parameter)
@@ -291,83 +292,32 @@ def _update(present: Mapping[str, Any], rule: Any, parameter: Any) -> None:
         vars(rule).update(own)
 
 
-def _use(one: _Waiting) -> Use | None:
-    """Updates blocks; None: the parameter is updated all at once."""
-    # A second optimizer's update of one mean has another rule.
-    if (not one.is_elementwise or one.parameter.size < BLOCK
-            or any(rule is not one.rule for rule, _ in one.actions)):
-        return None
-    blocks = one.blocks = one.blocks or BlockUpdate(
-        one.parameter, one.rule, [action for _, action in one.actions])
-
-    def use(start: int, stop: int, gradient: Any) -> bool:
-        try:
-            return blocks.update(start, stop, gradient)
-        except BaseException as error:
-            _fail(one, error)
-            raise
-    return use
-
-
-def _act(one: _Waiting) -> None:
-    """Updates a parameter, once."""
-    try:
-        actions, one.actions = one.actions, []
-        blocks, one.blocks = one.blocks, None
-        if blocks:
-            blocks.complete()
-            return
-        for rule, action in actions:
-            action(rule, one.parameter)
-    except BaseException as error:
-        _fail(one, error)
-        raise
-
-
-def _fail(one: _Waiting, error: BaseException) -> None:
-    """Keeps the error: the parameter may be half updated."""
-    one.failure = error if isinstance(error, Exception) else RuntimeError(
-        f'the update of parameter {one.name} was interrupted by {error!r}; '
-        'go on from a snapshot')
-
-
 # --- block by block ----------------------------------------------------------
 
 class BlockUpdate:
     """Updates one parameter as its gradient comes, block by block.
 
     Args:
-        parameter: One with a gradient.
+        parameter: One for which :func:`has_plain_arrays` holds.
         rule: Its update rule, for which :func:`is_elementwise` holds.
         actions: Hooks and the rule's update, one after the other.
     """
 
     def __init__(self, parameter: chainer.Parameter, rule: Any,
-                 actions: Iterable[Action]) -> None:
-        self._parameter, self._rule = parameter, rule
-        self._actions = tuple(actions)
-        self._known: set[tuple[int, int]] = set()
-        rule._init_states(parameter)
+                 actions: Sequence[Action]) -> None:
+        self._parameter, self._rule, self._actions = parameter, rule, actions
         self._own = without_hook(rule)
         self._own._state = {}
         self._t = rule.t
         self._state: Mapping[str, Any] = rule._state
-        values, size = parameter.array, parameter.size
-        # Elements that have not come, by block; [] if there are no blocks:
-        # what has no dimension, NumPy 1 computes in another precision.
-        self._missing: list[int] = []
-        if values.ndim > 0 and all(
-                type(array) is numpy.ndarray and array.dtype == numpy.float32
-                and array.flags.c_contiguous and array.flags.writeable
-                and array.shape == values.shape for array in (
-                    values, parameter.grad, *self._state.values())):
-            self._missing = [min(BLOCK, size - start)
-                             for start in range(0, size, BLOCK)]
-            self._values = values.reshape(-1)
-            # What rules and hooks read, without Chainer's checks.
-            self._block = types.SimpleNamespace(
-                dtype=parameter.dtype, device=parameter.device,
-                _loss_scale=parameter._loss_scale)
+        self._values = parameter.array.reshape(-1)
+        # Elements that have not come, by block.
+        self._missing = [min(BLOCK, parameter.size - start)
+                         for start in range(0, parameter.size, BLOCK)]
+        # What rules and hooks read, without Chainer's checks.
+        self._block = types.SimpleNamespace(
+            dtype=parameter.dtype, device=parameter.device,
+            _loss_scale=parameter._loss_scale)
 
     def update(self, start: int, stop: int, gradient: numpy.ndarray) -> bool:
         """Updates the blocks that are complete with this range.
@@ -375,15 +325,12 @@ class BlockUpdate:
         Args:
             start: First element, of the parameter laid flat.
             stop: Last one plus one.
-            gradient: Of the parameter, laid flat; this range is final, and
-                may be overwritten.
+            gradient: Of the parameter, laid flat; this range is final, was
+                not given before, and may be overwritten.
 
         Returns:
             Whether any element was updated.
         """
-        if not self._missing or start == stop or (start, stop) in self._known:
-            return False
-        self._known.add((start, stop))
         updated = False
         for block in range(start // BLOCK, -(-stop // BLOCK)):
             low, high = block * BLOCK, (block + 1) * BLOCK
@@ -395,10 +342,6 @@ class BlockUpdate:
 
     def complete(self) -> None:
         """Updates all that is left; the whole gradient is final."""
-        if not self._missing:
-            for action in self._actions:
-                action(self._rule, self._parameter)
-            return
         gradient = self._parameter.grad.reshape(-1)
         for block, missing in enumerate(self._missing):
             if missing:
@@ -426,6 +369,20 @@ def _update_block(rule: Any, block: Any) -> None:
     rule.update_core_cpu(block)
     for hook in rule._hookable._post_update_hooks.values():
         hook(rule, block)
+
+
+def has_plain_arrays(parameter: chainer.Parameter, rule: Any) -> bool:
+    """Whether a block's arrays are computed with as the parameter's are.
+
+    What has no dimension, NumPy 1 computes in another precision.
+    """
+    rule._init_states(parameter)
+    values = parameter.array
+    return values.ndim > 0 and all(
+        type(array) is numpy.ndarray and array.dtype == numpy.float32
+        and array.flags.c_contiguous and array.flags.writeable
+        and array.shape == values.shape
+        for array in (values, parameter.grad, *rule._state.values()))
 
 
 def is_elementwise(rule: Any, hooks: Iterable[Any]) -> bool:

@@ -29,25 +29,20 @@ class ReplicaDrift(RuntimeError):
     """Replicas differ in a parameter or in the state of its optimizer."""
 
 
-def compare(model: chainer.Link, updates: int, lockstep: Lockstep) -> None:
-    """Compares the replicas; call it on all ranks.
+def compare(model: chainer.Link, updates: int, ranks: Lockstep) -> None:
+    """Compares the replicas, one on each rank; call it on all of them.
 
     Costs one all-reduce of 16 bytes while they are the same.
 
-    Args:
-        model: The model.
-        updates: How many were made of it.
-        lockstep: The ranks, one replica each.
-
     Raises:
-        ReplicaDrift: They differ; on all ranks.
+        ReplicaDrift: They differ, after so many updates; on all ranks.
     """
     mine = {name: _digests(parameter)
             for name, parameter in distinct_parameters(model)}
-    if are_equal(lockstep.comm, xxhash.xxh3_64_intdigest(
-            repr(mine).encode()), lockstep.wait):
+    if are_equal(ranks.comm, xxhash.xxh3_64_intdigest(
+            repr(mine).encode()), ranks.wait):
         return
-    everyone = lockstep.allgather(mine)
+    everyone = ranks.allgather(mine)
     first, *others = (name for name in everyone[0] if any(
         digests[name] != everyone[0][name] for digests in everyone))
     text = (f'replicas have drifted apart, as seen after {updates} updates: '
@@ -90,20 +85,19 @@ def _digests(parameter: chainer.Parameter) -> dict[str, int]:
 def _difference(name: str, everyone: Sequence[Mapping[str, int]]) -> str:
     """One sentence about a parameter, of all ranks' digests of its parts."""
     # All parts belong together: value and state are of one update.
-    ranks: dict[tuple, list[int]] = collections.defaultdict(list)
+    alike: dict[tuple, list[int]] = collections.defaultdict(list)
     for rank, digests in enumerate(everyone):
-        ranks[tuple(digests.items())].append(rank)
-    first, *others = sorted(ranks.values(),
-                            key=lambda group: (-len(group), group))
+        alike[tuple(digests.items())].append(rank)
+    most, *others = sorted(alike.values(),
+                           key=lambda ranks: (-len(ranks), ranks))
     part = next(part for digests in everyone for part in digests if len(
         {digests.get(part) for digests in everyone}) > 1)
-    if 2 * len(first) > len(everyone):
-        return (f'{part} of parameter {name} is another on '
-                f'{_ranks(sorted(sum(others, [])))} than on most, '
-                f'{_ranks(first)}')
-    return (f'{part} of parameter {name} is another on each of '
-            f'{" | ".join(map(_ranks, [first, *others]))}, none of which is '
-            'a majority')
+    text = f'{part} of parameter {name} is another on '
+    if 2 * len(most) > len(everyone):
+        return (f'{text}{_ranks(sorted(sum(others, [])))} than on most, '
+                f'{_ranks(most)}')
+    return (f'{text}each of {" | ".join(map(_ranks, [most, *others]))}, none '
+            'of which is a majority')
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -58,11 +58,16 @@ class Gradients:
         values = [value for name, parameter in distinct_parameters(model)
                   if (value := self._take(name, parameter, zero_fill))
                   is not None]
+        if len(self._scales) > 1:
+            (one, name), (two, other), *_ = self._scales.items()
+            self.problem = self.problem or (
+                f'the gradients of parameters {name} and {other} have '
+                f'different loss scales, {one} and {two}; scale all losses '
+                'alike and clear gradients before each backward pass')
         gradients = list(self.arrays.values())
         in_place = _are_apart(gradients, True)
-        self.problem = (self.problem or self._different_scales()
-                        or ('' if in_place else
-                            self._different_devices(values)))
+        if not in_place:
+            self.problem = self.problem or self._different_devices(values)
         if self.problem:
             return
         self.loss_scale = next(iter(self._scales), None)
@@ -81,29 +86,29 @@ class Gradients:
     def _take(self, name: str, parameter: chainer.Parameter,
               zero_fill: bool) -> Any:
         """Notes a parameter; its array, if there is a gradient."""
-        array = parameter.array
-        if array is None:       # Chainer raises an error for its gradient
+        value = parameter.array
+        if value is None:       # Chainer raises an error for its gradient
             self.entries[f'parameter {name}'] = 'not initialised'
             return None
         gradient = parameter.grad
-        problem = problem_of(name, array, gradient)
+        problem = problem_of(name, value, gradient)
         if problem:
             self.problem = self.problem or problem
             return None
-        if array.size:
-            self.sizes[name] = array.size
+        if value.size:
+            self.sizes[name] = value.size
         if gradient is not None:
             self._scales.setdefault(parameter._loss_scale, name)
         elif zero_fill:
-            gradient = parameter.grad = parameter.xp.zeros_like(array)
+            gradient = parameter.grad = parameter.xp.zeros_like(value)
             self._filled.append(parameter)
         self.entries[f'parameter {name}'] = _text(
-            array.dtype, array.shape,
+            value.dtype, value.shape,
             None if gradient is None else gradient.dtype)
         if gradient is None:
             return None
         self.arrays[name], self.parameters[name] = gradient, parameter
-        return array
+        return value
 
     def part(self, names: Iterable[str], grain: int = 1) -> Tensors:
         """Of these parameters, those that have a gradient.
@@ -134,8 +139,7 @@ class Gradients:
         for chosen in (self._copied if name is None
                        else self._copied & {name}):
             flat, parameter = self._flat[chosen][0], self.parameters[chosen]
-            gradient = parameter.grad
-            xp = parameter.xp
+            gradient, xp = parameter.grad, parameter.xp
             largest = numpy.finfo(gradient.dtype).max
             if largest < numpy.finfo(numpy.float32).max:
                 flat = xp.where(xp.isfinite(flat),
@@ -148,9 +152,8 @@ class Gradients:
         """Copies what cannot be exchanged, or shared, in place."""
         self.share_parameters = bool(_overlapping(values))
         overlapping = _overlapping(gradients)
-        for place, (name, value) in enumerate(
-                zip(self.arrays, values, strict=True)):
-            gradient = gradients[place]
+        for place, (name, gradient, value) in enumerate(
+                zip(self.arrays, gradients, values, strict=True)):
             flat = flat_float32(gradient)
             # The gradient of a sum is a view of one number, for example.
             if (place in overlapping or gradient.dtype != flat.dtype
@@ -160,30 +163,19 @@ class Gradients:
                 self._copied.add(name)
             self._flat[name] = flat, flat_float32(value)
 
-    def _different_scales(self) -> str:
-        """Which gradients have different loss scales; '' if none."""
-        if len(self._scales) < 2:
-            return ''
-        (one, name), (two, other), *_ = self._scales.items()
-        return (f'the gradients of parameters {name} and {other} have '
-                f'different loss scales, {one} and {two}; scale all losses '
-                'alike and clear gradients before each backward pass')
-
     def _different_devices(self, values: list[Any]) -> str:
         """Which array is not where the first one is; '' if all are."""
-        first, wanted = '', ''
-        for (name, gradient), value in zip(self.arrays.items(), values,
-                                           strict=True):
+        found = [(f'{kind} {name}', name, 'the CPU' if isinstance(
+            array, numpy.ndarray) else f'GPU {array.device.id}')
+            for (name, gradient), value in zip(
+                self.arrays.items(), values, strict=True)
             for kind, array in (('parameter', value),
-                                ('the gradient of parameter', gradient)):
-                place = ('the CPU' if isinstance(array, numpy.ndarray)
-                         else f'GPU {array.device.id}')
-                first, wanted = first or name, wanted or place
-                if place != wanted:
-                    return (f'{kind} {name} is on {place} but parameter '
-                            f'{first} is on {wanted}; move the whole model '
-                            'to one device (model.to_device)')
-        return ''
+                                ('the gradient of parameter', gradient))]
+        return next((
+            f'{what} is on {place} but parameter {found[0][1]} is on '
+            f'{found[0][2]}; move the whole model to one device '
+            '(model.to_device)' for what, _, place in found
+            if place != found[0][2]), '')
 
 
 def flat_float32(array: Any) -> Any:
@@ -215,14 +207,11 @@ def describe(array: Any) -> str:
 
 def problem_of(name: str, value: Any, gradient: Any) -> str:
     """Why this parameter cannot be exchanged; '' if it can."""
-    if type(value) is numpy.ndarray and value.dtype == _FLOAT32 and (
-            gradient is None or type(gradient) is numpy.ndarray
-            and gradient.dtype == _FLOAT32):
-        return ''       # as nearly always
     for kind, array in (('parameter', value),
                         ('the gradient of parameter', gradient)):
-        if array is None:
-            continue
+        if array is None or (type(array) is numpy.ndarray
+                             and array.dtype == _FLOAT32):
+            continue        # as nearly always
         if not isinstance(array, (numpy.ndarray,
                                   chainer.backends.cuda.ndarray)):
             return (f'{kind} {name} is a {type(array).__module__}.'

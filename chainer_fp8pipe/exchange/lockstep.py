@@ -33,11 +33,12 @@ class Lockstep:
     sends each of them a message, and who waits looks for one from time to
     time, and raises as well.  While nothing fails, this costs nothing.
 
-    The calls are made on a duplicate of the communicator, so that they cannot
-    meet those of the user, which need not come in the same order.
-
     Args:
         comm: The ranks.
+
+    Attributes:
+        comm: A duplicate, so that calls cannot meet those of the user, which
+            need not come in the same order.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:

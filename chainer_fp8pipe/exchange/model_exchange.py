@@ -1,19 +1,55 @@
-"""One model's exchange: codec, buckets, and the update under way."""
+"""The mean of one model's gradients over all ranks."""
+# An update's buckets are sent in the order that the model's exchange has; then
+# they are waited for, at one of three moments:
+#
+#   overlap=False           all are sent and waited for in mean().
+#   overlap=True            from the third update on, buckets are sent during
+#                           the backward pass by the exchange's thread, as
+#                           soon as their gradients are final; mean() sends
+#                           the rest and waits for all.
+#   overlap='next_forward'  mean() sends the rest and returns.  Who reads a
+#                           parameter, usually the next forward pass, waits
+#                           for that parameter's bucket, and updates the
+#                           parameter then (DeferredUpdate).
+#
+# The results are the same bits in all three.
+#
+# Ranks agree once per update, before mean() sends the rest: a digest of names,
+# shapes, dtypes, loss scale and number of updates, 16 bytes in one all-reduce
+# (mpi/agreement).  Beside that, codecs with scales find the largest of all
+# ranks for each bucket; times are averaged after 5, 10, 20, ... updates;
+# replicas are compared every 100.
+#
+# What is sent early may be wrong: gradients are changed after backward, or a
+# rank has raised.  Then all ranks count what each has sent, send zeros for the
+# rest, and drop the means, so that nothing is left on its way; where that
+# cannot be, the communicator refuses to go on, on all ranks.
+#
+# The first updates travel in float32: early gradients change by orders of
+# magnitude from one update to the next, and the fp8 paper begins all its
+# comparisons with 100 such updates (section 4.2).
+#
+# Three threads meet here.  That of the backward pass calls begin and final,
+# the exchange's calls step, the main thread calls the others between passes,
+# and holds the reducer's turn where it touches what step does.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
+import time
 import weakref
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy
+from mpi4py import MPI
 
-from ..allreduce.engine import PARTS, Algorithm, Bucket
-from ..codecs import Cast, Codec, State, Tensors
-from ..mpi.agreement import Signature
+from ..allreduce.engine import PARTS, Bucket, Engine
+from ..codecs import Cast, State, Tensors
+from ..mpi.agreement import Signature, agree, raised_by_all
 from ..mpi.waiting import give_way
 from .buckets import (
     BucketNames,
@@ -23,19 +59,35 @@ from .buckets import (
     divide,
     send_order,
 )
-from .deferred_update import DeferredUpdate
+from .deferred_update import DeferredUpdate, Use
+from .drift import ReplicaDrift, compare
 from .gradients import (
+    SAME_MODEL,
     Gradients,
     distinct_parameters,
     flat_float32,
     problem_of,
 )
 
+if TYPE_CHECKING:
+    from .reducer import Reducer
+
 #: Flat arrays by name, as in snapshots.
 Saved = dict[str, numpy.ndarray]
 
+_SAME_GRADIENTS = (SAME_MODEL + ' If some ranks do not use a parameter in '
+                   'some updates, pass zero_fill=True to '
+                   'create_multi_node_optimizer.')
+_ONE_MODEL = ("overlap=True with algorithm='aggregator' is for one model; "
+              'pass overlap=False')
+_FINITE = ('Lower the learning rate, clip gradients, scale the loss, or pass '
+           "nonfinite='pass' to create_communicator")
 _REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
            'another backward pass; pass overlap=False to create_communicator')
+
+
+class NonfiniteMean(RuntimeError):
+    """A mean is NaN or infinite, which the option ``nonfinite`` forbids."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -54,12 +106,12 @@ class Update:
             a GPU reaches when it has computed them; None for the CPU.
         begun: How many slices have been sent.
         sent: By the bucket's number, what is on its way.
+        parts: What the mean of each is written into.
+        nonfinite: Of each whose mean is there, names of tensors that are NaN
+            or infinite.
         frozen: Gradients that must not be changed now.
         announced: Gradients are reported by what computes them, and nothing
             else can change them.
-        tensors: Of each bucket, what its mean is written into.
-        nonfinite: Of each bucket whose mean is there, names of tensors that
-            are NaN or infinite.
     """
 
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -71,11 +123,10 @@ class Update:
         default_factory=collections.deque)
     begun: int = 0
     sent: dict[int, Bucket] = dataclasses.field(default_factory=dict)
+    parts: dict[int, Tensors] = dataclasses.field(default_factory=dict)
+    nonfinite: dict[int, list[str]] = dataclasses.field(default_factory=dict)
     frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
     announced: bool = False
-    tensors: dict[Bucket, Tensors] = dataclasses.field(default_factory=dict)
-    nonfinite: dict[Bucket, list[str]] = dataclasses.field(
-        default_factory=dict)
 
     def thaw(self) -> None:
         """Lets gradients be changed again."""
@@ -87,19 +138,9 @@ class Update:
 class ModelExchange:
     """All that is remembered of one model whose gradients are averaged.
 
-    The first updates travel in ``float32``: early gradients change by orders
-    of magnitude from one update to the next, and the fp8 paper begins all
-    its comparisons with 100 such updates (section 4.2).
-
-    The thread of the backward pass calls :meth:`begin` and :meth:`final`,
-    the exchange's thread calls :meth:`step`, and the main thread calls the
-    others between passes.
-
     Args:
         reference: To the model.
-        codec: The codec after the warm-up.
-        warm_up: Updates that travel in float32.
-        wake: Called when there is something to do for :meth:`step`.
+        reducer: Of all models.
 
     Attributes:
         number: How many models' gradients were averaged before this one's
@@ -113,46 +154,34 @@ class ModelExchange:
         buckets: As :func:`.divide` gives them.
         slices: In the order in which they are sent.
         times: When gradients became final.
+        seconds: How long all buckets together travel.
         queue: Where buckets are sent; None before the first update.
         ready: The order is known, so the next update may begin early.
         update: The update under way.
         failure: The traceback of an error in the exchange's thread, or ''.
         deferred: The last update, while parts of it wait for an access.
-        seconds: How long all buckets together travel.
     """
 
-    def __init__(self, reference: weakref.ref[chainer.Link], codec: Codec,
-                 warm_up: int = 0,
-                 wake: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, reference: weakref.ref[chainer.Link], reducer: Reducer
+                 ) -> None:
         self.reference = reference
-        self._wake, self._warm_up = wake, warm_up
+        self._reducer: Any = weakref.proxy(reducer)     # no cycle
         self._first = Cast('float32').init()
-        self._loss_scale = 0.0
         self.number = -1
-        self.codec_state = codec.init()
+        self.codec_state = reducer.codec.init()
         self.update = Update()
         self.deferred: DeferredUpdate | None = None
         self._parameters: Mapping[str, chainer.Parameter] = {}
         self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
-        self.seconds = 0.0
+        self.seconds, self.ready = 0.0, False
+        self.sizes: dict[str, int] = {}
         self.load({})
 
     @property
     def current(self) -> State:
         """That of the codec of the update to come."""
-        return (self._first if self.updates < self._warm_up
+        return (self._first if self.updates < self._reducer.warm_up
                 else self.codec_state)
-
-    def see(self, loss_scale: float | None) -> None:
-        """Notes the loss scale of the update to come."""
-        if loss_scale is None:
-            self.scaling_is_dynamic = False
-            return
-        # Dynamic scaling starts at 1, which no one would choose as a static
-        # scale, and changes.
-        changed = self._loss_scale not in (0.0, loss_scale)
-        self.scaling_is_dynamic |= changed or loss_scale == 1.0
-        self._loss_scale = loss_scale
 
     def save(self) -> Saved:
         """All that must be saved for an exact continuation."""
@@ -184,55 +213,276 @@ class ModelExchange:
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
         self.updates, self.codec_state = updates, state
-        self.scaling_is_dynamic = dynamic
-        self._loss_scale = scale
+        self.scaling_is_dynamic, self._loss_scale = dynamic, scale
         self.update.thaw()
         # What has been sent of an update stays where it is.
         self.update, self.failure = Update(), ''
-        self.queue: Algorithm | None = None
+        self.queue: Engine | None = None
         self._passes = LastBackward()
-        self.follow({}, 0)
+        self._follow({})
 
-    # --- buckets -------------------------------------------------------------
+    # --- a mean --------------------------------------------------------------
 
-    def follow(self, sizes: dict[str, int], bucket_bytes: int) -> None:
+    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
+        """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
+        reducer = self._reducer
+        self.complete()
+        with reducer.events.section('exchange'):
+            self.update.thaw()
+            gradients = Gradients(model, zero_fill)
+            is_new = self.queue is None or gradients.sizes != self.sizes
+            self._check(model, gradients, is_new)
+            self._see(gradients.loss_scale)
+            if is_new:
+                self._follow(gradients.sizes)
+                self.queue = self.queue or reducer.unused_queue()
+            # Tied parameters share memory: an early update of one would
+            # corrupt what the other's mean is decoded with.
+            defers = (reducer.overlap == 'next_forward' and self.ready
+                      and not gradients.share_parameters)
+            state, update = self.current, self.update
+            with reducer.taken():
+                self._raise_failure()   # since the ranks have agreed
+                start = time.perf_counter()
+                self._send_rest(gradients)
+                if defers:
+                    self._defer(gradients)
+                else:
+                    for number in update.sent:
+                        self._receive(update, number)
+                    if not self.ready:
+                        self.seconds = time.perf_counter() - start
+                self.end()
+            if reducer.overlap and not is_new:
+                self._learn()
+        if not defers:
+            if any(update.nonfinite.values()) and self._must_be_finite:
+                raise self._nonfinite_error(state, update)
+            gradients.write_back()
+        self.updates += 1
+        if self.current is not state and reducer.overlap == 'next_forward':
+            self.ready = False      # buckets will take another time
+
+    def _check(self, model: chainer.Link, gradients: Gradients, is_new: bool
+               ) -> None:
+        """Raises on all ranks if they cannot go on together."""
+        reducer = self._reducer
+        ranks, every = reducer.ranks, reducer.check_every
+        entries = {**gradients.entries,
+                   # A rank resumed from another snapshot must not go unseen.
+                   'the number of updates': str(self.updates),
+                   'the number of the model': str(self.number)}
+        problem = gradients.problem
+        if reducer.overlap:
+            entries['overlap'] = ('new' if is_new else
+                                  'ready' if self.ready else 'known')
+            problem = problem or self._void(gradients)
+            if self.number and reducer.algorithm.one_order:
+                problem = problem or _ONE_MODEL
+        try:
+            agree(ranks.comm, Signature(entries), problem, _SAME_GRADIENTS,
+                  wait=ranks.wait)
+            if (every and self.updates and not self.updates % every
+                    and ranks.comm.size > 1):
+                compare(model, self.updates, ranks)
+        except (ValueError, ReplicaDrift) as error:
+            if reducer.overlap and reducer.withdraw(self) and isinstance(
+                    error, ValueError):
+                ranks.break_off()
+            raise
+
+    def _void(self, gradients: Gradients) -> str:
+        """Why the buckets sent early are void; '' if they are valid."""
+        update = self.update
+        if self.failure:
+            return f'the exchange failed beside backward: {self.failure}'
+        for number, _ in self.slices[:update.ready]:
+            for name in self.buckets[number]:
+                if gradients.arrays.get(name) is not update.arrays[name]:
+                    return (f'the gradient of parameter {name} was changed '
+                            f'{_REMEDY}')
+        if update.ready and gradients.loss_scale != update.loss_scale:
+            return (f'the loss scale was changed from {update.loss_scale} to '
+                    f'{gradients.loss_scale} {_REMEDY}')
+        if update.ready and gradients.sizes != self.sizes:
+            return f'parameters of the model came or went {_REMEDY}'
+        return ''
+
+    def _raise_failure(self) -> None:
+        if self.failure:
+            raise RuntimeError('the exchange failed beside the training: '
+                               f'{self.failure}')
+
+    def _see(self, loss_scale: float | None) -> None:
+        """Notes the loss scale of the update to come."""
+        if loss_scale is None:
+            self.scaling_is_dynamic = False
+            return
+        # Dynamic scaling starts at 1, which no one would choose as a static
+        # scale, and changes.
+        changed = self._loss_scale not in (0.0, loss_scale)
+        self.scaling_is_dynamic |= changed or loss_scale == 1.0
+        self._loss_scale = loss_scale
+
+    def _receive(self, update: Update, number: int,
+                 beside: Callable[[], bool] | None = None) -> None:
+        """Waits for a bucket's mean, and writes it into the gradients."""
+        assert self.queue is not None
+        bucket = update.sent[number]
+        if not bucket.finished:
+            self.queue.finish(bucket, beside)
+        with self._reducer.events.section('decode'):
+            update.nonfinite[number] = bucket.decode(update.parts[number])
+
+    @property
+    def _must_be_finite(self) -> bool:
+        """Whether an update must not go on with a mean that is not finite."""
+        wanted = self._reducer.nonfinite
+        return (not self.scaling_is_dynamic if wanted == 'auto'
+                else wanted == 'raise')
+
+    def _nonfinite_error(self, state: State, update: Update) -> NonfiniteMean:
+        """The same error on all ranks, before any parameter is updated."""
+        ranks = self._reducer.ranks
+        bad = [number for number, names in update.nonfinite.items() if names]
+        name = update.nonfinite[bad[0]][0]
+        # All ranks have the wires alike, so that the others are not here.
+        if all(update.sent[number].wire_is_finite for number in bad):
+            return NonfiniteMean(
+                f'the value of {name}, or its product with the ratio, is '
+                f'not finite on rank {ranks.comm.rank}. No parameter was '
+                f'updated here. {_FINITE}.')
+        culprits = [
+            f'{found[0]} is not finite in {state.codec.name} on rank {rank}'
+            + (f' (and {len(found) - 1} more)' if found[1:] else '')
+            for rank, found in enumerate(ranks.allgather(state.nonfinite))
+            if found]
+        text = '; '.join(culprits) or (
+            f'the sum of the gradients of {name} overflowed')
+        return raised_by_all(NonfiniteMean(
+            f'{text}. No parameter was updated. {_FINITE}.'))
+
+    def end(self) -> None:
+        """The update is over."""
+        self._passes.averaged()
+        self.update.thaw()
+        self.update = Update()
+
+    # --- means that are waited for at an access ------------------------------
+
+    def _defer(self, gradients: Gradients) -> None:
+        """Leaves the means to whoever looks at a parameter first.
+
+        Until then the exchange's thread goes on with them.
+        """
+        reducer, update, state = self._reducer, self.update, self.current
+        must_be_finite = self._must_be_finite
+        bucket_of = {name: number for number, part in update.parts.items()
+                     for name in part.names}
+
+        def finish(name: str, use: Use | None) -> None:
+            number = bucket_of.get(name)
+            if number is None:      # the parameter has no elements
+                return
+            if number not in update.nonfinite:
+                # The thread may be in the middle of something longer, or
+                # fail until it is taken.
+                with reducer.events.section('exchange'), (
+                        contextlib.nullcontext() if self.failure
+                        or update.sent[number].finished else reducer.taken()):
+                    self._raise_failure()
+                    self._receive(update, number, self._feeder(
+                        update, number, name, use, must_be_finite)
+                        if use and gradients.is_in_place(name) else None)
+            if update.nonfinite[number] and must_be_finite:
+                raise _error_at_access(update.nonfinite[number][0], state)
+            gradients.write_back(name)
+
+        self._parameters = gradients.parameters
+        self.deferred = DeferredUpdate(gradients.parameters, finish,
+                                       reducer.ranks.tell)
+        reducer.wake()
+
+    def _feeder(self, update: Update, number: int, name: str, use: Use,
+                must_be_finite: bool) -> Callable[[], bool]:
+        """Feeds decoded ranges to the update; True while any remain."""
+        bucket, tensors = update.sent[number], update.parts[number]
+        tensor = tensors.names.index(name)
+        gradient = tensors.gradients[tensor]
+        given = 0
+
+        def feed() -> bool:
+            nonlocal given
+            ranges = bucket.decoded()
+            if given == len(ranges) or (must_be_finite and bucket.coding
+                                        and bucket.coding.nonfinite):
+                return False        # there is none, or it will be an error
+            with self._reducer.events.section('update'):
+                used = False
+                while given < len(ranges) and not used:
+                    part = tensors.elements(tensor, *ranges[given])
+                    given += 1
+                    if part.start < part.stop:
+                        used = use(part.start, part.stop, gradient)
+            return given < len(ranges)
+        return feed
+
+    def complete(self) -> None:
+        """Waits for the deferred update, if there is one."""
+        if self.deferred:
+            self.deferred.complete()
+            self.deferred, self._parameters = None, {}
+
+    # --- buckets, and their order --------------------------------------------
+
+    def _follow(self, sizes: dict[str, int]) -> None:
         """Divides other parameters than before into buckets."""
-        self.ready = False
-        self.sizes = dict(sizes)
-        self.buckets: tuple[BucketNames, ...] = divide(sizes, bucket_bytes)
+        self.ready, self.sizes = False, dict(sizes)
+        self.buckets: tuple[BucketNames, ...] = divide(
+            sizes, self._reducer.bucket_bytes)
         self.slices = [(number, PARTS) for number in range(len(self.buckets))]
         self.times = ReadyTimes()
         self._bucket_of = {name: number
                            for number, names in enumerate(self.buckets)
                            for name in names}
 
-    def choose_order(self, means: list[float], is_first: bool, defers: bool
-                     ) -> None:
-        """Chooses the order of slices, by the means of all ranks' times.
+    def _learn(self) -> None:
+        """Lets buckets be sent early from now on, and in what order.
 
-        Args:
-            means: When each gradient is final, in the order of their names:
-                seconds after the first one, infinity for what was never
-                final; and then how long all buckets together travel.
-            is_first: No order has been chosen before; later ones are chosen
-                only where all gradients were final.
-            defers: The next forward pass waits for each bucket by itself.
+        The order is the same on all ranks.
+        """
+        reducer = self._reducer
+        is_first, defers = not self.ready, reducer.overlap == 'next_forward'
+        is_time = self.times.keep(self.ready)
+        self.ready = True
+        if reducer.algorithm.one_order or not (is_first or is_time and defers):
+            return
+        # A rank that is late with its first gradient has less time between
+        # that and the next: the longest of these times are not those that
+        # pass between the last rank's gradients, but their means nearly are.
+        names = sorted(self.sizes)
+        found = numpy.array([*self.times.usual(names), self.seconds])
+        reducer.ranks.allreduce(found, MPI.SUM)
+        *usual, self.seconds = (found / reducer.ranks.comm.size).tolist()
+        # Later ones only where all gradients were final.
+        if is_first or math.inf not in usual:
+            self._choose_order(dict(zip(names, usual, strict=True)), defers)
+
+    def _choose_order(self, finals: Mapping[str, float], defers: bool) -> None:
+        """Chooses the order of slices; see :func:`.send_order`.
+
+        With ``defers`` the next forward pass waits for each bucket by itself.
         """
         assert self.queue is not None
-        *usual, self.seconds = means
-        if not is_first and math.inf in usual:
-            return
-        times = dict(zip(sorted(self.sizes), usual, strict=True))
         if not defers:
-            self.slices = send_order(self.buckets, times)
+            self.slices = send_order(self.buckets, finals)
             return
         codec, queue = self.current.codec, self.queue
         sizes = [sum(self.sizes[name] for name in names)
                  for names in self.buckets]
-        whole = sum(sizes)
         self.slices = send_order(
-            self.buckets, times,
-            [self.seconds * size / whole for size in sizes],
+            self.buckets, finals,
+            [self.seconds * size / sum(sizes) for size in sizes],
             [queue.chunks(-(-size // codec.grain), codec) for size in sizes])
 
     @property
@@ -308,24 +558,20 @@ class ModelExchange:
         for piece in self.slices[before:]:
             if update.missing.get(piece[0]) != set():
                 break
-            if not update.announced:
-                self._freeze(self.buckets[piece[0]])
+            if not update.announced:    # a change is an error from now on
+                for array in map(update.arrays.get, self.buckets[piece[0]]):
+                    if isinstance(array, numpy.ndarray) and (
+                            array.flags.writeable):
+                        array.flags.writeable = False
+                        update.frozen.append(array)
             update.ready += 1
             update.todo.append((piece, None if isinstance(
                 gradient, numpy.ndarray) else _computed(gradient)))
         if update.ready > before:
-            self._wake()
+            self._reducer.wake()
             # Where ranks share a core, sending this bucket, and other ranks'
             # gradients of the layer, are more urgent than this pass.
             give_way()
-
-    def _freeze(self, names: BucketNames) -> None:
-        """Makes a change of a gradient in place an error from now on."""
-        for name in names:
-            array = self.update.arrays[name]
-            if isinstance(array, numpy.ndarray) and array.flags.writeable:
-                array.flags.writeable = False
-                self.update.frozen.append(array)
 
     # --- sending -------------------------------------------------------------
 
@@ -355,30 +601,27 @@ class ModelExchange:
                 piece, computed = update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self.send(piece, self._tensors(
-                    self.buckets[piece[0]], update.loss_scale,
-                    update.arrays.__getitem__, update.values.__getitem__))
+                self._send(piece, self._tensors(
+                    piece, update.loss_scale, update.arrays, update.values))
             if alone and not update.todo:
                 return self.queue.work() or moved
             return self.queue.advance() or moved
 
-    def _tensors(self, names: BucketNames, loss_scale: float | None,
-                 gradient: Callable[[str], Any], value: Callable[[str], Any]
+    def _tensors(self, piece: Slice, loss_scale: float | None,
+                 gradients: Mapping[str, Any], values: Mapping[str, Any]
                  ) -> Tensors:
-        return Tensors(names, [flat_float32(gradient(name)) for name in names],
-                       [flat_float32(value(name)) for name in names],
+        names = self.buckets[piece[0]]
+        return Tensors(names,
+                       [flat_float32(gradients[name]) for name in names],
+                       [flat_float32(values[name]) for name in names],
                        1.0 if loss_scale is None else loss_scale,
                        self.current.codec.grain)
 
-    def send(self, piece: Slice, tensors: Tensors, contributes: bool = True,
-             decodes: bool = False) -> None:
-        """Sends the next slice.
+    def _send(self, piece: Slice, tensors: Tensors, contributes: bool = True,
+              decodes: bool = False) -> None:
+        """Sends the next slice; ``tensors`` are all of its bucket.
 
-        Args:
-            piece: The slice.
-            tensors: All of its bucket.
-            contributes: As for :class:`.Bucket`.
-            decodes: As for :class:`.Bucket`.
+        The others are as for :class:`.Bucket`.
         """
         assert self.queue is not None
         update, state, (number, until) = self.update, self.current, piece
@@ -394,20 +637,19 @@ class ModelExchange:
             contributes=contributes, decodes=decodes, number=number)
         self.queue.submit(bucket, until)
 
-    def send_rest(self, gradients: Gradients) -> None:
+    def _send_rest(self, gradients: Gradients) -> None:
         """Sends what has not been sent yet."""
         assert self.queue is not None
         update, grain = self.update, self.current.codec.grain
-        early = tuple(update.sent.values())
+        early = tuple(update.sent)
         parts = [gradients.part(names, grain) for names in self.buckets]
         for piece in self.slices[update.begun:]:
             if parts[piece[0]].size:
-                self.send(piece, parts[piece[0]], decodes=True)
+                self._send(piece, parts[piece[0]], decodes=True)
                 self.queue.advance()
-        for number, bucket in update.sent.items():
-            update.tensors[bucket] = parts[number]
-        for bucket in early:        # which backward could not let
-            bucket.begin_decoding(update.tensors[bucket])
+        update.parts = {number: parts[number] for number in update.sent}
+        for number in early:        # which backward could not let
+            update.sent[number].begin_decoding(parts[number])
 
     def send_zeros(self, count: int, loss_scale: float) -> None:
         """Sends zeros for slices that other ranks have sent; waits for all.
@@ -423,16 +665,17 @@ class ModelExchange:
         # is kept: the parameters must be the real ones.
         values = {name: parameter.array
                   for name, parameter in self.parameters().items()}
+        zeros = {name: numpy.zeros_like(array)
+                 for name, array in values.items()}
         for piece in self.slices[update.begun:count]:
-            self.send(piece, self._tensors(
-                self.buckets[piece[0]], loss_scale,
-                lambda name: numpy.zeros_like(values[name]),
-                values.__getitem__), contributes=False)
+            self._send(piece, self._tensors(piece, loss_scale, zeros, values),
+                       contributes=False)
         for number, until in self.slices[count:]:   # the rest of begun buckets
             if number in update.sent:
                 self.queue.resume(update.sent[number], until)
         for bucket in update.sent.values():
             self.queue.finish(bucket)
+
 
     def wire(self, bucket: int, xp: Any, size: int) -> numpy.ndarray:
         """The wire of a bucket; the same memory at the next update.
@@ -451,46 +694,23 @@ class ModelExchange:
             self._wires[bucket] = xp, wire
         return wire[:size]
 
-    # --- between backward passes ---------------------------------------------
-
-    def problem(self, gradients: Gradients) -> str:
-        """Why the buckets sent early are void; '' if they are valid."""
-        update = self.update
-        if self.failure:
-            return f'the exchange failed beside backward: {self.failure}'
-        for number, _ in self.slices[:update.ready]:
-            for name in self.buckets[number]:
-                if gradients.arrays.get(name) is not update.arrays[name]:
-                    return (f'the gradient of parameter {name} was changed '
-                            f'{_REMEDY}')
-        if update.ready and gradients.loss_scale != update.loss_scale:
-            return (f'the loss scale was changed from {update.loss_scale} to '
-                    f'{gradients.loss_scale} {_REMEDY}')
-        if update.ready and gradients.sizes != self.sizes:
-            return f'parameters of the model came or went {_REMEDY}'
-        return ''
-
-    def defer(self, deferred: DeferredUpdate,
-              parameters: Mapping[str, chainer.Parameter]) -> None:
-        """Leaves the rest of the update to accesses, or to the thread."""
-        self._parameters, self.deferred = parameters, deferred
-        self._wake()
-
-    def complete(self) -> None:
-        """Waits for the deferred update, if there is one."""
-        if self.deferred:
-            self.deferred.complete()
-            self.deferred, self._parameters = None, {}
-
-    def averaged(self) -> None:
-        """The update is over."""
-        self._passes.averaged()
-        self.update.thaw()
-        self.update = Update()
-
     def release(self) -> None:
         """Gives up the memory of the wires."""
         self._wires.clear()
+
+
+def _error_at_access(name: str, state: State) -> NonfiniteMean:
+    """The error of a rank that has looked at a mean, maybe alone."""
+    reason = ('it is not so on this rank, but on another, or the sum '
+              'overflowed')
+    if state.nonfinite:
+        reason = (f'{state.nonfinite[0]} is not finite in '
+                  f'{state.codec.name} on this rank')
+    return raised_by_all(NonfiniteMean(     # each at its own look
+        f'the mean of the gradients of {name} is not finite: {reason}. '
+        'Other parameters may have been updated: go on from a snapshot, '
+        f'with a new model and communicator. {_FINITE}; with overlap=True '
+        'no parameter is updated, and all ranks name the rank'))
 
 
 def _computed(array: Any) -> Any:

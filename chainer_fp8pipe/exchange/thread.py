@@ -1,40 +1,24 @@
 """The thread that exchanges gradients while training goes on."""
 # One for the process, whatever the number of communicators and models.  MPI
 # moves nothing by itself: somebody must encode, send, sum and decode while
-# the main thread computes.  Each communicator has a lock, its turn: its main
-# thread holds it while it averages gradients, and does all that there is to
-# do; the exchange's thread works for it at other times, a step at a time.
-# The thread never waits long for a turn: another communicator's exchange may
-# be what other ranks wait for.
+# the main thread computes.  The thread never waits long for a communicator's
+# turn (Reducer.taken): another communicator's exchange may be what other ranks
+# wait for.
 from __future__ import annotations
 
 import contextlib
 import os
 import threading
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ..mpi import finalizing
 
+if TYPE_CHECKING:
+    from .reducer import Reducer
+
 # Seconds of sleep when there is nothing to do.
 _PAUSE = 100e-6
-
-
-class Client(Protocol):
-    """What the thread works for: a :class:`.reducer.Reducer`."""
-
-    @property
-    def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
-
-    def step(self, alone: bool) -> bool:
-        """What the thread does; see there."""
-
-    def taken(self) -> contextlib.AbstractContextManager[None]:
-        """A ``with`` block in which :meth:`step` does nothing."""
-
-    def complete(self) -> None:
-        """Waits for deferred updates."""
 
 
 class ExchangeThread:
@@ -45,12 +29,12 @@ class ExchangeThread:
 
     def forget_all(self) -> None:
         """Begins anew: in a fork, which must not talk MPI for its parent."""
-        self._reducers: tuple[Client, ...] = ()
+        self._reducers: tuple[Reducer, ...] = ()
         self._lock = threading.Lock()
         self._work = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def wake(self, reducer: Client) -> None:
+    def wake(self, reducer: Reducer) -> None:
         """There is something to do for a reducer."""
         if reducer not in self._reducers:
             with self._lock:
@@ -64,7 +48,7 @@ class ExchangeThread:
                     self._thread.start()
         self._work.set()
 
-    def drop(self, reducer: Client) -> None:
+    def drop(self, reducer: Reducer) -> None:
         """Works for a reducer no more; the thread ends with the last one.
 
         Not from within :meth:`.Reducer.taken`.

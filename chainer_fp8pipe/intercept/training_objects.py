@@ -45,8 +45,10 @@ from .patching import Patch
 class Originals:
     """Makes what a script would have made: here as Chainer does.
 
-    A substitute derives from it, and replaces some of these methods.  Each
-    gets Chainer's own function and the arguments of the call.
+    A substitute derives from it, and replaces some of these methods; where it
+    does not, nothing is replaced in Chainer.  Each gets Chainer's own function
+    and the arguments of the call.  Of two blocks of :func:`substituting`, the
+    inner one's is called first, and the outer one's is its original.
 
     - ``make_updater``, ``update``: ``__init__`` and ``update`` of
       ``StandardUpdater``.
@@ -67,6 +69,22 @@ class Originals:
     make_evaluator = evaluate = save = load = _original
 
 
+#: What is replaced, by the substitute's method.
+_METHODS = (
+    (StandardUpdater, '__init__', 'make_updater'),
+    (MultiprocessParallelUpdater, '__init__', 'make_updater'),
+    (StandardUpdater, 'update', 'update'),
+    (chainer.GradientMethod, 'update', 'update_optimizer'),
+    (chainer.training.Trainer, '__init__', 'make_trainer'),
+    (chainer.training.Trainer, 'extend', 'extend'),
+    (chainer.training.Trainer, 'run', 'run_trainer'),
+    (Evaluator, '__init__', 'make_evaluator'),
+    (Evaluator, 'evaluate', 'evaluate'))
+_FILES = tuple((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
+               for kind, home in (('npz', npz), ('hdf5', hdf5))
+               for owner in (chainer.serializers, home))
+
+
 @contextlib.contextmanager
 def substituting(substitute: Originals) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
@@ -84,28 +102,16 @@ def substituting(substitute: Originals) -> Iterator[None]:
             finally:
                 inside.now = False
         return call
+
+    def changes(act: str) -> bool:
+        return getattr(type(substitute), act, None) is not Originals._original
+
     with contextlib.ExitStack() as stack:
-        for owner, name, act in (
-                (StandardUpdater, '__init__', substitute.make_updater),
-                (StandardUpdater, 'update', substitute.update),
-                (chainer.GradientMethod, 'update',
-                 substitute.update_optimizer),
-                (MultiprocessParallelUpdater, '__init__',
-                 substitute.make_updater),
-                (chainer.training.Trainer, '__init__',
-                 substitute.make_trainer),
-                (chainer.training.Trainer, 'extend', substitute.extend),
-                (chainer.training.Trainer, 'run', substitute.run_trainer),
-                (Evaluator, '__init__', substitute.make_evaluator),
-                (Evaluator, 'evaluate', substitute.evaluate)):
-            stack.enter_context(Patch(
-                owner, name, functools.partial(functools.partial, act)))
-        for verb in 'save', 'load':
-            for kind, home in ('npz', npz), ('hdf5', hdf5):
-                for owner in chainer.serializers, home:
-                    stack.enter_context(Patch(
-                        owner, f'{verb}_{kind}', functools.partial(
-                            outermost, getattr(substitute, verb))))
+        for places, make in (_METHODS, functools.partial), (_FILES, outermost):
+            for owner, name, act in places:
+                if changes(act):
+                    stack.enter_context(Patch(owner, name, functools.partial(
+                        make, getattr(substitute, act))))
         yield
 
 

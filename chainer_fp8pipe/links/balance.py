@@ -1,104 +1,77 @@
 """How many layers each chunk of a model gets: by number, size or time."""
 from __future__ import annotations
 
-import functools
+import copy
+import itertools
 import operator
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
 
 from ..mpi import all_ranks
 from ..pipeline.layers import LayerError, as_variables, layer_name
-from ..planning.even_parts import partition
-from .lazy import Lazy, initialising, own_copy
-from .shared_parameters import elements, own_size, sum_of_known
+from ..pipeline.randomness import preserved
 
 #: The shortest of so many runs counts, after one that is not counted.
 _RUNS = 3
 _BALANCES = ('parameters', 'layers', 'time')
 
 
-def chunk_counts(model: Any, stages: int, chunks: int,
-                 balance: str | Sequence[int], comm: Any, example: Any
-                 ) -> tuple[list[int], list[int | None] | None]:
-    """The number of layers of each chunk, in the model's order.
+class LayerCost(NamedTuple):
+    """The number of a layer's parameters, and its time."""
 
-    With the layers' numbers of parameters, if these had to be found out.
+    parameters: int
+    seconds: float      # of forward and backward together; 0 if not timed
+
+
+def chunk_counts(model: Any, chunks: int, balance: str | Sequence[int],
+                 comm: Any, example: Any
+                 ) -> tuple[list[int], list[int | None]]:
+    """The number of layers of each chunk, and of parameters of each layer.
+
+    Args:
+        model: The whole one.
+        chunks: Of all ranks.
+        balance: As for :meth:`.Divisible.stage`, like the others.
+        comm: As there.
+        example: As there.
     """
-    if operator.index(chunks) < 1:
-        raise ValueError(f'a rank has 1 chunk or more, not {chunks}')
-    total, parts = len(model.numbered_slots()), stages * chunks
-    if total < parts:
-        raise ValueError(
-            f'{model!r} has {total} layers, too few for '
-            + (f'{stages} ranks' if chunks == 1 else
-               f'the {parts} chunks of {stages} ranks with {chunks} each')
-            + '; use fewer ranks, or more and smaller layers')
+    sizes = model.sizes()
     if not isinstance(balance, str):
-        return _given(balance, parts, total), None
+        return _given(balance, chunks, len(model)), sizes
     if balance not in _BALANCES:
         raise ValueError(
             f'unknown balance {balance!r}; valid are '
             f'{", ".join(map(repr, _BALANCES))} and a list of the number of '
             'layers of each chunk')
     if balance == 'layers':
-        return partition([1] * total, parts), None
-    if balance == 'time':
-        found = _on_first_rank(comm, lambda: measure(model, example, True))
-        return (partition([one.seconds for one in found], parts),
-                [one.parameters for one in found])
-    counts = count_parameters(model)
-    if None in counts:
-        counts = _completed(model, counts, comm, example)
-    return partition([count or 0 for count in counts], parts), counts
+        return even_parts([1] * len(model), chunks), sizes
+    if balance == 'time' or None in sizes:
+        def found_out() -> list[LayerCost]:
+            if balance == 'parameters' and example is None:
+                number = sizes.index(None)
+                raise ValueError(
+                    f'{layer_name(*model.numbered_layers()[number])} gets '
+                    'the shape of its parameters from its first input only; '
+                    'give it all sizes, or call stage with example=..., '
+                    "balance='layers' or the number of layers of each chunk")
+            return measure(model, example, timed=balance == 'time')
+        found = _on_first_rank(comm, found_out)
+        sizes = [one.parameters if size is None else size
+                 for size, one in zip(sizes, found, strict=True)]
+        if balance == 'time':
+            return even_parts([round(1e9 * one.seconds) for one in found],
+                              chunks), sizes
+    return even_parts([size or 0 for size in sizes], chunks), sizes
 
 
-def count_parameters(model: Any) -> list[int | None]:
-    """Number of parameters of each layer; None where it is not known yet.
-
-    Shared ones count where they are first.  A lazy layer is built, counted
-    and thrown away; one of equal ones is enough.
-    """
-    made: dict[Hashable, int | None] = {}
-    seen: set[int] = set()
-
-    def size_of(lazy: Lazy, number: int) -> int | None:
-        if lazy.key not in made:
-            layer = lazy.make(model.seed, number)
-            parameters = ({id(one): one for one in layer.params()}
-                          if isinstance(layer, chainer.Link) else {})
-            made[lazy.key] = sum_of_known(map(elements, parameters.values()))
-        return made[lazy.key]
-    return [own_size(slot, seen, functools.partial(size_of, number=number))
-            for number, slot in model.numbered_slots()]
-
-
-def _completed(model: Any, counts: list[int | None], comm: Any,
-               example: Any) -> list[int | None]:
-    """The counts; those not known yet are found by running an example."""
-    def found_out() -> list[LayerCost]:
-        if example is None:
-            number = counts.index(None)
-            name = layer_name(*model.numbered_slots()[number])
-            raise ValueError(
-                f'{name} gets the shape of its parameters from its first '
-                'input only; give it all sizes, or call stage with '
-                "example=..., balance='layers' or the number of layers of "
-                'each chunk')
-        return measure(model, example, False)
-
-    found = _on_first_rank(comm, found_out)
-    return [one.parameters if count is None else count
-            for count, one in zip(counts, found, strict=True)]
-
-
-def _given(balance: Sequence[int], parts: int, total: int) -> list[int]:
+def _given(balance: Sequence[int], chunks: int, total: int) -> list[int]:
     counts = [operator.index(count) for count in balance]
-    if len(counts) != parts or min(counts) < 1 or sum(counts) != total:
+    if len(counts) != chunks or min(counts) < 1 or sum(counts) != total:
         raise ValueError(
-            f'balance={counts} does not fit: it must be {parts} numbers of '
+            f'balance={counts} does not fit: it must be {chunks} numbers of '
             f'layers, one for each chunk, all 1 or more and {total} together')
     return counts
 
@@ -110,16 +83,15 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
     An error there is raised on all, as a LayerError unless a ValueError.
     """
     everyone = all_ranks(comm)
-    broadcast = getattr(everyone, 'bcast', None)
     if everyone.size == 1:
         return action()
+    broadcast = getattr(everyone, 'bcast', None)
     if broadcast is None:
         raise ValueError(
             'all ranks must get the same cut, so measuring takes a '
             'communicator that can broadcast, such as '
             f'mpi4py.MPI.COMM_WORLD; a {type(everyone).__name__} cannot')
-    found: list[LayerCost] = []
-    problem, cause = '', None
+    found, problem, cause = [], '', None
     kind: type[Exception] = LayerError
     if everyone.rank == 0:
         try:
@@ -133,19 +105,13 @@ def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
     return found
 
 
-class LayerCost(NamedTuple):
-    """The number of a layer's parameters, and its time."""
+# --- measuring --------------------------------------------------------------
 
-    parameters: int
-    seconds: float      # of forward and backward together; 0 if not timed
-
-
-def measure(model: Any, example: Any,
-            timed: bool) -> list[LayerCost]:
+def measure(model: Any, example: Any, timed: bool) -> list[LayerCost]:
     """Runs a copy of each layer on what the one before returned.
 
-    One copy is in memory at a time.  The model stays as it is: lazy layers
-    are not built, statistics not updated, and NumPy's random numbers not
+    One copy is in memory at a time.  The model stays as it is: parameters
+    get no values, statistics are not updated, and NumPy's random numbers not
     drawn.  The layers run on the device of ``example``, an input or a tuple
     of inputs; with ``timed`` forward and backward, as in training.
     """
@@ -153,34 +119,27 @@ def measure(model: Any, example: Any,
         raise ValueError('there is no input to measure with; call '
                          'stage(..., example=x) with one micro-batch')
     arrays = tuple(variable.array for variable in as_variables(example))
+    device = chainer.backend.get_device_from_array(*arrays)
     found = []
-    with chainer.using_config('train', True), \
-            chainer.using_config('enable_backprop', True):
-        for number, slot in model.numbered_slots():
+    with chainer.using_config('train', True), chainer.using_config(
+            'enable_backprop', True), preserved(), chainer.using_device(
+            device):
+        for number, layer in model.numbered_layers():
             try:
-                arrays, measurement = _measured(
-                    slot, model.seed, number, arrays, timed)
-            except LayerError:
-                raise
+                own = (copy.deepcopy(layer).to_device(device)
+                       if isinstance(layer, chainer.Link) else layer)
+                # The first layer's input needs no gradient.
+                outputs, _ = _run(own, arrays, number > 0, timed, device)
+                seconds = min(_run(own, arrays, number > 0, timed, device)[1]
+                              for _ in range(_RUNS)) if timed else 0.0
             except Exception as error:
                 raise LayerError(
-                    f'{layer_name(number, slot)}, while it was measured: '
+                    f'{layer_name(number, layer)}, while it was measured: '
                     f'{type(error).__name__}: {error}') from error
-            found.append(measurement)
+            found.append(LayerCost(own.count_params() if isinstance(
+                own, chainer.Link) else 0, seconds))
+            arrays = outputs
     return found
-
-
-def _measured(slot: Any, seed: int, number: int, arrays: tuple,
-              timed: bool) -> tuple[tuple, LayerCost]:
-    device = chainer.backend.get_device_from_array(*arrays)
-    layer = own_copy(slot, seed, number, device)
-    with initialising(seed, number, device.xp), chainer.using_device(device):
-        # The first layer's input needs no gradient.
-        outputs, _ = _run(layer, arrays, number > 0, timed, device)
-        seconds = min(_run(layer, arrays, number > 0, timed, device)[1]
-                      for _ in range(_RUNS)) if timed else 0.0
-    size = layer.count_params() if isinstance(layer, chainer.Link) else 0
-    return outputs, LayerCost(size, seconds)
 
 
 def _run(layer: Any, arrays: tuple, wanted: bool, backward: bool,
@@ -205,3 +164,55 @@ def _now(device: Any) -> float:
     if isinstance(device, chainer.backend.GpuDevice):
         device.device.synchronize()
     return time.perf_counter()
+
+
+# --- dividing ---------------------------------------------------------------
+
+def even_parts(costs: Sequence[int], parts: int) -> list[int]:
+    """How many consecutive layers each part gets; at least one.
+
+    The largest sum of costs over the parts is as small as it can be.  Of
+    all cuts with that largest sum, the one with the smallest sum of squares
+    of all parts' sums is taken, and of these the one with the smallest sum
+    of squares of the counts, so that parts are as even as possible.
+
+    Args:
+        costs: Of each layer; not negative.
+        parts: How many parts, at most as many as layers.
+
+    Returns:
+        Numbers of layers, which sum to ``len(costs)``.
+    """
+    sums = [0, *itertools.accumulate(costs)]
+    low, high = max(costs), sums[-1]
+    while low < high:
+        bound = (low + high) // 2
+        if _parts_needed(sums, bound) <= parts:
+            high = bound
+        else:
+            low = bound + 1
+    # By the end of a part, the least (squares of sums, squares of counts,
+    # counts) of so many parts as there were rounds.
+    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    for _ in range(parts):
+        following: dict[int, tuple[int, int, tuple[int, ...]]] = {}
+        for start, (cost, count, counts) in best.items():
+            for end in range(start + 1, len(sums)):
+                part = sums[end] - sums[start]
+                if part > high:
+                    break
+                candidate = (cost + part ** 2, count + (end - start) ** 2,
+                             (*counts, end - start))
+                if end not in following or candidate < following[end]:
+                    following[end] = candidate
+        best = following
+    return list(best[len(sums) - 1][2])
+
+
+def _parts_needed(sums: list[int], bound: int) -> int:
+    """The number of parts if none may cost more than ``bound``."""
+    needed, start = 1, 0
+    for end in range(1, len(sums)):
+        if sums[end] - sums[start] > bound:
+            needed, start = needed + 1, end - 1
+    return needed

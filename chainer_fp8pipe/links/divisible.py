@@ -1,28 +1,26 @@
 """A model of numbered layers that can be cut into stages."""
-# A model is a list of slots: layers, or lazy ones that are not built yet.  A
-# part is a model of the same class that has some of them, and numbers them as
-# the whole does (LayerRange), so that names, keys of snapshots, initial values
-# and masks of dropout do not depend on the cut.  It holds no layer of another
-# part: what the user's attributes hold of these is left out (_leave), and a
-# cut through what two layers share is an error (shared_parameters.check_cut).
+# A Divisible is Chainer's list of links, in which every layer keeps its place
+# for good: a layer that is no link is held by a `Call`, and a part of a model
+# has an `Elsewhere` at each place that is not here.  So names of links and
+# parameters and keys of snapshots are Chainer's own, and no cut changes them;
+# copies, devices, gradients and files are Chainer's as well.
 #
-# A layer is built where it is first asked for, with NumPy's generator seeded
-# by the model's seed and the layer's number: a rank that builds layers 40 to
-# 59 alone gets the values that one process would give them.  Building all and
-# throwing most away would take the memory that the cut is to save.
+# Initial values and masks of dropout do not depend on the cut either: what has
+# no values yet (`lazy`) draws them from a generator seeded by the model's seed
+# and the layer's number.  A rank draws those of its own layers only, as
+# drawing all would take the memory that the cut is to save.
 #
-# Chainer's Sequential is not the base: it gives links other numbers than
-# layers, yields a link at two places twice, and has some twenty operations of
-# lists that a part could not carry out.
+# A part holds no layer of another one: what the user's attributes hold of
+# these is left out (`_leave`), and a cut through what two layers share is an
+# error (shared_parameters.check_cut).
 from __future__ import annotations
 
-import contextlib
 import copy
 import itertools
 import operator
 import types
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, SupportsIndex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NoReturn
 
 import chainer
 from chainer import Link
@@ -30,25 +28,40 @@ from chainer import Link
 from ..mpi import all_ranks, end_together
 from ..pipeline.layers import Layer, LayerError, as_tuple, layer_name
 from .balance import chunk_counts
-from .layer_table import describe, rows_of, table
-from .lazy import Lazy, initialising
+from .layer_table import describe, table, text_of
+from .lazy import draw_by_place
 from .shared_parameters import check_cut, things_used
 
-
-class LayerRange(NamedTuple):
-    """Which layers of the whole model a part has; ends are exclusive."""
-
-    total: int                                  # layers of the whole model
-    bounds: tuple[tuple[int, int], ...]         # of each run of layers
-    rows: tuple[Any, ...]                       # of the whole model's table
-    #: Start and end of each chunk of the whole model, in order; None if the
-    #: part was cut by hand.
-    layout: tuple[tuple[int, int], ...] | None = None
-    stage: int = 0                              # of this rank
-    stages: tuple[str, ...] = ()                # names in tables
+#: First and last-plus-one layer of some runs.
+Bounds = tuple[tuple[int, int], ...]
 
 
-class Divisible(Link):
+class Call(Link):
+    """A place in a model with a function, or a link that has one already."""
+
+    def __init__(self, function: Callable) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *xs: Any) -> Any:
+        return self.function(*xs)
+
+    def shown(self) -> str:
+        return text_of(self.function)
+
+
+class Elsewhere(Link):
+    """A place of a part whose layer is in another part."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self._text = text
+
+    def shown(self) -> str:
+        return self._text
+
+
+class Divisible(chainer.ChainList):
     """A list of layers that can be cut between any two layers.
 
     The paper's program 2 (section 4.1)::
@@ -69,14 +82,14 @@ class Divisible(Link):
     keys of snapshots come from the index in the whole model, functions
     included, and so are the same for every cut: ``'/2/W'`` above.
 
-    Layers are added by ``append`` and ``extend``, and replaced by
-    ``model[i] = layer``; a part keeps the numbers of the whole.  A layer may
-    be a method of the model; a lambda that refers to ``self`` would keep the
-    whole model in memory.
+    Layers are added at the end, by ``append`` and ``extend``, and replaced by
+    ``model[i] = layer``.  ``model[i]`` is the link at a place of the whole
+    model; a function is held by one.  A layer may be a method of the model; a
+    lambda that refers to ``self`` would keep the whole model in memory.
 
     Args:
-        layers: The layers; :func:`lazy` ones are built when they are asked
-            for.
+        layers: The layers; those of :func:`lazy` get values where they are
+            used.
         seed: Of the initial values of lazy layers.
 
     .. admonition:: Example
@@ -94,31 +107,35 @@ class Divisible(Link):
              0  Linear(in_size=4, out_size=3, nobias=False)                  15
              1  relu
              2  Linear(in_size=3, out_size=2, nobias=False)                   8
+
+    Attributes:
+        is_part: Whether this is a part of a model.
+        layout: Start and end of every chunk of the whole model, in its
+            order; chunk ``c`` is on stage ``c % stages``.  None for what
+            :meth:`stage` did not make.
+        placement: This rank's stage, and the names of all in tables.
     """
 
-    _slots: list[Any]       # layers, or lazies not built yet
+    _bounds: Bounds
+    _sizes: Sequence[int | None]    # of the layers that are elsewhere
     _seed: int
-    _part: LayerRange | None    # None: this is the whole model
-    _complete: bool         # all lazies are built
-    _initialised: bool      # no parameter waits for its shape
+    is_part: bool
+    layout: Bounds | None
+    placement: tuple[int, tuple[str, ...]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Not in __init__: a user's may append before it calls ours, or never
         # call it (as in the paper's Program 2).
         self = super().__new__(cls)
-        chainer.Link.__init__(self)
-        self._slots = []
-        self._seed = 0
-        self._part = None
-        self._complete = self._initialised = False
+        chainer.ChainList.__init__(self)
+        self._bounds, self._sizes, self._seed = (), (), 0
+        self.is_part, self.layout, self.placement = False, None, (0, ())
         return self
 
     def __init__(self, *layers: Any, seed: int = 0) -> None:
-        # Link's was called by __new__.
+        # ChainList's was called by __new__.
         self.seed = seed
         self.extend(layers)
-
-    # --- numbers ------------------------------------------------------------
 
     @property
     def seed(self) -> int:
@@ -128,98 +145,104 @@ class Divisible(Link):
     @seed.setter
     def seed(self, seed: int) -> None:
         self._seed = operator.index(seed)
+        for number, child in enumerate(self):
+            draw_by_place(child, self._seed, number)
 
-    @property
-    def total(self) -> int:
-        """Number of layers of the whole model."""
-        return self._part.total if self._part else len(self._slots)
+    # --- layers -------------------------------------------------------------
 
-    @property
-    def bounds(self) -> tuple[tuple[int, int], ...]:
-        """Start and end (exclusive) of each run of layers that are here."""
-        return self._part.bounds if self._part else ((0, len(self._slots)),)
+    def insert(self, index: int, layer: Any) -> None:
+        """Adds a layer; ``append`` and ``extend`` call it.
 
-    def numbered_slots(self) -> list[tuple[int, Any]]:
-        """Number and layer of all that is here; builds nothing."""
-        numbers = itertools.chain(*itertools.starmap(range, self.bounds))
-        return list(zip(numbers, self._slots, strict=True))
+        Raises:
+            ValueError: It is no layer, or is to be elsewhere than at the
+                end, or the model is a part.
+        """
+        if self.is_part or index != len(self):
+            raise ValueError(
+                f'layers of {self!r} keep their numbers; add layers at the '
+                'end of the whole model, or make a new one of these')
+        super().insert(index, self._held(layer, index))
 
-    def _name_links(self) -> None:
-        """Gives links their numbers as names; nothing here reads them."""
-        # Backwards, so that a link at two places has its first number.
-        for number, layer in reversed(self.numbered_slots()):
-            if isinstance(layer, Link):
-                layer.name = str(number)
+    def __setitem__(self, index: Any, layer: Any) -> None:
+        super().__setitem__(operator.index(index), self._held(layer, index))
 
-    # --- building -----------------------------------------------------------
+    def __delitem__(self, index: Any) -> NoReturn:
+        raise ValueError(f'layers of {self!r} keep their numbers; make a new '
+                         'model of the others')
 
-    def _build(self, position: int, number: int) -> Any:
-        layer = self._slots[position]
-        if isinstance(layer, Lazy):
-            layer = self._slots[position] = layer.build(self._seed, number)
-        if isinstance(layer, Link):
-            # Lazies of a model inside of this layer are built now, so that
-            # they draw what this layer draws, not what their own model does.
-            with initialising(self._seed, number), \
-                    _inside(layer_name(number, layer)):
-                for _ in layer.links():
-                    pass
+    def _held(self, layer: Any, index: int) -> Link:
+        """The link that holds a layer at its place."""
+        if isinstance(layer, type) and issubclass(layer, Link):
+            raise ValueError(
+                f'{layer.__name__} is a class, not a layer; write '
+                f'{layer.__name__}(...) or lazy({layer.__name__}, ...)')
+        if layer is self:
+            raise ValueError('a model cannot be a layer of itself')
+        if not callable(layer):
+            raise ValueError('a layer must be callable: a link, a function, '
+                             f'or lazy(...), not {layer!r}')
+        if not isinstance(layer, Link) or any(layer is one for one in self):
+            return Call(layer)
+        draw_by_place(layer, self._seed, index)
         return layer
 
-    def _numbered_layers(self) -> list[tuple[int, Any]]:
-        """Number and layer of all that is here, built."""
-        if not self._complete:
-            for position, (number, _) in enumerate(self.numbered_slots()):
-                self._build(position, number)
-            self._complete = True
-            self._name_links()
-        return self.numbered_slots()
+    def numbered_layers(self) -> list[Layer]:
+        """Number and layer of all that is here."""
+        return [(number, _layer(self[number]))
+                for number in itertools.chain(*itertools.starmap(
+                    range, self.bounds))]
 
-    def _numbered_links(self) -> list[tuple[int, Link]]:
-        """Each link that is a layer, once, with its first number."""
-        first: dict[int, tuple[int, Link]] = {}
-        for number, layer in self._numbered_layers():
-            if isinstance(layer, Link):
-                first.setdefault(id(layer), (number, layer))
-        return list(first.values())
+    @property
+    def bounds(self) -> Bounds:
+        """Start and end (exclusive) of each run of layers that are here."""
+        return self._bounds if self.is_part else ((0, len(self)),)
 
-    def children(self) -> Iterator[Link]:
-        """The links that are layers, each once."""
-        return (link for _, link in self._numbered_links())
+    @property
+    def pieces(self) -> tuple[tuple[Layer, ...], ...]:
+        """The numbered layers of each chunk that is here."""
+        return tuple(tuple((number, _layer(self[number]))
+                           for number in range(*run)) for run in self.bounds)
 
-    # --- forward ------------------------------------------------------------
+    def sizes(self) -> list[int | None]:
+        """Number of parameters of each layer; None where it is not known.
+
+        Shared ones count where they are first.
+        """
+        seen: set[int] = set()
+        found: list[int | None] = []
+        for number, child in enumerate(self):
+            own = [parameter._data[0] for parameter in child.params()
+                   if id(parameter) not in seen]
+            seen.update(map(id, child.params()))
+            size = (None if any(array is None for array in own)
+                    else sum(array.size for array in own))
+            if self._sizes and (size is None or isinstance(child, Elsewhere)):
+                size = self._sizes[number]
+            found.append(size)
+        return found
 
     def forward(self, *xs: Any) -> Any:
         """Runs the layers, which must follow one another.
 
         A tuple (or list) that a layer returns becomes the arguments of the
-        next.  Parameters whose shape is known only now get the values that
-        they would get in a pipeline of any depth.
+        next.
         """
-        if not self._slots:
-            raise RuntimeError(f'{self!r} does not have any layer')
         ends = [end for _, end in self.bounds[:-1]]
         if ends != [start for start, _ in self.bounds[1:]]:
             raise RuntimeError(f'{self!r} cannot be run at a stretch, as '
                                'layers are missing between; run its pieces')
+        if not len(self):
+            raise RuntimeError(f'{self!r} does not have any layer')
         value: Any = xs
-        for number, layer in self._numbered_layers():
-            value = self._call(number, layer, as_tuple(value))
+        for number, layer in self.numbered_layers():
+            value = layer(*as_tuple(value))
             if value is None:
                 raise TypeError(f'{layer_name(number, layer)} returned None; '
                                 'a layer returns a variable, an array, or a '
                                 'tuple of these')
-        self._initialised = True
         return value
 
-    def _call(self, number: int, layer: Any, xs: tuple) -> Any:
-        if self._initialised or not isinstance(layer, Link) or all(
-                parameter.array is not None for parameter in layer.params()):
-            return layer(*xs)
-        with initialising(self._seed, number, layer.xp):
-            return layer(*xs)
-
-    # --- traversal ----------------------------------------------------------
+    # --- a link, in which everything is once ---------------------------------
 
     def links(self, skipself: bool = False) -> Iterator[Link]:
         """Each link once."""
@@ -228,14 +251,7 @@ class Divisible(Link):
     def namedlinks(self, skipself: bool = False
                    ) -> Iterator[tuple[str, Link]]:
         """Each link once, with the first of its paths (``'/7/conv'``)."""
-        seen: set[int] = set()
-        if not skipself:
-            yield '/', self
-        for number, child in self._numbered_links():
-            for path, link in child.namedlinks():
-                if id(link) not in seen:
-                    seen.add(id(link))
-                    yield f'/{number}{path}'.rstrip('/'), link
+        return _once(super().namedlinks(skipself))
 
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
@@ -245,45 +261,7 @@ class Divisible(Link):
     def namedparams(self, include_uninit: bool = True
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
         """Each parameter once, with the first of its paths (``'/7/W'``)."""
-        seen: set[int] = set()
-        for number, child in self._numbered_links():
-            for path, parameter in child.namedparams(include_uninit):
-                if id(parameter) not in seen:
-                    seen.add(id(parameter))
-                    yield f'/{number}{path}', parameter
-
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        """Saves or loads under the numbers of the whole model (``'7/W'``).
-
-        Any part can load what the whole model saved, and the files of all
-        parts together make up that of the whole.
-        """
-        for number, child in self._numbered_links():
-            child.serialize(serializer[str(number)])
-
-    def copyparams(self, link: Link, copy_persistent: bool = True) -> None:
-        """Copies from the layers of ``link`` with the same numbers.
-
-        Raises:
-            ValueError: ``link`` lacks one of this model's links.
-        """
-        for mine, other in self._paired(link):
-            mine.copyparams(other, copy_persistent)
-
-    def addgrads(self, link: Link) -> None:
-        """Adds gradients of the layers with the same numbers."""
-        for mine, other in self._paired(link):
-            mine.addgrads(other)
-
-    def _paired(self, other: Any) -> Iterator[tuple[Link, Link]]:
-        theirs = dict(other._numbered_layers() if isinstance(other, Divisible)
-                      else enumerate(other) if isinstance(
-                          other, chainer.Sequential) else ())
-        for number, child in self._numbered_links():
-            if not isinstance(theirs.get(number), Link):
-                raise ValueError(f'{layer_name(number, child)} is not in '
-                                 f'{type(other).__name__}')
-            yield child, theirs[number]
+        return _once(super().namedparams(include_uninit))
 
     def init_scope(self, *_: Any) -> NoReturn:
         """Raises TypeError: a model holds nothing but layers."""
@@ -294,68 +272,8 @@ class Divisible(Link):
 
     add_persistent = register_persistent = init_scope
 
-    # --- a list -------------------------------------------------------------
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([layer for _, layer in self._numbered_layers()])
-
-    def append(self, layer: Any) -> None:
-        """Adds a layer at the end."""
-        self.extend([layer])
-
-    def extend(self, layers: Iterable[Any]) -> None:
-        """Adds layers at the end; those of a model are not built."""
-        if self._part:
-            raise ValueError(
-                f'{self!r} is a part, whose layers keep the numbers of the '
-                'whole model; change the whole and divide it again, or make '
-                'a new model of these layers: Divisible(*part)')
-        self._slots += [self._checked(layer) for layer in (
-            layers._slots if isinstance(layers, Divisible) else layers)]
-        self._changed()
-
-    def __setitem__(self, i: SupportsIndex, layer: Any) -> None:
-        self._slots[self._position(i)] = self._checked(layer)
-        self._changed()
-
-    def _position(self, i: SupportsIndex) -> int:
-        try:
-            return range(len(self))[i]
-        except IndexError:
-            raise IndexError(f'there is no layer at position {i}: {self!r} '
-                             f'has {len(self)}') from None
-
-    def _changed(self) -> None:
-        self._complete = self._initialised = False
-        self._name_links()
-
-    def _checked(self, layer: Any) -> Any:
-        if isinstance(layer, type) and issubclass(layer, Link):
-            raise ValueError(
-                f'{layer.__name__} is a class, not a layer; write '
-                f'{layer.__name__}(...) or lazy({layer.__name__}, ...)')
-        if layer is self:
-            raise ValueError('a model cannot be a layer of itself')
-        if not isinstance(layer, Lazy) and not callable(layer):
-            raise ValueError('a layer must be callable: a link, a function, '
-                             f'or lazy(...), not {layer!r}')
-        return layer
-
-    def _alike(self) -> Any:
-        """A model of this class and with its attributes, without layers."""
-        result = type(self).__new__(type(self))
-        vars(result).update(vars(self))
-        result._slots, result.name = [], None
-        result._complete = result._initialised = False
-        hooks = self._local_link_hooks
-        result._local_link_hooks = None if hooks is None else hooks.copy()
-        return result
-
     def copy(self, mode: str = 'share') -> Any:
-        """A copy of the same class, with copies of the layers, built.
+        """A copy of the same class, with copies of the layers.
 
         Args:
             mode: ``'share'``: parameters share their arrays with these.
@@ -367,44 +285,13 @@ class Divisible(Link):
         if mode not in ('share', 'copy'):
             raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}; "
                              'for new initial values make the model anew')
+        # Not Chainer's: a link may be at two places.
         memo: dict[int, Any] = {
             id(parameter.array): parameter.array for parameter
             in self.params() if mode == 'share'}
         result = copy.deepcopy(self, memo)
         result.name = None
         return result
-
-    def device_resident_accept(self, visitor: Any) -> None:
-        """Moves all layers, as ``to_device`` asks for."""
-        super().device_resident_accept(visitor)
-        for child in self.children():
-            child.device_resident_accept(visitor)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # Chainer's would pickle functions.
-        result = type(self).__new__(type(self))
-        memo[id(self)] = result
-        for name, value in vars(self).items():
-            vars(result)[name] = copy.deepcopy(value, memo)
-        return result
-
-    # --- what is here -------------------------------------------------------
-
-    @property
-    def pieces(self) -> tuple[tuple[Layer, ...], ...]:
-        """The numbered layers, built, of each chunk that is here."""
-        layers = iter(self._numbered_layers())
-        return tuple(tuple(itertools.islice(layers, end - start))
-                     for start, end in self.bounds)
-
-    @property
-    def layout(self) -> tuple[tuple[int, int], ...] | None:
-        """Start and end of every chunk of the whole model, in its order.
-
-        Chunk ``c`` is on stage ``c % stages``.  None for what :meth:`stage`
-        did not make.
-        """
-        return self._part.layout if self._part else None
 
     def __repr__(self) -> str:
         return f'<{describe(self)}>'
@@ -428,15 +315,15 @@ class Divisible(Link):
                 parameters with one outside; the message names both.
         """
         start, end = operator.index(start), operator.index(end)
-        here = {number for number, _ in self.numbered_slots()}
+        here = {number for number, _ in self.numbered_layers()}
         if min(start, end) < 0 or not here.issuperset(range(start, end)):
             raise IndexError(
                 f'divide({start}, {end}) is out of range: {self!r} has '
-                f'{len(self)} of the layers 0 to {self.total - 1}')
+                f'{len(here)} of the layers 0 to {len(self) - 1}')
         if start >= end:
             raise ValueError(f'divide({start}, {end}) has no layers: start '
                              'must be less than end, which is exclusive')
-        return self._cut(((start, end),))
+        return self._cut(((start, end),), self.sizes())
 
     def stage(self, comm: Any, balance: str | Sequence[int] = 'parameters',
               chunks: int = 1, example: Any = None) -> Any:
@@ -464,62 +351,58 @@ class Divisible(Link):
         Raises:
             ValueError: There are more chunks than layers, the counts do not
                 fit, or layers on two ranks share parameters; on all ranks.
-            LayerError: A layer failed while it was built or measured; on all
-                ranks.
+            LayerError: A layer failed while it was measured, or values
+                cannot be drawn; on all ranks.
         """
-        if self._part:
+        if self.is_part:
             raise ValueError(f'{self!r} is a part already; call stage of the '
                              'whole model')
+        if operator.index(chunks) < 1:
+            raise ValueError(f'a rank has 1 chunk or more, not {chunks}')
         is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
         stage, stages = ((comm.stage_index, comm.stages) if is_grid
                          else (comm.rank, comm.size))
-        counts, parameters = chunk_counts(self, stages, chunks, balance, comm,
-                                          example)
+        if len(self) < stages * chunks:
+            raise ValueError(
+                f'{self!r} has {len(self)} layers, too few for '
+                + (f'{stages} ranks' if chunks == 1 else
+                   f'the {stages * chunks} chunks of {stages} ranks with '
+                   f'{chunks} each')
+                + '; use fewer ranks, or more and smaller layers')
+        counts, sizes = chunk_counts(self, stages * chunks, balance, comm,
+                                     example)
         ends = list(itertools.accumulate(counts))
         layout = tuple(zip([0, *ends], ends, strict=False))
         owner = {number: chunk % stages
                  for chunk, (start, end) in enumerate(layout)
                  for number in range(start, end)}
-        check_cut(self.numbered_slots(), owner.__getitem__)
-        part = self._cut(
-            layout[stage::stages], parameters, layout=layout, stage=stage,
-            stages=tuple(
-                f'stage {number}' + ('' if is_grid else f', rank {number}')
-                for number in range(stages)))
-        _build_together(part, comm)
+        check_cut(self.numbered_layers(), owner.__getitem__)
+        part = self._cut(layout[stage::stages], sizes)
+        part.layout, part.placement = layout, (stage, tuple(
+            f'stage {number}' + ('' if is_grid else f', rank {number}')
+            for number in range(stages)))
+        _draw_together(part, comm)
         return part
 
-    def __getitem__(self, i: Any) -> Any:
-        if not isinstance(i, slice):
-            position = self._position(i)
-            return self._build(position, self.numbered_slots()[position][0])
-        start, end, step = i.indices(len(self))
-        if step != 1:
-            raise ValueError(
-                'a part has consecutive layers; for a new model of others '
-                'write Divisible(*[model[i] for i in ...])')
-        numbers = [number for number, _ in self.numbered_slots()[start:end]]
-        # Numbers that grow with their positions are consecutive.
-        runs = [[number for _, number in run] for _, run in itertools.groupby(
-            enumerate(numbers), lambda pair: pair[1] - pair[0])]
-        return self._cut(tuple((run[0], run[-1] + 1) for run in runs))
-
-    def _cut(self, bounds: tuple[tuple[int, int], ...],
-             parameters: Sequence[int | None] | None = None,
-             **layout: Any) -> Any:
-        inside = list(itertools.chain(*itertools.starmap(range, bounds)))
-        check_cut(self.numbered_slots(), inside.__contains__)
-        part = self._alike()
-        slots = dict(self.numbered_slots())
-        part._slots = [_rebound(slots[number], self, part)
-                       for number in inside]
-        # All layers are no part, but they may be all that there is.
-        if layout or bounds != ((0, self.total),):
-            part._part = LayerRange(
-                self.total, bounds, rows_of(self, parameters), **layout)
-        part._leave(self, [slot for number, slot in slots.items()
+    def _cut(self, bounds: Bounds, sizes: Sequence[int | None]) -> Any:
+        inside = set(itertools.chain(*itertools.starmap(range, bounds)))
+        check_cut(self.numbered_layers(), inside.__contains__)
+        part = type(self).__new__(type(self))
+        vars(part).update(vars(self))
+        part.name, part.is_part = None, True
+        part._bounds, part._sizes = bounds, sizes
+        if self._local_link_hooks is not None:
+            part._local_link_hooks = self._local_link_hooks.copy()
+        part._children = []
+        for number, child in enumerate(self):
+            if number not in inside:
+                child = Elsewhere(text_of(child))
+            elif isinstance(child, Call):
+                child = Call(_rebound(child.function, self, part))
+            child.name = str(number)
+            part._children.append(child)
+        part._leave(self, [layer for number, layer in self.numbered_layers()
                            if number not in inside])
-        part._name_links()
         return part
 
     def _leave(self, whole: Divisible, outside: list[Any]) -> None:
@@ -537,6 +420,20 @@ class Divisible(Link):
 _OWN = frozenset([*vars(Divisible()), '_local_link_hooks'])
 
 
+def _layer(child: Link) -> Any:
+    """What is called at a place."""
+    return child.function if isinstance(child, Call) else child
+
+
+def _once(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The first name of each thing."""
+    seen: set[int] = set()
+    for name, thing in pairs:
+        if id(thing) not in seen:
+            seen.add(id(thing))
+            yield name, thing
+
+
 def _rebound(layer: Any, whole: Divisible, part: Divisible) -> Any:
     """A layer; in place of a method of the whole, that of the part."""
     if isinstance(layer, types.MethodType) and layer.__self__ is whole:
@@ -544,14 +441,15 @@ def _rebound(layer: Any, whole: Divisible, part: Divisible) -> Any:
     return layer
 
 
-def _build_together(part: Divisible, comm: Any) -> None:
-    """Builds the lazy layers of this rank's part; a failure is raised on all.
+def _draw_together(part: Divisible, comm: Any) -> None:
+    """Draws the values of a rank's part; a failure is raised on all.
 
     A rank that raised alone would end, and the others would wait for it.
     """
     problem, cause = '', None
     try:
-        part._numbered_layers()
+        for parameter in part.params():
+            parameter.array     # noqa: B018
     except Exception as error:      # the ranks that wait must hear of it
         problem, cause = str(error) or repr(error), error
     gather = getattr(all_ranks(comm), 'allgather', None)
@@ -564,12 +462,3 @@ def _build_together(part: Divisible, comm: Any) -> None:
              for rank, text in enumerate(gather(problem)) if text]
     if texts:
         raise LayerError('; '.join(texts)) from cause
-
-
-@contextlib.contextmanager
-def _inside(name: str) -> Iterator[None]:
-    """Adds the outer layer's name to an error about a layer inside."""
-    try:
-        yield
-    except LayerError as error:
-        raise LayerError(f'{error} (inside of {name})') from error

@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import chainer
 
-from .lazy import Lazy, built
-from .shared_parameters import own_size
+from ..chains.valueless_parameters import without_drawing
 
 #: Groups of more rows than this show what repeats itself once.
 _LONG = 12
@@ -26,68 +25,49 @@ class Row(NamedTuple):
 
 def describe(model: Any) -> str:
     """``'Net: layers 4 to 7 of 12'``."""
-    name, bounds = type(model).__name__, model.bounds
-    if (model.total, bounds) == (len(model), ((0, len(model)),)):
-        return f'{name}: {_count(len(model), "layer")}'
-    runs = ' and '.join(_run(*run) for run in bounds) or 'no layers'
-    return f'{name}: {runs} of {model.total}'
-
-
-def rows_of(model: Any, parameters: Sequence[int | None] | None = None
-            ) -> tuple[Row, ...]:
-    """A row for each layer of the whole model; builds nothing.
-
-    ``parameters`` counts those of layers that have no shape yet.
-    """
-    rows = {row.number: row for row in model._part.rows} if model._part else {}
-    seen: set[int] = set()
-    for number, slot in model.numbered_slots():
-        size = own_size(slot, seen)
-        if size is None:
-            size = (parameters[number] if parameters
-                    else rows[number].parameters if number in rows else None)
-        layer = built(slot) or slot
-        rows[number] = Row(number, _text(layer), size)
-    return tuple(rows[number] for number in sorted(rows))
+    name, total = type(model).__name__, len(model)
+    if not model.is_part:
+        return f'{name}: {_count(total, "layer")}'
+    return f'{name}: {" and ".join(_run(*run) for run in model.bounds)} ' \
+           f'of {total}'
 
 
 def table(model: Any) -> str:
     """The whole table, without a line feed at the end."""
-    rows = rows_of(model)
+    with without_drawing():
+        rows = [Row(number, text_of(layer), size) for number, (layer, size)
+                in enumerate(zip(model, model.sizes(), strict=True))]
     lines = [f'{describe(model)}, {_total(rows)}']
-    for title, group in _groups(model, rows):
+    for title, start, end in _groups(model):
         if title:
-            lines.append(f'{title}, {_total(group)}')
-        lines.extend(_lines(group))
+            lines.append(f'{title}: {_run(start, end)}, '
+                         f'{_total(rows[start:end])}')
+        lines.extend(_lines(rows[start:end]))
     return '\n'.join(lines)
 
 
-def _groups(model: Any, rows: tuple[Row, ...]
-            ) -> list[tuple[str, tuple[Row, ...]]]:
-    """Titles and rows by rank, or of layers here and elsewhere."""
-    part = model._part
-    if part is None:
-        return [('', rows)]
-    if part.layout:
-        groups = []
-        for chunk, (start, end) in enumerate(part.layout):
-            stage = chunk % len(part.stages)
-            title = part.stages[stage]
-            if len(part.layout) > len(part.stages):
+def _groups(model: Any) -> Iterable[tuple[str, int, int]]:
+    """Titles, first and last-plus-one layer: by rank, or here and elsewhere.
+    """
+    if not model.is_part:
+        yield '', 0, len(model)
+    elif model.layout:
+        stage, names = model.placement
+        for chunk, (start, end) in enumerate(model.layout):
+            title = names[chunk % len(names)]
+            if len(model.layout) > len(names):
                 title = f'chunk {chunk} on {title}'
-            title = (f'=> {title} (here)' if stage == part.stage
-                     else f'   {title}')
-            groups.append((f'{title}: {_run(start, end)}', rows[start:end]))
-        return groups
-    edges = sorted({0, part.total, *(edge for run in part.bounds
-                                     for edge in run)})
-    starts = [start for start, _ in part.bounds]
-    return [(('=> here: ' if start in starts else '   elsewhere: ')
-             + _run(start, end), rows[start:end])
-            for start, end in zip(edges, edges[1:], strict=False)]
+            yield (f'=> {title} (here)' if chunk % len(names) == stage
+                   else f'   {title}', start, end)
+    else:
+        edges = sorted({0, len(model), *(edge for run in model.bounds
+                                         for edge in run)})
+        for start, end in zip(edges, edges[1:], strict=False):
+            yield ('=> here' if (start, end) in model.bounds
+                   else '   elsewhere', start, end)
 
 
-def _lines(rows: tuple[Row, ...]) -> list[str]:
+def _lines(rows: list[Row]) -> list[str]:
     lines: list[str] = []
     position = 0
     while position < len(rows):
@@ -103,13 +83,13 @@ def _lines(rows: tuple[Row, ...]) -> list[str]:
     return lines
 
 
-def _repetition(rows: tuple[Row, ...]) -> tuple[int, int]:
+def _repetition(rows: list[Row]) -> tuple[int, int]:
     """How many rows at the start repeat themselves, and how many times.
 
     (1, 1) if showing them once would not make the table shorter.
     """
     best = (1, 1)
-    costs = [(row.text, row.parameters) for row in rows]
+    costs = [row[1:] for row in rows]
     for length in range(1, _LONGEST_REPEATED + 1):
         times = 1
         while costs[:length] == costs[length * times:length * (times + 1)]:
@@ -119,11 +99,11 @@ def _repetition(rows: tuple[Row, ...]) -> tuple[int, int]:
     return best
 
 
-def _text(layer: Any) -> str:
+def text_of(layer: Any) -> str:
     """A layer in a few words."""
-    if isinstance(layer, Lazy):
-        text = repr(layer)
-    elif hasattr(layer, 'numbered_slots'):
+    if hasattr(layer, 'shown'):
+        text = layer.shown()
+    elif hasattr(type(layer), 'numbered_layers'):
         text = describe(layer)
     elif isinstance(layer, (chainer.Chain, chainer.ChainList)):
         text = type(layer).__name__
@@ -133,7 +113,7 @@ def _text(layer: Any) -> str:
         arguments = [*map(repr, layer.args),
                      *(f'{key}={value!r}'
                        for key, value in layer.keywords.items())]
-        text = f'{_text(layer.func)}({", ".join(arguments)})'
+        text = f'{text_of(layer.func)}({", ".join(arguments)})'
     else:
         text = getattr(layer, '__name__', type(layer).__name__)
     text = ' '.join(text.split())
@@ -146,7 +126,7 @@ def _number(row: Row) -> str:
     return f'{row.parameters:,}' if row.parameters else ''
 
 
-def _total(rows: tuple[Row, ...]) -> str:
+def _total(rows: list[Row]) -> str:
     known = sum(row.parameters or 0 for row in rows)
     if all(row.parameters is not None for row in rows):
         return _count(known, 'parameter')

@@ -9,16 +9,16 @@ from typing import Any
 
 import chainer
 
+from ..chains.ghost import is_ghost
 from ..pipeline.layers import Layer, layer_name
-from .lazy import Lazy, built
 
 
-def check_cut(layers: Iterable[Layer],
-              owner: Callable[[int], Hashable]) -> None:
+def check_cut(layers: Iterable[Layer], owner: Callable[[int], Hashable]
+              ) -> None:
     """Raises ValueError if two owners' layers use one link or parameter.
 
     Args:
-        layers: All of the model; none is built.
+        layers: All of the model.
         owner: Maps a layer's index to its owner.
     """
     first: dict[int, tuple[int, Any]] = {}
@@ -35,7 +35,7 @@ def check_cut(layers: Iterable[Layer],
 
 
 def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
-    """Links, unbuilt lazy layers, parameters and their arrays in a layer.
+    """Links, parameters and their arrays in a layer.
 
     Those of its own and, as far as can be seen, those that a function finds
     in its closure, its defaults, its bound arguments, its object or by name
@@ -50,63 +50,29 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
         if id(item) in seen or item is not layer and _is_around(item, layer):
             continue
         seen.add(id(item))
-        if isinstance(item, (Lazy, chainer.Link, chainer.Parameter)):
+        if isinstance(item, (chainer.Link, chainer.Parameter)):
             found.append(item)
-        if isinstance(item, chainer.Parameter) and item.array is not None:
-            found.append(item.array)
+        if isinstance(item, chainer.Parameter):
+            array = item._data[0]
+            if array is not None and not is_ghost(array):
+                found.append(array)
         waiting.extend(_inside(item))
     return found
 
 
-def own_size(slot: Any, seen: set[int],
-             size_of: Callable[[Lazy], int | None] = lambda lazy: None
-             ) -> int | None:
-    """Elements of the parameters that no earlier slot holds; None if unknown.
-
-    Args:
-        slot: A layer, or a lazy one that may not be built yet.
-        seen: Identities of all that earlier slots use; the slot's are added.
-        size_of: The same of a lazy layer that is not built yet.
-    """
-    # A function may use parameters, but does not hold them.
-    if not isinstance(slot, (Lazy, chainer.Link)):
-        return 0
-    things = [slot] if built(slot) is None else things_used(slot)
-    found = [thing for thing in things if id(thing) not in seen
-             and (isinstance(thing, chainer.Parameter)
-                  or built(thing) is None)]
-    seen.update(map(id, things))
-    return sum_of_known(size_of(thing) if isinstance(thing, Lazy)
-                        else elements(thing) for thing in found)
-
-
-def elements(parameter: chainer.Parameter) -> int | None:
-    """Number of elements; None before the parameter has a shape."""
-    return None if parameter.array is None else parameter.array.size
-
-
-def sum_of_known(sizes: Iterable[int | None]) -> int | None:
-    """The sum; None if one of the sizes is not known."""
-    sizes = list(sizes)
-    return None if None in sizes else sum(filter(None, sizes))
-
-
 def _is_around(item: Any, layer: Any) -> bool:
-    return hasattr(item, 'numbered_slots') and any(
-        slot is layer for _, slot in item.numbered_slots())
+    return hasattr(type(item), 'numbered_layers') and any(
+        one is layer for _, one in item.numbered_layers())
 
 
 def _inside(item: Any) -> Iterator[Any]:
-    if isinstance(item, Lazy):
-        yield from ((item.factory, item.args, item.kwargs)
-                    if item.layer is None else [item.layer])
-    elif isinstance(item, chainer.Link):
+    if isinstance(item, chainer.Link):
         yield from (vars(item)[name] for name in sorted(item._params))
-        # children() would build lazy layers, and has no functions.
-        yield from ((slot for _, slot in item.numbered_slots())
-                    if hasattr(item, 'numbered_slots') else item
-                    if isinstance(item, chainer.Sequential)
-                    else item.children())
+        if hasattr(type(item), 'numbered_layers'):
+            yield from (layer for _, layer in item.numbered_layers())
+        else:           # a Sequential has functions, which are no children
+            yield from (item if isinstance(item, chainer.Sequential)
+                        else item.children())
     elif isinstance(item, functools.partial):
         yield from (item.func, item.args, item.keywords)
     elif isinstance(item, types.MethodType):
@@ -130,15 +96,13 @@ def _free_variables(function: types.FunctionType) -> Iterator[Any]:
             yield cell.cell_contents
     for name in function.__code__.co_names:
         value = function.__globals__.get(name)
-        if isinstance(value, (Lazy, chainer.Link, chainer.Parameter)):
+        if isinstance(value, (chainer.Link, chainer.Parameter)):
             yield value
 
 
 def _said(thing: Any) -> str:
     if isinstance(thing, chainer.Parameter):
         return f'the parameter {thing.name or ""}'.rstrip()
-    if isinstance(thing, Lazy):
-        return f'the layer {thing!r}'
     if isinstance(thing, chainer.Link):
         return f'the link {type(thing).__name__}'
     return f'an array of parameters {thing.shape}'

@@ -22,4 +22,4 @@ def end_together(comm: Any) -> None:
     that is none of mpi4py's.
     """
     if type(all_ranks(comm)).__module__.startswith('mpi4py'):
-        importlib.import_module(f'{__name__}.failure.abort').enter_world()
+        importlib.import_module(f'{__name__}.abort').enter_world()

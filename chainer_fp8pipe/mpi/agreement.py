@@ -1,4 +1,4 @@
-"""All ranks agree on what they exchange, or all raise the same error."""
+"""All ranks agree on what they do and hold, or all raise the same error."""
 # A rank that raises alone leaves the others in a collective call for ever.  So
 # whatever may fail on one rank is done between two agreements: each rank says
 # what it is about to do, as a digest of 63 bits, or that it has failed, as -1.
@@ -55,7 +55,8 @@ class Signature:
 
 
 def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
-          remedy: str = '', error: type[Exception] = ValueError) -> None:
+          remedy: str = '', error: type[Exception] = ValueError,
+          wait: Waiter = wait_until) -> None:
     """Raises the same error on all ranks unless all are in agreement.
 
     Costs one all-reduce of 16 bytes while all is well.
@@ -67,43 +68,19 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
             name this rank.
         remedy: Added to the message about a difference.
         error: Class of the exception.
+        wait: How to wait.
 
     Raises:
         error: The message names the ranks and the entry.
     """
-    Agreement(comm, signature, problem, remedy, error).wait()
-
-
-class Agreement:
-    """A pending :func:`agree`; every rank calls :meth:`wait` at some time."""
-
-    def __init__(self, comm: MPI.Comm, signature: Signature,
-                 problem: str = '', remedy: str = '',
-                 error: type[Exception] = ValueError,
-                 wait: Waiter = wait_until) -> None:
-        self._comm = comm
-        self._wait = wait
-        self._signature = signature
-        self._problem, self._remedy = problem, remedy
-        self._kind = error
-        self._error: Exception | None = None
-        number = -1 if problem else signature.number
-        self._extremes = numpy.array([number, -number], numpy.int64)
-        self._request = HeldRequest(
-            comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MAX),
-            self._extremes)
-
-    def wait(self) -> None:
-        """Raises as :func:`agree`; the same error at every call."""
-        if self._error:
-            raise self._error
-        self._wait(self._request.test)
-        largest, smallest = int(self._extremes[0]), -int(self._extremes[1])
-        if smallest != largest or largest < 0:
-            self._error = raised_by_all(self._kind(_explain(
-                all_values(self._comm, (self._problem, self._signature),
-                           self._wait), self._remedy)))
-            raise self._error
+    number = -1 if problem else signature.number
+    extremes = numpy.array([number, -number], numpy.int64)
+    wait(HeldRequest(
+        comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), extremes).test)
+    largest, smallest = int(extremes[0]), -int(extremes[1])
+    if smallest != largest or largest < 0:
+        raise raised_by_all(error(_explain(
+            all_values(comm, (problem, signature), wait), remedy)))
 
 
 def raised_by_all(error: _Error) -> _Error:
@@ -189,6 +166,84 @@ def _explain(everyone: Sequence[tuple[str, Signature]], remedy: str) -> str:
         for rank, (_, other) in enumerate(everyone))),
         'the ranks do not agree')
     return f'{sentence}. {remedy}'.strip()
+
+
+# --- arrays of one rank, on others -------------------------------------------
+
+#: Bytes of the smallest frame; smaller arrays are not cut.
+_LEAST_FRAME_BYTES = 1 << 16
+_MOST_FRAMES = 256
+#: Frames on the way from one rank to the next.  MPICH's receiver confirms
+#: each of them; with hundreds unconfirmed, confirmations wait for the
+#: receiver's next call of MPI, and its neighbour would wait until then.
+_UNDER_WAY = 16
+
+
+def broadcast_arrays(comm: MPI.Comm, value: Any,
+                     arrays: list[numpy.ndarray] | None
+                     ) -> tuple[Any, list[numpy.ndarray]]:
+    """Rank 0's small object and arrays, on all ranks; call it on all.
+
+    Each rank hands large arrays on to the next one, frame by frame, so that
+    they leave each port once: MPI's own tree sends 512 KiB twice out of rank
+    0 and once more out of rank 2 of 4, which takes three times as long.
+
+    Args:
+        comm: The ranks; neighbours should be near each other.
+        value: Of rank 0.
+        arrays: Of rank 0; None elsewhere.
+
+    Returns:
+        The value, and the arrays; rank 0 gets its own back.
+    """
+    if comm.size == 1:
+        return value, arrays or []
+    specs = None if arrays is None else [
+        (array.shape, array.dtype.str) for array in arrays]
+    value, specs = comm.bcast((value, specs))
+    found = arrays or [numpy.empty(shape, dtype) for shape, dtype in specs]
+    for array in found:
+        content = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+        if content.size > _LEAST_FRAME_BYTES and comm.size > 2:
+            _hand_on(comm, content)
+        else:
+            # MPI's own wait would keep the core from other ranks.
+            wait_until(comm.Ibcast([content, MPI.BYTE]).Test)
+    return value, found
+
+
+def _hand_on(comm: MPI.Comm, content: numpy.ndarray) -> None:
+    size = max(_LEAST_FRAME_BYTES, -(-content.size // _MOST_FRAMES))
+    frames = [content[start:start + size]
+              for start in range(0, content.size, size)]
+    coming = [comm.Irecv([frame, MPI.BYTE], comm.rank - 1)
+              for frame in frames] if comm.rank else []
+    leaving: list[MPI.Request] = []
+    for number, frame in enumerate(frames):
+        if coming:
+            wait_until(coming[number].Test)
+        if comm.rank + 1 < comm.size:
+            if number >= _UNDER_WAY:
+                wait_until(leaving[number - _UNDER_WAY].Test)
+            leaving.append(comm.Isend([frame, MPI.BYTE], comm.rank + 1))
+    for request in leaving[-_UNDER_WAY:]:
+        wait_until(request.Test)
+
+
+def send_array(comm: MPI.Comm, array: numpy.ndarray, rank: int) -> None:
+    """Sends an array; waits until it has left."""
+    comm.send((array.shape, array.dtype.str), rank)
+    whole = numpy.ascontiguousarray(array)
+    comm.Send([whole.reshape(-1).view(numpy.uint8), MPI.BYTE], rank)
+
+
+def receive_array(comm: MPI.Comm, rank: int) -> numpy.ndarray:
+    """Receives the array that another rank's :func:`send_array` sent."""
+    shape, dtype = comm.recv(source=rank)
+    array = numpy.empty(shape, dtype)
+    wait_until(comm.Irecv(
+        [array.reshape(-1).view(numpy.uint8), MPI.BYTE], rank).Test)
+    return array
 
 
 # --- who takes part ----------------------------------------------------------

@@ -4,7 +4,7 @@
 # After a while it sleeps between polls, for a small part of the time that has
 # passed.  ``wait_until`` is for a cheap poll, ``Pauses`` for loops of their
 # own, and ``waiting`` notes for what the main thread waits: the watch over
-# the job (``mpi/failure``) reads the notes when nothing seems to move.
+# the job (``mpi/watch.py``) reads the notes when nothing seems to move.
 from __future__ import annotations
 
 import functools

@@ -35,8 +35,8 @@ from .randomness import Place, at
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
 
-#: Layers that draw no random numbers once their parameters are there, and so
-#: are run without seeding, which costs as much as a small layer.
+#: Layers that draw no random numbers, and so are run without seeding, which
+#: costs as much as a small layer.
 _STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
                 L.BatchNormalization, L.LayerNormalization)
 _STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
@@ -97,22 +97,20 @@ class LayersPart:
 
     Args:
         layers: With their indexes in the whole model.
-        seed: Of parameters that get their shape from the first input.
         xp: ``numpy`` or ``cupy``: where the layers are.
         loss: ``loss(micro_batch, outputs, seeded)`` behind the last layer;
             ``seeded()`` is a block to draw in.
     """
 
-    def __init__(self, layers: Sequence[Layer], *, seed: int = 0,
-                 xp: Any = numpy, loss: Callable | None = None) -> None:
+    def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
+                 loss: Callable | None = None) -> None:
         self._layers = [(index, layer, layer_name(index, layer))
                         for index, layer in layers]
         names = self._layers[0][2], self._layers[-1][2]
         self.name = ' to '.join(dict.fromkeys(names))
-        self._seed, self._xp = seed, xp
+        self._xp = xp
         #: None: the outputs are what is wanted.
         self.loss = loss
-        self._ready: set[int] = set()   # layers that have their parameters
         self._checked: set[tuple] = set()
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
@@ -130,8 +128,8 @@ class LayersPart:
         with intercepting(calls), blame(lambda: calls.now, micro_batch):
             for index, layer, name in self._layers:
                 calls.begin(name)
-                if draws or index not in self._ready or _draws(layer):
-                    with self._seeded(index, layer, place):
+                if draws or _draws(layer):
+                    with at(place._replace(layer=index), self._xp):
                         values = as_variables(layer(*values))
                 else:
                     values = as_variables(layer(*values))
@@ -153,18 +151,6 @@ class LayersPart:
         """See :meth:`.Part.links`."""
         return [link for _, layer, _ in self._layers
                 if isinstance(layer, chainer.Link) for link in layer.links()]
-
-    def _seeded(self, index: int, layer: Any, place: Place
-                ) -> contextlib.AbstractContextManager[None]:
-        """A block in which a layer draws what belongs to its place."""
-        initial = None
-        if isinstance(layer, chainer.Link) and any(
-                parameter.array is None for parameter in layer.params()):
-            # Initial values must be the same on every replica.
-            initial = Place(self._seed, 0, index, 0)
-        else:
-            self._ready.add(index)
-        return at(place._replace(layer=index), self._xp, initial)
 
 
 class _Calls(Interceptor):

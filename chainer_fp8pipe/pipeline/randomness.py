@@ -48,8 +48,7 @@ def current() -> Place | None:
 
 
 @contextlib.contextmanager
-def at(place: Place, xp: Any = numpy,
-       draw_from: Place | None = None) -> Iterator[None]:
+def at(place: Place, xp: Any = numpy) -> Iterator[None]:
     """Makes random numbers drawn inside depend on ``place`` alone.
 
     Seeds the global generator of NumPy (and of CuPy, for a stage on a GPU),
@@ -59,9 +58,8 @@ def at(place: Place, xp: Any = numpy,
     Args:
         place: Of the layer that runs inside.
         xp: ``numpy`` or ``cupy``.
-        draw_from: Another place to seed the generator by.
     """
-    numpy.random.seed(_words(draw_from or place))
+    numpy.random.seed(_words(place))
     if xp is not numpy:
         xp.random.seed(int(numpy.random.randint(1 << 31)))
     before, _now.place = _now.place, place

@@ -2,19 +2,17 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from chainer.links import BatchNormalization
 from chainermn.links import MultiNodeBatchNormalization
 
 from ..links.grouped_bn import GroupedBatchNormalization
-from ..links.lazy import Lazy
 from ..links.shared_parameters import things_used
+from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.failure.abort import enter_world
-from ..mpi.groups import Group, ranks_of, split_groups
+from ..mpi.grid import Group, ranks_of, split_groups
 
 
 def create_grouped_bn_model(
@@ -25,11 +23,11 @@ def create_grouped_bn_model(
 
     Every ``chainer.links.BatchNormalization`` in it becomes a
     :class:`GroupedBatchNormalization`, wherever it is held: in nested
-    chains and lists of links, in plain lists, and in the lazy layers of a
-    :class:`~chainer_fp8pipe.Divisible`, when they are built.  Parameters,
-    running statistics, names, keys of snapshots, and what is shared stay as
-    they are.  Call it on all ranks of ``comm``, before ``optimizer.setup``.
-    From then on, an exception that nobody catches ends the job on all ranks.
+    chains and lists of links, in plain lists, and in a
+    :class:`~chainer_fp8pipe.Divisible`.  Parameters, running statistics,
+    names, keys of snapshots, and what is shared stay as they are.  Call it on
+    all ranks of ``comm``, before ``optimizer.setup``.  From then on, an
+    exception that nobody catches ends the job on all ranks.
 
     Args:
         model: A link.
@@ -56,40 +54,22 @@ def create_grouped_bn_model(
     ranks = ranks_of(comm)
     enter_world()        # or the others would wait in their next batch
     group = Group(split_groups(ranks, group_size, tile, shape))
-    result, found, lazies = raise_together(
+    result, found = raise_together(
         ranks, lambda: _copied(model), ValueError)
-    agree(ranks, _signature(found, lazies),
+    agree(ranks, _signature(found),
           remedy='All ranks must have copies of one model, or the same stage '
                  'of a pipeline')
-    _convert(found, lazies, group)
+    _convert(found, group)
     return result
 
 
-@dataclasses.dataclass(frozen=True)
-class _Grouped:
-    """Makes what a lazy layer's factory makes, with groups in it.
-
-    Like a ``functools.partial``, it says in ``func`` what it calls.
-    """
-
-    func: Callable
-    group: Group
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        layer, found, lazies = _copied(self.func(*args, **kwargs))
-        _convert(found, lazies, self.group)
-        return layer
-
-
-def _copied(model: Any
-            ) -> tuple[Any, list[BatchNormalization], list[Lazy]]:
+def _copied(model: Any) -> tuple[Any, list[BatchNormalization]]:
     """A deep copy, and what in it is to be converted."""
     memo: dict[int, Any] = {}
     result = copy.deepcopy(model, memo)
     # Here is all that was copied, in whatever it is held, each thing once.
     found = [thing for thing in memo.values()
              if isinstance(thing, BatchNormalization)]
-    lazies = [thing for thing in memo.values() if isinstance(thing, Lazy)]
     for link in found:
         if type(link) not in (BatchNormalization, GroupedBatchNormalization):
             raise ValueError(
@@ -109,28 +89,19 @@ def _copied(model: Any
                 f'a {type(thing).__name__} (called {thing.name}) is held by '
                 'a function that cannot be copied; make it a layer, or an '
                 'attribute of a link')
-    return result, found, lazies
+    return result, found
 
 
-def _signature(found: list[BatchNormalization], lazies: list[Lazy]
-               ) -> Signature:
+def _signature(found: list[BatchNormalization]) -> Signature:
     return Signature({
-        **{f'batch normalisation {number} (called {link.name})':
-           f'of size {link.avg_mean.shape}' if link.avg_mean is not None
-           else f'over axis {link.axis}'
-           for number, link in enumerate(found)},
-        **{f'lazy layer {number}': lazy.__name__
-           for number, lazy in enumerate(lazies)}})
+        f'batch normalisation {number} (called {link.name})':
+        f'of size {link.avg_mean.shape}' if link.avg_mean is not None
+        else f'over axis {link.axis}'
+        for number, link in enumerate(found)})
 
 
-def _convert(found: list[BatchNormalization], lazies: list[Lazy],
-             group: Group) -> None:
+def _convert(found: list[BatchNormalization], group: Group) -> None:
     for link in found:
         # Chainer's link keeps all it has in attributes.
         link.__class__ = GroupedBatchNormalization
         link.group = group
-    for lazy in lazies:
-        factory = lazy.factory
-        if isinstance(factory, _Grouped):
-            factory = factory.func
-        lazy.factory = _Grouped(factory, group)

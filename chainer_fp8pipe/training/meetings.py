@@ -32,8 +32,8 @@ import numpy
 from mpi4py import MPI
 
 from ..channel.channel import RemoteError
+from ..mpi.abort import shown, wait_until_read
 from ..mpi.agreement import Signature, agree
-from ..mpi.failure.abort import shown, wait_until_read
 from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import wait_until
 

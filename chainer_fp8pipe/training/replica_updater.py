@@ -9,9 +9,9 @@ from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
+from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
-from ..mpi.failure.abort import enter_world
-from ..mpi.failure.watch import watch
+from ..mpi.watch import watch
 from .group_failures import give_up, hear_failures
 from .meetings import Reports, Together, means, report_of, show_traceback
 from .updater import FollowingIterator, progress

@@ -9,12 +9,12 @@ import warnings
 from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.allreduce.memory import node_memory
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 
 import numpy
 import pytest
 
 from tests.codecs import fake_cupy
+from tests.exchange.jobs import exchange_of
 from tests.ranks import on_ranks
 
 from .helpers import bits, make, spoiled, tensors_of
@@ -65,7 +65,7 @@ class Job:
     def __init__(self, comm, name, form, codec, **framing):
         self.algorithm = make(f'{name}_{form}', comm,
                               **{'frame_bytes': 300, **framing})
-        self.state = ModelExchange(lambda: None, codec)
+        self.state = exchange_of(codec)
         self.state.queue = self.algorithm
 
     def update(self, tensors):
@@ -185,7 +185,7 @@ def test_every_model_has_memory_of_its_own_until_it_is_gone_or_larger(comm):
     with stand_in() as (cupy, to):
         registered = cupy.cuda.runtime.registered
         job = Job(comm, 'direct', 'float32', Fp8Ratio())
-        first, second = job.state, ModelExchange(lambda: None, Fp8Ratio())
+        first, second = job.state, exchange_of(Fp8Ratio())
         second.queue = job.algorithm
         for seed, (state, sizes, expected) in enumerate([
                 (first, [5000], [5000]), (second, [9000], [5000, 9000]),

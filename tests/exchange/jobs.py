@@ -5,6 +5,7 @@ from unittest import mock
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.exchange import deferred_update
 from chainer_fp8pipe.exchange.deferred_update import deferred
+from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -27,6 +28,23 @@ OPTIMIZERS = {
                 optimizer_hooks.GradientClipping(1.0)),
     'lars': (optimizers.MomentumSGD, None),
 }
+
+
+class OneModel:
+    """Stands for a reducer, by itself."""
+
+    bucket_bytes = 0
+
+    def __init__(self, codec, warm_up=0):
+        self.codec, self.warm_up = codec, warm_up
+
+
+def exchange_of(codec, warm_up=0):
+    """A model's exchange without a model."""
+    reducer = OneModel(codec, warm_up)
+    exchange = ModelExchange(lambda: None, reducer)
+    exchange.kept = reducer
+    return exchange
 
 
 def make(comm, name, overlap, **options):

@@ -1,7 +1,7 @@
 """Replicas that differ are found and named."""
 import re
 
-from chainer_fp8pipe.exchange import reducer
+from chainer_fp8pipe.exchange import model_exchange
 from chainer_fp8pipe.exchange.drift import ReplicaDrift, _difference, _digests
 
 import chainer
@@ -124,7 +124,7 @@ def halved():
 def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
     job, compared = Job(comm, **options), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reducer, 'compare', lambda *_: compared.append(1))
+        patch.setattr(model_exchange, 'compare', lambda *_: compared.append(1))
         job.update(*range(1, 6))
     assert len(compared) == (0 if options else 2)
     job.communicator.finalize()

@@ -174,7 +174,7 @@ def test_models_that_are_no_more_leave_nothing_behind(comm, overlap):
         optimizer = optimizer_of('sgd', model, communicator)
         for step in range(5):
             update(optimizer, model, step + number, comm.rank)
-        counts.append((len(reducer._queues), len(reducer.exchanges)))
+        counts.append((len(reducer.queues), len(reducer.exchanges)))
         threads.append(len(os.listdir('/proc/self/task')))
         del model, optimizer
         gc.collect()
@@ -196,7 +196,7 @@ def test_models_of_a_rank_that_keeps_them_keep_their_queues(comm):
             kept_models.append(model)
         del model, optimizer
         gc.collect()
-    assert len(communicator._reducer._queues) == 3
+    assert len(communicator._reducer.queues) == 3
     communicator.finalize()
 
 

@@ -4,7 +4,6 @@ import weakref
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
-from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 
 import chainer
 import numpy
@@ -13,10 +12,7 @@ import pytest
 from tests.ranks import on_ranks
 
 from ..communicators.helpers import Model, set_gradients
-
-
-def exchange_of(codec, *arguments):
-    return ModelExchange(lambda: None, codec, *arguments)
+from .jobs import exchange_of
 
 
 def test_the_first_updates_are_float32_and_a_state_says_how_many():

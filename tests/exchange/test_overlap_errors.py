@@ -13,7 +13,7 @@ from mpi4py import MPI
 from tests.ranks import on_ranks
 
 from ..communicators.networks import NETWORKS, Plain
-from .jobs import early, make, optimizer_of, update, warm
+from .jobs import OVERLAPS, early, make, optimizer_of, update, warm
 
 
 def replaced(comm, optimizer, model):
@@ -58,7 +58,7 @@ def scaled(comm, optimizer, model):
 
 def thread_fails(comm, optimizer, model):
     known = early(optimizer.communicator, model)
-    with mock.patch.object(type(known), 'send', side_effect=(
+    with mock.patch.object(type(known), '_send', side_effect=(
             KeyError('lost') if comm.rank else None)):
         model.cleargrads()
         model.loss(9, comm.rank).backward()
@@ -68,6 +68,7 @@ def thread_fails(comm, optimizer, model):
 
 
 @on_ranks(2, 4)
+@pytest.mark.parametrize('overlap', OVERLAPS)
 @pytest.mark.parametrize(('change', 'network', 'match'), [
     (replaced, Plain, 'rank 1: the gradient of parameter /l9/W was changed '
      'after.*pass overlap=False'),
@@ -79,8 +80,8 @@ def thread_fails(comm, optimizer, model):
     (thread_fails, Plain,
      '(?s)rank 1: the exchange failed beside backward.*lost')])
 def test_every_rank_raises_and_refuses_to_go_on(
-        comm, change, network, match):
-    communicator = make(comm, 'fp8', True)
+        comm, change, network, match, overlap):
+    communicator = make(comm, 'fp8', overlap)
     numpy.random.seed(1)
     model = network()
     optimizer = optimizer_of('sgd', model, communicator,
@@ -174,31 +175,6 @@ def test_what_fails_in_the_thread_is_an_error_at_an_access(comm):
     early(communicator, model).failure = 'lost'
     with pytest.raises(RuntimeError, match='failed beside.*lost'):
         model.l1.W.array.sum()
-
-
-@on_ranks(2, 4)
-@pytest.mark.parametrize('updates', [5, 7])
-def test_ranks_that_disagree_hear_of_it_at_the_first_look(comm, updates):
-    """Or at once, where an order is chosen: in the seventh update."""
-    communicator, model, optimizer = warm(comm, 'next_forward', updates,
-                                          warmup=0)
-    model.cleargrads()
-    model.loss(5, comm.rank).backward(loss_scale=2.0 + comm.rank)
-    looks = [lambda: model(numpy.zeros((1, 8), 'f4'))] * 2
-    if updates == 7:
-        looks = [optimizer.update]
-    else:
-        optimizer.update()
-    for look in looks:
-        with pytest.raises(ValueError, match=(
-                'the loss scale is 2.0 on rank 0 but 3.0 on rank 1')) as seen:
-            look()
-        assert len(set(comm.allgather(str(seen.value)))) == 1
-    with pytest.raises((RuntimeError, ValueError), match=(
-            'make a new communicator|the loss scale is')):
-        communicator.multi_node_mean_grad(model)
-    with pytest.raises((RuntimeError, ValueError)):
-        communicator.finalize()
 
 
 @on_ranks(1)

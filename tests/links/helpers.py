@@ -40,14 +40,10 @@ def linears(count, width=2):
     return [L.Linear(width, width, initialW=i) for i in range(count)]
 
 
-def marks(model):
-    """What :func:`linears` are in a model, by the weights."""
-    return [int(layer.W.array[0, 0]) for layer in model]
-
-
 def bits(model):
-    """Name to bytes of each parameter."""
-    return {name: parameter.array.tobytes()
+    """Name to bytes of each parameter; None where it has no shape yet."""
+    return {name: None if parameter.array is None
+            else parameter.array.tobytes()
             for name, parameter in model.namedparams()}
 
 

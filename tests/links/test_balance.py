@@ -1,13 +1,16 @@
+import itertools
+
 from chainer_fp8pipe.links import Divisible, Dropout, lazy
-from chainer_fp8pipe.links.balance import count_parameters, measure
+from chainer_fp8pipe.links.balance import even_parts, measure
 from chainer_fp8pipe.pipeline.layers import LayerError
-from chainer_fp8pipe.planning.even_parts import partition
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.ranks import on_ranks
 
@@ -49,42 +52,15 @@ def test_a_measure_that_cannot_be_is_an_error(balance, message):
         wide(1, 1, 1, 1, 1).stage(Rank(0, 2), balance=balance)
 
 
-def test_counting_builds_equal_lazy_layers_once_and_keeps_none():
-    made = []
-
-    def factory(width):
-        made.append(width)
-        return L.Linear(width, 1)
-
-    model = Divisible(*[lazy(factory, width) for width in (3, 5, 3, 3, 5)])
-    assert count_parameters(model) == [4, 6, 4, 4, 6]
-    # Arguments that cannot be compared are counted one by one.
-    assert count_parameters(Divisible(*[
-        lazy(L.Linear, 3, 2, initialW=np.zeros((2, 3), 'f'))
-        for _ in range(2)])) == [8, 8]
-    assert made == [3, 5]
-    model.stage(Rank(1, 5))
-    assert [getattr(slot, 'layer', slot) is not None
-            for _, slot in model.numbered_slots()] == [
-        False, True, False, False, False]
-
-
 def test_shared_parameters_count_where_they_are_first():
     link, later = L.Linear(2, 2), lazy(L.Linear, 3, 3)
     tied = L.Linear(2, 2)
     with tied.init_scope():
         tied.W = link.W
-    model = Divisible(link, later, link, tied, later, F.relu, link.forward)
-    assert count_parameters(model) == [6, 12, 0, 2, 0, 0, 0]
-    model[1]
-    assert count_parameters(model) == [6, 12, 0, 2, 0, 0, 0]
-
-
-def test_models_inside_are_counted_but_not_built():
-    inner = Divisible(lazy(L.Linear, 2, 2), L.Linear(2, 2))
-    model = Divisible(chainer.Chain(a=inner), lazy(Divisible, L.Linear(1, 1)))
-    assert count_parameters(model) == [12, 2]
-    assert '?' in str(inner)
+    inner = Divisible(lazy(L.Linear, 2, 2), L.Linear(None, 2))
+    model = Divisible(link, later, link, tied, later, F.relu, link.forward,
+                      chainer.Chain(a=later, b=L.Linear(1, 1)), inner)
+    assert model.sizes() == [6, 12, 0, 2, 0, 0, 0, 2, None]
 
 
 def test_a_tail_without_parameters_can_be_cut():
@@ -179,13 +155,41 @@ def test_a_failure_on_rank_0_is_raised_on_all_ranks(comm):
             error=ValueError, balance='parameters')
     attempt(r"on rank 0, layer 1 \(fails\), while it was measured: "
             "KeyError: 'no'", EXAMPLE, plain, fails)
-    attempt(r'on rank 0, layer 0 \(fails\) cannot be built', EXAMPLE,
-            lazy(fails, 3), plain)
 
 
-def test_the_cut_is_the_best_there_is():
-    widths = [5, 1, 3, 3, 3, 9, 2]
-    assert sizes(wide(*widths).stage(Rank(0, 3))) == partition(widths, 3)
+# --- dividing ----------------------------------------------------------
+
+def merit(costs, counts):
+    """What is to be small: first the largest sum, then unevenness."""
+    ends = list(itertools.accumulate(counts))
+    sums = [sum(costs[start:end])
+            for start, end in zip([0, *ends], ends, strict=False)]
+    return (max(sums), sum(cost ** 2 for cost in sums),
+            sum(count ** 2 for count in counts))
+
+
+@given(st.lists(st.one_of(st.integers(0, 5), st.integers(0, 10 ** 30)),
+                min_size=1, max_size=9), st.data())
+def test_no_other_cut_is_better(costs, data):
+    parts = data.draw(st.integers(1, len(costs)))
+    counts = even_parts(costs, parts)
+    assert len(counts) == parts
+    assert sum(counts) == len(costs)
+    assert min(counts) >= 1
+    assert merit(costs, counts) == min(
+        merit(costs, [end - start for start, end in itertools.pairwise(
+            [0, *ends, len(costs)])])
+        for ends in itertools.combinations(range(1, len(costs)), parts - 1))
+
+
+@pytest.mark.parametrize(('costs', 'parts', 'counts'), [
+    ([1] * 1000, 8, [125] * 8), ([3, 0] * 512, 64, [16] * 64),
+    # Filling parts one after the other up to the mean (5) would give
+    # [1, 1, 3] with a part of 9.
+    ([5, 1, 3, 3, 3], 3, [1, 2, 2])])
+def test_large_models_are_quick_and_equal_layers_get_equal_shares(
+        costs, parts, counts):
+    assert even_parts(costs, parts) == counts
 
 
 # --- measuring --------------------------------------------------------------

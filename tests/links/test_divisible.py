@@ -1,12 +1,16 @@
 import copy
+import functools
 import gc
+import io
+import pickle
 import weakref
-from unittest import mock
 
+from chainer_fp8pipe.chains.ghost import is_ghost
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.layers import LayerError
 
+import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
@@ -16,7 +20,7 @@ from hypothesis import strategies as st
 
 from tests.ranks import on_ranks
 
-from .helpers import INPUT, Net, Rank, bits, linears, marks, stages
+from .helpers import INPUT, Net, Rank, bits, linears, stages
 
 
 class Program2(Divisible):
@@ -39,14 +43,15 @@ def test_the_papers_program_2_divides_a_model():
 def test_a_part_is_named_by_the_indices_in_the_whole_model():
     whole = Net()
     part = whole.divide(1, 4)
-    assert part[1] is whole[2]
+    assert part[2] is whole[2]
     assert part.divide(2, 4).bounds == ((2, 4),)
     assert part.bounds == ((1, 4),)
-    assert part.total == 5
-    assert len(part) == 3
+    assert len(part) == 5
     assert part.layout is None
     assert [name for name, _ in part.namedparams()] == ['/2/W', '/2/b']
-    assert [link.name for link in part.children()] == ['2']
+    assert [link.name for link in part] == ['0', '1', '2', '3', '4']
+    assert [name for name, _ in chainer.Chain(predictor=part).namedparams()
+            ] == ['/predictor/2/W', '/predictor/2/b']
     (piece,) = part.pieces
     assert [number for number, _ in piece] == [1, 2, 3]
     assert piece[0][1] is F.relu
@@ -71,36 +76,25 @@ def test_bad_indices_name_the_range_and_the_layers(start, end, error,
 
 # --- stages ---------------------------------------------------------------
 
-def test_stages_are_every_layer_once_in_order():
+class Grid(Rank):       # rank 3 of 4 is the second stage of a pipeline
+    stage_index, stages = 1, 2
+
+
+def test_stages_have_every_layer_once_and_chunks_go_round():
     parts = stages(Net, 2)
     assert [part.bounds for part in parts] == [((0, 2),), ((2, 5),)]
     assert {part.layout for part in parts} == {((0, 2), (2, 5))}
     assert all(type(part) is Net for part in parts)
-
-
-def test_chunks_go_round_the_ranks():
-    def make():
-        return Divisible(*linears(8))
-
-    first, second = stages(make, 2, chunks=2, balance='layers')
+    assert Net().stage(Grid(3, 4), balance='layers').layout == (
+        (0, 2), (2, 5))
+    first, second = stages(lambda: Divisible(*linears(8)), 2, chunks=2,
+                           balance='layers')
     assert first.bounds == ((0, 2), (4, 6))
-    assert second.bounds == ((2, 4), (6, 8))
     assert second.layout == ((0, 2), (2, 4), (4, 6), (6, 8))
     assert [[number for number, _ in piece] for piece in second.pieces] == [
         [2, 3], [6, 7]]
-    assert [name for name, _ in second.namedlinks()] == [
-        '/', '/2', '/3', '/6', '/7']
     with pytest.raises(RuntimeError, match='layers are missing between'):
         second(np.ones((1, 2), np.float32))
-
-
-def test_a_process_grid_is_read_by_its_stage():
-    class Grid(Rank):       # rank 3 of 4 is the second stage of a pipeline
-        stage_index, stages = 1, 2
-
-    part = Net().stage(Grid(3, 4), balance='layers')
-    assert part.bounds == ((2, 5),)
-    assert part.layout == ((0, 2), (2, 5))
 
 
 @pytest.mark.parametrize(('size', 'chunks', 'message'), [
@@ -114,27 +108,31 @@ def test_too_many_chunks_for_the_layers_are_an_error_on_all_ranks(
             Net().stage(Rank(rank, size), chunks=chunks)
 
 
-# --- what must not be cut apart ---------------------------------------------
+class Fails(chainer.initializer.Initializer):
+    def __init__(self, *said):
+        self.error = ValueError(*said)
 
-def test_a_link_on_both_sides_of_a_cut_is_an_error_that_names_both_layers():
-    link = L.Linear(2, 2)
-    model = Divisible(link, F.relu, L.Linear(2, 2), link)
-    with pytest.raises(ValueError, match=(
-            r'layer 0 \(Linear\) and layer 3 \(Linear\) share the link '
-            'Linear')):
-        model.divide(0, 2)
-    for size in (2, 4):
-        for rank in range(size):    # those that have neither as well
-            with pytest.raises(ValueError, match='layer 0 .* and layer 3'):
-                model.stage(Rank(rank, size))
-    assert model.divide(1, 3).bounds == ((1, 3),)
+    def __call__(self, array):
+        raise self.error
 
 
-def test_a_link_may_be_twice_on_one_rank():
-    link = L.Linear(2, 2)
-    model = Divisible(link, F.relu, link, L.Linear(2, 2))
-    part = model.stage(Rank(0, 2), balance=[3, 1])
-    assert len(list(part.params())) == 2
+@pytest.mark.parametrize('said', [['no such values'], []])
+@on_ranks(1, 2)
+def test_values_that_cannot_be_drawn_are_an_error_on_all_ranks(comm, said):
+    model = Divisible(lazy(L.Linear, 4, 4),
+                      lazy(L.Linear, 4, 3, initialW=Fails(*said)))
+    text = said[0] if said else r'ValueError\(\)'
+    with pytest.raises(LayerError, match=f'rank {comm.size - 1}: {text}'):
+        model.stage(comm)
+
+
+@on_ranks(4)
+def test_values_that_cannot_be_drawn_are_an_error_on_a_grid(comm):
+    grid = ProcessGrid(comm, pipeline=2)
+    with pytest.raises(LayerError, match='rank 1: .*; rank 3: wrong'):
+        Divisible(*linears(1), lazy(L.Linear, 2, 3, initialW=Fails('wrong'))
+                  ).stage(grid, balance='layers')
+    grid.free()
 
 
 # --- any model, any cut -----------------------------------------------------
@@ -160,6 +158,8 @@ LAYERS = {
     'nested': lambda: Divisible(lazy(L.Linear, 3, 3), F.tanh),
     'nested twice': lambda: Divisible(
         Divisible(lazy(L.Linear, 3, 3)), lazy(L.Linear, 3, 3)),
+    'lazy and nested': lambda: lazy(lambda: Divisible(
+        L.Linear(3, 3), lazy(L.Linear, None, 3))),
     'function': lambda: F.relu,
 }
 
@@ -189,30 +189,107 @@ def test_parts_of_any_model_are_the_whole_bit_for_bit(make, data):
     chunks = data.draw(st.integers(1, len(whole) // size))
     parts = stages(make, size, chunks=chunks, balance='layers')
     y = whole(INPUT)
-    pieces = [(chunk * size + rank, piece)
-              for rank, part in enumerate(parts)
-              for chunk, piece in enumerate(part.pieces)]
     h = INPUT
-    for _, piece in sorted(pieces, key=lambda pair: pair[0]):
-        # A part per chunk, as such parts can be called.
-        h = make().divide(piece[0][0], piece[-1][0] + 1)(
-            *(h if isinstance(h, tuple) else (h,)))
+    for start, end in parts[0].layout:
+        h = make().divide(start, end)(*(h if isinstance(h, tuple) else (h,)))
     assert h.array.tobytes() == y.array.tobytes()
     fed = make()
     fed(INPUT)
     assert bits(fed) == bits(whole)
-    built = [bits_of_known(part) for part in parts]
-    names = [name for part in built for name in part]
+    names = [name for part in parts for name in bits(part)]
     assert len(names) == len(set(names))
-    assert {name: value for part in built for name, value in part.items()
-            } == bits_of_known(make())
+    assert {name: value for part in parts
+            for name, value in bits(part).items()} == bits(make())
 
 
-def bits_of_known(model):
-    """Of the parameters that have a shape; None for the others."""
-    return {name: None if parameter.array is None
-            else parameter.array.tobytes()
-            for name, parameter in model.namedparams()}
+# --- lazy layers ---------------------------------------------------------
+
+def test_nothing_is_drawn_before_it_is_used():
+    model = Net()
+    part = model.divide(1, 4)
+    assert repr(model)
+    assert str(part)
+    model.cleargrads()
+    assert all(is_ghost(one._data[0]) for one in model.params())
+    assert len(bits(part)) == 2
+    assert [is_ghost(one._data[0]) for one in model.params()] == [
+        True, True, False, False, True, True]
+    assert [is_ghost(one._data[0]) for one in Net().stage(
+        Rank(1, 2), 'layers').params()] == [False] * 4
+
+
+def test_initial_values_depend_on_seed_and_index_only():
+    def model(count, seed=0):
+        return Divisible(*[lazy(L.Linear, 2, 2) for _ in range(count)],
+                         seed=seed)
+
+    np.random.seed(3)
+    expected = np.random.rand(2).tolist()
+    np.random.seed(3)
+    whole = bits(model(4))
+    Divisible(L.Linear(None, 2))(np.ones((1, 2), np.float32))
+    assert np.random.rand(2).tolist() == expected
+    assert len(set(whole.values())) == 5        # all biases are zero
+    for order in ([2, 0, 3, 1], [3, 2, 1, 0]):
+        other = model(4)
+        for i in order:
+            assert bits(other[i])
+        assert bits(other) == whole
+    assert bits(model(6)).items() >= whole.items()
+    assert bits(model(4, seed=1))['/0/W'] != whole['/0/W']
+    later = model(4)
+    later.seed = 1                              # not drawn yet
+    assert bits(later) == bits(model(4, seed=1))
+
+
+def test_parameters_sized_by_the_first_input_do_not_depend_on_the_order():
+    def model():
+        return Divisible(L.Linear(None, 2), L.Linear(None, 2))
+
+    x = np.ones((1, 2), np.float32)
+    whole, second = model(), model().divide(1, 2)
+    np.random.rand(3)
+    second(whole[0](x))
+    whole = copy.deepcopy(model())
+    whole(x)
+    assert bits(second)['/1/W'] == bits(whole)['/1/W']
+    assert bits(whole)['/0/W'] != bits(whole)['/1/W']
+
+
+def test_equal_models_inside_of_a_model_start_with_different_values():
+    def block():
+        return Divisible(lazy(L.Linear, 2, 2), lazy(L.Linear, 2, 2))
+
+    def chain():
+        return chainer.Chain(one=block(), two=block())
+
+    for make in (lambda: Divisible(block(), block(), chain(), lazy(chain)),
+                 lambda: chainer.Sequential(*[
+                     lazy(L.Linear, 2, 2) for _ in range(12)])):
+        weights = {name: value for name, value in bits(make()).items()
+                   if name.endswith('W')}
+        assert len(weights) == len(set(weights.values())) == 12
+
+
+@pytest.mark.parametrize('dtype', [np.float16, np.float64, chainer.mixed16])
+def test_the_dtype_is_that_where_the_model_was_written_down(dtype):
+    with chainer.using_config('dtype', dtype):
+        model = Divisible(lazy(L.BatchNormalization, 2), lazy(L.Linear, 2))
+        eager = L.BatchNormalization(2)
+    for one in (model, model.copy('copy'), pickle.loads(pickle.dumps(model))):
+        assert one[0].avg_mean.dtype == eager.avg_mean.dtype
+        assert one[0].gamma.array.dtype == eager.gamma.dtype
+
+
+@pytest.mark.parametrize(('factory', 'message'), [
+    (5, 'a class or function that makes a layer, not 5'),
+    (L.Linear(3, 2), 'Linear is a layer already'),
+    (lambda: 5, 'returned 5, which is not a layer'),
+    (lambda: None, 'returned None'),
+])
+def test_lazy_takes_what_makes_a_layer(factory, message):
+    with pytest.raises(TypeError, match=message):
+        lazy(factory)
 
 
 # --- what parts carry along -------------------------------------------------
@@ -221,8 +298,8 @@ def test_a_method_of_the_model_becomes_that_of_the_part():
     whole = Net()
     part = whole.divide(3, 5)
     whole.width, part.width = 1, 7
-    assert part[0].__self__ is part
-    assert whole[3].__self__ is whole
+    assert part[3].function.__self__ is part
+    assert whole[3].function.__self__ is whole
 
 
 def test_a_part_keeps_the_users_attributes_but_no_other_layers_alive():
@@ -256,70 +333,19 @@ def test_a_part_keeps_the_users_attributes_but_no_other_layers_alive():
     assert first() is None
 
 
+def test_layers_are_replaced_and_keep_their_numbers():
+    part = Net().divide(1, 3)
+    part[1], part[2] = L.Linear(4, 4), F.tanh
+    assert [name for name, _ in part.namedparams()] == ['/1/W', '/1/b']
+    assert [one for _, one in part.numbered_layers()][1] is F.tanh
+
+
 def test_an_init_with_arguments_is_not_called_for_a_part():
     class Sized(Divisible):
         def __init__(self, width):
             super().__init__(*linears(3, width))
 
     assert type(Sized(2).divide(0, 2)) is Sized
-
-
-# --- slices -----------------------------------------------------------------
-
-def test_a_slice_is_a_part_by_positions():
-    whole = Divisible(*linears(6))
-    part = whole[1:5]
-    assert part.bounds == ((1, 5),)
-    assert marks(part) == [1, 2, 3, 4]
-    assert part[1:3].bounds == ((2, 4),)
-    assert whole[-2:].bounds == ((4, 6),)
-    assert whole[:].bounds == ((0, 6),)
-    whole[:].append(F.relu)         # all layers are no part
-    assert len(whole[3:3]) == 0
-
-
-def test_a_slice_over_several_chunks_has_several_runs():
-    part = Divisible(*linears(8)).stage(Rank(0, 2), chunks=2)
-    assert part.bounds == ((0, 2), (4, 6))
-    assert part[1:4].bounds == ((1, 2), (4, 6))
-    assert part[1:2].bounds == ((1, 2),)
-
-
-def model():
-    return Divisible(lazy(L.Linear, 4, 4), lazy(L.Linear, 4, 3, bad=1))
-
-
-@on_ranks(1, 2)
-@pytest.mark.parametrize('balance', ['layers', 'parameters'])
-def test_a_layer_that_cannot_be_built_is_an_error_on_all_ranks(comm, balance):
-    with pytest.raises(LayerError, match=r'layer 1 .* cannot be built: '
-                                         'TypeError'):
-        model().stage(comm, balance=balance)
-
-
-@on_ranks(2)
-def test_an_error_without_a_text_is_an_error_on_all_ranks(comm):
-    def fail(part):
-        raise AssertionError
-    with mock.patch.object(Divisible, '_numbered_layers', fail), \
-            pytest.raises(LayerError, match=r'rank 1: AssertionError\(\)'):
-        Divisible(*linears(4)).stage(comm, balance='layers')
-
-
-@on_ranks(4)
-def test_a_layer_that_cannot_be_built_is_an_error_on_all_ranks_of_a_grid(comm):
-    grid = ProcessGrid(comm, pipeline=2)
-    with pytest.raises(LayerError, match='rank 1: .*; rank 3: layer 1'):
-        model().stage(grid, balance='layers')
-    grid.free()
-
-
-def test_a_communicator_that_only_counts_is_enough():
-    class Comm:
-        rank, size = 0, 2
-    part = Divisible(lazy(L.Linear, 4, 4), lazy(L.Linear, 4, 3)).stage(
-        Comm(), balance='layers')
-    assert part.bounds == ((0, 1),)
 
 
 @pytest.mark.parametrize('duplicate', [
@@ -338,26 +364,197 @@ def test_a_copy_is_of_the_class_and_has_the_same_values(duplicate, cut):
 
 
 def test_copies_share_arrays_in_mode_share_only():
-    model = Divisible(L.Linear(2, 2), F.relu)
-    shared, own = model.copy('share')[0].W, model.copy('copy')[0].W
-    assert shared.array is model[0].W.array
-    assert own.array is not model[0].W.array
+    link = L.Linear(2, 2)
+    model = Divisible(link, F.relu, link)
+    for mode in 'share', 'copy':
+        found = model.copy(mode)
+        assert (found[0].W.array is link.W.array) == (mode == 'share')
+        assert found[2].function is found[0] is not link
 
 
-@pytest.mark.parametrize(('act', 'message'), [
-    (lambda: Divisible(L.Linear), 'is a class, not a layer'),
-    (lambda: Divisible(3), 'must be callable'),
-    (lambda: Net()[::2], 'consecutive'),
-    (lambda: Net().divide(0, 3).stage(Rank(0, 2)), 'is a part already'),
-    (lambda: Net().divide(1, 3).append(F.relu), 'is a part'),
-    (lambda: Net().copy('init'), 'make the model anew'),
-])
-def test_what_a_model_cannot_do_is_an_error_with_the_remedy(act, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(('act', 'error', 'message'), [
+    (lambda: Divisible(L.Linear), ValueError, 'is a class, not a layer'),
+    (lambda: Divisible(3), ValueError, 'must be callable'),
+    (lambda: Net().divide(0, 3).stage(Rank(0, 2)), ValueError,
+     'is a part already'),
+    (lambda: Net().divide(1, 3).append(F.relu), ValueError,
+     'keep their numbers'),
+    (lambda: Net().insert(1, F.relu), ValueError, 'keep their numbers'),
+    (lambda: Net().pop(), ValueError, 'make a new model of the others'),
+    (lambda: Net().copy('init'), ValueError, 'make the model anew'),
+    *[(lambda register=register: register(Net()), TypeError,
+       'Net holds layers only.*append') for register in (
+        lambda model: model.init_scope(),
+        lambda model: model.add_param('W', (2, 2)),
+        lambda model: model.add_persistent('mean', 3),
+        lambda model: model.register_persistent('width'))]])
+def test_what_a_model_cannot_do_is_an_error_with_the_remedy(act, error,
+                                                            message):
+    with pytest.raises(error, match=message):
         act()
 
 
-def test_layers_of_a_part_are_replaced():
-    part = Net().divide(1, 3)
-    part[0] = F.tanh
-    assert part[0] is F.tanh
+# --- running ----------------------------------------------------------------
+
+X = np.ones((1, 2), np.float32)
+
+
+@pytest.mark.parametrize('kind', [tuple, list])
+def test_several_outputs_are_the_next_layers_arguments(kind):
+    model = Divisible(lambda x: kind([x, 2 * x]), lambda x, y: (y, x + y),
+                      lambda y, z: y * z)
+    assert model(3) == 6 * 9
+    assert model.divide(1, 3)(3, 6) == 6 * 9
+
+
+def test_a_layer_that_returns_nothing_is_named():
+    model = Divisible(F.relu, lambda x: None, F.relu)
+    with pytest.raises(TypeError, match=r'layer 1 \(<lambda>\) returned '
+                                        'None'):
+        model(X)
+    with pytest.raises(RuntimeError, match='does not have any layer'):
+        Divisible()(X)
+
+
+def test_a_divisible_trains_with_chainers_own_updater():
+    def trained(model):
+        optimizer = chainer.optimizers.Adam().setup(L.Classifier(model))
+        data = chainer.datasets.TupleDataset(
+            INPUT, np.array([0, 1, 0, 1, 1], np.int32))
+        updater = chainer.training.StandardUpdater(
+            chainer.iterators.SerialIterator(data, 2, shuffle=False),
+            optimizer)
+        for _ in range(5):
+            updater.update()
+        # Not params(): Chainer's are in a wrong order.
+        return [layer.W.array for layer in model
+                if isinstance(layer, L.Linear)]
+
+    model, other = Net(), chainer.Sequential(*Net().copy('copy'))
+    for mine, theirs in zip(trained(model), trained(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+# --- names, gradients, devices -----------------------------------------------
+
+def test_a_link_at_two_places_is_yielded_once_under_its_first_name():
+    link = chainer.Sequential(L.Linear(2, 2), L.Linear(2, 2))
+    tied = L.Linear(2, 2)
+    with tied.init_scope():
+        tied.W = link[0].W
+    model = Divisible(link, F.relu, link, tied, chainer.Chain(a=link[1]))
+    assert [name for name, _ in model.namedparams()] == [
+        '/0/0/W', '/0/0/b', '/0/1/W', '/0/1/b', '/3/b']
+    assert [name for name, _ in model.namedlinks()] == [
+        '/', '/0', '/0/0', '/0/1', '/1', '/2', '/3', '/4']
+    assert list(model.params()) == [
+        parameter for _, parameter in model.namedparams()]
+    assert list(model.links()) == [link for _, link in model.namedlinks()]
+    assert list(model.links(skipself=True)) == list(model.links())[1:]
+    assert model.count_params() == 6 + 6 + 2
+    model.cleargrads()      # an optimizer steps once
+    optimizer = chainer.optimizers.SGD(lr=1).setup(model)
+    before = link[0].W.array.copy()
+    link[0].W.grad = np.full_like(before, 0.25)
+    optimizer.update()
+    np.testing.assert_allclose(link[0].W.array, before - 0.25, rtol=1e-6)
+
+
+def test_parameters_without_a_shape_can_be_left_out():
+    model = Divisible(L.Linear(None, 2), L.Linear(2, 2))
+    assert len(list(model.params())) == 4
+    assert [name for name, _ in model.namedparams(include_uninit=False)] == [
+        '/0/b', '/1/W', '/1/b']
+    with pytest.warns(UserWarning, match='/0/W'):
+        assert model.count_params() == 2 + 6
+
+
+def test_gradients_and_values_come_from_the_same_numbers():
+    whole, other = Divisible(*linears(4)), Divisible(*linears(4))
+    for number, link in enumerate(whole):
+        link.W.grad = np.full((2, 2), number, np.float32)
+    part = other.divide(1, 3)
+    part.cleargrads()
+    part.addgrads(whole)
+    part.addgrads(whole)
+    assert [part[number].W.grad[0, 0] for number in (1, 2)] == [2, 4]
+    for factor, source in enumerate([whole, chainer.Sequential(*whole)], 2):
+        for link in whole:
+            link.W.array *= factor
+        part.copyparams(source)
+        assert [part[number].W.array[0, 0] for number in (1, 2)] == [
+            whole[number].W.array[0, 0] for number in (1, 2)]
+
+
+def test_a_device_is_for_all_layers():
+    model = Net()
+    assert model.to_device('@numpy') is model
+    assert model.to_cpu().xp is np
+    visited = []
+
+    class Visitor(chainer.device_resident.DeviceResidentsVisitor):
+        def visit_device_resident(self, resident):
+            visited.append(id(resident))
+
+        def visit_variable(self, parameter):
+            visited.append(id(parameter))
+
+    model.device_resident_accept(Visitor())
+    assert sorted(visited) == sorted(
+        map(id, [*model.links(), *model.params()]))
+
+
+# --- files ------------------------------------------------------------------
+
+def saved(model):
+    """What ``save_npz`` writes, and as a dictionary."""
+    file = io.BytesIO()
+    chainer.serializers.save_npz(file, model)
+    return file.getvalue(), dict(np.load(io.BytesIO(file.getvalue())))
+
+
+def load(file, model, **options):
+    chainer.serializers.load_npz(io.BytesIO(file), model, **options)
+
+
+def test_the_parts_files_make_up_the_file_of_the_whole():
+    _, whole = saved(Net())
+    assert sorted(whole) == ['0/W', '0/b', '2/W', '2/b', '4/W', '4/b']
+    merged = {}
+    for rank in range(3):
+        _, part = saved(Net().stage(Rank(rank, 3)))
+        assert not set(part) & set(merged)
+        merged.update(part)
+    assert sorted(merged) == sorted(whole)
+    assert all((merged[key] == whole[key]).all() for key in whole)
+
+
+def test_any_part_loads_its_layers_from_the_file_of_the_whole():
+    whole = Net()
+    for parameter in whole.params():
+        parameter.array[...] = np.random.rand(*parameter.shape)
+    file, _ = saved(whole)
+    for start, end in [(0, 5), (0, 1), (1, 4), (2, 5)]:
+        part = Net().divide(start, end)
+        load(file, part)
+        assert bits(part).items() <= bits(whole).items()
+
+
+def test_loading_more_than_a_file_has_is_an_error_when_strict():
+    file, _ = saved(Net().divide(2, 5))
+    with pytest.raises(KeyError, match='0/'):
+        load(file, Net())
+    part = Net()
+    load(file, part, strict=False)
+    assert bits(part) == bits(Net())
+
+
+@pytest.mark.parametrize('make', [L.Linear, functools.partial(lazy, L.Linear)])
+def test_a_file_gives_parameters_their_shapes(make):
+    filled = Divisible(L.Linear(None, 2), F.relu)
+    filled(X)
+    file, keys = saved(filled)
+    assert sorted(keys) == ['0/W', '0/b']
+    empty = Divisible(make(None, 2), F.relu)
+    load(file, empty)
+    assert bits(empty) == bits(filled)

@@ -53,7 +53,6 @@ USES = {
     'a list in a closure': lambda link: (
         lambda links: lambda x: links[0](x))([link]),
     'a lazy argument': lambda link: lazy(chainer.Sequential, link),
-    'a lazy closure': lambda link: lazy(lambda: chainer.Sequential(link)),
     'a model': lambda link: Divisible(lazy(L.Linear, 2, 2), link),
 }
 
@@ -72,15 +71,6 @@ def test_a_link_of_the_module_is_found():
     with pytest.raises(ValueError, match=(
             r'layer 0 \(Linear\) and layer 1 \(uses_global\) share')):
         Divisible(GLOBAL, uses_global).divide(1, 2)
-
-
-def test_a_lazy_layer_is_the_link_that_was_built():
-    """One slot has the link by now, the other the lazy layer still."""
-    shared = lazy(L.Linear, 2, 2)
-    model = Divisible(shared, shared, shared)
-    model[1]
-    with pytest.raises(ValueError, match='layer 0 .* and layer 1'):
-        model.divide(0, 1)
 
 
 def test_functions_and_equal_values_are_not_shared():

@@ -1,6 +1,6 @@
 import time
 
-from chainer_fp8pipe.mpi.broadcast import broadcast_arrays
+from chainer_fp8pipe.mpi.agreement import broadcast_arrays
 
 import numpy
 import pytest

@@ -19,23 +19,6 @@ class EveryUpdate:
         return True
 
 
-class SteppingTrigger:
-    """A trigger, at whose questions something else is done.
-
-    A Trainer asks after every update.
-    """
-
-    def __init__(self, trigger: Any, step: Callable[[], object]) -> None:
-        self.trigger, self._step = trigger, step
-
-    def __call__(self, trainer: Any) -> bool:
-        self._step()
-        return self.trigger(trainer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.trigger, name)
-
-
 class UpdateMark:
     """An optimizer's hook that tells when it is called."""
 

@@ -1,4 +1,14 @@
 """Runs a script on all ranks, or refuses it in one line on all of them."""
+# A script is run on each rank by runpy, in the blocks in which its objects are
+# made by somebody else (intercept.training_objects): by a job, which knows in
+# what way the script trains, and, with --snapshots or under the launcher, by
+# Restarting, which the job calls as it would call Chainer.
+#
+# What cannot be done is a Refusal: a line, once, and exit code 2 on all ranks.
+# It is no Exception, as scripts catch those.  Most faults come up on all ranks
+# at the same place, as all run the same script; refuse_together is for those
+# that may not, and refuse_all waits for the others, and ends ranks that have
+# found nothing.  An error of the user's own code stays what it is.
 from __future__ import annotations
 
 import contextlib
@@ -21,7 +31,7 @@ from ...intercept.training_objects import (
     creating_communicators,
     substituting,
 )
-from ...mpi.failure.abort import end_all_ranks, enter_world, of_the_user, shown
+from ...mpi.abort import end_all_ranks, enter_world, of_the_user, shown
 from ...mpi.grid import ProcessGrid
 from ...report.launch_protocol import say_done
 
@@ -64,25 +74,32 @@ def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     raise SystemExit(_CODE)
 
 
-def refuse_together(comm: MPI.Comm, action: Callable[[], Any]) -> Any:
+def refuse_together(comm: MPI.Comm, action: Callable[[], Any],
+                    kind: Callable[[str], BaseException] = Refusal) -> Any:
     """Does ``action``; an error on any rank is a refusal on all.
 
     The first rank's message counts.  An error of the user's own code is
-    raised as it is, where it came up.  Returns what ``action`` returned,
-    which must not communicate.
+    raised as it is, where it came up.
+
+    Args:
+        comm: The ranks.
+        action: Must not communicate.
+        kind: Raised in place of a Refusal.
+
+    Returns:
+        What ``action`` returned.
     """
     result, problem, reason = None, '', None
     try:
         result = action()
     except Exception as error:      # the ranks that wait must hear of it
         reason = error
-        kind = '' if isinstance(error, ValueError) else (
-            f'{type(error).__name__}: ')
-        problem = f'{kind}{error}'
+        problem = f'{type(error).__name__}: ' * (
+            not isinstance(error, ValueError)) + str(error)
     if problems := list(filter(None, comm.allgather(problem))):
         if reason is not None and of_the_user(reason):
             raise reason
-        raise Refusal(problems[0]) from reason
+        raise kind(problems[0]) from reason
     return result
 
 
@@ -110,28 +127,8 @@ def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
     run(trainer, *args, **kwargs)
 
 
-#: Seconds in which rank 0 makes a directory.
-_DIRECTORY_PATIENCE = 5.0
-
-
-def check_together(check: Callable[[str], object], given: str) -> None:
-    """Checks an argument on all ranks, which may be on hosts with other files.
-
-    Raises:
-        ValueError: That of the first rank on which ``check`` raises one, on
-            all ranks.
-    """
-    problem = ''
-    try:
-        check(given)
-    except ValueError as error:
-        problem = str(error)
-    if problem := next(filter(None, MPI.COMM_WORLD.allgather(problem)), ''):
-        raise ValueError(problem)
-
-
 def launch(script: str, arguments: Sequence[str], command: str,
-           create: Callable[..., Any], job: Any) -> None:
+           create: Callable[..., Any], *jobs: Any) -> None:
     """Runs a script as Python would, on all ranks.
 
     A failure or an exit code on one rank ends all ranks.
@@ -141,8 +138,9 @@ def launch(script: str, arguments: Sequence[str], command: str,
         arguments: The script's own.
         command: Which of the package's commands this is, for messages.
         create: In place of ``chainermn.create_communicator``.
-        job: A :class:`.Originals`, whose ``finish()`` is called when the
-            script has ended.
+        jobs: Each an :class:`.Originals`, which the next one has for
+            Chainer, and whose ``finish()`` is called when the script has
+            ended.
 
     Raises:
         SystemExit: The script or the job has raised it.
@@ -154,20 +152,23 @@ def launch(script: str, arguments: Sequence[str], command: str,
     enter_world()
     ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
-        with creating_communicators(create), substituting(job):
+        with creating_communicators(create), contextlib.ExitStack() as stack:
+            for job in jobs:
+                stack.enter_context(substituting(job))
             runpy.run_path(script, run_name='__main__')
-            job.finish()
+            for job in reversed(jobs):
+                job.finish()
         say_done()
     except Refusal as refusal:
         refuse_all(ranks, refusal, command)
     except SystemExit as exit:
-        if exit.code not in (None, 0) and MPI.COMM_WORLD.size > 1:
+        if exit.code in (None, 0):
+            say_done()
+        elif MPI.COMM_WORLD.size > 1:
             # The other ranks may be waiting for this one.
             if isinstance(exit.code, int):
                 end_all_ranks('', exit.code)
             end_all_ranks(f'{exit.code}\n', 1)
-        if exit.code in (None, 0):
-            say_done()
         raise
 
 
@@ -189,6 +190,10 @@ def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
             for stream in redirect:
                 stack.enter_context(stream(nowhere))
         yield
+
+
+#: Seconds in which rank 0 makes a directory.
+_DIRECTORY_PATIENCE = 5.0
 
 
 @contextlib.contextmanager
@@ -233,9 +238,8 @@ _OURS = 'chainer_fp8pipe', 'chainermn', 'mpi4py'
 class RankAware(Originals):
     """Refuses the first update of a script that does not know of ranks.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals` for
-    scripts that average their gradients themselves, by ChainerMN, by this
-    package or by mpi4py.
+    For scripts that average their gradients themselves, by ChainerMN, by
+    this package or by mpi4py; Chainer makes all that they make.
 
     Args:
         comm: All ranks.

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import tempfile
@@ -14,62 +13,51 @@ from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
 from ...command_line import Interval
+from ...intercept.training_objects import Originals
 from ...report.launch_protocol import LauncherLine, is_launched
 from ..snapshots.snapshot import Snapshot, find_snapshots, resume
-from .files import Followed
+from .files import Followed, ScriptSnapshot
 from .launch import Refusal
 
 _RETAIN = 2
 
 
-class Restartable:
+class Restarting(Originals):
     """Adds snapshots to a script's Trainers, and resumes them.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals` that
-    leaves all else to another one.  A Trainer that has the package's
-    ``Snapshot`` gets no other, and one that the script has resumed is not
-    resumed again.
+    A Trainer that has the package's ``Snapshot`` gets no other, and one that
+    the script has resumed is not resumed again.  Of a launched job, rank 0
+    tells the launcher of updates.
 
     Args:
         comm: All ranks.
-        job: What has the script's objects made.
         directory: Of the first Trainer's snapshots; those that follow have
             its folders ``2``, ``3`` and so on.  None: nothing is added.
         every: The interval between snapshots.
     """
 
-    def __init__(self, comm: MPI.Comm, job: Any, directory: str | None,
+    def __init__(self, comm: MPI.Comm, directory: str | None,
                  every: Interval) -> None:
-        self._comm, self._job = comm, job
+        self._comm, self._every = comm, every
         # Before the script changes the working directory.
         self._directory = directory and os.path.abspath(directory)
-        self._every = every
         self._trainers = 0
         self._has_own = False       # the last one has a Snapshot of its own
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._job, name)
-
     def finish(self) -> None:
         """The script has ended; says if there is no snapshot of it."""
-        self._job.finish()
         if self._directory is None or self._comm.rank:
             return
         if not self._trainers:
             self._say('the script has run no chainer.training.Trainer, so '
                       '--snapshots has kept nothing')
-        elif not self._has_own and not find_snapshots(
-                self._directory_of(self._trainers)):
+        elif not self._has_own and not find_snapshots(self._folder()):
             self._say(f'the training has ended before its first snapshot was '
                       f'due; there is none in {self._directory} (--every)')
 
-    def update_optimizer(self, original: Callable, optimizer: Any,
-                         *args: Any, **kwargs: Any) -> None:
+    def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
+                         ) -> None:
         """Refuses a training of which no snapshot would be taken."""
-        self._job.update_optimizer(functools.partial(self._update, original),
-                                   optimizer, *args, **kwargs)
-
-    def _update(self, original: Callable, *args: Any, **kwargs: Any) -> None:
         if self._directory is not None and not self._trainers:
             raise Refusal(
                 'the script trains without a chainer.training.Trainer, so '
@@ -80,45 +68,44 @@ class Restartable:
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         """Prepares a Trainer when all else has been done to it."""
-        self._job.run_trainer(functools.partial(self._run, original), trainer,
-                              *args, **kwargs)
-
-    def _run(self, original: Callable, trainer: Any, *args: Any,
-             **kwargs: Any) -> None:
         self._trainers += 1
         if self._directory is not None:
-            self._add_snapshots(trainer, self._directory_of(self._trainers))
-        if is_launched() and self._comm.rank == 0:
-            with _telling_the_launcher(trainer.updater):
-                original(trainer, *args, **kwargs)
-        else:
+            self._add_snapshots(trainer)
+        with (_telling_the_launcher(trainer.updater)
+              if is_launched() and self._comm.rank == 0
+              else contextlib.nullcontext()):
             original(trainer, *args, **kwargs)
 
-    def _directory_of(self, trainer: int) -> str:
-        """Of a Trainer's snapshots, by its number from 1."""
+    def _folder(self) -> str:
+        """Of the last Trainer's snapshots."""
         assert self._directory is not None
-        return (self._directory if trainer == 1
-                else os.path.join(self._directory, str(trainer)))
+        return os.path.join(self._directory, str(self._trainers)
+                            ) if self._trainers > 1 else self._directory
 
-    def _add_snapshots(self, trainer: Any, directory: str) -> None:
+    def _add_snapshots(self, trainer: Any) -> None:
+        directory = self._folder()
         own = next((entry.extension for entry in trainer._extensions.values()
-                    if isinstance(entry.extension, Snapshot)), None)
+                    if isinstance(entry.extension, Snapshot)
+                    and not isinstance(entry.extension, ScriptSnapshot)),
+                   None)
         self._has_own = own is not None
         if own is not None:
             directory = own.directory(trainer)
             self._say(f'the Trainer has a Snapshot of its own; its snapshots '
                       f'are in {directory}, and --snapshots adds none')
         else:
+            amount, unit = self._every
+            trigger: Any = Followed(TimeTrigger(amount), self._comm)
+            if unit != 'second':
+                trigger = IntervalTrigger(
+                    amount if unit == 'epoch' else int(amount), unit)
             trainer.extend(Snapshot(self._comm, _RETAIN, directory=directory),
-                           trigger=self._trigger())
+                           trigger=trigger)
         if trainer.updater.iteration:
             self._say('the script has resumed its Trainer at update '
                       f'{trainer.updater.iteration} itself; --snapshots '
                       'resumes nothing')
             return
-        self._resume(trainer, directory)
-
-    def _resume(self, trainer: Any, directory: str) -> None:
         is_there = self._comm.rank == 0 and bool(find_snapshots(directory))
         if not self._comm.bcast(is_there):
             self._say(f'snapshots go to {directory}, where there is none '
@@ -127,18 +114,12 @@ class Restartable:
         update = resume(trainer, self._comm, directory, damaged='aside')
         for entry in trainer._extensions.values():
             # Or Chainer's own would now be loaded over it.
-            if isinstance(entry.extension, _snapshot._Snapshot):
+            if isinstance(entry.extension, (ScriptSnapshot,
+                                            _snapshot._Snapshot)):
                 entry.extension.autoload = False
         self._say(f'the training goes on after update {update}, by a '
                   f'snapshot in {directory}' if update else
                   'the training begins')
-
-    def _trigger(self) -> Any:
-        amount, unit = self._every
-        if unit == 'second':
-            return Followed(TimeTrigger(amount), self._comm)
-        return IntervalTrigger(amount if unit == 'epoch' else int(amount),
-                               unit)
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:

@@ -1,11 +1,9 @@
 import re
 
 from chainer_fp8pipe.training.extensions import resume
+from chainer_fp8pipe.training.snapshots.file import SnapshotIndex
 from chainer_fp8pipe.training.snapshots.snapshot import save
-from chainer_fp8pipe.training.snapshots.state import (
-    collect,
-    movable,
-)
+from chainer_fp8pipe.training.snapshots.state import collect, wishes
 
 import chainer
 import chainer.links as L
@@ -37,8 +35,9 @@ def test_layer_1_is_not_taken_for_layer_11(tmp_path):
              'trainer/updater/optimizer:main/1/W/m',
              'optimizer/main/11/W/float32', 'optimizer/main/1/W/float32']
     trainer = job(tmp_path, [1])
-    assert movable(whole, collect(trainer, ALONE), trainer) == [
-        whole[1], whole[3]]
+    index = SnapshotIndex('x.npz', 'none', 1, {key: [0] for key in whole}, {})
+    assert wishes(index, 0, False, collect(trainer, ALONE),
+                  trainer).tolist() == [0, 1, 0, 1]
 
 
 # --- extensions and triggers -------------------------------------------------

@@ -102,7 +102,7 @@ def test_a_failure_of_one_rank_in_saving_is_one_of_all(comm, what, tmp_path):
         patch = mock.patch.object(place, name, failure)
 
         def begin(trainer, rank=rank, patch=patch):
-            trainer.get_extension('Snapshot')._beside._complete()
+            trainer.get_extension('Snapshot')._complete()
             if comm.rank == rank:
                 patch.__enter__()
         trainer.extend(begin, name='begin', trigger=(
@@ -151,7 +151,7 @@ READING = {
     'a value is damaged on its way': (
         None, snapshot_file, 'digest_of', lambda value: None),
     'there is no memory for what was': (
-        None, module, 'StateBefore', fails),
+        None, module, 'undoing', fails),
     'it does not fit': (
         None, module, 'incompatible', fails),
     'an optimizer cannot be restored': (

@@ -161,9 +161,11 @@ def state_of(rank):
 def load(comm, path, names, exact):
     with Content(path) as content:
         index = content.index
-        wanted = numpy.array([key in names for key in index.owners], bool)
+        wishes = numpy.array([
+            (gather.OWN if exact else gather.FIRST) * (key in names)
+            for key in index.owners])
         return gather.read(comm, None if comm.rank else content, index,
-                           wanted, lambda key: exact)
+                           wishes)
 
 
 @on_ranks(1, 4)

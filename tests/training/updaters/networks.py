@@ -103,11 +103,7 @@ def serial_gradients(network, batch, sizes, iteration=0, seed=0):
         for size in sizes:
             value = (inputs[start:start + size],)
             for index, layer in layers:
-                ready = not isinstance(layer, chainer.Link) or all(
-                    parameter.array is not None
-                    for parameter in layer.params())
-                with at(Place(seed, iteration, index, start) if ready
-                        else Place(model.seed, 0, index, 0)):
+                with at(Place(seed, iteration, index, start)):
                     value = layer(*value)
                 value = value if isinstance(value, tuple) else (value,)
             part = labels[start:start + size]

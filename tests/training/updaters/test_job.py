@@ -66,7 +66,7 @@ def test_others_hear_of_it_when_the_launcher_has_read_the_traceback(tmp_path):
     with subprocess.Popen(
             [sys.executable, '-c',
              'import pathlib, types\n'
-             'from chainer_fp8pipe.mpi.failure import abort\n'
+             'from chainer_fp8pipe.mpi import abort\n'
              'from chainer_fp8pipe.training.meetings import '
              'show_traceback\n'
              'abort._PATIENCE = 1e9\n'

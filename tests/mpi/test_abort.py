@@ -8,9 +8,9 @@ import sys
 import time
 
 import chainer_fp8pipe
+from chainer_fp8pipe.mpi import abort
+from chainer_fp8pipe.mpi.abort import ALONE, StartError, enter_world
 from chainer_fp8pipe.mpi.agreement import raise_together
-from chainer_fp8pipe.mpi.failure import abort
-from chainer_fp8pipe.mpi.failure.abort import ALONE, StartError, enter_world
 from chainer_fp8pipe.planning.sizes import parse_bytes
 
 import pytest
@@ -86,7 +86,7 @@ def test_nothing_ends_before_the_launcher_has_read_why():
     """It forgets what is in its pipes when a job ends."""
     with subprocess.Popen(
             [sys.executable, '-c',
-             'from chainer_fp8pipe.mpi.failure import abort\n'
+             'from chainer_fp8pipe.mpi import abort\n'
              'abort._PATIENCE = 1e9\n'
              'print("ready", flush=True)\n'
              'abort.end_all_ranks("so it goes", 3)'], env=environment(),
@@ -175,7 +175,7 @@ def test_ranks_may_be_more_and_what_they_start_is_no_rank(comm):
         enter_world()
         # It has the rank's variables; without PMI's it comes through.
         done = subprocess.run(
-            [sys.executable, '-c', 'from chainer_fp8pipe.mpi.failure.abort '
+            [sys.executable, '-c', 'from chainer_fp8pipe.mpi.abort '
              'import enter_world; enter_world()'], timeout=300,
             capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

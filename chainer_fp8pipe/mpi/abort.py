@@ -30,8 +30,8 @@ _PASSING_ON = 0.1
 _TOGETHER = 0.5
 #: Of the messages about it: 32767 is the largest that every MPI knows.
 _TAG = 32759
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.dirname(
-    os.path.abspath(__file__)))) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))) + os.sep
 #: What the user has not written.
 _LIBRARIES = 'chainer_fp8pipe', 'chainer', 'chainermn', 'numpy', 'mpi4py', 'os'
 #: What only hands on.

@@ -1,13 +1,17 @@
-"""When a job stands still, and why: what is healthy though nothing moves."""
-import itertools
+"""What the watchdog says: who has died first, why a job stands still."""
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
 import sys
-import threading
 import time
-import weakref
 
-from chainer_fp8pipe.mpi.failure import stack, watch
-from chainer_fp8pipe.mpi.failure.stack import Frame
-from chainer_fp8pipe.mpi.failure.stall import (
+from chainer_fp8pipe.mpi import watchdog
+from chainer_fp8pipe.mpi.watchdog import (
+    _OURS,
     ACTION,
     GONE,
     LEFT,
@@ -16,32 +20,28 @@ from chainer_fp8pipe.mpi.failure.stall import (
     STOPPED,
     WAITS,
     WORKS,
+    Frame,
     RankView,
     StallRule,
     StallSettings,
+    WatchdogJob,
+    described,
     find_cause,
     settings_of_environment,
 )
-from chainer_fp8pipe.mpi.waiting import (
-    Wait,
-    current_waits,
-    wait_until,
-    waiting,
-)
 
 import pytest
-from mpi4py import MPI
 
-from tests.ranks import on_ranks
+from tests.ranks import end_with_parent
 
 
 def view(rank, state, updates=5, **more):
     call = 'agree' if state == WAITS else ''
     return RankView(rank, f'rank {rank} of 2', state, updates=updates,
-                    **{'call': call, **more})
+                    **{'call': call, 'usual': 0.1, **more})
 
 
-def decisions(phases, settings=None, is_complete=True, usual=0.1):
+def decisions(phases, settings=None, is_complete=True):
     """When something is decided, and whether the job ends then.
 
     Each phase is its seconds and the ranks' views, or what makes the views
@@ -52,7 +52,7 @@ def decisions(phases, settings=None, is_complete=True, usual=0.1):
         for _ in range(seconds):
             now += 1.0
             made = views(now) if callable(views) else views
-            decision = rule.look(now, made, usual, is_complete)
+            decision = rule.look(now, made, is_complete)
             if decision:
                 found.append((now, decision[0]))
     return found
@@ -118,8 +118,8 @@ def test_a_job_stands_still_while_somebody_waits_and_nothing_changes(
 
 
 def test_the_limit_is_that_of_slow_updates():
-    assert decisions([TRAIN, (200, [view(0, WAITS), view(1, STOPPED)])],
-                     usual=5.0) == [(102, True)]
+    views = [view(0, WAITS), view(1, STOPPED, usual=5.0)]
+    assert decisions([TRAIN, (200, views)]) == [(102, True)]
 
 
 def test_ranks_that_nobody_knows_may_be_waited_for():
@@ -138,7 +138,7 @@ def test_time_in_which_the_watchdog_did_not_run_does_not_count():
     rule = StallRule(StallSettings(5.0), 8.0)
     views = [view(0, WAITS), view(1, STOPPED)]
     times = [1.0, 2.0, 3600.0, 3601.0, 3602.0, 3604.0, 3606.0]
-    assert [bool(rule.look(now, views, 0.1, True)) for now in times] == [
+    assert [bool(rule.look(now, views, True)) for now in times] == [
         False] * 6 + [True]
 
 
@@ -146,7 +146,7 @@ def test_what_is_silent_keeps_the_count_of_its_updates():
     """Or it would be taken for a rank that makes none."""
     rule = StallRule(StallSettings(5.0), 8.0)
     decided = (rule.look(now, [view(0, WAITS), view(
-        1, WAITS, -1 if now else 3, call='bcast')], 0.1, True)
+        1, WAITS, -1 if now else 3, call='bcast')], True)
         for now in range(20))
     _, text = next(filter(None, decided))
     assert 'rank 1 of 2 has finished no update for 5 seconds (at least 3 ' in (
@@ -210,158 +210,138 @@ def test_a_value_that_is_not_allowed_is_an_error_that_names_it(
         settings_of_environment()
 
 
-# --- what a rank says of itself ----------------------------------------------
-
-def reports(action, looks=2):
-    """What the rank says of itself while its main thread is in an action."""
-    found, inside, own = [], threading.Event(), watch._OwnRank()
-
-    def look():
-        inside.wait()
-        for _ in range(looks):
-            time.sleep(0.05)
-            found.append(own.report(True))
-    thread = threading.Thread(target=look)
-    thread.start()
-
-    def is_over():
-        inside.set()
-        return not thread.is_alive()
-    action(is_over)
-    thread.join()
-    return found
-
-
-def test_a_wait_that_polls_does_not_move_and_names_its_caller():
-    first, last = reports(wait_until)
-    assert stack.call(last['stack']) == 'test_stall.py:reports'
-    assert 'test_stall.py' in stack.place(last['stack'])
-    assert first['moves'] == last['moves']
-
-
-def test_a_loop_of_waits_moves():
-    times = itertools.count(1)
-
-    def action(is_over):
-        number = 0
-        while not is_over():
-            wait_until(lambda: next(times) % 50 == 0)
-            number += 1
-    assert len({said['moves'] for said in reports(action, looks=10)}) > 1
-
-
-def test_work_is_no_wait():
-    def work(is_over):
-        while not is_over():
-            time.sleep(0.001)
-    assert stack.call(reports(work)[0]['stack']) == ''
-
-
-def test_what_is_noted_is_told_by_the_outermost_that_knows():
-    def action(is_over):
-        with waiting(lambda: []), waiting(lambda: [Wait('frame 1', (3,))]):
-            wait_until(is_over)
-    assert reports(action)[0]['waits'] == [('frame 1', (3,))]
-    assert current_waits() == []
-
-
-def reports_in_mpi(wait, looks=3):
-    """What the rank says while its main thread is in a call of MPI."""
-    comm = MPI.COMM_SELF.Dup()
-    found, own = [], watch._OwnRank()
-
-    def look():
-        while len(found) < looks:
-            said = own.report(True)
-            if stack.call(said['stack']).startswith('MPI'):
-                found.append(said)
-        comm.Send(bytearray(1), 0)
-    thread = threading.Thread(target=look)
-    thread.start()
-    wait(comm, bytearray(1), MPI)
-    thread.join()
-    comm.Free()
-    return found[-1]
-
-
-@pytest.mark.parametrize('expression', [
-    'comm.Recv(buffer)', 'comm.Recv(bytearray(len(str(1))))',
-    'comm.Recv(\n    buffer,\n    source=MPI.ANY_SOURCE)'])
-def test_a_rank_in_mpi_is_seen_to_wait_there(expression, tmp_path):
-    path = tmp_path / 'script.py'
-    path.write_text(f'def wait(comm, buffer, MPI):\n    {expression}\n')
-    names = {}
-    exec(compile(path.read_text(), str(path), 'exec'), names)
-    said = reports_in_mpi(names['wait'])
-    assert stack.call(said['stack']) == 'MPI: Recv'
-    assert stack.place(said['stack']).startswith('script.py:')
-
-
-@on_ranks(2)
-def test_a_rank_that_has_an_intercommunicator_may_wait_for_others(comm):
-    def wait(comm, buffer, MPI):
-        comm.Recv(buffer)
-    assert not reports_in_mpi(wait)['outside']
-    local = comm.Split(comm.rank)
-    kept = {'attribute': local.Create_intercomm(0, comm, 1 - comm.rank)}
-    assert reports_in_mpi(wait)['outside']
-    kept['attribute'].Free()
-    assert not reports_in_mpi(wait)['outside']
-    local.Free()
-
-
-def test_what_looks_at_all_objects_asks_no_proxy():
-    class Thing:
-        pass
-    thing = Thing()
-    kept = [weakref.proxy(thing), {'dead': weakref.proxy(thing)}]
-    del thing
-    assert not watch._has_intercomm([sys._getframe()])
-    assert len(kept) == 2
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11),
-                    reason='Python says where in a line it is from 3.11 on')
-def test_an_argument_that_is_computed_is_no_wait_for_ranks():
-    class Reader:
-        """Reads for a long time, in compiled code."""
-
-        bcast = staticmethod(lambda *_: None)
-        read = threading.Semaphore(0).acquire
-    comm, found = Reader(), []
-
-    def look():
-        time.sleep(0.2)
-        found.append(watch._OwnRank().report(True)['stack'])
-        comm.read.__self__.release()
-    thread = threading.Thread(target=look)
-    thread.start()
-    comm.bcast(comm.read(True, 100.0))
-    thread.join()
-    assert stack.call(found[0]) == ''
-
+# --- where a rank is
 
 @pytest.mark.parametrize(('frame', 'call'), [
     (Frame('script.py', 1, 'main', 'Barrier'), 'MPI: Barrier'),
     (Frame('script.py', 1, 'main', 'recv'), ''),
     (Frame('/x/chainermn/base.py', 1, 'f', 'recv'), 'MPI: recv'),
-    (Frame(f'{stack._OURS}mpi/groups.py', 1, 'gather', 'gather'),
+    (Frame(f'{_OURS}mpi/grid.py', 1, 'gather', 'gather'),
      'MPI: gather'),
-    (Frame(f'{stack._OURS}allreduce/engine.py', 1, 'finish'),
+    (Frame(f'{_OURS}allreduce/engine.py', 1, 'finish'),
      'engine.py:finish'),
 ])
 def test_what_is_a_wait(frame, call):
-    assert stack.call([frame]) == call
-    assert stack.call([]) == ''
+    said = described([frame])
+    assert said['call'] == call
+    assert said['state'] == (WAITS if call else WORKS)
+    assert described([])['where'] == 'at the end of its main thread'
 
 
-def test_the_usual_duration_is_that_of_the_longest_kind(monkeypatch):
-    updates, now = watch.UpdateCount(), [0.0]
-    assert updates.usual_seconds() == 0.0
-    monkeypatch.setattr(time, 'monotonic', lambda: now[0])
-    for number in range(8):
-        now[0] = number * 2.0
-        updates.finished('slow')
-        now[0] += 0.5
-        updates.finished('quick' if number else 'slow')
-    assert (updates.total, updates.usual_seconds()) == (16, 2.0)
+# --- a watchdog and its ranks, which are processes of this test
+
+#: A rank sends to the watchdog, or does, what standard input says.
+RANK = """
+import json, os, socket, sys
+line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+line.connect(b'\\0' + sys.argv[1].encode())
+for text in sys.stdin:
+    print(flush=True)
+    if text.startswith('{'):
+        line.send(text.encode())
+    else:
+        exec(text)
+"""
+_SILENT = StallSettings(0.0)
+
+
+class Node:
+    """A watchdog that can be stopped, and ranks that can be killed."""
+
+    def __init__(self, stack, ranks):
+        self._stack = stack
+        lines = stack.enter_context(socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        lines.bind('')
+        lines.listen()
+        name = lines.getsockname()[1:].decode()
+        self.ranks = [self._process(
+            '-c', RANK, name, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(ranks)]
+        job = WatchdogJob(0, self.ranks[0].pid, ranks, _SILENT,
+                          lines.fileno(), -1, '')
+        self.watchdog = self._process(
+            '-I', '-S', watchdog.__file__, json.dumps(job),
+            pass_fds=[lines.fileno()], stderr=subprocess.PIPE)
+        for rank in range(ranks):
+            self.say(rank, rank=rank, who=f'rank {rank}', dump=None)
+        self._wait_until_all_are_watched()
+
+    def _process(self, *command, **options):
+        found = self._stack.enter_context(subprocess.Popen(
+            [sys.executable, *command], preexec_fn=end_with_parent, text=True,
+            **options))
+        self._stack.callback(found.kill)
+        return found
+
+    def _wait_until_all_are_watched(self):
+        folder = pathlib.Path(f'/proc/{self.watchdog.pid}/fdinfo')
+        watched = 0
+        while watched < len(self.ranks):
+            with contextlib.suppress(OSError):  # a file that it has closed
+                watched = sum('Pid:' in file.read_text()
+                              for file in folder.iterdir())
+            time.sleep(0.01)
+
+    def do(self, rank, text):
+        process = self.ranks[rank]
+        process.stdin.write(text + '\n')
+        process.stdin.flush()
+        process.stdout.readline()
+
+    def say(self, number, **message):
+        self.do(number, json.dumps(message))
+
+    def ended(self, rank, how):
+        """Lets it end; it is not waited for, as launchers may not do."""
+        self.do(rank, how)
+        os.waitid(os.P_PID, self.ranks[rank].pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.fixture
+def node():
+    if not hasattr(os, 'pidfd_open'):
+        pytest.skip('there is no watchdog here')
+    with contextlib.ExitStack() as stack:
+        yield Node(stack, 3)
+
+
+DIES = 'os.kill(os.getpid(), {})'
+
+
+# What ranks 0 to 2 do, one after the other, and what is said of it.
+@pytest.mark.parametrize(('ends', 'said'), [
+    ({1: DIES.format(9)}, 'rank 1 was killed by SIGKILL (the system does '
+     'that when memory is short) in the middle of the job'),
+    ({0: DIES.format(11)}, 'rank 0 was killed by SIGSEGV in the middle'),
+    ({2: DIES.format(40)}, 'rank 2 was killed by signal 40 in'),
+    ({2: 'os._exit(7)'}, 'rank 2 ended with exit code 7, without an '
+     'exception or MPI_Finalize, in the middle of the job'),
+    # The launcher kills the others, after a signal to one; to all: it is it.
+    ({1: DIES.format(15), 0: DIES.format(9)}, 'rank 1 was killed by SIGTERM'),
+    ({1: DIES.format(15), 0: DIES.format(15), 2: DIES.format(15)}, ''),
+    ({0: DIES.format(2)}, ''),
+    # A goodbye, and an end that has been explained.
+    ({1: 'line.send(b\'{"goodbye": 1}\\n\'); os._exit(0)',
+      0: DIES.format(11)}, 'rank 0 was killed by SIGSEGV'),
+    ({0: 'line.send(b\'{"all end": 1}\\n\'); os._exit(1)',
+      1: DIES.format(9)}, ''),
+])
+def test_the_first_rank_that_dies_is_named_with_how(node, ends, said):
+    for rank, how in ends.items():
+        node.ended(rank, how)
+    for rank in node.ranks:
+        rank.kill()
+    _, printed = node.watchdog.communicate()
+    assert (said in printed) if said else not printed
+    assert printed.count('in the middle of the job') == bool(said)
+
+
+def test_of_two_deaths_that_are_seen_at_once_the_first_is_named(node):
+    """Though the other rank had said something before."""
+    node.watchdog.send_signal(signal.SIGSTOP)
+    node.say(1, updates=1)
+    node.ended(2, DIES.format(9))
+    node.ended(1, DIES.format(9))
+    node.watchdog.send_signal(signal.SIGCONT)
+    assert 'rank 2 was killed by SIGKILL' in node.watchdog.communicate()[1]

@@ -32,12 +32,19 @@ from typing import Any
 
 from mpi4py import MPI
 
-from ..agreement import raise_together
-from ..finalizing import before_finalize, keep_forever
-from ..waiting import current_waits
-from .stack import Frame, before_wait, call
-from .stall import EXIT_CODE, StallSettings, settings_of_environment
-from .watchdog import WatchdogJob
+from . import watchdog
+from .agreement import raise_together
+from .finalizing import before_finalize, keep_forever
+from .waiting import current_waits
+from .watchdog import (
+    EXIT_CODE,
+    Frame,
+    StallSettings,
+    WatchdogJob,
+    before_wait,
+    described,
+    settings_of_environment,
+)
 
 #: The environment variable that, as ``0``, has no watchdog started.
 SWITCH = 'CHAINER_FP8PIPE_WATCHDOG'
@@ -52,8 +59,6 @@ _MOST_FRAMES = 100
 _STUCK = 20             # seconds that MPI_Abort may take
 _PART = 10_000          # objects that are looked through at a time
 _SIOCGIFADDR = 0x8915   # <linux/sockios.h>
-_START = ('import sys; sys.path.append(sys.argv[1]); '
-          'from failure.watchdog import main; main()')
 
 
 class UpdateCount:
@@ -175,11 +180,9 @@ def _start(settings: StallSettings, has_others: bool
                           files[0], files[1] if has_others else -1, token)
         # Kept, as Popen warns when a process is freed before it ends.
         keep_forever(subprocess.Popen(
-            [sys.executable, '-I', '-S', '-c', _START,
-             os.path.dirname(os.path.dirname(os.path.abspath(__file__))),
-             json.dumps(job)], stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, cwd='/', pass_fds=files,
-            start_new_session=True))
+            [sys.executable, '-I', '-S', watchdog.__file__, json.dumps(job)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd='/',
+            pass_fds=files, start_new_session=True))
         return lines.getsockname(), lead
     return None
 
@@ -225,7 +228,7 @@ class _OwnRank:
         self.role, self.address = 'worker', b''
         self.lead: list[Any] = []
         self._socket: socket.socket | None = None
-        self._moves = 0
+        self._moves = ''
         self._outside: bool | None = None       # None: not known yet
 
     def connect(self, address: bytes, lead: list[Any]) -> None:
@@ -250,29 +253,30 @@ class _OwnRank:
         """Says something to the watchdog, if there is one."""
         if self._socket:
             with contextlib.suppress(OSError):
-                self._socket.send(json.dumps(message).encode(),
+                self._socket.send(json.dumps(message).encode() + b'\n',
                                   socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def report(self, has_details: bool) -> dict[str, Any]:
-        """What this rank does, for the watchdog."""
-        said: dict[str, Any] = {'updates': updates.total,
-                                'usual': updates.usual_seconds()}
-        if has_details:
-            frames = _frames()
-            stack = [Frame(frame.f_code.co_filename, frame.f_lineno or 0,
-                           frame.f_code.co_name) for frame in frames]
-            if stack:
-                stack[-1] = stack[-1]._replace(method=_method(frames[-1]))
-            waiting = before_wait(stack)
-            # In a loop, one wait may follow another in the same place.
-            moves = hash((tuple(waiting), *(
-                id(value) for frame in frames[:len(waiting)]
-                for value in _variables(frame))))
-            waits = current_waits()
-            said |= {'stack': stack, 'moves': moves, 'waits': waits,
-                     'outside': not waits and call(stack).startswith('MPI')
-                     and self._may_wait_for_others(frames, moves)}
-        return said
+        """What this rank does: attributes of a :class:`RankView`."""
+        said = {'updates': updates.total, 'usual': updates.usual_seconds()}
+        if not has_details:
+            return said
+        frames = _frames()
+        stack = [Frame(frame.f_code.co_filename, frame.f_lineno or 0,
+                       frame.f_code.co_name) for frame in frames]
+        if stack:
+            stack[-1] = stack[-1]._replace(method=_method(frames[-1]))
+        waiting = before_wait(stack)
+        # In a loop, one wait may follow another in the same place.
+        moves = str(hash((tuple(waiting), *(
+            id(value) for frame in frames[:len(waiting)]
+            for value in _variables(frame)))))
+        waits = current_waits()
+        found = described(stack, waits, moves)
+        if not waits and found['call'].startswith('MPI') and (
+                self._may_wait_for_others(frames, moves)):
+            found = described(stack, (), moves, outside=True)
+        return said | found
 
     def _close(self) -> None:
         if self._socket:
@@ -281,23 +285,21 @@ class _OwnRank:
 
     def _serve(self, line: socket.socket) -> None:
         """The thread: answers questions."""
-        while True:
-            try:
-                asked = line.recv(1 << 18)
-            except OSError:
-                return
-            if not asked:
-                return
-            if asked.startswith(b'end '):
-                _end(asked[4:].decode(errors='replace'))
-                continue
-            try:
-                said = self.report(asked == b'details')
-            except Exception:       # what it looks at may change meanwhile
-                said = self.report(False)
-            self.say(said)
+        asked = b''
+        with contextlib.suppress(OSError):
+            while data := line.recv(1 << 18):
+                *questions, asked = (asked + data).split(b'\n')
+                for question in map(json.loads, questions):
+                    if 'end' in question:
+                        _end(question['end'])
+                        continue
+                    try:
+                        said = self.report(question['details'])
+                    except Exception:   # what it looks at may change meanwhile
+                        said = self.report(False)
+                    self.say(said)
 
-    def _may_wait_for_others(self, frames: list[FrameType], moves: int
+    def _may_wait_for_others(self, frames: list[FrameType], moves: str
                              ) -> bool:
         """Whether this rank may wait for a process outside of the job."""
         if self._moves != moves:

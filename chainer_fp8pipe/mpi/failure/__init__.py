@@ -1,1 +1,0 @@
-"""A rank that fails ends the others, and is named."""
