@@ -17,7 +17,7 @@ import sys
 import time
 
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.bench.allreduce import model
+from chainer_fp8pipe.bench import model
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import create_communicator
 from chainer_fp8pipe.communicators.algorithms import (
