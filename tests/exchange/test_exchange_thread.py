@@ -47,7 +47,7 @@ class Held(chainer.FunctionNode):
         return gradients
 
 
-@on_ranks(2, 4)
+@on_ranks(3)
 @pytest.mark.parametrize('algorithm', ['direct', 'ring'])
 def test_means_arrive_while_backward_still_runs(comm, algorithm):
     communicator = make(comm, 'fp8', True, algorithm=algorithm, warmup=0)
@@ -122,7 +122,7 @@ def test_a_parameter_is_updated_while_its_mean_is_on_its_way(comm, optimizer):
     assert bool(comm.allreduce(sum(blocks))) == (optimizer != 'lars')
 
 
-@on_ranks(2, 4)
+@on_ranks(3)
 def test_urgent_buckets_overtake_in_the_same_order_on_all_ranks(comm):
     communicator = make(comm, 'fp8', 'next_forward', warmup=0,
                         bucket_bytes=2000)
