@@ -13,7 +13,7 @@ from ..chains import nested
 from ..mpi.grid import ProcessGrid
 from ..mpi.ranks import once
 from ..training.replica_updater import ReplicaUpdater
-from ..training.unmodified.dividing import DividingIterator, ReceivingIterator
+from ..training.unmodified.dividing import divided
 
 #: The smaller batch has this part of the larger one's samples, unless a
 #: micro-batch is smaller than the larger one anyway.
@@ -115,9 +115,7 @@ class ScriptData:
         """The iterator of this rank, of a grid of stages and replicas."""
         if grid.stage_index or grid.replicas == 1 or not self.is_shared:
             return self.iterator
-        if grid.replica_index:
-            return ReceivingIterator(grid.data)
-        return DividingIterator(self.iterator, grid.data)
+        return divided(self.iterator, grid.data)
 
     def replicas(self, optimizer: Any, comm: MPI.Comm) -> Any:
         """The updater of replicas, which is made on all ranks."""
