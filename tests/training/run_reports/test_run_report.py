@@ -204,7 +204,8 @@ def test_training_has_the_same_bits_and_hooks_are_gone_afterwards(
     for on in (), (0, 1):
         for overlap in False, 'next_forward':
             one = Recorded(comm, tmp_path / str(on), on=on, overlap=overlap)
-            one.run()
+            one.trainer.run()
+            one.close()
             found.append({name: value.tobytes() for name, value
                           in one.job.values().items()})
             assert not one.job.model.local_link_hooks
