@@ -6,7 +6,7 @@ import sys
 from mpi4py import MPI
 
 from ..allreduce.aggregator import Aggregated, WorkerComm
-from ..allreduce.engine import Algorithm, Engine
+from ..allreduce.engine import Engine
 from ..allreduce.mpi_op import MpiOp
 from ..allreduce.plan import (
     LEVELS,
@@ -47,7 +47,7 @@ def gather_nodes(comm: MPI.Comm, node: int, local: int) -> Nodes:
 
 
 def make_algorithm(comm: MPI.Comm, options: Options, nodes: Nodes,
-                   events: EventStream) -> Algorithm:
+                   events: EventStream) -> Engine:
     """The algorithm for these ranks.
 
     Raises:
