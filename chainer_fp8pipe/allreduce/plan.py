@@ -382,7 +382,10 @@ def _one_block_each(name: str, reduce: Sequence[Actions],
 def _last_encoding(actions: Actions) -> tuple[Actions, Actions]:
     """Splits a reduce-scatter before the means that it ends with."""
     place = len(actions)
-    while place and actions[place - 1].kind is Opcode.ENCODE:
+    while place and actions[place - 1].kind is Opcode.ENCODE and not any(
+            later.start < actions[place - 1].stop
+            and actions[place - 1].start < later.stop
+            for later in actions[place:]):      # of a group of one
         place -= 1
     return actions[:place], actions[place:]
 

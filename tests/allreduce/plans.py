@@ -134,8 +134,12 @@ class Report:
 
 
 def _is_last(reduce, place):
-    """Whether it encodes means at the end of a reduce-scatter."""
-    return all(action.kind is Opcode.ENCODE for action in reduce[place:])
+    """Whether an action is of the means at the end of a reduce-scatter."""
+    rest = reduce[place:]
+    blocks = [block for action in rest
+              for block in range(action.start, action.stop)]
+    return len({*blocks}) == len(blocks) and all(
+        action.kind is Opcode.ENCODE for action in rest)
 
 
 @st.composite

@@ -155,6 +155,7 @@ def test_pages_are_locked_as_long_as_a_part_of_them_is_used():
     assert [name for name, _ in runtime.calls] == ['register', 'unregister']
     # The same place may be registered again: it was unlocked before.
     address = memory.empty_locked(runtime, 5000).ctypes.data
+    gc.collect()
     assert memory.empty_locked(runtime, 5000).ctypes.data == address
 
 

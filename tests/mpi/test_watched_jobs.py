@@ -172,7 +172,7 @@ world.Barrier()
 """
 # Ranks, what they do, exit code (None: not 0), and who is named and why.
 ENDS = {
-    'a stage': (4, GRID, 7, r'rank 3 of 4 \(stage 1 of replica 1\)',
+    'a stage': (4, GRID, None, r'rank 3 of 4 \(stage 1 of replica 1\)',
                 'ended with exit code 7, without an exception or '
                 'MPI_Finalize,'),
     'watched in parts': (3, SPLIT, None, r'rank 2 of 3 \(stage 1\)',
