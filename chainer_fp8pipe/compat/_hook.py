@@ -1,4 +1,22 @@
 """Runs a patch around the code of one module when that is imported."""
+# Chainer has no more releases, so what it needs on a current stack comes from
+# outside.  To edit its files would need the right to write them and be undone
+# by the next installation; a changed copy of Chainer would be another
+# distribution, which packages that require "chainer" do not ask for; and names
+# that are put back on the numpy module for good would lead others' code, which
+# asks hasattr(numpy, 'float'), astray.
+#
+# So a finder stands before all others.  For a module that has a patch it asks
+# the others, whatever they are (folders, zip files, editable installations),
+# and wraps the loader that it gets.  That puts the real loader back, and then
+# calls the patch with the module and with what runs the module's own code:
+# some patches act before it, some after.  A script that never imports the
+# module pays for none of this.
+#
+# Whether a patch is needed is tried, not told from version numbers, which say
+# little of a stack that others have patched, too.  Whether the module is the
+# one that the patch was written for is told from a piece of its source; if
+# not, it is left alone, and a warning says so.
 import dataclasses
 import functools
 import importlib.abc

@@ -113,8 +113,7 @@ def explain_waits(events: Iterable[Event]) -> list[Event]:
 
     Returns:
         The events by their start.  ``about`` of a wait says in words what
-        was waited for, such as ``'rank 2: backward'``, and ``values`` has the
-        rank's number as ``'rank'``.
+        was waited for, such as ``'rank 2: backward'``.
     """
     events = sorted(events, key=_times)
     causes = {**_sends(events), **_last_to_come(events)}
@@ -130,8 +129,7 @@ def explain_waits(events: Iterable[Event]) -> list[Event]:
             parts.append(event)
             continue
         parts.append(event._replace(
-            name=WAITING, end=cut, bytes=0, values=(
-                ('rank', float(cause.rank)),),
+            name=WAITING, end=cut, bytes=0, values=(),
             about=f'rank {cause.rank}: '
             f'{_most(busy[cause.rank], event.start, cut)}'))
         if cut < event.end:

@@ -106,7 +106,6 @@ def test_waits_are_parted_and_say_for_what(case):
     assert [(wait.rank, wait.start, wait.end, wait.about)
             for wait in waits] == expected
     for wait in waits:
-        assert wait.values == (('rank', float(wait.about[5])),)
         assert not wait.bytes
     assert [(part.start, part.end) for part in parts] == sorted(
         (part.start, part.end) for part in parts)
