@@ -94,7 +94,7 @@ class Job:
 
     def _loss(self, x, t):
         loss = F.softmax_cross_entropy(self.model(x), t)
-        chainer.report({'loss': loss}, self.model)
+        chainer.report({'loss': loss.array}, self.model)
         return loss
 
     def update(self, times=1):
