@@ -27,13 +27,12 @@ from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at
 from ..planning.calls import Source
 from . import nested
+from .attributes import Attribute, LinkState, saved
 from .ghost import ghost
-from .link_state import Attribute, LinkState, saved
 from .names import Names, reporter_of
 from .program import StagedTrace
 from .replay import Rehearsal, Run
 from .trace import TracedCall
-from .valueless_parameters import settled, untouched
 
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
@@ -161,7 +160,7 @@ class Passes:
             with saved(self.names.links, program.trace.touched
                        | state_of(program)), \
                     between_calls(micro_batch.place), \
-                    self.reporter, untouched(), intercepting(rehearsal):
+                    self.reporter, intercepting(rehearsal):
                 self.put_state(program, {}, None)
                 micro_batch()
                 rehearsal.finish()
@@ -172,6 +171,7 @@ class Passes:
             self.mismatch = rehearsal.why or self.mismatch
             return None
         finally:
+            rehearsal.end()
             self.reporter.observation = {}
         return rehearsal.labels
 
@@ -244,8 +244,7 @@ class ChainPart:
         args, kwargs = micro_batch.arguments()
         passes.reporter.observation = {}
         with self._state(micro_batch), between_calls(place), \
-                passes.reporter, settled(), self._counting(program), \
-                intercepting(run):
+                passes.reporter, self._counting(program), intercepting(run):
             micro_batch.function(*args, **kwargs)
             run.finish()
             if program.after:

@@ -30,8 +30,7 @@ from ...chains.valueless_parameters import (
     place_values_later,
     without_drawing,
 )
-from ...intercept.function_calls import suspended
-from ...intercept.initial_values import Creation, creating
+from ...intercept.function_calls import Creation, creating, suspended
 from ...intercept.patching import Patch
 from ...planning.sizes import said_bytes
 
