@@ -13,7 +13,7 @@ from chainer.training import extensions
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer
+from ..trainers import make_trainer
 
 
 @on_ranks(2)

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer, names, updates_of, weights
+from ..trainers import make_trainer, names, updates_of, weights
 
 
 def momentum(**scaling):

@@ -23,7 +23,7 @@ from chainer import training
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer, names, weights
+from ..trainers import make_trainer, names, weights
 
 
 class Own(training.Extension):

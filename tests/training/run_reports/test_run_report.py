@@ -30,8 +30,8 @@ from tests.ranks import on_ranks
 from tests.training.updaters.networks import Plain, dataset
 from tests.training.updaters.test_pipeline_updater import make_updater
 
-from ..extensions.helpers import Net, make_trainer, weights
 from ..extensions.made_up import plan_for
+from ..trainers import Net, make_trainer, weights
 
 
 def recorded(comm, tmp_path, *args, **options):

@@ -10,7 +10,7 @@ import numpy
 import pytest
 from chainer.training.updaters import StandardUpdater
 
-from ..extensions.helpers import Net
+from ..trainers import Net
 
 
 class TwoModels(StandardUpdater):
