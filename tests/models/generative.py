@@ -12,8 +12,7 @@ import chainer.links as L
 import numpy
 from chainer.functions.loss.vae import gaussian_kl_divergence
 
-from .case import Case
-from .inputs import arrays, bits, floats, integers
+from .inputs import Case, arrays, bits, floats, integers
 
 
 class VAE(chainer.Chain):

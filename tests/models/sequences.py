@@ -9,8 +9,8 @@ import chainer.links as L
 import numpy as np
 from chainer import reporter
 
-from .case import Case
 from .inputs import (
+    Case,
     arrays,
     children,
     floats,

@@ -11,8 +11,7 @@ import chainer.links as L
 import numpy as np
 from chainer import Chain, ChainList, Parameter, report
 
-from .case import Case
-from .inputs import adjacency, arrays, floats, integers, keywords, some
+from .inputs import Case, adjacency, arrays, floats, integers, keywords, some
 
 
 class SkipMLP(Chain):

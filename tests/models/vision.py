@@ -11,8 +11,7 @@ import chainer.links as L
 import numpy as np
 from chainer import initializers
 
-from .case import Case
-from .inputs import arrays, bits, floats, integers, some
+from .inputs import Case, arrays, bits, floats, integers, some
 
 
 class DoubleConv(chainer.Chain):
