@@ -17,13 +17,14 @@ import sys
 import time
 
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.bench.allreduce import model
+from chainer_fp8pipe.bench import model
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.communicators import aggregator_ranks, create_communicator
+from chainer_fp8pipe.communicators import create_communicator
 from chainer_fp8pipe.communicators.algorithms import (
     gather_nodes,
     make_algorithm,
 )
+from chainer_fp8pipe.communicators.factory import with_aggregators
 from chainer_fp8pipe.communicators.options import make_options, without_warmup
 from chainer_fp8pipe.report.stream import EventStream
 
@@ -148,8 +149,8 @@ def _aggregated(case, everyone, workers, link):
     begun = everyone.Ibarrier()
     while not begun.Test():
         time.sleep(10e-3)
-    communicator = aggregator_ranks.divide(
-        everyone, case['codec'], make_options(case['codec'], _options(case)))
+    communicator = with_aggregators(
+        everyone, make_options(case['codec'], _options(case)))
     if communicator is None:    # this rank has served
         return None
     communicator.multi_node_mean_grad(link)

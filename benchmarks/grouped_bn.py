@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.mpi.groups import Group, split_groups
+from chainer_fp8pipe.mpi.grid import Group, split_groups
 
 import chainer
 import chainer.links as L

@@ -47,7 +47,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.engine import PARTS, Algorithm, Bucket
+from ..allreduce.engine import PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
 from ..mpi.agreement import Signature, agree, raised_by_all
 from ..mpi.waiting import give_way
@@ -217,7 +217,7 @@ class ModelExchange:
         self.update.thaw()
         # What has been sent of an update stays where it is.
         self.update, self.failure = Update(), ''
-        self.queue: Algorithm | None = None
+        self.queue: Engine | None = None
         self._passes = LastBackward()
         self._follow({})
 

@@ -29,9 +29,11 @@ from ..communicators.options import without_warmup
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.job_plan import Configuration, Trial
+from ..planning.job_plan import Configuration, JobPlan, Timing
+from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
-from .example import Example, Repeating, as_it_is
+from .example import Data, Example, Repeating
+from .planned_job import PlannedJob, shapes_of
 
 #: Updates that are not timed (the first one sends parameters only), blocks of
 #: those that are, and updates of a block at most.
@@ -60,7 +62,7 @@ class Trained(NamedTuple):
     optimizer: Any
     example: Example
     batch: int
-    data: Any = None
+    data: Data | None = None
 
     def copied(self) -> Any:
         """A copy of the optimizer, set up with a copy of the model."""
@@ -78,7 +80,7 @@ Blocks = list[float] | str
 def try_all(ways: Sequence[Configuration], run: Callable[
         [Configuration], Blocks], say: Callable[[str], None],
             has_time: Callable[[], bool] = lambda: True
-            ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
+            ) -> tuple[list[tuple[Configuration, Timing]], list[str]]:
     """Tries ways, and those that come close to the fastest again.
 
     Args:
@@ -112,17 +114,17 @@ def try_all(ways: Sequence[Configuration], run: Callable[
             blocks = run(ways[number])
             if not isinstance(blocks, str):
                 found[number] = found[number] + blocks
-    return [(ways[number], trial_of(str(ways[number]), blocks))
+    return [(ways[number], timing_of(ways[number], blocks))
             for number, blocks in found.items()], problems
 
 
-def trial_of(way: str, blocks: Sequence[float]) -> Trial:
+def timing_of(way: Configuration, blocks: Sequence[float]) -> Timing:
     """Median and spread of blocks."""
     low, median, high = numpy.percentile(blocks, (25, 50, 75))
-    return Trial(way, float(median), float((high - low) / 2 / median))
+    return Timing(str(way), float(median), float((high - low) / 2 / median))
 
 
-def preferred(trials: Sequence[tuple[Configuration, Trial]]
+def preferred(trials: Sequence[tuple[Configuration, Timing]]
               ) -> Configuration:
     """The way to take: the simplest of the fastest."""
     best = min((trial for _, trial in trials), key=lambda one: one.seconds)
@@ -131,7 +133,7 @@ def preferred(trials: Sequence[tuple[Configuration, Trial]]
         key=Configuration.simplicity)
 
 
-def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
+def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
             seconds: float = 1.5) -> Blocks:
     """Trains a copy of the model in a way for some updates.
 
@@ -140,7 +142,6 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
 
     Args:
         way: To run the job.
-        job: The :class:`.PlannedJob` of it.
         trained: Model, optimizer and data.
         comm: All ranks.
         seconds: That the timed updates may take.
@@ -151,7 +152,7 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
     if here is comm or comm.rank == 0:
         try:
             with preserved():
-                updater = _updater(way, job, trained, here, done)
+                updater = _updater(way, trained, here, done)
                 found = blocks_of(updater.update, here, seconds)
         except Exception as error:
             problem = f'{type(error).__name__}: {error}'
@@ -164,42 +165,35 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
     return problem or comm.bcast(found)
 
 
-def _updater(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
+def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
              done: list[Callable[[], Any]]) -> Any:
     """What would train the model; adds what is to be done afterwards."""
-    def copied() -> Any:
-        clone = trained.copied()
-        return clone, clone.target
-    optimizer, model = raise_together(comm, copied)
+    job = PlannedJob(JobPlan(way, comm.size, trained.batch,
+                             shapes_of(trained.model)), trained.example)
+    optimizer = raise_together(comm, trained.copied)
     if way.stages > 1:
-        part = job.partition(model, comm=comm)
+        part = job.partition(optimizer.target, comm=comm)
         if optimizer.target is not part:
             optimizer.setup(part)
-    communicator = None
     if way.replicas > 1:
         communicator = job.communicator(comm, **(
             {} if way.codec == 'naive' else without_warmup(way.codec)))
         done.append(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
-    data, example = trained.data, trained.example
-    if data is not None and way.replicas * way.stages == 1 and (
-            not data.is_shared):    # which has a rank's share of a batch
-        data = None
-    if way.stages == 1:
-        if data is not None:
-            return data.replicas(optimizer, comm)
-        share = trained.batch // comm.size + (
-            comm.rank < trained.batch % comm.size)
-        return StandardUpdater(Repeating(example.of(max(1, share))),
-                               optimizer, converter=as_it_is)
-    grid, given = job.grid(comm), {'converter': as_it_is}
-    iterator: Any = Repeating(example.of(max(
-        way.micro_batches, trained.batch // way.replicas)))
-    if data is not None:
-        iterator, given = data.divided(grid), data.given()
-    return PipelineUpdater(iterator, optimizer, grid, schedule=way.schedule,
-                           micro_batches=way.micro_batches, **given)
+    grid, data = job.grid(comm), trained.data
+    if data is None or comm.size == 1 and not data.is_shared:
+        # A script's data are a rank's share then.
+        data = Data(Repeating(trained.example.of(max(
+            way.micro_batches, -(-trained.batch // way.replicas)))))
+    iterator, converter = data.of_rank(grid), data.converter
+    if way.stages > 1:
+        return PipelineUpdater(
+            iterator, optimizer, grid, schedule=way.schedule,
+            micro_batches=way.micro_batches, converter=converter)
+    if data.is_shared and comm.size > 1:
+        return ReplicaUpdater(iterator, optimizer, comm, converter=converter)
+    return StandardUpdater(iterator, optimizer, converter=converter)
 
 
 def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ..pipeline.schedules import make_schedule
 from .partition_plan import PartitionPlan, load_plan
@@ -53,10 +53,7 @@ class Configuration:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in 'replicas', 'stages', 'micro_batches':
-            if getattr(self, name) < 1:
-                raise ValueError(f'{name} must be at least 1, not '
-                                 f'{getattr(self, name)!r}')
+        _check_numbers(self, 'replicas', 'stages', 'micro_batches')
         cut = self.cut
         if (self.stages > 1) != (cut is not None):
             raise ValueError(f'{self.stages} stages need '
@@ -113,31 +110,22 @@ class Configuration:
         return ', '.join(parts)
 
 
-class Trial(NamedTuple):
-    """What some updates took in a way to run the job.
+@dataclass(frozen=True)
+class Timing:
+    """What an update takes in a way to run the job.
 
     Attributes:
         way: In words.
-        seconds: Median of an update.
-        spread: Half of the distance of the quartiles, relative.
+        seconds: Of an update: the median, where the way was tried, or else
+            predicted; 0 where the way is impossible.
+        spread: Half of the distance of the quartiles, relative, where the
+            way was tried.
+        reason: Why the way is impossible; '': it is not.
     """
 
     way: str
-    seconds: float
-    spread: float
-
-
-class Alternative(NamedTuple):
-    """A way that was not tried.
-
-    Attributes:
-        way: In words.
-        seconds: Predicted; None: impossible.
-        reason: Why it is impossible; '': it is not.
-    """
-
-    way: str
-    seconds: float | None
+    seconds: float = 0.0
+    spread: float = 0.0
     reason: str = ''
 
 
@@ -177,17 +165,14 @@ class JobPlan:
     spread: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
     memory: tuple[float, ...] = ()
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: tuple[Timing, ...] = ()
     remarks: tuple[str, ...] = ()
     looked_at: int = 0
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
         choice = self.choice
-        for name in 'ranks', 'batch':
-            if getattr(self, name) < 1:
-                raise ValueError(f'{name} must be at least 1, not '
-                                 f'{getattr(self, name)!r}')
+        _check_numbers(self, 'ranks', 'batch')
         if choice.stages * choice.replicas != self.ranks:
             raise ValueError(f'{choice.stages} stages x {choice.replicas} '
                              f'replicas are not {self.ranks} ranks')
@@ -217,9 +202,7 @@ class JobPlan:
         cut = self.choice.cut
         return {'kind': _KIND, **asdict(self),
                 'choice': {**vars(self.choice),
-                           'cut': cut and cut.as_dict()},
-                'trials': [one._asdict() for one in self.trials],
-                'alternatives': [one._asdict() for one in self.alternatives]}
+                           'cut': cut and cut.as_dict()}}
 
     def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
         """Why the plan is not for a model or job; '' if it is.
@@ -231,17 +214,18 @@ class JobPlan:
         if ranks is not None and ranks != self.ranks:
             return (f'the plan is for {self.ranks} ranks, and there are '
                     f'{ranks}; start so many, or make a plan for {ranks}')
+        problem = ''
         for name in {**self.model, **shapes}:
             here, there = shapes.get(name), self.model.get(name)
             if name not in shapes or name not in self.model:
+                problem = ('is only in the '
+                           + ('plan' if name in self.model else 'model'))
+            elif here and there and tuple(here) != tuple(there):
+                problem = (f'has shape {tuple(here)}, in the plan '
+                           f'{tuple(there)}')
+            if problem:
                 return ('the plan was made for another model: parameter '
-                        f'{name} is only in the '
-                        f'{"plan" if name in self.model else "model"}; '
-                        'make the plan again')
-            if here and there and tuple(here) != tuple(there):
-                return ('the plan was made for another model: parameter '
-                        f'{name} has shape {tuple(here)}, in the plan '
-                        f'{tuple(there)}; make the plan again')
+                        f'{name} {problem}; make the plan again')
         return ''
 
     def __str__(self) -> str:
@@ -273,8 +257,8 @@ class JobPlan:
         if self.alternatives:
             lines += ['', f'not tried (the best of each kind, of '
                       f'{self.looked_at} ways, predicted):', *_table([
-                          ('-' if one.seconds is None else _ms(one.seconds),
-                           one.way, one.reason)
+                          ('-' if one.reason else _ms(one.seconds), one.way,
+                           one.reason)
                           for one in self.alternatives])]
         return '\n'.join(lines)
 
@@ -320,6 +304,13 @@ def _made(data: Any) -> JobPlan:
         make_schedule(cut.schedule, cut.stages, cut.micro_batches, cut.chunks)
         data['choice'] = {**choice, 'cut': cut}
     return made(JobPlan, data)
+
+
+def _check_numbers(plan: Any, *names: str) -> None:
+    for name in names:
+        if getattr(plan, name) < 1:
+            raise ValueError(f'{name} must be at least 1, not '
+                             f'{getattr(plan, name)!r}')
 
 
 def _said(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from .calls import Order, Position
 from .stored import made, read_json, write_json
@@ -86,11 +86,12 @@ class PartitionPlan:
         """The content of the file that :meth:`save` writes."""
         return {
             **vars(self), 'predicted': asdict(self.predicted),
-            'cuts': [_NamedCut(self.order[cut.place][0], cut.depth)._asdict()
+            'cuts': [asdict(_NamedCut(self.order[cut.place][0], cut.depth))
                      for cut in self.cuts]}
 
 
-class _NamedCut(NamedTuple):
+@dataclass(frozen=True)
+class _NamedCut:
     """A cut in a file, where people see names of parameters."""
 
     before: str
@@ -133,8 +134,9 @@ def _positions(data: Mapping[str, Any], where: str) -> tuple[Position, ...]:
     place_of = {name: place for place, group in enumerate(order)
                 for name in group}
     cuts = made(tuple[_NamedCut, ...], data['cuts'], f'{prefix}cuts')
-    for before, _ in cuts:
-        if before not in place_of:
-            raise ValueError(f'the plan cuts before {before}, which is not '
-                             'in its order of parameters')
-    return tuple(Position(place_of[before], later) for before, later in cuts)
+    for cut in cuts:
+        if cut.before not in place_of:
+            raise ValueError(f'the plan cuts before {cut.before}, which is '
+                             'not in its order of parameters')
+    return tuple(Position(place_of[cut.before], cut.calls_later)
+                 for cut in cuts)

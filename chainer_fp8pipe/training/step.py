@@ -24,7 +24,7 @@ import contextlib
 import functools
 import numbers
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import chainer
@@ -47,7 +47,6 @@ from ..pipeline.backprop import Arrays
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.layers import blame
-from ..pipeline.loss import MeanLoss
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import (
     Schedule,
@@ -61,9 +60,21 @@ from ..report.stream import EventStream
 from .group_failures import give_up, hear_failures
 from .learning_rate import check_count
 from .meetings import Together, means, show_traceback
-from .tied_gradients import TiedGradients
-from .whole_model import decide_together, decisions, draw_alike
-from .work import Batch, ChainWork, LayersWork, Opened, layout_problem
+from .whole_model import (
+    TiedGradients,
+    decide_together,
+    decisions,
+    draw_alike,
+)
+from .work import (
+    Batch,
+    ChainWork,
+    LayersWork,
+    Opened,
+    cut,
+    layout_problem,
+    samples_of,
+)
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -152,7 +163,7 @@ class Pipeline:
             if device is not None:
                 model.to_device(chainer.get_device(device))
             if is_chain:
-                return ChainWork(model, model.partition, grid, loss_weight)
+                return ChainWork(model, grid, loss_weight)
             return LayersWork(model, grid, loss_fun, metrics, loss_weight,
                               label_key)
         self._work = raise_together(grid.comm, work, error=ValueError)
@@ -229,7 +240,7 @@ class Pipeline:
                                 'announced', None)
             exchange = (announced(self._model, scale) if announced
                         else contextlib.nullcontext())
-            with preserved(), exchange as final:
+            with _mode('train'), exchange as final:
                 self._stage.run(
                     self.schedule, inputs,
                     self._places(opened, self.iteration), self._work.mean,
@@ -255,18 +266,10 @@ class Pipeline:
         Arguments and result are those of :meth:`step`, for the batch of this
         pipeline.
         """
+        found = means(self._infer(
+            'evaluate', lambda: self.read(_either(arrays, named)), dict,
+            lambda outputs, opened: self._work.reported()))
         comm = self.grid.pipeline
-        opened, problem = self._open(
-            'evaluate', lambda: self.read(_either(arrays, named)))
-        with self._heard(comm):
-            if problem is not None:
-                raise problem
-            inputs, weights = self._work.deal('evaluate', opened,
-                                              self._channels)
-            self._work.mean.begin(weights, sum(weights), None)
-            self._infer(opened, inputs, self._work.mean)
-            found = means(self._together.meet(comm, self._work.reported()))
-        self._end()
         with self._together.heard(comm, _nothing):
             result = self._work.report(found)
             self._together.meet(comm)
@@ -275,25 +278,23 @@ class Pipeline:
     def predict(self, *inputs: Any, wanted: bool = True,
                 method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
-        comm = self.grid.pipeline
-        opened, problem = self._open(
-            'predict', lambda: _given(inputs), lambda: {
-                'the method that predicts': self._work.choose(method)})
-        outputs: Arrays = ()
-        with self._heard(comm):
+        comm, outputs = self.grid.pipeline, ()
+        asks = False
+
+        def say(parts: list[Arrays], opened: Opened) -> bool:
+            nonlocal asks, outputs
             asks = bool(wanted)
-            if problem is not None:
-                raise problem
-            first, _ = self._work.deal('predict', opened, self._channels)
-            parts = self._infer(opened, first, None)
             if self._is_last:
                 with blame('the output', 0):
-                    outputs = self._work.joined(parts, opened.sizes,
-                                                self._model.xp)
+                    outputs = self._work.joined(parts, opened.sizes)
                     # Sent, if anybody wants it, when all is well.
                     describe(outputs, None)
-            asking = self._together.meet(comm, asks)
-        self._end()
+            return asks
+        asking = self._infer(
+            'predict', lambda: self._work.batch(
+                _given(inputs), with_target=False),
+            lambda: {'the method that predicts': self._work.choose(method)},
+            say)
         if self._is_last:
             self._channels.send_outputs(outputs, [
                 rank for rank, asks in enumerate(asking)
@@ -309,6 +310,30 @@ class Pipeline:
              ) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
         return self._work.batch(arrays, progress)
+
+    def _infer(self, step: str, read: Read,
+               entries: Callable[[], Mapping[str, str]],
+               say: Callable[[list[Arrays], Opened], Any]) -> list[Any]:
+        """Runs forward only; what all ranks of the pipeline say of it."""
+        comm = self.grid.pipeline
+        opened, problem = self._open(step, read, entries)
+        with self._heard(comm):
+            if problem is not None:
+                raise problem
+            inputs, weights = self._work.deal(step, opened, self._channels)
+            self._work.mean.begin(weights, sum(weights), None)
+            with _mode(step):
+                outputs = self._stage.run(
+                    _forward(self.grid.stages, len(opened.sizes),
+                             self.schedule.chunks),
+                    inputs, self._places(opened, 0),
+                    self._work.mean if step == 'evaluate' else None,
+                    train=False)
+            found = self._together.meet(comm, say(outputs, opened))
+        self._channels.flush()
+        self._work.end()
+        self._work.give_back()
+        return found
 
     # --- before a step ----------------------------------------------------
 
@@ -390,13 +415,14 @@ class Pipeline:
         if error is None:
             try:
                 batch = read()
-                samples = batch.samples()
-                tree, arrays = self._work.shared(batch)
-                ends = bounds(samples, self._parts(step, samples))
-                opened = Opened(batch, [end - start for start, end in ends],
-                                0, batch.progress, tree, [
-                    [array[start:end] for array in arrays]
-                    for start, end in ends])
+                samples = samples_of(batch.arrays or [batch.target])
+                sizes = [end - start for start, end in bounds(
+                    samples, self._parts(step, samples))]
+                opened = Opened(
+                    sizes, 0, batch.progress, batch.tree,
+                    [list(of) for of in zip(*[
+                        cut(array, sizes) for array in batch.arrays],
+                        strict=True)] or [[] for _ in sizes], batch.target)
             except StopIteration:
                 head = _Head(step, ended=True)
             except BaseException as reason:     # the others wait
@@ -413,8 +439,8 @@ class Pipeline:
         """The batch, from each stage to the next."""
         before, after = self._channels.batch_in, self._channels.batch_out
         if before is None:
-            words = pickle.dumps((head, opened._replace(batch=None,
-                                                        parts=[])))
+            words = pickle.dumps((head, opened._replace(parts=[],
+                                                        target=None)))
             message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
         else:
             before.expect(1)
@@ -454,25 +480,10 @@ class Pipeline:
                 ) -> tuple[Any, BaseException | None]:
         """What an action gives in the step's mode, or what it raises."""
         try:
-            with preserved():
-                return (action() if step == 'train'
-                        else _inferring(action)), None
+            with _mode(step):
+                return action(), None
         except BaseException as error:      # the others wait for this rank
             return None, error
-
-    def _infer(self, opened: Opened, inputs: list[Arrays],
-               loss: MeanLoss | None) -> list[Arrays]:
-        schedule = _forward(self.grid.stages, len(opened.sizes),
-                            self.schedule.chunks)
-        with preserved():
-            return _inferring(lambda: self._stage.run(
-                schedule, inputs, self._places(opened, 0), loss,
-                train=False))
-
-    def _end(self) -> None:
-        self._channels.flush()
-        self._work.end()
-        self._work.give_back()
 
     @contextlib.contextmanager
     def _heard(self, comm: Any) -> Any:
@@ -531,7 +542,7 @@ class Pipeline:
             0.0 if self.grid.replica_index else number)
 
 
-_NOTHING_READ = Opened(None, [], 0, (0.0,) * 4, None, [])
+_NOTHING_READ = Opened([], 0, (0.0,) * 4, None, [])
 _forward = functools.lru_cache(16)(forward_schedule)
 
 
@@ -539,9 +550,16 @@ def _nothing(text: str) -> None:
     """Nobody waits for what follows the work."""
 
 
-def _inferring(action: Callable[[], Any]) -> Any:
-    with chainer.using_config('train', False), chainer.no_backprop_mode():
-        return action()
+@contextlib.contextmanager
+def _mode(step: str) -> Iterator[None]:
+    """A block with Chainer's settings for a step, which draws for itself."""
+    with preserved():
+        if step == 'train':
+            yield
+        else:
+            with chainer.using_config('train', False), \
+                    chainer.no_backprop_mode():
+                yield
 
 
 def _either(arrays: tuple, named: dict[str, Any]) -> Any:
@@ -551,11 +569,11 @@ def _either(arrays: tuple, named: dict[str, Any]) -> Any:
     return named or arrays
 
 
-def _given(inputs: tuple) -> Batch:
+def _given(inputs: tuple) -> tuple:
     if not inputs or any(array is None for array in inputs):
         raise ValueError('the first stage of each pipeline needs arrays')
-    return Batch(tuple(array.array if isinstance(array, chainer.Variable)
-                       else array for array in inputs), None)
+    return tuple(array.array if isinstance(array, chainer.Variable)
+                 else array for array in inputs)
 
 
 # --- options --------------------------------------------------------------

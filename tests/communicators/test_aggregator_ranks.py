@@ -3,7 +3,7 @@ import re
 from functools import partial
 
 from chainer_fp8pipe import ProcessGrid, create_communicator
-from chainer_fp8pipe.communicators import CodecCommunicator, aggregator_ranks
+from chainer_fp8pipe.communicators import CodecCommunicator, factory
 from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
@@ -18,6 +18,7 @@ from .helpers import (
     bits,
     check_means,
     set_gradients,
+    with_aggregators,
 )
 
 #: See test_codec_communicator.
@@ -25,14 +26,10 @@ TOLERANCE = {'float32': 1e-5, 'float16': 6e-3, 'fp8': 0.9, 'int4': 1.5}
 
 
 def divide(comm, name, aggregators=1, **given):
-    """The workers' communicator; None on an aggregator that is done.
-
-    As ``create_communicator``, which would end the process.
-    """
+    """The workers' communicator; None on an aggregator that is done."""
     if name.startswith(('fp8', 'int')):
         given.setdefault('warmup', 1)
-    return aggregator_ranks.divide(comm, name, make_options(name, {
-        'algorithm': 'aggregator', 'aggregators': aggregators, **given}))
+    return with_aggregators(comm, name, aggregators=aggregators, **given)
 
 
 def train(communicator, steps=3):
@@ -128,7 +125,7 @@ def alone(comm):
 
 
 def the_class_itself(comm):
-    CodecCommunicator(comm, 'float32', make_options('float32', {
+    CodecCommunicator(comm, make_options('float32', {
         'algorithm': 'aggregator'}))
 
 
@@ -189,7 +186,7 @@ def test_a_part_of_the_workers_is_made_without_aggregators(comm):
 @on_ranks(3)
 def test_ranks_that_sum_cannot_be_in_another_communicator(comm):
     with pytest.MonkeyPatch.context() as patch:     # in the ranks' process
-        patch.setattr(aggregator_ranks, '_aggregators', set())
+        patch.setattr(factory, '_aggregators', set())
         if comm.rank == 2:
             with pytest.raises(SystemExit) as left:
                 create_communicator('fp8', comm, algorithm='aggregator')

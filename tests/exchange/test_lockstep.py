@@ -4,7 +4,7 @@ import re
 import threading
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.engine import Algorithm, Bucket, Engine
+from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.codecs import Coding, Fp8Ratio
 from chainer_fp8pipe.exchange import drift, lockstep
 from chainer_fp8pipe.exchange.buckets import ReadyTimes
@@ -48,7 +48,7 @@ PLACES = [(mode, place) for mode in (False, True, 'next_forward')
 ]
 OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
-    'it waits': (Algorithm, 'finish'),
+    'it waits': (Engine, 'finish'),
     'an order is due': (ReadyTimes, 'keep'),
     'an order is chosen': (ModelExchange, '_choose_order'),
     'the rest is sent': (ModelExchange, '_send_rest'),
@@ -106,7 +106,7 @@ def test_an_interrupt_of_one_rank_is_heard_by_the_others(comm):
         if comm.rank == 1:
             def interrupted(*_):
                 raise KeyboardInterrupt
-            patch.setattr(Algorithm, 'finish', interrupted)
+            patch.setattr(Engine, 'finish', interrupted)
         set_gradients(model, comm.rank)
         with pytest.raises((KeyboardInterrupt, RuntimeError)) as raised:
             communicator.multi_node_mean_grad(model)

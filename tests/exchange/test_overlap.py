@@ -1,6 +1,4 @@
 """With overlap, results are those without, bit for bit."""
-from chainer_fp8pipe.communicators import aggregator_ranks
-from chainer_fp8pipe.communicators.options import make_options
 from chainer_fp8pipe.exchange.deferred_update import deferred
 
 import chainer
@@ -12,6 +10,7 @@ import pytest
 from tests.ranks import on_ranks
 from tests.training.extensions.helpers import make_trainer, weights
 
+from ..communicators.helpers import with_aggregators
 from ..communicators.networks import NETWORKS, Plain
 from .jobs import (
     CODECS,
@@ -214,9 +213,9 @@ def test_training_goes_on_bit_for_bit_from_a_state(comm, tmp_path, overlap):
 def test_aggregators_sum_what_is_sent_early(comm, name):
     results = []
     for overlap in (False, *OVERLAPS):
-        communicator = aggregator_ranks.divide(comm, name, make_options(name, {
-            **CODECS[name], 'algorithm': 'aggregator', 'overlap': overlap,
-            'bucket_bytes': 300, 'frame_bytes': 64}))
+        communicator = with_aggregators(
+            comm, name, **CODECS[name], overlap=overlap, bucket_bytes=300,
+            frame_bytes=64)
         if communicator is None:
             continue
         numpy.random.seed(1)

@@ -89,7 +89,7 @@ data axis: crosses between nodes; 5 MB per step, 5 MB of it between nodes
 @on_ranks(4)
 @pytest.mark.parametrize(('options', 'message'), [
     ({'pipeline': 3}, 'pipeline=3 does not divide the 4 ranks; it can be '
-                      '1, 2, 4'),
+                      '1, 2 or 4'),
     *(({'pipeline': number}, 'it can be') for number in (0, -2, 8, None)),
     ({'inside': 'node'}, "'pipeline', 'data' or 'auto', not 'node'"),
     ({'pipeline_bytes': 5}, '5 and None'),

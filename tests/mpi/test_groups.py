@@ -1,7 +1,7 @@
 import copy
 import pickle
 
-from chainer_fp8pipe.mpi.groups import Group, split_groups
+from chainer_fp8pipe.mpi.grid import Group, split_groups
 
 import chainermn
 import numpy as np

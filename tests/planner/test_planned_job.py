@@ -3,7 +3,7 @@ import json
 
 from chainer_fp8pipe import Divisible, PipelineUpdater
 from chainer_fp8pipe.links import lazy
-from chainer_fp8pipe.planner import planned_job
+from chainer_fp8pipe.planner import plan as planning
 from chainer_fp8pipe.planner.layered import layer_counts
 from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.calls import Position
@@ -20,7 +20,7 @@ import pytest
 from tests.ranks import on_ranks
 
 #: What is measured need not be right here.
-plan = functools.partial(planned_job.plan, budget=0.5)
+plan = functools.partial(planning.plan, budget=0.5)
 
 
 class Net(chainer.Chain):
@@ -174,7 +174,7 @@ def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
 
 @on_ranks(2)
 def test_ranks_that_plan_different_jobs_are_told(comm):
-    refused(comm, 'what is asked for is .* on rank 0 but .* on rank 1',
+    refused(comm, 'batch is 8 on rank 0 but 16 on rank 1',
             batch=8 * (1 + comm.rank))
     refused(comm, 'the model is', model=make(16 + comm.rank))
 

@@ -5,7 +5,6 @@ import itertools
 
 from chainer_fp8pipe.planning.calls import (
     Call,
-    Parameter,
     Position,
     Source,
     Value,
@@ -175,5 +174,5 @@ def test_gradients_of_weights_made_for_each_step_wait_for_the_end():
             'linear', inputs=(Source(len(calls) - 1, 0), *state),
             outputs={0: Value((1,), kind, True)}))
         state = [Source(len(calls) - 1, 0)]
-    found, _ = made(calls, {'/W': Parameter((size,), kind)})
+    found, _ = made(calls, {'/W': Value((size,), kind)})
     assert found.temporary[0, found.count] == 4 * size * steps

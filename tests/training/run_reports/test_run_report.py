@@ -371,7 +371,7 @@ def test_the_page_is_written_at_ends_of_epochs_and_at_the_end(
     where = 'chainer_fp8pipe.training.run_reports'
     with mock.patch('chainer_fp8pipe.report.page.write_page', note), (
             mock.patch(f'{where}.run_report.SHORTEST', 0.0)), (
-            mock.patch(f'{where}.recording._PAGES', 0.0)):
+            mock.patch(f'{where}.recorder._PAGES', 0.0)):
         trainer.run()
     communicator.finalize()
     path = str(tmp_path / 'page.html')
