@@ -6,6 +6,7 @@ gives an array with the samples along its first axis.
 """
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -123,3 +124,24 @@ def children(leaves):
         return result
     return lambda rng, samples: numpy.stack([one(rng)
                                              for _ in range(samples)])
+
+
+def net(parts):
+    """Of a ``forward``, what makes a chain with these attributes.
+
+    ``parts(...)`` gives links, parameters and others by name.
+    """
+    def decorate(forward):
+        kind = type(forward.__name__, (chainer.Chain,), {
+            'forward': forward, '__doc__': forward.__doc__,
+            '__module__': forward.__module__})
+
+        @functools.wraps(parts)
+        def make(*args, **sizes):
+            model = kind()
+            with model.init_scope():
+                for name, part in parts(*args, **sizes).items():
+                    setattr(model, name, part)
+            return model
+        return make
+    return decorate
