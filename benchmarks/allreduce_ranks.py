@@ -1,8 +1,6 @@
-"""What the ranks of the all-reduce benchmarks do: started by mpiexec.
+"""What the ranks of the all-reduce benchmarks do.
 
-    python allreduce_ranks.py SPECIFICATION.json RESULT.json
-
-The specification has ``cases``, ``sizes``, ``repeats`` (of short sizes there
+The job has ``cases``, ``sizes``, ``repeats`` (of short sizes there
 are :data:`MORE` times as many) and ``aggregators``: so many ranks, the last
 ones, take part in cases of the aggregator only.
 """
@@ -10,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import random
 import statistics
-import sys
 import time
 
 from chainer_fp8pipe.allreduce.engine import Bucket
@@ -30,6 +26,7 @@ from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 from codec_updates import begin
+from environment import as_rank
 from mpi4py import MPI
 
 _CODECS = {'fp8': Fp8Ratio, 'int4': BlockScaled}
@@ -38,10 +35,7 @@ SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
 MORE = 20           # times as many repeats, in turns with all short ones
 
 
-def main(specification: str, result: str) -> None:
-    with open(specification) as file:
-        wanted = json.load(file)
-    everyone = MPI.COMM_WORLD
+def main(everyone, wanted):
     is_worker = everyone.rank < everyone.size - wanted['aggregators']
     workers = everyone.Split(not is_worker, everyone.rank)
     found = {'workers': workers.size, 'rows': []}
@@ -57,8 +51,7 @@ def main(specification: str, result: str) -> None:
         found['rows'] += rows
         if everyone.rank == 0:
             _show(rows)
-            with open(result, 'w') as file:
-                json.dump(found, file)
+    return found
 
 
 def _in_turns(todo, repeats, everyone, workers, is_worker):
@@ -171,4 +164,4 @@ def _gloo(comm, dtype, size):
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    as_rank(main)

@@ -16,19 +16,12 @@ iproute2); without root only the jobs in shared memory run.
 """
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import pathlib
-import subprocess
+import contextlib
 import sys
-import tempfile
 from typing import NamedTuple
 
-from environment import RANKS, describe, mpiexec, write_json
+from environment import describe, parser, ranks_of, write_json
 from network import NetworkError, Star
-
-_RANKS = pathlib.Path(__file__).with_name('planning_ranks.py')
 
 
 class Job(NamedTuple):
@@ -58,15 +51,12 @@ JOBS = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--json', help='write what was measured there')
-    parser.add_argument('--only', default='', metavar='TEXT',
-                        help='jobs with this in their names')
-    parser.add_argument('--short', action='store_true',
-                        help='plan and measure for less time: a try')
-    options = parser.parse_args()
+    given = parser(__doc__)
+    given.add_argument('--only', default='', metavar='TEXT',
+                       help='jobs with this in their names')
+    given.add_argument('--short', action='store_true',
+                       help='plan and measure for less time: a try')
+    options = given.parse_args()
     lengths = (dict(budget=4.0, turns=1, seconds=0.3) if options.short else
                dict(budget=16.0, turns=3, seconds=1.5))
     print(describe(), flush=True)
@@ -80,8 +70,6 @@ def main() -> None:
             one = _run(job, lengths)
         except NetworkError as error:
             print(f'{job.name}: left out: {error}', flush=True)
-            continue
-        if one is None:
             continue
         found.append(one)
         _judge(one)
@@ -114,24 +102,11 @@ def _count(found, name):
 
 
 def _run(job, lengths):
-    with tempfile.TemporaryDirectory() as folder:
-        given, result = (pathlib.Path(folder, name)
-                         for name in ('job.json', 'result.json'))
-        given.write_text(json.dumps({
-            **job._asdict(), **lengths, 'name': job.name,
-            'pinned': job.rate > 0}))
-        command = [sys.executable, str(_RANKS), str(given), str(result)]
-        if job.rate:
-            with Star(job.ranks, job.rate) as network:
-                code = network.run(command, env=RANKS).returncode
-        else:
-            code = subprocess.run([*mpiexec(job.ranks), *command],
-                                  env={**os.environ, **RANKS}).returncode
-        if not result.exists():
-            print(f'{job.name}: the ranks ended with exit code {code}',
-                  flush=True)
-            return None
-        return json.loads(result.read_text())
+    given = {**job._asdict(), **lengths, 'name': job.name,
+             'pinned': job.rate > 0}
+    with Star(job.ranks, job.rate) if job.rate else (
+            contextlib.nullcontext()) as network:
+        return ranks_of('planning_ranks.py', given, job.ranks, network)
 
 
 if __name__ == '__main__':

@@ -1,17 +1,13 @@
 """What the ranks of the planning benchmark do: started by mpiexec.
 
-    python planning_ranks.py JOB.json RESULT.json
-
 Plans a job, and then runs every way that was tried again, in turns and for
 longer, with the same data; among them the script as it was.
 """
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
-import sys
 import time
 
 from chainer_fp8pipe.planner import plan as planning
@@ -22,7 +18,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-from mpi4py import MPI
+from environment import as_rank
 
 
 class Convolutions(chainer.Chain):
@@ -89,10 +85,7 @@ class Samples(chainer.dataset.DatasetMixin):
         return self._x, numpy.int32(i % 10)
 
 
-def main(job, result):
-    with open(job) as file:
-        job = json.load(file)
-    comm = MPI.COMM_WORLD
+def main(comm, job):
     if job['pinned']:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
@@ -123,13 +116,10 @@ def main(job, result):
                 seconds = try_way(way, trained, comm, job['seconds'])
                 if not isinstance(seconds, str):
                     found.setdefault(name, []).extend(seconds)
-    if comm.rank == 0:
-        with open(result, 'w') as file:
-            json.dump({
-                **job, 'planning': took, 'choice': str(made.choice),
-                'remarks': made.remarks,
-                'ways': {name: statistics.median(seconds)
-                         for name, seconds in found.items()}}, file)
+    return {**job, 'planning': took, 'choice': str(made.choice),
+            'remarks': made.remarks,
+            'ways': {name: statistics.median(seconds)
+                     for name, seconds in found.items()}}
 
 
 class Slow(chainer.FunctionHook):
@@ -156,4 +146,4 @@ class Slow(chainer.FunctionHook):
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    as_rank(main)

@@ -196,8 +196,8 @@ def _tried(ways: Sequence[Configuration], trained: Trained,
     """Tries all ways, and one process."""
     begin, seconds = time.perf_counter(), budget * _OF_A_TRIAL
 
-    def run(way: Configuration) -> Blocks:
-        return try_way(way, trained, comm, seconds)
+    def run(way: Configuration, limit: float) -> Blocks:
+        return try_way(way, trained, comm, seconds, limit)
     found, remarks = try_all(
         [*ways, *[Configuration()] * (comm.size > 1)], run, say,
         lambda: comm.bcast(time.perf_counter() - begin < budget))

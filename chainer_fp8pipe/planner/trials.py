@@ -43,7 +43,8 @@ _LONG = 0.3
 #: Medians that differ by less are equal, whatever their spread was.
 _EQUAL = 0.03
 #: Turns in which the fastest ways, so many at most, that are slower than the
-#: fastest by no more than this share are tried again.
+#: fastest by no more than this share are tried again.  A way whose second
+#: update takes longer still, by so much, is not tried further.
 _TURNS, _FINALISTS, _NEAR = 2, 4, 0.4
 
 
@@ -78,16 +79,17 @@ Blocks = list[float] | str
 
 
 def try_all(ways: Sequence[Configuration], run: Callable[
-        [Configuration], Blocks], say: Callable[[str], None],
+        [Configuration, float], Blocks], say: Callable[[str], None],
             has_time: Callable[[], bool] = lambda: True
             ) -> tuple[list[tuple[Configuration, Timing]], list[str]]:
     """Tries ways, and those that come close to the fastest again.
 
     Args:
-        ways: In any order.
-        run: Tries one, on all ranks; the same on all of them.
+        ways: In any order; best the fastest first.
+        run: Tries one, on all ranks; is given the seconds of an update from
+            which on it need not go on; the same on all ranks.
         say: Is told what is being tried.
-        has_time: Whether there is time for another turn; the same on all
+        has_time: Whether there is time to try ways again; the same on all
             ranks.
 
     Returns:
@@ -95,23 +97,27 @@ def try_all(ways: Sequence[Configuration], run: Callable[
     """
     found: dict[int, list[float]] = {}
     problems = []
+
+    def median(number: int) -> float:
+        return float(numpy.median(found[number]))
     for number, way in enumerate(ways):
         say(f'trying {way}')
-        blocks = run(way)
+        blocks = run(way, (1 + _NEAR) ** 2 * min(
+            map(median, found), default=math.inf))
         if isinstance(blocks, str):
             problems.append(f'{way} was not tried: {blocks}')
         else:
             found[number] = blocks
     for _ in range(_TURNS):
-        if not has_time():
-            break
-        ranked = sorted(found, key=lambda number: numpy.median(found[number]))
-        near = [number for number in ranked[:_FINALISTS] if numpy.median(
-            found[number]) <= numpy.median(found[ranked[0]]) * (1 + _NEAR)]
+        ranked = sorted(found, key=median)
+        near = [number for number in ranked[:_FINALISTS]
+                if median(number) <= median(ranked[0]) * (1 + _NEAR)]
         # The last one first, so that a slow minute does not always hit it.
         for number in reversed(near * (len(near) > 1)):
+            if not has_time():
+                break
             say(f'trying {ways[number]} again')
-            blocks = run(ways[number])
+            blocks = run(ways[number], math.inf)
             if not isinstance(blocks, str):
                 found[number] = found[number] + blocks
     return [(ways[number], timing_of(ways[number], blocks))
@@ -134,7 +140,7 @@ def preferred(trials: Sequence[tuple[Configuration, Timing]]
 
 
 def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
-            seconds: float = 1.5) -> Blocks:
+            seconds: float = 1.5, limit: float = math.inf) -> Blocks:
     """Trains a copy of the model in a way for some updates.
 
     Call it on all ranks.  If the way is for one process, the first one trains
@@ -145,6 +151,7 @@ def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
         trained: Model, optimizer and data.
         comm: All ranks.
         seconds: That the timed updates may take.
+        limit: Seconds of an update from which on one is enough.
     """
     found: list[float] = []
     problem, done = '', list[Callable[[], Any]]()
@@ -153,7 +160,7 @@ def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
         try:
             with preserved():
                 updater = _updater(way, trained, here, done)
-                found = blocks_of(updater.update, here, seconds)
+                found = blocks_of(updater.update, here, seconds, limit)
         except Exception as error:
             problem = f'{type(error).__name__}: {error}'
     if here is not comm:        # nobody asks for messages meanwhile
@@ -197,6 +204,7 @@ def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
 
 
 def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
+              limit: float = math.inf,
               clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Seconds of an update, of the slowest rank, in each of some blocks.
 
@@ -204,6 +212,7 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
         update: Makes one, on all ranks.
         comm: All ranks; they make equally many updates.
         seconds: That all blocks may take.
+        limit: Seconds of an update from which on one is enough.
         clock: Gives seconds.
     """
     def measured(count: int) -> float:
@@ -214,6 +223,8 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
         return comm.allreduce((clock() - begin) / count, MPI.MAX)
     update()                # sends parameters, gets memory
     one = measured(1)
+    if one > limit:
+        return [one]
     if one < _LONG:
         for _ in range(_WARM_UP - 2):
             update()

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..pipeline.schedules import make_schedule
-from .partition_plan import PartitionPlan, load_plan
+from .partition_plan import PartitionPlan
 from .sizes import counted, said_bytes
 from .stored import made, read_json, write_json
 
@@ -181,6 +181,10 @@ class JobPlan:
                 f'batch {self.batch} cannot be cut into choice.micro_batches '
                 f'{choice.micro_batches} for each of {choice.replicas} '
                 'replicas')
+        if choice.cut is not None:
+            # Which must be possible, and not take for ever to find out.
+            make_schedule(choice.schedule, choice.stages,
+                          choice.micro_batches, choice.cut.chunks)
         if self.model and choice.cut is not None:
             for group in choice.cut.order:
                 for name in group:
@@ -192,6 +196,15 @@ class JobPlan:
     def is_tried(self) -> bool:
         """Whether the seconds were measured."""
         return str(self.choice) in [one.way for one in self.trials]
+
+    @staticmethod
+    def before_made(data: Any, where: str) -> Any:
+        """What a file has, without what says that it is of a job."""
+        if not isinstance(data, Mapping) or data.get('kind') != _KIND:
+            raise ValueError('this is no plan of a job' + (
+                "; a cut of partition()'s is given to partition(plan=...)"
+                if isinstance(data, Mapping) and 'cuts' in data else ''))
+        return {name: value for name, value in data.items() if name != 'kind'}
 
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
@@ -277,33 +290,13 @@ def load_job_plan(source: str | Mapping[str, Any] | JobPlan, remedy: str =
         ValueError: The source is no plan, or a plan that contradicts itself;
             the message says how.
     """
-    if isinstance(source, JobPlan):
-        return source
     name = 'the plan'
     if isinstance(source, str):
         name, source = source, read_json(source, remedy)
     try:
-        return _made(source)
+        return made(JobPlan, source)
     except ValueError as error:
         raise ValueError(f'{name}: {error}; {remedy}') from None
-
-
-def _made(data: Any) -> JobPlan:
-    if not isinstance(data, Mapping) or data.get('kind') != _KIND:
-        raise ValueError('this is no plan of a job' + (
-            "; a cut of partition()'s is given to partition(plan=...)"
-            if isinstance(data, Mapping) and 'cuts' in data else ''))
-    data = {name: value for name, value in data.items() if name != 'kind'}
-    choice = data.get('choice')
-    if isinstance(choice, Mapping) and choice.get('cut') is not None:
-        cut = load_plan(choice['cut'], 'choice.cut')
-        # Which must be possible, and not take for ever to find out.
-        if cut.micro_batches > made(int, data.get('batch', 0), 'batch'):
-            raise ValueError(f'{cut.micro_batches} micro-batches are more '
-                             'than the samples of batch')
-        make_schedule(cut.schedule, cut.stages, cut.micro_batches, cut.chunks)
-        data['choice'] = {**choice, 'cut': cut}
-    return made(JobPlan, data)
 
 
 def _check_numbers(plan: Any, *names: str) -> None:

@@ -50,9 +50,10 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
     """An object of a type, of what JSON has of it.
 
     Args:
-        kind: A data class, ``tuple[...]``, ``Mapping[str, ...]``,
-            ``Literal``, ``... | None``, or one of JSON's types.  Numbers are
-            finite and not negative.
+        kind: A data class, whose ``before_made(data, where)`` may change the
+            data before, ``tuple[...]``, ``Mapping[str, ...]``, ``Literal``,
+            ``... | None``, or one of JSON's types.  Numbers are finite and
+            not negative.
         data: As from :func:`read_json`; what is an object already, of a data
             class or another one, is taken as it is.
         where: Path of fields, for messages.
@@ -64,7 +65,8 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
     if kind is Any or kind not in _NAMES and type(data) is kind:
         return data
     if dataclasses.is_dataclass(kind):
-        return _object(kind, data, where)
+        before = getattr(kind, 'before_made', lambda data, where: data)
+        return _object(kind, before(data, where), where)
     if origin in (typing.Union, types.UnionType):
         return None if data is None else made(arguments[0], data, where)
     if origin is typing.Literal:

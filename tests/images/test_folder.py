@@ -126,7 +126,7 @@ def test_chainers_own_iterators_go_through_it(root, kind, cache):
      'takes 1,440 bytes'),
     ({'shard': (3, 3)}, 'there is no shard 3 among 3'),
     ({'shard': 'all'}, 'neither a communicator nor'),
-    ({'decoder': 'magic'}, 'magic'),
+    ({'decoder': 'magic'}, "'magic'; there are auto, turbojpeg, pillow"),
     ({'decoder': None}, 'decoder=None is no decoder'),
     ({'transform': 224}, r'transform=224 is no transform.*Crop\(224\)'),
     ({'transform': CenterCrop}, 'is no transform'),

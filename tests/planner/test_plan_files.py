@@ -87,7 +87,7 @@ def edited(data, where, value):
     (full(REPLICAS), 'trials.0.way', None, 'way must be a text, not None'),
     (STAGES, 'choice.cut', None, '2 stages need a cut'),
     (STAGES, 'choice.micro_batches', 2, 'the cut is for 2 stages and 3'),
-    (STAGES, 'choice.cut.micro_batches', 10 ** 9, 'more than the samples'),
+    (STAGES, 'choice.cut.micro_batches', 10 ** 9, 'the cut is for 2 stages'),
     (STAGES, 'choice.cut.schedule', '2f2b', '2f2b'),
     (STAGES, 'choice.cut.order', [['/predictor/l2/W', '/x']],
      'choice.cut.order has /x, which is no parameter'),

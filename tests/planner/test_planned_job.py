@@ -112,11 +112,17 @@ def test_a_divisible_is_planned_and_trains_by_layers(comm):
 
 
 @on_ranks(2)
-def test_planned_replicas_average_their_gradients(comm):
+def test_planned_replicas_were_tried_and_average_their_gradients(comm):
     planned = plan(make(), batch(), comm, stages=(1,), codecs=('float32',))
     choice = planned.plan.choice
     assert (choice.stages, choice.replicas) == (1, 2)
     assert choice.codec in ('float32', 'naive')
+    tried = planned.plan.trials
+    assert {'2 replicas, naive', '2 replicas, float32 direct',
+            'one process', str(choice)} <= {one.way for one in tried}
+    assert [one.seconds for one in tried] == sorted(
+        one.seconds for one in tried)
+    assert all(one.way in str(planned) for one in tried)
     model = make()
     assert planned.partition(model, comm=comm) is model
     communicator = planned.communicator(comm)
@@ -133,18 +139,6 @@ def test_planned_replicas_average_their_gradients(comm):
         numpy.testing.assert_allclose(mine.array, expected.array, rtol=1e-5,
                                       atol=1e-6)
     communicator.finalize()
-
-
-@on_ranks(2)
-def test_the_most_promising_ways_are_tried(comm):
-    planned = plan(make(), batch(), comm, stages=(1,)).plan
-    ways = [one.way for one in planned.trials]
-    assert {'2 replicas, naive', '2 replicas, float32 direct',
-            'one process'} <= set(ways)
-    assert str(planned.choice) in ways
-    seconds = [one.seconds for one in planned.trials]
-    assert seconds == sorted(seconds)
-    assert all(one.way in str(planned) for one in planned.trials)
 
 
 @on_ranks(2)

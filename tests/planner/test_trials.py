@@ -1,6 +1,7 @@
 """The fastest ways are tried, and of equally fast ones the simplest is taken.
 """
 import itertools
+import math
 
 from chainer_fp8pipe.planner import exchange_times, trials
 from chainer_fp8pipe.planner.example import Data, Endless, Example
@@ -65,9 +66,12 @@ def test_ways_near_the_fastest_are_tried_again():
     ways = [PLAIN, FP8, DEFERRED, NAIVE]
     seconds = dict(zip(map(str, ways), (
         [1.0, 1.2], [.9, 1.0], [5.0], 'it failed'), strict=True))
-    said = []
-    found, problems = trials.try_all(
-        ways, lambda way: seconds[str(way)], said.append)
+    said, limits = [], []
+
+    def run(way, limit):
+        limits.append(limit)
+        return seconds[str(way)]
+    found, problems = trials.try_all(ways, run, said.append)
     assert found == [
         (PLAIN, Timing(str(PLAIN), 1.1, pytest.approx(.1 / 1.1))),
         (FP8, Timing(str(FP8), .95, pytest.approx(.05 / .95))),
@@ -75,6 +79,12 @@ def test_ways_near_the_fastest_are_tried_again():
     assert problems == [f'{NAIVE} was not tried: it failed']
     assert said == [*(f'trying {way}' for way in ways),
                     *[f'trying {PLAIN} again', f'trying {FP8} again'] * 2]
+    # A way that is twice as slow as the fastest so far need not go on.
+    assert limits == pytest.approx([
+        math.inf, 1.96 * 1.1, 1.96 * .95, 1.96 * .95, *[math.inf] * 4])
+    found, _ = trials.try_all(ways[:2], run, said.append, lambda: False)
+    assert found[1][1].seconds == .95
+    assert said[-1] == f'trying {FP8}'
 
 
 class Works:
@@ -94,10 +104,10 @@ class Works:
 
 @pytest.mark.parametrize(('each', 'updates', 'blocks'), [
     (.001, 2 + 1 + 1 + 4 * 20, 4), (.1, 2 + 1 + 1 + 4 * 3, 4),
-    (1.0, 2 + 2, 2)])
+    (1.0, 2 + 2, 2), (2.0, 2, 1)])
 def test_long_updates_are_made_fewer_times(each, updates, blocks):
     work = Works(each)
-    found = trials.blocks_of(work, MPI.COMM_SELF, 1.5, work.clock)
+    found = trials.blocks_of(work, MPI.COMM_SELF, 1.5, 1.9, work.clock)
     assert found == pytest.approx([each] * blocks)
     assert work.made == updates
 

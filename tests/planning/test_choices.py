@@ -118,7 +118,7 @@ def test_the_seconds_of_a_plan_are_those_of_its_trial():
 
 # --- memory -----------------------------------------------------------------
 
-@settings(max_examples=40, deadline=None,
+@settings(max_examples=20, deadline=None,
           suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([2, 4]), st.sampled_from([16, 64]),
        st.integers(0, 3_000_000), st.floats(.05, 1.5), st.integers(0, 2))

@@ -43,8 +43,8 @@ def nbytes(calls, sources):
 
 
 @few
-@given(traces(seconds=True))
-def test_an_interval_costs_what_its_calls_do(calls):
+@given(traces(seconds=True), st.data())
+def test_an_interval_costs_what_its_calls_do(calls, data):
     found, atoms = made(calls)
     for start, end, numbers in each_interval(found.count, atoms):
         inside = [calls[number] for number in numbers]
@@ -68,14 +68,13 @@ def test_an_interval_costs_what_its_calls_do(calls):
                 if atoms[source.call] < index <= atom}
         assert found.crossing[index] == nbytes(calls, over)
         assert found.values[index] == len(over)
-
-
-@few
-@given(traces(), st.data())
-def test_the_stages_of_a_run_are_the_intervals_that_were_weighed(calls,
-                                                                 data):
-    """Cuts at atoms' starts, and what crosses them in a run."""
-    found, atoms = made(calls)
+    # Atoms are in order, and no link to be whole is in two.
+    assert sorted(set(found.starts)) == found.starts
+    assert set(atoms) == set(range(found.count))
+    for name in {name for call in calls for name in call.whole}:
+        assert len({atom for call, atom in zip(calls, atoms, strict=True)
+                    if name in call.whole}) == 1
+    # The stages of a run are the intervals that were weighed.
     inner = range(1, found.count)
     ends = sorted(data.draw(st.sets(st.sampled_from(inner)))
                   ) if inner else []
@@ -86,17 +85,6 @@ def test_the_stages_of_a_run_are_the_intervals_that_were_weighed(calls,
                                for atom in atoms)
     assert [nbytes(calls, values) for values in run.crossing] == [
         found.crossing[end] for end in ends]
-
-
-@few
-@given(traces())
-def test_atoms_are_in_order_and_no_link_to_be_whole_is_in_two(calls):
-    found, atoms = made(calls)
-    assert sorted(set(found.starts)) == found.starts
-    assert set(atoms) == set(range(found.count))
-    for name in {name for call in calls for name in call.whole}:
-        assert len({atom for call, atom in zip(calls, atoms, strict=True)
-                    if name in call.whole}) == 1
 
 
 def test_a_loop_is_no_place_for_a_cut():
