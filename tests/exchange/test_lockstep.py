@@ -50,7 +50,7 @@ OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Engine, 'finish'),
     'an order is due': (ReadyTimes, 'keep'),
-    'an order is chosen': (ModelExchange, '_choose_order'),
+    'an order is chosen': (ModelExchange, '_travel'),
     'the rest is sent': (ModelExchange, '_send_rest'),
     'the rest is left for later': (DeferredUpdate, '__init__'),
     'a parameter is updated': (SGDRule, 'update_core_cpu'),
