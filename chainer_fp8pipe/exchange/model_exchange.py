@@ -48,7 +48,12 @@ from mpi4py import MPI
 
 from ..allreduce.engine import PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
-from ..mpi.agreement import Signature, agree, raised_by_all
+from ..mpi.agreement import (
+    Signature,
+    agree,
+    is_raised_by_all,
+    raised_by_all,
+)
 from ..mpi.waiting import give_way
 from .buckets import (
     BucketNames,
@@ -278,8 +283,9 @@ class ModelExchange:
                     and ranks.comm.size > 1):
                 compare(model, self.updates, ranks)
         except (ValueError, ReplicaDrift) as error:
-            if reducer.overlap and reducer.withdraw(self) and isinstance(
-                    error, ValueError):
+            # Others come to no more calls where this rank raises alone.
+            if reducer.overlap and is_raised_by_all(error) and (
+                    reducer.withdraw(self)) and isinstance(error, ValueError):
                 ranks.break_off()
             raise
 
