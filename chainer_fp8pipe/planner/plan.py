@@ -108,8 +108,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         model = raise_together(comm, lambda: Layered(model, loss_fun),
                                error=ValueError)
     samples, wanted = _checked(comm, model, example, optimizer, {
-        'batch': batch, 'memory': memory, 'codecs': tuple(codecs),
-        'stages': tuple(stages), 'ranks': ranks, 'budget': budget})
+        'batch': batch, 'memory': memory, 'codecs': codecs,
+        'stages': stages, 'ranks': ranks, 'budget': budget})
     trained = Trained(model, optimizer or chainer.optimizers.Adam(), samples,
                       wanted.batch, data)
 
@@ -266,7 +266,8 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, optimizer: Any,
         return samples, _wanted(comm.size, samples.samples, **given)
     found = raise_together(comm, check, error=ValueError)
     agree(comm, Signature({
-        **{name: repr(value) for name, value in given.items()},
+        **{name: repr(value) for name, value in {
+            **given, **found[1]._asdict()}.items()},
         'the model': repr(shapes_of(model)),
         'the samples of the example': str(found[0].samples)}),
         remedy='Pass the same to plan() on all ranks.')
@@ -296,5 +297,5 @@ def _wanted(here: int, samples: int, *, batch: Any, memory: Any, codecs: Any,
         if not isinstance(one, int) or one < 1 or count % one:
             raise ValueError(f'stages={one!r} does not divide the {count} '
                              'ranks')
-    return Wanted(batch or samples * count, parse_bytes(memory), codecs,
-                  stages)
+    return Wanted(batch or samples * count, parse_bytes(memory),
+                  tuple(codecs), tuple(stages))
