@@ -60,7 +60,7 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
 
 def test_the_codec_of_the_command_line_is_between_the_replicas(
         tmp_path, serial):
-    arguments = '--seed', '1'
+    arguments = '--seed', '1', '--hooks'
     done = run_pipeline(tmp_path, 4, *arguments, options=[
         '--communicator', 'fp8', '--warmup', '2'])
     assert done.returncode == 0, done.stderr
@@ -211,6 +211,8 @@ REFUSED = [
      'optimizer.setup(Net(model.predictor))\n'
      'training.StandardUpdater(iterator, optimizer)',
      'must return its loss'),
+    (_UPDATER + "chainer.serializers.load_npz('x', model.predictor)",
+     'loaded after the updater'),
 ]
 
 
@@ -233,17 +235,12 @@ def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
     check_refusal(refusals[case], REFUSED[case][1])
 
 
-@pytest.mark.parametrize(('lines', 'message'), [
-    (_UPDATER + 'training.StandardUpdater(iterator, optimizer)',
-     'a second updater'),
-    (_UPDATER + "chainer.serializers.load_npz('x', model.predictor)",
-     'loaded after the updater'),
-])
-def test_all_ranks_refuse_together(tmp_path, lines, message):
+def test_all_ranks_refuse_together(tmp_path):
     check_refusal(run_lines(tmp_path, '''
 from chainer_fp8pipe.training.unmodified import launch
 launch._PATIENCE = 300     # ranks that share cores may be late
-''' + lines, 4), message)
+''' + _UPDATER + 'training.StandardUpdater(iterator, optimizer)', 4),
+                  'a second updater')
 
 
 def check_refusal(done, message):

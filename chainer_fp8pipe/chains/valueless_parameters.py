@@ -70,9 +70,12 @@ class DeferredParameter(chainer.Parameter):
     def initialize(self, shape: Any) -> None:
         """Draws values for a shape that is known only now."""
         self._values_from = None
+        if not hasattr(self, '_draw_from'):
+            super().initialize(shape)
+            return
         with preserved():       # whoever draws in forward goes on as before
             super().initialize(shape)   # in a trace or `deferred`: a ghost
-        if not is_ghost(self._data[0]) and hasattr(self, '_draw_from'):
+        if not is_ghost(self._data[0]):
             place_array(self, ghost(_shape(shape), self._data[0].dtype))
             draw(self)
 

@@ -134,14 +134,17 @@ class State:
         for _, array in self._residuals.values():
             array *= numpy.float32(factor)
 
-    def residual_norms(self) -> dict[str, float]:
-        """2-norms of what encodings of gradients lost, by tensor.
-
-        In the units of gradients with their loss scale.
-        """
-        return {name: float(array.dot(array)) ** 0.5
-                for (site, name), (_, array) in self._residuals.items()
-                if site == GRADIENT}
+    def health(self) -> dict[str, dict[str, float]]:
+        """What is known of each tensor; see ``CodecCommunicator.health``."""
+        found: dict[str, dict[str, float]] = {}
+        for kind in 'q', 'clipped', 'encoded':
+            for name, value in self.numbers.get(kind, {}).items():
+                found.setdefault(name, {})[kind] = float(value)
+        for (site, name), (_, array) in self._residuals.items():
+            if site == GRADIENT:
+                found.setdefault(name, {})['residual'] = float(
+                    array.dot(array)) ** 0.5
+        return found
 
     def blame(self, what: str) -> None:
         """Notes once what made a wire not finite, see ``nonfinite``."""

@@ -14,7 +14,7 @@ from mpi4py import MPI
 from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
-from ..exchange.model_exchange import NonfiniteMean
+from ..exchange.model_exchange import ModelExchange, NonfiniteMean
 from ..exchange.reducer import Final, Reducer, threads_are_allowed
 from ..mpi.agreement import Signature, agree
 from ..report.stream import EventStream
@@ -182,11 +182,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             TypeError: The codec is not fp8.
         """
-        self._reducer.complete()
         codec = self._reducer.codec
         if not isinstance(codec, Fp8Ratio):
             raise TypeError(f'communicator {self.name!r} has no fp8 codec')
-        exchange = self._reducer.known(model)
+        exchange = self._known(model)
         return codec.report(exchange.codec_state) if exchange else {}
 
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
@@ -195,22 +194,11 @@ class CodecCommunicator(MpiCommunicatorBase):
         By the parameter's name, as far as the codec has them: ``'q'``,
         ``'clipped'`` and ``'encoded'`` (see :class:`.TensorReport`), and
         ``'residual'``, the 2-norm of what error feedback keeps of this
-        rank's gradients.  Call it on all ranks, as with :meth:`report`.
+        rank's gradients, with their loss scale.  Call it on all ranks, as
+        with :meth:`report`.
         """
-        self._reducer.complete()
-        exchange = self._reducer.known(model)
-        if exchange is None:
-            return {}
-        kept = exchange.codec_state
-        codec = kept.codec
-        found: dict[str, dict[str, float]] = {}
-        if isinstance(codec, Fp8Ratio):
-            found = {name: {key: float(value) for key, value
-                            in report._asdict().items()}
-                     for name, report in codec.report(kept).items()}
-        for name, norm in kept.residual_norms().items():
-            found.setdefault(name, {})['residual'] = norm
-        return found
+        exchange = self._known(model)
+        return exchange.codec_state.health() if exchange else {}
 
     def sent_levels(self) -> dict[str, float]:
         """Which shares of the bytes it sends stay inside this rank's node.
@@ -235,10 +223,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: There are several, and none is given.
         """
-        self._reducer.complete()
-        if model is None:
-            model = self._only_model()
-        exchange = None if model is None else self._reducer.known(model)
+        exchange = self._known(self._only_model() if model is None else model)
         return exchange.save() if exchange else {}
 
     def load_state(self, state: dict[str, numpy.ndarray],
@@ -255,14 +240,18 @@ class CodecCommunicator(MpiCommunicatorBase):
                 model is given, and there are several or none.
         """
         self._reducer.complete()
-        if model is None:
-            model = self._only_model()
+        model = self._only_model() if model is None else model
         if model is None:
             raise ValueError('no gradients have been averaged, so that it is '
                              'not known whose state this is; pass the model')
         self._reducer.load(model, state)
 
     # --- details ------------------------------------------------------------
+
+    def _known(self, model: chainer.Link | None) -> ModelExchange | None:
+        """What is known of a model, when its last update is done."""
+        self._reducer.complete()
+        return None if model is None else self._reducer.known(model)
 
     def _only_model(self) -> chainer.Link | None:
         models = [model for exchange in self._reducer.exchanges

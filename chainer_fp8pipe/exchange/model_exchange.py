@@ -165,7 +165,8 @@ class ModelExchange:
     def __init__(self, reference: weakref.ref[chainer.Link], reducer: Reducer
                  ) -> None:
         self.reference = reference
-        self._reducer: Any = weakref.proxy(reducer)     # no cycle
+        self._owner = weakref.ref(reducer)      # no cycle
+        self._reducer: Any = weakref.proxy(reducer)
         self._first = Cast('float32').init()
         self.number = -1
         self.codec_state = reducer.codec.init()
@@ -500,7 +501,7 @@ class ModelExchange:
         if self.deferred:
             return self._parameters     # an access would wait
         model = self.reference()
-        if model is None:
+        if model is None or self._owner() is None:
             return {}
         return {name: parameter
                 for name, parameter in distinct_parameters(model)

@@ -8,7 +8,7 @@ import chainer
 from chainer.dataset import convert
 
 from ..chains import nested
-from ..training.unmodified.dividing import DividingIterator, ReceivingIterator
+from ..training.unmodified.dividing import divided
 
 #: The smaller batch has this part of the larger one's samples, unless a
 #: micro-batch is smaller than the larger one anyway.
@@ -128,9 +128,7 @@ class Data(NamedTuple):
         """The iterator of this rank, of a grid of stages and replicas."""
         if grid.stage_index or grid.replicas == 1 or not self.is_shared:
             return self.iterator
-        if grid.replica_index:
-            return ReceivingIterator(grid.data)
-        return DividingIterator(self.iterator, grid.data)
+        return divided(self.iterator, grid.data)
 
     def seconds(self) -> float:
         """In which a batch is read and converted, the fastest of some.

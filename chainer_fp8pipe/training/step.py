@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import chainer
-import chainer.functions as F
 import numpy
 from chainermn.links import MultiNodeBatchNormalization
 from chainermn.optimizers import (
@@ -36,7 +35,6 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ..chains.partitioned_chain import PartitionedChain
 from ..channel.channel import CODECS, describe
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
@@ -66,15 +64,7 @@ from .whole_model import (
     decisions,
     draw_alike,
 )
-from .work import (
-    Batch,
-    ChainWork,
-    LayersWork,
-    Opened,
-    cut,
-    layout_problem,
-    samples_of,
-)
+from .work import Batch, Opened, Work, cut, samples_of, work_of
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -99,7 +89,8 @@ class Pipeline:
             found = pipeline.step(x, t)
             print(found['loss'])
 
-    The arguments are those of :class:`PipelineUpdater`.
+    The arguments are those of :class:`PipelineUpdater`; ``options`` are
+    ``loss_weight`` and what only a ``Divisible`` is trained with.
 
     Attributes:
         grid: The :class:`ProcessGrid` of the ranks.
@@ -116,57 +107,44 @@ class Pipeline:
     def __init__(self, optimizer: Any, comm: Any, *,
                  micro_batches: int | None = None,
                  schedule: str | None = None, recompute: Any = None,
-                 loss_fun: Callable | None = None,
-                 metrics: Mapping[str, Callable] | None = None,
-                 loss_weight: Callable | None = None, label_key: Any = None,
                  activation_codec: str | None = None, seed: int = 0,
-                 device: Any = None) -> None:
+                 device: Any = None, **options: Any) -> None:
         enter_world()
         self.grid = grid = comm if isinstance(comm, ProcessGrid) else once(
             getattr(comm, 'mpi_comm', comm), 'one pipeline',
             lambda: ProcessGrid(comm, pipeline=comm.size))
-        plan = getattr(getattr(optimizer, 'target', None), 'plan', None)
+        model: Any = getattr(optimizer, 'target', None)
+        plan = getattr(model, 'plan', None)
         if micro_batches is None:
             micro_batches = plan.micro_batches if plan else 4
         if schedule is None:
             schedule = plan.schedule if plan else '1f1b'
-        raise_together(grid.comm, lambda: _check(
-            optimizer, grid, micro_batches=micro_batches,
-            activation_codec=activation_codec, seed=seed, loss_fun=loss_fun,
-            metrics=metrics, label_key=label_key, loss_weight=loss_weight),
-            error=ValueError)
-        if loss_fun is None:
-            loss_fun = F.softmax_cross_entropy
-        if metrics is None:
-            metrics = ({'accuracy': F.accuracy}
-                       if loss_fun is F.softmax_cross_entropy else {})
+
+        def work() -> Work:
+            check_count('micro_batches', micro_batches)
+            if activation_codec not in CODECS:
+                raise ValueError(f'activation_codec must be one of {CODECS}, '
+                                 f'not {activation_codec!r}')
+            if not isinstance(seed, numbers.Integral):
+                raise TypeError(f'seed must be an integer, not {seed!r}')
+            found = work_of(optimizer, grid, **options)
+            _check_replicas(optimizer, grid)
+            if device is not None:
+                model.to_device(chainer.get_device(device))
+            return found
+        self._work = raise_together(grid.comm, work, error=ValueError)
         agree(grid.comm, Signature({
             'micro_batches': str(micro_batches), 'schedule': str(schedule),
             'recompute': str(recompute), 'seed': str(seed),
             'activation_codec': str(activation_codec),
-            'metrics': ', '.join(metrics)}),
+            'metrics': ', '.join(self._work.metrics)}),
             remedy='Pass the same to PipelineUpdater on all ranks.')
-        self.optimizer, self._seed = optimizer, seed
-        self._model = model = optimizer.target
+        agree(grid.comm, Signature({}), self._work.problem())
+        self.optimizer, self._model, self._seed = optimizer, model, seed
         self._micro_batches = micro_batches
         self.iteration = 0
         if recompute is None:
             recompute = plan.recompute if plan else 'no stage'
-        is_chain = isinstance(model, PartitionedChain)
-        if is_chain:
-            model.partition.optimizer = optimizer
-        else:
-            agree(grid.comm, Signature({}), layout_problem(model, grid),
-                  'Make this rank\'s model with Net().stage(comm).')
-
-        def work() -> ChainWork | LayersWork:
-            if device is not None:
-                model.to_device(chainer.get_device(device))
-            if is_chain:
-                return ChainWork(model, grid, loss_weight)
-            return LayersWork(model, grid, loss_fun, metrics, loss_weight,
-                              label_key)
-        self._work = raise_together(grid.comm, work, error=ValueError)
         self._last = grid.stages * self._work.chunks - 1
         self.schedule: Schedule
         self.schedule, again = raise_together(
@@ -576,74 +554,6 @@ def _given(inputs: tuple) -> tuple:
                  else array for array in inputs)
 
 
-# --- options --------------------------------------------------------------
-
-def _check(optimizer: Any, grid: ProcessGrid, *, micro_batches: Any,
-           activation_codec: Any, seed: Any, loss_weight: Any,
-           **of_layers: Any) -> None:
-    """What this rank can see to be wrong by itself."""
-    check_count('micro_batches', micro_batches)
-    if activation_codec not in CODECS:
-        raise ValueError(f'activation_codec must be one of {CODECS}, not '
-                         f'{activation_codec!r}')
-    if not isinstance(seed, numbers.Integral):
-        raise TypeError(f'seed must be an integer, not {seed!r}')
-    if loss_weight is not None and not callable(loss_weight):
-        raise TypeError(f'loss_weight must be a function, not {loss_weight!r}')
-    _check_layers(**of_layers)
-    model = getattr(optimizer, 'target', None)
-    if isinstance(model, PartitionedChain):
-        given = [name for name, value in of_layers.items()
-                 if value is not None]
-        if given:
-            raise ValueError(
-                f'{" and ".join(given)} cannot be given for a model that '
-                'partition() has cut: the model itself gets the whole batch, '
-                'returns the loss, and reports the metrics')
-        _check_partition(model, optimizer, grid)
-    elif not hasattr(model, 'pieces'):
-        raise TypeError('the optimizer must be set up with a Divisible '
-                        '(optimizer.setup(Net().stage(comm))), or with a '
-                        'model that partition(model, example, comm) has cut, '
-                        f'not {type(model).__name__}')
-    _check_replicas(optimizer, grid)
-    for link in optimizer.target.links():
-        if isinstance(link, MultiNodeBatchNormalization) and (
-                link.comm.size > grid.replicas):
-            raise ValueError(
-                f'a MultiNodeBatchNormalization is over {link.comm.size} '
-                f'ranks but a stage has {grid.replicas} replicas; the others '
-                'would not answer: make its communicator with '
-                'mpi_comm=grid.data of a ProcessGrid')
-
-
-def _check_layers(loss_fun: Any, metrics: Any, label_key: Any) -> None:
-    """Checks what only a ``Divisible`` is trained with."""
-    if loss_fun is not None and not callable(loss_fun):
-        raise TypeError(f'loss_fun must be a function, not {loss_fun!r}')
-    if label_key is not None and not isinstance(label_key, (int, str)):
-        raise TypeError('label_key must be an integer or a string, not '
-                        f'{label_key!r}')
-    for name, metric in (metrics or {}).items():
-        both = metric if isinstance(metric, tuple) else (metric, len)
-        if name == 'loss' or not isinstance(name, str) or len(both) != 2 or (
-                not all(map(callable, both))):
-            raise ValueError(
-                f'metrics has {name!r}: {metric!r}; it must have names other '
-                "than 'loss', and functions or pairs of a function and its "
-                'weight')
-
-
-def _check_partition(model: PartitionedChain, optimizer: Any,
-                     grid: ProcessGrid) -> None:
-    if model.partition.grid is not grid:
-        raise ValueError('the model was cut for other ranks; give '
-                         'PipelineUpdater the comm that partition() got')
-    if model.partition.optimizer not in (None, optimizer):
-        raise ValueError('another optimizer trains this model already; a '
-                         'partitioned model has one')
-
-
 def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
     if isinstance(optimizer, _DoubleBufferingOptimizer):
         raise ValueError('double buffering would average gradients while the '
@@ -660,3 +570,11 @@ def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
             f"the optimizer's communicator has {communicator.size} ranks but "
             f'a stage has {grid.replicas} replicas; make the communicator '
             'with mpi_comm=grid.data of a ProcessGrid')
+    for link in optimizer.target.links():
+        if isinstance(link, MultiNodeBatchNormalization) and (
+                link.comm.size > grid.replicas):
+            raise ValueError(
+                f'a MultiNodeBatchNormalization is over {link.comm.size} '
+                f'ranks but a stage has {grid.replicas} replicas; the others '
+                'would not answer: make its communicator with '
+                'mpi_comm=grid.data of a ProcessGrid')

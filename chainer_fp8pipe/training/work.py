@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
+import chainer.functions as F
 import numpy
 
 from ..chains import nested
 from ..chains.names import OBSERVER
 from ..chains.part import ChainPart, MicroBatch
 from ..chains.partitioned import Partition
+from ..chains.partitioned_chain import PartitionedChain
 from ..chains.program import StagedTrace
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
@@ -97,21 +99,37 @@ class Work:
     Args:
         model: This rank's part of it.
         grid: The ranks.
+        loss_weight: As for :class:`.PipelineUpdater`, like other options.
+
+    Raises:
+        TypeError: An option is something else.
+        ValueError: An option cannot be given for such a model.
 
     Attributes:
         mean: The loss of a batch.
+        metrics: Names of functions of the loss's arguments.
         chunks: Of each rank.
         changed: Whether this rank's parameters are others than they were.
         has_ties: Whether a parameter is on several ranks; the same on all.
     """
 
     changed = has_ties = False
+    metrics: Mapping[str, Any] = {}
     chunks: int
 
-    def __init__(self, model: Any, grid: ProcessGrid) -> None:
+    def __init__(self, model: Any, grid: ProcessGrid,
+                 loss_weight: Callable | None) -> None:
+        if loss_weight is not None and not callable(loss_weight):
+            raise TypeError('loss_weight must be a function, not '
+                            f'{loss_weight!r}')
         self._model, self._grid = model, grid
         self._is_last = grid.stage_index == grid.stages - 1
+        self._loss_weight = loss_weight
         self.mean = MeanLoss()
+
+    def problem(self) -> str:
+        """Why the ranks' parts do not make a model; call it on all ranks."""
+        return ''
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """Parameters on several ranks, by id, with their stages."""
@@ -163,17 +181,28 @@ class Work:
 class ChainWork(Work):
     """The work with a partitioned Chain.
 
-    Args:
-        model: Has this rank's parameters.
-        grid: The ranks.
-        loss_weight: As for :class:`.Pipeline`.
+    ``model`` has this rank's parameters.
     """
 
-    def __init__(self, model: Any, grid: ProcessGrid,
-                 loss_weight: Callable | None) -> None:
-        super().__init__(model, grid)
+    def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
+                 loss_weight: Callable | None = None, **of_layers: Any
+                 ) -> None:
+        super().__init__(model, grid, loss_weight)
+        given = [name for name, value in of_layers.items()
+                 if value is not None]
+        if given:
+            raise ValueError(
+                f'{" and ".join(given)} cannot be given for a model that '
+                'partition() has cut: the model itself gets the whole batch, '
+                'returns the loss, and reports the metrics')
         self._partition: Partition = model.partition
-        self._loss_weight = loss_weight
+        if self._partition.grid is not grid:
+            raise ValueError('the model was cut for other ranks; give '
+                             'PipelineUpdater the comm that partition() got')
+        if self._partition.optimizer not in (None, optimizer):
+            raise ValueError('another optimizer trains this model already; a '
+                             'partitioned model has one')
+        self._optimizer = optimizer
         self.chunks = self._partition.plan.chunks
         self._micro_batches: list[MicroBatch] = []
         self._trained = 0
@@ -182,6 +211,7 @@ class ChainWork(Work):
 
     def parts(self, statistics: Any) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
+        self._partition.optimizer = self._optimizer
         self._partition.passes.statistics = statistics
         return self._partition.parts()
 
@@ -406,21 +436,34 @@ class LayersWork(Work):
     """The work with a list of layers, which is cut where it was told.
 
     Inputs stay on the first stage, targets go to the last.
-
-    Args:
-        model: This rank's layers.
-        grid: The ranks.
-        loss_fun: As for :class:`.Pipeline`.
-        metrics: As for :class:`.Pipeline`.
-        loss_weight: As for :class:`.Pipeline`.
-        label_key: As for :class:`.Pipeline`.
     """
 
-    def __init__(self, model: Any, grid: ProcessGrid, loss_fun: Callable,
-                 metrics: Mapping[str, Callable],
-                 loss_weight: Callable | None, label_key: Any) -> None:
-        super().__init__(model, grid)
+    def __init__(self, model: Any, grid: ProcessGrid,
+                 loss_weight: Callable | None = None,
+                 loss_fun: Callable | None = None,
+                 metrics: Mapping[str, Any] | None = None,
+                 label_key: Any = None) -> None:
+        super().__init__(model, grid, loss_weight)
+        if loss_fun is None:
+            loss_fun = F.softmax_cross_entropy
+        if not callable(loss_fun):
+            raise TypeError(f'loss_fun must be a function, not {loss_fun!r}')
         self._label_key = -1 if label_key is None else label_key
+        if not isinstance(self._label_key, (int, str)):
+            raise TypeError('label_key must be an integer or a string, not '
+                            f'{label_key!r}')
+        if metrics is None:
+            metrics = ({'accuracy': F.accuracy}
+                       if loss_fun is F.softmax_cross_entropy else {})
+        for name, metric in metrics.items():
+            both = metric if isinstance(metric, tuple) else (metric, len)
+            if name == 'loss' or not isinstance(name, str) or (
+                    len(both) != 2 or not all(map(callable, both))):
+                raise ValueError(
+                    f'metrics has {name!r}: {metric!r}; it must have names '
+                    "other than 'loss', and functions or pairs of a function "
+                    'and its weight')
+        self.metrics = metrics
         self._loss = LayersLoss(loss_fun, metrics, loss_weight)
         self.chunks = len(model.bounds)
 
@@ -501,40 +544,49 @@ class LayersWork(Work):
         """What a prediction returns: an array, or a tuple of several."""
         return outputs if len(outputs) > 1 else outputs[0]
 
+    def problem(self) -> str:
+        """See :meth:`.Work.problem`."""
+        everyone = self._grid.comm.allgather((
+            self._grid.stage_index, len(self._model), self._model.bounds))
+        total, *others = sorted({total for _, total, _ in everyone})
+        if others:
+            totals = ' and '.join(map(str, [total, *others]))
+            return f'the models have {totals} layers on different ranks'
+        chunks: dict[int, tuple[int, int, int]] = {}
+        for rank, (stage, _, cut) in enumerate(everyone):
+            for position, (start, end) in enumerate(cut):
+                chunk = stage + position * self._grid.stages
+                other, *known = chunks.setdefault(chunk, (rank, start, end))
+                if known != [start, end]:
+                    return (f'rank {rank} has layers {start} to {end - 1} '
+                            f'where its replica, rank {other}, has '
+                            f'{known[0]} to {known[1] - 1}')
+        next_layer = 0
+        for number in range(max(chunks) + 1):
+            if number not in chunks:
+                return 'the ranks have different numbers of chunks'
+            rank, start, end = chunks[number]
+            if start != next_layer:
+                return (f'rank {rank} starts at layer {start} but layer '
+                        f'{next_layer} is to follow')
+            next_layer = end
+        if next_layer != total:
+            return (f'rank {rank} ends at layer {next_layer - 1} but the '
+                    f'model has {total} layers')
+        return ''
 
-def layout_problem(model: Any, grid: ProcessGrid) -> str:
-    """Why the ranks' layers do not make a model; '' if they do.
 
-    ``model`` has this rank's layers.  Call this on all ranks.
-    """
-    everyone = grid.comm.allgather(
-        (grid.stage_index, len(model), model.bounds))
-    total, *others = sorted({total for _, total, _ in everyone})
-    if others:
-        totals = ' and '.join(map(str, [total, *others]))
-        return f'the models have {totals} layers on different ranks'
-    chunks: dict[int, tuple[int, int, int]] = {}
-    for rank, (stage, _, cut) in enumerate(everyone):
-        for position, (start, end) in enumerate(cut):
-            chunk = stage + position * grid.stages
-            other, *known = chunks.setdefault(chunk, (rank, start, end))
-            if known != [start, end]:
-                return (f'rank {rank} has layers {start} to {end - 1} where '
-                        f'its replica, rank {other}, has {known[0]} to '
-                        f'{known[1] - 1}')
-    next_layer = 0
-    for number in range(max(chunks) + 1):
-        if number not in chunks:
-            return 'the ranks have different numbers of chunks'
-        rank, start, end = chunks[number]
-        if start != next_layer:
-            return (f'rank {rank} starts at layer {start} but layer '
-                    f'{next_layer} is to follow')
-        next_layer = end
-    if next_layer != total:
-        return (f'rank {rank} ends at layer {next_layer - 1} but the model '
-                f'has {total} layers')
-    return ''
+def work_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:
+    """The work with the model of an optimizer."""
+    model = getattr(optimizer, 'target', None)
+    if isinstance(model, PartitionedChain):
+        return ChainWork(model, grid, optimizer, **options)
+    if hasattr(model, 'pieces'):
+        return LayersWork(model, grid, **options)
+    raise TypeError('the optimizer must be set up with a Divisible '
+                    '(optimizer.setup(Net().stage(comm))), or with a model '
+                    'that partition(model, example, comm) has cut, not '
+                    f'{type(model).__name__}')
 
 
 def _host(array: Any) -> numpy.ndarray:

@@ -49,7 +49,7 @@ def train(communicator, steps=3):
 # --- training --------------------------------------------------------------
 
 @pytest.mark.parametrize('name', TOLERANCE)
-@on_ranks(2, 4, 7)
+@on_ranks(2, 5)
 def test_workers_are_a_communicator_of_their_own_and_get_the_mean(comm,
                                                                   name):
     for aggregators in {1, min(3, comm.size - 1)}:
@@ -65,11 +65,10 @@ def test_workers_are_a_communicator_of_their_own_and_get_the_mean(comm,
 
 
 @pytest.mark.parametrize('options', [
-    {'partial_sums': 'wire'}, {'partial_sums': 'float16'},
-    {'frame_bytes': 0}, {'frame_bytes': 64},
-    {'rounding': 'truncate'}, {'rounding': 'stochastic'},
-    {'error_feedback': False}, {'period': 1}, {'warmup': 0},
-    {'ranks_per_node': 2}])
+    {'partial_sums': 'wire', 'rounding': 'truncate'},
+    {'partial_sums': 'float16', 'frame_bytes': 0},
+    {'frame_bytes': 64, 'rounding': 'stochastic', 'ranks_per_node': 2},
+    {'error_feedback': False, 'period': 1, 'warmup': 0}])
 @on_ranks(5)
 def test_every_option_works_and_gives_the_same_bits_again(comm, options):
     results = []
@@ -251,7 +250,7 @@ NO_ORDER = """
 
 
 @pytest.mark.parametrize(('given', 'code', 'printed', 'errors'), [
-    ({'end': ''}, *WELL), ({'end': 'comm.finalize()'}, *WELL),
+    ({'end': ''}, *WELL),
     ({'end': 'MPI.Finalize()'}, *WELL),
     ({'end': 'del comm, optimizer'}, *WELL),
     ({'before': ['-m', 'chainer_fp8pipe', 'run']}, *WELL[:2], ''),

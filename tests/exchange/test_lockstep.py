@@ -36,12 +36,12 @@ ALWAYS = {
     'a bucket is finished': (Coding, 'conclude'),
     'means are looked at': (Bucket, 'decode'),
 }
-PLACES = [(mode, place) for mode in (False, True, 'next_forward')
-          for place in ALWAYS] + [
+MODES = False, True, 'next_forward'
+PLACES = [(MODES[(number + other) % 3], place) for other in range(2)
+          for number, place in enumerate(ALWAYS)] + [
     (False, 'gradients are written back'),
     (False, 'it waits'), (True, 'it waits'), ('next_forward', 'it waits'),
-    (True, 'an order is due'), ('next_forward', 'an order is due'),
-    ('next_forward', 'an order is chosen'),
+    (True, 'an order is due'), ('next_forward', 'an order is chosen'),
     (True, 'the rest is sent'), ('next_forward', 'the rest is sent'),
     ('next_forward', 'the rest is left for later'),
     ('next_forward', 'a parameter is updated'),

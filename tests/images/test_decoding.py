@@ -145,8 +145,7 @@ def test_the_fast_library_gives_a_part_the_very_pixels_of_the_whole(
                    progressive=data.draw(st.booleans()), **kind)
 
     def decoded(*box):
-        return libturbojpeg.Decompressor().decode(
-            encoded, width, box, shrink)
+        return libturbojpeg.decode(encoded, width, box, shrink)
     whole = decoded(0, 0, width, height)
     assert whole.shape == (-(-height // shrink), -(-width // shrink), 3)
     numpy.testing.assert_array_equal(decoded(left, top, w, h), whole[
@@ -156,16 +155,15 @@ def test_the_fast_library_gives_a_part_the_very_pixels_of_the_whole(
 
 @needs_turbo
 def test_after_damaged_files_the_fast_library_decodes_as_before():
-    rng, box = numpy.random.default_rng(1), (32, 24, 32, 24)
+    rng, what = numpy.random.default_rng(1), (64, (32, 24, 32, 24), 1)
     sound = jpeg(photograph()[100:148, 100:164])
-    decompressor = libturbojpeg.Decompressor()
-    expected = decompressor.decode(sound, 64, box, 1).copy()
+    expected = libturbojpeg.decode(sound, *what)
     for _ in range(100):
         damaged = numpy.frombuffer(sound, numpy.uint8).copy()
         damaged[rng.integers(2, len(sound), 4)] = rng.integers(256)
-        decompressor.decode(damaged.tobytes(), 64, box, 1)
+        libturbojpeg.decode(damaged.tobytes(), *what)
         numpy.testing.assert_array_equal(
-            decompressor.decode(sound, 64, box, 1), expected)
+            libturbojpeg.decode(sound, *what), expected)
 
 
 def _kinds():
@@ -255,12 +253,12 @@ def test_threads_share_a_decoder(name):
 @needs_turbo
 def test_the_fast_library_is_used_and_decodes_the_part_alone(monkeypatch):
     asked = []
-    decompress = libturbojpeg.Decompressor.decode
+    decompress = libturbojpeg.decode
 
-    def decode(self, data, *what):
+    def decode(data, *what):
         asked.append(what)
-        return decompress(self, data, *what)
-    monkeypatch.setattr(libturbojpeg.Decompressor, 'decode', decode)
+        return decompress(data, *what)
+    monkeypatch.setattr(libturbojpeg, 'decode', decode)
     box = (200, 100, 120, 130)
     create_decoder().decode(jpeg(photograph()), Crop(box, (60, 60)))
     assert asked == [(640, box, 2)]
