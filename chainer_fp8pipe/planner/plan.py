@@ -199,8 +199,11 @@ def _tried(ways: Sequence[Configuration], trained: Trained,
     def run(way: Configuration, limit: float) -> Blocks:
         return try_way(way, trained, comm, seconds, limit)
     found, remarks = try_all(
-        [*ways, *[Configuration()] * (comm.size > 1)], run, say,
-        lambda: comm.bcast(time.perf_counter() - begin < budget))
+        ways, run, say,
+        lambda: comm.bcast(budget - (time.perf_counter() - begin)))
+    if comm.size > 1:       # which does not say which others are near
+        alone, problems = try_all([Configuration()], run, say)
+        found, remarks = found + alone, remarks + problems
     return comm.bcast(found), remarks
 
 
@@ -213,14 +216,13 @@ def _chosen(choices: Choices, ways: Sequence[Configuration],
                 if one[0].stages * one[0].replicas == count]
     taken = preferred(possible) if possible else ways[0]
     said = list(remarks)
+    fastest = min((one.seconds for _, one in possible), default=0.0)
     for alone in tried:
-        if alone.way == 'one process' and possible:
-            measured = min(one.seconds for _, one in possible)
-            if alone.seconds * (1 + alone.spread) < measured:
-                said.append(
-                    f'one process is faster than any way on these {count} '
-                    f'ranks ({1e3 * alone.seconds:.4g} ms): run the script '
-                    'without mpiexec')
+        if alone.way == 'one process' and alone.seconds < fastest:
+            said.append(
+                f'one process is faster than any way on these {count} '
+                f'ranks ({1e3 * alone.seconds:.4g} ms): run the script '
+                'without mpiexec')
     if taken.replicas > 1 and not taken.is_exact and possible and (
             warmup := getattr(make_options(taken.codec, {}), 'warmup', 0)):
         said.append(f'the first {warmup} updates of {taken.codec} travel in '
