@@ -5,7 +5,6 @@
 runs examples/digits/train_digits.py on 4 ranks once per seed.  Within a seed
 all communicators start from the same weights and see the same batches.
 """
-import argparse
 import json
 import os
 import statistics
@@ -13,27 +12,23 @@ import subprocess
 import sys
 import tempfile
 
-from environment import describe, mpiexec, write_json
+from environment import describe, mpiexec, parser, write_json
 
 _SCRIPT = os.path.join(os.path.dirname(__file__), os.pardir, 'examples',
                        'digits', 'train_digits.py')
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seeds', type=int, default=10,
-                        help='how many seeds (default: 10)')
-    parser.add_argument('--ranks', type=int, default=4,
-                        help='MPI ranks (default: 4)')
-    parser.add_argument('--communicator', nargs='+', metavar='NAME',
-                        default=['float32', 'fp8', 'fp8_paper'],
-                        help='what to compare; the first is the reference '
-                        '(default: float32 fp8 fp8_paper)')
-    parser.add_argument('--json', metavar='FILE',
-                        help='write the raw data to FILE')
-    return parser.parse_args()
+    given = parser(__doc__)
+    given.add_argument('--seeds', type=int, default=10,
+                       help='how many seeds (default: 10)')
+    given.add_argument('--ranks', type=int, default=4,
+                       help='MPI ranks (default: 4)')
+    given.add_argument('--communicator', nargs='+', metavar='NAME',
+                       default=['float32', 'fp8', 'fp8_paper'],
+                       help='what to compare; the first is the reference '
+                       '(default: float32 fp8 fp8_paper)')
+    return given.parse_args()
 
 
 def run(seed, options):

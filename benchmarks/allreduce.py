@@ -12,25 +12,21 @@ that of the all-reduce alone.  All cases are timed in turns in one run.
 """
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
-import pathlib
 import statistics
 import sys
-import tempfile
 
 from environment import (
-    RANKS,
-    add_common_arguments,
     describe,
+    milliseconds,
+    parser,
+    ranks_of,
     spread,
     with_torch,
     write_json,
 )
 from network import NetworkError, Star, Torus
 
-_RANKS = pathlib.Path(__file__).with_name('allreduce_ranks.py')
 _BYTES = {'fp8': 1, 'int4': 17 / 32, 'float16': 2, 'float32': 4}
 
 
@@ -130,9 +126,10 @@ def main() -> None:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)
-        found = _run(network, {
+        found = ranks_of('allreduce_ranks.py', {
             'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
-            'aggregators': int(aggregators)}, options.what)
+            'aggregators': int(aggregators)}, network=network,
+            each=2 if options.what == 'two-level' else 1)
     print()
     print(_table(found, cases, payload, options.what))
     if options.json:
@@ -143,20 +140,6 @@ def main() -> None:
     if options.plot:
         _plot(found, cases, payload, options)
         print(f'figure: {options.plot}')
-
-
-def _run(network, specification, what):
-    with tempfile.TemporaryDirectory() as folder:
-        wanted = pathlib.Path(folder, 'specification.json')
-        wanted.write_text(json.dumps(specification))
-        result = pathlib.Path(folder, 'result.json')
-        done = network.run(
-            [sys.executable, str(_RANKS), str(wanted), str(result)],
-            ranks_per_host=2 if what == 'two-level' else 1,
-            env=RANKS, timeout=3000)
-        if done.returncode:
-            sys.exit(f'the ranks ended with exit code {done.returncode}')
-        return json.loads(result.read_text())
 
 
 def seconds_at_the_limit(case, size, payload, what, workers):
@@ -182,20 +165,14 @@ def _table(found, cases, payload, what):
         median = medians[row['size'], row['label']]
         limit = seconds_at_the_limit(by_label[row['label']], row['size'],
                                      payload, what, found['workers'])
-        spread = (f'{_number(min(row["seconds"]) * 1e3)} - '
-                  f'{_number(max(row["seconds"]) * 1e3)}')
         lines.append(
             f'{row["size"]:>12,}  {row["label"]:<34}'
-            f'{_number(median * 1e3):>12}{spread:>20}{limit / median:>10.3f}  '
+            '{:>12}{:>20}'.format(*milliseconds(row['seconds']))
+            + f'{limit / median:>10.3f}  '
             f'{medians[row["size"], base] / median:.2f}')
     lines.append('of limit: time that the links need for these bytes, at the '
                  'measured rate, over the time taken')
     return '\n'.join(lines)
-
-
-def _number(value):
-    """Four digits; never as a power of ten."""
-    return f'{value:,.0f}' if value >= 1e4 else f'{value:.4g}'
 
 
 def _plot(found, cases, payload, options):
@@ -230,22 +207,19 @@ def elements(text):
 
 
 def _arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=list(CASES))
-    parser.add_argument('--sizes', type=elements, metavar='N,...',
-                        help='elements, e.g. 1e6,8e6')
-    parser.add_argument('--only', nargs='+', metavar='TEXT',
-                        help='cases with one of these in their name, such '
-                        'as "int4 direct"')
-    parser.add_argument('--rate', type=float, metavar='BIT/S',
-                        help='of every link (default: 500e6; torus: 200e6)')
-    parser.add_argument('--repeats', type=int, default=5, metavar='N',
-                        help='of every case, after one more (default: 5); '
-                        'below 1 M elements, 20 times as many')
-    add_common_arguments(parser)
-    return parser.parse_args()
+    given = parser(__doc__, 'plot', 'torch')
+    given.add_argument('what', choices=list(CASES))
+    given.add_argument('--sizes', type=elements, metavar='N,...',
+                       help='elements, e.g. 1e6,8e6')
+    given.add_argument('--only', nargs='+', metavar='TEXT',
+                       help='cases with one of these in their name, such '
+                       'as "int4 direct"')
+    given.add_argument('--rate', type=float, metavar='BIT/S',
+                       help='of every link (default: 500e6; torus: 200e6)')
+    given.add_argument('--repeats', type=int, default=5, metavar='N',
+                       help='of every case, after one more (default: 5); '
+                       'below 1 M elements, 20 times as many')
+    return given.parse_args()
 
 
 if __name__ == '__main__':

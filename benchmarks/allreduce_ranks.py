@@ -1,8 +1,6 @@
-"""What the ranks of the all-reduce benchmarks do: started by mpiexec.
+"""What the ranks of the all-reduce benchmarks do.
 
-    python allreduce_ranks.py SPECIFICATION.json RESULT.json
-
-The specification has ``cases``, ``sizes``, ``repeats`` (of short sizes there
+The job has ``cases``, ``sizes``, ``repeats`` (of short sizes there
 are :data:`MORE` times as many) and ``aggregators``: so many ranks, the last
 ones, take part in cases of the aggregator only.
 """
@@ -10,25 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import random
 import statistics
-import sys
 import time
 
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.bench.allreduce import model
+from chainer_fp8pipe.bench import model
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.communicators import aggregator_ranks, create_communicator
+from chainer_fp8pipe.communicators import create_communicator
 from chainer_fp8pipe.communicators.algorithms import (
     gather_nodes,
     make_algorithm,
 )
+from chainer_fp8pipe.communicators.factory import with_aggregators
 from chainer_fp8pipe.communicators.options import make_options, without_warmup
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
 from codec_updates import begin
+from environment import as_rank
 from mpi4py import MPI
 
 _CODECS = {'fp8': Fp8Ratio, 'int4': BlockScaled}
@@ -37,10 +35,7 @@ SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
 MORE = 20           # times as many repeats, in turns with all short ones
 
 
-def main(specification: str, result: str) -> None:
-    with open(specification) as file:
-        wanted = json.load(file)
-    everyone = MPI.COMM_WORLD
+def main(everyone, wanted):
     is_worker = everyone.rank < everyone.size - wanted['aggregators']
     workers = everyone.Split(not is_worker, everyone.rank)
     found = {'workers': workers.size, 'rows': []}
@@ -56,8 +51,7 @@ def main(specification: str, result: str) -> None:
         found['rows'] += rows
         if everyone.rank == 0:
             _show(rows)
-            with open(result, 'w') as file:
-                json.dump(found, file)
+    return found
 
 
 def _in_turns(todo, repeats, everyone, workers, is_worker):
@@ -148,8 +142,8 @@ def _aggregated(case, everyone, workers, link):
     begun = everyone.Ibarrier()
     while not begun.Test():
         time.sleep(10e-3)
-    communicator = aggregator_ranks.divide(
-        everyone, case['codec'], make_options(case['codec'], _options(case)))
+    communicator = with_aggregators(
+        everyone, make_options(case['codec'], _options(case)))
     if communicator is None:    # this rank has served
         return None
     communicator.multi_node_mean_grad(link)
@@ -170,4 +164,4 @@ def _gloo(comm, dtype, size):
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    as_rank(main)

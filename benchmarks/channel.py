@@ -10,7 +10,6 @@ ChainerMN does, because a pipeline keeps them for its backward pass.
 """
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ from chainer_fp8pipe.mpi.abort import abort_on_exception
 
 import chainermn
 import numpy
-from environment import describe, write_json
+from environment import describe, parser, write_json
 from mpi4py import MPI
 
 SHARE = 0.2         # of ChainerMN's time, at most, at the smallest size
@@ -161,16 +160,11 @@ def verdict(seconds: Seconds) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    given = parser(__doc__)
+    given.add_argument(
         '--turns', type=int, default=25, metavar='N',
         help=f'of each way and size, {ROUNDS} rounds each (default: 25)')
-    parser.add_argument(
-        '--json', metavar='FILE',
-        help='also write the seconds of every single round to FILE')
-    args = parser.parse_args()
+    args = given.parse_args()
     comm = MPI.COMM_WORLD
     if comm.size != 2:
         sys.exit('this takes two ranks: mpiexec -n 2 python '

@@ -12,9 +12,11 @@ import platform
 import shlex
 import shutil
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -82,12 +84,69 @@ def with_torch(wanted: bool) -> bool:
     return wanted
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """What benchmarks on a virtual network understand besides."""
-    parser.add_argument('--without-torch', action='store_true',
-                        help='leave out PyTorch (pip install torch)')
-    parser.add_argument('--json', metavar='FILE', help='write raw data')
-    parser.add_argument('--plot', metavar='FILE', help='draw a figure')
+def parser(page: str, *more: str) -> argparse.ArgumentParser:
+    """Shows the docstring of a script, and takes ``--json FILE``.
+
+    Args:
+        page: The docstring.
+        more: Of ``plot`` (``--plot FILE``) and ``torch``
+            (``--without-torch``).
+    """
+    made = argparse.ArgumentParser(
+        description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument('--json', metavar='FILE', help='write the raw data')
+    if 'plot' in more:
+        made.add_argument('--plot', metavar='FILE', help='draw a figure')
+    if 'torch' in more:
+        made.add_argument('--without-torch', action='store_true',
+                          help='leave out PyTorch (pip install torch)')
+    return made
+
+
+def ranks_of(script: str, job: Any, ranks: int = 0, network: Any = None, *,
+             each: int = 1, env: Mapping[str, str] = RANKS) -> Any:
+    """What the ranks of a script have found; ends where they fail.
+
+    Args:
+        script: A file of this folder, which calls :func:`as_rank`.
+        job: For the ranks; JSON.
+        ranks: How many, on this machine.
+        network: Or the hosts on which they are.
+        each: How many on each host.
+        env: Environment variables besides.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        given, result = (pathlib.Path(folder, name)
+                         for name in ('job.json', 'result.json'))
+        given.write_text(json.dumps(job))
+        command = [sys.executable, str(pathlib.Path(__file__).with_name(
+            script)), str(given), str(result)]
+        if network is None:
+            done = subprocess.run([*mpiexec(ranks), *command],
+                                  env={**os.environ, **env})
+        else:
+            done = network.run(command, each, env=env, timeout=3000)
+        if done.returncode or not result.exists():
+            sys.exit(f'the ranks ended with exit code {done.returncode}')
+        return json.loads(result.read_text())
+
+
+def as_rank(work: Callable[[Any, Any], Any]) -> None:
+    """Does a rank's work, given all ranks and the job; see :func:`ranks_of`.
+    """
+    from mpi4py import MPI
+    given, result = sys.argv[1:]
+    found = work(MPI.COMM_WORLD, json.loads(pathlib.Path(given).read_text()))
+    if MPI.COMM_WORLD.rank == 0:
+        pathlib.Path(result).write_text(json.dumps(found))
+
+
+def milliseconds(seconds: Sequence[float]) -> tuple[str, str]:
+    """Median and range, as text."""
+    def said(value: float) -> str:
+        return f'{value:,.0f}' if value >= 1e4 else f'{value:.4g}'
+    return said(1e3 * statistics.median(seconds)), (
+        f'{said(1e3 * min(seconds))} - {said(1e3 * max(seconds))}')
 
 
 def spread(seconds: Sequence[Sequence[float]]

@@ -11,7 +11,6 @@ back; nothing is exchanged.
 """
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from chainer_fp8pipe.codecs.staging import empty_wire
 
 import numpy as np
 from codec_updates import begin
-from environment import describe, write_json
+from environment import describe, parser, write_json
 
 COPY = 'copy'
 #: 25.6 M parameters in 161 tensors, as ResNet-50's, of three sizes.
@@ -140,18 +139,14 @@ def updates(xp: Any, repeats: int) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
+    given = parser(__doc__)
+    given.add_argument(
         '--elements', type=int, default=2 ** 27, metavar='N',
         help='length of the arrays (default: 128 Mi, larger than caches)')
-    parser.add_argument(
+    given.add_argument(
         '--repeats', type=int, default=25, metavar='N',
         help='measurements of each case (default: %(default)s)')
-    parser.add_argument('--json', metavar='FILE',
-                        help='also write every single measurement to FILE')
-    args = parser.parse_args()
+    args = given.parse_args()
     import cupy as xp
     print(describe())
     print(f'{args.elements:,} elements, medians of {args.repeats}\n')

@@ -11,7 +11,6 @@ float64.
 """
 from __future__ import annotations
 
-import argparse
 import functools
 import statistics
 import time
@@ -19,13 +18,13 @@ import warnings
 from collections.abc import Callable
 
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.mpi.groups import Group, split_groups
+from chainer_fp8pipe.mpi.grid import Group, split_groups
 
 import chainer
 import chainer.links as L
 import chainermn
 import numpy
-from environment import describe, write_json
+from environment import describe, parser, write_json
 from mpi4py import MPI
 
 COMM = MPI.COMM_WORLD
@@ -98,14 +97,12 @@ def table(rows: dict[tuple[int, int], dict[str, float]],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument('--batch', type=int, default=8,
-                        help='samples of each rank (8)')
-    parser.add_argument('--repetitions', type=int, default=15,
-                        help='of which the median is told (15)')
-    parser.add_argument('--json', metavar='FILE', help='for the raw data')
-    options = parser.parse_args()
+    given = parser(__doc__)
+    given.add_argument('--batch', type=int, default=8,
+                       help='samples of each rank (8)')
+    given.add_argument('--repetitions', type=int, default=15,
+                       help='of which the median is told (15)')
+    options = given.parse_args()
     rows = {layer: times(*layer, options.batch, options.repetitions)
             for layer in LAYERS}
     errors = {name: error(name, make) for name, make in makers().items()}

@@ -22,7 +22,6 @@ waits for its batch.  Figures are medians of epochs after the first.
 """
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import pathlib
@@ -35,7 +34,7 @@ from chainer_fp8pipe.images.decoding import create_decoder
 from chainer_fp8pipe.images.transforms import RandomResizedCrop
 
 import numpy
-from environment import describe, write_json
+from environment import describe, parser, write_json
 from photographs import build
 
 PARTS = ('cache', 'prefetch', 'fused', 'workers')
@@ -60,22 +59,16 @@ class PlainPillow:
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--root', help='a folder of images that is there')
-    parser.add_argument('--images', type=int, default=2000)
-    parser.add_argument('--batch', type=int, default=64)
-    parser.add_argument('--workers', type=int, default=os.cpu_count(),
-                        help='(default: processors)')
-    parser.add_argument('--prefetch', type=int, default=8)
-    parser.add_argument('--epochs', type=int, default=3,
-                        help='that are measured, each time (default: 3)')
-    parser.add_argument('--json', metavar='FILE',
-                        help='write the raw data to FILE')
-    parser.add_argument('--plot', metavar='FILE',
-                        help='draw the ablation (needs matplotlib)')
-    return parser.parse_args()
+    given = parser(__doc__, 'plot')
+    given.add_argument('--root', help='a folder of images that is there')
+    given.add_argument('--images', type=int, default=2000)
+    given.add_argument('--batch', type=int, default=64)
+    given.add_argument('--workers', type=int, default=os.cpu_count(),
+                       help='(default: processors)')
+    given.add_argument('--prefetch', type=int, default=8)
+    given.add_argument('--epochs', type=int, default=3,
+                       help='that are measured, each time (default: 3)')
+    return given.parse_args()
 
 
 class Pipeline:

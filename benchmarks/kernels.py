@@ -7,7 +7,6 @@ count both ways, too.  "copy" is the faster of NumPy's and the C library's.
 """
 from __future__ import annotations
 
-import argparse
 import ctypes
 import os
 import statistics
@@ -19,7 +18,7 @@ from chainer_fp8pipe import formats
 
 import ml_dtypes
 import numpy as np
-from environment import describe, write_json
+from environment import describe, parser, write_json
 
 COPIES = ('copy (NumPy)', 'copy (memcpy)')
 
@@ -163,21 +162,18 @@ def pin(core: int | None) -> int | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
+    given = parser(__doc__)
+    given.add_argument(
         '--elements', type=int, default=2 ** 24, metavar='N',
         help='length of the arrays (default: 16 Mi, larger than caches)')
-    parser.add_argument(
+    given.add_argument(
         '--repeats', type=int, default=15, metavar='N',
         help='measurements of each case; the table shows their median '
              '(default: %(default)s)')
-    parser.add_argument(
+    given.add_argument(
         '--core', type=int, metavar='N',
         help='processor core to stay on (default: the last one allowed)')
-    parser.add_argument(
-        '--json', metavar='FILE',
-        help='also write every single measurement to FILE')
-    args = parser.parse_args()
+    args = given.parse_args()
     core = pin(args.core)
     print(describe())
     print(f'core {core}, {args.elements:,} elements, '

@@ -10,13 +10,10 @@ some 64 samples of a batch, the others on one, where it sees all of it.
 """
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
-import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 
@@ -25,44 +22,36 @@ from environment import (
     ONE_THREAD,
     describe,
     environment,
-    mpiexec,
+    parser,
+    ranks_of,
     write_json,
 )
 from large_batch_ranks import NORMALISED
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-#: Chosen for the smallest batch, on other seeds (--tune).
+#: Chosen for the smallest batch, on other seeds.
 BASE_LR, COEFFICIENT, WEIGHT_DECAY = 0.2, 0.02, 1e-4
 METHODS = ('linear scaling', '+ warm-up', '+ LARS', '+ grouped BN')
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--cifar', metavar='DIR',
-                        help='CIFAR-10 of this folder instead of the digits')
-    parser.add_argument('--batches', type=int, nargs='+', metavar='N',
-                        help='of all ranks together (default: 32 to 512, and '
-                        'the whole training set of the digits)')
-    parser.add_argument('--epochs', type=int, default=20,
-                        help='of every training (default: 20)')
-    parser.add_argument('--warmup', type=float, default=4,
-                        help='epochs, where there is one (default: 4)')
-    parser.add_argument('--seeds', type=int, default=5,
-                        help='how many seeds (default: 5)')
-    parser.add_argument('--ranks', type=int, default=20,
-                        help='MPI ranks, at most (default: 20)')
-    parser.add_argument('--jobs', type=int, default=2,
-                        help='jobs of one rank at a time (default: 2)')
-    parser.add_argument('--tune', action='store_true',
-                        help='instead, try learning rates with the smallest '
-                        'batch, on seeds from 100 on')
-    parser.add_argument('--json', metavar='FILE',
-                        help='write the raw data to FILE')
-    parser.add_argument('--plot', metavar='FILE',
-                        help='draw the figure into FILE')
-    return parser.parse_args()
+    given = parser(__doc__, 'plot')
+    given.add_argument('--cifar', metavar='DIR',
+                       help='CIFAR-10 of this folder instead of the digits')
+    given.add_argument('--batches', type=int, nargs='+', metavar='N',
+                       help='of all ranks together (default: 32 to 512, and '
+                       'the whole training set of the digits)')
+    given.add_argument('--epochs', type=int, default=20,
+                       help='of every training (default: 20)')
+    given.add_argument('--warmup', type=float, default=4,
+                       help='epochs, where there is one (default: 4)')
+    given.add_argument('--seeds', type=int, default=5,
+                       help='how many seeds (default: 5)')
+    given.add_argument('--ranks', type=int, default=20,
+                       help='MPI ranks, at most (default: 20)')
+    given.add_argument('--jobs', type=int, default=2,
+                       help='jobs of one rank at a time (default: 2)')
+    return given.parse_args()
 
 
 def load(cifar):
@@ -97,28 +86,18 @@ def layout(batch, most):
         choice[0] > 8, choice[1] == 1, choice[0]))
 
 
-def method(name, base_lr=BASE_LR, coefficient=COEFFICIENT, warmup=0.0):
+def method(name, warmup=0.0):
     """What a way of training needs to know; see large_batch_ranks.py."""
     lars = name in METHODS[2:]
-    return {'name': name, 'lars': lars, 'base_lr': base_lr,
+    return {'name': name, 'lars': lars, 'base_lr': BASE_LR,
             'weight_decay': WEIGHT_DECAY,
-            'coefficient': coefficient if lars else None,
+            'coefficient': COEFFICIENT if lars else None,
             'warmup_epochs': warmup}
 
 
 def run(job, ranks):
     """The rows of one mpiexec job."""
-    with tempfile.TemporaryDirectory() as folder:
-        given = os.path.join(folder, 'job.json')
-        result = os.path.join(folder, 'result.json')
-        with open(given, 'w') as file:
-            json.dump(job, file)
-        subprocess.run(
-            [*mpiexec(ranks), sys.executable,
-             os.path.join(_HERE, 'large_batch_ranks.py'), given, result],
-            check=True, env={**os.environ, **ONE_THREAD})
-        with open(result) as file:
-            return json.load(file)
+    return ranks_of('large_batch_ranks.py', job, ranks, env=ONE_THREAD)
 
 
 def study(options, common, batches):
@@ -137,24 +116,6 @@ def study(options, common, batches):
         found.append(run(job, ranks))
         print(f'  batch {job["batch"]}, {ranks} ranks: done', flush=True)
     return [row for rows in found for row in rows]
-
-
-def tune(options, common, batch):
-    """The smallest batch with several learning rates."""
-    methods = [{**method(METHODS[0], base_lr=rate),
-                'name': f'SGD, learning rate {rate}'}
-               for rate in (0.025, 0.05, 0.1, 0.2, 0.4)]
-    methods += [{**method(METHODS[2], coefficient=coefficient),
-                 'name': f'LARS, learning rate {BASE_LR}, coefficient '
-                 f'{coefficient}'}
-                for coefficient in (0.005, 0.01, 0.02, 0.04, 0.08)]
-    rows = run({**common, 'batch': batch, 'methods': methods,
-                'seeds': list(range(100, 100 + options.seeds))}, 1)
-    for one in methods:
-        print(f'{one["name"]:44}'
-              + text_of([row['accuracy'] for row in rows
-                         if row['method'] == one['name']]))
-    return rows
 
 
 def spread(values):
@@ -239,12 +200,10 @@ def main():
         numpy.savez(data, images=images, labels=labels)
         common = {'data': data, 'samples': samples, 'group': 1,
                   'epochs': options.epochs, 'base_batch': batches[0]}
-        rows = (tune(options, common, batches[0]) if options.tune
-                else study(options, common, batches))
-    if not options.tune:
-        print_tables(rows, batches, options)
-        if options.plot:
-            plot(rows, batches, options, options.plot)
+        rows = study(options, common, batches)
+    print_tables(rows, batches, options)
+    if options.plot:
+        plot(rows, batches, options, options.plot)
     if options.json:
         write_json(options.json, {'rows': rows})
 

@@ -1,13 +1,8 @@
-"""What the ranks of the large-batch study do: started by mpiexec.
-
-    python large_batch_ranks.py JOB.json RESULT.json
+"""What the ranks of the large-batch study do.
 
 A job says which ways of training to run, for which batch and which seeds.
 """
 from __future__ import annotations
-
-import json
-import sys
 
 import chainer_fp8pipe
 from chainer_fp8pipe.mpi.waiting import wait_until
@@ -19,7 +14,7 @@ import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy
-from mpi4py import MPI
+from environment import as_rank
 
 #: Samples that batch normalisation should see at a time, where grouped.
 NORMALISED = 64
@@ -47,10 +42,7 @@ class Net(chainer.Chain):
         return self.last(F.average(h, axis=(2, 3)))
 
 
-def main(job_file: str, result: str) -> None:
-    with open(job_file) as file:
-        job = json.load(file)
-    comm = MPI.COMM_WORLD
+def main(comm, job):
     data = dict(numpy.load(job['data']))
     rows = []
     for seed in job['seeds']:
@@ -58,9 +50,7 @@ def main(job_file: str, result: str) -> None:
             rows.append({'seed': seed, 'method': method['name'],
                          'batch': job['batch'], **train(
                              comm, data, seed, method, job)})
-    if comm.rank == 0:
-        with open(result, 'w') as file:
-            json.dump(rows, file)
+    return rows
 
 
 def train(comm, data, seed, method, job):
@@ -147,4 +137,4 @@ def evaluate(model, images, labels):
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    as_rank(main)

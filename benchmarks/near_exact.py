@@ -8,9 +8,7 @@ decoder of examples/language with 117,000 parameters; validation, bits per
 character).  MomentumSGD and Adam; 4 and 16 workers, which one process
 simulates with the package's codecs.  Within a seed all codecs start from the
 same weights and see the same batches.  5 % of the updates are a warm-up in
-float32, the default of the examples.  Three variants of int4 run only if they
-are named: 20 % of warm-up, 5 bits for tensors of fewer than 5,000 elements,
-and error feedback that decays.
+float32, the default of the examples.
 
 The criterion, written down before the first run: a codec is *near-exact* for
 a task, an optimizer and a number of workers if it loses, in the mean over all
@@ -35,7 +33,7 @@ import statistics
 import time
 
 from environment import RANKS, describe
-from near_exact_runs import CODECS, IDEAS, OPTIMIZERS, TASKS, train
+from near_exact_runs import CODECS, OPTIMIZERS, TASKS, train
 
 #: What may be lost, of the figure itself or as a share of float32's.
 LIMITS = {'digits': (0.2, 'points'), 'language': (0.3, '%')}
@@ -49,12 +47,10 @@ def parse():
                         help='how many seeds (default: 10)')
     parser.add_argument('--workers', type=int, nargs='+', default=[4, 16],
                         help='how many are simulated (default: 4 16)')
-    for name, usual, others in (('task', TASKS, ()),
-                                ('optimizer', OPTIMIZERS, ()),
-                                ('codec', CODECS, IDEAS)):
-        parser.add_argument(f'--{name}', nargs='+',
-                            choices=[*usual, *others], default=list(usual),
-                            help=f'some of them (default: {" ".join(usual)})')
+    for name, known in (('task', TASKS), ('optimizer', OPTIMIZERS),
+                        ('codec', CODECS)):
+        parser.add_argument(f'--{name}', nargs='+', choices=list(known),
+                            default=list(known), help='some of them')
     parser.add_argument('--results', metavar='FILE', required=True,
                         help='where runs are kept, one a line')
     parser.add_argument('--jobs', type=int, default=os.cpu_count(),
@@ -134,7 +130,7 @@ def print_table(runs):
           f'{"seeds":>5}{"figure":>10}{"lost, 95 % interval":>24}'
           f'{"limit":>13}  near-exact')
     for case in sorted({key[:3] for key in runs}):
-        for codec in CODECS | IDEAS:
+        for codec in CODECS:
             figures = [figure for key, figure in runs.items()
                        if key[:4] == (*case, codec)]
             if figures:

@@ -10,10 +10,9 @@ import math
 import os
 import random
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from chainer_fp8pipe.codecs import BlockScaled, Codec, Fp8Ratio, State
+from chainer_fp8pipe.codecs import BlockScaled, Fp8Ratio
 
 import chainer
 import chainer.functions as F
@@ -25,51 +24,14 @@ from simulated_workers import SimulatedWorkers
 _EXAMPLES = os.path.join(os.path.dirname(__file__), os.pardir, 'examples')
 
 
-class Variant(NamedTuple):
-    """A codec, and how it is used.
-
-    Attributes:
-        make: Makes that of a rank; None: float32.
-        warm: Share of the updates in float32, before all others.
-        make_small: Of tensors of fewer than ``_SMALL`` elements, if another.
-    """
-
-    make: Callable[[int], Codec] | None
-    warm: float = 0.05
-    make_small: Callable[[int], Codec] | None = None
-
-
-class _Forgetting(BlockScaled):
-    """``int4`` whose feedback decays."""
-
-    def begin(self, state: State, loss_scale: float) -> None:
-        super().begin(state, loss_scale)
-        state.multiply_residuals(0.9)
-
-
-def _int4(rank):
-    return BlockScaled('int4')
-
-
-def _int5(rank):
-    return BlockScaled('int5')
-
-
+#: What makes the codec of a rank; None: float32.
 CODECS = {
-    'float32': Variant(None),
-    'fp8': Variant(lambda rank: Fp8Ratio(rank=rank)),
-    'int5': Variant(_int5),
-    'int4': Variant(_int4),
-    'e2m1': Variant(lambda rank: BlockScaled('e2m1')),
-}
-
-#: What was tried to lose less with int4.
-IDEAS = {
-    'int4-warm': Variant(_int4, warm=0.2),
-    'int4-small5': Variant(_int4, make_small=_int5),
-    'int4-decay': Variant(lambda rank: _Forgetting('int4')),
-}
-_SMALL = 5000
+    'float32': None, 'fp8': lambda rank: Fp8Ratio(rank=rank),
+    'int5': lambda rank: BlockScaled('int5'),
+    'int4': lambda rank: BlockScaled('int4'),
+    'e2m1': lambda rank: BlockScaled('e2m1')}
+#: Share of the updates in float32, before all others.
+_WARM = 0.05
 
 TASKS = 'digits', 'language'
 OPTIMIZERS = 'MomentumSGD', 'Adam'
@@ -111,9 +73,7 @@ def train(task, optimizer, workers, codec, seed):
     rule.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4)
                   if task == 'digits'
                   else chainer.optimizer_hooks.GradientClipping(1.0))
-    variant = (CODECS | IDEAS)[codec]
-    simulated = [SimulatedWorkers(make, workers) for make in (
-        variant.make, variant.make_small or variant.make)]
+    simulated = SimulatedWorkers(CODECS[codec], workers)
     iterator = chainer.iterators.SerialIterator(
         made.train, _BATCH[task, workers])
     for number in range(updates):
@@ -121,7 +81,7 @@ def train(task, optimizer, workers, codec, seed):
             'lr' if optimizer == 'MomentumSGD' else 'alpha'
         ] = rate * risen_and_fallen(number, updates, made.rise)
         average_gradients(made.model, next(iterator), simulated, workers,
-                          warm=number >= int(variant.warm * updates))
+                          warm=number >= int(_WARM * updates))
         rule.update()
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         return made.figure()
@@ -141,10 +101,7 @@ def risen_and_fallen(done, updates, rise):
 
 
 def average_gradients(model, batch, simulated, workers, warm):
-    """Leaves the mean of all workers' gradients in the model.
-
-    ``simulated`` are the workers for large tensors and for small ones.
-    """
+    """Leaves the mean of all workers' gradients in the model."""
     names, parameters = zip(*sorted(model.namedparams()), strict=True)
     gradients = []
     size = len(batch) // workers
@@ -152,17 +109,10 @@ def average_gradients(model, batch, simulated, workers, warm):
         model.cleargrads()
         model(*concat_examples(batch[worker * size:][:size])).backward()
         gradients.append([parameter.grad for parameter in parameters])
-    for which, of_size in zip(simulated, (
-            lambda size: size >= _SMALL, lambda size: size < _SMALL),
-            strict=True):
-        places = [place for place, parameter in enumerate(parameters)
-                  if of_size(parameter.size)]
-        means = which.average(
-            [names[place] for place in places],
-            [[own[place] for place in places] for own in gradients],
-            [parameters[place].array for place in places], warm=warm)
-        for place, mean in zip(places, means, strict=True):
-            parameters[place].grad = mean
+    means = simulated.average(
+        names, gradients, [one.array for one in parameters], warm=warm)
+    for parameter, mean in zip(parameters, means, strict=True):
+        parameter.grad = mean
 
 
 def digits():

@@ -12,34 +12,27 @@ tests/models tells.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import subprocess
 import sys
-import tempfile
 
 from environment import (
     ONE_THREAD,
-    RANKS,
     describe,
-    mpiexec,
+    parser,
+    ranks_of,
     with_torch,
     write_json,
 )
 
-_AS_RANK = os.path.abspath(__file__), '--rank'
+_RANKS = 'partition_ranks.py'
 
 
 def main():
-    if sys.argv[1:2] == ['--rank']:
-        return rank(*sys.argv[2:])
     options = _arguments().parse_args()
     print(describe(), flush=True)
     data = options.measure(options)
     if options.json:
         write_json(options.json, {'what': options.what, **data})
-    return None
 
 
 # --- what is measured --------------------------------------------------------
@@ -50,12 +43,13 @@ def memory(options):
     for ranks in options.ranks:
         job = {'memory': options.memory, 'units': options.units,
                'most': options.most, 'updates': options.updates}
-        row, = one_job(ranks, 'accepted', job)
+        row = ranks_of(_RANKS, {**job, 'what': 'accepted'}, ranks)
         if row['layers']:
-            # A process of its own: what the search took is not in it.
-            found, = one_job(ranks, 'resident', {
-                **job, 'layers': row['layers']}, malloc=False)
-            row.update(found)
+            # A process of its own: what the search took is not in it.  Freed
+            # memory goes back, or it would count.
+            row |= ranks_of(_RANKS, {
+                **job, 'what': 'resident', 'layers': row['layers']}, ranks,
+                env=ONE_THREAD)
         rows.append(row)
     show_memory(rows)
     return {'rows': rows}
@@ -63,10 +57,10 @@ def memory(options):
 
 def speed(options):
     """A step over two ranks against serial Chainer, turn by turn."""
-    rows = one_job(2, 'speed', {
-        'models': options.only, 'rounds': options.rounds,
+    rows = ranks_of(_RANKS, {
+        'what': 'speed', 'models': options.only, 'rounds': options.rounds,
         'scale': options.scale, 'micro_batches': options.micro_batches,
-        'torch': with_torch(not options.without_torch)})
+        'torch': with_torch(not options.without_torch)}, 2)
     show_speed(rows)
     return {'rows': rows}
 
@@ -78,75 +72,16 @@ def hybrid(options):
         network = Star(4, options.rate)
     except NetworkError as error:
         sys.exit(str(error))
-    with network, tempfile.TemporaryDirectory() as folder:
+    with network:
         payload = network.payload()
-        said = (f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of '
-                'payload measured in both directions at once')
-        print(said, flush=True)
-        path = os.path.join(folder, 'rows.jsonl')
-        done = network.run(
-            [sys.executable, *_AS_RANK, 'hybrid', path, json.dumps({
-                'rounds': options.rounds, 'scale': options.scale,
-                'micro_batches': options.micro_batches})],
-            env=ONE_THREAD, timeout=3000)
-        if done.returncode:
-            sys.exit(f'the ranks ended with exit code {done.returncode}')
-        rows = _read(path)
+        print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
+              'measured in both directions at once', flush=True)
+        rows = ranks_of(_RANKS, {
+            'what': 'hybrid', 'rounds': options.rounds,
+            'scale': options.scale, 'micro_batches': options.micro_batches},
+            network=network, env=ONE_THREAD)
     show_hybrid(rows)
     return {'payload': payload, 'rows': rows}
-
-
-# --- ranks -------------------------------------------------------------------
-
-class Rows:
-    """Where rank 0 writes; on the others it does nothing."""
-
-    def __init__(self, path, comm):
-        self._path = path if comm.rank == 0 else None
-
-    def add(self, row, said):
-        """Writes a row; says on stderr how far this is."""
-        if self._path:
-            with open(self._path, 'a') as file:
-                file.write(json.dumps(row) + '\n')
-            print(f'  {said}', file=sys.stderr, flush=True)
-
-
-def rank(what, path, job):
-    """What a rank does; a row is a line, so that none is lost by a crash."""
-    import partition_speed
-    from mpi4py import MPI
-    getattr(partition_speed, what)(
-        MPI.COMM_WORLD, json.loads(job), Rows(path, MPI.COMM_WORLD))
-
-
-# --- jobs of ranks -----------------------------------------------------------
-
-def one_job(ranks, what, job, malloc=True):
-    """The rows of one job; its failure ends the benchmark.
-
-    Args:
-        ranks: How many.
-        what: They measure.
-        job: Its arguments.
-        malloc: Whether freed memory stays with the process, which steadies
-            times and enlarges memory.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, 'rows.jsonl')
-        done = subprocess.run(
-            [*mpiexec(ranks), sys.executable, '-W', 'ignore', *_AS_RANK, what,
-             path, json.dumps(job)],
-            env={**os.environ, **(RANKS if malloc else ONE_THREAD)})
-        if done.returncode:
-            sys.exit(f'{what}: the ranks ended with exit code '
-                     f'{done.returncode}')
-        return _read(path)
-
-
-def _read(path):
-    with open(path) as file:
-        return [json.loads(line) for line in file]
 
 
 # --- tables ------------------------------------------------------------------
@@ -214,15 +149,13 @@ def _spread(times):
 # --- arguments ---------------------------------------------------------------
 
 def _arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = parser.add_subparsers(dest='what', required=True, metavar='NAME')
+    given = parser(__doc__)
+    kinds = given.add_subparsers(dest='what', required=True, metavar='NAME')
 
     def kind(measure):
+        said = ' '.join(measure.__doc__.split())
         one = kinds.add_parser(
-            measure.__name__, help=' '.join(measure.__doc__.split()),
-            description=' '.join(measure.__doc__.split()),
+            measure.__name__, help=said, description=said,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         one.set_defaults(measure=measure)
         one.add_argument('--json', metavar='FILE', help='write the raw data')
@@ -261,7 +194,7 @@ def _arguments():
     number(one, '--rate', 500e6, 'bit/s of every link', float)
     number(one, '--scale', 1., "of the encoder's sizes", float)
     number(one, '--micro-batches', 4, 'per batch')
-    return parser
+    return given
 
 
 if __name__ == '__main__':

@@ -9,45 +9,31 @@ turn by turn.  Needs ``pip install '.[mpich,plot]'``; with PyTorch installed
 """
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 
-from environment import ONE_THREAD, describe, mpiexec, write_json
+from environment import ONE_THREAD, describe, parser, ranks_of, write_json
 
 SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
              ('zero_bubble', 2))        # with so many chunks per rank
-HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def parse():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--stages', type=int, nargs='+', default=[2, 4],
-                        help='numbers of stages (default: 2 4)')
-    parser.add_argument('--widths', type=int, nargs='+',
-                        default=[512, 1024, 2048],
-                        help='of the layers (default: 512 1024 2048)')
-    parser.add_argument('--micro-batches', type=int, nargs='+',
-                        default=[1, 2, 4, 8, 16],
-                        help='per batch (default: 1 2 4 8 16)')
-    parser.add_argument('--depth', type=int, default=8,
-                        help='layers before the last one (default: 8)')
-    parser.add_argument('--batch', type=int, default=480,
-                        help='samples (default: 480)')
-    parser.add_argument('--rounds', type=int, default=7,
-                        help='steps of each that are timed (default: 7)')
-    parser.add_argument('--no-torch', action='store_true',
-                        help='leave PyTorch out even if it is installed')
-    parser.add_argument('--json', metavar='FILE', help='write the raw data')
-    parser.add_argument('--plot', metavar='FILE',
-                        help='draw the speed-ups (PNG)')
-    return parser.parse_args()
+    given = parser(__doc__, 'plot', 'torch')
+    given.add_argument('--stages', type=int, nargs='+', default=[2, 4],
+                       help='numbers of stages (default: 2 4)')
+    given.add_argument('--widths', type=int, nargs='+',
+                       default=[512, 1024, 2048],
+                       help='of the layers (default: 512 1024 2048)')
+    given.add_argument('--micro-batches', type=int, nargs='+',
+                       default=[1, 2, 4, 8, 16],
+                       help='per batch (default: 1 2 4 8 16)')
+    given.add_argument('--depth', type=int, default=8,
+                       help='layers before the last one (default: 8)')
+    given.add_argument('--batch', type=int, default=480,
+                       help='samples (default: 480)')
+    given.add_argument('--rounds', type=int, default=7,
+                       help='steps of each that are timed (default: 7)')
+    return given.parse_args()
 
 
 def main():
@@ -67,16 +53,10 @@ def main():
 
 def measure(stages, options):
     """Starts the ranks; returns a row per width and number of parts."""
-    job = {name: getattr(options, name) for name in (
-        'widths', 'micro_batches', 'depth', 'batch', 'rounds', 'no_torch')}
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, 'rows.json')
-        subprocess.run(
-            [*mpiexec(stages), sys.executable,
-             os.path.join(HERE, 'pipeline_ranks.py'), path, json.dumps(job)],
-            check=True, env={**os.environ, **ONE_THREAD})
-        with open(path) as file:
-            return json.load(file)
+    return ranks_of('pipeline_ranks.py', {
+        name: getattr(options, name) for name in (
+            'widths', 'micro_batches', 'depth', 'batch', 'rounds',
+            'without_torch')}, stages, env=ONE_THREAD)
 
 
 def report(rows):
@@ -123,7 +103,7 @@ def plot(rows, path):
     from matplotlib import pyplot
     widths = sorted({row['width'] for row in rows})
     figure, axes = pyplot.subplots(1, len(widths), sharey=True, squeeze=False,
-                                   figsize=(4 * len(widths), 3.6))
+                                  figsize=(4 * len(widths), 3.6))
     for axis, width in zip(axes[0], widths, strict=True):
         for stages, colour in zip(
                 sorted({row['stages'] for row in rows}),
@@ -134,11 +114,11 @@ def plot(rows, path):
             for kind, style in (('ours', 'o-'), ('torch', 's:')):
                 if kind in chosen[0]:
                     axis.plot(parts, [
-                        statistics.median(row['serial'])
-                        / statistics.median(fastest(row, kind)[1])
-                        for row in chosen], style, color=colour, label=(
-                            f'{stages} stages'
-                            + (', PyTorch' if kind == 'torch' else '')))
+                       statistics.median(row['serial'])
+                       / statistics.median(fastest(row, kind)[1])
+                       for row in chosen], style, color=colour, label=(
+                           f'{stages} stages'
+                           + (', PyTorch' if kind == 'torch' else '')))
             axis.plot(parts, [
                 statistics.median(row['serial']) / equation_2(row)
                 for row in chosen], '--', color=colour, alpha=0.5,

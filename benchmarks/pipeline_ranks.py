@@ -1,10 +1,8 @@
 """What the ranks of ``benchmarks/pipeline.py`` do; it starts them."""
 from __future__ import annotations
 
-import json
 import os
 import socket
-import sys
 import time
 import warnings
 
@@ -15,6 +13,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from environment import as_rank
 from mpi4py import MPI
 from pipeline import SCHEDULES
 
@@ -32,17 +31,14 @@ class Network(Divisible):
         self.append(lazy(L.Linear, width, 10))
 
 
-def main():
-    path, job = sys.argv[1], json.loads(sys.argv[2])
-    torch = None if job['no_torch'] else start_torch()
+def main(comm, job):
+    torch = None if job['without_torch'] else start_torch()
     rows = []
     for width in job['widths']:
         rows += at_width(width, job, torch)
-    if comm.rank == 0:
-        with open(path, 'w') as file:
-            json.dump(rows, file)
     if torch:
         torch.distributed.destroy_process_group()
+    return rows
 
 
 def at_width(width, job, torch):
@@ -184,4 +180,4 @@ def torch_steps(torch, width, job, batch, labels):
 
 
 if __name__ == '__main__':
-    main()
+    as_rank(main)

@@ -1,31 +1,24 @@
 """What the ranks of the planning benchmark do: started by mpiexec.
 
-    python planning_ranks.py JOB.json RESULT.json
-
 Plans a job, and then runs every way that was tried again, in turns and for
 longer, with the same data; among them the script as it was.
 """
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import statistics
-import sys
 import time
 
-from chainer_fp8pipe.planner import trials
-from chainer_fp8pipe.planner.example import Example, ScriptData
-from chainer_fp8pipe.planner.planned_job import job_of, plan
-from chainer_fp8pipe.planning.job_plan import Configuration
+from chainer_fp8pipe.planner import plan as planning
+from chainer_fp8pipe.planner.example import Data, Endless, Example
+from chainer_fp8pipe.planner.trials import Trained, try_way
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-from mpi4py import MPI
-
-#: Turns in which every way is run, and seconds of a way in each.
-_TURNS, _SECONDS = 3, 1.5
+from environment import as_rank
 
 
 class Convolutions(chainer.Chain):
@@ -92,10 +85,7 @@ class Samples(chainer.dataset.DatasetMixin):
         return self._x, numpy.int32(i % 10)
 
 
-def main(job, result):
-    with open(job) as file:
-        job = json.load(file)
-    comm = MPI.COMM_WORLD
+def main(comm, job):
     if job['pinned']:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
@@ -106,67 +96,54 @@ def main(job, result):
     example = chainer.dataset.concat_examples(
         [iterator.dataset[number] for number in range(samples)])
     model(*example)                         # all parameters have values
-    if comm.rank == job['slow']:
-        _slow_down(model)
     optimizer = chainer.optimizers.Adam().setup(model)
-    data = ScriptData(chainer.training.StandardUpdater(iterator, optimizer),
-                      True)
-    begin = time.perf_counter()
-    made = plan(model, example, comm, batch=batch, optimizer=optimizer,
-                data=data).plan
-    planning = time.perf_counter() - begin
-    trained = trials.Trained(model, optimizer, Example(example), batch, data)
-    found = _again(comm, made, trained)
-    if comm.rank == 0:
-        with open(result, 'w') as file:
-            json.dump({**job, 'planning': planning,
-                       'choice': str(made.choice), 'ways': {
-                           way: statistics.median(seconds)
-                           for way, seconds in found.items()}}, file)
+    data = Data(Endless(iterator), chainer.dataset.concat_examples, True)
+    ways = {}
+
+    def recording(way, *given):
+        ways[str(way)] = way
+        return try_way(way, *given)
+    planning.try_way = recording
+    with Slow() if comm.rank == job['slow'] else contextlib.nullcontext():
+        begin = time.perf_counter()
+        made = planning.plan(model, example, comm, batch=batch, data=data,
+                             optimizer=optimizer, budget=job['budget']).plan
+        took = time.perf_counter() - begin
+        trained = Trained(model, optimizer, Example(example), batch, data)
+        found = {}
+        for _ in range(job['turns']):
+            for name, way in ways.items():
+                seconds = try_way(way, trained, comm, job['seconds'])
+                if not isinstance(seconds, str):
+                    found.setdefault(name, []).extend(seconds)
+    return {**job, 'planning': took, 'choice': str(made.choice),
+            'remarks': made.remarks,
+            'ways': {name: statistics.median(seconds)
+                     for name, seconds in found.items()}}
 
 
-def _again(comm, made, trained):
-    """Seconds of every way that was tried, by name."""
-    found = {}
-    for _ in range(_TURNS):
-        for one in made.trials:
-            way = _way_of(one.way, made, comm.size)
-            if way is None:
-                continue
-            seconds = trials.try_way(way, job_of(way, trained), trained,
-                                     comm, _SECONDS)
-            if not isinstance(seconds, str):
-                found.setdefault(one.way, []).extend(seconds)
-    return found
+class Slow(chainer.FunctionHook):
+    """Makes a rank take twice as long, as if on a slower processor."""
 
+    name = 'slow'
+    _owed = 0.0
 
-def _way_of(said, made, ranks):
-    """The way that a plan calls so; None: a pipeline that was not chosen."""
-    for way in made.choice, Configuration():
-        if said == str(way):
-            return way
-    for codec in 'float32', 'float16', 'fp8', 'naive':
-        for algorithm in 'direct', 'ring', 'torus2d':
-            for overlap in False, True, 'next_forward':
-                way = Configuration(ranks, codec=codec, algorithm=algorithm,
-                                    overlap=overlap)
-                if str(way) == said:
-                    return way
-    return None
+    def forward_preprocess(self, function, in_data):
+        self._begin = time.perf_counter()
 
+    def forward_postprocess(self, function, in_data):
+        self._owed += time.perf_counter() - self._begin
+        if self._owed > 1e-3:       # less is not kept exactly
+            begin = time.perf_counter()
+            time.sleep(self._owed)
+            self._owed -= time.perf_counter() - begin
 
-def _slow_down(model):
-    """Makes a pass on this rank take twice as long."""
-    kind = type(model)
-    forward = kind.forward
-
-    def slow(self, *args, **kwargs):
-        with chainer.no_backprop_mode():
-            forward(self, *args, **kwargs)
-            forward(self, *args, **kwargs)
-        return forward(self, *args, **kwargs)
-    kind.forward = slow
+    backward_preprocess, backward_postprocess = (
+        lambda self, function, in_data, out_grad:
+        self.forward_preprocess(function, in_data),
+        lambda self, function, in_data, out_grad:
+        self.forward_postprocess(function, in_data))
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    as_rank(main)

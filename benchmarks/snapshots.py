@@ -19,13 +19,9 @@ same.
 """
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import pathlib
-import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -42,7 +38,7 @@ import chainermn
 import numpy
 from chainer.training import Trainer, extension
 from chainer.training.updaters import StandardUpdater
-from environment import RANKS, describe, mpiexec, write_json
+from environment import as_rank, describe, parser, ranks_of, write_json
 from mpi4py import MPI
 
 WAYS = 'Snapshot', 'save'
@@ -145,48 +141,29 @@ def summary(comm: MPI.Comm, clock: Clock, out: str) -> dict:
         'bytes': max(file.stat().st_size for file in files)}
 
 
-def rank(way: str, out: str, snapshots: int) -> None:
+def rank(comm: MPI.Comm, job: dict) -> dict:
     """What one rank of a job does."""
     warnings.filterwarnings('error', 'snap')
-    found = measure(MPI.COMM_WORLD, way, out, snapshots)
-    if MPI.COMM_WORLD.rank == 0:
-        print(json.dumps(found))
-
-
-def run(ranks: int, way: str, snapshots: int) -> dict:
-    folder = tempfile.mkdtemp()
-    try:
-        done = subprocess.run(
-            [*mpiexec(ranks), sys.executable, __file__, '--rank', way,
-             '--out', folder, '--snapshots', str(snapshots)],
-            env={**os.environ, **RANKS}, check=True, text=True,
-            stdout=subprocess.PIPE)
-        return json.loads(done.stdout.splitlines()[-1])
-    finally:
-        shutil.rmtree(folder)
+    return measure(comm, **job)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__.partition('\n\n')[0])
-    parser.add_argument('--ranks', type=int, nargs='*', default=[2, 4])
-    parser.add_argument('--ways', nargs='*', choices=WAYS, default=WAYS)
-    parser.add_argument('--snapshots', type=int, default=3, metavar='N',
-                        help='how many are written, one after another')
-    parser.add_argument('--json', metavar='FILE', help='write raw data')
-    parser.add_argument('--rank', choices=WAYS, help=argparse.SUPPRESS)
-    parser.add_argument('--out', help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.rank:
-        rank(options.rank, options.out, options.snapshots)
-        return
+    given = parser(__doc__)
+    given.add_argument('--ranks', type=int, nargs='*', default=[2, 4])
+    given.add_argument('--ways', nargs='*', choices=WAYS, default=WAYS)
+    given.add_argument('--snapshots', type=int, default=3, metavar='N',
+                       help='how many are written, one after another')
+    options = given.parse_args()
     print(describe())
     print('ranks  way         update [s]  first [s]  still [s]  slower [s]'
           '  whole [s]  file [MB]', flush=True)
     data = []
     for ranks in options.ranks:
         for way in options.ways:
-            found = run(ranks, way, options.snapshots)
+            with tempfile.TemporaryDirectory() as folder:
+                found = ranks_of('snapshots.py', {
+                    'way': way, 'out': folder,
+                    'snapshots': options.snapshots}, ranks)
             data.append({'ranks': ranks, 'way': way, **found})
             print(f'{ranks:5}  {way:10}{found["update"]:12.2f}'
                   f'{found["first"]:11.2f}{found["still"]:11.2f}{found["slower"]:12.2f}'
@@ -197,4 +174,7 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    main()
+    if sys.argv[1:2] and sys.argv[1].endswith('.json'):
+        as_rank(rank)
+    else:
+        main()

@@ -17,24 +17,20 @@ batch of 32 than those for Haswell: OPENBLAS_CORETYPE=Haswell takes these.
 """
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
 import statistics
 import sys
-import tempfile
 
 from environment import (
-    RANKS,
-    add_common_arguments,
     describe,
+    milliseconds,
+    parser,
+    ranks_of,
     spread,
     with_torch,
     write_json,
 )
 from network import NetworkError, Star
 
-_RANKS = pathlib.Path(__file__).with_name('training_ranks.py')
 _HOSTS = 4
 PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
 
@@ -49,18 +45,13 @@ def main() -> None:
     print(describe(), flush=True)
     torch = options.what != 'breakdown' and with_torch(
         not options.without_torch)
-    with network, tempfile.TemporaryDirectory() as folder:
+    with network:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)
-        result = pathlib.Path(folder, 'result.json')
-        done = network.run(
-            [sys.executable, str(_RANKS), options.what, str(repeats),
-             'yes' if torch else 'no', str(result)],
-            env=RANKS, timeout=3000)
-        if done.returncode:
-            sys.exit(f'the ranks ended with exit code {done.returncode}')
-        rows = json.loads(result.read_text())
+        rows = ranks_of('training_ranks.py', {
+            'what': options.what, 'repeats': repeats, 'torch': torch},
+            network=network)
     print()
     if options.what == 'breakdown':
         _show_breakdown(rows, payload)
@@ -79,11 +70,9 @@ def _show_steps(rows):
     print(f'{"":<32}{"median [ms]":>12}{"spread [ms]":>20}  '
           f'x {rows[0]["label"]}')
     for row in rows:
-        median = statistics.median(row['seconds'])
-        spread = (f'{min(row["seconds"]) * 1e3:.4g} - '
-                  f'{max(row["seconds"]) * 1e3:.4g}')
-        print(f'{row["label"]:<32}{median * 1e3:>12.4g}{spread:>20}  '
-              f'{base / median:.2f}')
+        median, spread = milliseconds(row['seconds'])
+        print(f'{row["label"]:<32}{median:>12}{spread:>20}  '
+              f'{base / statistics.median(row["seconds"]):.2f}')
 
 
 def _medians(row):
@@ -138,17 +127,14 @@ def _plot(rows, options):
 
 
 def _arguments():
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('what', choices=['steps', 'accelerator', 'breakdown'])
-    parser.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
-                        help='of every link (default: 500e6)')
-    parser.add_argument('--repeats', type=int, metavar='N',
-                        help='blocks of steps that are timed (default: 15; '
-                        'breakdown: steps, 5)')
-    add_common_arguments(parser)
-    return parser.parse_args()
+    given = parser(__doc__, 'plot', 'torch')
+    given.add_argument('what', choices=['steps', 'accelerator', 'breakdown'])
+    given.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
+                       help='of every link (default: 500e6)')
+    given.add_argument('--repeats', type=int, metavar='N',
+                       help='blocks of steps that are timed (default: 15; '
+                       'breakdown: steps, 5)')
+    return given.parse_args()
 
 
 if __name__ == '__main__':

@@ -1,13 +1,7 @@
-"""What the ranks of the training benchmark do: started by mpiexec.
-
-    python training_ranks.py steps|accelerator|breakdown REPEATS WITH_TORCH
-        RESULT.json
-"""
+"""What the ranks of the training benchmark do."""
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 
 import chainer_fp8pipe
@@ -17,6 +11,7 @@ import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy
+from environment import as_rank
 from mpi4py import MPI
 
 BATCH = 32
@@ -35,16 +30,11 @@ CASES = [('float32', 'float32', {}),
 BLOCK = 10
 
 
-def main(what: str, repeats: str, with_torch: str, result: str) -> None:
-    comm = MPI.COMM_WORLD
+def main(comm, job):
     keep_to_own_cores(comm.rank, comm.size)
-    if what == 'breakdown':
-        rows = breakdown(comm, int(repeats))
-    else:
-        rows = steps(comm, NETWORK[what], int(repeats), with_torch == 'yes')
-    if comm.rank == 0:
-        with open(result, 'w') as file:
-            json.dump(rows, file)
+    if job['what'] == 'breakdown':
+        return breakdown(comm, job['repeats'])
+    return steps(comm, NETWORK[job['what']], job['repeats'], job['torch'])
 
 
 def keep_to_own_cores(host, hosts):
@@ -340,4 +330,4 @@ def _random(rank, batch, inputs, outputs):
 
 
 if __name__ == '__main__':
-    main(*sys.argv[1:])
+    as_rank(main)

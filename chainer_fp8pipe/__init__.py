@@ -27,7 +27,7 @@ _HOMES = {
     'large_batch': 'chainer_fp8pipe.training.large_batch',
     'lazy': 'chainer_fp8pipe.links',
     'partition': 'chainer_fp8pipe.chains.partition',
-    'plan': 'chainer_fp8pipe.planner.planned_job',
+    'plan': 'chainer_fp8pipe.planner.plan',
 }
 
 __all__ = ['__version__', 'compat', *_HOMES]

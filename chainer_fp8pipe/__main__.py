@@ -15,7 +15,7 @@ from .command_line import Parser, did_you_mean
 
 #: By command, the module and the function that adds it to a parser.
 _COMMANDS = {
-    'bench': ('bench.command', 'add_bench'),
+    'bench': ('bench', 'add_bench'),
     'install-chainer': ('compat.install_chainer', 'add_install'),
     'launch': ('launcher.launch_command', 'add_launch'),
     'plan': ('planner.plan_script', 'add_plan'),

@@ -55,6 +55,8 @@ WRONG = [
     ('plan --memory -1 ok.py', "--memory: '-1' is no size"),
     ('bench', 'WHAT is missing'),
     ('bench allreduce --sizes inf', "'inf' is no number of elements"),
+    ('bench allreduce --sizes 8x', "'8x' is no number of elements"),
+    ('bench allreduce --algorithms tree', "'tree' is none of direct"),
     ('bench allreduce --repeats ²', "--repeats: '²' is not 1 or more"),
     ('bench allreduce --algorithm ring', 'did you mean --algorithms?'),
     ('bench allreduce surplus', "'surplus' is one argument too many"),

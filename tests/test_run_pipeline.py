@@ -36,7 +36,7 @@ def serial(tmp_path_factory):
 
 
 @pytest.mark.parametrize(('ranks', 'stages', 'options', 'drawn'), [
-    (2, 2, (), ()), (4, 2, (), ('loss.png',)),
+    (4, 2, (), ('loss.png',)),
     (3, 3, ('--schedule', 'gpipe'), ()),
     (2, 2, ('--schedule', 'interleaved', '--memory', '1 GiB'), ())])
 def test_the_log_and_the_files_are_those_of_a_serial_run(
@@ -60,7 +60,7 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
 
 def test_the_codec_of_the_command_line_is_between_the_replicas(
         tmp_path, serial):
-    arguments = '--seed', '1'
+    arguments = '--seed', '1', '--hooks'
     done = run_pipeline(tmp_path, 4, *arguments, options=[
         '--communicator', 'fp8', '--warmup', '2'])
     assert done.returncode == 0, done.stderr
@@ -211,16 +211,23 @@ REFUSED = [
      'optimizer.setup(Net(model.predictor))\n'
      'training.StandardUpdater(iterator, optimizer)',
      'must return its loss'),
+    (_UPDATER + "chainer.serializers.load_npz('x', model.predictor)",
+     'loaded after the updater'),
 ]
+
+
+def in_forks(tmp_path_factory, scripts, *options):
+    """What is said to scripts that run as a pipeline of one rank."""
+    return run_in_forks(
+        ['run', '--pipeline', '1', '--micro-batches', '3', *options,
+         'script.py'],
+        script_folders(tmp_path_factory, [_HEAD + lines for lines in scripts]))
 
 
 @pytest.fixture(scope='module')
 def refusals(tmp_path_factory):
     """What each script of REFUSED says."""
-    return run_in_forks(
-        ['run', '--pipeline', '1', '--micro-batches', '3', 'script.py'],
-        script_folders(tmp_path_factory,
-                       [_HEAD + lines for lines, _ in REFUSED]))
+    return in_forks(tmp_path_factory, [lines for lines, _ in REFUSED])
 
 
 @pytest.mark.parametrize('case', range(len(REFUSED)))
@@ -228,17 +235,12 @@ def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
     check_refusal(refusals[case], REFUSED[case][1])
 
 
-@pytest.mark.parametrize(('lines', 'message'), [
-    (_UPDATER + 'training.StandardUpdater(iterator, optimizer)',
-     'a second updater'),
-    (_UPDATER + "chainer.serializers.load_npz('x', model.predictor)",
-     'loaded after the updater'),
-])
-def test_all_ranks_refuse_together(tmp_path, lines, message):
+def test_all_ranks_refuse_together(tmp_path):
     check_refusal(run_lines(tmp_path, '''
 from chainer_fp8pipe.training.unmodified import launch
 launch._PATIENCE = 300     # ranks that share cores may be late
-''' + lines, 4), message)
+''' + _UPDATER + 'training.StandardUpdater(iterator, optimizer)', 4),
+                  'a second updater')
 
 
 def check_refusal(done, message):
@@ -340,27 +342,23 @@ def test_examples_that_cannot_go_to_another_replica_are_named(tmp_path):
     check_refusal(done, 'examples[0].lock (lock): cannot pickle')
 
 
-@pytest.mark.parametrize(('lines', 'error'), [
-    ('    raise ValueError("of my own")', 'ValueError: of my own'),
-    ('    return F.linear(x, np.ones((3, 7), "f"))', 'Actual: 2 != 7')])
-def test_an_error_of_the_model_is_shown_where_it_came_up(
-        tmp_path, lines, error):
-    done = run_lines(tmp_path, f'''
-def mine(x):
-{lines}
-model.predictor.append(mine)
-''' + _UPDATER)
-    assert done.returncode == 1
-    assert done.stderr.count('Traceback') == 1
-    assert error in done.stderr
-    assert 'in mine' in done.stderr
-    assert os.path.join('chainer_fp8pipe', '') not in done.stderr
+def test_an_error_of_the_model_is_shown_where_it_came_up(tmp_path_factory):
+    errors = {'raise ValueError("of my own")': 'ValueError: of my own',
+              'return F.linear(x, np.ones((3, 7), "f"))': 'Actual: 2 != 7'}
+    found = in_forks(tmp_path_factory, [
+        f'def mine(x):\n    {line}\nmodel.predictor.append(mine){_UPDATER}'
+        for line in errors])
+    for done, error in zip(found, errors.values(), strict=True):
+        assert done.returncode == 1
+        assert done.stderr.count('Traceback') == 1
+        assert error in done.stderr
+        assert 'in mine' in done.stderr
+        assert os.path.join('chainer_fp8pipe', '') not in done.stderr
 
 
-def test_a_model_that_does_not_fit_is_refused(tmp_path):
-    done = run_pipeline(tmp_path, 2, options=['--memory', '10 kB'])
-    assert done.returncode == 2
-    assert done.stderr.count('no cut into 2 stages fits') == 1
+def test_a_model_that_does_not_fit_is_refused(tmp_path_factory):
+    done, = in_forks(tmp_path_factory, [_UPDATER], '--memory', '10 kB')
+    check_refusal(done, 'no cut into 1 stage fits')
 
 
 def test_a_script_without_a_seed_sees_every_sample_once(tmp_path):
@@ -483,9 +481,7 @@ except Exception as error:
 
 
 def test_the_seed_of_the_script_is_that_of_dropout(tmp_path_factory):
-    done = run_in_forks(
-        ['run', '--pipeline', '1', '--micro-batches', '3', 'script.py'],
-        script_folders(tmp_path_factory, [_HEAD + f'''
+    done = in_forks(tmp_path_factory, [f'''
 np.random.seed(5)
 model = L.Classifier(chainer.Sequential(
     L.Linear(3, 8), F.dropout, L.Linear(8, 8), F.relu, L.Linear(8, 2)))
@@ -496,7 +492,7 @@ np.random.seed({seed})
 trainer.extend(extensions.LogReport(trigger=(4, 'iteration')))
 trainer.run()
 print(trainer.get_extension('LogReport').log[0]['main/loss'])
-''' for seed in (0, 0, 1)]))
+''' for seed in (0, 0, 1)])
     assert [one.returncode for one in done] == [0, 0, 0], done
     losses = [float(one.stdout) for one in done]
     assert losses[0] == losses[1] != losses[2]

@@ -20,15 +20,14 @@
 
 /* --- workers: threads of the process that do tasks while the thread that has
  *     called an engine exchanges messages.  That one does tasks, too, when no
- *     message has come. --------------------------------------------------- */
+ *     message has come.  All engines have the same workers, as many as any of
+ *     them has wanted, and they sleep where there is nothing to do. -------- */
 
 static struct {
     pthread_mutex_t lock;
     pthread_cond_t more;
-    pthread_t *threads;
-    int count, engines, asleep;
+    int count, asleep;
     pid_t owner; /* a fork of this process has no threads */
-    atomic_int stop;
     Chunk *first, *last; /* tasks, the oldest first */
     atomic_int waiting;  /* how many there are */
 } workers = {.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -105,7 +104,7 @@ static int help(void)
     return 1;
 }
 
-/* Waits until there may be a task, or the end; at first without sleeping. */
+/* Waits until there may be a task; at first without sleeping. */
 static void wait_for_tasks(void)
 {
     for (double end = now() + AWAKE; now() < end; sched_yield())
@@ -113,7 +112,7 @@ static void wait_for_tasks(void)
             return;
     pthread_mutex_lock(&workers.lock);
     ++workers.asleep;
-    while (!workers.stop && !atomic_load(&workers.waiting))
+    while (!atomic_load(&workers.waiting))
         pthread_cond_wait(&workers.more, &workers.lock);
     --workers.asleep;
     pthread_mutex_unlock(&workers.lock);
@@ -123,7 +122,7 @@ static void *work(void *unused)
 {
     (void)unused;
     begin_ieee();
-    while (!workers.stop) {
+    for (;;) {
         wait_for_tasks();
         Chunk *chunk = next_task();
         if (chunk) {
@@ -160,8 +159,8 @@ static void abandon(Shared *shared)
         sched_yield();
 }
 
-/* An engine wants `count` workers, which others use, too; where the system
- * has fewer threads to give, these do the work. */
+/* An engine wants `count` workers; where the system has fewer threads to give,
+ * these do the work. */
 static void use_workers(Shared *shared, int count)
 {
     if (count < 1)
@@ -173,32 +172,13 @@ static void use_workers(Shared *shared, int count)
         workers.owner = getpid();
     }
     shared->uses_workers = 1;
-    ++workers.engines;
-    if (workers.count >= count
-        || !grow(&workers.threads, (size_t)count * sizeof(pthread_t)))
-        return;
     sigset_t all, before; /* signals are for Python's threads */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    while (workers.count < count
-           && pthread_create(&workers.threads[workers.count], NULL, work,
-                             NULL) == 0)
-        ++workers.count;
+    for (pthread_t made; workers.count < count
+         && pthread_create(&made, NULL, work, NULL) == 0; ++workers.count)
+        pthread_detach(made);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-}
-
-static void leave_workers(Shared *shared)
-{
-    if (!shared->uses_workers || workers.owner != getpid()
-        || --workers.engines)
-        return;
-    pthread_mutex_lock(&workers.lock);
-    workers.stop = 1;
-    pthread_cond_broadcast(&workers.more);
-    pthread_mutex_unlock(&workers.lock);
-    for (int i = 0; i < workers.count; ++i)
-        pthread_join(workers.threads[i], NULL);
-    workers.stop = workers.count = 0;
 }
 
 /* --- jobs: the compiled part of engine.py's Bucket ----------------------- */
@@ -212,9 +192,11 @@ static void job_dealloc(PyObject *self)
     /* Releasing one that was never filled does nothing. */
     PyBuffer_Release(&job->wire_buffer);
     coding_close(&job->coding);
-    for (int i = 0; i < job->shares_count; ++i)
-        for (int j = 0; j < 3; ++j)
-            PyBuffer_Release(&job->shares[i].buffers[j]);
+    for (int i = 0; i < job->shares_count; ++i) {
+        free(job->shares[i].bounds);
+        PyBuffer_Release(&job->shares[i].means_buffer);
+        PyBuffer_Release(&job->shares[i].space_buffer);
+    }
     free(job->shares);
     free(job->undecoded.items);
     free(job->decoded.items);
@@ -375,7 +357,6 @@ static void engine_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     int is_under_way = self->shared.messages.count > 0;
     abandon(&self->shared);
-    leave_workers(&self->shared);
     for (int i = 0; i < self->lanes_count; ++i)
         is_under_way |= self->lanes[i].oldest < self->lanes[i].started;
     for (int i = 0; i < self->lanes_count && !is_under_way; ++i) {
@@ -579,21 +560,15 @@ static PyObject *raised(Engine *self)
     return NULL;
 }
 
-/* Fills a job's part of a lane from (bounds, frame, chunks, means). */
+/* Fills a job's part of a lane from (start, stop, frame, chunks, means). */
 static int make_share(Engine *self, Lane *lane, Job *job, PyObject *of)
 {
-    PyObject *bounds, *means;
+    PyObject *means;
     Share *share = &job->shares[job->shares_count++];
-    long long frame, chunks;
-    if (!PyArg_ParseTuple(of, "OLLO", &bounds, &frame, &chunks, &means)
-        || PyObject_GetBuffer(bounds, &share->buffers[0], PyBUF_SIMPLE) < 0
-        || PyObject_GetBuffer(means, &share->buffers[1], PyBUF_SIMPLE) < 0)
+    long long start, stop, frame, chunks;
+    if (!PyArg_ParseTuple(of, "LLLLO", &start, &stop, &frame, &chunks, &means)
+        || PyObject_GetBuffer(means, &share->means_buffer, PyBUF_SIMPLE) < 0)
         return 0;
-    if (share->buffers[0].len
-        != (lane->blocks + 1) * (Py_ssize_t)sizeof(int64_t)) {
-        PyErr_SetString(PyExc_ValueError, "tables differ in length");
-        return 0;
-    }
     size_t room = room_for(job, lane, frame);
     if (lane->space == NULL || lane->room < room) {
         PyObject *space = PyObject_CallFunction(
@@ -604,12 +579,16 @@ static int make_share(Engine *self, Lane *lane, Job *job, PyObject *of)
         Py_XSETREF(lane->space, space);     /* jobs under way have the old */
         lane->room = room;
     }
-    if (PyObject_GetBuffer(lane->space, &share->buffers[2], PyBUF_WRITABLE)
+    if (PyObject_GetBuffer(lane->space, &share->space_buffer, PyBUF_WRITABLE)
         < 0)
         return 0;
-    share->bounds = share->buffers[0].buf;
-    share->means = share->buffers[1].buf;
-    share->space = share->buffers[2].buf;
+    share->bounds = malloc(((size_t)lane->blocks + 1) * sizeof(int64_t));
+    if (share->bounds == NULL)
+        return PyErr_NoMemory(), 0;
+    for (int64_t i = 0; i <= lane->blocks; ++i) /* as plan.py's `cut` */
+        share->bounds[i] = start + (stop - start) * i / lane->blocks;
+    share->means = share->means_buffer.buf;
+    share->space = share->space_buffer.buf;
     share->room = lane->room;
     share->frame = frame;
     share->chunks = chunks;

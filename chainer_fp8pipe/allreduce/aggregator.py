@@ -97,7 +97,7 @@ class Aggregated(Engine):
         self._gone: list[int] = []
         self._slots: dict[Recipe, int] = {}
         self._states_count = self._recipes_count = 0
-        self._workers = comm
+        self._first = comm.size         # of the aggregators
         self._tell((tuple(plans), framing))
         super().__init__(self._everyone, plans, events, framing, comm)
         before_finalize(self.leave_at_exit)
@@ -140,7 +140,7 @@ class Aggregated(Engine):
         if self._everyone.rank == 0:
             self._sent = [request for request in self._sent
                           if not request.test()]
-            self._sent += _send(self._everyone, self._workers.size, message)
+            self._sent += _send(self._everyone, self._first, message)
 
     def _order(self, bucket: Bucket) -> Order:
         recipe = bucket.codec, bucket.codec.parts(

@@ -45,12 +45,12 @@ typedef struct {
 
 /* A job's part of one plan. */
 typedef struct {
-    const int64_t *bounds; /* of blocks */
+    int64_t *bounds; /* of blocks */
     int64_t frame, chunks, let_in;
     const Mean *means; /* by site and tensor */
     char *space;
     size_t room; /* bytes of it for each slot */
-    Py_buffer buffers[3];
+    Py_buffer means_buffer, space_buffer;
 } Share;
 
 typedef struct {
@@ -172,7 +172,7 @@ static size_t aligned(size_t size)
 
 /* --- where things lie --------------------------------------------------- */
 
-/* As plan.py's `part`. */
+/* A chunk's frame of a block. */
 static Range part_of(const Chunk *chunk, int block)
 {
     const Share *share = chunk->share;

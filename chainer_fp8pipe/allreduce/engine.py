@@ -21,16 +21,16 @@
 # An engine runs plans (plan.py) in compiled code (_engine.c).  That is worth
 # its lines where the processor is the limit: the same in Python, with a
 # generator per chunk, takes as long at 500 Mbit/s to within 4 to 12 %, and
-# twice as long in shared memory.  Whatever can only wait inside MPI (mpi_op)
-# is an Algorithm, too, with the bucket finished when it has gone in.
+# twice as long in shared memory.  What can only wait inside MPI (mpi_op) is an
+# engine without plans: a bucket is finished when it has gone in.
 #
 # What is under way belongs to MPI and to neighbours.  A Bucket is a compiled
 # Job and keeps all that compiled code has addresses of; the engine holds it
 # until it is finished, even if its owner has dropped it.
 from __future__ import annotations
 
-import abc
 import collections
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -115,7 +115,7 @@ class Bucket(_engine.Job):
         self.uses_wire = True
         self.finished = False
         self.failure = ''
-        self._algorithm: Algorithm | None = None    # when it is launched
+        self._algorithm: Engine | None = None    # when it is launched
         self._arrive: Callable[[], None] | None = None
         self._proposed: numpy.ndarray | None = None
         self.maxima: HeldRequest | None = None
@@ -143,7 +143,7 @@ class Bucket(_engine.Job):
             self._proposed)
         events.sent(self._proposed.nbytes)
 
-    def launch(self, algorithm: Algorithm, until: int) -> None:
+    def launch(self, algorithm: Engine, until: int) -> None:
         """Goes in, or, when called again, more of it does."""
         if self._algorithm is None:
             if self.failure:    # what the codec keeps must not change twice
@@ -154,7 +154,7 @@ class Bucket(_engine.Job):
             self._algorithm = algorithm
         algorithm.let_in(self, until)
 
-    def _code(self, algorithm: Algorithm) -> None:
+    def _code(self, algorithm: Engine) -> None:
         self.coding = self.codec.step(
             self.state, self.tensors, self._proposed,
             algorithm.prescale(self.codec))
@@ -222,289 +222,30 @@ class Bucket(_engine.Job):
         return self.coding.decode(self.wire)
 
 
-class Algorithm(abc.ABC):
+class Engine:
     """Makes buckets their mean over all ranks, in the order of submission.
 
-    Here stands what an algorithm does that waits in :meth:`let_in` until a
-    bucket has arrived, so that nothing is ever left to be done.
-
-    Args:
-        comm: The ranks; the algorithm works on duplicates, so that its
-            messages cannot meet the caller's.
-        events: Where to write what happens.
-        workers: Those that have gradients; None: all.
-
-    Attributes:
-        listen: Called from time to time while :meth:`finish` waits; may
-            raise.
-        by_frame: The algorithm encodes and decodes frame by frame; others
-            are given wires that are encoded.
-        one_order: All buckets come in one order on all ranks, whatever model
-            they are of.
-    """
-
-    by_frame = False
-    one_order = True
-
-    def __init__(self, comm: MPI.Comm, events: EventStream,
-                 workers: MPI.Comm | None = None) -> None:
-        self.comm = comm.Dup()
-        self.events = events
-        self.listen: Callable[[], object] = lambda: None
-        self._workers = workers or comm
-        # Maxima are on their way at any time, and collective calls on one
-        # communicator have one order.
-        self._maxima = self._workers.Dup()
-        self._waiting: collections.deque[tuple[Bucket, int]] = (
-            collections.deque())
-
-    # --- what callers use ----------------------------------------------------
-
-    @property
-    def busy(self) -> bool:
-        """Whether a bucket that has gone in is not finished."""
-        return False
-
-    @property
-    def patience(self) -> float:
-        """Seconds that may be slept without slowing anything down."""
-        return 0.0
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is on its way."""
-        return not self._waiting and not self.busy
-
-    def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
-        """Puts a bucket behind the others, and returns it; does not wait.
-
-        Args:
-            bucket: What is to become its mean.
-            until: How much of the bucket, in parts of :data:`PARTS`; the
-                rest comes with :meth:`resume`, behind what is submitted
-                until then.
-        """
-        if bucket.coding is None:
-            with self.events.section('encode'):
-                bucket.propose(self._maxima, self.events)
-        self._waiting.append((bucket, until))
-        if bucket.coding is not None:
-            self._launch()
-        return bucket
-
-    def resume(self, bucket: Bucket, until: int = PARTS) -> None:
-        """Puts more of a bucket behind the others."""
-        self._waiting.append((bucket, until))
-
-    def advance(self) -> bool:
-        """Does what can be done without waiting; whether it was anything."""
-        moved = self._launch()
-        return self.run(0.0) or moved
-
-    def work(self, seconds: float = LONG, brief: float = 0.0) -> bool:
-        """Does what there is to do, and pauses in between.
-
-        Returns when a bucket is finished, when there is none, when another
-        thread calls :meth:`interrupt`, and at a pause after so many seconds.
-
-        Args:
-            seconds: See above; 0: without any pause.
-            brief: Seconds of yielding the processor before a sleep; 0 where
-                others have use for the processor.
-
-        Returns:
-            Whether anything was done.
-        """
-        moved = self._launch()
-        # While maxima are on their way, the caller polls them in turns.
-        return self.run(0.0 if self._waiting else seconds, brief) or moved
-
-    def interrupt(self) -> None:        # noqa: B027
-        """Makes :meth:`work` return; for other threads."""
-        # Here it has no pause.
-
-    def finish(self, bucket: Bucket,
-               beside: Callable[[], bool] | None = None) -> None:
-        """Waits for a bucket.
-
-        Args:
-            bucket: One that was submitted, all of it.
-            beside: Polled while waiting; does a little, and returns True
-                while there is more to do.
-
-        Raises:
-            RuntimeError: The bucket could not be launched; that was an error
-                then.
-        """
-        pauses = Pauses()
-        usual = LONG if beside is None else _LITTLE
-        more = False
-        with waiting(self.waits):
-            while not bucket.finished:
-                self.listen()
-                if bucket.failure:
-                    raise RuntimeError(
-                        'gradients could not be sent: ' + bucket.failure)
-                if not self._waiting:
-                    self.run(0.0 if more else usual, BRIEF)
-                elif self.advance():
-                    pauses.restart()
-                else:
-                    pauses.pause(self.patience)
-                more = beside is not None and beside()
-
-    def finish_all(self) -> None:
-        """Waits for all buckets."""
-        while not self.idle:
-            self.work(LONG, BRIEF)
-
-    def waits(self) -> list[Wait]:
-        """What buckets wait for, the oldest first; any thread may ask."""
-        return [Wait(f'the maxima of {bucket.name} from all ranks')
-                for bucket, _ in tuple(self._waiting)]
-
-    def free(self) -> None:
-        """Gives the communicators back to MPI.
-
-        Not while anything is on its way: a later communicator might find it.
-        """
-        if self.idle:
-            self.comm.Free()
-            self._maxima.Free()
-
-    def another(self) -> Algorithm:
-        """One whose buckets do not wait for those of this one.
-
-        Itself where :attr:`one_order` is True; call it on all ranks.
-        """
-        return self
-
-    def share_inside(self, node: Collection[int]) -> float:
-        """Which share of the bytes that this rank sends stays in its node.
-
-        Where the algorithm does not know, as inside MPI, that of the node's
-        other ranks among all others.
-
-        Args:
-            node: The ranks of this rank's node.
-        """
-        return (len(node) - 1) / max(self.comm.size - 1, 1)
-
-    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
-        """Memory on the host for wires of buckets.
-
-        Args:
-            xp: ``numpy`` or ``cupy``, where the gradients are.
-            size: Entries.
-            dtype: Of an entry.
-        """
-        return empty_wire(xp, size, dtype)
-
-    def chunks(self, size: int, codec: Codec) -> int:
-        """Into how many chunks a bucket is cut, where most are made.
-
-        Args:
-            size: Entries of the bucket's wire.
-            codec: Of the wire.
-        """
-        return 1
-
-    # --- what buckets use, and algorithms are made of ------------------------
-
-    def prescale(self, codec: Codec) -> float:
-        """The factor that gradients must carry when they are encoded.
-
-        With 1 / ranks, as here, sums in the wire's own format cannot
-        overflow.
-        """
-        return 1.0 / self.comm.size
-
-    def prepare(self, bucket: Bucket) -> None:      # noqa: B027
-        """Makes a bucket ready to go in."""
-        # Here a wire is all that is needed.
-
-    @abc.abstractmethod
-    def let_in(self, bucket: Bucket, until: int) -> None:
-        """Lets a bucket in until this part of :data:`PARTS`.
-
-        Its ``coding`` is there, and its wire, if it does not encode.  When
-        the mean is there, :meth:`Bucket.conclude` is called.
-        """
-
-    def begin_decoding(self, bucket: Bucket) -> None:   # noqa: B027
-        """Lets means be decoded as they come from now on."""
-        # Here all of them have come.
-
-    def run(self, seconds: float, brief: float = 0.0) -> bool:
-        """As :meth:`work`, for buckets that have gone in."""
-        return False
-
-    def _launch(self) -> bool:
-        """Lets the next bucket in, if all ranks have its maxima."""
-        if not self._waiting:
-            return False
-        maxima = self._waiting[0][0].maxima
-        if maxima and not maxima.test():
-            return False
-        with self.events.section('encode'):
-            bucket, until = self._waiting.popleft()
-            try:
-                bucket.launch(self, until)
-            except BaseException as error:
-                bucket.failure = bucket.failure or repr(error)
-                raise
-        return True
-
-
-class _Sums(NamedTuple):
-    """How sums of a wire's dtype are held and travel.
-
-    Attributes:
-        in_place: In the wire itself: contributions are divided by the number
-            of workers before they are encoded; a sum is a mean, and cannot
-            overflow.
-        itemsize: Bytes of an element.
-        shrink: The power of two that they carry.  In float16, a sum of
-            saturated values of so many workers would overflow; its 11
-            significant bits lose little beside the 3 of fp8.
-    """
-
-    in_place: bool
-    itemsize: int
-    shrink: float
-
-
-class _Cut(NamedTuple):
-    """A plan's piece of a range.
-
-    Attributes:
-        bounds: Of the plan's blocks, int64.
-        frame: Entries of a frame; no more than the longest block has.
-        chunks: How many there are.
-        sites: Names of the places where means are encoded, each with the
-            range whose means this rank encodes there.
-    """
-
-    bounds: numpy.ndarray
-    frame: int
-    chunks: int
-    sites: tuple[tuple[str, tuple[int, int]], ...]
-
-
-class Engine(Algorithm):
-    """Runs one or more plans side by side, each on its piece of a range.
-
+    It runs one or more plans side by side, each on its piece of a range.
     Chunks start in one order on all ranks; messages find their chunk by their
     tag.  Beside the wire, memory is needed for ``frames_in_flight`` chunks of
     each plan: a frame of every message and, for wide sums, 4 bytes for each
     element of a frame of each block that passes through.
 
     Args:
-        comm: The ranks, as many as the plans have.
+        comm: The ranks, as many as the plans have; the engine works on
+            duplicates, so that its messages cannot meet the caller's.
         plans: The same on all ranks.
         events: Where to write what happens.
         framing: How vectors are cut and summed.
         workers: Those of the ranks that have gradients; None: all.
+
+    Attributes:
+        listen: Called from time to time while :meth:`finish` waits; may
+            raise.
+        by_frame: It encodes and decodes frame by frame; others are given
+            wires that are encoded.
+        one_order: All buckets come in one order on all ranks, whatever model
+            they are of.
     """
 
     by_frame = True
@@ -513,17 +254,20 @@ class Engine(Algorithm):
     def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
                  events: EventStream, framing: Framing,
                  workers: MPI.Comm | None = None) -> None:
-        super().__init__(comm, events, workers)
-        self.plans = tuple(plans)
-        self.framing = framing
+        self.comm = comm.Dup()
+        self.plans, self.framing = tuple(plans), framing
+        self.events = events
+        self.listen: Callable[[], object] = lambda: None
+        # Maxima are on their way at any time, and collective calls on one
+        # communicator have one order.
+        self._maxima = (workers or comm).Dup()
+        # Buckets whose maxima are awaited, and how much of them is let in.
+        self._waiting: collections.deque[tuple[Bucket, int]] = (
+            collections.deque())
         self._steps = [steps_of(plan, comm.rank) for plan in plans]
-        self._contributes = comm.rank < plans[0].workers
+        self._workers = plans[0].workers if plans else comm.size
+        self._contributes = comm.rank < self._workers
         self._world_ranks = world_ranks(self.comm)
-        self._cuts: dict[tuple[int, int, int, int], tuple[_Cut, ...]] = {}
-        self._forms: dict[numpy.dtype, _Sums] = {}
-        actions = [step.action for steps in self._steps for step in steps]
-        self._most_blocks = max(
-            (action.stop - action.start for action in actions), default=1)
         lanes, mails = self._lanes()
         neighbours = meet(self.comm, mails) if framing.shared_memory else ()
         self._memory = node_memory() if neighbours else None
@@ -556,48 +300,111 @@ class Engine(Algorithm):
                 mails[way] += count * self.framing.frames_in_flight
         return tuple(lanes), max(mails.values(), default=0)
 
-    def another(self) -> Engine:
-        return Engine(self.comm, self.plans, self.events, self.framing)
-
-    def prescale(self, codec: Codec) -> float:
-        return (1.0 / self.plans[0].workers if self._sums(codec).in_place
-                else 1.0)
-
-    def share_inside(self, node: Collection[int]) -> float:
-        blocks: dict[bool, float] = {True: 0.0, False: 0.0}
-        for plan, steps in zip(self.plans, self._steps, strict=True):
-            for action, *_ in steps:
-                if action.kind in _SENDS:
-                    blocks[action.peer in node] += (
-                        (action.stop - action.start) / plan.blocks)
-        return blocks[True] / (sum(blocks.values()) or 1.0)
-
-    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
-        """As :meth:`Algorithm.empty_wire`; a GPU's, where neighbours read.
-
-        They take what the GPU has written from there.
-        """
-        nbytes = size * numpy.dtype(dtype).itemsize
-        if xp is not numpy and self._memory and nbytes:
-            found = self._memory.empty_locked(xp.cuda.runtime, nbytes)
-            if found is not None:
-                return found.view(dtype)
-        return super().empty_wire(xp, size, dtype)
+    # --- what callers use ----------------------------------------------------
 
     @property
     def busy(self) -> bool:
+        """Whether a bucket that has gone in is not finished."""
         return self._compiled.busy
 
     @property
+    def idle(self) -> bool:
+        """Nothing is on its way."""
+        return not self._waiting and not self.busy
+
+    @property
     def patience(self) -> float:
-        # A small part of what a chunk takes to go through its plan: the
-        # others in flight keep the links busy meanwhile.
+        """Seconds that may be slept without slowing anything down.
+
+        A small part of what a chunk takes to go through its plan: the others
+        in flight keep the links busy meanwhile.
+        """
         return self._compiled.patience
 
+    def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
+        """Puts a bucket behind the others, and returns it; does not wait.
+
+        Args:
+            bucket: What is to become its mean.
+            until: How much of the bucket, in parts of :data:`PARTS`; the
+                rest comes with :meth:`resume`, behind what is submitted
+                until then.
+        """
+        if bucket.coding is None:
+            with self.events.section('encode'):
+                bucket.propose(self._maxima, self.events)
+        self._waiting.append((bucket, until))
+        if bucket.coding is not None:
+            self._launch()
+        return bucket
+
+    def resume(self, bucket: Bucket, until: int = PARTS) -> None:
+        """Puts more of a bucket behind the others."""
+        self._waiting.append((bucket, until))
+
+    def advance(self) -> bool:
+        """Does what can be done without waiting; whether it was anything."""
+        return self.work(0.0)
+
+    def work(self, seconds: float = LONG, brief: float = 0.0) -> bool:
+        """Does what there is to do, and pauses in between.
+
+        Returns when a bucket is finished, when there is none, when another
+        thread calls :meth:`interrupt`, and at a pause after so many seconds.
+
+        Args:
+            seconds: See above; 0: without any pause.
+            brief: Seconds of yielding the processor before a sleep; 0 where
+                others have use for the processor.
+
+        Returns:
+            Whether anything was done.
+        """
+        moved = self._launch()
+        # While maxima are on their way, the caller polls them in turns.
+        return self._run(0.0 if self._waiting else seconds, brief) or moved
+
     def interrupt(self) -> None:
+        """Makes :meth:`work` return; for other threads."""
         self._compiled.interrupt()
 
+    def finish(self, bucket: Bucket,
+               beside: Callable[[], bool] | None = None) -> None:
+        """Waits for a bucket.
+
+        Args:
+            bucket: One that was submitted, all of it.
+            beside: Polled while waiting; does a little, and returns True
+                while there is more to do.
+
+        Raises:
+            RuntimeError: The bucket could not be launched; that was an error
+                then.
+        """
+        pauses = Pauses()
+        usual = LONG if beside is None else _LITTLE
+        more = False
+        with waiting(self.waits):
+            while not bucket.finished:
+                self.listen()
+                if bucket.failure:
+                    raise RuntimeError(
+                        'gradients could not be sent: ' + bucket.failure)
+                if not self._waiting:
+                    self._run(0.0 if more else usual, BRIEF)
+                elif self.advance():
+                    pauses.restart()
+                else:
+                    pauses.pause(self.patience)
+                more = beside is not None and beside()
+
+    def finish_all(self) -> None:
+        """Waits for all buckets."""
+        while not self.idle:
+            self.work(LONG, BRIEF)
+
     def waits(self) -> list[Wait]:
+        """What buckets wait for, the oldest first; any thread may ask."""
         found = []
         for bucket, lane, frame, step, kind, peer in self._compiled.waits():
             of = f'frame {frame} of {bucket.name}' + (
@@ -609,12 +416,79 @@ class Engine(Algorithm):
             else:
                 found.append(Wait(f'what was sent of {of} to be taken, in '
                                   f'step {step}'))
-        return found or super().waits()
+        return found or [Wait(f'the maxima of {bucket.name} from all ranks')
+                         for bucket, _ in tuple(self._waiting)]
+
+    def free(self) -> None:
+        """Gives the communicators back to MPI.
+
+        Not while anything is on its way: a later communicator might find it.
+        """
+        if self.idle:
+            self.comm.Free()
+            self._maxima.Free()
+
+    def another(self) -> Engine:
+        """One whose buckets do not wait for those of this one.
+
+        Itself where :attr:`one_order` is True; call it on all ranks.
+        """
+        return self if self.one_order else Engine(
+            self.comm, self.plans, self.events, self.framing)
+
+    def share_inside(self, node: Collection[int]) -> float:
+        """Which share of the bytes that this rank sends stays in its node.
+
+        Args:
+            node: The ranks of this rank's node.
+        """
+        blocks: dict[bool, float] = {True: 0.0, False: 0.0}
+        for plan, steps in zip(self.plans, self._steps, strict=True):
+            for action, *_ in steps:
+                if action.kind in _SENDS:
+                    blocks[action.peer in node] += (
+                        (action.stop - action.start) / plan.blocks)
+        return blocks[True] / (sum(blocks.values()) or 1.0)
+
+    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
+        """Memory on the host for wires of buckets.
+
+        A GPU's lie where neighbours read: they take what it has written from
+        there.
+
+        Args:
+            xp: ``numpy`` or ``cupy``, where the gradients are.
+            size: Entries.
+            dtype: Of an entry.
+        """
+        nbytes = size * numpy.dtype(dtype).itemsize
+        if xp is not numpy and self._memory and nbytes:
+            found = self._memory.empty_locked(xp.cuda.runtime, nbytes)
+            if found is not None:
+                return found.view(dtype)
+        return empty_wire(xp, size, dtype)
 
     def chunks(self, size: int, codec: Codec) -> int:
-        return max(of.chunks for of in self._cut(0, size, codec))
+        """Into how many chunks a bucket is cut, where most are made.
+
+        Args:
+            size: Entries of the bucket's wire.
+            codec: Of the wire.
+        """
+        return max((share.chunks for share in self._shares(0, size, codec)),
+                   default=1)
+
+    # --- what buckets use ----------------------------------------------------
+
+    def prescale(self, codec: Codec) -> float:
+        """The factor that gradients must carry when they are encoded.
+
+        With 1 / ranks, sums in the wire's own format cannot overflow.
+        """
+        return 1.0 / self._workers if self._sums(codec).in_place else 1.0
 
     def prepare(self, bucket: Bucket) -> None:
+        """Makes a bucket ready to go in; its ``coding`` is there."""
         bucket.uses_wire = self._contributes and not (
             bucket.encodes and bucket.decodes)
         if self._contributes and (
@@ -629,27 +503,32 @@ class Engine(Algorithm):
         assert coding is not None
         if bucket.decodes:
             coding.decode_into(bucket.tensors.gradients)
-        cuts = self._cut(bucket.start, bucket.stop, bucket.codec)
+        shares = self._shares(bucket.start, bucket.stop, bucket.codec)
         means = coding.means([] if sums.in_place else [
-            site for of in cuts for site in of.sites])
-        shares = []
-        for of in cuts:
-            shares.append((of.bounds, of.frame, of.chunks,
-                           means[:len(of.sites)]))
-            means = means[len(of.sites):]
+            site for share in shares for site in share.sites])
+        given = []
+        for share in shares:
+            given.append((*share[:4], means[:len(share.sites)]))
+            means = means[len(share.sites):]
         self._compiled.prepare(
             bucket, coding.tables, bucket.wire.view(numpy.uint8),
             sums.itemsize, sums.shrink, sums.in_place, bucket.uses_wire,
             # Only a GPU's wires are ever there.
             bool(bucket.tensors.xp is not numpy and self._memory
                  and self._memory.holds(bucket.wire)),
-            bucket.encodes, bucket.decodes, tuple(shares))
+            bucket.encodes, bucket.decodes, tuple(given))
 
     def let_in(self, bucket: Bucket, until: int) -> None:
+        """Lets a bucket in until this part of :data:`PARTS`.
+
+        Its wire is there, if it does not encode.  When the mean is there,
+        :meth:`Bucket.conclude` is called.
+        """
         self._compiled.let_in(bucket, until, PARTS)
         self._take_notice()
 
     def begin_decoding(self, bucket: Bucket) -> None:
+        """Lets means be decoded as they come from now on."""
         assert bucket.coding is not None
         bucket.coding.decode_into(bucket.tensors.gradients)
         bucket.decodes = True
@@ -658,7 +537,8 @@ class Engine(Algorithm):
         finally:
             self._take_notice()
 
-    def run(self, seconds: float, brief: float = 0.0) -> bool:
+    def _run(self, seconds: float, brief: float) -> bool:
+        """As :meth:`work`, for buckets that have gone in."""
         try:
             return self._compiled.run(seconds, brief)
         finally:
@@ -672,46 +552,95 @@ class Engine(Algorithm):
         for bucket in finished:
             bucket.conclude()
 
-    def _cut(self, start: int, stop: int, codec: Codec) -> tuple[_Cut, ...]:
-        """How plans share a range, and into what frames they cut it."""
-        itemsize, grain = codec.wire_dtype.itemsize, codec.grain
-        key = start, stop, itemsize, grain
-        found = self._cuts.get(key)
-        if found is None:
-            if len(self._cuts) >= _REMEMBERED:
-                self._cuts.clear()
-            pieces = cut(start, stop, len(self.plans))
-            frame = max(1, min(self.framing.frame_bytes // itemsize,
-                               _LARGEST // grain // self._most_blocks))
-            found = self._cuts[key] = tuple(
-                self._cut_piece(lane, pieces[lane], pieces[lane + 1], frame)
-                for lane in range(len(self.plans)))
-        return found
+    def _launch(self) -> bool:
+        """Lets the next bucket in, if all ranks have its maxima."""
+        if not self._waiting:
+            return False
+        maxima = self._waiting[0][0].maxima
+        if maxima and not maxima.test():
+            return False
+        with self.events.section('encode'):
+            bucket, until = self._waiting.popleft()
+            try:
+                bucket.launch(self, until)
+            except BaseException as error:
+                bucket.failure = bucket.failure or repr(error)
+                raise
+        return True
 
-    def _cut_piece(self, lane: int, start: int, stop: int, frame: int
-                   ) -> _Cut:
-        blocks = self.plans[lane].blocks
-        bounds = cut(start, stop, blocks)
-        longest = -(-(stop - start) // blocks)
-        means = [step.action for step in self._steps[lane]
-                 if step.action.kind is Opcode.ENCODE and not step.fresh]
-        return _Cut(numpy.array(bounds, numpy.int64), min(frame, longest),
-                    -(-longest // frame), tuple(
-                        (f'sum {lane} {site}',
-                         (bounds[action.start], bounds[action.stop]))
-                        for site, action in enumerate(means)))
+    def _shares(self, start: int, stop: int, codec: Codec
+                ) -> tuple[_Share, ...]:
+        return _shares(self.plans, self.comm.rank, start, stop,
+                       self.framing.frame_bytes // codec.wire_dtype.itemsize,
+                       codec.grain)
 
     def _sums(self, codec: Codec) -> _Sums:
-        found = self._forms.get(codec.wire_dtype)
-        if found is None:
-            workers, form = self.plans[0].workers, self.framing.form
-            in_place = form == 'wire' or codec.wire_dtype == numpy.float32
-            dtype = codec.wire_dtype if in_place else numpy.dtype(form)
-            found = self._forms[codec.wire_dtype] = _Sums(
-                in_place, dtype.itemsize,
-                0.5 ** (workers - 1).bit_length() if dtype == numpy.float16
-                else 1.0)
-        return found
+        form, wire = self.framing.form, codec.wire_dtype
+        if form == 'wire' or wire == numpy.float32:
+            return _Sums(True, wire.itemsize, 1.0)
+        if form == 'float16':
+            return _Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())
+        return _Sums(False, 4, 1.0)
+
+
+class _Sums(NamedTuple):
+    """How sums of a codec's wires are held and travel.
+
+    Attributes:
+        in_place: In the wire itself: contributions are divided by the number
+            of workers before they are encoded; a sum is a mean, and cannot
+            overflow.
+        itemsize: Bytes of an element.
+        shrink: The power of two that they carry.  In float16, a sum of
+            saturated values of so many workers would overflow; its 11
+            significant bits lose little beside the 3 of fp8.
+    """
+
+    in_place: bool
+    itemsize: int
+    shrink: float
+
+
+class _Share(NamedTuple):
+    """A plan's piece of a range.
+
+    Attributes:
+        start: First entry.
+        stop: Last entry plus one.
+        frame: Entries of a frame; no more than the longest block has.
+        chunks: How many there are.
+        sites: Names of the places where means are encoded, each with the
+            range whose means this rank encodes there.
+    """
+
+    start: int
+    stop: int
+    frame: int
+    chunks: int
+    sites: tuple[tuple[str, tuple[int, int]], ...]
+
+
+@functools.lru_cache(_REMEMBERED)
+def _shares(plans: tuple[Plan, ...], rank: int, start: int, stop: int,
+            frame: int, grain: int) -> tuple[_Share, ...]:
+    """How plans share a range, and into what frames they cut it."""
+    every = [steps_of(plan, rank) for plan in plans]
+    most = max((step.action.stop - step.action.start
+                for steps in every for step in steps), default=1)
+    frame = max(1, min(frame, _LARGEST // grain // most))
+    pieces, found = cut(start, stop, len(plans) or 1), []
+    for lane, (plan, steps) in enumerate(zip(plans, every, strict=True)):
+        first, last = pieces[lane], pieces[lane + 1]
+        bounds = cut(first, last, plan.blocks)
+        longest = -(-(last - first) // plan.blocks)
+        means = [step.action for step in steps
+                 if step.action.kind is Opcode.ENCODE and not step.fresh]
+        found.append(_Share(
+            first, last, min(frame, longest), -(-longest // frame), tuple(
+                (f'sum {lane} {site}',
+                 (bounds[action.start], bounds[action.stop]))
+                for site, action in enumerate(means))))
+    return tuple(found)
 
 
 def _way(step: Step) -> tuple[int, bool]:

@@ -15,7 +15,7 @@
 # results there with user-defined operations.
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy
@@ -25,11 +25,11 @@ from ..codecs import Codec, Coding
 from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
-from .engine import Algorithm, Bucket
-from .plan import cut
+from .engine import Bucket, Engine
+from .plan import Framing, cut
 
 
-class MpiOp(Algorithm):
+class MpiOp(Engine):
     """``MPI_Allreduce`` with the codec's sum; see the comment above.
 
     Args:
@@ -38,9 +38,12 @@ class MpiOp(Algorithm):
         nodes: The ranks of every node, equally many; None: one level.
     """
 
+    by_frame = False
+    one_order = True
+
     def __init__(self, comm: MPI.Comm, events: EventStream,
                  nodes: Sequence[Sequence[int]] | None = None) -> None:
-        super().__init__(comm, events)
+        super().__init__(comm, (), events, Framing(shared_memory=False))
         self._inside = self._between = None
         if nodes is not None:
             node, local = next(
@@ -49,28 +52,30 @@ class MpiOp(Algorithm):
             self._inside = comm.Split(node, local)
             self._between = comm.Split(local, node)
 
+    def prescale(self, codec: Codec) -> float:
+        return 1.0 / (self._inside or self.comm).size
+
+    def prepare(self, bucket: Bucket) -> None:
+        pass        # a wire is all that is needed
+
     def let_in(self, bucket: Bucket, until: int) -> None:
-        coding, wire = bucket.coding, bucket.wire
+        coding, wire = bucket.coding, bucket.wire[bucket.start:bucket.stop]
         assert coding is not None
         if bucket.finished:
             return
         if self._inside and self._between:
-            pieces = cut(bucket.start, bucket.stop, self._inside.size)
-            own = _piece(wire, pieces, self._inside.rank)
-            self._reduce_scatter(self._inside, coding, wire, pieces)
+            own = self._sum_of_node(self._inside, coding, wire)
             coding.rescale(own, 1.0 / self._between.size)
             self._allreduce(self._between, coding, own)
-            self._allgather(self._inside, wire, pieces)
+            self._gather_in_node(self._inside, own, wire)
         else:
-            self._allreduce(self.comm, coding, wire[bucket.start:bucket.stop])
+            self._allreduce(self.comm, coding, wire)
         bucket.conclude()
-
-    def prescale(self, codec: Codec) -> float:
-        return 1.0 / (self._inside or self.comm).size
 
     def share_inside(self, node: Collection[int]) -> float:
         if not self._inside or not self._between:
-            return super().share_inside(node)
+            # Inside MPI, that of the node's other ranks among all others.
+            return (len(node) - 1) / max(self.comm.size - 1, 1)
         local, nodes = self._inside.size, self._between.size
         # Of the wire, twice each: pieces there and back, one piece between.
         inside = (local - 1) / local
@@ -95,69 +100,37 @@ class MpiOp(Algorithm):
         if buffer.dtype == numpy.float32:
             comm.Allreduce(MPI.IN_PLACE, [buffer, MPI.FLOAT])
             return
-        # MPI may cut a message between any two elements of the datatype, so
-        # that an element must be one number.
-        unit = MPI.BYTE.Create_contiguous(buffer.itemsize).Commit()
         operation = MPI.Op.Create(add, commute=True)
         try:
-            comm.Allreduce(MPI.IN_PLACE, [buffer, buffer.size, unit],
-                           operation)
+            comm.Allreduce(MPI.IN_PLACE, _numbers(buffer), operation)
         finally:
             operation.Free()
-            unit.Free()
 
-    def _reduce_scatter(self, comm: MPI.Comm, coding: Coding,
-                        wire: numpy.ndarray, pieces: list[int]) -> None:
-        """Makes this rank's piece the sum of all ranks', in their order."""
-        own = _piece(wire, pieces, comm.rank)
-        received = {peer: numpy.empty_like(own) for peer in _others(comm)}
-        # Receives are posted before sends, so that no message has to wait in
-        # a buffer of MPI's.
-        arrivals = {peer: HeldRequest(comm.Irecv(_bytes(buffer), peer), buffer)
-                    for peer, buffer in received.items()}
-        sends = list(self._sends(comm, {
-            peer: _piece(wire, pieces, peer) for peer in received}))
-        received[comm.rank] = own.copy()
-        total = None
-        for peer in range(comm.size):
-            if peer in arrivals:
-                wait_until(arrivals[peer].test)
-            with self.events.section('decode'):
-                if total is None:
-                    total = received[peer]
-                else:
-                    coding.add(received[peer], total)
-        own[...] = total
-        for request in sends:
-            wait_until(request.test)
+    def _sum_of_node(self, comm: MPI.Comm, coding: Coding,
+                     wire: numpy.ndarray) -> numpy.ndarray:
+        """This rank's piece of all ranks' sum, added up in their order."""
+        bounds = cut(0, wire.size, comm.size)
+        counts = numpy.diff(bounds)
+        came = numpy.empty((comm.size, counts[comm.rank]), wire.dtype)
+        self.events.sent(wire.nbytes - came[0].nbytes)
+        wait_until(HeldRequest(comm.Ialltoallv(
+            [_numbers(wire), (counts, bounds[:-1])],
+            [_numbers(came), came[0].size]), wire, came).test)
+        with self.events.section('decode'):
+            for piece in came[1:]:
+                coding.add(piece, came[0])
+        return came[0]
 
-    def _allgather(self, comm: MPI.Comm, wire: numpy.ndarray,
-                   pieces: list[int]) -> None:
-        own = _piece(wire, pieces, comm.rank)
-        requests = [HeldRequest(comm.Irecv(
-            _bytes(_piece(wire, pieces, peer)), peer), wire)
-            for peer in _others(comm)]
-        requests += self._sends(comm, dict.fromkeys(_others(comm), own))
-        for request in requests:
-            wait_until(request.test)
-
-    def _sends(self, comm: MPI.Comm, parts: dict[int, numpy.ndarray]
-               ) -> Iterator[HeldRequest]:
-        for peer in reversed(list(parts)):
-            part = _bytes(parts[peer])
-            self.events.sent(part.nbytes)
-            yield HeldRequest(comm.Isend(part, peer), part)
+    def _gather_in_node(self, comm: MPI.Comm, own: numpy.ndarray,
+                        wire: numpy.ndarray) -> None:
+        bounds = cut(0, wire.size, comm.size)
+        self.events.sent(own.nbytes * (comm.size - 1))
+        wait_until(HeldRequest(comm.Iallgatherv(_numbers(own), [
+            _numbers(wire), (numpy.diff(bounds), bounds[:-1])]),
+            own, wire).test)
 
 
-def _others(comm: MPI.Comm) -> list[int]:
-    """In the order in which they send to this rank; it sends the other way."""
-    return [(comm.rank - step) % comm.size for step in range(1, comm.size)]
-
-
-def _piece(wire: numpy.ndarray, pieces: list[int], rank: int
-           ) -> numpy.ndarray:
-    return wire[pieces[rank]:pieces[rank + 1]]
-
-
-def _bytes(array: numpy.ndarray) -> numpy.ndarray:
-    return array.view(numpy.uint8)
+def _numbers(array: numpy.ndarray) -> numpy.ndarray:
+    # MPI may cut a message between any two elements of a datatype, so that an
+    # element must be one number.
+    return array.view(f'u{array.itemsize}')

@@ -78,7 +78,6 @@ class Instruction(NamedTuple):
 
 
 Actions = tuple[Instruction, ...]
-Ranges = tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +90,8 @@ class Plan:
         workers: How many of them, the first ones, have a contribution and
             want the result.
         blocks: Into how many equal parts the vector is cut.
-        reduce: Per rank, its part of the reduce-scatter.
-        owned: Per rank, the ranges of blocks whose sums it then has.
-        summed: How many contributions are in such a sum; of those that were
-            encoded on the way, the last ones only.
+        reduce: Per rank, its part of the reduce-scatter; it ends with the
+            encoding of the means of the blocks that are in the rank's care.
         gather: Per rank, its part of the all-gather.
     """
 
@@ -103,8 +100,6 @@ class Plan:
     workers: int
     blocks: int
     reduce: tuple[Actions, ...]
-    owned: tuple[Ranges, ...]
-    summed: int
     gather: tuple[Actions, ...]
 
     def __hash__(self) -> int:
@@ -113,13 +108,7 @@ class Plan:
 
     def actions(self, rank: int) -> Actions:
         """All that ``rank`` does, in this order, with every frame."""
-        return (*self.reduced(rank), *self.gather[rank])
-
-    def reduced(self, rank: int) -> Actions:
-        """The reduce-scatter with the encoding of the means."""
-        return (*self.reduce[rank],
-                *(Instruction(Opcode.ENCODE, self.summed, start, stop)
-                  for start, stop in self.owned[rank]))
+        return (*self.reduce[rank], *self.gather[rank])
 
 
 class Step(NamedTuple):
@@ -267,14 +256,13 @@ def aggregator(workers: int, aggregators: int) -> Plan:
         _block(Opcode.RECEIVE_RESULT, workers + block, block)
         for block in _rotated(aggregators, worker)) for worker in every]
     for block in range(aggregators):
-        reduce.append(tuple(
-            _block(Opcode.RECEIVE_PARTIAL, worker, block) for worker in every))
+        reduce.append((
+            *(_block(Opcode.RECEIVE_PARTIAL, worker, block)
+              for worker in every), _block(Opcode.ENCODE, workers, block)))
         gather.append(tuple(
             _block(Opcode.SEND_RESULT, worker, block) for worker in every))
-    owned: list[Ranges] = [()] * workers
-    owned += [((block, block + 1),) for block in range(aggregators)]
     return Plan('aggregator', workers + aggregators, workers, aggregators,
-                tuple(reduce), tuple(owned), workers, tuple(gather))
+                tuple(reduce), tuple(gather))
 
 
 def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
@@ -303,14 +291,13 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
         raise ValueError(f'{inner.name!r} cannot be the inner plan: of its '
                          f'{inner.ranks} ranks {inner.workers} are workers')
     if not encode_between and any(
-            action.kind is Opcode.ENCODE
-            for actions in outer.reduce for action in actions):
+            action.kind is Opcode.ENCODE for actions in outer.reduce
+            for action in _last_encoding(actions)[0]):
         raise ValueError(f'{outer.name!r} encodes means on its way; what it '
                          'is given must be means too (encode_between=True)')
     workers = inner.ranks * outer.workers
     servers = outer.ranks - outer.workers
     reduce: list[list[Instruction]] = [[] for _ in range(workers + servers)]
-    owned: list[list[tuple[int, int]]] = [[] for _ in reduce]
     gather: list[list[Instruction]] = [[] for _ in reduce]
 
     def rank(member: int, group: int) -> int:
@@ -319,28 +306,26 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
         return rank_of(member, group)
 
     for member in range(inner.ranks):
-        (first, _), = inner.owned[member]
-        first *= outer.blocks
+        before, (mean,) = _last_encoding(inner.reduce[member])
+        first = mean.start * outer.blocks
         between = functools.partial(rank, member)
-        before = (inner.reduced(member) if encode_between
-                  else inner.reduce[member])
         for group in range(outer.ranks):
             me = rank(member, group)
             inside = functools.partial(rank, group=group)
             if group < outer.workers:
-                reduce[me] += _moved(before, outer.blocks, 0, inside)
-            reduce[me] += _moved(outer.reduce[group], 1, first, between)
-            owned[me] += [(first + start, first + stop)
-                          for start, stop in outer.owned[group]]
+                reduce[me] += _moved(
+                    (*before, mean) if encode_between else before,
+                    outer.blocks, 0, inside)
+            reduce[me] += _moved(outer.reduce[group], 1, first, between,
+                                 1 if encode_between else mean.peer)
             gather[me] += _moved(outer.gather[group], 1, first, between)
             if group < outer.workers:
                 gather[me] += _moved(inner.gather[member], outer.blocks, 0,
                                      inside)
+    for actions in reduce[workers:]:        # servers have some of each member
+        actions.sort(key=lambda action: action.kind is Opcode.ENCODE)
     return Plan(f'{inner.name}, then {outer.name}', len(reduce), workers,
                 inner.blocks * outer.blocks, tuple(map(tuple, reduce)),
-                tuple(map(tuple, owned)),
-                outer.summed if encode_between
-                else inner.summed * outer.summed,
                 tuple(map(tuple, gather)))
 
 
@@ -389,9 +374,20 @@ def torus2d(rows: int, columns: int, ranks: Sequence[int] | None = None
 def _one_block_each(name: str, reduce: Sequence[Actions],
                     gather: Sequence[Actions]) -> Plan:
     ranks = len(reduce)
-    return Plan(name, ranks, ranks, ranks, tuple(reduce),
-                tuple(((rank, rank + 1),) for rank in range(ranks)), ranks,
-                tuple(gather))
+    return Plan(name, ranks, ranks, ranks, tuple(
+        (*actions, _block(Opcode.ENCODE, ranks, rank))
+        for rank, actions in enumerate(reduce)), tuple(gather))
+
+
+def _last_encoding(actions: Actions) -> tuple[Actions, Actions]:
+    """Splits a reduce-scatter before the means that it ends with."""
+    place = len(actions)
+    while place and actions[place - 1].kind is Opcode.ENCODE and not any(
+            later.start < actions[place - 1].stop
+            and actions[place - 1].start < later.stop
+            for later in actions[place:]):      # of a group of one
+        place -= 1
+    return actions[:place], actions[place:]
 
 
 def _block(kind: Opcode, peer: int, block: int) -> Instruction:
@@ -403,9 +399,13 @@ def _rotated(count: int, first: int) -> list[int]:
 
 
 def _moved(actions: Actions, factor: int, offset: int,
-           peer_of: Callable[[int], int]) -> list[Instruction]:
-    """The same actions of other ranks, on other blocks."""
+           peer_of: Callable[[int], int], more: int = 1
+           ) -> list[Instruction]:
+    """The same actions of other ranks, on other blocks.
+
+    What is summed are sums of ``more`` contributions each.
+    """
     return [Instruction(
-        action.kind, action.peer if action.kind is Opcode.ENCODE
+        action.kind, action.peer * more if action.kind is Opcode.ENCODE
         else peer_of(action.peer), action.start * factor + offset,
         action.stop * factor + offset) for action in actions]

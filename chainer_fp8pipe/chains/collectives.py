@@ -28,7 +28,7 @@ from mpi4py import MPI
 
 from ..intercept.function_calls import current
 from ..intercept.patching import Patch
-from ..mpi.groups import Group
+from ..mpi.grid import Group
 from .ghost import user_line
 
 #: What mpi4py's communicators say without the other ranks.

@@ -36,8 +36,9 @@ _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
 _SHORT, _TIMES = 2e-3, 3
 
 
-class Measurement:
-    """A call that is run alone, on made-up values.
+def measured(node: Any, inputs: tuple, original: Callable, timed: bool
+             ) -> TracedCall:
+    """The figures of a call, which is run alone on made-up values.
 
     Args:
         node: The function.
@@ -45,111 +46,95 @@ class Measurement:
         original: Makes the call.
         timed: Whether it is timed, for which it is run again.
     """
+    call, whole = TracedCall(''), isinstance(node, WholeCall)
+    own = dict(attributes_of(node))
+    with preserved():
+        state = numpy.random.get_state()
+        with memory_traced():
+            arguments, outs = _weighed(call, node, inputs, original)
+        # Whether a whole function draws may depend on data.
+        call.draws = (_has_moved(state) or whole
+                      or kind_of(node).__name__ in _DRAWING)
+        _note_outputs(call, node, outs)
+        call.views, call.parts = _shared(arguments, outs)
+        call.kept_inputs = tuple(node._input_indexes_to_retain or ())
+        call.kept_outputs = tuple(node._output_indexes_to_retain or ())
+        if whole:
+            call.form = node.result, node.variables
+        if timed:
+            _time(call, node, own, inputs, original)
+    return call
 
-    def __init__(self, node: Any, inputs: tuple, original: Callable,
-                 timed: bool) -> None:
-        self._node, self._inputs, self._original = node, inputs, original
-        self._timed = timed
-        self._own = dict(attributes_of(node))
 
-    def run(self, call: TracedCall) -> None:
-        """Runs the call, and writes down its figures."""
-        node, whole = self._node, isinstance(self._node, WholeCall)
-        with preserved():
-            state = numpy.random.get_state()
-            with memory_traced():
-                arguments, outs = self._weigh(call)
-            # Whether a whole function draws may depend on data.
-            call.draws = (_has_moved(state) or whole
-                          or kind_of(node).__name__ in _DRAWING)
-            call.outputs, call.modules = _outputs(node, outs)
-            call.views, call.parts = _shared(arguments, outs)
-            call.kept_inputs = tuple(node._input_indexes_to_retain or ())
-            call.kept_outputs = tuple(node._output_indexes_to_retain or ())
-            if whole:
-                call.form = node.result, node.variables
-            if self._timed:
-                self._time(call)
+def returned_constants(node: Any, inputs: tuple, original: Callable,
+                       factor: float) -> list[str]:
+    """What a :class:`.WholeCall` returns beside arrays.
 
-    def constants(self, factor: float) -> list[str]:
-        """What a :class:`.WholeCall` returns beside arrays.
+    Args:
+        node: Has not run.
+        inputs: Of the call.
+        original: Makes the call.
+        factor: The made-up floats are multiplied by it.
+    """
+    node = _again(node, attributes_of(node))
+    with preserved():
+        original(node, _made_up(inputs, factor))
+    return _constants(node.result)
 
-        Args:
-            factor: The made-up floats are multiplied by it.
-        """
-        node = _again(self._node, self._own)
-        with preserved():
-            self._original(node, self._arguments(factor))
-        return _constants(node.result)
 
-    def _weigh(self, call: TracedCall) -> tuple[tuple, tuple]:
-        """Notes what a call keeps, and needs for a time, in bytes."""
-        arguments = self._arguments()
-        tracemalloc.reset_peak()
-        start, _ = tracemalloc.get_traced_memory()
-        outs = self._original(self._node, arguments)
-        after, peak = tracemalloc.get_traced_memory()
-        made = sum(nested.array_of(out).nbytes for out in outs)
-        kept = max(after - start - made, 0)
-        tracemalloc.reset_peak()
-        self._backward(outs)
-        _, later = tracemalloc.get_traced_memory()
-        # Small objects of Python's count as nothing.
-        call.kept = kept if kept > 16384 else 0
-        call.temporary = max(peak, later) - after
-        return arguments, outs
+def _weighed(call: TracedCall, node: Any, inputs: tuple, original: Callable
+             ) -> tuple[tuple, tuple]:
+    """Notes what a call keeps, and needs for a time, in bytes."""
+    arguments = _made_up(inputs)
+    tracemalloc.reset_peak()
+    start, _ = tracemalloc.get_traced_memory()
+    outs = original(node, arguments)
+    after, peak = tracemalloc.get_traced_memory()
+    made = sum(nested.array_of(out).nbytes for out in outs)
+    kept = max(after - start - made, 0)
+    tracemalloc.reset_peak()
+    _backward(outs)
+    _, later = tracemalloc.get_traced_memory()
+    # Small objects of Python's count as nothing.
+    call.kept = kept if kept > 16384 else 0
+    call.temporary = max(peak, later) - after
+    return arguments, outs
 
-    def _time(self, call: TracedCall) -> None:
-        """Notes seconds, and the weights' share of backward."""
-        weights = self._weights()
-        now = clock_of(chainer.backend.get_device_from_array(
-            *map(nested.array_of, self._arguments())))
-        best = [float('inf')] * 3
-        for _ in range(_TIMES):
-            node = _again(self._node, self._own)
-            arguments = self._arguments()
-            times = [now()]
-            outs = self._original(node, arguments)
-            times.append(now())
-            self._backward(outs)
-            times.append(now())
-            if weights:
-                self._backward_of(node, weights, outs)
-            times.append(now())
-            best = list(map(min, best, numpy.diff(times).tolist()))
-            if times[2] - times[0] > _SHORT:
-                break
-        call.forward, call.backward, separate = best
-        if weights and call.backward:
-            call.deferrable = min(separate / call.backward, 1.0)
 
-    def _weights(self) -> tuple[int, ...]:
-        """The inputs whose gradients can be put off."""
-        if type(self._node) not in SEPARABLE or (
-                not chainer.config.enable_backprop):
-            return ()
-        return tuple(index for index, x in enumerate(self._inputs)
-                     if isinstance(x, chainer.Parameter) and x.requires_grad)
+def _time(call: TracedCall, node: Any, own: dict[str, Any], inputs: tuple,
+          original: Callable) -> None:
+    """Notes seconds, and the weights' share of backward."""
+    weights = tuple([
+        index for index, x in enumerate(inputs)
+        if isinstance(x, chainer.Parameter) and x.requires_grad]) if (
+        type(node) in SEPARABLE and chainer.config.enable_backprop) else ()
+    now = clock_of(chainer.backend.get_device_from_array(
+        *map(nested.array_of, _made_up(inputs))))
+    best = [float('inf')] * 3
+    for _ in range(_TIMES):
+        node, arguments = _again(node, own), _made_up(inputs)
+        times = [now()]
+        outs = original(node, arguments)
+        times.append(now())
+        _backward(outs)
+        times.append(now())
+        if weights:
+            with chainer.using_config('enable_backprop', False):
+                node.backward(weights, tuple(_gradients(outs)))
+        times.append(now())
+        best = list(map(min, best, numpy.diff(times).tolist()))
+        if times[2] - times[0] > _SHORT:
+            break
+    call.forward, call.backward, separate = best
+    if weights and call.backward:
+        call.deferrable = min(separate / call.backward, 1.0)
 
-    def _backward_of(self, node: Any, indexes: tuple[int, ...],
-                     outs: tuple) -> None:
-        with chainer.using_config('enable_backprop', False):
-            node.backward(indexes, tuple(_gradients(outs)))
 
-    def _arguments(self, factor: float = 1.0) -> tuple:
-        return tuple(
-            chainer.Variable(_real(x._data[0], factor),
-                             requires_grad=x.requires_grad)
-            if isinstance(x, chainer.Variable) else _real(x, factor)
-            for x in self._inputs)
-
-    def _backward(self, outs: tuple) -> None:
-        if not chainer.config.enable_backprop:
-            return
-        roots = [out for out in outs if out.requires_grad
-                 and out.dtype.kind == 'f' and out.creator_node is not None]
-        if roots:
-            chainer.backward(roots, _gradients(roots))
+def _backward(outs: tuple) -> None:
+    roots = [out for out in outs if out.requires_grad
+             and out.dtype.kind == 'f' and out.creator_node is not None]
+    if roots and chainer.config.enable_backprop:
+        chainer.backward(roots, _gradients(roots))
 
 
 def clock_of(device: Any) -> Callable[[], float]:
@@ -186,20 +171,17 @@ def _gradients(outs: Iterable[Any]) -> list[chainer.Variable]:
             for out in outs]
 
 
-def _outputs(node: Any, outs: tuple) -> tuple[dict, dict]:
-    values: dict[int | str, Value] = {}
-    modules: dict[int | str, Any] = {}
-    for index, out in enumerate(outs):
-        array = nested.array_of(out)
-        values[index] = Value(tuple(out.shape), array.dtype,
-                              bool(out.requires_grad))
-        modules[index] = chainer.backend.get_array_module(array)
+def _note_outputs(call: TracedCall, node: Any, outs: tuple) -> None:
+    found: dict[int | str, Any] = dict(enumerate(map(nested.array_of, outs)))
     for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
         array = attributes_of(node).get(name)
         if isinstance(array, chainer.get_array_types()):
-            values[name] = Value(tuple(array.shape), array.dtype, False)
-            modules[name] = chainer.backend.get_array_module(array)
-    return values, modules
+            found[name] = array
+    for key, array in found.items():
+        call.outputs[key] = Value(
+            tuple(array.shape), array.dtype,
+            isinstance(key, int) and bool(outs[key].requires_grad))
+        call.modules[key] = chainer.backend.get_array_module(array)
 
 
 def _shared(arguments: tuple, outs: tuple
@@ -263,13 +245,18 @@ def _shape(array: Any) -> Any:
     return array.shape, array.dtype.str
 
 
-def _real(array: Any, factor: float = 1.0) -> Any:
-    if not is_ghost(array):
-        return array
-    found = made_up(array)
-    if factor != 1.0 and found.dtype.kind == 'f':
-        found *= factor
-    return found
+def _made_up(inputs: tuple, factor: float = 1.0) -> tuple:
+    """Inputs with made-up values for ghosts, whose floats have a factor."""
+    def real(array: Any) -> Any:
+        if not is_ghost(array):
+            return array
+        found = made_up(array)
+        if factor != 1.0 and found.dtype.kind == 'f':
+            found *= factor
+        return found
+    return tuple([
+        chainer.Variable(real(x._data[0]), requires_grad=x.requires_grad)
+        if isinstance(x, chainer.Variable) else real(x) for x in inputs])
 
 
 def _constants(tree: Any) -> list[str]:
@@ -280,7 +267,7 @@ def _constants(tree: Any) -> list[str]:
                 else type(content).__name__]
     if kind == 'leaf':
         return ['leaf']
-    items = ([item for _, item in content] if kind is dict else content)
+    items = [item for _, item in content] if kind is dict else content
     return [kind.__name__, *(
         one for item in items for one in _constants(item))]
 
@@ -291,9 +278,9 @@ def with_real(value: Any) -> Any:
     if not leaves:
         return value
     return nested.rebuilt(tree, [
-        chainer.Variable(_real(leaf._data[0]))
-        if isinstance(leaf, chainer.Variable) else
-        made_up(leaf) if is_ghost(leaf) else leaf.copy() for leaf in leaves])
+        found if isinstance(leaf, chainer.Variable) or is_ghost(leaf)
+        else found.copy() for leaf, found in zip(
+            leaves, _made_up(tuple(leaves)), strict=True)])
 
 
 def _again(node: Any, own: Mapping[str, Any]) -> Any:

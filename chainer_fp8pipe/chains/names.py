@@ -6,7 +6,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..planning.calls import Parameter
+from ..planning.calls import Value
 
 #: Between a link's path and the name under which the link has reported.
 OBSERVER = '\0/'
@@ -55,14 +55,14 @@ def reporter_of(names: Names) -> chainer.Reporter:
     return reporter
 
 
-def parameters_of(names: Names) -> dict[str, Parameter]:
+def parameters_of(names: Names) -> dict[str, Value]:
     """What planning has to know of a model's parameters."""
     found = {}
     for name, parameter in names.parameters.items():
         array = parameter._data[0]
         if array is None:
             array = names.made.get(name)
-        found[name] = Parameter(
+        found[name] = Value(
             None if array is None else tuple(array.shape),
             numpy.dtype(chainer.get_dtype(
                 getattr(parameter.initializer, 'dtype', None)))

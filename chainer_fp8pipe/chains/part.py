@@ -27,13 +27,12 @@ from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at
 from ..planning.calls import Source
 from . import nested
+from .attributes import Attribute, LinkState, saved
 from .ghost import ghost
-from .link_state import Attribute, LinkState, saved
 from .names import Names, reporter_of
 from .program import StagedTrace
 from .replay import Rehearsal, Run
 from .trace import TracedCall
-from .valueless_parameters import settled, untouched
 
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
@@ -161,7 +160,7 @@ class Passes:
             with saved(self.names.links, program.trace.touched
                        | state_of(program)), \
                     between_calls(micro_batch.place), \
-                    self.reporter, untouched(), intercepting(rehearsal):
+                    self.reporter, intercepting(rehearsal):
                 self.put_state(program, {}, None)
                 micro_batch()
                 rehearsal.finish()
@@ -172,6 +171,7 @@ class Passes:
             self.mismatch = rehearsal.why or self.mismatch
             return None
         finally:
+            rehearsal.end()
             self.reporter.observation = {}
         return rehearsal.labels
 
@@ -204,10 +204,38 @@ class ChainPart:
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
-        """See :meth:`.Part.record`."""
-        variables, outputs, run = self._run(micro_batch, inputs, place)
-        inner = {self._parameters[name].node for name
-                 in self._passes.micro_batches[micro_batch].program.inner
+        """Runs the model's forward, in which this chunk's calls are done."""
+        passes, chunk = self._passes, self._chunk
+        one = passes.micro_batches[micro_batch]
+        program = one.program
+        incoming = program.incoming[chunk]
+        if len(inputs) != len(incoming):
+            raise RuntimeError(
+                f'{len(inputs)} values came, {len(incoming)} were expected; '
+                'the ranks have different plans')
+        variables = tuple([
+            chainer.Variable(array,
+                             requires_grad=program.wants_gradient(source))
+            for source, array in zip(incoming, inputs, strict=True)])
+        run = Run(program.trace, program.stages, chunk,
+                  dict(zip(incoming, variables, strict=True)),
+                  program.wanted[chunk], passes.names, place, passes.where)
+        args, kwargs = one.arguments()
+        passes.reporter.observation = {}
+        with self._state(one), between_calls(place), \
+                passes.reporter, self._counting(program), intercepting(run):
+            one.function(*args, **kwargs)
+            run.finish()
+            if program.after:
+                self._keep(program.after, one.kept, run)
+            reports = passes.reporter.observation
+        for name, value in reports.items():
+            if program.reporters.get(name) == chunk:
+                one.reports[name] = _real(run, value)
+        passes.reporter.observation = {}
+        outputs = tuple([run.value(source)
+                         for source in program.outgoing[chunk]])
+        inner = {self._parameters[name].node for name in program.inner
                  if name in self._parameters}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
@@ -222,41 +250,6 @@ class ChainPart:
     def links(self) -> Iterable[chainer.Link]:
         """See :meth:`.Part.links`."""
         return self._passes.names.links.values()
-
-    def _run(self, number: int, inputs: Arrays, place: Place
-             ) -> tuple[tuple, tuple, Run]:
-        """Runs the model's forward, in which this chunk's calls are done."""
-        passes, chunk = self._passes, self._chunk
-        micro_batch = passes.micro_batches[number]
-        program = micro_batch.program
-        incoming = program.incoming[chunk]
-        if len(inputs) != len(incoming):
-            raise RuntimeError(
-                f'{len(inputs)} values came, {len(incoming)} were expected; '
-                'the ranks have different plans')
-        variables = tuple([
-            chainer.Variable(array,
-                             requires_grad=program.wants_gradient(source))
-            for source, array in zip(incoming, inputs, strict=True)])
-        run = Run(program.trace, program.stages, chunk,
-                  dict(zip(incoming, variables, strict=True)),
-                  program.wanted[chunk], passes.names, place, passes.where)
-        args, kwargs = micro_batch.arguments()
-        passes.reporter.observation = {}
-        with self._state(micro_batch), between_calls(place), \
-                passes.reporter, settled(), self._counting(program), \
-                intercepting(run):
-            micro_batch.function(*args, **kwargs)
-            run.finish()
-            if program.after:
-                self._keep(program.after, micro_batch.kept, run)
-            reports = passes.reporter.observation
-        for name, value in reports.items():
-            if program.reporters.get(name) == chunk:
-                micro_batch.reports[name] = _real(run, value)
-        passes.reporter.observation = {}
-        return variables, tuple([run.value(source) for source
-                                 in program.outgoing[chunk]]), run
 
     def _counting(self, program: StagedTrace
                   ) -> contextlib.AbstractContextManager[None]:

@@ -21,9 +21,8 @@ from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
 from ..planning.sizes import parse_bytes
-from .contents import generators, set_state, state_of
+from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
-from .link_state import saved
 from .names import Names, parameters_of
 from .part import MicroBatch, between_calls
 from .partitioned import Partition, check_result, reads_state

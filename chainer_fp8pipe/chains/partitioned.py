@@ -21,7 +21,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..intercept import array_memory, function_calls, initial_values
+from ..intercept import function_calls
 from ..mpi.agreement import raise_together, receive_array, send_array
 from ..pipeline.randomness import at, preserved
 from ..planning.partition_plan import PartitionPlan
@@ -80,8 +80,6 @@ class Partition:
         self._placed: Any = None
         self.place(program)
         function_calls.hold(self)
-        array_memory.hold(self)
-        initial_values.hold(self)
 
     @property
     def chunks(self) -> range:

@@ -170,7 +170,7 @@ def _crossing(partition: Any, chunk: int) -> str:
         return ''
     values = partition.crossing[chunk]
     size = sum(value.nbytes for _, value in values)
-    names = ', '.join(f'{name} {"x".join(map(str, value.shape))}'
+    names = ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
                       for name, value in values[:2])
     more = f' and {len(values) - 2} more' if len(values) > 2 else ''
     return f'{said_bytes(size)}: {names}{more}'

@@ -7,8 +7,8 @@ from typing import Any
 from ..planning.calls import Assignment, Source, assign
 from ..planning.partition_plan import PartitionPlan
 from . import nested
+from .attributes import LinkState
 from .ghost import describe_source, is_ghost, sources
-from .link_state import LinkState
 from .trace import Trace
 
 

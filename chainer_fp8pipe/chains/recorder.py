@@ -28,11 +28,11 @@ from ..intercept.function_calls import (
     hold_calls,
     intercepting,
 )
-from ..intercept.initial_values import creating
 from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import preserved
 from ..planning.calls import Source, Value
 from . import collectives, nested
+from .attributes import LinkState, frozen, saved
 from .ghost import (
     GhostError,
     describe_source,
@@ -44,8 +44,7 @@ from .ghost import (
     sources,
     user_line,
 )
-from .link_state import LinkState, frozen, saved
-from .measure import Measurement, key_of, with_real
+from .measure import key_of, measured, returned_constants, with_real
 from .names import Names, reporter_of
 from .trace import (
     PLAIN,
@@ -59,7 +58,7 @@ from .trace import (
     label_of,
     loosened,
 )
-from .valueless_parameters import ShapesOnly, place_array
+from .valueless_parameters import place_array, place_ghost
 from .whole_call import LinkCall, WholeCall, call_whole, is_marked, link_of
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
@@ -75,14 +74,18 @@ class Tracer:
     Args:
         names: Of the model's links and parameters, which may be ghosts.
         pipeline: The ranks over which the model is to be cut; None: unknown.
+
+    Attributes:
+        atomic: Paths of the links that are run as one call.
+        memo: Figures of earlier calls, by :func:`.key_of`.
     """
 
     def __init__(self, names: Names, pipeline: Any = None) -> None:
-        self._names, self._pipeline = names, pipeline
+        self.names, self.pipeline = names, pipeline
         collectives.hold(self)
         hold_calls(map(type, names.links.values()), self)
-        self._memo: dict[Any, TracedCall] = {}
-        self._atomic: frozenset[str] = frozenset(
+        self.memo: dict[Any, TracedCall] = {}
+        self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
     def trace(self, run: Callable[[], Any], state: LinkState | None = None,
@@ -98,37 +101,15 @@ class Tracer:
             GhostError: The model's own forward looks at computed data.
         """
         while True:
-            recorder = CallRecorder(self._names, self._memo, self._atomic,
-                                    timed, self._pipeline)
+            recorder = CallRecorder(self, timed)
             try:
-                self._once(run, recorder, state)
+                recorder.record(run, state)
                 return recorder.trace
             except GhostError:
                 found = recorder.innermost()
                 if found is None:
                     raise
-                self._atomic |= {found}
-
-    def _once(self, run: Callable[[], Any], recorder: CallRecorder,
-              state: LinkState | None) -> None:
-        links, trace = self._names.links, recorder.trace
-        reporter = reporter_of(self._names)
-        with saved(links) as attributes, _ghost_parameters(self._names), \
-                creating(ShapesOnly(self._names, recorder)):
-            begin = frozen(links)
-            if state is not None:
-                state.put(links, recorder.pin)
-            trace.first = len(trace.calls)
-            with preserved(), reporter, collectives.refusing(links), \
-                    intercepting(recorder):
-                trace.result = run()
-            recorder.drop_tracebacks()
-            trace.state = LinkState.found(links, begin)
-            recorder.refuse_ghosts()
-            trace.reports = dict(reporter.observation)
-            trace.touched = frozenset(
-                (path, name) for path, name in attributes.changed()
-                if name not in links[path]._params)
+                self.atomic |= {found}
 
 
 @contextlib.contextmanager
@@ -165,26 +146,17 @@ def _ghost_parameters(names: Names) -> Iterator[None]:
 class CallRecorder(Interceptor):
     """Traces a run of a model; runs each of its calls alone.
 
-    Args:
-        names: Of the model's links and parameters.
-        memo: Figures of earlier calls, by :func:`.key_of`.
-        atomic: Paths of the links that are run as one call.
-        timed: Whether calls are timed.
-        pipeline: The ranks over which the model is to be cut; None: unknown.
-
     Attributes:
         trace: Of the run.
         inside: Whether a call is being run.
     """
 
-    def __init__(self, names: Names, memo: dict[Any, TracedCall],
-                 atomic: frozenset[str], timed: bool,
-                 pipeline: Any = None) -> None:
-        self.trace = Trace(atomic)
+    def __init__(self, tracer: Tracer, timed: bool) -> None:
+        self.trace = Trace(tracer.atomic)
         self.inside = False
         self._calls = self.trace.calls
-        self._names, self._memo, self._timed = names, memo, timed
-        self._pipeline = pipeline
+        self._names, self._memo = tracer.names, tracer.memo
+        self._timed, self._pipeline = timed, tracer.pipeline
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # The links around the first look at data, from the model inwards.
@@ -203,6 +175,28 @@ class CallRecorder(Interceptor):
         self._ignored: list[tuple[int, Any]] = []
         self._once = False
 
+    def record(self, run: Callable[[], Any], state: LinkState | None) -> None:
+        """Fills the trace; the model stays as it was."""
+        links, trace = self._names.links, self.trace
+        reporter = reporter_of(self._names)
+        with saved(links) as attributes, _ghost_parameters(self._names):
+            begin = frozen(links)
+            if state is not None:
+                state.put(links, self._pin)
+            trace.first = len(trace.calls)
+            with preserved(), reporter, collectives.refusing(links), \
+                    intercepting(self):
+                trace.result = run()
+            for call in trace.calls:
+                if call.error is not None:      # which holds the batch
+                    call.error = call.error.with_traceback(None)
+            trace.state = LinkState.found(links, begin)
+            self._refuse_ghosts()
+            trace.reports = dict(reporter.observation)
+            trace.touched = frozenset(
+                (path, name) for path, name in attributes.changed()
+                if name not in links[path]._params)
+
     # --- the interceptor -----------------------------------------------------
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
@@ -216,15 +210,12 @@ class CallRecorder(Interceptor):
                 return self.call_whole(LinkCall(link, original), args, kwargs)
             return original(link, *args, **kwargs)
         except GhostError:
-            self._note_look()
+            if self._looking is None:
+                self._looking = list(filter(None, map(self._names.of,
+                                                      self._stack)))
             raise
         finally:
             self._stack.pop()
-
-    def _note_look(self) -> None:
-        if self._looking is None:
-            self._looking = [name for name in map(self._names.of, self._stack)
-                             if name is not None]
 
     def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
         if self.inside:
@@ -245,6 +236,16 @@ class CallRecorder(Interceptor):
 
     def communicate(self, operation: Any, original: Callable) -> Any:
         return operation.answered(original, self.inside, self._pipeline)
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        """Leaves a ghost of a parameter of the model's."""
+        name = self._names.of(parameter)
+        if name is None or self.inside:
+            return False            # the link does it itself
+        if parameter._data[0] is None:
+            self._names.shaped.append(name)
+        place_ghost(parameter, shape, name)
+        return True
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Notes labels inside of a call; a rehearsal sees the others."""
@@ -281,7 +282,7 @@ class CallRecorder(Interceptor):
                 return name if name != '/' else None
         return None
 
-    def refuse_ghosts(self) -> None:
+    def _refuse_ghosts(self) -> None:
         """Raises an error for a persistent value that is a ghost."""
         for path, link in self._names.links.items():
             for name in link._persistent:
@@ -292,14 +293,8 @@ class CallRecorder(Interceptor):
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
 
-    def drop_tracebacks(self) -> None:
-        """Frees what errors hold that the model has caught: its batch."""
-        for call in self._calls:
-            if call.error is not None:
-                call.error = call.error.with_traceback(None)
-
-    def pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
-            xp: Any, link: str) -> Any:
+    def _pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
+             xp: Any, link: str) -> Any:
         """A ghost of an array that a link keeps from an earlier run."""
         array = ghost(shape, dtype, Source(len(self._calls), 0), xp,
                       self.trace)
@@ -514,24 +509,19 @@ class CallRecorder(Interceptor):
              ) -> TracedCall:
         """Runs a call on made-up values; keeps figures only."""
         own = attributes_of(node)
-        before = dict(own)
-        for name, value in before.items():
-            own[name] = with_real(value)
-        link = link_of(node)
+        own.update({name: with_real(value) for name, value in own.items()})
+        link, whole = link_of(node), isinstance(node, WholeCall)
         self._seen, self._given = set(), inputs
         self._ignored, self._once = [], False
         self.inside = True
         if link is not None:
             self._watch(tuple(link.params()))
-        measurement = Measurement(node, inputs, original, self._timed)
-        call = TracedCall('')
-        whole = isinstance(node, WholeCall)
         try:
             if whole:
-                self._refuse_values(measurement)
+                self._refuse_values(node, inputs, original)
             with saved(self._names.links if whole else {}), \
                     self._noting_reports():
-                measurement.run(call)
+                call = measured(node, inputs, original, self._timed)
             call.inner = tuple(sorted(self._seen))
             return call
         finally:
@@ -551,7 +541,8 @@ class CallRecorder(Interceptor):
             name: len(self._calls) for name, value in seen.items()
             if before.get(name) is not value})
 
-    def _refuse_values(self, measurement: Measurement) -> None:
+    def _refuse_values(self, node: Any, inputs: tuple, original: Callable
+                       ) -> None:
         """Runs a whole function on different values.
 
         Raises:
@@ -561,7 +552,8 @@ class CallRecorder(Interceptor):
         found = []
         for factor in (1.0, -37.0):
             with saved(self._names.links) as attributes:
-                found.append((measurement.constants(factor), {
+                found.append((returned_constants(
+                    node, inputs, original, factor), {
                     (path, name): repr(value)
                     for path, name in attributes.changed()
                     if isinstance(value := vars(

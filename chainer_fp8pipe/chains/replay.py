@@ -32,10 +32,10 @@ from .trace import (
     Trace,
     TracedCall,
     attributes_of,
-    is_same,
     kind_of,
     label_of,
 )
+from .valueless_parameters import place_array, place_ghost
 from .whole_call import LinkCall, call_whole, link_of
 
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
@@ -64,11 +64,11 @@ class Replay(Interceptor):
     def __init__(self, trace: Trace, names: Names) -> None:
         self._trace, self._calls, self._names = trace, trace.calls, names
         self._number = trace.first
+        self.sees_links = bool(trace.atomic)
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
-        if not self._inside and self._trace.atomic and (
-                self._names.of(link) in self._trace.atomic):
+        if not self._inside and self._names.of(link) in self._trace.atomic:
             return self.call_whole(LinkCall(link, original), args, kwargs)
         return original(link, *args, **kwargs)
 
@@ -101,6 +101,7 @@ class Rehearsal(Replay):
     def __init__(self, trace: Trace, names: Names) -> None:
         super().__init__(trace, names)
         self.labels: list[tuple[int, int]] = []
+        self._shaped: list[chainer.Parameter] = []
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         # Each call of each micro-batch comes here: no helpers are called
@@ -120,12 +121,12 @@ class Rehearsal(Replay):
                     not _is_alike(array, expected)):
                 raise Diverged
         own = function.__dict__
-        for name, value in call.demands:
-            found = own.get(name)
-            if found is not value and not is_same(found, value):
+        for one in call.demands:
+            found = own.get(one.name)
+            if found is not one.value and not one.fits(found):
                 self.why = (
-                    f'call {number} ({call.name} in {call.link}) has {name} = '
-                    f'{found!r:.40}, and had {value!r:.40}')
+                    f'call {number} ({call.name} in {call.link}) has '
+                    f'{one.name} = {found!r:.40}, and had {one}')
                 raise Diverged
         if call.ignores is not None:
             label, index = call.ignores
@@ -138,6 +139,17 @@ class Rehearsal(Replay):
 
     def communicate(self, operation: Any, original: Callable) -> Any:
         return operation.answered(original, inside=False)
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        if parameter._data[0] is None:
+            self._shaped.append(parameter)
+            place_ghost(parameter, shape, 'that gets its shape')
+        return True
+
+    def end(self) -> None:
+        """Takes shapes away again that parameters got."""
+        for parameter in self._shaped:
+            place_array(parameter, None)
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Counts labels: an array, a variable or None if unknown."""
@@ -203,6 +215,10 @@ class Run(Replay):
         if call.attributes:
             attributes_of(node).update(call.attributes)
         return call.ghosts
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        # A link that was traced, but not run, would give a shape again.
+        return parameter._data[0] is not None
 
     def real(self, value: Any) -> Any:
         """The value that a ghost stands for; others as they are."""

@@ -15,8 +15,8 @@ from chainer.functions.util.forget import Forget
 
 from ..planning.calls import Call, Source
 from . import nested
+from .attributes import Attribute, LinkState
 from .ghost import GhostError, is_ghost, looked_at
-from .link_state import Attribute, LinkState
 from .whole_call import Identity, WholeCall
 
 #: Attributes of functions that Chainer itself sets.
@@ -35,6 +35,8 @@ _DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
 _ARITHMETIC = {'chainer.functions.math.basic_math': ('value',)}
 #: The attribute with an index.
 _INDEX = 'slices'
+_NOTHING: Any = object()
+_INEXACT = float, complex, numpy.inexact
 #: Attributes of these types must be equal.
 PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
          type(None))
@@ -60,8 +62,8 @@ class TracedCall(Call):
         expected: For each input what a repetition must have: the ghost or
             parameter itself, the sources of a derived ghost, or shape and
             dtype.
-        constants: Attributes that decide what is called, with their values.
-        demands: Those of them that a repetition must have.
+        constants: Attributes that decide what is called.
+        demands: The same, with numbers that may be others.
         error: The exception of the call; an iteration over a variable ends
             with one.
         ignores: The label that the function leaves out of its mean, and the
@@ -82,8 +84,8 @@ class TracedCall(Call):
     attributes: dict[str, Any] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     expected: tuple[Any, ...] = ()
-    constants: tuple[tuple[str, Any], ...] = ()
-    demands: tuple[tuple[str, Any], ...] = ()
+    constants: tuple[Constant, ...] = ()
+    demands: tuple[Constant, ...] = ()
     error: Exception | None = None
     ignores: tuple[int, int | None] | None = None
     reads: tuple[str, ...] = ()
@@ -128,47 +130,43 @@ class Trace:
                 call.name, call.link, call.inputs, call.parameters,
                 [(key, value.shape, str(value.dtype))
                  for key, value in call.outputs.items()],
-                call.constants)).encode())
+                [(one.name, one.form) for one in call.constants])).encode())
         text.update(repr(sorted(self.reports)).encode())
         return text.hexdigest()
 
 
-class AnyNumber:
-    """Stands for a number about which no shape depends: a weight, a ratio.
-
-    It may be another one in each batch, as a weight that grows is.
-    """
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, (numbers.Number, AnyNumber)) and (
-            not is_ghost(other))
-
-    def __hash__(self) -> int:
-        return hash(AnyNumber)
-
-    def __repr__(self) -> str:
-        return 'any number'
-
-
-class Alike(NamedTuple):
-    """Stands for all values that are alike in one way.
+class Constant(NamedTuple):
+    """An attribute that a repetition of a call must have, in some way.
 
     Attributes:
-        of: The way: one of :func:`_shape`, :func:`_content`, :func:`_index`
-            and :class:`.Identity`.
-        form: What that gives for the values.
+        name: Of the attribute.
+        form: What ``form_of`` gives for the attribute's value.
+        form_of: Gives the same for values that are alike.
+        value: The value, where its identity is enough.
     """
 
-    of: Callable[[Any], Any]
+    name: str
     form: Any
+    form_of: Callable[[Any], Any]
+    value: Any = _NOTHING
 
-    @classmethod
-    def to(cls, of: Callable[[Any], Any], value: Any) -> Alike:
-        return cls(of, of(value))
+    def __str__(self) -> str:
+        shown = self.form if self.value is _NOTHING else self.value
+        return f'{shown!r:.40}'
 
-    def __repr__(self) -> str:
-        """The same on all ranks."""
-        return repr(self.form)
+    def fits(self, value: Any) -> bool:
+        """Whether the attribute may have this value."""
+        try:
+            return bool(self.form == self.form_of(value))
+        except ValueError:
+            return False            # an array in one of two tuples
+
+
+def _plain(value: Any) -> Any:
+    """Equal for equal values of one type, also if they are no numbers."""
+    kind = type(value)      # not its class: a ghost looks like a number
+    return kind, 'nan' if issubclass(kind, _INEXACT) and value != value else (
+        value)
 
 
 def _shape(array: Any) -> Any:
@@ -236,28 +234,31 @@ def expected_of(x: Any) -> Any:
     return array if array.recipe is None else array.recipe.sources
 
 
-def constants_of(node: Any) -> tuple[tuple[str, Any], ...]:
+def constants_of(node: Any) -> tuple[Constant, ...]:
     """The attributes that a repetition of a call must have."""
-    found: list[tuple[str, Any]] = []
-    deciding = _DECIDING.get(kind_of(node).__name__)
+    found = []
+    kind = kind_of(node)
+    deciding = _DECIDING.get(kind.__name__)
     for name, value in attributes_of(node).items():
-        if name == _RUNS.get(kind_of(node)):
-            found.append((name, Alike.to(Identity, value)))
+        of: Callable[[Any], Any] | None = None
+        if name == _RUNS.get(kind):
+            of = Identity
         elif name in CHAINERS or is_ghost(value):
             continue
         elif name == _INDEX:
-            found.append((name, Alike.to(_index, value)))
+            of = _index
         elif isinstance(value, chainer.get_array_types()):
-            found.append((name, Alike.to(
-                _content if name == deciding else _shape, value)))
-        elif isinstance(value, (*PLAIN, type)) or (
-                isinstance(value, (tuple, list)) and _is_plain(value)):
-            found.append((name, copy.copy(value)))
+            of = _content if name == deciding else _shape
+        elif isinstance(value, type) or _is_plain(value):
+            kept = copy.copy(value)         # of a list
+            found.append(Constant(name, _plain(kept), _plain, kept))
+        if of is not None:
+            found.append(Constant(name, of(value), of))
     return tuple(found)
 
 
 def loosened(call: TracedCall, inputs: Sequence[Any]
-             ) -> tuple[tuple[str, Any], ...]:
+             ) -> tuple[Constant, ...]:
     """The constants of a call, without numbers that may change.
 
     All of Chainer's that are no integers.  A user's own function may cut by
@@ -273,35 +274,28 @@ def loosened(call: TracedCall, inputs: Sequence[Any]
             value.shape in shapes for value in call.outputs.values()):
         return call.constants
     operands = _ARITHMETIC.get(module, ())
-    return tuple([(name, AnyNumber() if name in operands and AnyNumber()
-                   == value else _loose(value))
-                  for name, value in call.constants])
+    return tuple([
+        one if one.form_of is not _plain
+        else one._replace(form=True, form_of=_is_number)
+        if _is_number(one.value) and (one.name in operands
+                                      or isinstance(one.value, _INEXACT))
+        else one._replace(form=_loose(one.value), form_of=_loose)
+        for one in call.constants])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) and not is_ghost(value)
 
 
 def _loose(value: Any) -> Any:
-    """A constant with :class:`AnyNumber` for each number that is no integer.
+    """The same for all numbers that are no integers; shapes depend on these.
 
-    Shapes depend on integers.
+    A weight that grows, or a ratio, may be another one in each batch.
     """
     if type(value) in (tuple, list):
-        return type(value)(map(_loose, value))
-    return AnyNumber() if isinstance(value, (
-        float, complex, numpy.inexact)) else value
-
-
-def is_same(value: Any, expected: Any) -> bool:
-    """Whether an attribute is as :func:`constants_of` has noted it."""
-    kind = type(expected)
-    if kind is Alike:
-        return bool(expected.of(value) == expected.form)
-    if kind is AnyNumber:
-        return bool(expected == value)
-    try:
-        # The second for what is not equal to itself.
-        return type(value) is kind and bool(
-            value == expected or (value != value and expected != expected))
-    except ValueError:
-        return False                # an array in one of two tuples
+        return type(value), tuple(map(_loose, value))
+    return ('any number' if issubclass(type(value), _INEXACT)
+            else _plain(value))
 
 
 def _is_plain(value: Any) -> bool:

@@ -7,10 +7,10 @@
 # partition(), whoever asks for the array draws it: `DeferredParameter` is the
 # class of such a parameter until it has values.
 #
-# Chainer gives a parameter its shape in the first forward pass.  Four passes
-# must not draw: a trace leaves the ghost of the shape (`ShapesOnly`); a
-# rehearsal leaves nothing (`untouched`); a run keeps what is there
-# (`settled`); and a model that was traced but not cut loses the shapes again
+# Chainer gives a parameter its shape in the first forward pass.  Passes of a
+# model that is cut must not draw (`initialize` of their interceptors): a trace
+# leaves the ghost of the shape; a rehearsal leaves nothing; a run keeps what
+# is there; and a model that was traced but not cut loses the shapes again
 # (`without_shapes`).
 from __future__ import annotations
 
@@ -24,8 +24,12 @@ import chainer
 import numpy
 from chainer.initializers import generate_array
 
-from ..intercept.function_calls import current, suspended
-from ..intercept.initial_values import Creation, creating
+from ..intercept.function_calls import (
+    Creation,
+    creating,
+    current,
+    suspended,
+)
 from ..intercept.patching import Current
 from ..pipeline.randomness import preserved
 from .ghost import ghost, is_ghost
@@ -66,9 +70,12 @@ class DeferredParameter(chainer.Parameter):
     def initialize(self, shape: Any) -> None:
         """Draws values for a shape that is known only now."""
         self._values_from = None
+        if not hasattr(self, '_draw_from'):
+            super().initialize(shape)
+            return
         with preserved():       # whoever draws in forward goes on as before
             super().initialize(shape)   # in a trace or `deferred`: a ghost
-        if not is_ghost(self._data[0]) and hasattr(self, '_draw_from'):
+        if not is_ghost(self._data[0]):
             place_array(self, ghost(_shape(shape), self._data[0].dtype))
             draw(self)
 
@@ -131,7 +138,7 @@ class _Deferring(Creation):
     def _without_values(self, parameter: chainer.Parameter, shape: Any
                         ) -> None:
         parameter._grad_initializer = None
-        _place_ghost(parameter, shape, 'that is yet to be drawn')
+        place_ghost(parameter, shape, 'that is yet to be drawn')
 
 
 @contextlib.contextmanager
@@ -220,27 +227,6 @@ def place_values_later(parameter: chainer.Parameter, shape: tuple[int, ...],
     place_array(parameter, ghost(shape, dtype, 'that is yet to be drawn'))
 
 
-class ShapesOnly(Creation):
-    """Gives a model's parameters ghosts when they get their shape.
-
-    Args:
-        names: Of the model's parameters.
-        recorder: Of the trace.
-    """
-
-    def __init__(self, names: Any, recorder: Any) -> None:
-        self._names, self._recorder = names, recorder
-
-    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        name = self._names.of(parameter)
-        if name is None or self._recorder.inside:
-            return False            # the link does it itself
-        if parameter._data[0] is None:
-            self._names.shaped.append(name)
-        _place_ghost(parameter, shape, name)
-        return True
-
-
 @contextlib.contextmanager
 def without_shapes(model: Any, always: bool) -> Iterator[None]:
     """A block after which a model has only the shapes that it had before.
@@ -265,41 +251,8 @@ def without_shapes(model: Any, always: bool) -> Iterator[None]:
                 place_array(parameter, None)
 
 
-class _Settled(Creation):
-    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        return parameter._data[0] is not None
-
-
-def settled() -> contextlib.AbstractContextManager:
-    """A block in which parameters keep the values and ghosts that they have.
-
-    A link that was traced, but not run, gives its parameters a shape again.
-    """
-    return creating(_Settled())
-
-
-class untouched(Creation):
-    """A block after which parameters that got their shape in it have none."""
-
-    def __enter__(self) -> None:
-        self._shaped: list[chainer.Parameter] = []
-        self._block = creating(self)
-        self._block.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._block.__exit__(*error)
-        for parameter in self._shaped:
-            place_array(parameter, None)
-
-    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        if parameter._data[0] is None:
-            self._shaped.append(parameter)
-            _place_ghost(parameter, shape, 'that gets its shape')
-        return True
-
-
-def _place_ghost(parameter: chainer.Parameter, shape: Any, name: str
-                 ) -> None:
+def place_ghost(parameter: chainer.Parameter, shape: Any, name: str) -> None:
+    """Gives a parameter a shape, and no values."""
     place_array(parameter, ghost(
         _shape(shape), chainer.get_dtype(
             getattr(parameter.initializer, 'dtype', None)), name,

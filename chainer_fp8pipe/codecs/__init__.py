@@ -1,7 +1,5 @@
 """Gradients to bytes and back: floats, fp8 by ratio, records of few bits."""
-from .block_scaled import BlockScaled
-from .cast import Cast
-from .codec import Codec, Part, State
+from .codec import BlockScaled, Cast, Codec, Part, State
 from .coding import Coding, Tensors
 from .fp8_ratio import Fp8Ratio
 

@@ -1,4 +1,4 @@
-"""A codec: how gradients become a wire, and what is learnt from them."""
+"""Codecs: how gradients become a wire, and what is learnt from them."""
 # A codec is options only: immutable, the same on all ranks, and cheap to send
 # to a rank that has no model.  What it learns of a model is a State, which one
 # codec reads and writes, and which snapshots hold.  An update goes
@@ -21,6 +21,14 @@
 # gradients on a GPU are encoded and decoded elsewhere: there, in one go, with
 # the bits of the CPU.
 #
+# fp8 (fp8_ratio.py) has a scale for each tensor, from the ratio of gradients
+# to their parameters.  Records of 4 or 5 bits have one for each 32 elements,
+# which follows from the gradients alone: a ratio to the parameter would let
+# the smallest of 32 parameters set the scale of all.  Of an element that is
+# ten times as large as the 31 beside it, an outlier, no more is added to the
+# next encoding than these have, or it would keep them out of their records at
+# the next updates, too.
+#
 # Error feedback: what an encoding leaves out of a number is added to it at the
 # next update, where gradients are sent and where means are (on both sides:
 # Tang et al., "DoubleSqueeze", ICML 2019, Algorithm 1).  There is one residual
@@ -31,18 +39,24 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy
 
+from ..formats import FORMATS, RECORD, RecordFormat
+from .coding import (
+    FLOAT16,
+    FLOAT32,
+    GRADIENT,
+    RECORDS,
+    Coding,
+    Tensors,
+    named_parts,
+    tensors_of,
+)
 from .staging import to_host
-
-if TYPE_CHECKING:
-    from .coding import Coding, Tensors
-
-#: The site where gradients are encoded.
-GRADIENT = 'gradient'
 
 
 class Part(NamedTuple):
@@ -120,14 +134,17 @@ class State:
         for _, array in self._residuals.values():
             array *= numpy.float32(factor)
 
-    def residual_norms(self) -> dict[str, float]:
-        """2-norms of what encodings of gradients lost, by tensor.
-
-        In the units of gradients with their loss scale.
-        """
-        return {name: float(array.dot(array)) ** 0.5
-                for (site, name), (_, array) in self._residuals.items()
-                if site == GRADIENT}
+    def health(self) -> dict[str, dict[str, float]]:
+        """What is known of each tensor; see ``CodecCommunicator.health``."""
+        found: dict[str, dict[str, float]] = {}
+        for kind in 'q', 'clipped', 'encoded':
+            for name, value in self.numbers.get(kind, {}).items():
+                found.setdefault(name, {})[kind] = float(value)
+        for (site, name), (_, array) in self._residuals.items():
+            if site == GRADIENT:
+                found.setdefault(name, {})['residual'] = float(
+                    array.dot(array)) ** 0.5
+        return found
 
     def blame(self, what: str) -> None:
         """Notes once what made a wire not finite, see ``nonfinite``."""
@@ -263,11 +280,116 @@ class Codec(abc.ABC):
         A wire is the same on all ranks, so all ranks get the same answer.
         """
 
-    @abc.abstractmethod
-    def encode_on_device(self, coding: Coding, tensor: int, out: Any
-                         ) -> tuple[int, int]:
-        """Encodes a tensor on the GPU; elements clipped and not finite."""
 
-    @abc.abstractmethod
-    def decode_on_device(self, coding: Coding, tensor: int, wire: Any) -> int:
-        """Decodes a tensor on the GPU; how many are not finite."""
+@dataclasses.dataclass(frozen=True)
+class Cast(Codec):
+    """Sends every gradient as a number of a dtype.
+
+    ``float16`` overflows to infinity above 65504, which is reported like an
+    infinite gradient; scale the loss, or use fp8, which adapts its range.
+
+    Attributes:
+        name: ``'float32'`` or ``'float16'``.
+    """
+
+    name: str
+
+    error_feedback = False
+
+    def __post_init__(self) -> None:
+        if self.name not in ('float32', 'float16'):
+            raise ValueError(f"dtype must be 'float32' or 'float16', "
+                             f'not {self.name!r}')
+
+    @property
+    def wire_dtype(self) -> numpy.dtype:
+        """That of the name."""
+        return numpy.dtype(self.name)
+
+    @property
+    def _number(self) -> int:
+        return FLOAT32 if self.name == 'float32' else FLOAT16
+
+    def step(self, state: State, tensors: Tensors,
+             largest: numpy.ndarray | None = None, prescale: float = 1.0
+             ) -> Coding:
+        return Coding(self, state, tensors, self._number, prescale=prescale)
+
+    def relay(self, state: State, parts: tuple[Part, ...], rank: int
+              ) -> Coding:
+        return Coding(self, state, tensors_of(parts, 1), self._number,
+                      units={})
+
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        return bool(numpy.isfinite(wire).all())
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockScaled(Codec):
+    """Records of 32 elements on the wire.
+
+    Values are not checked here but where users give them, in
+    :class:`chainer_fp8pipe.communicators.options.Options`.
+
+    Attributes:
+        name: Of the format, see :data:`~chainer_fp8pipe.formats.FORMATS`.
+        error_feedback: Whether residuals are carried to the next update.
+    """
+
+    name: str = 'int4'
+    error_feedback: bool = True
+
+    grain: ClassVar[int] = RECORD
+
+    @property
+    def format(self) -> RecordFormat:
+        """The records' format."""
+        return FORMATS[self.name]
+
+    @property
+    def wire_dtype(self) -> numpy.dtype:
+        """One record."""
+        return self.format.dtype
+
+    def _rescale_state(self, state: State, loss_scale: float) -> None:
+        state.multiply_residuals(
+            _over_unit(loss_scale) / _over_unit(state.loss_scale))
+
+    def step(self, state: State, tensors: Tensors,
+             largest: numpy.ndarray | None = None, prescale: float = 1.0
+             ) -> Coding:
+        unit = _unit(state.loss_scale)
+        return Coding(self, state, tensors, RECORDS,
+                      format=self.format, scales=numpy.tile(
+                          [prescale / unit, 0.0, unit, 0.0, 0.0],
+                          (len(tensors.names), 1)))
+
+    def parts(self, state: State, tensors: Tensors, start: int, stop: int
+              ) -> tuple[Part, ...]:
+        unit = 1 / _over_unit(state.loss_scale)
+        return tuple(
+            Part(name, part.stop - part.start, unit)
+            for _, part, name in named_parts(tensors, start, stop))
+
+    def relay(self, state: State, parts: tuple[Part, ...], rank: int
+              ) -> Coding:
+        return Coding(self, state, tensors_of(parts, RECORD), RECORDS,
+                      format=self.format,
+                      units={part.name: part.unit for part in parts})
+
+    def is_finite(self, wire: numpy.ndarray) -> bool:
+        return not (self.format.rows(wire)[:, -1] == 255).any()
+
+
+def _unit(loss_scale: float) -> float:
+    """A power of two near it, by which gradients are divided.
+
+    Scales of records reach from 2^-49 to 2^14, wherever a loss scale puts
+    gradients.
+    """
+    return 2.0 ** round(math.log2(loss_scale))
+
+
+def _over_unit(loss_scale: float) -> float:
+    """What numbers on the wire are multiplied by."""
+    return loss_scale / _unit(loss_scale)

@@ -3,14 +3,19 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from .. import formats
-from ..formats import _formats
-from .codec import GRADIENT, Codec, Part, State
+from ..formats import RecordFormat, _formats
 from .staging import array_module, download, empty_wire, output, upload_now
+
+if TYPE_CHECKING:
+    from .codec import Codec, Part, State
+
+#: The site where gradients are encoded.
+GRADIENT = 'gradient'
 
 #: Numbers of codecs in compiled code; RELAY is fp8 without parameters.
 FLOAT32, FLOAT16, FP8, RELAY, RECORDS = range(5)
@@ -114,7 +119,7 @@ class Coding:
         number: Of the codec.
         prescale: Factor of gradients when they are encoded, of floats.
         rounding: Number of fp8's rounding.
-        format: Number of the records' format.
+        format: Of records.
         epsilon: Of fp8.
         scales: float32 rows: the scale of encodings and its inverse, the same
             for decoding and for means, and the largest residual, of fp8.
@@ -128,7 +133,8 @@ class Coding:
 
     def __init__(self, codec: Codec, state: State, tensors: Tensors,
                  number: int, *, prescale: float = 1.0, rounding: int = 0,
-                 format: int = 0, epsilon: float = 0.0, scales: Any = None,
+                 format: RecordFormat | None = None, epsilon: float = 0.0,
+                 scales: Any = None,
                  seed_of: Callable[[str, str], int] | None = None,
                  units: Mapping[str, float] | None = None) -> None:
         self.codec, self.state, self.tensors = codec, state, tensors
@@ -138,7 +144,7 @@ class Coding:
         self.scales = numpy.asarray(
             numpy.zeros((count, 5)) if scales is None else scales,
             numpy.float32).reshape(count, 5)
-        self._units = units
+        self._units, self._format = units, format
         self._number = number
         self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
         self._findings = numpy.zeros((count, 4), numpy.int64)
@@ -148,9 +154,9 @@ class Coding:
         self._rows[:, _ELEMENTS] = [one.size for one in tensors.gradients]
         if units is None and tensors.xp is numpy:
             self._take_gradients()
-        self.tables = (number, rounding, format, codec.wire_dtype.itemsize,
-                       codec.grain, prescale, epsilon, self._rows,
-                       self.scales, self._findings)
+        self.tables = (number, rounding, format.number if format else 0,
+                       codec.wire_dtype.itemsize, codec.grain, prescale,
+                       epsilon, self._rows, self.scales, self._findings)
 
     def _take_gradients(self) -> None:
         tensors, rows = self.tensors, self._rows
@@ -196,14 +202,7 @@ class Coding:
         there = self._on_device(wire)
         out = output(self.tensors.xp, there)
         for index, entries in self._whole_tensors():
-            clipped, nonfinite = self.codec.encode_on_device(
-                self, index, out[entries])
-            gradient = self.tensors.gradients[index]
-            self._findings[index, :2] += clipped, gradient.size
-            if nonfinite:       # of a ratio, the parameter may be to blame
-                is_value = self._number == FP8 and bool(
-                    self.tensors.xp.isfinite(gradient).all())
-                self._findings[index, _BLAME] |= 2 if is_value else 1
+            self._encode_on_device(index, out[entries])
         download(out, there)
 
     def decode(self, wire: numpy.ndarray, start: int = 0) -> list[str]:
@@ -219,8 +218,7 @@ class Coding:
         else:
             there = upload_now(self.tensors.xp, self._on_device(wire))
             for index, entries in self._whole_tensors():
-                self._findings[index, _NONFINITE] += (
-                    self.codec.decode_on_device(self, index, there[entries]))
+                self._decode_on_device(index, there[entries])
         return self.nonfinite
 
     def decode_into(self, gradients: Sequence[Any]) -> None:
@@ -334,13 +332,48 @@ class Coding:
                     encoded[name] = encoded.get(name, 0) + counts[_ENCODED]
         found[:, :2] = 0
 
-    # --- details ------------------------------------------------------------
+    # --- on a GPU -----------------------------------------------------------
 
-    def _code(self, what: str, start: int, wire: Any, other: Any = None,
-              count: int = 0, means: Any = None) -> None:
-        _formats.code(what, self.tables, start, wire.view(numpy.uint8), other
-                      if other is None else other.view(numpy.uint8), count,
-                      means)
+    def _encode_on_device(self, index: int, out: Any) -> None:
+        tensors, codec = self.tensors, self.codec
+        gradient, name = tensors.gradients[index], tensors.names[index]
+        scale, *_, bound = self.scales[index].tolist()
+        residual = self.state.residual(
+            tensors.xp, GRADIENT, name, 0, gradient.size
+            ) if codec.error_feedback else None
+        clipped = 0
+        if self._number == FP8:
+            clipped, nonfinite = formats.ratio_encode(
+                gradient, tensors.parameters[index], out, scale=scale,
+                epsilon=self.epsilon, residual=residual, bound=bound,
+                rounding=formats.ROUNDINGS[self.tables[1]],
+                seed=self.seed_of(GRADIENT, name) if self.seed_of else 0)
+        elif self._format:
+            nonfinite = self._format.encode(gradient, out, factor=scale,
+                                            residual=residual)
+        else:
+            with numpy.errstate(over='ignore'):
+                out[...] = gradient * numpy.float32(self.prescale)
+            nonfinite = _count_nonfinite(out)
+        self._findings[index, :2] += clipped, gradient.size
+        if nonfinite:       # of a ratio, the parameter may be to blame
+            is_value = self._number == FP8 and bool(
+                tensors.xp.isfinite(gradient).all())
+            self._findings[index, _BLAME] |= 2 if is_value else 1
+
+    def _decode_on_device(self, index: int, wire: Any) -> None:
+        gradient, scale = (self.tensors.gradients[index],
+                           float(self.scales[index, 2]))
+        if self._number == FP8:
+            nonfinite = formats.ratio_decode(
+                wire, self.tensors.parameters[index], gradient, scale=scale,
+                epsilon=self.epsilon)
+        elif self._format:
+            nonfinite = self._format.decode(wire, gradient, factor=scale)
+        else:
+            gradient[...] = wire
+            nonfinite = _count_nonfinite(wire)
+        self._findings[index, _NONFINITE] += nonfinite
 
     def _on_device(self, wire: numpy.ndarray) -> numpy.ndarray:
         """A wire as it is on a GPU, where there are no records."""
@@ -352,6 +385,14 @@ class Coding:
         return ((index, slice(*offsets[index:index + 2]))
                 for index, gradient in enumerate(self.tensors.gradients)
                 if gradient.size)
+
+    # --- details ------------------------------------------------------------
+
+    def _code(self, what: str, start: int, wire: Any, other: Any = None,
+              count: int = 0, means: Any = None) -> None:
+        _formats.code(what, self.tables, start, wire.view(numpy.uint8), other
+                      if other is None else other.view(numpy.uint8), count,
+                      means)
 
     def _residual_of_mean(self, site: str, name: str, part: slice) -> Any:
         array = self.state.residual(numpy, site, name, part.start, part.stop)
@@ -389,6 +430,18 @@ def _keys(seed: int) -> int:
     """The two keys of random bits, as compiled code has them: low, high."""
     key0, key1 = formats.random_keys(seed)
     return key0 | (key1 - (key1 >> 31 << 32)) << 32
+
+
+def _count_nonfinite(values: Any) -> int:
+    """How many are not finite, or 0 without a look at each.
+
+    A sum is one fast pass and is never finite when an element is not; only
+    where it overflows by itself are the elements looked at.
+    """
+    with numpy.errstate(invalid='ignore', over='ignore'):
+        total = float(values.sum(dtype=numpy.float32))
+    return 0 if numpy.isfinite(total) else values.size - int(
+        array_module(values).isfinite(values).sum())
 
 
 def places(arrays: Sequence[Any], writeable: bool = False

@@ -46,7 +46,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import formats
-from .codec import GRADIENT, Codec, Part, State
+from .codec import Codec, Part, State
 from .coding import FP8, RELAY, Coding, Tensors, named_parts, tensors_of
 from .staging import array_module, to_host
 
@@ -67,7 +67,7 @@ class Fp8Ratio(Codec):
     """fp8 on the wire, scaled per tensor by the ratio to the parameter.
 
     Values are not checked here but where users give them, in
-    :class:`chainer_fp8pipe.communicators.options.Fp8Options`.
+    :class:`chainer_fp8pipe.communicators.options.Options`.
 
     Attributes:
         rounding: ``'nearest'``, ``'truncate'`` (the paper's) or
@@ -167,25 +167,6 @@ class Fp8Ratio(Codec):
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not ((wire & _EXPONENT) == _EXPONENT).any()
-
-    def encode_on_device(self, coding: Coding, tensor: int, out: Any
-                         ) -> tuple[int, int]:
-        tensors, name = coding.tensors, coding.tensors.names[tensor]
-        gradient = tensors.gradients[tensor]
-        return formats.ratio_encode(
-            gradient, tensors.parameters[tensor], out,
-            scale=float(coding.scales[tensor, 0]), epsilon=self.epsilon,
-            residual=coding.state.residual(
-                tensors.xp, GRADIENT, name, 0, gradient.size)
-            if self.error_feedback else None,
-            bound=float(coding.scales[tensor, 4]), rounding=self.rounding,
-            seed=coding.seed_of(GRADIENT, name) if coding.seed_of else 0)
-
-    def decode_on_device(self, coding: Coding, tensor: int, wire: Any) -> int:
-        return formats.ratio_decode(
-            wire, coding.tensors.parameters[tensor],
-            coding.tensors.gradients[tensor],
-            scale=float(coding.scales[tensor, 2]), epsilon=self.epsilon)
 
     def report(self, state: State) -> dict[str, TensorReport]:
         """Per tensor: q and the counts of clipped and encoded elements.

@@ -6,7 +6,7 @@ import sys
 from mpi4py import MPI
 
 from ..allreduce.aggregator import Aggregated, WorkerComm
-from ..allreduce.engine import Algorithm, Engine
+from ..allreduce.engine import Engine
 from ..allreduce.mpi_op import MpiOp
 from ..allreduce.plan import (
     LEVELS,
@@ -19,7 +19,7 @@ from ..allreduce.plan import (
 from ..mpi.placement import torus_shape
 from ..mpi.ranks import cores_each
 from ..report.stream import EventStream
-from .options import ExchangeOptions, Fp8Options
+from .options import Options
 
 # Frames of this many bytes are whole vectors.
 _WHOLE = 1 << 60
@@ -46,8 +46,8 @@ def gather_nodes(comm: MPI.Comm, node: int, local: int) -> Nodes:
     return tuple(map(tuple, found.values()))
 
 
-def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
-                   events: EventStream) -> Algorithm:
+def make_algorithm(comm: MPI.Comm, options: Options, nodes: Nodes,
+                   events: EventStream) -> Engine:
     """The algorithm for these ranks.
 
     Raises:
@@ -58,26 +58,29 @@ def make_algorithm(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
                      nodes if _two_levels(options, nodes) else None)
     form = options.partial_sums
     if form == 'auto':
-        form = 'float16' if isinstance(options, Fp8Options) else 'float32'
+        form = 'float16' if options.name.startswith('fp8') else 'float32'
     framing = Framing(options.frame_bytes or _WHOLE,
                       _IN_FLIGHT, form, options.shared_memory,
                       options.threads or min(cores_each(comm), _MOST_THREADS))
-    if options.algorithm == 'aggregator':
-        return _aggregated(comm, options, nodes, events, framing)
-    return Engine(comm, _plans(comm, options, nodes), events, framing)
-
-
-def _plans(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
-           ) -> tuple[Plan, ...]:
     if options.algorithm == 'torus2d':
-        return _torus(comm, options, nodes)
-    level = LEVELS[options.algorithm]
-    if _two_levels(options, nodes):
-        return (two_level('direct', level(len(nodes)), nodes),)
-    return (level(comm.size),)
+        return Engine(comm, _torus(comm, options, nodes), events, framing)
+    levels = _two_levels(options, nodes)
+    members = len(nodes) if levels else comm.size
+    plan = (aggregator(members, options.aggregators)
+            if options.algorithm == 'aggregator'
+            else LEVELS[options.algorithm](members))
+    if levels:
+        plan = two_level('direct', plan, nodes)
+    if options.algorithm != 'aggregator':
+        return Engine(comm, (plan,), events, framing)
+    if not isinstance(comm, WorkerComm) or comm.everyone is None:
+        raise ValueError(
+            f'these {comm.size} ranks have no aggregators; '
+            "algorithm='aggregator' is for create_communicator only")
+    return Aggregated(comm, (plan,), events, framing)
 
 
-def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
+def _torus(comm: MPI.Comm, options: Options, nodes: Nodes
            ) -> tuple[Plan, ...]:
     rows, columns = options.shape
     if (rows, columns) == (0, 0):
@@ -98,21 +101,7 @@ def _torus(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes
                    [rank for node in nodes for rank in node])
 
 
-def _aggregated(comm: MPI.Comm, options: ExchangeOptions, nodes: Nodes,
-                events: EventStream, framing: Framing) -> Aggregated:
-    if not isinstance(comm, WorkerComm) or comm.everyone is None:
-        raise ValueError(
-            f'these {comm.size} ranks have no aggregators; '
-            "algorithm='aggregator' is for create_communicator only")
-    if _two_levels(options, nodes):
-        plan = two_level('direct', aggregator(
-            len(nodes), options.aggregators), nodes)
-    else:
-        plan = aggregator(comm.size, options.aggregators)
-    return Aggregated(comm, (plan,), events, framing)
-
-
-def _two_levels(options: ExchangeOptions, nodes: Nodes) -> bool:
+def _two_levels(options: Options, nodes: Nodes) -> bool:
     sizes = _sizes(nodes)
     if options.two_level == 'yes' and len(sizes) > 1:
         raise ValueError(

@@ -14,17 +14,12 @@ from mpi4py import MPI
 from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
 from ..codecs.fp8_ratio import TensorReport
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
-from ..exchange.model_exchange import NonfiniteMean
+from ..exchange.model_exchange import ModelExchange, NonfiniteMean
 from ..exchange.reducer import Final, Reducer, threads_are_allowed
 from ..mpi.agreement import Signature, agree
 from ..report.stream import EventStream
 from .algorithms import gather_nodes, make_algorithm
-from .options import (
-    BlockOptions,
-    ExchangeOptions,
-    Fp8Options,
-    Int4Options,
-)
+from .options import Options
 
 
 class CodecCommunicator(MpiCommunicatorBase):
@@ -35,33 +30,32 @@ class CodecCommunicator(MpiCommunicatorBase):
 
     Args:
         mpi_comm: The ranks.
-        name: The communicator's name, e.g. ``'fp8'``.
         options: Checked options.
+        owns_mpi_comm: ``finalize`` frees ``mpi_comm``, too.
 
     Attributes:
+        name: The communicator's name, e.g. ``'fp8'``.
+        options: See above.
         events: Bytes and seconds of the exchanges so far, an
             :class:`~chainer_fp8pipe.report.stream.EventStream`.
     """
 
-    def __init__(self, mpi_comm: MPI.Comm, name: str,
-                 options: ExchangeOptions) -> None:
-        self.name = name
-        self.options = options
+    def __init__(self, mpi_comm: MPI.Comm, options: Options,
+                 owns_mpi_comm: bool = False) -> None:
+        self.name, self.options = options.name, options
         self.events = EventStream()
-        agree(mpi_comm, Signature({'communicator': f'{name} {options}'}),
+        agree(mpi_comm, Signature({'communicator': str(options)}),
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
-        self._owns_mpi_comm = False
+        self._owns_mpi_comm = owns_mpi_comm
         self._process = os.getpid()
         self._is_finalized = False
         nodes = gather_nodes(mpi_comm, self.inter_rank, self.intra_rank)
         self._node = next(node for node in nodes if mpi_comm.rank in node)
-        self._algorithm = make_algorithm(mpi_comm, options, nodes,
-                                         self.events)
         self._reducer = Reducer(
-            mpi_comm, self._algorithm, _codec(name, options, mpi_comm.rank),
-            getattr(options, 'warmup', 0), self.events, options.bucket_bytes,
-            options.nonfinite, options.check_every,
+            mpi_comm, make_algorithm(mpi_comm, options, nodes, self.events),
+            _codec(options, mpi_comm.rank), options.warmup, self.events,
+            options.bucket_bytes, options.nonfinite, options.check_every,
             _overlap(mpi_comm, options))
 
     # --- what ChainerMN's optimizers call -----------------------------------
@@ -137,12 +131,21 @@ class CodecCommunicator(MpiCommunicatorBase):
         """A communicator of the same kind for each ``color``.
 
         It starts afresh: warm-up, scales and residuals are its own.
+
+        Raises:
+            ValueError: The communicator has aggregators; the message says
+                what to do.
         """
-        options = dataclasses.replace(self.options, ranks_per_node=0,
-                                      shape=(0, 0))
-        part = type(self)(self.mpi_comm.Split(color, key), self.name, options)
-        part._owns_mpi_comm = True
-        return part
+        if self.options.algorithm == 'aggregator':
+            raise ValueError(
+                f'the aggregators serve all {self.size} workers together; '
+                'make a part of them a communicator without: '
+                'create_communicator(name, mpi_comm=comm.mpi_comm.Split('
+                'color, key))')
+        return type(self)(
+            self.mpi_comm.Split(color, key), dataclasses.replace(
+                self.options, ranks_per_node=0, shape=(0, 0)),
+            owns_mpi_comm=True)
 
     def finalize(self) -> None:
         """Frees what was allocated in MPI; call it on all ranks.
@@ -169,7 +172,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         """
         exchanges = self._reducer.exchanges
         if not exchanges:
-            return getattr(self.options, 'warmup', 0) > 0
+            return self.options.warmup > 0
         return any(exchange.current is not exchange.codec_state
                    for exchange in exchanges)
 
@@ -179,11 +182,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             TypeError: The codec is not fp8.
         """
-        self._reducer.complete()
         codec = self._reducer.codec
         if not isinstance(codec, Fp8Ratio):
             raise TypeError(f'communicator {self.name!r} has no fp8 codec')
-        exchange = self._reducer.known(model)
+        exchange = self._known(model)
         return codec.report(exchange.codec_state) if exchange else {}
 
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
@@ -192,29 +194,18 @@ class CodecCommunicator(MpiCommunicatorBase):
         By the parameter's name, as far as the codec has them: ``'q'``,
         ``'clipped'`` and ``'encoded'`` (see :class:`.TensorReport`), and
         ``'residual'``, the 2-norm of what error feedback keeps of this
-        rank's gradients.  Call it on all ranks, as with :meth:`report`.
+        rank's gradients, with their loss scale.  Call it on all ranks, as
+        with :meth:`report`.
         """
-        self._reducer.complete()
-        exchange = self._reducer.known(model)
-        if exchange is None:
-            return {}
-        kept = exchange.codec_state
-        codec = kept.codec
-        found: dict[str, dict[str, float]] = {}
-        if isinstance(codec, Fp8Ratio):
-            found = {name: {key: float(value) for key, value
-                            in report._asdict().items()}
-                     for name, report in codec.report(kept).items()}
-        for name, norm in kept.residual_norms().items():
-            found.setdefault(name, {})['residual'] = norm
-        return found
+        exchange = self._known(model)
+        return exchange.codec_state.health() if exchange else {}
 
     def sent_levels(self) -> dict[str, float]:
         """Which shares of the bytes it sends stay inside this rank's node.
 
         By ``'inside nodes'`` and ``'between nodes'``; they add up to 1.
         """
-        inside = self._algorithm.share_inside(
+        inside = self._reducer.algorithm.share_inside(
             set(self._node)) if self.size > 1 else 1.0
         return {'inside nodes': inside, 'between nodes': 1.0 - inside}
 
@@ -232,10 +223,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: There are several, and none is given.
         """
-        self._reducer.complete()
-        if model is None:
-            model = self._only_model()
-        exchange = None if model is None else self._reducer.known(model)
+        exchange = self._known(self._only_model() if model is None else model)
         return exchange.save() if exchange else {}
 
     def load_state(self, state: dict[str, numpy.ndarray],
@@ -252,14 +240,18 @@ class CodecCommunicator(MpiCommunicatorBase):
                 model is given, and there are several or none.
         """
         self._reducer.complete()
-        if model is None:
-            model = self._only_model()
+        model = self._only_model() if model is None else model
         if model is None:
             raise ValueError('no gradients have been averaged, so that it is '
                              'not known whose state this is; pass the model')
         self._reducer.load(model, state)
 
     # --- details ------------------------------------------------------------
+
+    def _known(self, model: chainer.Link | None) -> ModelExchange | None:
+        """What is known of a model, when its last update is done."""
+        self._reducer.complete()
+        return None if model is None else self._reducer.known(model)
 
     def _only_model(self) -> chainer.Link | None:
         models = [model for exchange in self._reducer.exchanges
@@ -311,12 +303,12 @@ def _diverged(model: chainer.Link, when: str) -> str:
     return ''
 
 
-def _codec(name: str, options: ExchangeOptions, rank: int) -> Codec:
-    if isinstance(options, BlockOptions):
-        return BlockScaled(
-            options.values if isinstance(options, Int4Options) else name,
-            error_feedback=options.error_feedback)
-    if not isinstance(options, Fp8Options):
+def _codec(options: Options, rank: int) -> Codec:
+    name = options.name
+    if name in ('int4', 'int5'):
+        return BlockScaled(options.values if name == 'int4' else name,
+                           options.error_feedback)
+    if not name.startswith('fp8'):
         return Cast('float16' if name == 'float16' else 'float32')
     return Fp8Ratio(
         rounding=options.rounding, period=options.period,
@@ -325,7 +317,7 @@ def _codec(name: str, options: ExchangeOptions, rank: int) -> Codec:
         error_feedback=options.error_feedback, seed=options.seed, rank=rank)
 
 
-def _overlap(comm: MPI.Comm, options: ExchangeOptions) -> bool | str:
+def _overlap(comm: MPI.Comm, options: Options) -> bool | str:
     if not options.overlap or threads_are_allowed(comm):
         return options.overlap
     if comm.rank == 0:

@@ -1,4 +1,12 @@
 """``create_communicator``: every communicator by its name."""
+# With algorithm='aggregator' the last ranks only sum (paper 003).  Tanaka et
+# al. put the sum into the network: a node between the workers adds frames as
+# they arrive and sends the mean back while the rest still comes.  Here this
+# node is a rank, on a host of its own or, better, one that has more links or a
+# faster one than a worker.  Such a rank never comes back to the program, so
+# that whoever had more to do with it would wait for ever: the stages of a
+# pipeline, for example, or a second communicator.  What is refused below is
+# refused for that.
 from __future__ import annotations
 
 from typing import Any
@@ -6,11 +14,18 @@ from typing import Any
 import chainermn
 from mpi4py import MPI
 
+from ..allreduce.aggregator import (
+    WorkerComm,
+    dismiss,
+    has_aggregators,
+    serve,
+)
 from ..mpi.abort import enter_world
+from ..mpi.agreement import Signature, agree
+from ..mpi.waiting import world_ranks
 from ..mpi.watch import updates, watch
-from . import aggregator_ranks
 from .codec_communicator import CodecCommunicator
-from .options import FAMILIES, make_options
+from .options import FAMILIES, Options, make_options
 
 #: ChainerMN's own communicators, and the options they take.
 CHAINERMN = {
@@ -20,6 +35,8 @@ CHAINERMN = {
 
 # chainermn.create_communicator may come to point here (``run``).
 _create_chainermn_communicator = chainermn.create_communicator
+# Ranks of COMM_WORLD that serve, or have served and are gone.
+_aggregators: set[int] = set()
 
 
 def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
@@ -37,9 +54,8 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
             ``'float32'``, or one of ChainerMN's: ``'naive'``,
             ``'flat'``, ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'``.
         mpi_comm: The ranks; default ``MPI.COMM_WORLD``.
-        options: See :class:`~.options.ExchangeOptions` and
-            :class:`~.options.Fp8Options`, :class:`~.options.BlockOptions` and
-            :class:`~.options.Int4Options`; for ChainerMN's own, ChainerMN's.
+        options: See :class:`~.options.Options`; for ChainerMN's own,
+            ChainerMN's.
 
     Returns:
         A ChainerMN communicator.  With ``algorithm='aggregator'`` it is one
@@ -69,9 +85,29 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         raise TypeError("mpi_comm must be an mpi4py communicator, not "
                         f'{mpi_comm!r}')
     mpi_comm = MPI.COMM_WORLD if mpi_comm is None else mpi_comm
-    aggregator_ranks.refuse_aggregators(mpi_comm)
-    if name in FAMILIES:
-        return _create(mpi_comm, name, options)
+    _refuse_aggregators(mpi_comm)
+    if name in CHAINERMN:
+        return _chainermns(name, mpi_comm, options)
+    checked = make_options(name, options)
+    if checked.algorithm != 'aggregator':
+        watch(mpi_comm)
+        return CodecCommunicator(mpi_comm, checked)
+    if mpi_comm.size < MPI.COMM_WORLD.size:
+        raise ValueError(
+            "algorithm='aggregator' takes its aggregators away from the "
+            'whole job, so it needs all ranks of it: mpi_comm has '
+            f'{mpi_comm.size} of {MPI.COMM_WORLD.size}; leave mpi_comm out, '
+            'or choose another algorithm')
+    number = mpi_comm.rank - mpi_comm.size + checked.aggregators
+    watch(mpi_comm, f'aggregator {number}' if number >= 0 else '')
+    communicator = with_aggregators(mpi_comm, checked)
+    if communicator is None:
+        raise SystemExit(0)
+    return communicator
+
+
+def _chainermns(name: str, mpi_comm: MPI.Comm, options: dict[str, Any]
+                ) -> Any:
     unknown = sorted(set(options) - set(CHAINERMN[name]))
     if unknown:
         known = ', '.join(CHAINERMN[name]) or 'none'
@@ -79,43 +115,75 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
                          f'{unknown[0]!r}; its options are: {known}')
     watch(mpi_comm)
     made = _create_chainermn_communicator(name, mpi_comm, **options)
-    made.__class__ = _counting(made.__class__)
-    return made
+    kind: Any = made.__class__
 
-
-def _counting(kind: Any) -> Any:
-    """A class of ChainerMN's whose communicators count updates.
-
-    So that a job that stands still is noticed.  What is split off such a
-    communicator is of the class, too.
-    """
     class Counting(kind):
+        """One that counts updates, so that a job that stands still is noticed.
+
+        What is split off such a communicator is of the class, too.
+        """
+
         def multi_node_mean_grad(self, model: Any, *args: Any,
                                  **kwargs: Any) -> None:
             super().multi_node_mean_grad(model, *args, **kwargs)
             updates.finished((id(self), id(model)))
     # Snapshots have the name of the communicator.
     Counting.__name__ = Counting.__qualname__ = kind.__name__
-    return Counting
+    made.__class__ = Counting
+    return made
 
 
-def _create(mpi_comm: MPI.Comm, name: str, given: dict[str, Any]
-            ) -> CodecCommunicator:
-    options = make_options(name, given)
-    workers = mpi_comm.size
-    if options.algorithm == 'aggregator':
-        aggregator_ranks.refuse_parts(mpi_comm)
-        workers -= options.aggregators
-    watch(mpi_comm, f'aggregator {mpi_comm.rank - workers}'
-          if mpi_comm.rank >= workers else '')
-    if workers == mpi_comm.size:
-        return CodecCommunicator(mpi_comm, name, options)
+# --- aggregators -------------------------------------------------------------
+
+def with_aggregators(mpi_comm: MPI.Comm, options: Options
+                     ) -> CodecCommunicator | None:
+    """Makes the last ranks aggregators; call it on all ranks.
+
+    Returns:
+        The communicator of the workers, on a worker; ``finalize`` lets the
+        aggregators leave, and so does the end of the program.  On an
+        aggregator None, as soon as the workers are done.
+
+    Raises:
+        ValueError: Options differ between ranks, or leave no worker, or
+            some rank has aggregators already; on all ranks.  Or they do not
+            fit the workers; on these, while aggregators return.
+    """
+    agree(mpi_comm, Signature({'communicator': str(options)}),
+          # One of them would serve here, and be missed there.
+          'this rank already works with aggregators, of another '
+          'communicator; finalize() that first' if has_aggregators() else '',
+          remedy='Pass the same name and options on all ranks.')
+    count = mpi_comm.size - options.aggregators
+    if count < 1:
+        raise ValueError(
+            f'aggregators={options.aggregators} leaves no worker of '
+            f'{mpi_comm.size} ranks; start more, or pass at most '
+            f'aggregators={mpi_comm.size - 1}' if mpi_comm.size > 1 else
+            "algorithm='aggregator' needs 2 ranks at least; start more")
+    _aggregators.update(world_ranks(mpi_comm)[count:])
+    everyone = mpi_comm.Dup()
+    if everyone.rank >= count:
+        everyone.Split(MPI.UNDEFINED)
+        serve(everyone)
+        return None
+    workers = WorkerComm(everyone.Split(0, everyone.rank))
+    workers.everyone = everyone
     try:
-        communicator = aggregator_ranks.divide(mpi_comm, name, options)
-    except aggregator_ranks.UnfitOptions:       # aggregators have left
-        aggregator_ranks.remember_aggregators(mpi_comm, workers)
+        return CodecCommunicator(workers, options, owns_mpi_comm=True)
+    except ValueError:      # as all workers have found
+        dismiss(everyone, count)
+        workers.Free()
         raise
-    if communicator is None:
-        raise SystemExit(0)
-    aggregator_ranks.remember_aggregators(mpi_comm, workers)
-    return communicator
+
+
+def _refuse_aggregators(mpi_comm: MPI.Comm) -> None:
+    """Raises an error instead of waiting for ranks that are aggregators."""
+    found = sorted(_aggregators.intersection(world_ranks(mpi_comm)))
+    if found:
+        raise ValueError(
+            f'{"ranks" if found[1:] else "rank"} '
+            f'{", ".join(map(str, found))} of the job only sum'
+            f'{"" if found[1:] else "s"} for the workers of an earlier '
+            "communicator (algorithm='aggregator') and cannot take part in "
+            'another one; pass its mpi_comm: mpi_comm=comm.mpi_comm')

@@ -8,21 +8,53 @@ from typing import Any
 
 from ..allreduce.plan import FORMS
 
+#: Names of this package's communicators, each with defaults of its own.
+FAMILIES: dict[str, dict[str, Any]] = {
+    'fp8': {},
+    'fp8_paper': {
+        'algorithm': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
+        'headroom': 1.0, 'error_feedback': False, 'bucket_bytes': 0},
+    'int4': {},
+    'int5': {},
+    'float16': {},
+    'float32': {},
+    'torus2d': {'algorithm': 'torus2d'},
+}
+_FP8 = 'fp8', 'fp8_paper'
+_BLOCKS = 'int4', 'int5'
+_BY_FRAMES = 'direct', 'ring', 'torus2d', 'aggregator'
+
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
-            low: float = -math.inf, high: float = math.inf) -> Any:
+            low: float = -math.inf, high: float = math.inf,
+            names: tuple[str, ...] = tuple(FAMILIES),
+            algorithms: tuple[str, ...] = (*_BY_FRAMES, 'mpi_op')) -> Any:
+    """An option that communicators of these names have.
+
+    Algorithms that are not among ``algorithms`` would silently do without it.
+    """
     return dataclasses.field(default=default, metadata={
-        'help': help, 'choices': choices, 'low': low, 'high': high})
+        'help': help, 'choices': choices, 'low': low, 'high': high,
+        'names': names, 'algorithms': algorithms})
 
 
 @dataclasses.dataclass(frozen=True)
-class ExchangeOptions:
-    """Options of every codec's communicator.
+class Options:
+    """Options of a communicator; those it has not got are not used.
+
+    All have ``algorithm``, ``shape``, ``aggregators``, ``partial_sums``,
+    ``frame_bytes``, ``threads``, ``bucket_bytes``, ``overlap``,
+    ``two_level``, ``ranks_per_node``, ``shared_memory``, ``nonfinite`` and
+    ``check_every``.  The names with ``fp8`` and ``int`` have ``warmup`` and
+    ``error_feedback``; those with ``fp8`` (the paper's names in brackets)
+    ``rounding``, ``period`` (N), ``quantile`` (Q), ``samples`` (R),
+    ``epsilon``, ``headroom`` and ``seed``; ``int4`` has ``values``.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
     """
 
+    name: str
     algorithm: str = _option(
         'direct', 'how bytes travel: every rank sums one piece (direct), sums '
         'go round a ring, or round the rows and columns of a torus, or ranks '
@@ -31,21 +63,22 @@ class ExchangeOptions:
         choices=('direct', 'ring', 'torus2d', 'aggregator', 'mpi_op'))
     shape: tuple[int, int] = _option(
         (0, 0), 'rows and columns of the torus; 0x0: one row per node, or '
-        'nearly square', low=0)
+        'nearly square', low=0, algorithms=('torus2d',))
     aggregators: int = _option(
         1, 'how many ranks, the last ones, sum for the others (aggregator)',
-        low=1)
+        low=1, algorithms=('aggregator',))
     partial_sums: str = _option(
         'auto', 'what sums travel in that others add to: in the format of '
         'the wire, in float16 or in float32; auto: fp8 sums in float16, '
-        'others in float32', choices=('auto', *FORMS))
+        'others in float32', choices=('auto', *FORMS), algorithms=_BY_FRAMES)
     frame_bytes: int = _option(
         3 << 14, 'bytes of a piece that is sent, summed and sent on by '
-        'itself; 0: all at once (store and forward)', low=0)
+        'itself; 0: all at once (store and forward)', low=0,
+        algorithms=_BY_FRAMES)
     threads: int = _option(
         0, 'threads of a rank that encode, sum and decode gradients; 0: as '
         'many as there are cores for each rank of its machine, at most 4',
-        low=0, high=256)
+        low=0, high=256, algorithms=_BY_FRAMES)
     bucket_bytes: int = _option(
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
@@ -57,14 +90,15 @@ class ExchangeOptions:
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: where '
         'there are several nodes with equally many ranks, more than one',
-        choices=('auto', 'yes', 'no'))
+        choices=('auto', 'yes', 'no'),
+        algorithms=('direct', 'ring', 'aggregator', 'mpi_op'))
     ranks_per_node: int = _option(
         0, 'pretend that so many consecutive ranks are one node; 0: nodes '
         'are told apart by host name', low=0)
     shared_memory: bool = _option(
         True, "ranks of a node read each other's memory in place of messages "
         'of MPI, where the system allows that (Linux)',
-        choices=(True, False))
+        choices=(True, False), algorithms=_BY_FRAMES)
     nonfinite: str = _option(
         'auto', 'what to do when the mean gradient is NaN or infinite: raise '
         'an error naming rank and parameter, pass it on, or auto: raise '
@@ -76,145 +110,89 @@ class ExchangeOptions:
         "parameter and of its optimizer's state) to the next, which raises an "
         'error naming parameter and ranks where they differ; 0: never',
         low=0)
+    warmup: int = _option(
+        100, 'updates in float32 before the first in the format', low=0,
+        names=(*_FP8, *_BLOCKS))
+    error_feedback: bool = _option(
+        True, 'add what an encoding lost to the next gradient',
+        choices=(True, False), names=(*_FP8, *_BLOCKS))
+    rounding: str = _option(
+        'nearest', 'how a number is made fp8',
+        choices=('nearest', 'truncate', 'stochastic'), names=_FP8)
+    period: int = _option(
+        100, 'updates from one choice of scales to the next (N)', low=1,
+        names=_FP8)
+    quantile: float = _option(
+        0.95, 'which quantile of |gradient / parameter| sets the scale (Q)',
+        low=0.0, high=1.0, names=_FP8)
+    samples: int = _option(
+        1024, 'elements the quantile is estimated from, at most (R)', low=1,
+        names=_FP8)
+    epsilon: float = _option(
+        1e-5, 'added to |parameter| before the division (epsilon)',
+        low=1e-30, high=1e30, names=_FP8)
+    headroom: float = _option(
+        4096.0, 'how far above the quantile values are clipped; the paper: 1',
+        low=1.0, high=2.0 ** 30, names=_FP8)
+    seed: int = _option(0, 'of sampling and stochastic rounding', low=0,
+                        names=_FP8)
+    values: str = _option(
+        'int4', 'which values 4 bits stand for: -7 to 7 (int4), or with an '
+        'exponent (e2m1), which loses less of small gradients',
+        choices=('int4', 'e2m1'), names=('int4',))
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for option, field in OPTIONS.items():
+            value = getattr(self, option)
             if allowed := _unless_allowed(field, value):
-                raise ValueError(
-                    f'{field.name} must be {allowed}, not {value!r}')
+                raise ValueError(f'{option} must be {allowed}, not {value!r}')
             # The same text on all ranks, whatever kind of number it is.
             kind: Any = type(field.default)
             if kind is tuple:
-                object.__setattr__(self, field.name, tuple(map(int, value)))
+                object.__setattr__(self, option, tuple(map(int, value)))
             elif kind in (int, float):
-                object.__setattr__(self, field.name, kind(value))
+                object.__setattr__(self, option, kind(value))
         if self.overlap and self.algorithm == 'mpi_op':
             raise ValueError(
                 "algorithm='mpi_op' can only wait for MPI; pass another one, "
                 'or overlap=False')
-
-
-@dataclasses.dataclass(frozen=True)
-class LossyOptions(ExchangeOptions):
-    """Options of every codec that loses something of most gradients.
-
-    Raises:
-        ValueError: A value is not allowed; the message says what is.
-    """
-
-    warmup: int = _option(
-        100, 'updates in float32 before the first in the format', low=0)
-    error_feedback: bool = _option(
-        True, 'add what an encoding lost to the next gradient',
-        choices=(True, False))
-
-
-@dataclasses.dataclass(frozen=True)
-class Fp8Options(LossyOptions):
-    """The fp8 codec's constants (the paper's names in brackets).
-
-    Raises:
-        ValueError: A value is not allowed; the message says what is.
-    """
-
-    rounding: str = _option(
-        'nearest', 'how a number is made fp8',
-        choices=('nearest', 'truncate', 'stochastic'))
-    period: int = _option(
-        100, 'updates from one choice of scales to the next (N)', low=1)
-    quantile: float = _option(
-        0.95, 'which quantile of |gradient / parameter| sets the scale (Q)',
-        low=0.0, high=1.0)
-    samples: int = _option(
-        1024, 'elements the quantile is estimated from, at most (R)', low=1)
-    epsilon: float = _option(
-        1e-5, 'added to |parameter| before the division (epsilon)',
-        low=1e-30, high=1e30)
-    headroom: float = _option(
-        4096.0, 'how far above the quantile values are clipped; the paper: 1',
-        low=1.0, high=2.0 ** 30)
-    seed: int = _option(0, 'of sampling and stochastic rounding', low=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockOptions(LossyOptions):
-    """Options of formats in which 32 elements share a scale.
-
-    Raises:
-        ValueError: A value is not allowed; the message says what is.
-    """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
         for option, value in (('algorithm', 'mpi_op'),
                               ('partial_sums', 'wire')):
-            if getattr(self, option) == value:
+            if self.name in _BLOCKS and getattr(self, option) == value:
                 raise ValueError(
                     f'{option}={value!r} makes sums in the format of the '
                     'wire, which blocks with a scale of their own have not; '
                     f'pass another {option}')
 
 
-@dataclasses.dataclass(frozen=True)
-class Int4Options(BlockOptions):
-    """Options of 4-bit formats.
-
-    Raises:
-        ValueError: A value is not allowed; the message says what is.
-    """
-
-    values: str = _option(
-        'int4', 'which values 4 bits stand for: -7 to 7 (int4), or with an '
-        'exponent (e2m1), which loses less of small gradients',
-        choices=('int4', 'e2m1'))
+#: Of all communicators, by name; the metadata has ``'help'`` and limits.
+OPTIONS = {field.name: field for field in dataclasses.fields(Options)
+           if field.metadata}
 
 
-#: Name of a communicator: its class of options and its own defaults.
-FAMILIES: dict[str, tuple[type[ExchangeOptions], dict[str, Any]]] = {
-    'fp8': (Fp8Options, {}),
-    'fp8_paper': (Fp8Options, {
-        'algorithm': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
-        'headroom': 1.0, 'error_feedback': False, 'bucket_bytes': 0}),
-    'int4': (Int4Options, {}),
-    'int5': (BlockOptions, {}),
-    'float16': (ExchangeOptions, {}),
-    'float32': (ExchangeOptions, {}),
-    'torus2d': (ExchangeOptions, {'algorithm': 'torus2d'}),
-}
+def options_of(name: str) -> list[str]:
+    """The options that communicator ``name`` has."""
+    return [option for option, field in OPTIONS.items()
+            if name in field.metadata['names']]
 
 
-_BY_FRAMES = 'direct', 'ring', 'torus2d', 'aggregator'
-
-# Algorithms that an option is for; others would silently do without it.
-_USERS = {
-    'shape': ('torus2d',),
-    'aggregators': ('aggregator',),
-    'two_level': ('direct', 'ring', 'aggregator', 'mpi_op'),
-    'partial_sums': _BY_FRAMES,
-    'frame_bytes': _BY_FRAMES,
-    'threads': _BY_FRAMES,
-    'shared_memory': _BY_FRAMES,
-}
-
-
-def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
+def make_options(name: str, given: dict[str, Any]) -> Options:
     """Checked options of communicator ``name``.
 
     Raises:
         ValueError: An option is unknown, its value is not allowed (the
             message lists what is), or the algorithm does not use it.
     """
-    options, defaults = FAMILIES[name]
-    known = [field.name for field in dataclasses.fields(options)]
+    known = options_of(name)
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(
             f'communicator {name!r} has no option {unknown[0]!r}; '
             f'its options are: {", ".join(known)}')
-    made = options(**{**defaults, **given})
+    exact = {} if 'warmup' in known else {'warmup': 0}
+    made = Options(name, **{**exact, **FAMILIES[name], **given})
     for option in given:
-        users = _USERS.get(option, (made.algorithm,))
+        users = OPTIONS[option].metadata['algorithms']
         if made.algorithm not in users:
             raise ValueError(
                 f'{option}={given[option]!r} does not go with '
@@ -229,8 +207,7 @@ def make_options(name: str, given: dict[str, Any]) -> ExchangeOptions:
 
 def without_warmup(name: str) -> dict[str, int]:
     """Options with which communicator ``name`` begins in its own format."""
-    return {'warmup': 0} if issubclass(FAMILIES[name][0],
-                                       LossyOptions) else {}
+    return {'warmup': 0} if 'warmup' in options_of(name) else {}
 
 
 def parse_option(name: str, option: str, text: str) -> Any:
@@ -242,11 +219,9 @@ def parse_option(name: str, option: str, text: str) -> Any:
     if name not in FAMILIES:
         raise ValueError(f'communicator {name!r} takes no options on the '
                          f'command line; these do: {", ".join(FAMILIES)}')
-    fields = {field.name: field
-              for field in dataclasses.fields(FAMILIES[name][0])}
-    if option not in fields:
+    if option not in options_of(name):
         make_options(name, {option: text})      # raises, listing the names
-    kind: Any = type(fields[option].default)
+    kind: Any = type(OPTIONS[option].default)
     if kind is tuple:
         rows, cross, columns = text.partition('x')
         if cross and rows.isdigit() and columns.isdigit():
@@ -254,7 +229,7 @@ def parse_option(name: str, option: str, text: str) -> Any:
         allowed = 'like 4x8'
     elif kind is bool:
         words = {str(choice).lower(): choice
-                 for choice in fields[option].metadata['choices']}
+                 for choice in OPTIONS[option].metadata['choices']}
         if text.lower() in words:
             return words[text.lower()]
         allowed = ' or '.join(words)

@@ -25,7 +25,6 @@ import dataclasses
 import functools
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -45,8 +44,13 @@ from chainer.optimizers import (
     sgd,
 )
 
-from ..intercept.access import add_hook, hook_of, remove_hook, without_hook
-from ..intercept.updates import ask_first, ask_no_more
+from ..intercept.access import (
+    UPDATES,
+    add_hook,
+    hook_in,
+    remove_hook,
+    without_hook,
+)
 
 #: Elements that are updated at a time: so many of the gradient, the parameter
 #: and what is in between stay in a core's cache, and take longer than the way
@@ -113,11 +117,8 @@ class DeferredUpdate:
         self._waiting = {id(parameter): _Waiting(name, parameter)
                          for name, parameter in parameters.items()}
         if self._waiting:
-            ask_first(_is_taken_over)
-            # Called once: when nothing waits, or nothing can access any more.
-            self._ask_no_more = weakref.finalize(
-                self, ask_no_more, _is_taken_over)
-            self._ask_no_more.atexit = False
+            # Ends when nothing waits, or nothing can access any more.
+            self._ask_no_more = UPDATES.hold(self)
         for one in self._waiting.values():
             add_hook(one.parameter, _OF_PARAMETERS, self, one)
             # Scripts clear gradients before the next forward pass.
@@ -233,13 +234,7 @@ class DeferredUpdate:
 
 def deferred(model: chainer.Link) -> DeferredUpdate | None:
     """The update of a model that waits for accesses; None: there is none."""
-    return next(filter(None, map(hook_of, model.params())), None)
-
-
-def _is_taken_over(optimizer: Any) -> bool:
-    """Whether an update that waits has taken this optimizer's over."""
-    waiting = deferred(optimizer.target)
-    return waiting is not None and waiting.adopt(optimizer)
+    return hook_in(model)
 
 
 # --- what is done when a mean is there ---------------------------------------

@@ -47,7 +47,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.engine import PARTS, Algorithm, Bucket
+from ..allreduce.engine import PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
 from ..mpi.agreement import Signature, agree, raised_by_all
 from ..mpi.waiting import give_way
@@ -165,7 +165,8 @@ class ModelExchange:
     def __init__(self, reference: weakref.ref[chainer.Link], reducer: Reducer
                  ) -> None:
         self.reference = reference
-        self._reducer: Any = weakref.proxy(reducer)     # no cycle
+        self._owner = weakref.ref(reducer)      # no cycle
+        self._reducer: Any = weakref.proxy(reducer)
         self._first = Cast('float32').init()
         self.number = -1
         self.codec_state = reducer.codec.init()
@@ -217,7 +218,7 @@ class ModelExchange:
         self.update.thaw()
         # What has been sent of an update stays where it is.
         self.update, self.failure = Update(), ''
-        self.queue: Algorithm | None = None
+        self.queue: Engine | None = None
         self._passes = LastBackward()
         self._follow({})
 
@@ -500,7 +501,7 @@ class ModelExchange:
         if self.deferred:
             return self._parameters     # an access would wait
         model = self.reference()
-        if model is None:
+        if model is None or self._owner() is None:
             return {}
         return {name: parameter
                 for name, parameter in distinct_parameters(model)

@@ -21,7 +21,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.engine import Algorithm
+from ..allreduce.engine import Engine
 from ..codecs import Codec
 from ..intercept import ready_gradients
 from ..mpi.watch import updates
@@ -60,7 +60,7 @@ class Reducer:
             own on each rank, so that each has its own.
     """
 
-    def __init__(self, comm: MPI.Comm, algorithm: Algorithm, codec: Codec,
+    def __init__(self, comm: MPI.Comm, algorithm: Engine, codec: Codec,
                  warm_up: int, events: EventStream, bucket_bytes: int,
                  nonfinite: str, check_every: int, overlap: bool | str
                  ) -> None:
@@ -202,7 +202,7 @@ class Reducer:
             ready_gradients.watch(exchange)
         return exchange
 
-    def unused_queue(self) -> Algorithm:
+    def unused_queue(self) -> Engine:
         """One of a model that is no more on any rank, or a new one."""
         if not self.overlap or self.algorithm.one_order:
             return self.algorithm

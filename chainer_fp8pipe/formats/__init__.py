@@ -323,19 +323,32 @@ def _loops(floats: dict[str, Any], codes: dict[str, Any], *,
         records: One of them.
         of: Their format.
     """
-    arrays = {**floats, **codes}
-    on_gpu = _are_on_gpu({**arrays, 'records': records} if of else arrays)
-    for name, array in arrays.items():
-        _check_layout(name, array, _FLOAT if name in floats else _CODE,
-                      () if of else None)
-    if len({array.size for array in arrays.values()}) > 1:
-        raise ValueError('arrays must have the same size, but ' + ', '.join(
-            f'{name} has {array.size}' for name, array in arrays.items()))
+    arrays = {**floats, **codes, **({'records': records} if of else {})}
+    on_gpu = _are_on_gpu(arrays)
+    row = () if of else None
+    wanted: dict[str, tuple[np.dtype, tuple[int, ...] | None]] = {
+        **dict.fromkeys(floats, (_FLOAT, row)),
+        **dict.fromkeys(codes, (_CODE, row))}
     if of:
-        _check_records(records, of, on_gpu, next(iter(floats.values())).size)
-        arrays['records'] = records
+        wanted['records'] = (_CODE, (of.nbytes,)) if on_gpu else (of.dtype, ())
+    for name, array in arrays.items():
+        _check_layout(name, array, *wanted[name])
+    sizes = {name: array.size for name, array in arrays.items()
+             if not of or name != 'records'}
+    size = next(iter(sizes.values()))
+    if set(sizes.values()) != {size}:
+        raise ValueError('arrays must have the same size, but ' + ', '.join(
+            f'{name} has {n}' for name, n in sizes.items()))
+    if of and records.shape[0] != -(-size // RECORD):
+        raise ValueError(f'{size} elements need {-(-size // RECORD)} '
+                         f'records, not {records.shape[0]}')
     for name in written:
-        _check_output(name, arrays, in_place, on_gpu)
+        if not on_gpu and not arrays[name].flags.writeable:
+            raise ValueError(f'{name} is written, but it is read-only')
+        for other, array in arrays.items():
+            if other != name and _overlap(
+                    arrays[name], array, other in in_place):
+                raise ValueError(f'{name} shares memory with {other}')
     if not on_gpu:
         return _formats
     from . import gpu
@@ -371,40 +384,14 @@ def _check_layout(name: str, array: Any, dtype: np.dtype,
                          'be C-contiguous')
 
 
-def _check_records(records: Any, of: RecordFormat, on_gpu: bool, size: int
-                   ) -> None:
-    """Checks records for so many elements."""
-    _check_layout('records', records, _CODE if on_gpu else of.dtype,
-                  (of.nbytes,) if on_gpu else ())
-    if records.shape[0] != -(-size // RECORD):
-        raise ValueError(f'{size} elements need {-(-size // RECORD)} '
-                         f'records, not {records.shape[0]}')
-
-
-def _check_output(name: str, arrays: dict[str, Any],
-                  in_place: Collection[str], on_gpu: bool) -> None:
-    """Checks that an array may be written, and is no other's memory."""
-    out = arrays[name]
-    if not on_gpu and not out.flags.writeable:
-        raise ValueError(f'{name} is written, but it is read-only')
-    for other, array in arrays.items():
-        if other != name and _overlap(out, array) and not (
-                other in in_place and out.nbytes == array.nbytes
-                and _address(out) == _address(array)):
-            raise ValueError(f'{name} shares memory with {other}')
-
-
-def _overlap(a: Any, b: Any) -> bool:
-    if not is_cupy(a):
-        return np.may_share_memory(a, b)
-    start, other = _address(a), _address(b)
-    return start < other + b.nbytes and other < start + a.nbytes
-
-
-def _address(array: Any) -> int:
-    interface = (array.__cuda_array_interface__ if is_cupy(array)
-                 else array.__array_interface__)
-    return interface['data'][0]
+def _overlap(out: Any, array: Any, in_place: bool) -> bool:
+    """Whether memory is shared; with ``in_place`` it may be the very array."""
+    (start, n), (other, m) = ((
+        (one.__cuda_array_interface__ if is_cupy(one)
+         else one.__array_interface__)['data'][0], one.nbytes)
+        for one in (out, array))
+    return (start < other + m and other < start + n and n * m > 0
+            and not (in_place and (start, n) == (other, m)))
 
 
 @functools.lru_cache(4096)

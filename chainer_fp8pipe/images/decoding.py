@@ -37,7 +37,7 @@ except ImportError:
     cykooz_resizer = None
 
 _log = logging.getLogger(__name__)
-_local = threading.local()      # a thread's decompressor and resizer
+_local = threading.local()      # a thread's resizer
 _told = threading.Event()
 
 #: As Pillow has it: a quarter of a gigabyte of pixels.
@@ -159,9 +159,6 @@ class Decoder:
     def __init__(self, name: str, max_pixels: int) -> None:
         self.name, self._max_pixels = name, max_pixels
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return create_decoder, (self.name, self._max_pixels)
-
     def size(self, data: bytes) -> tuple[int, int]:
         """Width and height, in pixels, from the header alone.
 
@@ -184,10 +181,8 @@ class Decoder:
         width, height, kind, usual = read_header(data, self._max_pixels)
         _check_box(plan, width, height)
         if usual and self.name == 'turbojpeg':
-            if not hasattr(_local, 'decompressor'):
-                _local.decompressor = libturbojpeg.Decompressor()
             shrink = shrink_for(plan)
-            pixels = _local.decompressor.decode(data, width, plan.box, shrink)
+            pixels = libturbojpeg.decode(data, width, plan.box, shrink)
             if pixels is not None:
                 return resize(pixels, plan, shrink, plan.box[0] // shrink,
                               plan.box[1] // shrink)

@@ -19,7 +19,6 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
-import weakref
 from ctypes import c_int, c_size_t, c_void_p
 
 import numpy
@@ -34,7 +33,6 @@ _UNIT_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
 # Columns at the left and right edge of a region may differ from those of the
 # whole image, as the chroma upsampling looks at their neighbours.
 _MARGIN = 2
-_KEPT_BYTES = 1 << 23   # scratch space of more is given back after use
 _NAMES = ('libturbojpeg.so.0', 'libturbojpeg.0.dylib', 'turbojpeg.dll')
 
 
@@ -57,51 +55,33 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-class Decompressor:
-    """One instance of the library; not for several threads at a time."""
+def decode(data: bytes | memoryview, width: int,
+           box: tuple[int, int, int, int], shrink: int
+           ) -> numpy.ndarray | None:
+    """Decodes a part of a JPEG; several threads may do so.
 
-    def __init__(self) -> None:
-        self._scratch = numpy.empty(0, numpy.uint8)
-        self._open()
+    Args:
+        data: The file.
+        width: Of the whole image, in pixels.
+        box: Left, top, width and height of the part, in pixels.
+        shrink: 1, 2, 4 or 8: how many pixels become one, in both directions.
 
-    def _open(self) -> None:
-        tj = library()
-        handle = tj and tj.tj3Init(_DECOMPRESS)
-        if not tj or not handle:
-            raise RuntimeError('no decompressor of libturbojpeg 3')
-        self._tj, self._handle = tj, handle
-        self._destroy = weakref.finalize(self, tj.tj3Destroy, handle)
+    Returns:
+        The pixels that cover the part, of shape (h, w, 3), uint8: columns
+        ``floor(left / shrink)`` to ``ceil((left + w) / shrink)`` of the
+        shrunk image, and rows likewise.  None if the library cannot decode
+        this file.
 
-    def decode(self, data: bytes | memoryview, width: int,
-               box: tuple[int, int, int, int], shrink: int
-               ) -> numpy.ndarray | None:
-        """Decodes a part of an image.
-
-        Args:
-            data: The file.
-            width: Of the whole image, in pixels.
-            box: Left, top, width and height of the part, in pixels.
-            shrink: 1, 2, 4 or 8: how many pixels become one, in both
-                directions.
-
-        Returns:
-            The pixels that cover the part, of shape (h, w, 3), uint8, valid
-            until the next call: columns ``floor(left / shrink)`` to
-            ``ceil((left + w) / shrink)`` of the shrunk image, and rows
-            likewise.  None if the library cannot decode this file.
-        """
-        self._is_sound = True
-        pixels = self._decode(data, width, box, shrink)
-        if pixels is None or not self._is_sound:
-            # After a damaged file an instance can refuse sound ones.
-            self._destroy()
-            self._open()
-        return pixels
-
-    def _decode(self, data: bytes | memoryview, width: int,
-                box: tuple[int, int, int, int], shrink: int
-                ) -> numpy.ndarray | None:
-        tj, handle = self._tj, self._handle
+    Raises:
+        RuntimeError: The library is not there, or has no memory.
+    """
+    tj = library()
+    # A new instance for each file, in some microseconds: one that has seen a
+    # damaged file can refuse sound ones.
+    handle = tj and tj.tj3Init(_DECOMPRESS)
+    if not tj or not handle:
+        raise RuntimeError('no decompressor of libturbojpeg 3')
+    try:
         file = numpy.frombuffer(data, numpy.uint8)
         source = file.ctypes.data, file.size
         if tj.tj3DecompressHeader(handle, *source):
@@ -119,21 +99,13 @@ class Decompressor:
                 or tj.tj3SetCroppingRegion(handle, _Region(
                     start, top, stop - start, bottom - top)):
             return None
-        pixels = self._space(bottom - top, stop - start)
-        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB):
-            self._is_sound = False
-            if tj.tj3GetErrorCode(handle) != _WARNING:
-                return None
+        pixels = numpy.empty((bottom - top, stop - start, 3), numpy.uint8)
+        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB) \
+                and tj.tj3GetErrorCode(handle) != _WARNING:
+            return None
         return pixels[:, left - start:right - start]
-
-    def _space(self, height: int, width: int) -> numpy.ndarray:
-        size = height * width * 3
-        scratch = self._scratch
-        if scratch.size < size:
-            scratch = numpy.empty(size, numpy.uint8)
-            if size <= _KEPT_BYTES:
-                self._scratch = scratch
-        return scratch[:size].reshape(height, width, 3)
+    finally:
+        tj.tj3Destroy(handle)
 
 
 def _in_wheel() -> list[str]:

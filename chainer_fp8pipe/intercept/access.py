@@ -1,27 +1,31 @@
-"""Access hooks: a call before some attributes of an object are read or set.
-
-An object with a hook gets a subclass of its class, in which these attributes
-are properties.  Neither Chainer's classes nor other objects are changed, so
-other packages' patches of the classes do not matter.  When the hook is
-removed, in any thread, the object has its own class back.  An object has one
-hook at a time.  If another package has meanwhile given the object a class
-derived from the subclass, the object keeps that class, and its properties
-call nothing until the next hook.
-"""
+"""Access hooks: a call before some attributes of an object are read or set."""
+# An object with a hook gets a subclass of its class, in which these attributes
+# are properties.  Neither Chainer's classes nor other objects are changed, so
+# other packages' patches of the classes do not matter.  When the hook is
+# removed, in any thread, the object has its own class back.  If another
+# package has meanwhile given the object a class derived from the subclass, the
+# object keeps that class, and its properties call nothing until the next hook.
 from __future__ import annotations
 
 import copy
 import functools
 from typing import Any, NamedTuple, Protocol
 
+import chainer
+
+from .patching import Patch
+
 _HOOK = '_access_hook'
 
 
 class AccessHook(Protocol):
-    """An object whose method runs before each access to another object."""
+    """Is told before each access to another object."""
 
     def before_access(self, subject: Any) -> None:
         """Prepares the subject; the access takes place afterwards."""
+
+    def adopt(self, optimizer: Any) -> bool:
+        """An optimizer is to update: whether the hook has it done later."""
 
 
 class _Call(NamedTuple):
@@ -65,6 +69,11 @@ def hook_of(owner: Any) -> Any:
     """The hook of an object; None if there is none."""
     found = vars(owner).get(_HOOK)
     return found.hook if found else None
+
+
+def hook_in(model: chainer.Link) -> Any:
+    """The hook of a model's parameters; None: they have none."""
+    return next(filter(None, map(hook_of, model.params())), None)
 
 
 def without_hook(owner: Any) -> Any:
@@ -126,3 +135,19 @@ def _hooked(kind: Any, attributes: tuple[str, ...]) -> type:
     return type(kind.__name__, (_Hooked, kind), {
         name: _Attribute(name, getattr(kind, name, None))
         for name in attributes})
+
+
+def _asking(original: Any) -> Any:
+    def update(self: Any, lossfun: Any = None, *args: Any,
+               **kwargs: Any) -> None:
+        hook = hook_in(self.target) if lossfun is None else None
+        if hook is None or not hook.adopt(self):
+            original(self, lossfun, *args, **kwargs)
+    return update
+
+
+#: Has optimizers ask the hook of their parameters before they update without
+#: a loss function: ``GradientMethod.update`` (Chainer 7.8.1,
+#: chainer/optimizer.py, line 857), which Chainer's optimizers inherit and
+#: ChainerMN's call.
+UPDATES = Patch(chainer.GradientMethod, 'update', _asking)

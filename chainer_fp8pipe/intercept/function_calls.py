@@ -1,25 +1,29 @@
-"""Has an interceptor see the calls of functions and links.
-
-While any thread is in a block of :func:`intercepting`, these of Chainer 7.8.1
-are replaced (see :class:`.Patch`): ``FunctionNode.apply``
-(chainer/function_node.py, line 242), which every function goes through,
-``Link.__call__`` (chainer/link.py, line 262), which every link goes through
-that has no ``__call__`` of its own (for those see :func:`hold_calls`),
-``Variable.backward`` and
-``unchain_backward`` (variable.py, lines 1490 and 1644), ``chainer.backward``
-(_backprop.py, line 15), ``chainer.grad`` (function_node.py, line 1013), and
-the cross entropy that is made of several functions
-(functions/loss/softmax_cross_entropy.py, line 390), none of which gets the
-labels as an input.  The replacements act in the thread of the block only;
-other threads call the originals.
-
-Another package's patch that was there before is the original that
-interceptors are given.  A patch that comes later is called first and stays;
-the interceptor sees the calls that it passes on.
-
-To install and remove the patches costs some 40 us, and after several hundred
-times Python 3.13 gets slower (see :class:`.Patch`); :func:`hold` saves both.
-"""
+"""Has an interceptor see the calls of functions and links."""
+# While any thread is in a block of `intercepting` or `creating`, these of
+# Chainer 7.8.1 are replaced (see `Patch`): `FunctionNode.apply`
+# (chainer/function_node.py, line 242), which every function goes through;
+# `Link.__call__` (chainer/link.py, line 262), which every link goes through
+# that has no `__call__` of its own (for those see `hold_calls`);
+# `Variable.backward` and `unchain_backward` (variable.py, lines 1490 and
+# 1644), `chainer.backward` (_backprop.py, line 15) and `chainer.grad`
+# (function_node.py, line 1013); the cross entropy that is made of several
+# functions (functions/loss/softmax_cross_entropy.py, line 390), none of which
+# gets the labels as an input; and `Parameter.__init__` and `initialize`
+# (variable.py, lines 1775 and 1906).  The replacements act in the thread of
+# the block only; other threads call the originals.
+#
+# While an object holds the patches, `chainer.functions.as_strided` finds an
+# array that came from another rank, too.  It reads the memory that an array is
+# a view of (functions/array/as_strided.py, function `_get_base_array`, line
+# 108), and what came in a message is a view of the message's bytes.
+#
+# Another package's patch that was there before is the original that
+# interceptors are given, and is called for every parameter that is made, and
+# for those that nobody else initializes.  A patch that comes later is called
+# first and stays; the interceptor sees the calls that it passes on.
+#
+# To install and remove the patches costs some 40 us, and after several hundred
+# times Python 3.13 gets slower (see `Patch`); `hold` saves both.
 from __future__ import annotations
 
 import contextlib
@@ -29,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import chainer
+from chainer.functions.array import as_strided
 
 from .patching import Current, Patch
 
@@ -37,12 +42,32 @@ from .patching import Current, Patch
 _FRAMES = 4
 
 
+class Creation:
+    """Is told when parameters are made and get their shape.
+
+    This one has Chainer draw the values, as usual.
+    """
+
+    #: Whether parameters are made without values, and :meth:`created` called.
+    creates = False
+
+    def created(self, parameter: chainer.Parameter, shape: Any) -> None:
+        """A parameter was made; its shape is None if it is not known yet."""
+
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        """A parameter gets its shape; False: Chainer is to draw values."""
+        return False
+
+
 class Interceptor:
     """Sees calls, and makes them or does something else.
 
     This one makes every call as Chainer does.  The calls that a method makes
     itself are intercepted, too, unless in a block of :func:`suspended`.
     """
+
+    #: Whether :meth:`call_link` is called.
+    sees_links = True
 
     def apply(self, node: chainer.FunctionNode, inputs: Any,
               original: Callable[..., Any]) -> Any:
@@ -67,6 +92,10 @@ class Interceptor:
         """A collective operation is started; see :class:`.Operation`."""
         return original()
 
+    def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
+        """See :meth:`Creation.initialize`; nobody else is asked then."""
+        return False
+
     def before_backward(self, outputs: Any) -> None:
         """``backward``, ``chainer.backward`` or ``chainer.grad`` begins.
 
@@ -80,7 +109,7 @@ class Interceptor:
         """A mean leaves out the places where the labels are this one."""
 
 
-_interceptor = Current()
+_interceptor, _creation = Current(), Current()
 
 
 @contextlib.contextmanager
@@ -94,7 +123,7 @@ def intercepting(interceptor: Interceptor) -> Iterator[None]:
         if _interceptor.now is None:
             stack.callback(sys.setrecursionlimit, limit)
             sys.setrecursionlimit(limit * _FRAMES)
-        for patch in _ALL:
+        for patch in _CALLS:
             stack.enter_context(patch)
         stack.enter_context(_interceptor.set_to(interceptor))
         yield
@@ -108,14 +137,21 @@ def suspended() -> contextlib.AbstractContextManager[None]:
     return _interceptor.set_to(None)
 
 
-def current() -> Interceptor | None:
-    """The interceptor of this thread's calls; None: there is none."""
+def current() -> Any:
+    """The :class:`Interceptor` of this thread's calls; None: there is none."""
     return _interceptor.now
+
+
+@contextlib.contextmanager
+def creating(creation: Creation) -> Iterator[None]:
+    """Has an object told of this thread's new parameters in a block."""
+    with _creation.set_to(creation), _INIT, _INITIALIZE:
+        yield
 
 
 def hold(owner: Any) -> None:
     """Keeps the patches installed as long as an object lives."""
-    for patch in _ALL:
+    for patch in (*_CALLS, _INIT, _MEMORY):
         patch.hold(owner)
 
 
@@ -140,6 +176,8 @@ def _own_call(kind: Any) -> Patch:
     return Patch(kind, '__call__', _call)
 
 
+# --- the replacements --------------------------------------------------------
+
 def _apply(original: Any) -> Any:
     def apply(self: Any, inputs: Any) -> Any:
         interceptor = _interceptor.now
@@ -152,7 +190,7 @@ def _apply(original: Any) -> Any:
 def _call(original: Any) -> Any:
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         interceptor = _interceptor.now
-        if interceptor is None:
+        if interceptor is None or not interceptor.sees_links:
             return original(self, *args, **kwargs)
         return interceptor.call_link(self, args, kwargs, original)
     return call
@@ -166,6 +204,14 @@ def _backward(original: Any) -> Any:
     return backward
 
 
+def _unchain(original: Any) -> Any:
+    def unchain_backward(self: Any) -> Any:
+        if _interceptor.now is not None:
+            _interceptor.now.before_unchain(self)
+        return original(self)
+    return unchain_backward
+
+
 def _cross_entropy(original: Any) -> Any:
     def loss(x: Any, t: Any, normalize: bool, class_weight: Any,
              ignore_label: int, reduce: str, *args: Any) -> Any:
@@ -176,19 +222,51 @@ def _cross_entropy(original: Any) -> Any:
     return loss
 
 
-def _unchain(original: Any) -> Any:
-    def unchain_backward(self: Any) -> Any:
-        if _interceptor.now is not None:
-            _interceptor.now.before_unchain(self)
-        return original(self)
-    return unchain_backward
+def _init(original: Any) -> Any:
+    def init(self: Any, initializer: Any = None, shape: Any = None,
+             name: Any = None, *, layout: Any = None) -> None:
+        creation: Creation | None = _creation.now
+        if (creation is None or not creation.creates
+                or isinstance(initializer, chainer.get_array_types())):
+            original(self, initializer, shape, name, layout=layout)
+            return
+        original(self, initializer, None, name, layout=layout)
+        creation.created(self, shape)
+    return init
 
 
-_ALL = (Patch(chainer.FunctionNode, 'apply', _apply),
-        Patch(chainer.Link, '__call__', _call),
-        Patch(chainer.Variable, 'backward', _backward),
-        Patch(chainer.Variable, 'unchain_backward', _unchain),
-        Patch(chainer, 'backward', _backward),
-        Patch(chainer, 'grad', _backward),
-        Patch(sys.modules[chainer.functions.softmax_cross_entropy.__module__],
-              '_double_backward_softmax_cross_entropy', _cross_entropy))
+def _initialize(original: Any) -> Any:
+    def initialize(self: Any, shape: Any) -> None:
+        asked = _creation.now if _interceptor.now is None else (
+            _interceptor.now)
+        if asked is None or not asked.initialize(self, shape):
+            original(self, shape)
+    return initialize
+
+
+def _base(original: Any) -> Any:
+    def base(array: Any) -> Any:
+        found = original(array)
+        if found.dtype == array.dtype:
+            return found
+        # Chainer's buffer must be contiguous: axes as they lie in memory.
+        order = sorted(range(array.ndim),
+                       key=lambda axis: -abs(array.strides[axis]))
+        whole = array.transpose(order)
+        return whole if whole.flags.c_contiguous else found
+    return base
+
+
+_INIT = Patch(chainer.Parameter, '__init__', _init)
+_INITIALIZE = Patch(chainer.Parameter, 'initialize', _initialize)
+_MEMORY = Patch(as_strided, '_get_base_array', _base)
+_CALLS = (
+    Patch(chainer.FunctionNode, 'apply', _apply),
+    Patch(chainer.Link, '__call__', _call),
+    Patch(chainer.Variable, 'backward', _backward),
+    Patch(chainer.Variable, 'unchain_backward', _unchain),
+    Patch(chainer, 'backward', _backward),
+    Patch(chainer, 'grad', _backward),
+    Patch(sys.modules[chainer.functions.softmax_cross_entropy.__module__],
+          '_double_backward_softmax_cross_entropy', _cross_entropy),
+    _INITIALIZE)

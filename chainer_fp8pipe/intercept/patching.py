@@ -12,21 +12,13 @@ _ABSENT: Any = object()
 
 
 class _Standing(NamedTuple):
-    """A replacement in its place.
+    """A replacement in its place."""
 
-    Attributes:
-        before: The owner's own attribute; ``_ABSENT``: it was inherited.
-        original: The owner's attribute, inherited or not.
-        made: What ``make`` returned.
-        replacement: What the attribute was set to.
-        target: Holds the function that the replacement calls.
-    """
-
-    before: Any
-    original: Any
-    made: Any
-    replacement: Any
-    target: list[Any]
+    before: Any         # the owner's own attribute, or _ABSENT
+    original: Any       # the attribute, inherited or not
+    made: Any           # what ``make`` has returned
+    replacement: Any    # what the attribute was set to
+    target: list[Any]   # the function that the replacement calls
 
 
 class Current(threading.local):
@@ -100,10 +92,16 @@ class Patch:
             if not self._users:
                 self._take_off()
 
-    def hold(self, owner: Any) -> None:
-        """Installs the patch for as long as an object lives."""
+    def hold(self, owner: Any) -> weakref.finalize:
+        """Installs the patch for as long as an object lives.
+
+        Returns:
+            Ends that earlier, when it is called.
+        """
         self.install()
-        weakref.finalize(owner, self.remove)
+        end = weakref.finalize(owner, self.remove)
+        end.atexit = False
+        return end
 
     def __enter__(self) -> None:
         self.install()
@@ -147,3 +145,51 @@ def _calling(target: list[Any], original: Any) -> Any:
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return target[0](*args, **kwargs)
     return replacement
+
+
+class AroundCalls:
+    """Does something around calls of some objects' methods.
+
+    Methods are replaced in the object's class, where they pass calls of
+    other objects on; an attribute of the object itself would go along into
+    its copies.
+    """
+
+    def __init__(self) -> None:
+        self._patches: list[Patch] = []
+
+    def add(self, wanted: Any, name: str,
+            around: Callable[[], contextlib.AbstractContextManager]) -> bool:
+        """Makes each call of a method in a ``with`` block.
+
+        Args:
+            wanted: The object, or a class for all of its instances.
+            name: Of the method.
+            around: Makes the block.
+
+        Returns:
+            Whether that is possible; classes in C cannot be changed.
+        """
+        owner = wanted if isinstance(wanted, type) else type(wanted)
+        if not callable(getattr(owner, name, None)):
+            return False
+
+        def make(original: Callable) -> Callable:
+            def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if owner is not wanted and self is not wanted:
+                    return original(self, *args, **kwargs)
+                with around():
+                    return original(self, *args, **kwargs)
+            return call
+        patch = Patch(owner, name, make)
+        try:
+            patch.install()
+        except TypeError:
+            return False
+        self._patches.append(patch)
+        return True
+
+    def remove(self) -> None:
+        """Ends all that :meth:`add` has begun."""
+        while self._patches:
+            self._patches.pop().remove()

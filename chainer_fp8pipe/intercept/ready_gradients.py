@@ -1,32 +1,30 @@
-"""Says when a parameter's gradient is final, while backward still runs.
-
-Chainer writes the gradients of parameters at the very end of a backward pass.
-Until then a table has them; each function that a variable goes into asks the
-table for the variable's gradients once.  So this module counts these functions
-in the graph when a pass begins, and looks into the table when the last of them
-is through: the gradient there is the one that Chainer will write.
-
-The gradient of a layer's weights is computed before that of the layer's input,
-so that it can travel while the pass goes on to the layers below (Oh et al.,
-"Out-of-Order BackProp", EuroSys 2022).
-
-Passes inside another one (``F.forget``) are not watched.
-
-From the first :func:`watch` to the last :func:`unwatch`, two names of
-``chainer._backprop`` (Chainer 7.8.1) are replaced (see :class:`.Patch`):
-``_backprop_to_all`` (chainer/_backprop.py, line 146), which all backward
-passes but ``chainer.grad`` go through, and ``_backprop_utils`` (line 9), from
-which that loop takes its table (line 167) and its step (line 225).  Another
-package's loop and step are called; another package's table is used in passes
-that concern no watcher.  Each thread has passes of its own, and watchers may
-come and go in any thread.
-"""
+"""Says when a parameter's gradient is final, while backward still runs."""
+# Chainer writes the gradients of parameters at the very end of a backward
+# pass. Until then a table has them; each function that a variable goes into
+# asks the table for the variable's gradients once.  So this module counts
+# these functions in the graph when a pass begins, and looks into the table
+# when the last of them is through: the gradient there is the one that Chainer
+# will write.
+#
+# The gradient of a layer's weights is computed before that of the layer's
+# input, so that it can travel while the pass goes on to the layers below (Oh
+# et al., "Out-of-Order BackProp", EuroSys 2022).
+#
+# Passes inside another one (`F.forget`) are not watched.
+#
+# From the first `watch` to the last `unwatch`, two names of
+# `chainer._backprop` (Chainer 7.8.1) are replaced (see `Patch`):
+# `_backprop_to_all` (chainer/_backprop.py, line 146), which all backward
+# passes but `chainer.grad` go through, and `_backprop_utils` (line 9), from
+# which that loop takes its table (line 167) and its step (line 225).  Another
+# package's loop and step are called; another package's table is used in passes
+# that concern no watcher.  Each thread has passes of its own, and watchers may
+# come and go in any thread.
 from __future__ import annotations
 
-import collections
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Hashable, Mapping
+from typing import Any, Protocol
 
 import chainer
 from chainer import _backprop, _backprop_utils
@@ -64,44 +62,41 @@ class Watcher(Protocol):
         """The array is the one that will be the parameter's ``grad``."""
 
 
-class _Watchers:
-    """The watchers of all threads; thread-safe."""
-
-    def __init__(self) -> None:
-        self.present: tuple[Watcher, ...] = ()
-        self.count = 0
-        self._lock = threading.Lock()
-
-    def add(self, watcher: Watcher) -> None:
-        """Tells a watcher, from now on, of passes through its parameters."""
-        with self._lock:
-            if not self.present:
-                for patch in _PATCHES:
-                    patch.install()
-            self.present += watcher,
-            self.count += 1
-
-    def remove(self, watcher: Watcher) -> None:
-        """Stops telling a watcher of passes."""
-        with self._lock:
-            before, self.present = self.present, tuple(
-                other for other in self.present if other is not watcher)
-            if before and not self.present:
-                for patch in _PATCHES:
-                    patch.remove()
-
-
 class _Thread(threading.local):
     """The pass that this thread is in."""
 
     inside = False
-    reports: _Reports | None = None
+    uses: Nodes = {}                    # of what is to be reported
+    told: Mapping[Any, list[tuple[Watcher, str]]] = {}
     table: _Table | None = None
 
 
-_watchers = _Watchers()
 _thread = _Thread()
-watch, unwatch = _watchers.add, _watchers.remove
+_watchers: tuple[Watcher, ...] = ()
+_count = 0                              # of watchers so far
+_lock = threading.Lock()
+
+
+def watch(watcher: Watcher) -> None:
+    """Tells a watcher, from now on, of passes through its parameters."""
+    global _watchers, _count
+    with _lock:
+        if not _watchers:
+            for patch in _PATCHES:
+                patch.install()
+        _watchers += watcher,
+        _count += 1
+
+
+def unwatch(watcher: Watcher) -> None:
+    """Stops telling a watcher of passes."""
+    global _watchers
+    with _lock:
+        before, _watchers = _watchers, tuple(
+            other for other in _watchers if other is not watcher)
+        if before and not _watchers:
+            for patch in _PATCHES:
+                patch.remove()
 
 
 class unwatched:
@@ -117,15 +112,15 @@ class unwatched:
 def _reporting(original: Any) -> Any:
     """Chainer's loop, which tells the watchers of its passes."""
     def backprop(outputs: Any, retain_grad: bool, loss_scale: Any) -> None:
-        if _thread.inside or not _watchers.present:
+        if _thread.inside or not _watchers:
             original(outputs, retain_grad, loss_scale)
             return
         with unwatched():
-            _thread.reports = _begin(outputs, loss_scale)
+            _begin(outputs, loss_scale)
             try:
                 original(outputs, retain_grad, loss_scale)
             finally:
-                _thread.reports = _thread.table = None
+                _thread.uses, _thread.told, _thread.table = {}, {}, None
     return backprop
 
 
@@ -139,10 +134,10 @@ class _Namespace:
         self._original = original
 
     def GradTable(self, **options: Any) -> Any:
-        reports, _thread.reports = _thread.reports, None
-        if reports is None:
+        uses, _thread.uses = _thread.uses, {}
+        if not uses:
             return self._original.GradTable(**options)
-        _thread.table = _Table(reports, **options)
+        _thread.table = _Table(uses, **options)
         return _thread.table
 
     def backprop_step(self, function: Any, indexes: tuple[int, ...],
@@ -169,24 +164,12 @@ _PATCHES = (Patch(_backprop, '_backprop_to_all', _reporting),
             Patch(_backprop, '_backprop_utils', _Namespace))
 
 
-class _Reports(NamedTuple):
-    """Which watchers to tell of a variable, by its node."""
-
-    uses: Nodes
-    names: dict[Any, list[tuple[Watcher, str]]]
-
-    def final(self, node: Any, gradient: Any) -> None:
-        for watcher, name in self.names[node]:
-            watcher.final(name, gradient)
-
-
 class _Table(_backprop_utils.GradTable):
     """Chainer's table of gradients, which reports the final ones."""
 
-    def __init__(self, reports: _Reports, **options: Any) -> None:
+    def __init__(self, uses: Nodes, **options: Any) -> None:
         super().__init__(**options)
-        self._reports = reports
-        self._uses = dict(reports.uses)
+        self._uses = uses
         self._through: list[Any] = []
 
     def get_as_list(self, node: Any) -> Any:
@@ -211,20 +194,21 @@ class _Table(_backprop_utils.GradTable):
             # As pop will do at the end: the sum is made once only.
             gradient = _backprop_utils._reduce(gradients)
             if gradient is not None:
-                self._reports.final(leaf, gradient.raw_array)
+                for watcher, name in _thread.told[leaf]:
+                    watcher.final(name, gradient.raw_array)
 
     def pop(self, node: Any) -> Any:
         self.report()
         return super().pop(node)
 
 
-def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
-    """Asks the watchers about this pass; None: none wants reports."""
+def _begin(outputs: Any, loss_scale: Any) -> None:
+    """Asks the watchers about this pass, and notes who is to be told."""
     names: dict[Any, list[tuple[Watcher, str]]] = {}
-    for watcher in _watchers.present:
+    for watcher in _watchers:
         for name, parameter in watcher.parameters().items():
             names.setdefault(parameter.node, []).append((watcher, name))
-    uses, strangers = _count_uses((node for node, _ in outputs), names)
+    uses, strangers = _count_uses([node for node, _ in outputs], names)
     reached: dict[int, set[str]] = {}
     for node in uses:
         for watcher, name in names[node]:
@@ -233,46 +217,39 @@ def _begin(outputs: Any, loss_scale: Any) -> _Reports | None:
     if len(reached) > 1 or strangers:
         # Both losses of a GAN go through both models, but not equally often.
         kind = kind, strangers, tuple(uses.get(node, 0) for node in names)
-    wanted = {id(watcher) for watcher in _watchers.present
+    wanted = {id(watcher) for watcher in _watchers
               if id(watcher) in reached and watcher.begin(
-                  reached[id(watcher)], kind, _watchers.count, loss_scale)}
-    told = {node: entries for node in uses if (entries := [
+                  reached[id(watcher)], kind, _count, loss_scale)}
+    _thread.told = {node: entries for node in uses if (entries := [
         entry for entry in names[node] if id(entry[0]) in wanted])}
-    return (_Reports({node: uses[node] for node in told}, told) if told
-            else None)
+    _thread.uses = {node: uses[node] for node in _thread.told}
 
 
-def _count_uses(outputs: Iterable[Any], wanted: Mapping[Any, Any]
+def _count_uses(outputs: list[Any], wanted: Mapping[Any, Any]
                 ) -> tuple[Nodes, int]:
     """How many functions between the outputs and each wanted node use it.
 
     Also returns how many parameters are not watched.
     """
-    uses: Nodes = collections.Counter()
-    outputs, strangers = list(outputs), set()
-    for node in _inputs([node.creator_node for node in outputs
-                         if node.creator_node is not None]):
-        if node in wanted:
-            uses[node] += 1
-        elif isinstance(node.get_variable_or_none(), chainer.Parameter):
-            strangers.add(node)
-    for node in outputs:
-        if node.creator_node is None:   # gets a gradient from elsewhere, too
-            uses.pop(node, None)
-    return dict(uses), len(strangers)
-
-
-def _inputs(functions: list[Any]) -> Iterator[Any]:
-    """The graph's leaves, each as often as there are functions of it."""
-    waiting = list(functions)
+    uses: Nodes = {}
+    strangers = set()
+    waiting = [node.creator_node for node in outputs
+               if node.creator_node is not None]
     seen = set(waiting)
     while waiting:
         for node in set(waiting.pop().inputs):
             function = node.creator_node
             if not node.requires_grad:
                 continue
-            if function is None:
-                yield node
-            elif function not in seen:
-                seen.add(function)
-                waiting.append(function)
+            if function is not None:
+                if function not in seen:
+                    seen.add(function)
+                    waiting.append(function)
+            elif node in wanted:
+                uses[node] = uses.get(node, 0) + 1
+            elif isinstance(node.get_variable_or_none(), chainer.Parameter):
+                strangers.add(node)
+    for node in outputs:
+        if node.creator_node is None:   # gets a gradient from elsewhere, too
+            uses.pop(node, None)
+    return uses, len(strangers)

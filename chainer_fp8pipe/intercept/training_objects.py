@@ -69,6 +69,22 @@ class Originals:
     make_evaluator = evaluate = save = load = _original
 
 
+#: What is replaced, by the substitute's method.
+_METHODS = (
+    (StandardUpdater, '__init__', 'make_updater'),
+    (MultiprocessParallelUpdater, '__init__', 'make_updater'),
+    (StandardUpdater, 'update', 'update'),
+    (chainer.GradientMethod, 'update', 'update_optimizer'),
+    (chainer.training.Trainer, '__init__', 'make_trainer'),
+    (chainer.training.Trainer, 'extend', 'extend'),
+    (chainer.training.Trainer, 'run', 'run_trainer'),
+    (Evaluator, '__init__', 'make_evaluator'),
+    (Evaluator, 'evaluate', 'evaluate'))
+_FILES = tuple((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
+               for kind, home in (('npz', npz), ('hdf5', hdf5))
+               for owner in (chainer.serializers, home))
+
+
 @contextlib.contextmanager
 def substituting(substitute: Originals) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
@@ -86,29 +102,16 @@ def substituting(substitute: Originals) -> Iterator[None]:
             finally:
                 inside.now = False
         return call
+
     def changes(act: str) -> bool:
         return getattr(type(substitute), act, None) is not Originals._original
 
     with contextlib.ExitStack() as stack:
-        for owner, name, act in (
-                (StandardUpdater, '__init__', 'make_updater'),
-                (StandardUpdater, 'update', 'update'),
-                (chainer.GradientMethod, 'update', 'update_optimizer'),
-                (MultiprocessParallelUpdater, '__init__', 'make_updater'),
-                (chainer.training.Trainer, '__init__', 'make_trainer'),
-                (chainer.training.Trainer, 'extend', 'extend'),
-                (chainer.training.Trainer, 'run', 'run_trainer'),
-                (Evaluator, '__init__', 'make_evaluator'),
-                (Evaluator, 'evaluate', 'evaluate')):
-            if changes(act):
-                stack.enter_context(Patch(owner, name, functools.partial(
-                    functools.partial, getattr(substitute, act))))
-        for verb in filter(changes, ('save', 'load')):
-            for kind, home in ('npz', npz), ('hdf5', hdf5):
-                for owner in chainer.serializers, home:
-                    stack.enter_context(Patch(
-                        owner, f'{verb}_{kind}', functools.partial(
-                            outermost, getattr(substitute, verb))))
+        for places, make in (_METHODS, functools.partial), (_FILES, outermost):
+            for owner, name, act in places:
+                if changes(act):
+                    stack.enter_context(Patch(owner, name, functools.partial(
+                        make, getattr(substitute, act))))
         yield
 
 

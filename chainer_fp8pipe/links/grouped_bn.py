@@ -44,7 +44,7 @@ class GroupedBatchNormalization(chainer.links.BatchNormalization):
 
     Args:
         size: As in Chainer, like all but ``group``.
-        group: The ranks; see :class:`chainer_fp8pipe.mpi.groups.Group`.
+        group: The ranks; see :class:`chainer_fp8pipe.mpi.grid.Group`.
 
     Attributes:
         group_elements: Elements per channel in the group's last batch.

@@ -1,10 +1,11 @@
 """All ranks agree on what they do and hold, or all raise the same error."""
 # A rank that raises alone leaves the others in a collective call for ever.  So
 # whatever may fail on one rank is done between two agreements: each rank says
-# what it is about to do, as a digest of 63 bits, or that it has failed, as -1.
-# One all-reduce of the largest and the smallest tells whether all say the
-# same; only where they do not, an all-gather of the texts finds out who says
-# what, and all raise the same error.  What is reduced is smaller than a packet
+# what it is about to do, as a digest of 63 bits, or that it has failed, as a
+# number that no digest is.  One all-reduce of the largest and the smallest
+# tells whether all say the same; only where they do not, or all have failed,
+# an all-gather of the texts finds out who says what, and all raise the same
+# error.  What is reduced is smaller than a packet
 # of any network, so that an agreement costs as much as a barrier.
 from __future__ import annotations
 
@@ -24,6 +25,10 @@ _Error = TypeVar('_Error', bound=BaseException)
 #: Waits until a function returns a true value, or raises: MPI's own waits
 #: would keep the core from other ranks and threads, and hear of no failure.
 Waiter = Callable[[Callable[[], bool]], object]
+
+
+# What a rank says that has failed.
+_PROBLEM = (1 << 64) - 1
 
 
 class Signature:
@@ -73,12 +78,8 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
     Raises:
         error: The message names the ranks and the entry.
     """
-    number = -1 if problem else signature.number
-    extremes = numpy.array([number, -number], numpy.int64)
-    wait(HeldRequest(
-        comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MAX), extremes).test)
-    largest, smallest = int(extremes[0]), -int(extremes[1])
-    if smallest != largest or largest < 0:
+    if not are_equal(comm, _PROBLEM if problem else signature.number,
+                     wait) or problem:
         raise raised_by_all(error(_explain(
             all_values(comm, (problem, signature), wait), remedy)))
 

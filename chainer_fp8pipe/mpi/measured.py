@@ -136,16 +136,12 @@ def measure_links(comm: MPI.Comm) -> tuple[float, float]:
         Seconds of a short message and bytes per second, the same on all
         ranks; of one rank 0 and infinity.
     """
-    found = [(0.0, float('inf'))]
-    for first in (0, 1):
-        _meet(comm)
-        lower = comm.rank - (comm.rank - first) % 2
-        if first <= lower < comm.size - 1:
-            found += [pair[2:] for pair in _to_and_fro(comm, lower,
-                                                       lower + 1)]
-    latencies, bandwidths = zip(*found, strict=True)
-    return (comm.allreduce(max(latencies), MPI.MAX),
-            comm.allreduce(min(bandwidths), MPI.MIN))
+    mine = _speeds(comm, [[(rank, rank + 1) for rank in range(
+        first, comm.size - 1, 2)] for first in (0, 1)])
+    every = [(0.0, float('inf')), *(pair[2:] for pairs in comm.allgather(mine)
+                                    for pair in pairs)]
+    latencies, bandwidths = zip(*every, strict=True)
+    return max(latencies), min(bandwidths)
 
 
 def measure_pairs(comm: MPI.Comm, hosts: Sequence[str]) -> list[PairSpeed]:
@@ -164,13 +160,8 @@ def measure_pairs(comm: MPI.Comm, hosts: Sequence[str]) -> list[PairSpeed]:
         which the rank has sent.
     """
     ranks = [hosts.index(host) for host in dict.fromkeys(hosts)]
-    found = []
-    for pairs in rounds(len(ranks)):
-        for one, other in pairs:
-            ends = sorted((ranks[one], ranks[other]))
-            if comm.rank in ends:
-                found += _to_and_fro(comm, *ends)
-        _meet(comm)
+    found = _speeds(comm, [[(ranks[one], ranks[other]) for one, other in pairs]
+                           for pairs in rounds(len(ranks))])
     everyone = comm.gather(found)
     return (found if everyone is None
             else [pair for pairs in everyone for pair in pairs])
@@ -190,25 +181,25 @@ def rounds(count: int) -> Iterator[list[tuple[int, int]]]:
         players.insert(1, players.pop())
 
 
-def _meet(comm: MPI.Comm) -> None:
-    """A barrier; MPI's own would keep the core from ranks that still work."""
-    wait_until(comm.Ibarrier().Test)
-
-
-def _to_and_fro(comm: MPI.Comm, *ends: int) -> list[PairSpeed]:
-    """First one end sends, then the other; the speed that this rank has."""
+def _speeds(comm: MPI.Comm, rounds: Iterable[Sequence[tuple[int, int]]]
+            ) -> list[PairSpeed]:
+    """Measures pairs, those of a round at a time: what this rank has sent."""
     found = []
-    for source, target in (ends, ends[::-1]):
-        if comm.rank == source:
-            short, long = (
-                2 * best_trip(_ask(comm, target, size, goes_on)).error
-                for size, goes_on in ((_SMALL, _goes_on_short),
-                                      (_LARGE, _goes_on_long)))
-            found.append(PairSpeed(source, target, short / 2,
-                                   _LARGE / max(long - short, 1e-9)))
-        else:
-            for size in (_SMALL, _LARGE):
-                _answer(comm, source, size)
+    for pairs in rounds:
+        # MPI's own barrier would keep the core from ranks that still work.
+        wait_until(comm.Ibarrier().Test)
+        for one, other in map(sorted, pairs):
+            for source, target in ((one, other), (other, one)):
+                if comm.rank == source:
+                    short, long = (
+                        2 * best_trip(_ask(comm, target, size, goes_on)).error
+                        for size, goes_on in ((_SMALL, _goes_on_short),
+                                              (_LARGE, _goes_on_long)))
+                    found.append(PairSpeed(source, target, short / 2,
+                                           _LARGE / max(long - short, 1e-9)))
+                elif comm.rank == target:
+                    for size in (_SMALL, _LARGE):
+                        _answer(comm, source, size)
     return found
 
 

@@ -2,18 +2,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 from chainer.dataset import convert
-from chainer.training.updaters import StandardUpdater
-from mpi4py import MPI
 
 from ..chains import nested
-from ..mpi.grid import ProcessGrid
-from ..mpi.ranks import once
-from ..training.replica_updater import ReplicaUpdater
-from ..training.unmodified.dividing import DividingIterator, ReceivingIterator
+from ..training.unmodified.dividing import divided
 
 #: The smaller batch has this part of the larger one's samples, unless a
 #: micro-batch is smaller than the larger one anyway.
@@ -94,53 +89,6 @@ def as_it_is(batch: Any, device: Any) -> Any:
     return batch
 
 
-class ScriptData:
-    """What a script reads its batches with.
-
-    Args:
-        updater: The script's ``StandardUpdater``.
-        is_shared: Whether the first rank reads for all of them, as for
-            scripts without ChainerMN; if not, each rank reads its own part.
-    """
-
-    def __init__(self, updater: Any, is_shared: bool) -> None:
-        self._updater, self.is_shared = updater, is_shared
-        self.iterator = Endless(updater.get_iterator('main'))
-
-    def given(self) -> dict[str, Any]:
-        """Arguments of an updater beside iterator and optimizer."""
-        return {'converter': self._updater.converter}
-
-    def divided(self, grid: Any) -> Any:
-        """The iterator of this rank, of a grid of stages and replicas."""
-        if grid.stage_index or grid.replicas == 1 or not self.is_shared:
-            return self.iterator
-        if grid.replica_index:
-            return ReceivingIterator(grid.data)
-        return DividingIterator(self.iterator, grid.data)
-
-    def replicas(self, optimizer: Any, comm: MPI.Comm) -> Any:
-        """The updater of replicas, which is made on all ranks."""
-        if not self.is_shared or comm.size == 1:
-            return StandardUpdater(self.iterator, optimizer, **self.given())
-        grid = once(comm, 'replicas', lambda: ProcessGrid(comm, pipeline=1))
-        return ReplicaUpdater(self.divided(grid), optimizer, comm,
-                              **self.given())
-
-    def seconds(self) -> float:
-        """In which a batch is read and converted, the fastest of some.
-
-        The first batches of an iterator that reads ahead come at once.
-        """
-        found = []
-        for _ in range(4):
-            begin = time.perf_counter()
-            convert._call_converter(self._updater.converter,
-                                    self.iterator.next(), None)
-            found.append(time.perf_counter() - begin)
-        return min(found[1:])
-
-
 class Endless(chainer.dataset.Iterator):
     """A script's iterator, begun anew where it ends."""
 
@@ -160,3 +108,37 @@ class Endless(chainer.dataset.Iterator):
 
     def finalize(self) -> None:
         """Leaves the script's iterator open."""
+
+
+class Data(NamedTuple):
+    """What ways to run a job are tried with.
+
+    Attributes:
+        iterator: Gives batches, again and again.
+        converter: Of the updater.
+        is_shared: Whether the first rank reads for all of them, as for
+            scripts without ChainerMN; if not, each rank reads its own part.
+    """
+
+    iterator: Any
+    converter: Any = as_it_is
+    is_shared: bool = False
+
+    def of_rank(self, grid: Any) -> Any:
+        """The iterator of this rank, of a grid of stages and replicas."""
+        if grid.stage_index or grid.replicas == 1 or not self.is_shared:
+            return self.iterator
+        return divided(self.iterator, grid.data)
+
+    def seconds(self) -> float:
+        """In which a batch is read and converted, the fastest of some.
+
+        The first batches of an iterator that reads ahead come at once.
+        """
+        found = []
+        for _ in range(4):
+            begin = time.perf_counter()
+            convert._call_converter(self.converter, self.iterator.next(),
+                                    None)
+            found.append(time.perf_counter() - begin)
+        return min(found[1:])

@@ -9,7 +9,6 @@
 # be known.
 from __future__ import annotations
 
-import contextlib
 import functools
 import statistics
 import time
@@ -33,7 +32,7 @@ from ..planning.step import ExchangeFigures
 #: Elements of the larger exchange at most, and how many times as many it has
 #: as the smaller one.
 _ELEMENTS, _TIMES = 1 << 20, 8
-#: Repeats of an exchange, after one that is not timed.
+#: Repeats of what is timed, after one that is not.
 _FEWEST, _MOST = 2, 9
 #: Elements of a tensor; models have many.
 _TENSOR = 1 << 17
@@ -75,72 +74,69 @@ def measure_layouts(comm: MPI.Comm, stages: Sequence[int],
             links[number] = Link(max(latencies), min(bandwidths))
         for way in ways:
             if way[0] == number:
-                exchanges[way] = time_exchange(
+                exchanges[way] = _exchange(
                     comm, grid.data, way[1], way[2], elements // number,
                     seconds / len(ways))
     return comm.bcast((exchanges, links))
 
 
-def time_exchange(comm: MPI.Comm, group: MPI.Comm, codec: str,
-                  algorithm: str, elements: int, seconds: float
-                  ) -> ExchangeFigures:
-    """Times the means of a communicator; call it on all ranks.
-
-    Args:
-        comm: All ranks, which exchange at the same time.
-        group: Those of them that this rank exchanges with.
-        codec: Name of the communicator.
-        algorithm: Its option.
-        elements: Of the gradients, at most.
-        seconds: That both sizes together may take.
-    """
+def _exchange(comm: MPI.Comm, group: MPI.Comm, codec: str, algorithm: str,
+              elements: int, seconds: float) -> ExchangeFigures:
+    """Times the means of a group of ranks, while other groups do the same."""
     large = max(min(elements, _ELEMENTS), 64)
     small = max(large // _TIMES, 8)
     communicator: Any = create_communicator(
         codec, group, algorithm=algorithm, **without_warmup(codec))
-    with contextlib.ExitStack() as stack:
-        stack.callback(communicator.finalize)
-        times = []
-        for size in (small, large):
-            link = made_up(size)
-            before = _processor(communicator)
-            of = timed(comm, functools.partial(
-                communicator.multi_node_mean_grad, link), seconds / 2)
-            spent = (_processor(communicator) - before) / (len(of) + 1)
-            times.append((statistics.median(of), comm.allreduce(
-                spent, MPI.MAX)))
-    return line(group.size, (small, large), *zip(*times, strict=True))
+
+    def timed(link: chainer.Link) -> tuple[float, float]:
+        busy, begin = _busy(communicator), time.perf_counter()
+        communicator.multi_node_mean_grad(link)
+        return (comm.allreduce(time.perf_counter() - begin, MPI.MAX),
+                _busy(communicator) - busy)
+    try:
+        found = [repeated(comm, functools.partial(timed, _made_up(size)),
+                          seconds / 2) for size in (small, large)]
+    finally:
+        communicator.finalize()
+    whole, busy = zip(*(map(statistics.median, zip(*of, strict=True))
+                        for of in found), strict=True)
+    return line(group.size, (small, large), whole,
+                comm.allreduce(busy[1], MPI.MAX))
 
 
 def line(replicas: int, sizes: tuple[int, int], seconds: Sequence[float],
-         processor: Sequence[float]) -> ExchangeFigures:
-    """What is fixed, and what each element adds, by two measurements."""
+         processor: float) -> ExchangeFigures:
+    """What is fixed, and what each element adds, by two measurements.
+
+    ``processor`` is what a rank encodes, adds and decodes in the longer one.
+    """
     small, large = sizes
     each = max((seconds[1] - seconds[0]) / (large - small),
                0.1 * seconds[1] / large)
-    return ExchangeFigures(
-        replicas, max(seconds[1] - each * large, 0.0), each,
-        min(processor[1] / large, each))
+    return ExchangeFigures(replicas, max(seconds[1] - each * large, 0.0),
+                           each, min(processor / large, each))
 
 
-def timed(comm: MPI.Comm, work: Callable[[], object], seconds: float,
-          clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Seconds of repeats, each that of the slowest rank.
+def repeated(comm: MPI.Comm, work: Callable[[], Any], seconds: float,
+             clock: Callable[[], float] = time.perf_counter) -> list[Any]:
+    """What some work returns each time; all ranks begin together.
 
-    All ranks begin each repeat together, and make equally many.
+    Args:
+        comm: The ranks, which repeat the work equally often.
+        work: The first time, which connects ranks, does not count.
+        seconds: After which the work is not repeated again.
+        clock: Gives seconds.
     """
-    found: list[float] = []
+    found: list[Any] = []
     begin = clock()
-    while len(found) <= _FEWEST or len(found) < _MOST and comm.bcast(
+    while len(found) <= _FEWEST or len(found) <= _MOST and comm.bcast(
             clock() - begin < seconds):
         wait_until(comm.Ibarrier().Test)
-        start = clock()
-        work()
-        found.append(comm.allreduce(clock() - start, MPI.MAX))
-    return found[1:]            # the first one connects ranks
+        found.append(work())
+    return found[1:]
 
 
-def made_up(elements: int) -> chainer.Link:
+def _made_up(elements: int) -> chainer.Link:
     """Parameters with gradients: tensors as a model has them."""
     link = chainer.Link()
     with link.init_scope():
@@ -153,7 +149,7 @@ def made_up(elements: int) -> chainer.Link:
     return link
 
 
-def _processor(communicator: Any) -> float:
+def _busy(communicator: Any) -> float:
     """Seconds in which this rank has encoded, added and decoded."""
     seconds = communicator.events.seconds
     return seconds['encode'] + seconds['decode']

@@ -25,7 +25,7 @@ import statistics
 import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
@@ -40,13 +40,13 @@ from ..chains.partitioned import check_result
 from ..chains.recorder import Tracer
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.ranks import own_cores, pools_of
-from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.calls import Call, Parameter, order_of
+from ..planning.calls import Call, Value, order_of
 from ..planning.step import ModelFigures
 from ..report.quantities import bytes_in
 from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is, call_with
+from .exchange_times import repeated
 
 #: Rounds of what is timed in turns, and seconds after which there are no more.
 _FEWEST, _MOST, _ENOUGH = 3, 20, 3.0
@@ -57,22 +57,9 @@ _ELEMENTS, _CACHES = 1 << 22, 1 << 26
 _OVERHEAD = 16e6
 
 
-class RankFigures(NamedTuple):
-    """How fast ranks are where all compute at once.
-
-    Attributes:
-        slowdown: For each rank, how many times as long a pass takes as on
-            the first rank alone.
-        spare: Whether each rank has a core for a second thread.
-    """
-
-    slowdown: tuple[float, ...]
-    spare: bool
-
-
 def measure_model(comm: MPI.Comm, model: Any, example: Example,
                   optimizer: Any, micro_batch: int, copies: bool
-                  ) -> tuple[ModelFigures, RankFigures]:
+                  ) -> tuple[ModelFigures, tuple[float, ...], bool]:
     """Times a model; call it on all ranks, which must have equal ones.
 
     Args:
@@ -82,6 +69,11 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         optimizer: That will train the model; it stays as it is.
         micro_batch: Samples of a small micro-batch.
         copies: Whether there is memory for copies of the model.
+
+    Returns:
+        The model's figures; for each rank how many times as long a pass
+        takes, where all compute at once, as on the first rank alone; whether
+        each rank has a core for a second thread.
 
     Raises:
         ValueError: The model is not the same on all ranks, or it can neither
@@ -99,7 +91,8 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         if not in_training:
             raise
         undivided, calls = str(error), [_made_up(names, parameters)] * 2
-    micro, ranks = 0.0, _taking_turns(comm)
+    micro = 0.0
+    slowdown, spare = _taking_turns(comm)
     if in_training:
         def alone() -> tuple | None:
             return None if comm.rank else _in_training(
@@ -108,7 +101,8 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
                                                   error=ValueError))
         calls = [_scaled(of, seconds) for of, seconds
                  in zip(calls, passes, strict=True)]
-        ranks = _all_at_once(comm, model, example.of(samples))
+        slowdown = _all_at_once(comm, model, example.of(samples),
+                                sum(passes[0]))
     update, arrays, temporary = comm.bcast(raise_together(
         comm, lambda: measure_optimizer(optimizer, parameters, model.device),
         error=ValueError))
@@ -116,7 +110,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
         samples, calls[0], few, calls[1],
         order_of(calls[0], list(names.parameters)), parameters,
         update, micro, arrays, temporary, undivided=undivided)
-    return comm.bcast(figures), ranks
+    return comm.bcast(figures), slowdown, spare
 
 
 # --- calls ------------------------------------------------------------------
@@ -152,7 +146,7 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
         for found in traces]
 
 
-def _made_up(names: Names, parameters: Mapping[str, Parameter]
+def _made_up(names: Names, parameters: Mapping[str, Value]
              ) -> tuple[Call, ...]:
     """A call for each layer that has parameters, as long as it is large.
 
@@ -251,41 +245,30 @@ def _pipeline_step(model: Any, batch: Any, comm: MPI.Comm
 
 # --- ranks ------------------------------------------------------------------
 
-def _taking_turns(comm: MPI.Comm) -> RankFigures:
+def _taking_turns(comm: MPI.Comm) -> tuple[tuple[float, ...], bool]:
     """Ranks as they would be if cores were all they shared."""
     every = comm.allgather(own_cores())
     pools = pools_of(every)
     crowded = [pools.count(pool) / len(set().union(*(
         mine for mine, other in zip(every, pools, strict=True)
         if other == pool))) for pool in pools]
-    return RankFigures(tuple(max(one, 1.0) for one in crowded),
-                       all(one <= 0.5 for one in crowded))
+    return (tuple(max(one, 1.0) for one in crowded),
+            all(one <= 0.5 for one in crowded))
 
 
-def _all_at_once(comm: MPI.Comm, model: Any, batch: Any) -> RankFigures:
-    """Has all ranks train copies."""
-    clone: Any = raise_together(comm, lambda: copy.deepcopy(model))
-    work = plain_pass(clone, batch)
+def _all_at_once(comm: MPI.Comm, model: Any, batch: Any, alone: float
+                 ) -> tuple[float, ...]:
+    """Has all ranks train copies; ``alone`` is what the first one took."""
+    work = plain_pass(raise_together(comm, lambda: copy.deepcopy(model)),
+                      batch)
 
     def timed() -> float:
         begin = time.perf_counter()
         work()
         return time.perf_counter() - begin
-
-    def alone() -> float | None:
-        # Predictions start from processor time of the first rank.
-        return None if comm.rank else statistics.median(
-            sum(work()) for _ in range(_FEWEST))
-    undisturbed = comm.bcast(raise_together(comm, alone))
-    found: list[float] = []
-    begin = time.perf_counter()
-    while len(found) <= _FEWEST or len(found) < _MOST and comm.bcast(
-            time.perf_counter() - begin < _ENOUGH / 2):
-        wait_until(comm.Ibarrier().Test)
-        found.append(raise_together(comm, timed))
-    return _taking_turns(comm)._replace(slowdown=tuple(
-        max(one / max(undisturbed, 1e-9), 1.0)
-        for one in comm.allgather(statistics.median(found[1:]))))
+    found = repeated(comm, lambda: raise_together(comm, timed), _ENOUGH / 2)
+    return tuple(max(one / max(alone, 1e-9), 1.0)
+                 for one in comm.allgather(statistics.median(found)))
 
 
 # --- the optimizer ----------------------------------------------------------
@@ -300,7 +283,7 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
 
     Args:
         optimizer: A ``chainer.Optimizer``, set up or not; it stays as it is.
-        parameters: By path, an object with ``shape`` and ``dtype``.
+        parameters: By path, an object with ``shape``, ``size`` and ``dtype``.
         device: Chainer's.
 
     Returns:
@@ -310,17 +293,15 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
     frozen = {name for name, one in (
         optimizer.target.namedparams() if optimizer.target else ())
         if one.update_rule is not None and not one.update_rule.enabled}
-    shapes = [(one.shape, one.dtype) for name, one in parameters.items()
-              if one.shape is not None and name not in frozen]
+    updated = [one for name, one in parameters.items()
+               if one.shape is not None and name not in frozen]
     link, done = chainer.Link(), 0
-    total = sum(int(numpy.prod(shape)) for shape, _ in shapes)
     with link.init_scope():
-        for number, (shape, dtype) in enumerate(shapes):
-            if done and done + int(numpy.prod(shape)) > _ELEMENTS:
-                continue
-            setattr(link, f'p{number}', chainer.Parameter(
-                numpy.full(shape, .5, dtype)))
-            done += int(numpy.prod(shape))
+        for number, one in enumerate(updated):
+            if not done or done + one.size <= _ELEMENTS:
+                setattr(link, f'p{number}', chainer.Parameter(
+                    numpy.full(one.shape, .5, one.dtype)))
+                done += one.size
     if not done:
         return 0.0, 0, 0.0
     link.to_device(device)
@@ -335,23 +316,19 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
         caches += 1
         start = now()
         clone.update()
-        found.append((now() - start) * total / done)
+        found.append(now() - start)
     arrays = max(sum(getattr(value, 'shape', ()) == parameter.shape
                      for value in (parameter.update_rule.state or {}
                                    ).values())
                  for parameter in link.params())
-    largest = max(parameter.array.nbytes for parameter in link.params())
-    return (statistics.median(found[1:]), arrays,
-            _temporary_of(clone.update) / largest)
-
-
-def _temporary_of(work: Callable[[], object]) -> int:
-    """Bytes of arrays that live while some work is done."""
     with memory_traced():
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
-        work()
-        return max(tracemalloc.get_traced_memory()[1] - before - (1 << 14), 0)
+        clone.update()
+        temporary = tracemalloc.get_traced_memory()[1] - before - (1 << 14)
+    largest = max(parameter.array.nbytes for parameter in link.params())
+    return (statistics.median(found[1:]) * sum(one.size for one in updated)
+            / done, arrays, max(temporary, 0) / largest)
 
 
 # --- memory of the process --------------------------------------------------

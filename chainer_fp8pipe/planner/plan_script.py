@@ -9,7 +9,7 @@ import copy
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
@@ -34,8 +34,9 @@ from ..training.unmodified.launch import (
     refuse_together,
     refusing,
 )
-from .example import Example, ScriptData
-from .planned_job import PlannedJob, plan
+from .example import Data, Endless, Example
+from .plan import plan
+from .planned_job import PlannedJob
 from .run_script import size
 
 _DESCRIPTION = """
@@ -104,11 +105,9 @@ def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
     comm = MPI.COMM_WORLD
     if problem := comm.bcast(comm.rank == 0 and _unwritable(options.output)):
         options.parser.error(f'-o: {problem}')
-    job = ScriptPlan(comm, options.script, Request(
-        options.batch, options.memory, options.codecs, options.ranks,
-        options.output, options.seconds))
 
     def run() -> None:
+        job = ScriptPlan(comm, options)
         # The script would say everything as often as there are ranks.
         with as_one_process():
             launch(options.script, options.arguments, 'plan', job.create, job)
@@ -152,21 +151,6 @@ def _seconds(text: str) -> float:
 _TITLE = 'a plan'
 
 
-class Request(NamedTuple):
-    """What the user of the command line asks for; see :func:`.plan`."""
-
-    batch: int | None = None
-    memory: str | None = None
-    codecs: tuple[str, ...] = USUAL_CODECS
-    ranks: int | None = None
-    file: str | None = None     # to save the plan in
-    budget: float = 16.0
-
-
-class Planned(SystemExit):
-    """The plan is made; the script ends, with the exit code 0."""
-
-
 class ScriptPlan(Originals):
     """Plans a script's job when the script is about to train.
 
@@ -176,12 +160,11 @@ class ScriptPlan(Originals):
 
     Args:
         comm: All ranks.
-        script: The script's name, for messages.
-        request: What is asked for.
+        options: The parsed arguments of ``plan``.
     """
 
-    def __init__(self, comm: MPI.Comm, script: str, request: Request) -> None:
-        self._comm, self._script, self._request = comm, script, request
+    def __init__(self, comm: MPI.Comm, options: argparse.Namespace) -> None:
+        self._comm, self._options = comm, options
         self._updater: Any = None
         self._is_chainermn = False
         self._is_measuring = False      # which makes updaters, too
@@ -241,38 +224,52 @@ class ScriptPlan(Originals):
     # --- the plan -----------------------------------------------------------
 
     def _end(self) -> NoReturn:
-        request = self._request
-        made = self._planned()
-        if request.file is not None:
-            refuse_together(self._comm, lambda: self._save(made))
+        made, file = self._planned(), self._options.output
+
+        def save() -> None:
+            if self._comm.rank == 0:
+                try:
+                    made.save(file)
+                except OSError as error:
+                    raise ValueError(f'-o: {error}') from error
+                self._say(f'the plan is in {file}')
+        if file is not None:
+            refuse_together(self._comm, save)
         self._updater.finalize()
-        self._say(f'{self._script} was left at its first update: nothing is '
-                  'trained, evaluated or saved')
-        raise Planned(0)
+        self._say(f'{self._options.script} was left at its first update: '
+                  'nothing is trained, evaluated or saved')
+        raise SystemExit(0)     # the plan is made
 
     def _planned(self) -> PlannedJob:
-        comm, request = self._comm, self._request
+        comm, options, updater = self._comm, self._options, self._updater
         optimizer = refuse_together(comm, self._optimizer)
-        count = request.ranks or comm.size
-        example = self._example()
-        batch = request.batch or example.samples * (
+        count = options.ranks or comm.size
+        # The iterator is asked on all ranks, as iterators may be each
+        # other's.
+        batch = first_batch(comm, updater.get_iterator('main').next,
+                            updater.converter, updater.input_device)
+        example = refuse_together(comm, lambda: Example(batch))
+        samples = options.batch or example.samples * (
             count if self._is_chainermn else 1)
-        share = example.of(max(1, batch // count))
-        model = optimizer.target
+        share = example.of(max(1, samples // count))
+        model, data = optimizer.target, None
         if not all(one.is_initialized for one in model.params()):
             initialise(model, share)
         if self._is_chainermn:
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')
+        if options.batch is options.ranks is None and (
+                updater.loss_func in (None, model)):
+            data = Data(Endless(updater.get_iterator('main')),
+                        updater.converter, not self._is_chainermn)
         self._is_measuring = True
         refuse_together(comm, lambda: _check_copies(model))
         with refusing():
-            return plan(model, share, comm, batch=batch,
-                        memory=request.memory, optimizer=optimizer,
-                        codecs=request.codecs, ranks=request.ranks,
+            return plan(model, share, comm, batch=samples,
+                        memory=options.memory, optimizer=optimizer,
+                        codecs=options.codecs, ranks=options.ranks,
                         stages=(1,) if self._is_chainermn else (),
-                        budget=request.budget, show=True, data=self._data(
-                            request, model))
+                        budget=options.seconds, show=True, data=data)
 
     def _optimizer(self) -> Any:
         """The optimizer itself, which has a model that returns its loss."""
@@ -292,33 +289,6 @@ class ScriptPlan(Originals):
                              'optimizer.setup(model) before training')
         check_loss(self._updater.loss_func, found.target)
         return found
-
-    def _example(self) -> Example:
-        """The first rank's next batch, as the converter gives it."""
-        updater = self._updater
-        # The iterator is asked on all ranks, as iterators may be each
-        # other's.
-        batch = first_batch(
-            self._comm, updater.get_iterator('main').next,
-            updater.converter, updater.input_device)
-        return refuse_together(self._comm, lambda: Example(batch))
-
-    def _data(self, request: Request, model: Any) -> ScriptData | None:
-        """The script's own data, unless the batch is another one."""
-        updater = self._updater
-        if (request.batch is not None or request.ranks is not None
-                or updater.loss_func not in (None, model)):
-            return None
-        return ScriptData(updater, not self._is_chainermn)
-
-    def _save(self, made: PlannedJob) -> None:
-        if self._comm.rank == 0:
-            assert self._request.file is not None
-            try:
-                made.save(self._request.file)
-            except OSError as error:
-                raise ValueError(f'-o: {error}') from error
-            self._say(f'the plan is in {self._request.file}')
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:

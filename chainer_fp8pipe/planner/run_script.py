@@ -2,23 +2,30 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import functools
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
+import chainer
 from mpi4py import MPI
 
 from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
-from ..communicators.options import FAMILIES, make_options, parse_option
+from ..communicators.options import (
+    FAMILIES,
+    OPTIONS,
+    make_options,
+    parse_option,
+)
+from ..intercept.training_objects import Originals
 from ..pipeline.schedules import SCHEDULES
 from ..planning.sizes import parse_bytes
 from ..report.launch_protocol import is_launched
 from ..training.unmodified.launch import (
     RankAware,
+    Refusal,
     as_one_process,
     launch,
     refuse_together,
@@ -91,7 +98,7 @@ def add_run(commands: Any) -> None:
     run.add_argument(
         '--every', metavar='INTERVAL', type=parse_interval, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
-    for name, field in _fields().items():
+    for name, field in OPTIONS.items():
         metadata = field.metadata
         choices = '|'.join(map(str, metadata['choices']))
         run.add_argument(
@@ -110,16 +117,29 @@ def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
         refuse_together(MPI.COMM_WORLD, lambda: check_script(options.script),
                         ValueError)
         restarting = _restarting(options)
-        if options.plan is not None:
-            from .planned_run import planned_run
-            return planned_run(options, restarting)
-        given = _communicator_options(options)
-        pipeline = _pipeline_options(options)
+        prepare = (_as_given if options.plan is None else _as_planned)(options)
     except ValueError as error:
         options.parser.error(str(error))
-    return functools.partial(_run, options.script, options.arguments,
-                             options.communicator, given, pipeline,
-                             restarting)
+
+    def run() -> None:
+        with contextlib.ExitStack() as quiet:
+            job, create = prepare(quiet)
+            launch(options.script, options.arguments, 'run', create,
+                   *restarting, job)
+    return run
+
+
+#: Has the script's objects made as options say: enters a block in which the
+#: ranks are quiet, and returns a :class:`.Originals` and what is in place of
+#: ``chainermn.create_communicator``.
+_Prepare = Callable[[contextlib.ExitStack], tuple[Any, Callable[..., Any]]]
+
+
+def _as_one(quiet: contextlib.ExitStack, job: Any) -> None:
+    """A script without ChainerMN would say everything on each rank."""
+    quiet.enter_context(as_one_process())
+    if job.divides:
+        quiet.enter_context(job.undrawn.building())
 
 
 def size(text: str) -> str:
@@ -146,22 +166,46 @@ def _restarting(options: argparse.Namespace) -> list[Any]:
                        options.every or parse_interval('5m'))]
 
 
-def _fields() -> dict[str, dataclasses.Field]:
-    """Every option of any communicator, by its name."""
-    return {field.name: field for options, _ in FAMILIES.values()
-            for field in dataclasses.fields(options)}
+# --- with options of its own ------------------------------------------------
+
+def _as_given(options: argparse.Namespace) -> _Prepare:
+    """What the options of the command line say, but for ``--plan``."""
+    given, name = _communicator_options(options), options.communicator
+    pipeline, comm = _pipeline_options(options), MPI.COMM_WORLD
+
+    def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
+               **kwargs: Any) -> Any:
+        if name is None:
+            return create_communicator(communicator_name, mpi_comm,
+                                       **{**kwargs, **given})
+        if comm.rank == 0 and name != communicator_name:
+            print(f'chainer_fp8pipe: communicator {name!r} in place of '
+                  f'{communicator_name!r}', file=sys.stderr)
+        # The script's options are for the communicator it meant.
+        return create_communicator(name, mpi_comm, **given)
+
+    def prepare(quiet: contextlib.ExitStack) -> tuple[Any, Callable]:
+        if pipeline is None:
+            return RankAware(comm, options.script), create
+        from ..training.unmodified.jobs import PipelineJob
+        job = PipelineJob(comm, pipeline, lambda replicas:
+                          create_communicator(name or 'float32', replicas,
+                                              **given))
+        _as_one(quiet, job)
+        return job, create
+    return prepare
 
 
 def _defaults(option: str) -> str:
     """``default: X``, and the other defaults by communicator."""
     return '; '.join([
-        f'default: {_fields()[option].default}',
+        f'default: {OPTIONS[option].default}',
         *(f'{name}: {defaults[option]}'
-          for name, (_, defaults) in FAMILIES.items() if option in defaults)])
+          for name, defaults in FAMILIES.items() if option in defaults)])
 
 
 def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
-    given = {name: text for name in _fields()
+    given = {name: text for name in OPTIONS
              if (text := getattr(options, name)) is not None}
     name = options.communicator or 'fp8'
     if given and name not in FAMILIES:
@@ -192,28 +236,118 @@ def _pipeline_options(options: argparse.Namespace) -> Any:
                    options.memory, options.schedule or '1f1b')
 
 
-def _run(script: str, arguments: Sequence[str], communicator: str | None,
-         given: dict[str, Any], pipeline: Any,
-         restarting: Sequence[Any]) -> None:
-    def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
-               **kwargs: Any) -> Any:
-        if communicator is None:
-            return create_communicator(communicator_name, mpi_comm,
-                                       **{**kwargs, **given})
-        if MPI.COMM_WORLD.rank == 0 and communicator != communicator_name:
-            print(f'chainer_fp8pipe: communicator {communicator!r} in place '
-                  f'of {communicator_name!r}', file=sys.stderr)
-        # The script's options are for the communicator it meant.
-        return create_communicator(communicator, mpi_comm, **given)
+# --- as planned -------------------------------------------------------------
 
-    if pipeline is None:
-        launch(script, arguments, 'run', create, *restarting,
-               RankAware(MPI.COMM_WORLD, script))
-        return
-    from ..training.unmodified.jobs import PipelineJob
-    job = PipelineJob(MPI.COMM_WORLD, pipeline, lambda comm:
-                      create_communicator(communicator or 'float32', comm,
-                                          **given))
-    # The script would say everything as often as there are ranks.
-    with as_one_process(), job.undrawn.building():
-        launch(script, arguments, 'run', create, *restarting, job)
+#: Options that go with a plan, and what is none.
+_BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'call',
+           'parser'}
+
+
+def _as_planned(options: argparse.Namespace) -> _Prepare:
+    """What a plan says; call it on all ranks.
+
+    Raises:
+        ValueError: Other options were given, or the plan cannot be carried
+            out on these ranks; on all ranks.
+    """
+    for name, value in vars(options).items():
+        if name not in _BESIDE and value is not None:
+            raise ValueError(
+                f'--{name.replace("_", "-")} does not go with --plan, as the '
+                'plan says it; leave one of them out, or edit "choice" in '
+                f'{options.plan}')
+    from .planned_job import read_together
+    plan = read_together(MPI.COMM_WORLD, options.plan)
+
+    def prepare(quiet: contextlib.ExitStack) -> tuple[Any, Callable]:
+        if MPI.COMM_WORLD.rank == 0:
+            print(f'chainer_fp8pipe run: as planned: {plan.choice}',
+                  file=sys.stderr)
+        script = _PlannedScript(plan, options.plan, quiet.close)
+        _as_one(quiet, script.job)
+        return script, script.create
+    return prepare
+
+
+class _PlannedScript:
+    """Has a script's objects made as a plan says.
+
+    A :class:`.Originals`.  A script that creates a communicator gets that of
+    the plan, and Chainer makes everything else; any other script is trained
+    by a :class:`.ReplicaJob` or a :class:`.PipelineJob`.
+
+    Args:
+        plan: For as many ranks.
+        file: Where the plan is from, for messages.
+        on_chainermn: Called when the script creates a communicator.
+    """
+
+    def __init__(self, plan: Any, file: str,
+                 on_chainermn: Callable[[], None]) -> None:
+        from ..training.unmodified.jobs import (
+            Options,
+            PipelineJob,
+            ReplicaJob,
+        )
+        self._plan, self._file = plan, file
+        self._on_chainermn = on_chainermn
+        choice = plan.choice
+        kind = ReplicaJob if choice.stages == 1 else PipelineJob
+        self.job: Any = kind(MPI.COMM_WORLD, Options(
+            choice.stages, choice.micro_batches,
+            schedule=choice.schedule or '1f1b', cut=choice.cut),
+            self._communicator, self._check)
+
+    def __getattr__(self, name: str) -> Callable:
+        """What is done for this kind of script, when that is known."""
+        def act(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self.job, name)(*args, **kwargs)
+        return act
+
+    def create(self, communicator_name: str = '', mpi_comm: Any = None,
+               **options: Any) -> Any:
+        """In place of ``chainermn.create_communicator``."""
+        stages, every = self._plan.choice.stages, MPI.COMM_WORLD
+        ranks = every if mpi_comm is None else mpi_comm
+        if stages > 1:
+            raise Refusal(
+                "the script is ChainerMN's, which keeps the whole model on "
+                f'each rank, but {self._file} has {stages} stages; '
+                'make a plan of this script: python -m chainer_fp8pipe plan '
+                '-o FILE SCRIPT')
+        if ranks.size != every.size:
+            raise Refusal(
+                f'the script creates a communicator of {ranks.size} of the '
+                f'{every.size} ranks, but {self._file} is for all; give '
+                '--communicator in place of --plan')
+        self._on_chainermn()
+        self.job = _Checked(self._check)
+        return self._communicator(ranks)
+
+    def _communicator(self, comm: MPI.Comm) -> Any:
+        choice = self._plan.choice
+        return create_communicator(choice.codec, comm,
+                                   **choice.communicator_options())
+
+    def _check(self, model: Any) -> None:
+        from .planned_job import shapes_of
+        # Not together: a script may have models on some ranks only.
+        if problem := self._plan.problem(shapes_of(model), None):
+            raise Refusal(f'{self._file}: {problem}')
+
+
+class _Checked(Originals):
+    """Has Chainer make everything; ``check`` may refuse a model."""
+
+    def __init__(self, check: Callable[[Any], None]) -> None:
+        self._check = check
+
+    def make_updater(self, original: Callable, updater: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        original(updater, *args, **kwargs)
+        for optimizer in updater.get_all_optimizers().values():
+            if isinstance(optimizer.target, chainer.Link):
+                self._check(optimizer.target)
+
+    def finish(self) -> None:
+        """The script has ended."""

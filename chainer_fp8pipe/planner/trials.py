@@ -29,9 +29,11 @@ from ..communicators.options import without_warmup
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.job_plan import Configuration, Trial
+from ..planning.job_plan import Configuration, JobPlan, Timing
+from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
-from .example import Example, Repeating, as_it_is
+from .example import Data, Example, Repeating
+from .planned_job import PlannedJob, shapes_of
 
 #: Updates that are not timed (the first one sends parameters only), blocks of
 #: those that are, and updates of a block at most.
@@ -41,7 +43,8 @@ _LONG = 0.3
 #: Medians that differ by less are equal, whatever their spread was.
 _EQUAL = 0.03
 #: Turns in which the fastest ways, so many at most, that are slower than the
-#: fastest by no more than this share are tried again.
+#: fastest by no more than this share are tried again.  A way whose second
+#: update takes longer still, by so much, is not tried further.
 _TURNS, _FINALISTS, _NEAR = 2, 4, 0.4
 
 
@@ -60,7 +63,7 @@ class Trained(NamedTuple):
     optimizer: Any
     example: Example
     batch: int
-    data: Any = None
+    data: Data | None = None
 
     def copied(self) -> Any:
         """A copy of the optimizer, set up with a copy of the model."""
@@ -76,16 +79,17 @@ Blocks = list[float] | str
 
 
 def try_all(ways: Sequence[Configuration], run: Callable[
-        [Configuration], Blocks], say: Callable[[str], None],
+        [Configuration, float], Blocks], say: Callable[[str], None],
             has_time: Callable[[], bool] = lambda: True
-            ) -> tuple[list[tuple[Configuration, Trial]], list[str]]:
+            ) -> tuple[list[tuple[Configuration, Timing]], list[str]]:
     """Tries ways, and those that come close to the fastest again.
 
     Args:
-        ways: In any order.
-        run: Tries one, on all ranks; the same on all of them.
+        ways: In any order; best the fastest first.
+        run: Tries one, on all ranks; is given the seconds of an update from
+            which on it need not go on; the same on all ranks.
         say: Is told what is being tried.
-        has_time: Whether there is time for another turn; the same on all
+        has_time: Whether there is time to try ways again; the same on all
             ranks.
 
     Returns:
@@ -93,36 +97,40 @@ def try_all(ways: Sequence[Configuration], run: Callable[
     """
     found: dict[int, list[float]] = {}
     problems = []
+
+    def median(number: int) -> float:
+        return float(numpy.median(found[number]))
     for number, way in enumerate(ways):
         say(f'trying {way}')
-        blocks = run(way)
+        blocks = run(way, (1 + _NEAR) ** 2 * min(
+            map(median, found), default=math.inf))
         if isinstance(blocks, str):
             problems.append(f'{way} was not tried: {blocks}')
         else:
             found[number] = blocks
     for _ in range(_TURNS):
-        if not has_time():
-            break
-        ranked = sorted(found, key=lambda number: numpy.median(found[number]))
-        near = [number for number in ranked[:_FINALISTS] if numpy.median(
-            found[number]) <= numpy.median(found[ranked[0]]) * (1 + _NEAR)]
+        ranked = sorted(found, key=median)
+        near = [number for number in ranked[:_FINALISTS]
+                if median(number) <= median(ranked[0]) * (1 + _NEAR)]
         # The last one first, so that a slow minute does not always hit it.
         for number in reversed(near * (len(near) > 1)):
+            if not has_time():
+                break
             say(f'trying {ways[number]} again')
-            blocks = run(ways[number])
+            blocks = run(ways[number], math.inf)
             if not isinstance(blocks, str):
                 found[number] = found[number] + blocks
-    return [(ways[number], trial_of(str(ways[number]), blocks))
+    return [(ways[number], timing_of(ways[number], blocks))
             for number, blocks in found.items()], problems
 
 
-def trial_of(way: str, blocks: Sequence[float]) -> Trial:
+def timing_of(way: Configuration, blocks: Sequence[float]) -> Timing:
     """Median and spread of blocks."""
     low, median, high = numpy.percentile(blocks, (25, 50, 75))
-    return Trial(way, float(median), float((high - low) / 2 / median))
+    return Timing(str(way), float(median), float((high - low) / 2 / median))
 
 
-def preferred(trials: Sequence[tuple[Configuration, Trial]]
+def preferred(trials: Sequence[tuple[Configuration, Timing]]
               ) -> Configuration:
     """The way to take: the simplest of the fastest."""
     best = min((trial for _, trial in trials), key=lambda one: one.seconds)
@@ -131,8 +139,8 @@ def preferred(trials: Sequence[tuple[Configuration, Trial]]
         key=Configuration.simplicity)
 
 
-def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
-            seconds: float = 1.5) -> Blocks:
+def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
+            seconds: float = 1.5, limit: float = math.inf) -> Blocks:
     """Trains a copy of the model in a way for some updates.
 
     Call it on all ranks.  If the way is for one process, the first one trains
@@ -140,10 +148,10 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
 
     Args:
         way: To run the job.
-        job: The :class:`.PlannedJob` of it.
         trained: Model, optimizer and data.
         comm: All ranks.
         seconds: That the timed updates may take.
+        limit: Seconds of an update from which on one is enough.
     """
     found: list[float] = []
     problem, done = '', list[Callable[[], Any]]()
@@ -151,8 +159,8 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
     if here is comm or comm.rank == 0:
         try:
             with preserved():
-                updater = _updater(way, job, trained, here, done)
-                found = blocks_of(updater.update, here, seconds)
+                updater = _updater(way, trained, here, done)
+                found = blocks_of(updater.update, here, seconds, limit)
         except Exception as error:
             problem = f'{type(error).__name__}: {error}'
     if here is not comm:        # nobody asks for messages meanwhile
@@ -164,45 +172,39 @@ def try_way(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
     return problem or comm.bcast(found)
 
 
-def _updater(way: Configuration, job: Any, trained: Trained, comm: MPI.Comm,
+def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
              done: list[Callable[[], Any]]) -> Any:
     """What would train the model; adds what is to be done afterwards."""
-    def copied() -> Any:
-        clone = trained.copied()
-        return clone, clone.target
-    optimizer, model = raise_together(comm, copied)
+    job = PlannedJob(JobPlan(way, comm.size, trained.batch,
+                             shapes_of(trained.model)), trained.example)
+    optimizer = raise_together(comm, trained.copied)
     if way.stages > 1:
-        part = job.partition(model, comm=comm)
+        part = job.partition(optimizer.target, comm=comm)
         if optimizer.target is not part:
             optimizer.setup(part)
-    communicator = None
     if way.replicas > 1:
         communicator = job.communicator(comm, **(
             {} if way.codec == 'naive' else without_warmup(way.codec)))
         done.append(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
-    data, example = trained.data, trained.example
-    if data is not None and way.replicas * way.stages == 1 and (
-            not data.is_shared):    # which has a rank's share of a batch
-        data = None
-    if way.stages == 1:
-        if data is not None:
-            return data.replicas(optimizer, comm)
-        share = trained.batch // comm.size + (
-            comm.rank < trained.batch % comm.size)
-        return StandardUpdater(Repeating(example.of(max(1, share))),
-                               optimizer, converter=as_it_is)
-    grid, given = job.grid(comm), {'converter': as_it_is}
-    iterator: Any = Repeating(example.of(max(
-        way.micro_batches, trained.batch // way.replicas)))
-    if data is not None:
-        iterator, given = data.divided(grid), data.given()
-    return PipelineUpdater(iterator, optimizer, grid, schedule=way.schedule,
-                           micro_batches=way.micro_batches, **given)
+    grid, data = job.grid(comm), trained.data
+    if data is None or comm.size == 1 and not data.is_shared:
+        # A script's data are a rank's share then.
+        data = Data(Repeating(trained.example.of(max(
+            way.micro_batches, -(-trained.batch // way.replicas)))))
+    iterator, converter = data.of_rank(grid), data.converter
+    if way.stages > 1:
+        return PipelineUpdater(
+            iterator, optimizer, grid, schedule=way.schedule,
+            micro_batches=way.micro_batches, converter=converter)
+    if data.is_shared and comm.size > 1:
+        return ReplicaUpdater(iterator, optimizer, comm, converter=converter)
+    return StandardUpdater(iterator, optimizer, converter=converter)
 
 
 def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
+              limit: float = math.inf,
               clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Seconds of an update, of the slowest rank, in each of some blocks.
 
@@ -210,6 +212,7 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
         update: Makes one, on all ranks.
         comm: All ranks; they make equally many updates.
         seconds: That all blocks may take.
+        limit: Seconds of an update from which on one is enough.
         clock: Gives seconds.
     """
     def measured(count: int) -> float:
@@ -220,6 +223,8 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
         return comm.allreduce((clock() - begin) / count, MPI.MAX)
     update()                # sends parameters, gets memory
     one = measured(1)
+    if one > limit:
+        return [one]
     if one < _LONG:
         for _ in range(_WARM_UP - 2):
             update()

@@ -35,35 +35,27 @@ class Source(NamedTuple):
 
 
 class Value(NamedTuple):
-    """An array that a call computed.
+    """An array that a call computes, or a parameter.
 
     Attributes:
-        shape: Of the array.
+        shape: Of the array; None: of a parameter that has none yet.
         dtype: Of the array.
-        wants: Whether backward needs the array's gradient.
+        wants: Whether backward needs the gradient of what a call computes.
     """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    wants: bool
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the array."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-class Parameter(NamedTuple):
-    """Shape and dtype of a parameter; shape None: only its link knows."""
 
     shape: tuple[int, ...] | None
     dtype: Any
+    wants: bool = False
+
+    @property
+    def size(self) -> int:
+        """Elements of the array; 0 where the shape is unknown."""
+        return 0 if self.shape is None else math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values; 0 where the shape is unknown."""
-        return (0 if self.shape is None
-                else math.prod(self.shape) * self.dtype.itemsize)
+        """Bytes of the array; 0 where the shape is unknown."""
+        return self.size * self.dtype.itemsize
 
 
 @dataclass(eq=False)

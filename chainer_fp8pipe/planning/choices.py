@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..mpi.placement import divisors
 from .cuts import CutProblem, DoesNotFit, search
-from .job_plan import USUAL_CODECS, Alternative, Configuration, JobPlan, Trial
+from .job_plan import USUAL_CODECS, Configuration, JobPlan, Timing
 from .partition_plan import PartitionPlan
 from .schedule_time import Link
 from .sizes import said_bytes
@@ -72,13 +71,6 @@ class Candidate(NamedTuple):
         """Of an update."""
         return sum(self.parts.values())
 
-    @property
-    def kind(self) -> tuple:
-        """What tells this way from others that are worth a trial."""
-        way = self.way
-        return (way.stages, way.codec if way.replicas > 1 else '',
-                way.overlap)
-
 
 def algorithms(replicas: int) -> tuple[Any, ...]:
     """Those that differ for so many replicas.
@@ -100,6 +92,7 @@ class Choices:
     Attributes:
         profile, wanted: As given.
         candidates: All that fit, the fastest first.
+        kinds: Of these the fastest with each layout, codec and overlap.
 
     Raises:
         DoesNotFit: None fits; the message says why, and by how much.
@@ -107,33 +100,37 @@ class Choices:
 
     def __init__(self, profile: JobProfile, wanted: Wanted) -> None:
         self.profile, self.wanted = profile, wanted
-        # By stages, of the way that needs least: its bytes, and what is wrong.
-        self._impossible: dict[int, tuple[float, str]] = {}
-        found: list[Candidate] = []
-        for stages in divisors(profile.ranks):
-            if not wanted.stages or stages in wanted.stages:
-                found += (self._pipelines(stages) if stages > 1
-                          else self._replicas())
-        self.candidates = sorted(found, key=lambda one: one.seconds)
+        # Why there is no way with so many stages, by the bytes that each
+        # way would need.
+        self._reasons: dict[int, list[tuple[float, str]]] = {}
+        found = [Candidate(way, predict(profile, wanted.batch, way), memory)
+                 for way in self._ways()
+                 if (memory := self._memory(way)) is not None]
         if not found:
             raise DoesNotFit('no way to run this job fits: ' + '; '.join(
                 f'{self._layout(stages)}: {reason}'
-                for stages, (_, reason) in self._impossible.items()))
+                for stages, reason in self._impossible().items()))
+        self.candidates = sorted(found, key=lambda one: one.seconds)
+        kinds: dict[tuple, Candidate] = {}
+        for one in self.candidates:
+            way = one.way
+            kinds.setdefault((way.stages, way.codec if way.replicas > 1
+                              else '', way.overlap), one)
+        self.kinds = list(kinds.values())
 
-    def promising(self) -> list[Candidate]:
+    def promising(self) -> list[Configuration]:
         """The ways to try.
 
         The fastest, each with another layout, codec or overlap; and the
         simplest one, plain replicas in float32, where it is possible.
         """
-        found = self._of_kinds()
-        plain = [one for one in found
-                 if one.way.stages == 1 and one.way.is_exact
-                 and not one.way.overlap]
+        found = [one.way for one in self.kinds]
+        plain = [way for way in found
+                 if way.stages == 1 and way.is_exact and not way.overlap]
         tried = found[:TRIED]
-        return tried + [one for one in plain[:1] if one not in tried]
+        return tried + [way for way in plain[:1] if way not in tried]
 
-    def plan(self, way: Configuration, trials: Sequence[Trial] = (),
+    def plan(self, way: Configuration, trials: Sequence[Timing] = (),
              remarks: Sequence[str] = ()) -> JobPlan:
         """The plan of a way.
 
@@ -157,32 +154,25 @@ class Choices:
             {name: one.shape
              for name, one in profile.model.parameters.items()},
             wanted.memory, seconds, spread, parts, known.memory,
-            tuple(self._others([str(way), *(one.way for one in trials)])),
+            tuple(self._others({str(way), *(one.way for one in trials)})),
             (*profile.remarks, *self._slow_ranks(), *remarks),
             len(self.candidates), tuple(sorted(
                 trials, key=lambda one: one.seconds)))
 
-    def _others(self, known: Sequence[str]) -> Iterator[Alternative]:
+    def _others(self, known: set[str]) -> Iterator[Timing]:
         """The fastest of other kinds, and one impossible of each layout."""
-        others = [one for one in self._of_kinds()
-                  if str(one.way) not in known]
+        others = [one for one in self.kinds if str(one.way) not in known]
         for one in others[:_SHOWN]:
-            yield Alternative(str(one.way), one.seconds)
+            yield Timing(str(one.way), one.seconds)
         possible = {one.way.stages for one in self.candidates}
-        for stages, (_, reason) in self._impossible.items():
+        for stages, reason in self._impossible().items():
             if stages not in possible:
-                yield Alternative(self._layout(stages), None, reason)
+                yield Timing(self._layout(stages), reason=reason)
 
-    def _of_kinds(self) -> list[Candidate]:
-        found: dict[tuple, Candidate] = {}
-        for one in self.candidates:
-            found.setdefault(one.kind, one)
-        return list(found.values())
-
-    def _refuse(self, stages: int, reason: str, needed: float = 0.0) -> None:
-        """Notes why there is no way with so many stages."""
-        if needed <= self._impossible.get(stages, (math.inf,))[0]:
-            self._impossible[stages] = needed, reason
+    def _impossible(self) -> dict[int, str]:
+        """By stages, what is wrong with the way that needs least."""
+        return {stages: min(reasons, key=lambda one: one[0])[1]
+                for stages, reasons in self._reasons.items()}
 
     def _layout(self, stages: int) -> str:
         replicas = self.profile.ranks // stages
@@ -200,27 +190,30 @@ class Choices:
 
     # --- ways ----------------------------------------------------------------
 
-    def _replicas(self) -> Iterator[Candidate]:
-        count, batch = self.profile.ranks, self.wanted.batch
-        if batch < count:
-            self._refuse(1, f'a batch of {batch} has no sample for each of '
-                         f'{count} ranks')
-            return
-        for way in self._exchanged(Configuration(count)):
-            for overlap in _OVERLAPS if count > 1 else (False,):
-                yield from self._predicted(dataclasses.replace(
-                    way, overlap=overlap))
+    def _ways(self) -> Iterator[Configuration]:
+        """All, whether there is memory for them or not."""
+        for stages in divisors(self.profile.ranks):
+            if self.wanted.stages and stages not in self.wanted.stages:
+                continue
+            replicas = self.profile.ranks // stages
+            if self.wanted.batch < replicas:
+                self._refuse(stages, f'a batch of {self.wanted.batch} has no '
+                             f'sample for each of {replicas} '
+                             + ('ranks' if stages == 1 else 'pipelines'))
+            elif stages > 1:
+                yield from self._pipelines(stages, replicas)
+            else:
+                for way in self._exchanged(Configuration(replicas)):
+                    for overlap in _OVERLAPS if replicas > 1 else (False,):
+                        yield dataclasses.replace(way, overlap=overlap)
 
-    def _pipelines(self, stages: int) -> Iterator[Candidate]:
-        """The candidates with so many stages."""
-        replicas = self.profile.ranks // stages
-        share = self.wanted.batch // replicas
-        if share < 1:
-            self._refuse(stages, f'a batch of {self.wanted.batch} has no '
-                         f'sample for each of {replicas} pipelines')
-            return
+    def _pipelines(self, stages: int, replicas: int
+                   ) -> Iterator[Configuration]:
+        """The best cuts, with all exchanges."""
+        batch = self.wanted.batch
         numbers = [stages * multiple for multiple in _MULTIPLES
-                   if stages * multiple <= share] or [share]
+                   if stages * multiple <= batch // replicas
+                   ] or [batch // replicas]
         found: list[tuple[float, Configuration]] = []
         for micro_batches, schedule in itertools.product(numbers,
                                                          _SCHEDULES):
@@ -228,23 +221,21 @@ class Choices:
                 continue
             try:
                 way = Configuration(replicas, stages, micro_batches, self.cut(
-                    stages, replicas, micro_batches, schedule))
-                parts = predict(self.profile, self.wanted.batch, way
-                                if replicas == 1 else dataclasses.replace(
-                                    way, codec=self.wanted.codecs[0]))
-                found.append((sum(parts.values()) - parts['exchange'], way))
+                    stages, replicas, micro_batches, schedule),
+                    self.wanted.codecs[0])
             except ValueError as error:
-                if stages not in self._impossible:
-                    self._refuse(stages, self._why_no_cut(error, replicas))
+                self._refuse(stages, str(error).partition('. What')[0])
+                continue
+            parts = predict(self.profile, batch, way)
+            found.append((sum(parts.values()) - parts['exchange'], way))
         found.sort(key=lambda one: one[0])
         for _, way in found[:_CUTS]:
-            for exchanged in self._exchanged(way):
-                yield from self._predicted(exchanged)
+            yield from self._exchanged(way)
 
     def _exchanged(self, way: Configuration) -> Iterator[Configuration]:
         """A way with all codecs and algorithms."""
         if way.replicas == 1:
-            yield way
+            yield dataclasses.replace(way, codec='float32')
             return
         for codec, algorithm in itertools.product(
                 self.wanted.codecs, algorithms(way.replicas)):
@@ -260,47 +251,30 @@ class Choices:
         """
         model = self.profile.model
         link = self.profile.links.get(stages, Link())
-        limit = self.wanted.memory
-        if limit is not None:
-            limit -= self._least_exchange(replicas)
-            if limit <= 0:
-                raise DoesNotFit('no byte is left for the model')
+        exchange = min(exchange_bytes(Configuration(replicas, codec=codec),
+                                      model.elements / stages)
+                       for codec in self.wanted.codecs)
         # More micro-batches change neither which cut is best nor how many are
         # live, except with gpipe, which has no more.
         found = search(
             model.intervals(self.wanted.batch / replicas / micro_batches),
             CutProblem(stages, min(micro_batches, _ENOUGH * stages), schedule,
-                       _CHUNKS.get(schedule, 1), limit,
+                       _CHUNKS.get(schedule, 1), self.wanted.memory,
                        2.0 + model.optimizer_arrays, 'auto', link._replace(
                            latency=link.latency + PACKING),
-                       self.profile.overhead))
+                       self.profile.overhead + exchange))
         return dataclasses.replace(found, micro_batches=micro_batches)
 
-    def _least_exchange(self, replicas: int) -> float:
-        """Bytes that the exchange of a stage's replicas takes at least."""
-        stages = self.profile.ranks // replicas
-        return min(exchange_bytes(
-            Configuration(replicas, codec=codec),
-            self.profile.model.elements / stages)
-            for codec in self.wanted.codecs)
+    def _memory(self, way: Configuration) -> tuple[float, ...] | None:
+        """Bytes of each stage's ranks; None: too many."""
+        found = rank_memory(self.profile, self.wanted.batch, way)
+        most, limit = max(found), self.wanted.memory
+        if limit is None or most <= limit:
+            return found
+        self._refuse(way.stages, (
+            f'needs {said_bytes(most, up=True)} on the fullest rank, '
+            f'{said_bytes(most - limit, up=True)} too much'), most)
+        return None
 
-    def _why_no_cut(self, error: ValueError, replicas: int) -> str:
-        said = str(error).partition('. What')[0]
-        if replicas == 1 or not isinstance(error, DoesNotFit):
-            return said
-        return (f'{said}, beside '
-                f'{said_bytes(self._least_exchange(replicas), up=True)} that '
-                'the exchange of replicas takes')
-
-    def _predicted(self, way: Configuration) -> Iterator[Candidate]:
-        """The way with its prediction, if it fits."""
-        memory = rank_memory(self.profile, self.wanted.batch, way)
-        limit = self.wanted.memory
-        if limit is not None and max(memory) > limit:
-            self._refuse(way.stages, (
-                f'needs {said_bytes(max(memory), up=True)} on the fullest '
-                f'rank, {said_bytes(max(memory) - limit, up=True)} too much'),
-                max(memory))
-        else:
-            yield Candidate(way, predict(
-                self.profile, self.wanted.batch, way), memory)
+    def _refuse(self, stages: int, reason: str, needed: float = 0.0) -> None:
+        self._reasons.setdefault(stages, []).append((needed, reason))

@@ -252,24 +252,19 @@ def rank_bytes(intervals: Intervals, problem: CutProblem, ends: Sequence[int],
         recompute: Which chunks run forward twice; (): as the problem says.
     """
     again: list[bool] = []
-    ranks: list[list[tuple]] = [[] for _ in range(problem.stages)]
+    memory = [problem.overhead] * problem.stages
     for chunk, (start, end, live) in enumerate(zip(
             [0, *ends[:-1]], ends, problem.live(), strict=True)):
-        plain, short = (_needs(intervals, problem, live, repeats, start, end)
-                        for repeats in (False, True))
+        plain, short = (
+            float(_chunk_bytes(intervals, problem, live, repeats, start, end))
+            for repeats in (False, True))
         repeat = recompute[chunk] if recompute else (
             not intervals.once[start, end] and (
                 problem.recompute is True or (
                     problem.recompute == 'auto' and problem.memory is not None
-                    and _most(intervals, *plain) > _share(problem))))
+                    and plain > _share(problem))))
         again.append(bool(repeat))
-        ranks[chunk % problem.stages].append(short if repeat else plain)
-    memory = []
-    for chunks in ranks:
-        fixed, passes, largest, in_heap = zip(*chunks, strict=True)
-        # One parameter is updated after the other.
-        memory.append(problem.overhead + float(_most(
-            intervals, sum(fixed), sum(passes), max(largest), max(in_heap))))
+        memory[chunk % problem.stages] += short if repeat else plain
     return tuple(again), tuple(memory)
 
 
@@ -292,13 +287,13 @@ def _share(problem: CutProblem) -> float:
     return (problem.memory - problem.overhead) / problem.chunks
 
 
-def _needs(intervals: Intervals, problem: CutProblem, live: int, repeats: bool,
-           start: Any, end: Any) -> tuple[Any, Any, Any, Any]:
-    """Bytes of intervals as chunks, in four parts.
+def _chunk_bytes(intervals: Intervals, problem: CutProblem, live: int,
+                 repeats: bool, start: Any, end: Any) -> Any:
+    """Bytes of intervals as chunks, at the worst moment.
 
-    Parameters with gradients and the optimizer's state; activations, messages
-    and temporary arrays; the largest parameter; the largest that the allocator
-    does not give back.
+    Parameters with gradients and the optimizer's state; and activations,
+    messages and temporary arrays, of which nothing is left when parameters
+    are updated.
     """
     kept = intervals.kept[start, end]
     if problem.schedule == 'zero_bubble':
@@ -307,26 +302,15 @@ def _needs(intervals: Intervals, problem: CutProblem, live: int, repeats: bool,
     inputs, outputs = intervals.crossing[start], intervals.crossing[end]
     passes = (intervals.temporary[start, end] + 2 * (inputs + outputs)
               + live * inputs + numpy.where(again, 1, live) * kept)
-    return (intervals.parameters[start, end] * problem.copies, passes,
-            intervals.largest[start, end],
-            intervals.largest_in_heap[start, end])
-
-
-def _most(intervals: Intervals, fixed: Any, passes: Any, largest: Any,
-          in_heap: Any) -> Any:
-    """All parts at the worst moment.
-
-    When parameters are updated, nothing of the passes is left.
-    """
-    return fixed + numpy.maximum(passes, intervals.updating(largest, in_heap))
+    return (intervals.parameters[start, end] * problem.copies
+            + numpy.maximum(passes, intervals.updating(start, end)))
 
 
 def _table(intervals: Intervals, problem: CutProblem, live: int, repeats: bool
            ) -> Any:
     """The bytes of all intervals as chunks."""
     start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
-    return _most(intervals, *_needs(intervals, problem, live, repeats, start,
-                                    end))
+    return _chunk_bytes(intervals, problem, live, repeats, start, end)
 
 
 def _why(intervals: Intervals, problem: CutProblem) -> str:

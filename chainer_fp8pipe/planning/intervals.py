@@ -13,12 +13,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from typing import Any
 
 import numpy
 
-from .calls import Call, Order, Parameter, Position, Source, positions
+from .calls import Call, Order, Position, Value, positions
 
 #: More atoms than these are joined to about so many: the tables grow with
 #: the square of the number, and lie in memory beside a model in training.
@@ -70,15 +76,17 @@ class Intervals:
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
-                 parameters: Mapping[str, Parameter],
+                 parameters: Mapping[str, Value],
                  like: Sequence[Call] | None = None) -> None:
         place = positions(calls, order)
         atoms = _coarse(_atoms(calls, place), like or calls)
         self.order, self.count = order, len(atoms)
         self.starts = [place[atom[0]] for atom in atoms]
         inside = [[calls[number] for number in atom] for atom in atoms]
-        atom_of = {number: index for index, atom in enumerate(atoms)
-                   for number in atom}
+        atom_of = [0] * len(calls)
+        for index, atom in enumerate(atoms):
+            for number in atom:
+                atom_of[number] = index
 
         def sums(cost: Callable[[Call], float]) -> numpy.ndarray:
             return numpy.concatenate([[0.0], numpy.cumsum(
@@ -89,8 +97,7 @@ class Intervals:
         self.deferred = _between(sums(lambda call: call.deferred))
         self.once = _between(sums(lambda call: call.once)) > 0
         self.temporary, plain = _backward_bytes(
-            calls, [atom_of[number] for number in range(len(calls))],
-            self.count, parameters)
+            calls, atom_of, self.count, parameters)
         self.plain, self.update_times = numpy.asarray(plain), 0.0
         used = [[(name, parameters[name].nbytes) for call in atom
                  for name in call.parameters if name in parameters]
@@ -114,21 +121,16 @@ class Intervals:
         return (*(sum(start < cut for start in self.starts) for cut in cuts),
                 self.count)
 
-    def updating(self, largest: Any, in_heap: Any) -> Any:
+    def updating(self, start: Any, end: Any) -> Any:
         """Bytes of temporary arrays while an optimizer updates parameters.
 
         While the largest is updated, what the largest of those in the heap
         has needed is still there.
-
-        Args:
-            largest: Bytes of the largest parameter, a number or a table.
-            in_heap: Of the largest that is no larger than
-                :data:`HEAP_BYTES`.
         """
-        times = self.update_times
+        times, largest = self.update_times, self.largest[start, end]
         return times * largest + numpy.where(
-            largest > HEAP_BYTES,
-            numpy.minimum(times * in_heap, 2 * HEAP_BYTES), 0)
+            largest > HEAP_BYTES, numpy.minimum(
+                times * self.largest_in_heap[start, end], 2 * HEAP_BYTES), 0)
 
 
 # --- atoms ------------------------------------------------------------------
@@ -230,16 +232,15 @@ def _unions(used: list[list[tuple]]) -> numpy.ndarray:
     return numpy.triu(total)
 
 
-def _crossing(calls: Sequence[Call], atom_of: Mapping[int, int], count: int
+def _crossing(calls: Sequence[Call], atom_of: Sequence[int], count: int
               ) -> tuple[numpy.ndarray, numpy.ndarray]:
     """Bytes and numbers of the values made before an atom, used later."""
-    until: dict[Source, int] = {}
-    for number, call in enumerate(calls):
-        for source in call.inputs:
-            until[source] = max(until.get(source, 0), atom_of[number])
     changes = numpy.zeros((2, count + 2))
-    for source, end in until.items():
+    for source, numbers in _uses(
+            (number, source) for number, call in enumerate(calls)
+            for source in call.inputs).items():
         start = atom_of[source.call] + 1
+        end = max(map(atom_of.__getitem__, numbers))
         if start <= end:
             one = calls[source.call].outputs[source.output].nbytes, 1
             changes[:, start] += one
@@ -250,26 +251,8 @@ def _crossing(calls: Sequence[Call], atom_of: Mapping[int, int], count: int
 
 # --- memory of a pass back --------------------------------------------------
 
-class _Wait(NamedTuple):
-    """A gradient waits between two visits.
-
-    Attributes:
-        first, last: Atoms of the calls that are visited; the gradient waits
-            in intervals that contain both.
-        start: The visit that makes the gradient.
-        end: The visit after the last one during which the gradient waits.
-        nbytes: Of the gradient.
-    """
-
-    first: int
-    last: int
-    start: int
-    end: int
-    nbytes: int
-
-
 def _backward_bytes(calls: Sequence[Call], atom_of: Sequence[int], count: int,
-                    parameters: Mapping[str, Parameter]
+                    parameters: Mapping[str, Value]
                     ) -> tuple[numpy.ndarray, float]:
     """Bytes at the worst moment of a pass back, beside what is kept.
 
@@ -288,23 +271,20 @@ def _backward_bytes(calls: Sequence[Call], atom_of: Sequence[int], count: int,
     temporary, atoms = numpy.zeros(len(calls)), numpy.empty(len(calls), int)
     temporary[visits] = [call.temporary for call in calls]
     atoms[visits] = atom_of
-    uses: dict[str, list[int]] = {}
-    for number, call in enumerate(calls):
-        for name in call.parameters:
-            if name in parameters:
-                uses.setdefault(name, []).append(number)
-    waits: list[list[_Wait]] = [[] for _ in range(count)]
+    uses = _uses((number, name) for number, call in enumerate(calls)
+                 for name in call.parameters if name in parameters)
+    of_values = list(_of_values(calls, visits, atom_of))
     plain = temporary.copy()
-    for wait in _of_values(calls, visits, atom_of):
-        waits[wait.first].append(wait)
-        plain[wait.start + 1:wait.end] += wait.nbytes
-    for wait in _of_parameters(uses, parameters, visits, atom_of):
-        waits[wait.first].append(wait)
+    for *_, start, end, nbytes in of_values:
+        plain[start + 1:end] += nbytes
     for name, numbers in uses.items():
-        nbytes, read = parameters[name].nbytes, [
-            visits[number] for number in numbers]
-        plain[:min(read) + 1] -= nbytes
-        plain[min(read) + 1:max(read) + 1] += nbytes
+        read = [visits[number] for number in numbers]
+        plain[:min(read) + 1] -= parameters[name].nbytes
+        plain[min(read) + 1:max(read) + 1] += parameters[name].nbytes
+    waits: list[list[_Wait]] = [[] for _ in range(count)]
+    for wait in (*of_values,
+                 *_of_parameters(uses, parameters, visits, atom_of)):
+        waits[wait[0]].append(wait)
     # Visits in the order of their atoms, so that those of an interval that
     # begins further on are the last ones.
     columns = numpy.argsort(atoms, kind='stable')
@@ -314,12 +294,17 @@ def _backward_bytes(calls: Sequence[Call], atom_of: Sequence[int], count: int,
         temporary.astype('f')[columns], numpy.float32(-numpy.inf))
     found = numpy.zeros((count + 1, count + 1), 'f')
     for first in reversed(range(count)):
-        for wait in waits[first]:
-            between = (wait.start < columns) & (columns < wait.end)
-            needed[wait.last + 1:, between] += wait.nbytes
+        for _, last, start, end, nbytes in waits[first]:
+            needed[last + 1:, (start < columns) & (columns < end)] += nbytes
         found[first, first + 1:] = needed[first + 1:, begins[first]:].max(
             axis=1, initial=0.0)
     return found, float(plain.max(initial=0.0))
+
+
+#: A gradient that waits between two visits: the atoms of the calls that are
+#: visited, as it waits in intervals that contain both; the visit that makes
+#: it; the one after the last during which it waits; its bytes.
+_Wait = tuple[int, int, int, int, int]
 
 
 def _visits(calls: Sequence[Call]) -> list[int]:
@@ -335,31 +320,37 @@ def _visits(calls: Sequence[Call]) -> list[int]:
     return found
 
 
+def _uses(pairs: Iterable[tuple[int, Any]]) -> dict[Any, list[int]]:
+    """Numbers of the calls that use a thing."""
+    found: dict[Any, list[int]] = {}
+    for number, thing in pairs:
+        found.setdefault(thing, []).append(number)
+    return found
+
+
 def _of_values(calls: Sequence[Call], visits: Sequence[int],
                atom_of: Sequence[int]) -> Iterator[_Wait]:
     """Until the function that has made the value is visited.
 
     Its own gradients are among the function's temporary arrays.
     """
-    readers: dict[Source, list[int]] = {}
-    for number, call in enumerate(calls):
-        for source in dict.fromkeys(call.inputs):
-            if calls[source.call].outputs[source.output].wants:
-                readers.setdefault(source, []).append(number)
-    for source, numbers in readers.items():
+    for source, numbers in _uses(
+            (number, source) for number, call in enumerate(calls)
+            for source in dict.fromkeys(call.inputs)
+            if calls[source.call].outputs[source.output].wants).items():
         value = calls[source.call].outputs[source.output]
         end = visits[source.call]
         # An interval may lack the readers that are visited first.
         for number in sorted(numbers, key=atom_of.__getitem__):
             start = visits[number]
             if start + 1 < end:
-                yield _Wait(atom_of[source.call], atom_of[number], start,
-                            end, value.nbytes)
+                yield (atom_of[source.call], atom_of[number], start, end,
+                       value.nbytes)
             end = min(start + 1, end)
 
 
 def _of_parameters(uses: Mapping[str, list[int]],
-                   parameters: Mapping[str, Parameter], visits: Sequence[int],
+                   parameters: Mapping[str, Value], visits: Sequence[int],
                    atom_of: Sequence[int]) -> Iterator[_Wait]:
     """From the first visit of a reader to the end of the last one's."""
     for name, numbers in uses.items():
@@ -367,5 +358,5 @@ def _of_parameters(uses: Mapping[str, list[int]],
             atom_of[number], -visits[number]))
         for one, other in itertools.pairwise(numbers):
             start, end = sorted((visits[one], visits[other]))
-            yield _Wait(atom_of[one], atom_of[other], start, end + 1,
-                        parameters[name].nbytes)
+            yield (atom_of[one], atom_of[other], start, end + 1,
+                   parameters[name].nbytes)

@@ -3,10 +3,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ..pipeline.schedules import make_schedule
-from .partition_plan import PartitionPlan, load_plan
+from .partition_plan import PartitionPlan
 from .sizes import counted, said_bytes
 from .stored import made, read_json, write_json
 
@@ -53,10 +53,7 @@ class Configuration:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in 'replicas', 'stages', 'micro_batches':
-            if getattr(self, name) < 1:
-                raise ValueError(f'{name} must be at least 1, not '
-                                 f'{getattr(self, name)!r}')
+        _check_numbers(self, 'replicas', 'stages', 'micro_batches')
         cut = self.cut
         if (self.stages > 1) != (cut is not None):
             raise ValueError(f'{self.stages} stages need '
@@ -113,31 +110,22 @@ class Configuration:
         return ', '.join(parts)
 
 
-class Trial(NamedTuple):
-    """What some updates took in a way to run the job.
+@dataclass(frozen=True)
+class Timing:
+    """What an update takes in a way to run the job.
 
     Attributes:
         way: In words.
-        seconds: Median of an update.
-        spread: Half of the distance of the quartiles, relative.
+        seconds: Of an update: the median, where the way was tried, or else
+            predicted; 0 where the way is impossible.
+        spread: Half of the distance of the quartiles, relative, where the
+            way was tried.
+        reason: Why the way is impossible; '': it is not.
     """
 
     way: str
-    seconds: float
-    spread: float
-
-
-class Alternative(NamedTuple):
-    """A way that was not tried.
-
-    Attributes:
-        way: In words.
-        seconds: Predicted; None: impossible.
-        reason: Why it is impossible; '': it is not.
-    """
-
-    way: str
-    seconds: float | None
+    seconds: float = 0.0
+    spread: float = 0.0
     reason: str = ''
 
 
@@ -177,17 +165,14 @@ class JobPlan:
     spread: float = 0.0
     parts: Mapping[str, float] = field(default_factory=dict)
     memory: tuple[float, ...] = ()
-    alternatives: tuple[Alternative, ...] = ()
+    alternatives: tuple[Timing, ...] = ()
     remarks: tuple[str, ...] = ()
     looked_at: int = 0
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[Timing, ...] = ()
 
     def __post_init__(self) -> None:
         choice = self.choice
-        for name in 'ranks', 'batch':
-            if getattr(self, name) < 1:
-                raise ValueError(f'{name} must be at least 1, not '
-                                 f'{getattr(self, name)!r}')
+        _check_numbers(self, 'ranks', 'batch')
         if choice.stages * choice.replicas != self.ranks:
             raise ValueError(f'{choice.stages} stages x {choice.replicas} '
                              f'replicas are not {self.ranks} ranks')
@@ -196,6 +181,10 @@ class JobPlan:
                 f'batch {self.batch} cannot be cut into choice.micro_batches '
                 f'{choice.micro_batches} for each of {choice.replicas} '
                 'replicas')
+        if choice.cut is not None:
+            # Which must be possible, and not take for ever to find out.
+            make_schedule(choice.schedule, choice.stages,
+                          choice.micro_batches, choice.cut.chunks)
         if self.model and choice.cut is not None:
             for group in choice.cut.order:
                 for name in group:
@@ -208,6 +197,15 @@ class JobPlan:
         """Whether the seconds were measured."""
         return str(self.choice) in [one.way for one in self.trials]
 
+    @staticmethod
+    def before_made(data: Any, where: str) -> Any:
+        """What a file has, without what says that it is of a job."""
+        if not isinstance(data, Mapping) or data.get('kind') != _KIND:
+            raise ValueError('this is no plan of a job' + (
+                "; a cut of partition()'s is given to partition(plan=...)"
+                if isinstance(data, Mapping) and 'cuts' in data else ''))
+        return {name: value for name, value in data.items() if name != 'kind'}
+
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
         write_json(path, self.as_dict())
@@ -217,9 +215,7 @@ class JobPlan:
         cut = self.choice.cut
         return {'kind': _KIND, **asdict(self),
                 'choice': {**vars(self.choice),
-                           'cut': cut and cut.as_dict()},
-                'trials': [one._asdict() for one in self.trials],
-                'alternatives': [one._asdict() for one in self.alternatives]}
+                           'cut': cut and cut.as_dict()}}
 
     def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
         """Why the plan is not for a model or job; '' if it is.
@@ -231,17 +227,18 @@ class JobPlan:
         if ranks is not None and ranks != self.ranks:
             return (f'the plan is for {self.ranks} ranks, and there are '
                     f'{ranks}; start so many, or make a plan for {ranks}')
+        problem = ''
         for name in {**self.model, **shapes}:
             here, there = shapes.get(name), self.model.get(name)
             if name not in shapes or name not in self.model:
+                problem = ('is only in the '
+                           + ('plan' if name in self.model else 'model'))
+            elif here and there and tuple(here) != tuple(there):
+                problem = (f'has shape {tuple(here)}, in the plan '
+                           f'{tuple(there)}')
+            if problem:
                 return ('the plan was made for another model: parameter '
-                        f'{name} is only in the '
-                        f'{"plan" if name in self.model else "model"}; '
-                        'make the plan again')
-            if here and there and tuple(here) != tuple(there):
-                return ('the plan was made for another model: parameter '
-                        f'{name} has shape {tuple(here)}, in the plan '
-                        f'{tuple(there)}; make the plan again')
+                        f'{name} {problem}; make the plan again')
         return ''
 
     def __str__(self) -> str:
@@ -273,8 +270,8 @@ class JobPlan:
         if self.alternatives:
             lines += ['', f'not tried (the best of each kind, of '
                       f'{self.looked_at} ways, predicted):', *_table([
-                          ('-' if one.seconds is None else _ms(one.seconds),
-                           one.way, one.reason)
+                          ('-' if one.reason else _ms(one.seconds), one.way,
+                           one.reason)
                           for one in self.alternatives])]
         return '\n'.join(lines)
 
@@ -293,33 +290,20 @@ def load_job_plan(source: str | Mapping[str, Any] | JobPlan, remedy: str =
         ValueError: The source is no plan, or a plan that contradicts itself;
             the message says how.
     """
-    if isinstance(source, JobPlan):
-        return source
     name = 'the plan'
     if isinstance(source, str):
         name, source = source, read_json(source, remedy)
     try:
-        return _made(source)
+        return made(JobPlan, source)
     except ValueError as error:
         raise ValueError(f'{name}: {error}; {remedy}') from None
 
 
-def _made(data: Any) -> JobPlan:
-    if not isinstance(data, Mapping) or data.get('kind') != _KIND:
-        raise ValueError('this is no plan of a job' + (
-            "; a cut of partition()'s is given to partition(plan=...)"
-            if isinstance(data, Mapping) and 'cuts' in data else ''))
-    data = {name: value for name, value in data.items() if name != 'kind'}
-    choice = data.get('choice')
-    if isinstance(choice, Mapping) and choice.get('cut') is not None:
-        cut = load_plan(choice['cut'], 'choice.cut')
-        # Which must be possible, and not take for ever to find out.
-        if cut.micro_batches > made(int, data.get('batch', 0), 'batch'):
-            raise ValueError(f'{cut.micro_batches} micro-batches are more '
-                             'than the samples of batch')
-        make_schedule(cut.schedule, cut.stages, cut.micro_batches, cut.chunks)
-        data['choice'] = {**choice, 'cut': cut}
-    return made(JobPlan, data)
+def _check_numbers(plan: Any, *names: str) -> None:
+    for name in names:
+        if getattr(plan, name) < 1:
+            raise ValueError(f'{name} must be at least 1, not '
+                             f'{getattr(plan, name)!r}')
 
 
 def _said(value: Any) -> str:

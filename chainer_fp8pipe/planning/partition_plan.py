@@ -4,7 +4,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from .calls import Order, Position
 from .stored import made, read_json, write_json
@@ -78,6 +78,25 @@ class PartitionPlan:
         return {name: sum(cut <= Position(place, 0) for cut in self.cuts)
                 for place, group in enumerate(self.order) for name in group}
 
+    @staticmethod
+    def before_made(data: Any, where: str) -> Any:
+        """What a file has, with cuts as they are here."""
+        if not isinstance(data, Mapping) or not {'order', 'cuts'} <= set(data):
+            return data
+        prefix = where and f'{where}.'
+        order = made(Order, data['order'], f'{prefix}order')
+        if not all(order):
+            raise ValueError('the order of parameters has an empty group')
+        place_of = {name: place for place, group in enumerate(order)
+                    for name in group}
+        cuts = made(tuple[_NamedCut, ...], data['cuts'], f'{prefix}cuts')
+        for cut in cuts:
+            if cut.before not in place_of:
+                raise ValueError(f'the plan cuts before {cut.before}, which '
+                                 'is not in its order of parameters')
+        return {**data, 'cuts': tuple(
+            Position(place_of[cut.before], cut.calls_later) for cut in cuts)}
+
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
         write_json(path, self.as_dict())
@@ -86,55 +105,36 @@ class PartitionPlan:
         """The content of the file that :meth:`save` writes."""
         return {
             **vars(self), 'predicted': asdict(self.predicted),
-            'cuts': [_NamedCut(self.order[cut.place][0], cut.depth)._asdict()
+            'cuts': [asdict(_NamedCut(self.order[cut.place][0], cut.depth))
                      for cut in self.cuts]}
 
 
-class _NamedCut(NamedTuple):
+@dataclass(frozen=True)
+class _NamedCut:
     """A cut in a file, where people see names of parameters."""
 
     before: str
     calls_later: int = 0
 
 
-def load_plan(source: str | Mapping[str, Any] | PartitionPlan,
-              where: str = '') -> PartitionPlan:
+def load_plan(source: str | Mapping[str, Any] | PartitionPlan
+              ) -> PartitionPlan:
     """Reads a plan, and checks that its parts agree with each other.
 
     Args:
         source: The path of a file that :meth:`PartitionPlan.save` has written,
             the dictionary in such a file, or a :class:`PartitionPlan`, which
             is returned as it is.
-        where: Before names of fields in messages.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: The source is no plan, or a plan that contradicts itself;
             the message says how.
     """
-    if isinstance(source, PartitionPlan):
-        return source
-    said = '' if where else 'this is no plan: '
+    name = 'this'
     if isinstance(source, str):
-        source, said = read_json(source), f'{source} is no plan: '
+        name, source = source, read_json(source)
     try:
-        if isinstance(source, Mapping) and {'order', 'cuts'} <= set(source):
-            source = {**source, 'cuts': _positions(source, where)}
-        return made(PartitionPlan, source, where)
+        return made(PartitionPlan, source)
     except ValueError as error:
-        raise ValueError(f'{said}{error}') from None
-
-
-def _positions(data: Mapping[str, Any], where: str) -> tuple[Position, ...]:
-    prefix = where and f'{where}.'
-    order = made(Order, data['order'], f'{prefix}order')
-    if not all(order):
-        raise ValueError('the order of parameters has an empty group')
-    place_of = {name: place for place, group in enumerate(order)
-                for name in group}
-    cuts = made(tuple[_NamedCut, ...], data['cuts'], f'{prefix}cuts')
-    for before, _ in cuts:
-        if before not in place_of:
-            raise ValueError(f'the plan cuts before {before}, which is not '
-                             'in its order of parameters')
-    return tuple(Position(place_of[before], later) for before, later in cuts)
+        raise ValueError(f'{name} is no plan: {error}') from None

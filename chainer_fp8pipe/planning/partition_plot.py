@@ -1,9 +1,10 @@
 """Draws where a model is cut, and what each stage gets."""
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from .partition_plan import PartitionPlan
 from .sizes import counted, said_bytes
@@ -11,20 +12,11 @@ from .sizes import counted, said_bytes
 # Light and dark enough to be told apart without seeing colours.
 _TIME, _PARAMETERS, _MEMORY = '#3366ab', '#de701f', '#f5b359'
 _CROSSING, _GREY = '#9e2973', '#666666'
-# Inches: of the names, a panel, between panels; of the title, a row, a note.
-_LEFT, _PANEL, _BETWEEN = 2.3, 2.0, 0.25
-_TOP, _ROW, _BOTTOM, _NOTE = 0.8, 0.62, 0.3, 0.18
-_ROOM = 1.6                 # of the longest bar, for its value
-_LONGEST, _LONGEST_LINE, _MOST_NOTES = 34, 92, 6
-
-
-class _Panel(NamedTuple):
-    """A column of bars, and how their values are said; None: no bar."""
-
-    title: str
-    colour: str
-    values: list[float | None]
-    said: Callable[[float], str]
+# Inches: the margin; of the names, a panel, its longest bar; of the title, a
+# row, a bar's height, a note.
+_EDGE, _LEFT, _PANEL, _LONGEST = 0.15, 2.3, 2.25, 1.25
+_TOP, _ROW, _BAR, _NOTE = 0.8, 0.62, 0.28, 0.18
+_LETTERS, _LETTERS_OF_A_LINE, _MOST_NOTES = 34, 92, 6
 
 
 def plot_plan(cut: Any, path: str | os.PathLike[str],
@@ -59,127 +51,123 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
     known = None if part is plan else part
     if memory is None and known is not None:
         memory = known.limit
-    panels, notes = _panels(plan, known), _notes(plan, known)
-    rows = len(plan.recompute)
-    bottom = _BOTTOM + _NOTE * len(notes)
-    width = _LEFT + max(2, len(panels)) * (_PANEL + _BETWEEN)
-    height = _TOP + _ROW * rows + bottom
+    panels, notes = list(_panels(plan, known)), list(_notes(plan, known))
+    bottom = _TOP + _ROW * len(plan.recompute)
+    width = _LEFT + max(2, len(panels)) * _PANEL
+    height = bottom + 0.35 + _NOTE * len(notes)
     figure = Figure(figsize=(width, height))
-    figure.suptitle(_title(plan, known), x=0.15 / width, ha='left',
-                    y=1 - 0.12 / height, va='top', fontsize=11)
-    for number, note in enumerate(notes):
-        figure.text(0.15 / width, (bottom - 0.4 - _NOTE * number) / height,
-                    note, color=_GREY, fontsize=8)
-
-    def axes_at(left: float, inches: float) -> Any:
-        axes = figure.add_axes((left / width, bottom / height,
-                                inches / width, _ROW * rows / height))
-        axes.set_ylim(rows - 0.5, -0.5)         # the first on top
-        axes.tick_params(bottom=False, left=False, labelbottom=False,
-                         labelleft=False)
-        axes.patch.set_visible(False)
-        axes.spines[:].set_visible(False)
-        return axes
+    axes = figure.add_axes((0, 0, 1, 1))    # in inches from the upper left
+    axes.set(xlim=(0, width), ylim=(height, 0))
+    axes.axis('off')
+    write = functools.partial(axes.text, va='center', fontsize=8)
+    write(_EDGE, 0.22, _title(plan, known), fontsize=11)
     for number, panel in enumerate(panels):
-        _draw(axes_at(_LEFT + number * (_PANEL + _BETWEEN), _PANEL), panel,
-              plan, memory)
-    names = axes_at(0.0, _LEFT)
-    names.set_xlim(0, _LEFT)
-    for chunk in range(rows):
-        _name(names, chunk, plan, known)
+        limit = memory if panel[1] is _MEMORY else None
+        _draw(axes, write, _LEFT + number * _PANEL, panel, plan, limit)
+    for chunk in range(len(plan.recompute)):
+        _name(write, chunk, plan, known)
+    for number, note in enumerate(notes):
+        write(_EDGE, bottom + 0.35 + _NOTE * number, note, color=_GREY)
     figure.savefig(path, dpi=150)
 
 
-def _panels(plan: PartitionPlan, part: Any) -> list[_Panel]:
+#: Title, colour, the value of each row or None, and how a value is said.
+_Panel = tuple[str, str, list[Any], Callable[[float], str]]
+
+
+def _panels(plan: PartitionPlan, part: Any) -> Iterator[_Panel]:
     """The columns of which anything is known."""
     chunks, predicted = range(len(plan.recompute)), plan.predicted
-    total = sum(predicted.busy)
-    nothing: list[float | None] = [None for _ in chunks]
-    found = [
-        _Panel('share of the time', _TIME, [
-            busy / total for busy in predicted.busy] if total else nothing,
-            lambda share: f'{100 * share:.0f} %'),
-        _Panel('parameters', _PARAMETERS, [
+    if total := sum(predicted.busy):
+        yield ('share of the time', _TIME,
+               [busy / total for busy in predicted.busy],
+               lambda share: f'{100 * share:.0f} %')
+    if part:
+        yield ('parameters', _PARAMETERS, [
             sum(map(part.parameter_bytes, part.used[chunk]))
-            for chunk in chunks] if part else nothing, said_bytes),
-        # A rank's memory stands at its first chunk.
-        _Panel('memory, predicted', _MEMORY, [
+            for chunk in chunks], said_bytes)
+    if predicted.memory:        # a rank's memory stands at its first chunk
+        yield ('memory, predicted', _MEMORY, [
             predicted.memory[chunk] if chunk < plan.stages else None
-            for chunk in chunks] if predicted.memory else nothing,
-            said_bytes)]
-    return [panel for panel in found if panel.values != nothing]
+            for chunk in chunks], said_bytes)
 
 
-def _draw(axes: Any, panel: _Panel, plan: PartitionPlan,
-          memory: float | None) -> None:
-    limit = memory if panel.colour is _MEMORY else None
-    known = [value or 0.0 for value in panel.values]
-    axes.set_xlim(0, (max(*known, limit or 0.0) or 1.0) * _ROOM)
-    bars = axes.barh(range(len(known)), known, 0.46, linewidth=0,
-                     color=panel.colour, edgecolor='white')
-    for bar, again in zip(bars, plan.recompute, strict=True):
-        if again and panel.colour is _TIME:
+def _middle(chunk: int) -> float:
+    return _TOP + _ROW * (chunk + 0.5)
+
+
+def _draw(axes: Any, write: Callable[..., Any], left: float, panel: _Panel,
+          plan: PartitionPlan, limit: float | None) -> None:
+    title, colour, values, said = panel
+    known = [value or 0.0 for value in values]
+    scale = _LONGEST / (max(*known, limit or 0.0) or 1.0)
+    write(left, _TOP - 0.08, title, color=_GREY, fontsize=9)
+    rows = [_middle(chunk) for chunk in range(len(values))]
+    bars = axes.barh(rows, [value * scale for value in known], _BAR, left=left,
+                     label=title, linewidth=0, color=colour, edgecolor='white')
+    for bar, row, value, again in zip(bars, rows, values, plan.recompute,
+                                      strict=True):
+        axes.vlines(left, row - _BAR / 2, row + _BAR / 2, color=_GREY)
+        if again and colour is _TIME:
             bar.set_hatch(r'\\\\')
-    axes.bar_label(bars, ['' if value is None else panel.said(value)
-                          for value in panel.values], padding=4, fontsize=8,
-                   zorder=4, bbox={'facecolor': 'white', 'linewidth': 0,
-                                   'pad': 0.5})
-    # In pieces, so that what crosses can be read between them.
-    axes.vlines([0] * len(known), *[[row + side for row in range(len(known))]
-                                    for side in (-0.3, 0.3)], color=_GREY)
-    axes.set_title(panel.title, loc='left', fontsize=9, color=_GREY, pad=4)
+        if value is not None:
+            write(left + value * scale + 0.06, row, said(value), zorder=4,
+                  bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 0.5})
     if limit is not None:
-        axes.axvline(limit, color='black', linewidth=1, linestyle='--',
-                     zorder=2)
-        axes.annotate(f'limit {said_bytes(limit)}', (limit, 0), (0, -3),
-                      xycoords=('data', 'axes fraction'), ha='center',
-                      va='top', textcoords='offset points', fontsize=8)
+        end = rows[-1] + _ROW / 2
+        axes.vlines(left + limit * scale, _TOP, end, color='black',
+                    linewidth=1, linestyles='--', zorder=2)
+        write(left + limit * scale, end + 0.1, f'limit {said_bytes(limit)}',
+              ha='center')
 
 
-def _name(axes: Any, chunk: int, plan: PartitionPlan, part: Any) -> None:
+def _name(write: Callable[..., Any], chunk: int, plan: PartitionPlan,
+          part: Any) -> None:
     """Writes the names of a row, and what crosses below the row."""
-    axes.text(0.15, chunk - 0.1, _stage(plan, chunk), va='center',
-              fontsize=10, weight='bold')
+    row, homes = _middle(chunk), plan.homes()
+    write(_EDGE, row - 0.06, _stage(plan, chunk), fontsize=10, weight='bold')
     if part:
         ranks = part.grid.placement.ranks[chunk % plan.stages]
-        axes.text(0.95, chunk - 0.1, _ranks(ranks), va='center', fontsize=9)
-    homes = plan.homes()
+        said = (' '.join(map(str, ranks)) if len(ranks) < 4 else
+                f'{ranks[0]} to {ranks[-1]}')
+        write(0.95, row - 0.06, f'rank{"s" * (len(ranks) > 1)} {said}',
+              fontsize=9)
     first = next((group[0] for group in plan.order
                   if homes[group[0]] == chunk), '')
-    axes.text(0.15, chunk + 0.18, _shortened(first), va='center',
-              fontsize=7, color=_GREY)
+    half = (_LETTERS - 1) // 2
+    write(_EDGE, row + 0.11, first if len(first) <= _LETTERS else (
+        first[:half] + '…' + first[-half:]), fontsize=7, color=_GREY)
     if chunk + 1 == len(plan.recompute):
         return
     text = ''
     if part:
         values = part.crossing[chunk]
         text = said_bytes(sum(value.nbytes for _, value in values)) + (
-            ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape))}'
+            ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
                              for name, value in values[:3])) * bool(values)
         text += f' and {len(values) - 3} more' * (len(values) > 3)
     elif plan.predicted.crossing:
         text = said_bytes(plan.predicted.crossing[chunk])
+    if len(text) > _LETTERS_OF_A_LINE:
+        text = text[:_LETTERS_OF_A_LINE - 1] + '…'
     if text:
-        if len(text) > _LONGEST_LINE:
-            text = text[:_LONGEST_LINE - 1] + '…'
-        axes.text(_LEFT, chunk + 0.5, '↓ ' + text, va='center', fontsize=8,
-                  color=_CROSSING, zorder=3)
+        write(_LEFT, row + _ROW / 2, '↓ ' + text, color=_CROSSING, zorder=3)
 
 
-def _notes(plan: PartitionPlan, part: Any) -> list[str]:
+def _notes(plan: PartitionPlan, part: Any) -> Iterator[str]:
     """What signs mean, and which parameters are on several stages."""
     chunks = range(len(plan.recompute))
-    found = ['↓ crosses to the next stage, per micro-batch'] * (
-        len(chunks) > 1) + ['hatched: runs forward twice'] * any(
-            plan.recompute)
+    if len(chunks) > 1:
+        yield '↓ crosses to the next stage, per micro-batch'
+    if any(plan.recompute):
+        yield 'hatched: runs forward twice'
     ties = list(part.ties) if part else []
     for name in ties[:_MOST_NOTES]:
-        found.append(f'{name} is on ' + ', '.join(
+        yield f'{name} is on ' + ', '.join(
             _stage(plan, chunk) for chunk in chunks
-            if name in part.used[chunk]))
+            if name in part.used[chunk])
     if len(ties) > _MOST_NOTES:
-        found.append(f'and {len(ties) - _MOST_NOTES} more')
-    return found
+        yield f'and {len(ties) - _MOST_NOTES} more'
 
 
 def _stage(plan: PartitionPlan, chunk: int) -> str:
@@ -188,32 +176,14 @@ def _stage(plan: PartitionPlan, chunk: int) -> str:
 
 
 def _title(plan: PartitionPlan, part: Any) -> str:
-    predicted = plan.predicted
+    busy, seconds = plan.predicted.busy, plan.predicted.seconds
     text = counted(plan.stages, 'stage')
     if part is not None:
         text = f'{part.title}: {text}'
         if part.grid.replicas > 1:
             text += f' x {part.grid.replicas} replicas'
-    text += f', {plan.schedule} with '
-    text += counted(plan.micro_batches, 'micro-batch')
-    slowest = max(predicted.busy, default=0.0)
-    if slowest:
-        mean = sum(predicted.busy) / len(predicted.busy)
-        text += f', balance {mean / slowest:.2f}'
-    if predicted.seconds:
-        text += f', {1e3 * predicted.seconds:.3g} ms a step predicted'
-    return text
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) > 3:
-        return f'ranks {ranks[0]} to {ranks[-1]}'
-    return ('ranks ' if len(ranks) > 1 else 'rank ') + ' '.join(
-        map(str, ranks))
-
-
-def _shortened(name: str) -> str:
-    """A path, without its middle if it is too long."""
-    half = (_LONGEST - 1) // 2
-    return name if len(name) <= _LONGEST else (
-        name[:half] + '…' + name[-half:])
+    text += (f', {plan.schedule} with '
+             f'{counted(plan.micro_batches, "micro-batch")}')
+    if any(busy):
+        text += f', balance {sum(busy) / len(busy) / max(busy):.2f}'
+    return text + f', {1e3 * seconds:.3g} ms a step predicted' * bool(seconds)

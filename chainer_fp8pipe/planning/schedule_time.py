@@ -17,15 +17,16 @@ for Pipeline Parallelism Distributed Deep Learning".
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..pipeline.schedules import Action, Kind, Schedule, ScheduleError
 from ..report.events import Event, idle_share
 
-_SENDS = (Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT)
-_RECEIVES = (Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT)
+#: Kinds of actions that send or receive, and whether an activation.
+_SENDS = {Kind.SEND_ACTIVATION: True, Kind.SEND_GRADIENT: False}
+_RECEIVES = {Kind.RECEIVE_ACTIVATION: True, Kind.RECEIVE_GRADIENT: False}
 
 
 class Costs(NamedTuple):
@@ -116,18 +117,14 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
             that of micro-batches, or of bytes not that of boundaries.
     """
     events: list[Event] = []
-    seconds = _run(schedule, costs, link, sizes, events)
+    seconds = step_time(schedule, costs, link, sizes, events)
     return Timeline(tuple(events), seconds, idle_share(events))
 
 
 def step_time(schedule: Schedule, costs: Sequence[Costs],
-              link: Link | None = None) -> float:
-    """The seconds of :func:`simulate` alone, with the same arguments."""
-    return _run(schedule, costs, link, None, None)
-
-
-def _run(schedule: Schedule, costs: Sequence[Costs], link: Link | None,
-         sizes: Sequence[float] | None, events: list[Event] | None) -> float:
+              link: Link | None = None, sizes: Sequence[float] | None = None,
+              events: list[Event] | None = None) -> float:
+    """The seconds of :func:`simulate`, which adds to ``events`` if given."""
     if link is None:
         link = Link(0.0, math.inf, [0.0] * schedule.last_chunk)
     sizes = [1.0] * schedule.micro_batches if sizes is None else sizes
@@ -139,80 +136,66 @@ def _run(schedule: Schedule, costs: Sequence[Costs], link: Link | None,
         if len(values) != count:
             raise ValueError(f'{name} has {len(values)} entries for {count} '
                              f'{what}')
-    run = _Run(schedule, costs, link, sizes, events)
-    ready = list(range(schedule.stages))
-    while ready:
-        run.go_on(ready.pop(), ready)
-    if run.waiting:
+    now, waiting = _played(schedule, costs, link, sizes, events)
+    if waiting:
         raise ScheduleError(
             f'schedule {schedule.name!r} comes to a deadlock: ' + ', '.join(
                 f'rank {rank} waits for {action}'
-                for rank, action in sorted(run.waiting.values())))
-    return max(run.now)
+                for rank, action in sorted(waiting)))
+    return max(now)
 
 
-class _Run:
-    """Ranks on their way through a step.
-
-    Attributes:
-        now: Of each rank, when all that it did so far was through.
-        waiting: By message, the rank that waits for it and the action.
-    """
-
-    def __init__(self, schedule: Schedule, costs: Sequence[Costs], link: Link,
-                 sizes: Sequence[float], events: list[Event] | None) -> None:
-        self.now = [0.0] * schedule.stages
-        self.waiting: dict[tuple, tuple[int, Action]] = {}
-        self._parts = [_parts_of(cost) for cost in costs]
-        self._link, self._sizes, self._events = link, sizes, events
-        self._on_link = [size / link.bandwidth
-                         for size in link.message_bytes]
-        self._free: dict[tuple[int, int], float] = {}
-        self._arrived: dict[tuple, float] = {}
-        self._left = [iter(actions) for actions in schedule.actions]
-
-    def go_on(self, rank: int, ready: list[int]) -> None:
-        """Has a rank go as far as it can; adds others that can go on."""
-        for action in self._left[rank]:
+def _played(schedule: Schedule, costs: Sequence[Costs], link: Link,
+            sizes: Sequence[float], events: list[Event] | None
+            ) -> tuple[list[float], Iterable[tuple[int, Action]]]:
+    """When each rank is through, and which ranks wait for what forever."""
+    parts, left = list(map(_parts_of, costs)), list(map(iter,
+                                                        schedule.actions))
+    now = [0.0] * schedule.stages
+    # By message, when it arrives, and who waits for it; by pair of ranks,
+    # when the link is free.
+    arrived: dict[tuple, float] = {}
+    waiting: dict[tuple, tuple[int, Action]] = {}
+    free: dict[tuple[int, int], float] = {}
+    ready = list(range(schedule.stages))
+    while ready:
+        rank = ready.pop()
+        for action in left[rank]:
             kind, micro_batch, chunk = action
+            size = sizes[micro_batch]
             if kind in _RECEIVES:
-                key = (kind is Kind.RECEIVE_ACTIVATION, action.boundary,
-                       micro_batch)
-                if key not in self._arrived:
-                    self.waiting[key] = rank, action
-                    return
-                self.now[rank] = max(self.now[rank], self._arrived.pop(key))
+                message = _RECEIVES[kind], action.boundary, micro_batch
+                if message not in arrived:
+                    waiting[message] = rank, action
+                    break
+                now[rank] = max(now[rank], arrived.pop(message))
             elif kind in _SENDS:
-                self._send(rank, action, ready)
+                message = _SENDS[kind], action.boundary, micro_batch
+                pair = rank, (rank + 2 * message[0] - 1) % len(now)
+                free[pair] = (
+                    max(now[rank], free.get(pair, 0.0)) + size
+                    * link.message_bytes[action.boundary] / link.bandwidth)
+                there = arrived[message] = free[pair] + link.latency
+                if not link.overlapped:
+                    _work(now, events, rank, action, 'send',
+                          there - now[rank])
+                if message in waiting:  # where a rank stopped, it has it now
+                    other, _ = waiting.pop(message)
+                    now[other] = max(now[other], arrived.pop(message))
+                    ready.append(other)
             else:
-                for name, seconds in self._parts[chunk][kind]:
-                    self._busy(rank, name, seconds * self._sizes[micro_batch],
-                               micro_batch, chunk)
+                for name, seconds in parts[chunk][kind]:
+                    _work(now, events, rank, action, name, seconds * size)
+    return now, waiting.values()
 
-    def _send(self, rank: int, action: Action, ready: list[int]) -> None:
-        kind, micro_batch, chunk = action
-        forward = kind is Kind.SEND_ACTIVATION
-        key = forward, action.boundary, micro_batch
-        pair = rank, (rank + (1 if forward else -1)) % len(self.now)
-        self._free[pair] = (
-            max(self.now[rank], self._free.get(pair, 0.0))
-            + self._on_link[action.boundary] * self._sizes[micro_batch])
-        there = self._arrived[key] = self._free[pair] + self._link.latency
-        if not self._link.overlapped:
-            self._busy(rank, 'send', there - self.now[rank], micro_batch,
-                       chunk)
-        if key in self.waiting:     # where a rank stopped, it has this now
-            other, _ = self.waiting.pop(key)
-            self.now[other] = max(self.now[other], self._arrived.pop(key))
-            ready.append(other)
 
-    def _busy(self, rank: int, name: str, seconds: float, micro_batch: int,
-              chunk: int) -> None:
-        start = self.now[rank]
-        self.now[rank] = start + seconds
-        if self._events is not None:
-            self._events.append(Event(rank, name, start, self.now[rank],
-                                      micro_batch, chunk))
+def _work(now: list[float], events: list[Event] | None, rank: int,
+          action: Action, name: str, seconds: float) -> None:
+    start = now[rank]
+    now[rank] = start + seconds
+    if events is not None:
+        events.append(Event(rank, name, start, now[rank],
+                            action.micro_batch, action.chunk))
 
 
 def _parts_of(cost: Costs) -> dict[Kind, list[tuple[str, float]]]:

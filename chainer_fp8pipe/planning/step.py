@@ -41,14 +41,14 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy
 
 from ..mpi.placement import place
-from .calls import Call, Parameter
+from .calls import Call, Value
 from .cuts import CutProblem, chunk_costs, rank_bytes
 from .intervals import Intervals
 from .job_plan import Configuration
@@ -73,7 +73,7 @@ _BUFFERS = 2_800_000
 #: Codecs with error feedback, whose first updates travel in float32.
 _WITH_FEEDBACK = 'fp8', 'int4', 'int5'
 _FLOAT = 4              # bytes of what is left out, and of sums being made
-#: Bytes and number of frames on their way, unless options say otherwise.
+#: Bytes and number of frames on their way.
 _FRAME_BYTES, _FRAMES_IN_FLIGHT = 3 << 14, 3
 #: Attributes of intervals that grow with the samples: sums, and others.
 _SUMS = 'forward', 'backward', 'weights'
@@ -81,17 +81,6 @@ _BYTES = 'kept', 'deferred', 'temporary', 'plain', 'crossing'
 
 
 # --- what was measured ------------------------------------------------------
-
-def _kept(make: Callable[[Any, float], Any]) -> Callable[[Any, float], Any]:
-    """A method whose results for numbers of samples are kept."""
-    @functools.wraps(make)
-    def method(self: Any, samples: float) -> Any:
-        key = make.__name__, samples
-        if key not in self.results:
-            self.results[key] = make(self, samples)
-        return self.results[key]
-    return method
-
 
 @dataclass(frozen=True)
 class ModelFigures:
@@ -119,7 +108,6 @@ class ModelFigures:
             share of these; the most that was seen is 0.19.
         undivided: Why the model cannot be cut, so that ``calls`` are made
             up, one for each layer; '': it can.
-        results: What was reckoned before.
     """
 
     samples: int
@@ -127,43 +115,34 @@ class ModelFigures:
     few: int
     calls_few: tuple[Call, ...]
     order: tuple[tuple[str, ...], ...]
-    parameters: Mapping[str, Parameter]
+    parameters: Mapping[str, Value]
     update: float = 0.0
     micro_batch: float = 0.0
     optimizer_arrays: int = 2
     update_temporary: float = 0.0
     heap: float = 0.2
     undivided: str = ''
-    results: dict = field(default_factory=dict, init=False, repr=False)
-
-    def elements_of(self, names: Iterable[str]) -> int:
-        """Elements of these parameters, as far as shapes are known."""
-        return sum(self.parameters[name].nbytes
-                   // self.parameters[name].dtype.itemsize for name in names)
 
     @property
     def elements(self) -> int:
-        """Elements of all parameters."""
-        return self.elements_of(self.parameters)
+        """Elements of all parameters, as far as shapes are known."""
+        return sum(one.size for one in self.parameters.values())
 
     def elements_of_calls(self) -> list[int]:
         """Elements of the parameters that each call is the first to use."""
-        known, found = set[str](), []
+        left, found = dict(self.parameters), []
         for call in self.calls:
-            new = {name for name in call.parameters
-                   if name in self.parameters} - known
-            known |= new
-            found.append(self.elements_of(new))
+            found.append(sum(left.pop(name).size for name in call.parameters
+                             if name in left))
         return found
 
     def elements_of_stages(self, cut: PartitionPlan) -> list[int]:
         """Elements of the parameters of each stage."""
-        names: list[list[str]] = [[] for _ in range(cut.stages)]
+        found = [0] * cut.stages
         for name, chunk in cut.homes().items():
-            names[chunk % cut.stages].append(name)
-        return [self.elements_of(of) for of in names]
+            found[chunk % cut.stages] += self.parameters[name].size
+        return found
 
-    @_kept
     def passes(self, samples: float) -> numpy.ndarray:
         """Seconds of the calls by plain Chainer, with so many samples.
 
@@ -181,9 +160,12 @@ class ModelFigures:
         shares = large / numpy.maximum(large.sum(axis=1), 1e-12)[:, None]
         return shares * seconds[:, None]
 
-    @_kept
-    def intervals(self, samples: float) -> Intervals:
-        """All intervals of the calls, with so many samples."""
+    @functools.cached_property
+    def intervals(self) -> Callable[[float], Intervals]:
+        """All intervals of the calls, by the number of samples."""
+        return functools.cache(self._intervals)
+
+    def _intervals(self, samples: float) -> Intervals:
         large, small = self._both
         found = copy.copy(large)
         for name in (*_SUMS, *_BYTES):
@@ -485,8 +467,7 @@ def rank_memory(profile: JobProfile, batch: int, way: Configuration
         last = intervals.count
         # The first updates wait for no forward pass, and take as much as any.
         worst = max(intervals.kept[0, last] + intervals.plain,
-                    intervals.updating(intervals.largest[0, last],
-                                       intervals.largest_in_heap[0, last]))
+                    intervals.updating(0, last))
         return (profile.overhead + float(
             intervals.parameters[0, last] * copies + worst)
             + exchange_bytes(way, model.elements),)
@@ -506,7 +487,8 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
     from one update to the next; frames on their way, and their sums.
 
     Args:
-        way: Names codec, overlap and options.
+        way: Names codec, algorithm and overlap; its options count as those
+            that are usual.
         elements: Of the gradients.  They are float32; of others there are
             copies besides.
     """
@@ -515,14 +497,10 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
     if way.codec == 'naive':        # a buffer for all gradients, and one more
         return 2 * _FLOAT * elements + _BUFFERS
     wire, feedback = WIRE_BYTES[way.codec], way.codec in _WITH_FEEDBACK
-    found = 0.0
-    if feedback and way.options.get('error_feedback', True):
-        found += _FLOAT * elements * (1 + 1 / way.replicas)
+    found = feedback * _FLOAT * elements * (1 + 1 / way.replicas)
     if way.overlap:
-        warms = feedback and way.options.get('warmup', 1)
-        found = max(found + wire * elements, _FLOAT * elements * warms)
-    frame = min(way.options.get('frame_bytes', _FRAME_BYTES) or math.inf,
-                elements * wire) / wire
+        found = max(found + wire * elements, feedback * _FLOAT * elements)
+    frame = min(_FRAME_BYTES, elements * wire) / wire
     # Of each rank's piece: as it comes and as it goes; and sums, of the
     # rank's own piece, or of all pieces on their way round.
     sums = 2.0 * _FLOAT * (1 if way.algorithm == 'direct' else way.replicas)

@@ -16,7 +16,7 @@ from typing import Any
 
 #: What a value of a type is called in messages.
 _NAMES = {int: 'a whole number', float: 'a number', str: 'a text',
-          bool: 'true or false', type(None): 'null'}
+          bool: 'true or false'}
 
 
 def read_json(path: str, remedy: str = '') -> Any:
@@ -50,25 +50,27 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
     """An object of a type, of what JSON has of it.
 
     Args:
-        kind: A data class, a named tuple, ``tuple[...]``,
-            ``Mapping[str, ...]``, ``Literal``, a union, or one of JSON's
-            types.  Numbers are finite and not negative.
-        data: As from :func:`read_json`.
+        kind: A data class, whose ``before_made(data, where)`` may change the
+            data before, ``tuple[...]``, ``Mapping[str, ...]``, ``Literal``,
+            ``... | None``, or one of JSON's types.  Numbers are finite and
+            not negative.
+        data: As from :func:`read_json`; what is an object already, of a data
+            class or another one, is taken as it is.
         where: Path of fields, for messages.
 
     Raises:
         ValueError: The data is no such object; the message says where.
     """
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    if kind is Any or kind not in _NAMES and type(data) is kind:
         return data
-    if dataclasses.is_dataclass(kind) or hasattr(kind, '_fields'):
-        return (data if isinstance(data, kind)
-                else _object(kind, data, where))
+    if dataclasses.is_dataclass(kind):
+        before = getattr(kind, 'before_made', lambda data, where: data)
+        return _object(kind, before(data, where), where)
     if origin in (typing.Union, types.UnionType):
-        return _one_of(arguments, data, where)
+        return None if data is None else made(arguments[0], data, where)
     if origin is typing.Literal:
-        if not any(data is one or type(data) is type(one) and data == one
+        if not any(type(data) is type(one) and data == one
                    for one in arguments):
             known = ', '.join(map(repr, arguments))
             raise ValueError(f'{where} must be one of {known}, not {data!r}')
@@ -91,53 +93,29 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
 def _object(kind: Any, data: Any, where: str) -> Any:
     _check(isinstance(data, Mapping), where, 'an object', data)
     types_, prefix = typing.get_type_hints(kind), where and f'{where}.'
-    if dataclasses.is_dataclass(kind):
-        names = {field.name: field.default is dataclasses.MISSING
-                 and field.default_factory is dataclasses.MISSING
-                 for field in dataclasses.fields(kind)}
-    else:
-        names = {name: name not in kind._field_defaults
-                 for name in kind._fields}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     for name in data:
-        if name not in names:
+        if name not in fields:
             raise ValueError(f'{prefix}{name} is no field of a plan')
-    for name, needed in names.items():
-        if needed and name not in data:
+    for name, field in fields.items():
+        if name not in data and dataclasses.MISSING is (
+                field.default) is field.default_factory:
             raise ValueError(f'{prefix}{name} is missing')
     return kind(**{name: made(types_[name], value, f'{prefix}{name}')
                    for name, value in data.items()})
 
 
-def _one_of(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
-    if data is None and type(None) in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not type(None)]
-    if len(others) == 1:
-        return made(others[0], data, where)
-    for kind in others:
-        try:
-            return made(kind, data, where)
-        except ValueError:
-            continue
-    raise ValueError(f'{where} must be ' + ' or '.join(
-        _NAMES.get(kind, 'a list') for kind in kinds) + f', not {data!r}')
-
-
 def _value(kind: Any, data: Any, where: str) -> Any:
     if kind is float and type(data) is int:
-        data = _float_of(data)
+        try:
+            data = float(data)
+        except OverflowError:
+            data = math.inf
     _check(type(data) is kind, where, _NAMES[kind], data)
     if kind in (int, float) and not 0 <= data < math.inf:
         raise ValueError(f'{where} must be 0 or more, and finite, not '
                          f'{data!r}')
     return data
-
-
-def _float_of(data: int) -> float:
-    try:
-        return float(data)
-    except OverflowError:
-        return math.inf
 
 
 def _check(is_right: bool, where: str, wanted: str, data: Any) -> None:

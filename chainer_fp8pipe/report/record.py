@@ -555,49 +555,46 @@ def _part(kind: Any, fields: dict[str, Any]) -> Any:
         TypeError: Fields are missing, or are of other types.
     """
     hints = _hints(kind)
-    known = {name: _tuples(value) for name, value in fields.items()
-             if name in hints}
-    if kind is RecordedUpdate:
-        known['events'] = tuple(Event(*row) for row in known['events'])
-        # They are many: one stands for all with fields of the same types.
-        for event in {tuple(map(type, event)): event
-                      for event in known['events']}.values():
-            _check(event._asdict(), _hints(Event))
-    _check(known, hints)
-    return kind(**known)
+    return kind(**{name: _read_as(hints[name], value)
+                   for name, value in fields.items() if name in hints})
 
 
 #: Annotations, evaluated once: for each line it took two thirds of reading.
 _hints = functools.cache(typing.get_type_hints)
 
 
-def _check(fields: dict[str, Any], hints: dict[str, Any]) -> None:
-    for name, value in fields.items():
-        if not _fits(value, hints[name]):
-            raise TypeError(f'{name} is {value!r}, no {hints[name]}')
+def _read_as(hint: Any, value: Any) -> Any:
+    """A value of JSON as an annotation of this module says.
 
-
-def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples."""
-    if isinstance(value, dict):
-        return {name: _tuples(part) for name, part in value.items()}
-    return (tuple(map(_tuples, value)) if isinstance(value, list) else value)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation of this module says."""
+    Raises:
+        TypeError: It is something else.
+    """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:
-        return any(_fits(value, one) for one in inner)
-    if origin is tuple:
-        if inner[-1] is ...:
-            inner = inner[:1] * len(value) if isinstance(value, tuple) else ()
-        return isinstance(value, tuple) and len(value) == len(inner) and all(
-            map(_fits, value, inner))
-    if origin is not None:      # a mapping
-        return isinstance(value, dict) and all(
-            _fits(part, inner[1]) for part in value.values())
-    return isinstance(value, (int, float) if hint is float else hint)
+    if inner == (Event, ...):
+        return _events(value)
+    if origin is types.UnionType:       # of a type and None
+        return None if value is None else _read_as(inner[0], value)
+    if origin is tuple and isinstance(value, list):
+        hints = inner[:1] * len(value) if inner[-1] is ... else inner
+        if len(hints) == len(value):
+            return tuple(map(_read_as, hints, value))
+    elif origin is Mapping and isinstance(value, dict):
+        return {name: _read_as(inner[1], part)
+                for name, part in value.items()}
+    elif origin is None and isinstance(
+            value, (int, float) if hint is float else hint):
+        return value
+    raise TypeError(f'{value!r} is no {hint}')
+
+
+def _events(rows: list[list[Any]]) -> tuple[Event, ...]:
+    """They are many: one stands for all with fields of the same types."""
+    hints = [*_hints(Event).values()]
+    for row in {tuple(map(type, row)): row for row in rows}.values():
+        for hint, value in zip(hints, row, strict=False):
+            _read_as(hint, value)
+    return tuple(Event(*row[:10], *(tuple(map(tuple, values))
+                                    for values in row[10:])) for row in rows)
 
 
 def _read_log(path: str, record: RunRecord) -> None:

@@ -11,7 +11,7 @@ import numpy
 from chainer.links import BatchNormalization
 from chainermn.links import MultiNodeBatchNormalization
 
-from ..mpi.groups import Group, split_groups
+from ..mpi.grid import Group, split_groups
 
 
 class HearingMean:

@@ -12,7 +12,7 @@ from ..links.grouped_bn import GroupedBatchNormalization
 from ..links.shared_parameters import things_used
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.groups import Group, ranks_of, split_groups
+from ..mpi.grid import Group, ranks_of, split_groups
 
 
 def create_grouped_bn_model(

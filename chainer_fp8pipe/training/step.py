@@ -24,11 +24,10 @@ import contextlib
 import functools
 import numbers
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import chainer
-import chainer.functions as F
 import numpy
 from chainermn.links import MultiNodeBatchNormalization
 from chainermn.optimizers import (
@@ -36,7 +35,6 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ..chains.partitioned_chain import PartitionedChain
 from ..channel.channel import CODECS, describe
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
@@ -47,7 +45,6 @@ from ..pipeline.backprop import Arrays
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.layers import blame
-from ..pipeline.loss import MeanLoss
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import (
     Schedule,
@@ -61,9 +58,13 @@ from ..report.stream import EventStream
 from .group_failures import give_up, hear_failures
 from .learning_rate import check_count
 from .meetings import Together, means, show_traceback
-from .tied_gradients import TiedGradients
-from .whole_model import decide_together, decisions, draw_alike
-from .work import Batch, ChainWork, LayersWork, Opened, layout_problem
+from .whole_model import (
+    TiedGradients,
+    decide_together,
+    decisions,
+    draw_alike,
+)
+from .work import Batch, Opened, Work, cut, samples_of, work_of
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -88,7 +89,8 @@ class Pipeline:
             found = pipeline.step(x, t)
             print(found['loss'])
 
-    The arguments are those of :class:`PipelineUpdater`.
+    The arguments are those of :class:`PipelineUpdater`; ``options`` are
+    ``loss_weight`` and what only a ``Divisible`` is trained with.
 
     Attributes:
         grid: The :class:`ProcessGrid` of the ranks.
@@ -105,57 +107,44 @@ class Pipeline:
     def __init__(self, optimizer: Any, comm: Any, *,
                  micro_batches: int | None = None,
                  schedule: str | None = None, recompute: Any = None,
-                 loss_fun: Callable | None = None,
-                 metrics: Mapping[str, Callable] | None = None,
-                 loss_weight: Callable | None = None, label_key: Any = None,
                  activation_codec: str | None = None, seed: int = 0,
-                 device: Any = None) -> None:
+                 device: Any = None, **options: Any) -> None:
         enter_world()
         self.grid = grid = comm if isinstance(comm, ProcessGrid) else once(
             getattr(comm, 'mpi_comm', comm), 'one pipeline',
             lambda: ProcessGrid(comm, pipeline=comm.size))
-        plan = getattr(getattr(optimizer, 'target', None), 'plan', None)
+        model: Any = getattr(optimizer, 'target', None)
+        plan = getattr(model, 'plan', None)
         if micro_batches is None:
             micro_batches = plan.micro_batches if plan else 4
         if schedule is None:
             schedule = plan.schedule if plan else '1f1b'
-        raise_together(grid.comm, lambda: _check(
-            optimizer, grid, micro_batches=micro_batches,
-            activation_codec=activation_codec, seed=seed, loss_fun=loss_fun,
-            metrics=metrics, label_key=label_key, loss_weight=loss_weight),
-            error=ValueError)
-        if loss_fun is None:
-            loss_fun = F.softmax_cross_entropy
-        if metrics is None:
-            metrics = ({'accuracy': F.accuracy}
-                       if loss_fun is F.softmax_cross_entropy else {})
+
+        def work() -> Work:
+            check_count('micro_batches', micro_batches)
+            if activation_codec not in CODECS:
+                raise ValueError(f'activation_codec must be one of {CODECS}, '
+                                 f'not {activation_codec!r}')
+            if not isinstance(seed, numbers.Integral):
+                raise TypeError(f'seed must be an integer, not {seed!r}')
+            found = work_of(optimizer, grid, **options)
+            _check_replicas(optimizer, grid)
+            if device is not None:
+                model.to_device(chainer.get_device(device))
+            return found
+        self._work = raise_together(grid.comm, work, error=ValueError)
         agree(grid.comm, Signature({
             'micro_batches': str(micro_batches), 'schedule': str(schedule),
             'recompute': str(recompute), 'seed': str(seed),
             'activation_codec': str(activation_codec),
-            'metrics': ', '.join(metrics)}),
+            'metrics': ', '.join(self._work.metrics)}),
             remedy='Pass the same to PipelineUpdater on all ranks.')
-        self.optimizer, self._seed = optimizer, seed
-        self._model = model = optimizer.target
+        agree(grid.comm, Signature({}), self._work.problem())
+        self.optimizer, self._model, self._seed = optimizer, model, seed
         self._micro_batches = micro_batches
         self.iteration = 0
         if recompute is None:
             recompute = plan.recompute if plan else 'no stage'
-        is_chain = isinstance(model, PartitionedChain)
-        if is_chain:
-            model.partition.optimizer = optimizer
-        else:
-            agree(grid.comm, Signature({}), layout_problem(model, grid),
-                  'Make this rank\'s model with Net().stage(comm).')
-
-        def work() -> ChainWork | LayersWork:
-            if device is not None:
-                model.to_device(chainer.get_device(device))
-            if is_chain:
-                return ChainWork(model, model.partition, grid, loss_weight)
-            return LayersWork(model, grid, loss_fun, metrics, loss_weight,
-                              label_key)
-        self._work = raise_together(grid.comm, work, error=ValueError)
         self._last = grid.stages * self._work.chunks - 1
         self.schedule: Schedule
         self.schedule, again = raise_together(
@@ -229,7 +218,7 @@ class Pipeline:
                                 'announced', None)
             exchange = (announced(self._model, scale) if announced
                         else contextlib.nullcontext())
-            with preserved(), exchange as final:
+            with _mode('train'), exchange as final:
                 self._stage.run(
                     self.schedule, inputs,
                     self._places(opened, self.iteration), self._work.mean,
@@ -255,18 +244,10 @@ class Pipeline:
         Arguments and result are those of :meth:`step`, for the batch of this
         pipeline.
         """
+        found = means(self._infer(
+            'evaluate', lambda: self.read(_either(arrays, named)), dict,
+            lambda outputs, opened: self._work.reported()))
         comm = self.grid.pipeline
-        opened, problem = self._open(
-            'evaluate', lambda: self.read(_either(arrays, named)))
-        with self._heard(comm):
-            if problem is not None:
-                raise problem
-            inputs, weights = self._work.deal('evaluate', opened,
-                                              self._channels)
-            self._work.mean.begin(weights, sum(weights), None)
-            self._infer(opened, inputs, self._work.mean)
-            found = means(self._together.meet(comm, self._work.reported()))
-        self._end()
         with self._together.heard(comm, _nothing):
             result = self._work.report(found)
             self._together.meet(comm)
@@ -275,25 +256,23 @@ class Pipeline:
     def predict(self, *inputs: Any, wanted: bool = True,
                 method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
-        comm = self.grid.pipeline
-        opened, problem = self._open(
-            'predict', lambda: _given(inputs), lambda: {
-                'the method that predicts': self._work.choose(method)})
-        outputs: Arrays = ()
-        with self._heard(comm):
+        comm, outputs = self.grid.pipeline, ()
+        asks = False
+
+        def say(parts: list[Arrays], opened: Opened) -> bool:
+            nonlocal asks, outputs
             asks = bool(wanted)
-            if problem is not None:
-                raise problem
-            first, _ = self._work.deal('predict', opened, self._channels)
-            parts = self._infer(opened, first, None)
             if self._is_last:
                 with blame('the output', 0):
-                    outputs = self._work.joined(parts, opened.sizes,
-                                                self._model.xp)
+                    outputs = self._work.joined(parts, opened.sizes)
                     # Sent, if anybody wants it, when all is well.
                     describe(outputs, None)
-            asking = self._together.meet(comm, asks)
-        self._end()
+            return asks
+        asking = self._infer(
+            'predict', lambda: self._work.batch(
+                _given(inputs), with_target=False),
+            lambda: {'the method that predicts': self._work.choose(method)},
+            say)
         if self._is_last:
             self._channels.send_outputs(outputs, [
                 rank for rank, asks in enumerate(asking)
@@ -309,6 +288,30 @@ class Pipeline:
              ) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
         return self._work.batch(arrays, progress)
+
+    def _infer(self, step: str, read: Read,
+               entries: Callable[[], Mapping[str, str]],
+               say: Callable[[list[Arrays], Opened], Any]) -> list[Any]:
+        """Runs forward only; what all ranks of the pipeline say of it."""
+        comm = self.grid.pipeline
+        opened, problem = self._open(step, read, entries)
+        with self._heard(comm):
+            if problem is not None:
+                raise problem
+            inputs, weights = self._work.deal(step, opened, self._channels)
+            self._work.mean.begin(weights, sum(weights), None)
+            with _mode(step):
+                outputs = self._stage.run(
+                    _forward(self.grid.stages, len(opened.sizes),
+                             self.schedule.chunks),
+                    inputs, self._places(opened, 0),
+                    self._work.mean if step == 'evaluate' else None,
+                    train=False)
+            found = self._together.meet(comm, say(outputs, opened))
+        self._channels.flush()
+        self._work.end()
+        self._work.give_back()
+        return found
 
     # --- before a step ----------------------------------------------------
 
@@ -390,13 +393,14 @@ class Pipeline:
         if error is None:
             try:
                 batch = read()
-                samples = batch.samples()
-                tree, arrays = self._work.shared(batch)
-                ends = bounds(samples, self._parts(step, samples))
-                opened = Opened(batch, [end - start for start, end in ends],
-                                0, batch.progress, tree, [
-                    [array[start:end] for array in arrays]
-                    for start, end in ends])
+                samples = samples_of(batch.arrays or [batch.target])
+                sizes = [end - start for start, end in bounds(
+                    samples, self._parts(step, samples))]
+                opened = Opened(
+                    sizes, 0, batch.progress, batch.tree,
+                    [list(of) for of in zip(*[
+                        cut(array, sizes) for array in batch.arrays],
+                        strict=True)] or [[] for _ in sizes], batch.target)
             except StopIteration:
                 head = _Head(step, ended=True)
             except BaseException as reason:     # the others wait
@@ -413,8 +417,8 @@ class Pipeline:
         """The batch, from each stage to the next."""
         before, after = self._channels.batch_in, self._channels.batch_out
         if before is None:
-            words = pickle.dumps((head, opened._replace(batch=None,
-                                                        parts=[])))
+            words = pickle.dumps((head, opened._replace(parts=[],
+                                                        target=None)))
             message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
         else:
             before.expect(1)
@@ -454,25 +458,10 @@ class Pipeline:
                 ) -> tuple[Any, BaseException | None]:
         """What an action gives in the step's mode, or what it raises."""
         try:
-            with preserved():
-                return (action() if step == 'train'
-                        else _inferring(action)), None
+            with _mode(step):
+                return action(), None
         except BaseException as error:      # the others wait for this rank
             return None, error
-
-    def _infer(self, opened: Opened, inputs: list[Arrays],
-               loss: MeanLoss | None) -> list[Arrays]:
-        schedule = _forward(self.grid.stages, len(opened.sizes),
-                            self.schedule.chunks)
-        with preserved():
-            return _inferring(lambda: self._stage.run(
-                schedule, inputs, self._places(opened, 0), loss,
-                train=False))
-
-    def _end(self) -> None:
-        self._channels.flush()
-        self._work.end()
-        self._work.give_back()
 
     @contextlib.contextmanager
     def _heard(self, comm: Any) -> Any:
@@ -531,7 +520,7 @@ class Pipeline:
             0.0 if self.grid.replica_index else number)
 
 
-_NOTHING_READ = Opened(None, [], 0, (0.0,) * 4, None, [])
+_NOTHING_READ = Opened([], 0, (0.0,) * 4, None, [])
 _forward = functools.lru_cache(16)(forward_schedule)
 
 
@@ -539,9 +528,16 @@ def _nothing(text: str) -> None:
     """Nobody waits for what follows the work."""
 
 
-def _inferring(action: Callable[[], Any]) -> Any:
-    with chainer.using_config('train', False), chainer.no_backprop_mode():
-        return action()
+@contextlib.contextmanager
+def _mode(step: str) -> Iterator[None]:
+    """A block with Chainer's settings for a step, which draws for itself."""
+    with preserved():
+        if step == 'train':
+            yield
+        else:
+            with chainer.using_config('train', False), \
+                    chainer.no_backprop_mode():
+                yield
 
 
 def _either(arrays: tuple, named: dict[str, Any]) -> Any:
@@ -551,79 +547,11 @@ def _either(arrays: tuple, named: dict[str, Any]) -> Any:
     return named or arrays
 
 
-def _given(inputs: tuple) -> Batch:
+def _given(inputs: tuple) -> tuple:
     if not inputs or any(array is None for array in inputs):
         raise ValueError('the first stage of each pipeline needs arrays')
-    return Batch(tuple(array.array if isinstance(array, chainer.Variable)
-                       else array for array in inputs), None)
-
-
-# --- options --------------------------------------------------------------
-
-def _check(optimizer: Any, grid: ProcessGrid, *, micro_batches: Any,
-           activation_codec: Any, seed: Any, loss_weight: Any,
-           **of_layers: Any) -> None:
-    """What this rank can see to be wrong by itself."""
-    check_count('micro_batches', micro_batches)
-    if activation_codec not in CODECS:
-        raise ValueError(f'activation_codec must be one of {CODECS}, not '
-                         f'{activation_codec!r}')
-    if not isinstance(seed, numbers.Integral):
-        raise TypeError(f'seed must be an integer, not {seed!r}')
-    if loss_weight is not None and not callable(loss_weight):
-        raise TypeError(f'loss_weight must be a function, not {loss_weight!r}')
-    _check_layers(**of_layers)
-    model = getattr(optimizer, 'target', None)
-    if isinstance(model, PartitionedChain):
-        given = [name for name, value in of_layers.items()
-                 if value is not None]
-        if given:
-            raise ValueError(
-                f'{" and ".join(given)} cannot be given for a model that '
-                'partition() has cut: the model itself gets the whole batch, '
-                'returns the loss, and reports the metrics')
-        _check_partition(model, optimizer, grid)
-    elif not hasattr(model, 'pieces'):
-        raise TypeError('the optimizer must be set up with a Divisible '
-                        '(optimizer.setup(Net().stage(comm))), or with a '
-                        'model that partition(model, example, comm) has cut, '
-                        f'not {type(model).__name__}')
-    _check_replicas(optimizer, grid)
-    for link in optimizer.target.links():
-        if isinstance(link, MultiNodeBatchNormalization) and (
-                link.comm.size > grid.replicas):
-            raise ValueError(
-                f'a MultiNodeBatchNormalization is over {link.comm.size} '
-                f'ranks but a stage has {grid.replicas} replicas; the others '
-                'would not answer: make its communicator with '
-                'mpi_comm=grid.data of a ProcessGrid')
-
-
-def _check_layers(loss_fun: Any, metrics: Any, label_key: Any) -> None:
-    """Checks what only a ``Divisible`` is trained with."""
-    if loss_fun is not None and not callable(loss_fun):
-        raise TypeError(f'loss_fun must be a function, not {loss_fun!r}')
-    if label_key is not None and not isinstance(label_key, (int, str)):
-        raise TypeError('label_key must be an integer or a string, not '
-                        f'{label_key!r}')
-    for name, metric in (metrics or {}).items():
-        both = metric if isinstance(metric, tuple) else (metric, len)
-        if name == 'loss' or not isinstance(name, str) or len(both) != 2 or (
-                not all(map(callable, both))):
-            raise ValueError(
-                f'metrics has {name!r}: {metric!r}; it must have names other '
-                "than 'loss', and functions or pairs of a function and its "
-                'weight')
-
-
-def _check_partition(model: PartitionedChain, optimizer: Any,
-                     grid: ProcessGrid) -> None:
-    if model.partition.grid is not grid:
-        raise ValueError('the model was cut for other ranks; give '
-                         'PipelineUpdater the comm that partition() got')
-    if model.partition.optimizer not in (None, optimizer):
-        raise ValueError('another optimizer trains this model already; a '
-                         'partitioned model has one')
+    return tuple(array.array if isinstance(array, chainer.Variable)
+                 else array for array in inputs)
 
 
 def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
@@ -642,3 +570,11 @@ def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
             f"the optimizer's communicator has {communicator.size} ranks but "
             f'a stage has {grid.replicas} replicas; make the communicator '
             'with mpi_comm=grid.data of a ProcessGrid')
+    for link in optimizer.target.links():
+        if isinstance(link, MultiNodeBatchNormalization) and (
+                link.comm.size > grid.replicas):
+            raise ValueError(
+                f'a MultiNodeBatchNormalization is over {link.comm.size} '
+                f'ranks but a stage has {grid.replicas} replicas; the others '
+                'would not answer: make its communicator with '
+                'mpi_comm=grid.data of a ProcessGrid')

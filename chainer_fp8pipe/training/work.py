@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import chainer
+import chainer.functions as F
 import numpy
 
 from ..chains import nested
 from ..chains.names import OBSERVER
 from ..chains.part import ChainPart, MicroBatch
 from ..chains.partitioned import Partition
+from ..chains.partitioned_chain import PartitionedChain
 from ..chains.program import StagedTrace
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
@@ -43,79 +45,173 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 class Batch(NamedTuple):
     """What the first stage of a pipeline reads for one step."""
 
-    inputs: Arrays
-    target: Any         # for the loss; None where there is none
+    arrays: list[Any]   # cut into micro-batches
+    target: Any = None  # for the loss of layers
+    #: Of the arguments that all ranks make of the arrays; None: these are the
+    #: inputs of the first layer, and nobody else's.
+    tree: Any = None
     #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = (0.0,) * 4
-    #: Names of the inputs, where they are keyword arguments.
-    keys: tuple[str, ...] | None = None
-
-    def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        """The arguments that ``StandardUpdater`` would call a model with."""
-        if self.keys is None:
-            return self.inputs, {}
-        return (), dict(zip(self.keys, self.inputs, strict=True))
-
-    def samples(self) -> int:
-        """How many samples there are; raises if that is not clear."""
-        arrays = self.inputs if self.target is None else (
-            *self.inputs, self.target)
-        for array in arrays:
-            if not hasattr(array, 'shape'):
-                raise TypeError(
-                    f'a batch holds a {type(array).__name__}, not an array; '
-                    'have the converter make arrays of inputs and target')
-        lengths = sorted({len(array) for array in arrays})
-        if len(lengths) != 1:
-            raise ValueError(f'the arrays of a batch have {lengths} samples; '
-                             'they must have equally many')
-        if not lengths[0]:
-            raise ValueError('a batch without samples')
-        return lengths[0]
 
 
 class Opened(NamedTuple):
     """What all ranks know of a step's batch."""
 
-    batch: Batch | None             # None but on the first stage
     sizes: list[int]                # of the micro-batches
     first_sample: int               # index in the batch of all replicas
     progress: tuple[float, ...]     # of the first stage's iterator
-    tree: Any                       # of what all get; None: they do not
-    parts: list[list[Any]]          # its arrays, of each micro-batch
-
-    def cut(self, array: Any) -> list[Any]:
-        """The micro-batches of an array of the batch."""
-        ends = [0, *itertools.accumulate(self.sizes)]
-        return [array[start:end] for start, end in itertools.pairwise(ends)]
+    tree: Any                       # of the batch
+    #: The arrays of each micro-batch, where they are known.
+    parts: list[list[Any]]
+    target: Any = None              # None but on the first stage
 
 
-class ChainWork:
-    """What the ranks of a partitioned Chain do with a batch.
+def samples_of(arrays: list[Any]) -> int:
+    """How many samples a batch has.
+
+    Raises:
+        TypeError: Something in it is no array.
+        ValueError: Its arrays have not equally many samples, or none.
+    """
+    for array in arrays:
+        if not hasattr(array, 'shape'):
+            raise TypeError(
+                f'a batch holds a {type(array).__name__}, not an array; '
+                'have the converter make arrays of inputs and target')
+    lengths = sorted({len(array) for array in arrays})
+    if len(lengths) != 1:
+        raise ValueError(f'the arrays of a batch have {lengths} samples; '
+                         'they must have equally many')
+    if not lengths[0]:
+        raise ValueError('a batch without samples')
+    return lengths[0]
+
+
+def cut(array: Any, sizes: list[int]) -> list[Any]:
+    """The micro-batches of an array of a batch."""
+    ends = [0, *itertools.accumulate(sizes)]
+    return [array[start:end] for start, end in itertools.pairwise(ends)]
+
+
+class Work:
+    """What the ranks of a pipeline do with a batch.
 
     Args:
-        model: Has this rank's parameters.
-        partition: Of the model.
+        model: This rank's part of it.
         grid: The ranks.
-        loss_weight: As for :class:`.Pipeline`.
+        loss_weight: As for :class:`.PipelineUpdater`, like other options.
+
+    Raises:
+        TypeError: An option is something else.
+        ValueError: An option cannot be given for such a model.
+
+    Attributes:
+        mean: The loss of a batch.
+        metrics: Names of functions of the loss's arguments.
+        chunks: Of each rank.
+        changed: Whether this rank's parameters are others than they were.
+        has_ties: Whether a parameter is on several ranks; the same on all.
     """
 
-    def __init__(self, model: Any, partition: Partition, grid: ProcessGrid,
+    changed = has_ties = False
+    metrics: Mapping[str, Any] = {}
+    chunks: int
+
+    def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
+        if loss_weight is not None and not callable(loss_weight):
+            raise TypeError('loss_weight must be a function, not '
+                            f'{loss_weight!r}')
         self._model, self._grid = model, grid
-        self._partition = partition
+        self._is_last = grid.stage_index == grid.stages - 1
         self._loss_weight = loss_weight
         self.mean = MeanLoss()
-        self.chunks = partition.plan.chunks
+
+    def problem(self) -> str:
+        """Why the ranks' parts do not make a model; call it on all ranks."""
+        return ''
+
+    def tied(self) -> dict[int, tuple[int, ...]]:
+        """Parameters on several ranks, by id, with their stages."""
+        return {}
+
+    def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
+        """What a rank has to say before all prepare."""
+
+    def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
+        """The last before the work begins.
+
+        Args:
+            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
+            opened: The batch.
+            said: What :meth:`rehearse` gave on each rank of the pipeline.
+
+        Raises:
+            ValueError: The model cannot be run so; on all ranks of the
+                pipeline.
+        """
+
+    def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
+        """The outputs of all micro-batches, one after the other.
+
+        Raises:
+            ValueError: An output has not a row for each sample, or the
+                micro-batches have different outputs.
+        """
+        for arrays, size in zip(parts, sizes, strict=True):
+            for array in arrays:
+                if array.shape[:1] != (size,):
+                    raise ValueError(
+                        f'an output has shape {array.shape} for a '
+                        f'micro-batch of {size}; it must have a row for each '
+                        'sample')
+        return tuple(self._model.xp.concatenate(column)
+                     for column in zip(*parts, strict=True))
+
+    def end(self) -> None:
+        """Ends a step."""
+
+    def give_back(self) -> None:
+        """Takes away parameters that were lent for the step."""
+
+    def forget(self) -> None:
+        """Drops what a failed step has left."""
+
+
+class ChainWork(Work):
+    """The work with a partitioned Chain.
+
+    ``model`` has this rank's parameters.
+    """
+
+    def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
+                 loss_weight: Callable | None = None, **of_layers: Any
+                 ) -> None:
+        super().__init__(model, grid, loss_weight)
+        given = [name for name, value in of_layers.items()
+                 if value is not None]
+        if given:
+            raise ValueError(
+                f'{" and ".join(given)} cannot be given for a model that '
+                'partition() has cut: the model itself gets the whole batch, '
+                'returns the loss, and reports the metrics')
+        self._partition: Partition = model.partition
+        if self._partition.grid is not grid:
+            raise ValueError('the model was cut for other ranks; give '
+                             'PipelineUpdater the comm that partition() got')
+        if self._partition.optimizer not in (None, optimizer):
+            raise ValueError('another optimizer trains this model already; a '
+                             'partitioned model has one')
+        self._optimizer = optimizer
+        self.chunks = self._partition.plan.chunks
         self._micro_batches: list[MicroBatch] = []
         self._trained = 0
         self._weights: list[float] = []
         self._method: Callable | None = None
-        #: Whether this rank's parameters are others than they were.
-        self.changed = False
 
     def parts(self, statistics: Any) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
+        self._partition.optimizer = self._optimizer
         self._partition.passes.statistics = statistics
         return self._partition.parts()
 
@@ -134,41 +230,32 @@ class ChainWork:
                 "pass method='name' of what returns the output")
         raise ValueError(f'{kind} has no method {method!r}')
 
-    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
-               ) -> Arrays:
-        """The outputs of all micro-batches, on the last stage.
-
-        Raises ValueError if an output has not a row for each sample, or the
-        micro-batches have different outputs.
-        """
-        forms = {nested.signature(one.program.form)
-                 for one in self._micro_batches}
-        if len(forms) > 1:
+    def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
+        """See :meth:`.Work.joined`."""
+        if len({nested.signature(one.program.form)
+                for one in self._micro_batches}) > 1:
             raise ValueError('the outputs of the micro-batches differ in '
                              'their form; they cannot be concatenated')
-        return concatenated(parts, sizes, xp)
+        return super().joined(parts, sizes)
 
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: arrays in the form of the method's."""
         return nested.rebuilt(self._micro_batches[0].program.form,
                                list(outputs))
 
-    def batch(self, arrays: Any, progress: tuple[float, ...]) -> Batch:
+    def batch(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4,
+              with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
+        args, kwargs = arrays, dict[str, Any]()
         if isinstance(arrays, dict):
-            return Batch(tuple(arrays.values()), None, progress,
-                         tuple(arrays))
-        return Batch(arrays if isinstance(arrays, tuple) else (arrays,),
-                     None, progress)
+            args, kwargs = (), arrays
+        elif not isinstance(arrays, tuple):
+            args = (arrays,)
+        samples_of([*args, *kwargs.values()])
+        leaves, tree = nested.leaves((args, kwargs))
+        return Batch(list(map(_host, leaves)), None, tree, progress)
 
-    def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
-        """What all ranks get: a tree of the batch, arrays on the host."""
-        arrays, tree = nested.leaves(batch._replace(
-            inputs=tuple(map(_host, batch.inputs))).arguments())
-        return tree, arrays
-
-    def rehearse(self, step: str, opened: Opened, places: list[Place]
-                 ) -> Any:
+    def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
         """What this rank's share of the micro-batches calls.
 
         Raises:
@@ -201,17 +288,7 @@ class ChainWork:
                                  for one in self._micro_batches)]
 
     def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
-        """All ranks of the pipeline have a trace for each micro-batch.
-
-        Args:
-            step: As it was opened.
-            opened: The batch.
-            said: What :meth:`rehearse` gave on each rank of the pipeline.
-
-        Raises:
-            ValueError: The model cannot be run so, or ranks would make
-                different calls; on all ranks of the pipeline.
-        """
+        """All ranks of the pipeline have a trace for each micro-batch."""
         part, every_one = self._partition, self._micro_batches
         every = {number: one for share, _ in said
                  for number, one in share.items()}
@@ -253,9 +330,7 @@ class ChainWork:
         inputs: list[Arrays] = [()] * len(self._micro_batches)
         if self._grid.stage_index > 0:
             inputs = []
-        return inputs, (
-            self._weights if self._grid.stage_index == self._grid.stages - 1
-            else [])
+        return inputs, self._weights if self._is_last else []
 
     def reported(self) -> Reports:
         """What the model has reported here, and its loss."""
@@ -264,7 +339,7 @@ class ChainWork:
                                strict=True):
             for name, value in one.reports.items():
                 add(found, name, report_of(value, weight))
-        if self._grid.stage_index == self._grid.stages - 1:
+        if self._is_last:
             found[LOSS] = Report('number', self.mean.sum, self.mean.weight)
         return found
 
@@ -286,26 +361,26 @@ class ChainWork:
         return {'loss': means[LOSS], **named} if LOSS in means else named
 
     @property
-    def has_ties(self) -> bool:
-        """Whether a parameter is on several ranks; the same on all."""
+    def has_ties(self) -> bool:     # type: ignore[override]
+        """See :class:`.Work`."""
         return bool(self._partition.ties)
 
     def tied(self) -> dict[int, tuple[int, ...]]:
-        """Parameters on several ranks, by id, with their stages."""
+        """See :meth:`.Work.tied`."""
         part = self._partition
         return {id(part.own[name]): stages
                 for name, stages in part.ties.items() if name in part.own}
 
     def end(self) -> None:
-        """Ends a step."""
+        """See :meth:`.Work.end`."""
         self._partition.passes.end()
 
     def give_back(self) -> None:
-        """Takes away parameters that were lent for the step."""
+        """See :meth:`.Work.give_back`."""
         self.changed = self._partition.give_back() or self.changed
 
     def forget(self) -> None:
-        """Drops what a failed step has left."""
+        """See :meth:`.Work.forget`."""
         self.give_back()
         self._partition.passes.forget()
 
@@ -357,38 +432,48 @@ class ChainWork:
         return given[0]
 
 
-class LayersWork:
-    """The same for a list of layers, which is cut where it was told.
+class LayersWork(Work):
+    """The work with a list of layers, which is cut where it was told.
 
     Inputs stay on the first stage, targets go to the last.
-
-    Args:
-        model: This rank's layers.
-        grid: The ranks.
-        loss_fun: As for :class:`.Pipeline`.
-        metrics: As for :class:`.Pipeline`.
-        loss_weight: As for :class:`.Pipeline`.
-        label_key: As for :class:`.Pipeline`.
     """
 
-    changed = has_ties = False
-
-    def __init__(self, model: Any, grid: ProcessGrid, loss_fun: Callable,
-                 metrics: Mapping[str, Callable],
-                 loss_weight: Callable | None, label_key: Any) -> None:
-        self._model, self._grid = model, grid
+    def __init__(self, model: Any, grid: ProcessGrid,
+                 loss_weight: Callable | None = None,
+                 loss_fun: Callable | None = None,
+                 metrics: Mapping[str, Any] | None = None,
+                 label_key: Any = None) -> None:
+        super().__init__(model, grid, loss_weight)
+        if loss_fun is None:
+            loss_fun = F.softmax_cross_entropy
+        if not callable(loss_fun):
+            raise TypeError(f'loss_fun must be a function, not {loss_fun!r}')
         self._label_key = -1 if label_key is None else label_key
+        if not isinstance(self._label_key, (int, str)):
+            raise TypeError('label_key must be an integer or a string, not '
+                            f'{label_key!r}')
+        if metrics is None:
+            metrics = ({'accuracy': F.accuracy}
+                       if loss_fun is F.softmax_cross_entropy else {})
+        for name, metric in metrics.items():
+            both = metric if isinstance(metric, tuple) else (metric, len)
+            if name == 'loss' or not isinstance(name, str) or (
+                    len(both) != 2 or not all(map(callable, both))):
+                raise ValueError(
+                    f'metrics has {name!r}: {metric!r}; it must have names '
+                    "other than 'loss', and functions or pairs of a function "
+                    'and its weight')
+        self.metrics = metrics
         self._loss = LayersLoss(loss_fun, metrics, loss_weight)
-        self.mean = MeanLoss()
         self.chunks = len(model.bounds)
 
     def parts(self, statistics: Any) -> dict[int, LayersPart]:
         """This rank's parts of the model, by number of chunk."""
-        model, grid = self._model, self._grid
-        found = {grid.stage_index + position * grid.stages: LayersPart(
-            piece, model.xp)
-            for position, piece in enumerate(model.pieces)}
-        self._end = found.get(grid.stages * self.chunks - 1)
+        found = {
+            self._grid.stage_index + position * self._grid.stages:
+            LayersPart(piece, self._model.xp)
+            for position, piece in enumerate(self._model.pieces)}
+        self._end = found.get(self._grid.stages * self.chunks - 1)
         return found
 
     def choose(self, method: str | None) -> str:
@@ -399,49 +484,34 @@ class LayersWork:
                 'a Divisible predicts with all its layers')
         return ''
 
-    def batch(self, arrays: Any, progress: tuple[float, ...]) -> Batch:
-        """Inputs and target of a converted batch, a tuple or dictionary."""
-        key = self._label_key
-        if isinstance(arrays, dict):
-            if key not in arrays:
+    def batch(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4,
+              with_target: bool = True) -> Batch:
+        """Inputs, and the target, of a converted batch."""
+        target, key = None, self._label_key
+        named = isinstance(arrays, dict)
+        arrays = dict(arrays) if named else list(as_tuple(arrays))
+        if with_target:
+            if named and key not in arrays:
                 known = ', '.join(map(repr, arrays))
                 raise ValueError(f'a batch has {known} but no target; name '
                                  f'it by label_key, not {key!r}')
-            arrays = dict(arrays)
-            target = arrays.pop(key)
-            return Batch(tuple(arrays.values()), target, progress)
-        arrays = list(as_tuple(arrays))
-        if len(arrays) < 2:
-            raise ValueError('an example has no target; it must be a tuple '
-                             'of one input or more and the target')
-        try:
-            target = arrays.pop(key)
-        except (IndexError, TypeError):
-            raise ValueError(f'an example has {len(arrays)} elements, and '
-                             f'none is label_key={key!r}') from None
-        return Batch(tuple(arrays), target, progress)
-
-    def shared(self, batch: Batch) -> tuple[Any, list[Any]]:
-        """What all ranks get: nothing."""
-        return None, []
-
-    def rehearse(self, step: str, opened: Opened, places: list[Place]
-                 ) -> None:
-        """Nothing depends on what is in a batch."""
-
-    prepare = rehearse
+            if not named and len(arrays) < 2:
+                raise ValueError('an example has no target; it must be a '
+                                 'tuple of one input or more and the target')
+            try:
+                target = arrays.pop(key)
+            except (IndexError, TypeError):
+                raise ValueError(f'an example has {len(arrays)} elements, '
+                                 f'and none is label_key={key!r}') from None
+        inputs = list(arrays.values() if named else arrays)
+        samples_of([*inputs, target] if with_target else inputs)
+        return Batch(inputs, target, None, progress)
 
     def deal(self, step: str, opened: Opened, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
         """See :meth:`ChainWork.deal`."""
-        inputs: list[Arrays] = []
-        target: Any = None
-        if opened.batch is not None:
-            target = opened.batch.target
-            # Without inputs the first layer says what is wrong.
-            inputs = list(zip(*[
-                opened.cut(array) for array in opened.batch.inputs],
-                strict=True)) or [()] * len(opened.sizes)
+        inputs: list[Arrays] = list(map(tuple, opened.parts))
+        target = opened.target
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
         if step == 'predict':
@@ -453,7 +523,7 @@ class LayersWork:
             target, = channels.targets_in.receive()
         if not self._end:
             return inputs, []
-        return inputs, self._loss.begin(opened.cut(target))
+        return inputs, self._loss.begin(cut(target, opened.sizes))
 
     def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""
@@ -470,75 +540,53 @@ class LayersWork:
         chainer.report(dict(means), self._model)
         return means
 
-    def joined(self, parts: list[Arrays], sizes: list[int], xp: Any
-               ) -> Arrays:
-        """The outputs of all micro-batches, on the last stage."""
-        return concatenated(parts, sizes, xp)
-
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: an array, or a tuple of several."""
         return outputs if len(outputs) > 1 else outputs[0]
 
-    def tied(self) -> dict[int, tuple[int, ...]]:
-        """Layers on different ranks share nothing."""
-        return {}
+    def problem(self) -> str:
+        """See :meth:`.Work.problem`."""
+        everyone = self._grid.comm.allgather((
+            self._grid.stage_index, len(self._model), self._model.bounds))
+        total, *others = sorted({total for _, total, _ in everyone})
+        if others:
+            totals = ' and '.join(map(str, [total, *others]))
+            return f'the models have {totals} layers on different ranks'
+        chunks: dict[int, tuple[int, int, int]] = {}
+        for rank, (stage, _, cut) in enumerate(everyone):
+            for position, (start, end) in enumerate(cut):
+                chunk = stage + position * self._grid.stages
+                other, *known = chunks.setdefault(chunk, (rank, start, end))
+                if known != [start, end]:
+                    return (f'rank {rank} has layers {start} to {end - 1} '
+                            f'where its replica, rank {other}, has '
+                            f'{known[0]} to {known[1] - 1}')
+        next_layer = 0
+        for number in range(max(chunks) + 1):
+            if number not in chunks:
+                return 'the ranks have different numbers of chunks'
+            rank, start, end = chunks[number]
+            if start != next_layer:
+                return (f'rank {rank} starts at layer {start} but layer '
+                        f'{next_layer} is to follow')
+            next_layer = end
+        if next_layer != total:
+            return (f'rank {rank} ends at layer {next_layer - 1} but the '
+                    f'model has {total} layers')
+        return ''
 
-    def end(self) -> None:
-        """Layers are as they were; so for the other two."""
 
-    give_back = forget = end
-
-
-def concatenated(parts: list[Arrays], sizes: list[int], xp: Any) -> Arrays:
-    """The outputs of all micro-batches, one after the other.
-
-    Raises:
-        ValueError: An output has not a row for each sample, or the
-            micro-batches have different numbers of outputs.
-    """
-    for arrays, size in zip(parts, sizes, strict=True):
-        for array in arrays:
-            if array.shape[:1] != (size,):
-                raise ValueError(
-                    f'an output has shape {array.shape} for a micro-batch of '
-                    f'{size}; it must have a row for each sample')
-    return tuple(xp.concatenate(column)
-                 for column in zip(*parts, strict=True))
-
-
-def layout_problem(model: Any, grid: ProcessGrid) -> str:
-    """Why the ranks' layers do not make a model; '' if they do.
-
-    ``model`` has this rank's layers.  Call this on all ranks.
-    """
-    everyone = grid.comm.allgather(
-        (grid.stage_index, len(model), model.bounds))
-    total, *others = sorted({total for _, total, _ in everyone})
-    if others:
-        totals = ' and '.join(map(str, [total, *others]))
-        return f'the models have {totals} layers on different ranks'
-    chunks: dict[int, tuple[int, int, int]] = {}
-    for rank, (stage, _, cut) in enumerate(everyone):
-        for position, (start, end) in enumerate(cut):
-            chunk = stage + position * grid.stages
-            other, *known = chunks.setdefault(chunk, (rank, start, end))
-            if known != [start, end]:
-                return (f'rank {rank} has layers {start} to {end - 1} where '
-                        f'its replica, rank {other}, has {known[0]} to '
-                        f'{known[1] - 1}')
-    next_layer = 0
-    for number in range(max(chunks) + 1):
-        if number not in chunks:
-            return 'the ranks have different numbers of chunks'
-        rank, start, end = chunks[number]
-        if start != next_layer:
-            return (f'rank {rank} starts at layer {start} but layer '
-                    f'{next_layer} is to follow')
-        next_layer = end
-    if next_layer != total:
-        return (f'rank {rank} ends at layer {next_layer - 1} but the model '
-                f'has {total} layers')
-    return ''
+def work_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:
+    """The work with the model of an optimizer."""
+    model = getattr(optimizer, 'target', None)
+    if isinstance(model, PartitionedChain):
+        return ChainWork(model, grid, optimizer, **options)
+    if hasattr(model, 'pieces'):
+        return LayersWork(model, grid, **options)
+    raise TypeError('the optimizer must be set up with a Divisible '
+                    '(optimizer.setup(Net().stage(comm))), or with a model '
+                    'that partition(model, example, comm) has cut, not '
+                    f'{type(model).__name__}')
 
 
 def _host(array: Any) -> numpy.ndarray:

@@ -1,6 +1,6 @@
 """What an update would take if each rank had a host of its own."""
 from chainer_fp8pipe.planner.example import Example
-from chainer_fp8pipe.planner.planned_job import measure
+from chainer_fp8pipe.planner.plan import measure
 from chainer_fp8pipe.planner.trials import Trained
 from chainer_fp8pipe.planning.choices import Wanted
 from chainer_fp8pipe.planning.job_plan import CODECS, Configuration

@@ -1,10 +1,12 @@
 """Gradients that every rank can compute for every other rank."""
+from chainer_fp8pipe.allreduce.aggregator import Aggregated, WorkerComm, serve
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp
 from chainer_fp8pipe.allreduce.plan import (
     FORMS,
     LEVELS,
     Framing,
+    aggregator,
     torus2d,
     two_level,
 )
@@ -101,19 +103,64 @@ def plans(name, size, node=2):
     return (LEVELS[name.partition('_')[0]](size),)
 
 
+def form_of(name):
+    """In which partial sums travel: names may end with it."""
+    form = name.rpartition('_')[2]
+    return form if form in FORMS else 'float32'
+
+
 def make(name, comm, node=2, frame_bytes=512, frames_in_flight=3, **framing):
     """An algorithm; two-level ones pretend nodes of ``node`` ranks.
 
-    Names end with the form of partial sums, where that is not float32.
     Frames are tiny, so that there are many.
     """
     if 'mpi_op' in name:
         return MpiOp(comm, EventStream(), nodes_of(comm.size, node)
                      if name == 'two_level_mpi_op' else None)
-    form = name.rpartition('_')[2]
     return Engine(comm, plans(name, comm.size, node), EventStream(), Framing(
-        frame_bytes, frames_in_flight, form if form in FORMS else 'float32',
-        **framing))
+        frame_bytes, frames_in_flight, form_of(name), **framing))
+
+
+def on_workers(comm, body, aggregators=1, node=1, form='float32',
+               frame_bytes=512, frames_in_flight=3):
+    """``body(algorithm, workers)`` on the workers; the last ranks serve.
+
+    The communicator of the workers is for the body's own use.
+    """
+    count = comm.size - aggregators
+    everyone = comm.Dup()
+    part = comm.Split(0 if comm.rank < count else MPI.UNDEFINED)
+    if comm.rank >= count:
+        serve(everyone)
+        assert everyone == MPI.COMM_NULL
+        return None
+    nodes = nodes_of(count, node)
+    plan = aggregator(len(nodes), aggregators)
+    if len(nodes) < count:
+        plan = two_level('direct', plan, nodes)
+    workers = WorkerComm(part)
+    workers.everyone = everyone
+    algorithm = Aggregated(workers, (plan,), EventStream(), Framing(
+        frame_bytes, frames_in_flight, form))
+    result = body(algorithm, part)
+    algorithm.free()
+    assert everyone == MPI.COMM_NULL
+    part.Free()
+    return result
+
+
+def run(name, comm, body, **framing):
+    """``body(algorithm, workers)``; in ``aggregators...`` two only sum.
+
+    Names of two levels have ``two`` in them.
+    """
+    if not name.startswith('aggregator'):
+        return body(make(name, comm, **framing), comm)
+    aggregators = 1 + name.startswith('aggregators')
+    if comm.size <= aggregators:
+        return None
+    return on_workers(comm, body, aggregators, 1 + ('two' in name),
+                      form_of(name), **framing)
 
 
 def begin_on(comm, state, tensors, prescale=1.0):
@@ -146,17 +193,3 @@ def exchange(algorithm, state, comm, tensors):
     coding.decode(wire)
     coding.conclude()
     return wire, numpy.concatenate(tensors.gradients or [numpy.zeros(0)])
-
-
-def check_error_feedback(algorithm, comm):
-    """The mean of 50 exchanges is nearer than that without."""
-    mean, _ = mean_and_spread(comm.size, [4000])
-    errors = []
-    for feedback in (True, False):
-        state, total = Fp8Ratio(error_feedback=feedback).init(), 0.0
-        for _ in range(50):
-            _, result = exchange(algorithm, state, comm,
-                                 tensors_of(comm.rank, [4000]))
-            total = total + result.astype(float)
-        errors.append(numpy.linalg.norm(total / 50 - mean))
-    assert errors[0] < errors[1] / 5

@@ -51,7 +51,7 @@ class Report:
         self._summed = [set() for _ in range(plan.ranks)]
         self._depth = [collections.Counter() for _ in range(plan.ranks)]
         left = [collections.deque(
-            (action, place >= len(plan.reduce[rank])) for place, action
+            (action, _is_last(plan.reduce[rank], place)) for place, action
             in enumerate(plan.actions(rank))) for rank in range(plan.ranks)]
         going = True
         while going:
@@ -131,6 +131,15 @@ class Report:
             else:
                 self._results[rank][block] = value
         return True
+
+
+def _is_last(reduce, place):
+    """Whether an action is of the means at the end of a reduce-scatter."""
+    rest = reduce[place:]
+    blocks = [block for action in rest
+              for block in range(action.start, action.stop)]
+    return len({*blocks}) == len(blocks) and all(
+        action.kind is Opcode.ENCODE for action in rest)
 
 
 @st.composite

@@ -1,5 +1,5 @@
 """What holds for every algorithm with every codec."""
-from chainer_fp8pipe.codecs import Fp8Ratio
+from chainer_fp8pipe.codecs import BlockScaled, Fp8Ratio
 
 import ml_dtypes
 import numpy
@@ -10,67 +10,121 @@ from tests.ranks import on_ranks
 from .helpers import (
     CODECS,
     UNIT,
-    check_error_feedback,
     check_mean,
     exchange,
     make,
     mean_and_spread,
+    run,
     tensors_of,
 )
+from .library import unbuffered
 
 ALGORITHMS = ('direct', 'direct_wire', 'ring', 'ring_float16', 'ring_wire',
               'torus', 'torus_float16', 'torus_wire',
               'two_level_direct_direct',
               'two_level_ring_direct_float16', 'two_level_direct_ring_wire',
-              'mpi_op', 'two_level_mpi_op')
+              'mpi_op', 'two_level_mpi_op',
+              'aggregator', 'aggregator_float16', 'aggregators_wire',
+              'aggregators', 'aggregator_two', 'aggregator_two_wire')
 #: One of each kind of sums, of frames and of levels.
 FEW = 'direct', 'ring_wire', 'torus_float16', 'two_level_mpi_op'
+#: Those whose messages are all seen.
+SEEN = 'direct', 'ring', 'torus', 'two_level_direct_ring', 'aggregator'
 SIZES = [1000, 0, 1, 37, 4000]
+#: Roundings where sums travel in float32; else one for each sum, too.
+ROUNDINGS = {'direct': 2, 'ring': 2, 'torus': 2, 'aggregator': 2,
+             'aggregators': 2, 'two_level_direct_direct': 3,
+             'aggregator_two': 3, 'aggregator_float16': 2}
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 @on_ranks(1, 2, 3, 4, 6, 9)
 def test_every_rank_has_the_mean_within_the_formats_bound_and_the_same_bits(
         comm, algorithm):
-    made = make(algorithm, comm)
-    for codec, init in CODECS.items():
-        wire, result = exchange(made, init(), comm,
-                                tensors_of(comm.rank, SIZES))
-        # One more level or sum, each of up to (1 + u) times the magnitude.
-        roundings = {'direct': 2, 'ring': 2, 'torus': 2,
-                     'two_level_direct_direct': 3}.get(algorithm,
-                                                       comm.size + 3)
-        sums = 0.0
-        if codec == 'float32' or (algorithm.endswith('_float16')
-                                  and codec == 'fp8'):
-            # Sums are rounded in any case: each to float32, or to float16.
-            roundings = 3
-            sums = UNIT['float32' if codec == 'float32' else 'float16']
-        check_mean(comm, result, codec, SIZES, roundings, sums=sums)
-        assert set(comm.allgather(wire.tobytes())) == {wire.tobytes()}
+    def body(made, workers):
+        for codec, init in CODECS.items():
+            wire, result = exchange(made, init(), workers,
+                                    tensors_of(workers.rank, SIZES))
+            # One more level or sum, each of up to (1 + u) times the magnitude.
+            roundings = ROUNDINGS.get(algorithm, workers.size + 3)
+            sums = 0.0
+            if codec == 'float32' or (algorithm.endswith('_float16')
+                                      and codec == 'fp8'):
+                # Sums are rounded in any case: to float32, or to float16.
+                roundings = 3
+                sums = UNIT['float32' if codec == 'float32' else 'float16']
+            check_mean(workers, result, codec, SIZES, roundings, sums=sums)
+            assert set(workers.allgather(wire.tobytes())) == {wire.tobytes()}
+    run(algorithm, comm, body)
 
 
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 @on_ranks(3, 4)
 def test_again_nonfinite_and_few_elements(comm, algorithm):
     """The same bits again; NaN and infinity arrive; any length is legal."""
-    made, again = make(algorithm, comm), make(algorithm, comm)
-    for codec in CODECS.values():
-        results = [exchange(one, codec(), comm, tensors_of(
-            comm.rank, SIZES))[1] for one in (made, again)]
-        numpy.testing.assert_array_equal(*results)
-        tensors = tensors_of(comm.rank, [50])
-        if comm.rank == 1:
-            tensors.gradients[0][[7, 30]] = [numpy.nan, -numpy.inf]
-        _, result = exchange(made, codec(), comm, tensors)
-        assert numpy.isnan(result[7])
-        assert result[30] == -numpy.inf
-        assert numpy.isfinite(numpy.delete(result, [7, 30])).all()
-    for sizes in ([], [0], [1], [3], [2, 2]):
-        _, result = exchange(made, CODECS['float32'](), comm,
-                             tensors_of(comm.rank, sizes))
-        mean, _ = mean_and_spread(comm.size, sizes)
-        numpy.testing.assert_allclose(result, mean, rtol=1e-5, atol=1e-6)
+    def body(made, workers):
+        for codec in CODECS.values():
+            results = [exchange(made, codec(), workers, tensors_of(
+                workers.rank, SIZES))[1] for _ in range(2)]
+            numpy.testing.assert_array_equal(*results)
+            tensors = tensors_of(workers.rank, [50])
+            if workers.rank == workers.size - 1:
+                tensors.gradients[0][[7, 30]] = [numpy.nan, -numpy.inf]
+            _, result = exchange(made, codec(), workers, tensors)
+            assert numpy.isnan(result[7])
+            assert result[30] == -numpy.inf
+            assert numpy.isfinite(numpy.delete(result, [7, 30])).all()
+        for sizes in ([], [0], [1], [3], [2, 2]):
+            _, result = exchange(made, CODECS['float32'](), workers,
+                                 tensors_of(workers.rank, sizes))
+            mean, _ = mean_and_spread(workers.size, sizes)
+            numpy.testing.assert_allclose(result, mean, rtol=1e-5, atol=1e-6)
+    run(algorithm, comm, body)
+
+
+@pytest.mark.parametrize('algorithm', SEEN)
+@on_ranks(2, 4, 6)
+def test_nothing_depends_on_messages_that_mpi_buffers(comm, algorithm):
+    def body(made, workers):
+        for sizes in ([5000], [1], [7]):
+            for codec in CODECS.values():
+                _, result = exchange(made, codec(), workers,
+                                     tensors_of(workers.rank, sizes))
+                mean, magnitude = mean_and_spread(workers.size, sizes)
+                assert abs(result - mean).max() <= 0.5 * magnitude.max()
+    with unbuffered():
+        run(algorithm, comm, body, frame_bytes=256, frames_in_flight=2)
+
+
+@pytest.mark.parametrize('codec', ['fp8', 'int4', 'e2m1'])
+@pytest.mark.parametrize('algorithm', [*SEEN, 'aggregators_two'])
+@on_ranks(4, 6)
+def test_neither_frames_nor_another_time_change_a_bit(comm, algorithm, codec):
+    def body(made, workers):
+        state = (CODECS['fp8']() if codec == 'fp8'
+                 else BlockScaled(codec).init())
+        found = []
+        for step in range(3):
+            tensors = tensors_of(workers.rank, [1003, 1, 400], step,
+                                 state.codec.grain)
+            # What makes a mean keeps what is left of ratios to these.
+            for values, kept in zip(tensors.parameters, tensors_of(
+                    0, [1003, 1, 400]).parameters, strict=True):
+                values[...] = kept
+            _, result = exchange(made, state, workers, tensors)
+            mean, _ = mean_and_spread(workers.size, [1003, 1, 400], step)
+            assert abs(result - mean).max() < 1.2
+            assert set(workers.allgather(result.tobytes())) == {
+                result.tobytes()}
+            found.append(result)
+        return found
+    first, *others = [
+        run(algorithm, comm, body, frame_bytes=nbytes, frames_in_flight=count)
+        for nbytes, count in ((256, 2), (17, 3), (1000, 1), (1000, 100),
+                              (1 << 60, 1), (1 << 60, 3))]
+    for other in others:
+        if first:       # no aggregator
+            numpy.testing.assert_array_equal(other, first)
 
 
 @on_ranks(4)
@@ -112,10 +166,23 @@ def test_stochastic_rounding_is_unbiased_and_the_same_on_all_ranks(
 
 
 @pytest.mark.parametrize('algorithm', [
-    'direct', 'ring_float16', 'torus_float16', 'two_level_direct_direct'])
+    'direct', 'ring_float16', 'torus_float16', 'two_level_direct_direct',
+    'aggregator', 'aggregators'])
 @on_ranks(4)
 def test_error_feedback_converges_over_50_exchanges(comm, algorithm):
-    check_error_feedback(make(algorithm, comm), comm)
+    """The mean of 50 exchanges is nearer than that without."""
+    def body(made, workers):
+        mean, _ = mean_and_spread(workers.size, [4000])
+        errors = []
+        for feedback in (True, False):
+            state, total = Fp8Ratio(error_feedback=feedback).init(), 0.0
+            for _ in range(50):
+                _, result = exchange(made, state, workers,
+                                     tensors_of(workers.rank, [4000]))
+                total = total + result.astype(float)
+            errors.append(numpy.linalg.norm(total / 50 - mean))
+        assert errors[0] < errors[1] / 5
+    run(algorithm, comm, body)
 
 
 @on_ranks(1, 4)

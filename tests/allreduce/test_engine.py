@@ -1,10 +1,12 @@
 """How buckets are submitted and plans run: frames, errors, and memory."""
 import ctypes
 import gc
+import os
 import platform
 import threading
 import weakref
 
+from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp
 from chainer_fp8pipe.allreduce.plan import Framing, Plan, direct
@@ -15,6 +17,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
+from tests.communicators.helpers import Model, set_gradients
 from tests.ranks import on_ranks
 
 from .helpers import (
@@ -22,40 +25,14 @@ from .helpers import (
     average,
     begin_on,
     bucket_of,
-    exchange,
     make,
     mean_and_spread,
     tensors_of,
 )
-from .library import Silence, unbuffered
+from .library import Silence
 
 NAMES = ['direct', 'ring', 'torus', 'two_level_direct_ring']
 FLOAT = Cast('float32')
-
-
-@pytest.mark.parametrize('name', NAMES)
-@on_ranks(2, 4, 6)
-def test_nothing_depends_on_messages_that_mpi_buffers(comm, name):
-    with unbuffered():
-        made = make(name, comm, frame_bytes=256, frames_in_flight=2)
-    for sizes in ([5000], [1], [7]):
-        for codec in CODECS.values():
-            _, result = exchange(made, codec(), comm,
-                                 tensors_of(comm.rank, sizes))
-            mean, magnitude = mean_and_spread(comm.size, sizes)
-            assert abs(result - mean).max() <= 0.5 * magnitude.max()
-
-
-@pytest.mark.parametrize('name', NAMES)
-@on_ranks(4)
-def test_frames_do_not_change_a_bit(comm, name):
-    first, *others = [
-        exchange(make(name, comm, 2, *framing), Fp8Ratio().init(), comm,
-                 tensors_of(comm.rank, [1003, 1, 400]))[1]
-        for framing in ((256, 2), (4, 3), (1000, 1), (1000, 100),
-                        (1 << 60, 1), (1 << 60, 3))]
-    for other in others:
-        numpy.testing.assert_array_equal(other, first)
 
 
 @on_ranks(4)
@@ -153,8 +130,7 @@ def test_it_says_once_of_every_range_that_its_mean_is_there(
 def test_messages_of_neighbours_are_used_in_any_order(comm):
     """One plan waits for rank 2, another one goes on without it."""
     pair, whole = direct(2), direct(3)
-    pair = Plan('of two', 3, 3, 2, (*pair.reduce, ()), (*pair.owned, ()), 2,
-                (*pair.gather, ()))
+    pair = Plan('of two', 3, 3, 2, (*pair.reduce, ()), (*pair.gather, ()))
     made = Engine(comm, (whole, pair), EventStream(), Framing(16, 2))
     tensors = tensors_of(comm.rank, [4000])
     wire = tensors.gradients[0] / numpy.float32(3)
@@ -309,6 +285,89 @@ def test_a_bucket_that_was_not_launched_says_why():
         with pytest.raises(RuntimeError, match='so it goes'):
             made.advance()
         assert bucket.failure == "ZeroDivisionError('so it goes')"
+    made.free()
+
+
+# --- threads that encode, sum and decode -------------------------------------
+
+@on_ranks(2)
+def test_what_threads_find_is_counted_once(comm):
+    """Clipped elements, and tensors that are not finite."""
+    found = []
+    for threads in (1, 4):
+        communicator = create_communicator(
+            'fp8', comm, warmup=0, headroom=1.0, threads=threads,
+            nonfinite='raise', frame_bytes=700)
+        model = Model(((1,), (33,), (), (3, 5, 7), (90_000,)))
+        for step in range(2):
+            set_gradients(model, comm.rank, step)
+            communicator.multi_node_mean_grad(model)
+        found.append([(report.clipped, report.encoded) for report
+                      in communicator.report(model).values()])
+        if comm.rank == 1:
+            model.p4.grad[77_777] = numpy.nan
+        with pytest.raises(RuntimeError, match='/p4.*rank 1'):
+            communicator.multi_node_mean_grad(model)
+        communicator.finalize()
+    assert found[0] == found[1]
+    assert sum(clipped for clipped, _ in found[0]) > 0
+
+
+def threaded(comm, threads):
+    return make('direct', comm, frame_bytes=256, frames_in_flight=6,
+                shared_memory=False, threads=threads)
+
+
+def threads_of_this_process():
+    return len(os.listdir('/proc/self/task'))
+
+
+@pytest.mark.skipif(not os.path.exists('/proc/self/task'),
+                    reason='threads are counted in /proc')
+@on_ranks(1, 2)
+def test_all_engines_have_the_same_threads(comm):
+    """As many as any has wanted; the first may have been freed."""
+    before = [threaded(comm, 4)]      # jobs are kept from test to test
+    threads = threads_of_this_process()
+    made = [threaded(comm, 3), *before]
+    made += [made[0].another(), threaded(comm, 4), threaded(comm, 1)]
+    assert threads_of_this_process() == threads
+    made.pop(0).free()
+    gc.collect()
+    tensors = tensors_of(comm.rank, [50_000])
+    for one in made:
+        average(one, bucket_of(Fp8Ratio(), tensors).coding,
+                numpy.zeros(50_000, numpy.uint8))
+        one.free()
+    assert threads_of_this_process() == threads
+
+
+@on_ranks(2)
+def test_after_an_error_no_thread_touches_what_it_was_given(comm):
+    library, made = silent(comm, lambda *_: False, frame_bytes=256,
+                           frames_in_flight=6, threads=3)
+    library.error = MPI.ERR_BUFFER
+    bucket = made.submit(bucket_of(Fp8Ratio(), tensors_of(
+        comm.rank, [50_000]), encodes=True, decodes=True))
+    with pytest.raises(MPI.Exception):
+        made.finish_all()
+    wire = bucket.wire.copy()
+    threading.Event().wait(.05)
+    numpy.testing.assert_array_equal(bucket.wire, wire)
+    with pytest.raises(RuntimeError, match='half done'):
+        made.advance()
+
+
+@on_ranks(1)
+def test_a_fork_of_a_rank_ends_without_its_threads(comm):
+    made = threaded(comm, 3)
+    child = os.fork()
+    if not child:
+        del made
+        gc.collect()
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert status == 0
     made.free()
 
 

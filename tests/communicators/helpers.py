@@ -1,6 +1,21 @@
 """Models whose gradients every rank can compute for every other rank."""
+from unittest import mock
+
+from chainer_fp8pipe.communicators import factory
+from chainer_fp8pipe.communicators.options import make_options
+
 import chainer
 import numpy
+
+
+def with_aggregators(comm, name, **options):
+    """The workers' communicator; None on an aggregator that is done.
+
+    As ``create_communicator``, which would end the process.
+    """
+    with mock.patch.object(factory, '_aggregators', set()):
+        return factory.with_aggregators(comm, make_options(
+            name, {'algorithm': 'aggregator', **options}))
 
 
 class Model(chainer.Chain):

@@ -1,14 +1,12 @@
 """What becomes of an exchange after one faulty gradient."""
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.communicators import aggregator_ranks
-from chainer_fp8pipe.communicators.options import make_options
 
 import numpy
 import pytest
 
 from tests.ranks import on_ranks
 
-from .helpers import Model
+from .helpers import Model, with_aggregators
 
 SIZE = 1000
 SIGMA = 1e-3
@@ -26,8 +24,7 @@ WAYS = [
 def made(comm, name, options):
     """A communicator; None on an aggregator that is done."""
     if options.get('algorithm') == 'aggregator':
-        return aggregator_ranks.divide(
-            comm, name, make_options(name, {'warmup': 0, **options}))
+        return with_aggregators(comm, name, warmup=0, **options)
     return create_communicator(name, comm, warmup=0, **options)
 
 

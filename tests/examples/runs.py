@@ -36,24 +36,23 @@ for case in json.loads(cases):
         print(end.code, flush=True)
 '''
 
-# One rank dies at an update, or stays there until the run is ended.
-_INTERRUPT = '''
-import os, runpy, signal, sys, time
-rank, iteration, reached, script = sys.argv[1:5]
-sys.argv[:5] = [script]
+# The last rank stays at an update until the run is ended.
+_STAY = '''
+import os, runpy, sys, time
+iteration, reached, script = sys.argv[1:4]
+sys.argv[:4] = [script]
 sys.path.insert(0, os.path.dirname(script))
 import chainer_fp8pipe
 from chainer.training import StandardUpdater
 from mpi4py import MPI
 update = StandardUpdater.update
-def update_or_stop(updater):
-    if (MPI.COMM_WORLD.rank, updater.iteration) == (int(rank), int(iteration)):
-        if not reached:
-            os.kill(os.getpid(), signal.SIGKILL)
+def update_or_stay(updater):
+    if (MPI.COMM_WORLD.rank + 1 == MPI.COMM_WORLD.size
+            and updater.iteration == int(iteration)):
         open(reached, 'w').close()
         time.sleep(3600)
     update(updater)
-StandardUpdater.update = update_or_stop
+StandardUpdater.update = update_or_stay
 runpy.run_path(script, run_name='__main__')
 '''
 
@@ -79,31 +78,19 @@ def check_refusals(script, cases, out, ranks=2):
     assert not out.exists()
 
 
-def interrupted(how, iteration, script, *arguments, ranks=2):
-    """Runs an example up to an iteration; returns the launcher's code.
-
-    Args:
-        how: ``'a rank'``: the last rank is killed; or a signal for the
-            launcher.
-        iteration: Updates that are done.
-        script: The example.
-        arguments: Of the example.
-        ranks: How many.
-    """
+def interrupted(number, iteration, script, *arguments, ranks=2):
+    """Sends mpiexec a signal after so many updates; returns its code."""
     with tempfile.TemporaryDirectory() as folder:
-        reached = '' if how == 'a rank' else os.path.join(folder, 'reached')
+        reached = os.path.join(folder, 'reached')
         process = subprocess.Popen(
-            [*mpiexec(ranks), sys.executable, '-c', _INTERRUPT,
-             str(ranks - 1), str(iteration), reached, script,
-             *map(str, arguments)],
+            [*mpiexec(ranks), sys.executable, '-c', _STAY, str(iteration),
+             reached, script, *map(str, arguments)],
             env=environment(), stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
-        if reached:
-            while not os.path.exists(reached) and process.poll() is None:
-                time.sleep(0.02)
-            # A run that ended by itself was not interrupted.
-            assert process.poll() is None
-            process.send_signal(how)
+        while not os.path.exists(reached) and process.poll() is None:
+            time.sleep(0.02)
+        assert process.poll() is None       # it did not end by itself
+        process.send_signal(number)
         return process.wait()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.ranks import environment, on_ranks, run_script
 
-from .runs import EXAMPLES, arrays, check_refusals, interrupted
+from .runs import EXAMPLES, check_refusals
 from .test_imagenet_models import NETWORKS, module
 
 SCRIPT = EXAMPLES / 'imagenet' / 'train_imagenet.py'
@@ -136,28 +136,6 @@ def test_the_accuracies_are_those_of_the_saved_weights_on_all_images(
     assert [22 * last['val/top1'], 22 * last['val/top5']] == pytest.approx(
         hits)
     assert last['val/loss'] == pytest.approx(loss / 22, rel=1e-3)
-
-
-@pytest.mark.slow
-def test_killed_in_mid_epoch_and_resumed_it_ends_with_the_same_bits(
-        whole, spoilt, tmp_path):
-    out = tmp_path / 'out'
-    assert interrupted('a rank', 10, SCRIPT, spoilt, *SMALL, *WHOLE,
-                       '--out', out) != 0
-    assert not (out / 'model.npz').exists()
-    # On to one of mid-epoch; the last may not be whole yet.
-    (out / 'snapshot_iter_9.npz').unlink(missing_ok=True)
-    assert {'snapshot_iter_6.npz'} == {
-        path.name for path in out.glob('snapshot_iter_*')} - {
-            'snapshot_iter_3.npz'}
-    # Neither workers nor cache are part of the state.
-    done = trained(spoilt, out, *WHOLE, '--resume', '--workers', '0',
-                   '--cache', 'none')
-    assert 'goes on after iteration 6' in done.stdout
-    assert arrays(out / 'model.npz') == arrays(whole[1] / 'model.npz')
-    for name in 'iteration', 'val/loss', 'val/top1', 'skipped', 'lr':
-        assert [entry.get(name) for entry in log(out)] == [
-            entry.get(name) for entry in log(whole[1])]
 
 
 # --- other ways --------------------------------------------------------------

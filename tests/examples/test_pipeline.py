@@ -16,7 +16,6 @@ from .runs import (
     arrays,
     check_refusals,
     digits,
-    interrupted,
     module,
     write_mnist,
 )
@@ -104,17 +103,6 @@ def test_the_model_does_not_depend_on_how_it_is_divided(tmp_path):
                                   '--recompute', 'every stage'))):
         assert trained(tmp_path / arguments[-1], *network, *arguments,
                        ranks=ranks) == serial
-
-
-@pytest.mark.slow
-def test_killed_and_resumed_it_ends_with_the_same_weights(hybrid, tmp_path):
-    _, whole = hybrid
-    out = tmp_path / 'out'
-    assert interrupted('a rank', 50, SCRIPT, *SMALL, '--root', digits(),
-                       '--out', out, ranks=4) != 0
-    assert not (out / 'model.npz').exists()
-    assert list(out.glob('snapshot_iter_*.npz'))
-    assert trained(out, '--resume', ranks=4) == arrays(whole / 'model.npz')
 
 
 @pytest.fixture(scope='module')

@@ -3,6 +3,7 @@ import contextlib
 import gc
 import os
 import threading
+import weakref
 from unittest import mock
 
 from chainer_fp8pipe.allreduce.engine import Bucket
@@ -28,6 +29,7 @@ from .jobs import (
     optimizer_of,
     train,
     update,
+    values,
     warm,
 )
 
@@ -47,7 +49,7 @@ class Held(chainer.FunctionNode):
         return gradients
 
 
-@on_ranks(2, 4)
+@on_ranks(3)
 @pytest.mark.parametrize('algorithm', ['direct', 'ring'])
 def test_means_arrive_while_backward_still_runs(comm, algorithm):
     communicator = make(comm, 'fp8', True, algorithm=algorithm, warmup=0)
@@ -122,7 +124,7 @@ def test_a_parameter_is_updated_while_its_mean_is_on_its_way(comm, optimizer):
     assert bool(comm.allreduce(sum(blocks))) == (optimizer != 'lars')
 
 
-@on_ranks(2, 4)
+@on_ranks(3)
 def test_urgent_buckets_overtake_in_the_same_order_on_all_ranks(comm):
     communicator = make(comm, 'fp8', 'next_forward', warmup=0,
                         bucket_bytes=2000)
@@ -197,6 +199,24 @@ def test_models_of_a_rank_that_keeps_them_keep_their_queues(comm):
         del model, optimizer
         gc.collect()
     assert len(communicator._reducer.queues) == 3
+    communicator.finalize()
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('overlap', OVERLAPS)
+def test_a_communicator_that_was_dropped_is_told_nothing(comm, overlap):
+    """Another one goes on with the model."""
+    communicator, model, optimizer = warm(comm, overlap, 3, warmup=0)
+    dropped = weakref.ref(communicator)
+    assert early(communicator, model).ready
+    del communicator, optimizer
+    gc.collect()
+    assert dropped() is None
+    communicator = make(comm, 'fp8', overlap)
+    optimizer = optimizer_of('sgd', model, communicator)
+    for step in range(6):
+        update(optimizer, model, step, comm.rank)
+    assert len(set(comm.allgather(values(model)))) == 1
     communicator.finalize()
 
 

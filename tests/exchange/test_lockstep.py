@@ -4,7 +4,7 @@ import re
 import threading
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.engine import Algorithm, Bucket, Engine
+from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.codecs import Coding, Fp8Ratio
 from chainer_fp8pipe.exchange import drift, lockstep
 from chainer_fp8pipe.exchange.buckets import ReadyTimes
@@ -36,19 +36,19 @@ ALWAYS = {
     'a bucket is finished': (Coding, 'conclude'),
     'means are looked at': (Bucket, 'decode'),
 }
-PLACES = [(mode, place) for mode in (False, True, 'next_forward')
-          for place in ALWAYS] + [
+MODES = False, True, 'next_forward'
+PLACES = [(MODES[(number + other) % 3], place) for other in range(2)
+          for number, place in enumerate(ALWAYS)] + [
     (False, 'gradients are written back'),
     (False, 'it waits'), (True, 'it waits'), ('next_forward', 'it waits'),
-    (True, 'an order is due'), ('next_forward', 'an order is due'),
-    ('next_forward', 'an order is chosen'),
+    (True, 'an order is due'), ('next_forward', 'an order is chosen'),
     (True, 'the rest is sent'), ('next_forward', 'the rest is sent'),
     ('next_forward', 'the rest is left for later'),
     ('next_forward', 'a parameter is updated'),
 ]
 OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
-    'it waits': (Algorithm, 'finish'),
+    'it waits': (Engine, 'finish'),
     'an order is due': (ReadyTimes, 'keep'),
     'an order is chosen': (ModelExchange, '_choose_order'),
     'the rest is sent': (ModelExchange, '_send_rest'),
@@ -106,7 +106,7 @@ def test_an_interrupt_of_one_rank_is_heard_by_the_others(comm):
         if comm.rank == 1:
             def interrupted(*_):
                 raise KeyboardInterrupt
-            patch.setattr(Algorithm, 'finish', interrupted)
+            patch.setattr(Engine, 'finish', interrupted)
         set_gradients(model, comm.rank)
         with pytest.raises((KeyboardInterrupt, RuntimeError)) as raised:
             communicator.multi_node_mean_grad(model)

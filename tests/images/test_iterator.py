@@ -6,7 +6,7 @@ import os
 import pickle
 import shutil
 
-from chainer_fp8pipe.images import ImageFolder, batch_arrays, libturbojpeg
+from chainer_fp8pipe.images import ImageFolder, batch_arrays
 from chainer_fp8pipe.images.decoding import ImageError, create_decoder
 
 import chainer
@@ -14,7 +14,6 @@ import numpy
 import pytest
 
 from .folders import Broken, crop, make_folder, numbers, spoil, stream
-from .pictures import jpeg, photograph
 from .processes import eventually, is_alive, memory_of
 
 
@@ -65,28 +64,6 @@ def test_images_do_not_depend_on_workers_prefetching_or_the_cache(
     later = stream(iterator, 8)
     assert first[1] + later[1] == labels
     assert numpy.array_equal(first[0] + later[0], images)
-
-
-@pytest.mark.skipif(libturbojpeg.library() is None,
-                    reason='there is no libturbojpeg 3')
-def test_photographs_from_a_cache_are_those_without_one(tmp_path):
-    (tmp_path / 'class').mkdir()
-    for number in range(9):
-        (tmp_path / 'class' / f'{number}.jpg').write_bytes(jpeg(
-            photograph()[20 * number:250, :300 + number]))
-    images, labels = stream(
-        folder(tmp_path, decoder='turbojpeg').iterator(3, workers=0), 9)
-    data = folder(tmp_path, decoder='turbojpeg', cache='memory')
-    files = sum(os.path.getsize(data.path(k)) for k in range(9))
-    iterator = data.iterator(3, 2, 4)
-    first = stream(iterator, 3)
-    assert data.cached() == (9, files)  # what a worker keeps, is for all
-    for k in range(9):
-        os.remove(data.path(k))
-    others = stream(iterator, 6)
-    iterator.finalize()
-    assert first[1] + others[1] == labels
-    assert numpy.array_equal(first[0] + others[0], images)
 
 
 def test_an_epoch_has_every_image_once_and_the_position_follows(iterate):

@@ -1,14 +1,18 @@
-"""A hook is called before an object is accessed."""
+"""A hook is called before an object is accessed, and before updates."""
 import copy
 import pickle
 
 from chainer_fp8pipe.intercept.access import (
+    UPDATES,
     add_hook,
     hook_of,
     remove_hook,
     without_hook,
 )
 
+import chainer
+import chainer.links as L
+import numpy
 import pytest
 
 
@@ -55,16 +59,14 @@ def test_the_hook_is_called_before_an_access(access, found):
     assert vars(thing) == {'watched': 10, 'free': 2}
 
 
-def test_other_attributes_are_free():
+def test_attributes_that_are_set_are_set_after_the_hook_is_through():
     thing, hook = hooked()
     thing.free += 1
     assert (thing.free, hook.subjects) == (3, [])
-
-
-def test_what_is_set_is_set_after_the_hook_is_through():
-    thing, hook = hooked()
     thing.watched = 7
     assert (thing.watched, hook.subjects) == (7, [thing])
+    remove_hook(thing)                  # which it has not any more
+    assert type(thing) is Thing
 
 
 def test_every_access_calls_a_hook_that_stays():
@@ -73,13 +75,11 @@ def test_every_access_calls_a_hook_that_stays():
     thing.watched = 5
     assert vars(thing)['watched'] == 5
     assert len(hook.subjects) == 3
-
-
-def test_an_object_without_a_hook_stays_as_it_is():
-    thing = Thing()
-    remove_hook(thing)
-    assert type(thing) is Thing
-    assert hook_of(thing) is None
+    for copied in copy.copy, copy.deepcopy:
+        made = copied(thing)
+        assert type(made) is Thing
+        assert vars(made) == {'watched': vars(thing)['watched'], 'free': 2}
+    assert hook_of(thing) is hook
 
 
 def test_an_object_has_one_hook_at_a_time():
@@ -90,15 +90,6 @@ def test_an_object_has_one_hook_at_a_time():
     add_hook(thing, ('free',), hook, thing)
     assert (thing.watched, thing.free) == (10, 2)
     assert type(thing) is Thing
-
-
-@pytest.mark.parametrize('copied', [copy.copy, copy.deepcopy])
-def test_a_copy_is_plain_even_if_the_hook_stays(copied):
-    thing, hook = hooked(removes=False)
-    made = copied(thing)
-    assert type(made) is Thing
-    assert vars(made) == {'watched': 10, 'free': 2}
-    assert hook_of(thing) is hook
 
 
 def test_somebody_elses_class_survives_and_asks_nobody_any_more():
@@ -125,3 +116,37 @@ def test_a_copy_without_hook_calls_nothing_and_leaves_the_hook():
     assert hook.subjects == []
     assert hook_of(thing) is hook
     assert thing.watched == 10
+
+
+class Asked:
+    """A hook that takes updates over, or not."""
+
+    def __init__(self, answer):
+        self.answer, self.optimizers = answer, []
+
+    def adopt(self, optimizer):
+        self.optimizers.append(optimizer)
+        return self.answer
+
+
+@pytest.mark.parametrize('with_loss', [False, True])
+@pytest.mark.parametrize('answer', [None, False, True])
+def test_an_update_takes_place_unless_a_hook_takes_it_over(answer, with_loss):
+    """One with a loss function asks nobody."""
+    model, asked = L.Linear(2, 2, initialW=0), Asked(answer)
+    optimizer = chainer.optimizers.SGD(1.).setup(model)
+    before = chainer.GradientMethod.update
+    end = UPDATES.hold(asked)
+    if answer is not None:
+        add_hook(model.W, ('never',), asked, model.W)
+    model.W.grad, model.b.grad = -numpy.ones((2, 2), 'f'), numpy.zeros(2, 'f')
+    optimizer.update(*[lambda: -chainer.functions.sum(model.W)] * with_loss)
+    done = with_loss or not answer
+    assert model.W.array[0, 0] == optimizer.t == done
+    assert asked.optimizers == [optimizer] * (
+        answer is not None and not with_loss)
+    remove_hook(model.W)
+    optimizer.update()
+    assert optimizer.t == done + 1
+    end()
+    assert chainer.GradientMethod.update is before

@@ -2,8 +2,11 @@
 import threading
 
 from chainer_fp8pipe.intercept.function_calls import (
+    Creation,
     Interceptor,
+    creating,
     current,
+    hold,
     intercepting,
     suspended,
 )
@@ -13,14 +16,25 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 import pytest
+from chainer.functions.array import as_strided
 
 
 def in_chainer():
     return (vars(chainer.FunctionNode)['apply'],
-            vars(chainer.Link)['__call__'])
+            vars(chainer.Link)['__call__'],
+            vars(chainer.Parameter)['__init__'],
+            vars(chainer.Parameter)['initialize'],
+            as_strided._get_base_array)
 
 
 ORIGINAL = in_chainer()
+
+
+@pytest.fixture(autouse=True)
+def _chainer_is_as_it_was():
+    yield
+    assert in_chainer() == ORIGINAL
+    assert current() is None
 
 
 class Recorder(Interceptor):
@@ -65,6 +79,10 @@ def test_functions_and_links_are_seen_from_the_outside_in(model, x):
     assert found.array.tobytes() == plain.array.tobytes()
     model(x)
     assert len(recorder.calls) == 4
+    recorder.sees_links = False
+    with intercepting(recorder):
+        model(x)
+    assert recorder.calls[4:] == ['LinearFunction', 'Tanh']
 
 
 def test_arguments_by_name_reach_the_interceptor_and_the_link(x):
@@ -77,44 +95,33 @@ def test_arguments_by_name_reach_the_interceptor_and_the_link(x):
     assert recorder.calls == [('Net', 1, 'self_too', 'link')]
 
 
-def test_functions_that_backward_calls_are_seen(x):
+@pytest.mark.parametrize(('way', 'call'), [
+    (lambda y: y.backward(), 'backward'),
+    (lambda y: chainer.backward([y], [y]), 'backward'),
+    (lambda y: chainer.grad([y], [y]), 'backward'),
+    (lambda y: y.unchain_backward(), 'unchain')])
+def test_ways_back_are_seen_and_the_functions_that_they_call(way, call, x):
     x, recorder = chainer.Variable(x), Recorder()
     y = F.sum(x * x)
     with intercepting(recorder):
-        y.backward()
-    assert recorder.calls
-    assert numpy.array_equal(x.grad, [[2, 2]])
-
-
-@pytest.mark.parametrize(('way', 'calls'), [
-    (lambda y: y.backward(), ['backward']),
-    (lambda y: chainer.backward([y], [y]), ['backward']),
-    (lambda y: chainer.grad([y], [y]), ['backward']),
-    (lambda y: y.unchain_backward(), ['unchain'])])
-def test_ways_back_are_seen(way, calls):
-    recorder = Recorder()
-    y = F.sum(chainer.Variable(numpy.ones(2, 'f')))
-    with intercepting(recorder):
         way(y)
-    assert [call for call in recorder.calls if call in (
-        'backward', 'unchain')] == calls
+    assert recorder.calls[0] == call
+    assert (x.grad is not None) == (len(recorder.calls) > 1)
 
 
 def test_what_the_interceptor_returns_is_the_result(model, x):
     class Other(Interceptor):
         def apply(self, node, inputs, original):
-            seen.append(inputs)
-            return chainer.Variable(x + 7),
+            assert inputs[0] is x
+            with suspended():
+                return original(node, inputs)[0] + 7,
 
         def call_link(self, link, args, kwargs, original):
             return link, args, kwargs
-    seen = []
     with intercepting(Other()):
         assert model[0](x, n_batch_axes=2) == (
             model[0], (x,), {'n_batch_axes': 2})
-        assert F.tanh(x).array[0, 0] == 8
-    assert len(seen) == 1
-    assert seen[0][0] is x
+        assert F.identity(x).array[0, 0] == 8
 
 
 def test_another_thread_is_unaffected(model, x):
@@ -136,78 +143,113 @@ def test_another_thread_is_unaffected(model, x):
         thread.join()
     assert outer.calls == ['Tanh']
     assert inner.calls == LINEAR
-    assert in_chainer() == ORIGINAL
 
 
-def test_the_inner_one_of_nested_blocks_wins(model, x):
+def test_the_innermost_of_nested_blocks_wins_and_errors_end_them(model, x):
+    class Failing(Recorder):
+        def apply(self, node, inputs, original):
+            raise KeyError
     outer, inner = Recorder(), Recorder()
-    assert current() is None
     with intercepting(outer):
         with intercepting(inner):
             assert current() is inner
             model[0](x)
-        assert current() is outer
-        F.tanh(x)
-        with suspended():
-            assert current() is None
-    assert current() is None
-    assert inner.calls == LINEAR
-    assert outer.calls == ['Tanh']
-    assert in_chainer() == ORIGINAL
-
-
-def test_suspended_calls_are_not_seen(model, x):
-    outer, inner = Recorder(), Recorder()
-    with intercepting(outer):
+        with pytest.raises(KeyError), intercepting(Failing()):
+            model(x)
         with suspended():
             model(x)
             with intercepting(inner):
                 F.tanh(x)
-            model(x)
-        model[0](x)
-    assert outer.calls == LINEAR
-    assert inner.calls == ['Tanh']
+            assert current() is None
+        F.exp(x)
+        assert current() is outer
+    assert inner.calls == [*LINEAR, 'Tanh']
+    assert outer.calls == ['Exp']
 
 
-def test_an_interceptor_may_suspend_itself_to_compute(x):
-    class Twice(Recorder):
-        def apply(self, node, inputs, original):
-            with suspended():
-                return tuple(2 * y for y in super().apply(
-                    node, inputs, original))
-    recorder = Twice()
-    with intercepting(recorder):
-        y = F.identity(x)
-    assert recorder.calls == ['Identity']
-    assert y.array[0, 0] == 2
+# --- new parameters ----------------------------------------------------------
+
+class Noting(Creation):
+    """Notes what it is asked."""
+
+    def __init__(self, creates=False, initializes=False):
+        self.creates, self._initializes = creates, initializes
+        self.made, self.shaped = [], []
+
+    def created(self, parameter, shape):
+        self.made.append(shape)
+
+    def initialize(self, parameter, shape):
+        self.shaped.append(shape)
+        return self._initializes
 
 
-def test_errors_restore(model, x):
-    class Failing(Recorder):
-        def apply(self, node, inputs, original):
-            raise KeyError
-    outer = Recorder()
-    with intercepting(outer):
-        with pytest.raises(KeyError), intercepting(Failing()):
-            model(x)
-        with pytest.raises(ZeroDivisionError), suspended():
+def test_by_default_chainer_goes_on_as_usual():
+    creation = Noting()
+    with creating(creation):
+        link = L.Linear(None, 2)
+        link(numpy.ones((1, 3), 'f'))
+    assert creation.made == []
+    assert (2, 3) in creation.shaped
+    assert link.W.array.any()
+
+
+def test_who_creates_gets_parameters_without_values():
+    creation, found = Noting(creates=True), []
+    with creating(creation):
+        made = [chainer.Parameter(0, (2, 3)), chainer.Parameter(0)]
+        given = chainer.Parameter(numpy.ones(3))
+        # Another thread sees nothing of it.
+        thread = threading.Thread(target=lambda: found.append(
+            chainer.Parameter(0, (2,)).array))
+        thread.start()
+        thread.join()
+    assert creation.made == [(2, 3), None]
+    assert [parameter.array for parameter in made] == [None, None]
+    assert given.array.tolist() == [1, 1, 1]
+    assert found[0].tolist() == [0, 0]
+
+
+def test_the_innermost_block_and_an_interceptor_before_it_are_asked():
+    class Initializing(Noting, Interceptor):
+        pass
+    outer, inner = Noting(), Noting(initializes=True)
+    first = Initializing(initializes=True)
+    with creating(outer):
+        parameter = chainer.Parameter(0)
+        with creating(inner):
+            parameter.initialize((2, 3))
+            with intercepting(first):
+                parameter.initialize((4,))
+        with pytest.raises(ZeroDivisionError), creating(inner):
             raise ZeroDivisionError
-        F.tanh(x)
-    assert outer.calls == ['Tanh']
-    assert in_chainer() == ORIGINAL
+        chainer.Parameter(0).initialize((1,))
+    assert parameter.array is None
+    assert (inner.shaped, first.shaped, outer.shaped) == (
+        [(2, 3)], [(4,)], [(1,)])
 
 
-def test_somebody_elses_patch_made_before_is_the_original(
-        model, x, monkeypatch):
-    calls, recorder = [], Recorder()
-    for owner, name, original in zip(
-            (chainer.FunctionNode, chainer.Link), ('apply', '__call__'),
-            ORIGINAL, strict=True):
-        def theirs(self, *args, name=name, original=original, **kwargs):
-            calls.append(name)
-            return original(self, *args, **kwargs)
-        monkeypatch.setattr(owner, name, theirs)
-    with intercepting(recorder):
-        model[0](x)
-    assert recorder.calls == LINEAR
-    assert calls == ['__call__', 'apply']
+# --- as_strided --------------------------------------------------------------
+
+def received(values):
+    """The same values in the middle of a message, as a receiver has them."""
+    wire = numpy.zeros(128 + values.nbytes, numpy.uint8)
+    part = wire[64:64 + values.nbytes].view(values.dtype)
+    part[...] = values.reshape(-1)
+    return part.reshape(values.shape)
+
+
+VALUES = numpy.arange(6, dtype='f').reshape(2, 3)
+
+
+@pytest.mark.parametrize(('array', 'offset', 'expected'), [
+    *((received(VALUES), offset, F.as_strided(
+        VALUES, (4,), (1,), offset).array) for offset in (0, 1, None)),
+    (received(VALUES).T, 0, numpy.arange(4)),   # axes as they lie in memory
+    (VALUES[1:], 0, numpy.arange(4))])          # a part, as by Chainer
+def test_what_came_in_a_message_is_read_as_on_its_sender(
+        array, offset, expected):
+    owner = Recorder()
+    hold(owner)
+    found = F.as_strided(array, (4,), (1,), offset).array
+    numpy.testing.assert_array_equal(found, expected)

@@ -1,15 +1,16 @@
 """An attribute is replaced while there are users, and then as before."""
+import contextlib
+import copy
 import importlib
 import inspect
 import pkgutil
 import re
 import threading
 import types
-from unittest import mock
 
 from chainer_fp8pipe import intercept
 from chainer_fp8pipe.intercept import training_objects
-from chainer_fp8pipe.intercept.patching import Patch
+from chainer_fp8pipe.intercept.patching import AroundCalls, Patch
 
 import pytest
 
@@ -63,27 +64,22 @@ def test_the_replacement_stands_while_there_are_users():
     assert owner.method is original
 
 
-def test_an_inherited_attribute_is_inherited_again():
+def test_an_attribute_may_be_inherited_static_or_no_function():
     _, child = fresh()
     with Patch(child, 'method', tenfold):
         assert child().method(1) == ['ours', 'original', 10]
     assert 'method' not in vars(child)
     assert child().method(1) == ['original', 1]
 
-
-def test_a_static_method_is_restored_as_one():
-    class Owner:
+    class Static:
         @staticmethod
         def method(value):
             return value
-    before = vars(Owner)['method']
-    with Patch(Owner, 'method', lambda original: lambda self, value: (
+    before = vars(Static)['method']
+    with Patch(Static, 'method', lambda original: lambda self, value: (
             original(value) + 1)):
-        assert Owner().method(1) == 2
-    assert vars(Owner)['method'] is before
-
-
-def test_an_attribute_of_a_module_need_not_be_a_function():
+        assert Static().method(1) == 2
+    assert vars(Static)['method'] is before
     module = types.ModuleType('module')
     module.part = part = types.SimpleNamespace(value=1)
     with Patch(module, 'part', lambda original: types.SimpleNamespace(
@@ -144,27 +140,24 @@ def replaced():
             for one in value if isinstance(value, tuple) else (value,):
                 if isinstance(one, Patch):
                     yield module, one._owner, one._name
-    with mock.patch.object(training_objects, 'Patch', wraps=Patch) as made, \
-            training_objects.substituting(mock.MagicMock()), \
-            training_objects.creating_communicators(mock.Mock()):
-        for (owner, name, _), _ in made.call_args_list:
-            yield training_objects, owner, name
+    for owner, name, _ in (*training_objects._METHODS,
+                           *training_objects._FILES):
+        yield training_objects, owner, name
 
 
-REPLACED = [pytest.param(*one, id=f'{one[1].__name__}.{one[2]}')
-            for one in replaced()]
-
-
-@pytest.mark.parametrize(('module', 'owner', 'name'), REPLACED)
-def test_the_docstring_gives_the_line_of_what_is_replaced(
-        module, owner, name):
+@pytest.mark.parametrize(('module', 'owner', 'name'), [
+    pytest.param(*one, id=f'{one[1].__name__}.{one[2]}')
+    for one in replaced()])
+def test_the_module_gives_the_line_of_what_it_replaces(module, owner, name):
     original = inspect.unwrap(getattr(owner, name))
     if inspect.ismodule(original):
         line = inspect.getsource(owner).partition(
             f'\nfrom chainer import {name}\n')[0].count('\n') + 2
     else:
         line = inspect.getsourcelines(original)[1]
-    assert str(line) in re.findall(r'\b\d+\b', module.__doc__)
+    said = '\n'.join([module.__doc__, *re.findall(
+        r'^#.*', inspect.getsource(module), re.MULTILINE)])
+    assert str(line) in re.findall(r'\b\d+\b', said)
 
 
 class User:
@@ -175,11 +168,11 @@ def test_a_patch_is_held_as_long_as_its_holders_live():
     owner, _ = fresh()
     original = owner.method
     patch = Patch(owner, 'method', tenfold)
-    users = [User(), User()]
-    for user in users:
-        patch.hold(user)
+    users = [User(), User(), User()]
+    ends = [patch.hold(user) for user in users]
     held = owner.method
-    del user, users[0]
+    ends[1]()                   # earlier, and once only
+    del users[0], users[0]
     with patch:
         assert owner.method is held is not original
     assert owner.method is held
@@ -206,3 +199,65 @@ def test_threads_install_and_remove_at_the_same_time():
         thread.join()
     assert found == [['ours', 'original', 10]] * 2400
     assert owner.method is original
+
+
+class Iterator:
+    def next(self, value):
+        return value + 1
+
+
+class Inheriting(Iterator):
+    pass
+
+
+@pytest.fixture
+def seen():
+    return []
+
+
+@pytest.fixture
+def around(seen):
+    @contextlib.contextmanager
+    def block():
+        seen.append('begin')
+        try:
+            yield
+        finally:
+            seen.append('end')
+    return block
+
+
+@pytest.mark.parametrize('kind', [Iterator, Inheriting])
+def test_calls_of_the_object_alone_are_in_the_block(kind, seen, around):
+    calls, one, before = AroundCalls(), kind(), kind.next
+    assert calls.add(one, 'next', around)
+    assert one.next(4) == 5
+    assert kind().next(1) == copy.copy(one).next(1) == 2
+    with pytest.raises(TypeError):
+        one.next('text')
+    assert seen == ['begin', 'end'] * 2
+    calls.remove()
+    assert kind.next is before
+    assert ('next' in vars(kind)) == (kind is Iterator)
+    assert one.next(4) == 5
+    assert len(seen) == 4
+
+
+def test_users_are_around_each_other_and_leave_in_any_order(seen, around):
+    one, other, iterator = AroundCalls(), AroundCalls(), Inheriting()
+    one.add(Iterator, 'next', around)       # all objects of the class
+    other.add(iterator, 'next', around)
+    iterator.next(1)
+    assert seen == ['begin', 'begin', 'end', 'end']
+    one.remove()
+    iterator.next(1)
+    assert seen[4:] == ['begin', 'end']
+    other.remove()
+    assert iterator.next(1) == Iterator().next(1) == 2
+    assert len(seen) == 6
+
+
+@pytest.mark.parametrize(('owner', 'name'), [
+    (iter([]), '__next__'), (Iterator(), 'absent'), (None, 'next')])
+def test_what_cannot_be_changed_is_left(owner, name, around):
+    assert not AroundCalls().add(owner, name, around)

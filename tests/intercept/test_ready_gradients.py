@@ -94,23 +94,6 @@ def test_layers_become_final_from_the_last_to_the_first():
     assert layers == sorted(layers, key=lambda name: -int(name[1:]))
 
 
-def test_a_gradient_is_final_before_the_functions_below_are_run():
-    class Look(chainer.FunctionNode):
-        def forward(self, inputs):
-            return inputs
-
-        def backward(self, indexes, gradients):
-            seen.extend(name for name, _ in watcher.finals)
-            return gradients
-    first, last = L.Linear(3, 3), L.Linear(3, 3)
-    model = chainer.Sequential(first, last)
-    seen = []
-    with watching(model) as watcher:
-        h, = Look().apply((first(numpy.ones((2, 3), 'f4')),))
-        F.sum(last(h)).backward()
-    assert sorted(seen) == ['/1/W', '/1/b']
-
-
 LAYERS = {
     'linear': (lambda: L.Linear(4, 4), (2, 4), 'LinearGradData'),
     'convolution': (lambda: L.Convolution2D(4, 4, 3, pad=1), (2, 4, 5, 5),
@@ -157,45 +140,43 @@ def test_weights_are_final_before_the_gradient_of_the_layers_input(
             sorted(alone)]
 
 
-def test_a_layers_input_may_be_a_parameter_too():
-    model = chainer.Chain()
-    with model.init_scope():
-        model.x = chainer.Parameter(numpy.ones((2, 3), 'f4'))
-        model.layer = L.Linear(3, 3)
-        model.twice = L.Linear(3, 3)
+class Odd(chainer.Chain):
+    """Parameters that are used in unusual ways."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.x = chainer.Parameter(numpy.ones((2, 3), 'f4'))
+            self.stopped = chainer.Parameter(numpy.zeros((2, 3), 'f4'))
+            self.loss = chainer.Parameter(numpy.zeros((), 'f4'))
+            self.layer, self.twice = L.Linear(3, 3), L.Linear(3, 3)
+
+
+class Stop(chainer.FunctionNode):
+    """Gives its second input no gradient."""
+
+    def forward(self, inputs):
+        return inputs[0] + inputs[1],
+
+    def backward(self, indexes, gradients):
+        return gradients[0], None
+
+
+@pytest.mark.parametrize(('loss', 'final'), [
+    # A layer's input, and a layer that is used twice.
+    (lambda m: F.sum(m.twice(m.twice(m.layer(m.x)))),
+     ['/layer/W', '/layer/b', '/twice/W', '/twice/b', '/x']),
+    (lambda m: F.sum(Stop().apply((m.x, m.stopped))[0]), ['/x']),
+    (lambda m: m.loss, [])])        # which has its gradient from elsewhere
+def test_what_gets_a_gradient_from_a_function_is_final(loss, final):
+    model = Odd()
+    model.cleargrads()
     with watching(model) as watcher:
-        h = model.twice(model.layer(model.x))
-        F.sum(model.twice(h)).backward()
+        loss(model).backward()
     found = gradients(model)
-    assert sorted(name for name, _ in watcher.finals) == sorted(found)
+    assert sorted(name for name, _ in watcher.finals) == final
     assert all(gradient is found[name] for name, gradient in watcher.finals)
-
-
-def test_a_parameter_that_is_the_loss_itself_is_never_final():
-    model = chainer.Chain()
-    with model.init_scope():
-        model.p = chainer.Parameter(numpy.zeros((), 'f4'))
-    with watching(model) as watcher:
-        model.p.backward()
-    assert watcher.finals == []
-    assert model.p.grad == 1
-
-
-def test_a_parameter_that_a_function_gives_no_gradient_is_not_final():
-    class Stop(chainer.FunctionNode):
-        def forward(self, inputs):
-            return inputs[0] + inputs[1],
-
-        def backward(self, indexes, gradients):
-            return gradients[0], None
-    model = chainer.Chain()
-    with model.init_scope():
-        model.p = chainer.Parameter(numpy.zeros(3, 'f4'))
-        model.q = chainer.Parameter(numpy.zeros(3, 'f4'))
-    with watching(model) as watcher:
-        F.sum(Stop().apply((model.p, model.q))[0]).backward()
-    assert [name for name, _ in watcher.finals] == ['/p']
-    assert model.q.grad is None
+    assert model.stopped.grad is None
 
 
 def test_a_pass_is_told_by_the_models_it_goes_through():
@@ -212,30 +193,16 @@ def test_a_pass_is_told_by_the_models_it_goes_through():
     assert [kind for _, kind, _ in other.passes] == kinds[1:]
 
 
-def test_nobody_is_told_of_passes_that_do_not_concern_him():
-    model, other = (chainer.Sequential(L.Linear(2, 2)) for _ in range(2))
-    loss = F.sum(other(numpy.ones((1, 2), 'f4')))
-    with watching(model) as watcher:
-        loss.backward()
-    assert watcher.passes == watcher.finals == []
-
-
-def test_who_does_not_want_to_know_is_not_told():
-    model = NETWORKS['Plain']()
+def test_who_is_not_concerned_or_does_not_want_to_know_is_not_told():
+    model, other = NETWORKS['Plain'](), NETWORKS['Plain']()
     with watching(model, wanted=False) as watcher:
-        model.loss(0).backward()
-    assert len(watcher.passes) == 1
-    assert watcher.finals == []
-
-
-def test_a_block_can_be_left_unwatched():
-    model = NETWORKS['Plain']()
-    with watching(model) as watcher:
+        other.loss(0).backward()
         with unwatched():
             model.loss(0).backward()
         assert watcher.passes == []
         model.loss(0).backward()
     assert len(watcher.passes) == 1
+    assert watcher.finals == []
 
 
 def test_an_error_in_a_pass_leaves_nothing_behind():
@@ -295,19 +262,6 @@ def test_chainer_has_its_own_loop_back_when_the_last_watcher_is_gone():
         assert in_chainer() == ORIGINAL
         unwatch(first)      # nobody's
     assert in_chainer() == ORIGINAL
-
-
-def test_somebody_elses_loop_is_called_and_survives(monkeypatch):
-    def theirs(*arguments):
-        calls.append(1)
-        ORIGINAL[0](*arguments)
-    monkeypatch.setattr(_backprop, '_backprop_to_all', theirs)
-    calls, model = [], NETWORKS['Plain']()
-    with watching(model) as watcher:
-        model.loss(0).backward()
-    assert _backprop._backprop_to_all is theirs
-    assert (len(calls), len(watcher.passes)) == (1, 1)
-    assert dict(watcher.finals)['/l1/W'] is model.l1.W.grad
 
 
 def test_somebody_elses_step_and_table_are_used(monkeypatch):

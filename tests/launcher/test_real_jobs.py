@@ -161,9 +161,8 @@ def segments(mark):
 def launched(tmp_path):
     jobs = []
 
-    def launched(updates, name='job', **options):
-        (tmp_path / name).mkdir(exist_ok=True)
-        jobs.append(Launched(tmp_path / name, updates, **options))
+    def launched(updates=30, **options):
+        jobs.append(Launched(tmp_path, updates, **options))
         return jobs[-1]
     yield launched
     for job in jobs:
@@ -171,22 +170,28 @@ def launched(tmp_path):
         job.process.wait()
 
 
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+    """The weights of a job that nothing has stopped."""
+    job = Launched(tmp_path_factory.mktemp('undisturbed'), 30)
+    assert job.process.wait(300) == 0, job.said()
+    found, = weights(job.said())
+    return [found]
+
+
 def test_ranks_killed_at_random_moments_end_with_the_undisturbed_bits(
-        launched):
-    undisturbed = launched(60, 'undisturbed')
-    assert undisturbed.process.wait(300) == 0
-    disturbed = launched(60)
+        launched, undisturbed):
+    job = launched()
     for time_of in range(1, 4):
-        disturbed.wait_for('trains: update', time_of)
-        time.sleep(random.uniform(0, 0.4))
+        job.wait_for('trains: update', time_of)
+        time.sleep(random.uniform(0, 0.3))
         with contextlib.suppress(OSError, IndexError):  # it has ended
-            os.kill(random.choice(disturbed.ranks()), signal.SIGKILL)
-        if disturbed.process.poll() is not None:
+            os.kill(random.choice(job.ranks()), signal.SIGKILL)
+        if job.process.poll() is not None:
             break
-    assert disturbed.process.wait(300) == 0, disturbed.said()
-    assert len(weights(undisturbed.said())) == 1
+    assert job.process.wait(300) == 0, job.said()
     # A rank may be killed when another has printed them already.
-    assert set(weights(disturbed.said())) == set(weights(undisturbed.said()))
+    assert set(weights(job.said())) == set(undisturbed)
 
 
 def test_nothing_is_left_of_the_job_of_a_launcher_that_is_killed(launched):
@@ -213,10 +218,9 @@ def check_older(job):
 
 
 def test_ranks_that_end_while_a_snapshot_is_written_take_no_older_one(
-        launched):
+        launched, undisturbed):
     """And leave no part of the new one."""
-    undisturbed = launched(30, 'undisturbed')
-    job = launched(30, head=HELD)
+    job = launched(head=HELD)
     (job.folder / 'hold').touch()
     endings = [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGUSR1),
                (1, signal.SIGUSR1)]
@@ -230,17 +234,15 @@ def test_ranks_that_end_while_a_snapshot_is_written_take_no_older_one(
     assert job.process.wait(300) == 0, job.said()
     found = re.findall('^found (.*)$', job.said(), re.MULTILINE)
     assert found == ['snapshot_iter_7.npz'] * len(endings)
-    assert undisturbed.process.wait(300) == 0
-    assert weights(job.said()) == weights(undisturbed.said())
+    assert weights(job.said()) == undisturbed
     assert {path.name for path in (job.folder / 'saved').iterdir()} == {
         'snapshot_iter_21.npz', 'snapshot_iter_28.npz'}
 
 
 @pytest.mark.slow
 def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
-        launched):
-    undisturbed = launched(30, 'undisturbed')
-    job = launched(30, head=HELD)
+        launched, undisturbed):
+    job = launched(head=HELD)
     (job.folder / 'hold').touch()
     job.wait_for('trains: update')
     job.wait_until_it_saves()
@@ -251,10 +253,9 @@ def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
         time.sleep(0.1)
     check_older(job)
     assert [*job.folder.glob('saved/snapshot.partial.*')]
-    again = launched(30, every='100 iterations')
+    again = launched(every='100 iterations')
     assert again.process.wait(300) == 0, again.said()
     assert 'from saved/snapshot_iter_7.npz' in again.said()
-    assert undisturbed.process.wait(300) == 0
-    assert weights(again.said()) == weights(undisturbed.said())
+    assert weights(again.said()) == undisturbed
     assert [path.name for path in (job.folder / 'saved').iterdir()] == [
         'snapshot_iter_7.npz']

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class Threads:
-    """A group like ``chainer_fp8pipe.mpi.groups.Group``, without MPI.
+    """A group like ``chainer_fp8pipe.mpi.grid.Group``, without MPI.
 
     Attributes:
         sizes: Of all messages of all ranks.

@@ -3,7 +3,7 @@ from chainer_fp8pipe.links.grouped_bn import (
     GroupedBatchNormalization,
     GroupedBatchNormalizationFunction,
 )
-from chainer_fp8pipe.mpi.groups import Group, split_groups
+from chainer_fp8pipe.mpi.grid import Group, split_groups
 
 import chainer
 import chainer.functions as F

@@ -1,6 +1,12 @@
-from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.mpi.grid import ProcessGrid
+"""Ranks on a grid of stages and replicas, and in groups that gather."""
+import copy
+import pickle
 
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.mpi.grid import Group, ProcessGrid, split_groups
+
+import chainermn
+import numpy as np
 import pytest
 from mpi4py import MPI
 
@@ -89,7 +95,7 @@ data axis: crosses between nodes; 5 MB per step, 5 MB of it between nodes
 @on_ranks(4)
 @pytest.mark.parametrize(('options', 'message'), [
     ({'pipeline': 3}, 'pipeline=3 does not divide the 4 ranks; it can be '
-                      '1, 2, 4'),
+                      '1, 2 or 4'),
     *(({'pipeline': number}, 'it can be') for number in (0, -2, 8, None)),
     ({'inside': 'node'}, "'pipeline', 'data' or 'auto', not 'node'"),
     ({'pipeline_bytes': 5}, '5 and None'),
@@ -107,3 +113,150 @@ def test_bad_or_different_arguments_are_an_error_on_all_ranks(
     with pytest.raises(ValueError, match=message) as raised:
         ProcessGrid(comm, **{'pipeline': 2, **mine})
     assert len(set(comm.allgather(str(raised.value)))) == 1
+
+
+# --- groups ------------------------------------------------------------------
+
+#: By hand: arguments, and the groups of 4 ranks.
+GROUPS = [
+    ({}, [[0, 1, 2, 3]]),
+    ({'group_size': 1}, [[0], [1], [2], [3]]),
+    ({'group_size': 2}, [[0, 1], [2, 3]]),
+    ({'group_size': np.int64(4)}, [[0, 1, 2, 3]]),
+    ({'tile': (2, 2)}, [[0, 1, 2, 3]]),
+    ({'tile': (2, 1)}, [[0, 2], [1, 3]]),
+    ({'tile': [1, 2], 'shape': [2, 2]}, [[0, 1], [2, 3]]),
+    ({'tile': (1, 2), 'shape': (1, 4)}, [[0, 1], [2, 3]]),
+    ({'tile': (2, 1), 'shape': (4, 1)}, [[0, 1], [2, 3]]),
+]
+
+
+@on_ranks(4)
+@pytest.mark.parametrize(('arguments', 'groups'), GROUPS)
+def test_groups_are_consecutive_ranks_or_tiles(comm, arguments, groups):
+    group = split_groups(comm, **arguments)
+    assert group.allgather(comm.rank) == next(
+        group for group in groups if comm.rank in group)
+
+
+@on_ranks(1, 2)
+def test_a_communicator_of_chainermn_has_ranks_too(comm):
+    outer = chainermn.create_communicator('naive', mpi_comm=comm)
+    assert split_groups(outer).allgather(comm.rank) == [*range(comm.size)]
+
+
+@on_ranks(4)
+@pytest.mark.parametrize(('arguments', 'message'), [
+    ({'group_size': 0}, 'group_size=0 does not divide the 4 ranks; it can be '
+                        '1, 2 or 4'),
+    ({'group_size': 3}, 'it can be 1, 2 or 4'),
+    ({'group_size': -2}, 'it can be 1, 2 or 4'),
+    ({'group_size': 8}, 'it can be 1, 2 or 4'),
+    ({'group_size': 2.0}, 'it can be 1, 2 or 4'),
+    ({'group_size': 'all'}, "'all' does not divide the 4 ranks"),
+    ({'tile': (2, 3)}, 'does not fit into the torus of 2 x 2 ranks; it can '
+                       'have 1 or 2 rows and 1 or 2 columns'),
+    ({'tile': (4, 1)}, '1 or 2 rows'), ({'tile': (0, 1)}, '1 or 2 rows'),
+    ({'tile': 2}, '1 or 2 rows'), ({'tile': (1, 2, 2)}, '1 or 2 rows'),
+    ({'tile': (2, 1.5)}, '1 or 2 columns'),
+    ({'tile': (1, 2), 'shape': (1, 3)},
+     r'no torus of the 4 ranks; it can be \(1, 4\), \(2, 2\) or \(4, 1\)'),
+    ({'tile': (1, 2), 'shape': 4}, 'no torus of the 4 ranks'),
+    ({'shape': (2, 2)}, 'of the torus of a tile'),
+    ({'group_size': 2, 'tile': (1, 2)}, 'pass one of them'),
+])
+def test_bad_sizes_are_an_error_on_every_rank(comm, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        split_groups(comm, **arguments)
+    assert comm.allreduce(1) == comm.size       # nothing hangs after it
+
+
+@on_ranks(2, 4)
+def test_different_arguments_are_an_error_on_every_rank(comm):
+    with pytest.raises(ValueError, match=(
+            'group_size is 2 on rank 0 but 1 on rank 1')):
+        split_groups(comm, 1 if comm.rank == 1 else 2)
+    with pytest.raises(ValueError, match=r'tile is None on rank 0 but \(1, 1'):
+        split_groups(comm, tile=None if comm.rank == 0 else (1, 1))
+
+
+def test_groups_are_of_the_ranks_of_a_communicator():
+    with pytest.raises(TypeError, match='not of a str; .*grid.data'):
+        split_groups('world')
+
+
+@on_ranks(2)
+def test_equal_groups_are_made_once_and_freed_with_their_communicator(comm):
+    with communicators_left(comm, 10):
+        groups = [split_groups(comm, group_size=1) for _ in range(20)]
+        assert groups[0] == groups[-1] != split_groups(comm, 2)
+    with communicators_left(comm, 10):
+        for _ in range(20):
+            part = comm.Dup()
+            split_groups(part, 2)
+            part.Free()
+
+
+# --- a group that gathers ----------------------------------------------------
+
+@on_ranks(1, 2, 4)
+def test_a_group_gathers_numbers_in_the_order_of_ranks(comm):
+    group = Group(split_groups(comm))
+    for repeat in range(20):
+        found = group.gather(np.array([comm.rank, repeat, np.nan]))
+        np.testing.assert_array_equal(
+            found, [[rank, repeat, np.nan] for rank in range(comm.size)])
+    assert group.gather_objects({comm.rank}) == [
+        {rank} for rank in range(comm.size)]
+
+
+def test_copies_of_a_group_are_the_same_and_it_cannot_be_pickled():
+    group = Group(MPI.COMM_SELF)
+    assert copy.copy(group) is copy.deepcopy([group])[0] is group
+    with pytest.raises(TypeError, match='save it with chainer.serializers'):
+        pickle.dumps(group)
+
+
+@on_ranks(2)
+def test_waiting_for_the_objects_of_a_rank_that_gives_up_is_an_error(comm):
+    group = Group(split_groups(comm))
+    if comm.rank:
+        group.give_up('out of order')
+    else:
+        with pytest.raises(RuntimeError, match='rank 1 .*out of order'):
+            group.gather_objects((3, 4))
+
+
+@on_ranks(2, 4)
+def test_waiting_for_a_rank_that_gives_up_is_an_error(comm):
+    ranks = split_groups(comm)
+    other, group = Group(ranks), Group(ranks)
+    numbers = np.zeros(10000)
+    other.gather(numbers)
+    if comm.rank == 1:
+        group.give_up('no more paper')
+        message = 'no more paper'
+    else:
+        message = 'rank 1 of the group gave up: no more paper'
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=message):
+            group.gather(numbers)
+    # New groups of the same ranks know nothing of it.
+    again = split_groups(comm)
+    assert again != ranks
+    assert Group(again).gather(np.ones(1)).sum() == comm.size
+    assert split_groups(comm) == again
+
+
+@on_ranks(2)
+def test_another_group_of_ranks_that_gave_up_is_an_error(comm):
+    """Messages of the failed one would be taken for its own."""
+    ranks = split_groups(comm)
+    group, other = Group(ranks), Group(ranks)
+    if comm.rank == 1:
+        group.give_up('no more paper')
+    else:
+        with pytest.raises(RuntimeError, match='no more paper'):
+            group.gather(np.zeros(3))
+    with pytest.raises(RuntimeError, match='no more paper.*model anew'):
+        other.gather(np.ones(3))

@@ -24,6 +24,7 @@ from chainer_fp8pipe.mpi.watchdog import (
     RankView,
     StallRule,
     StallSettings,
+    WatchdogJob,
     described,
     find_cause,
     settings_of_environment,
@@ -215,7 +216,7 @@ def test_a_value_that_is_not_allowed_is_an_error_that_names_it(
     (Frame('script.py', 1, 'main', 'Barrier'), 'MPI: Barrier'),
     (Frame('script.py', 1, 'main', 'recv'), ''),
     (Frame('/x/chainermn/base.py', 1, 'f', 'recv'), 'MPI: recv'),
-    (Frame(f'{_OURS}mpi/groups.py', 1, 'gather', 'gather'),
+    (Frame(f'{_OURS}mpi/grid.py', 1, 'gather', 'gather'),
      'MPI: gather'),
     (Frame(f'{_OURS}allreduce/engine.py', 1, 'finish'),
      'engine.py:finish'),
@@ -229,22 +230,19 @@ def test_what_is_a_wait(frame, call):
 
 # --- a watchdog and its ranks, which are processes of this test
 
-#: A rank sends its standard input to the watchdog, line by line.
-RANK = '''
-import socket, sys
+#: A rank sends to the watchdog, or does, what standard input says.
+RANK = """
+import json, os, socket, sys
 line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 line.connect(b'\\0' + sys.argv[1].encode())
-for message in sys.stdin:
-    line.send(message.encode())
+for text in sys.stdin:
     print(flush=True)
-'''
-
-
-def process(stack, *command, **options):
-    found = stack.enter_context(subprocess.Popen(
-        [sys.executable, *command], preexec_fn=end_with_parent, **options))
-    stack.callback(found.kill)
-    return found
+    if text.startswith('{'):
+        line.send(text.encode())
+    else:
+        exec(text)
+"""
+_SILENT = StallSettings(0.0)
 
 
 class Node:
@@ -256,35 +254,27 @@ class Node:
             socket.AF_UNIX, socket.SOCK_SEQPACKET))
         lines.bind('')
         lines.listen()
-        self._name = lines.getsockname()[1:].decode()
-        self.ranks = {rank: self._rank() for rank in ranks}
-        job = watchdog.WatchdogJob(
-            0, self.ranks[0].pid, len(ranks), StallSettings(0.0),
-            lines.fileno(), -1, '')
-        self.watchdog = process(
-            stack, '-I', '-S', watchdog.__file__, json.dumps(job),
-            pass_fds=[lines.fileno()], stderr=subprocess.PIPE, text=True)
-        for rank in ranks:
+        name = lines.getsockname()[1:].decode()
+        self.ranks = [self._process(
+            '-c', RANK, name, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            for _ in range(ranks)]
+        job = WatchdogJob(0, self.ranks[0].pid, ranks, _SILENT,
+                          lines.fileno(), -1, '')
+        self.watchdog = self._process(
+            '-I', '-S', watchdog.__file__, json.dumps(job),
+            pass_fds=[lines.fileno()], stderr=subprocess.PIPE)
+        for rank in range(ranks):
             self.say(rank, rank=rank, who=f'rank {rank}', dump=None)
+        self._wait_until_all_are_watched()
 
-    def _rank(self):
-        return process(self._stack, '-c', RANK, self._name, text=True,
-                       stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    def _process(self, *command, **options):
+        found = self._stack.enter_context(subprocess.Popen(
+            [sys.executable, *command], preexec_fn=end_with_parent, text=True,
+            **options))
+        self._stack.callback(found.kill)
+        return found
 
-    def say(self, number, **message):
-        rank = self.ranks[number]
-        rank.stdin.write(json.dumps(message) + '\n')
-        rank.stdin.flush()
-        rank.stdout.readline()
-
-    def kill(self, rank):
-        """Kills a rank, and leaves it unwaited for, as a launcher may."""
-        pid = self.ranks[rank].pid
-        os.kill(pid, signal.SIGKILL)
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-
-    def knows_all(self):
-        """Waits until it watches all processes of ranks."""
+    def _wait_until_all_are_watched(self):
         folder = pathlib.Path(f'/proc/{self.watchdog.pid}/fdinfo')
         watched = 0
         while watched < len(self.ranks):
@@ -293,20 +283,65 @@ class Node:
                               for file in folder.iterdir())
             time.sleep(0.01)
 
+    def do(self, rank, text):
+        process = self.ranks[rank]
+        process.stdin.write(text + '\n')
+        process.stdin.flush()
+        process.stdout.readline()
+
+    def say(self, number, **message):
+        self.do(number, json.dumps(message))
+
+    def ended(self, rank, how):
+        """Lets it end; it is not waited for, as launchers may not do."""
+        self.do(rank, how)
+        os.waitid(os.P_PID, self.ranks[rank].pid, os.WEXITED | os.WNOWAIT)
+
 
 @pytest.fixture
-def stack():
-    with contextlib.ExitStack() as made:
-        yield made
+def node():
+    if not hasattr(os, 'pidfd_open'):
+        pytest.skip('there is no watchdog here')
+    with contextlib.ExitStack() as stack:
+        yield Node(stack, 3)
 
 
-def test_of_two_deaths_that_are_seen_at_once_the_first_is_named(stack):
+DIES = 'os.kill(os.getpid(), {})'
+
+
+# What ranks 0 to 2 do, one after the other, and what is said of it.
+@pytest.mark.parametrize(('ends', 'said'), [
+    ({1: DIES.format(9)}, 'rank 1 was killed by SIGKILL (the system does '
+     'that when memory is short) in the middle of the job'),
+    ({0: DIES.format(11)}, 'rank 0 was killed by SIGSEGV in the middle'),
+    ({2: DIES.format(40)}, 'rank 2 was killed by signal 40 in'),
+    ({2: 'os._exit(7)'}, 'rank 2 ended with exit code 7, without an '
+     'exception or MPI_Finalize, in the middle of the job'),
+    # The launcher kills the others, after a signal to one; to all: it is it.
+    ({1: DIES.format(15), 0: DIES.format(9)}, 'rank 1 was killed by SIGTERM'),
+    ({1: DIES.format(15), 0: DIES.format(15), 2: DIES.format(15)}, ''),
+    ({0: DIES.format(2)}, ''),
+    # A goodbye, and an end that has been explained.
+    ({1: 'line.send(b\'{"goodbye": 1}\\n\'); os._exit(0)',
+      0: DIES.format(11)}, 'rank 0 was killed by SIGSEGV'),
+    ({0: 'line.send(b\'{"all end": 1}\\n\'); os._exit(1)',
+      1: DIES.format(9)}, ''),
+])
+def test_the_first_rank_that_dies_is_named_with_how(node, ends, said):
+    for rank, how in ends.items():
+        node.ended(rank, how)
+    for rank in node.ranks:
+        rank.kill()
+    _, printed = node.watchdog.communicate()
+    assert (said in printed) if said else not printed
+    assert printed.count('in the middle of the job') == bool(said)
+
+
+def test_of_two_deaths_that_are_seen_at_once_the_first_is_named(node):
     """Though the other rank had said something before."""
-    node = Node(stack, range(3))
-    node.knows_all()
     node.watchdog.send_signal(signal.SIGSTOP)
     node.say(1, updates=1)
-    node.kill(2)
-    node.kill(1)
+    node.ended(2, DIES.format(9))
+    node.ended(1, DIES.format(9))
     node.watchdog.send_signal(signal.SIGCONT)
     assert 'rank 2 was killed by SIGKILL' in node.watchdog.communicate()[1]

@@ -33,15 +33,14 @@ def wait_for_ever():
 def until_watched():
     while not is_watched(os.getpid()):
         time.sleep(0.02)
-    world.Barrier()
 
-def die(rank, how):
-    # In a thread, as the rank is to be deep in MPI by then.
-    until_watched()
-    if world.rank == rank:
+def die(how=lambda: os.kill(os.getpid(), 9)):
+    # In a thread, as the rank may be deep in MPI by then.
+    def dies():
+        until_watched()
         os.write(1, f'{{os.getpid()}} will die\\n'.encode())
-        threading.Timer(0.1, how).start()
-    wait_for_ever()
+        how()
+    threading.Thread(target=dies).start()
 
 def stop_watchdog():
     for name in watchdogs():
@@ -86,6 +85,12 @@ class Job:
     def __init__(self, path):
         self._path, self._mark = path, str(uuid.uuid4())
         self.environment = {**environment(), 'TEST_OF_WATCHDOG': self._mark}
+
+    def has_two_nodes(self):
+        """MPICH takes ranks 0 and 2, 1 and 3 for those of two nodes."""
+        if MPI.get_vendor()[0] != 'MPICH':
+            pytest.skip('only MPICH can do that')
+        self.environment['MPIR_CVAR_NUM_CLIQUES'] = '2'
 
     def start(self, ranks, body, command=()):
         """The launcher of a job whose script has this body."""
@@ -132,64 +137,92 @@ def job(tmp_path):
     made.end()
 
 
-# --- deaths ------------------------------------------------------------------
+# --- ends --------------------------------------------------------------------
 
-KILLED = 'was killed by SIGKILL (the system does that when memory is short)'
-DIES = 'os.kill(os.getpid(), {})'
+KILLED = r'was killed by SIGKILL \(the system does that when memory is short\)'
+GRID = """
+create_communicator('fp8', ProcessGrid(world, pipeline=2).data)
+world.rank == 3 and die(lambda: os._exit(7))
+wait_for_ever()
+"""
+SPLIT = """
+watch(world.Split(world.rank % 2), 'stage 0')
+watch(world, 'stage 1')
+watch(world)
+world.rank == 2 and die(lambda: os.kill(os.getpid(), 40))
+wait_for_ever()
+"""
 AGGREGATOR = """
-if world.rank == 2:
-    def dies():
-        while not is_watched(os.getpid()):
-            time.sleep(0.02)
-        os.write(1, f'{os.getpid()} will die\\n'.encode())
-        os.kill(os.getpid(), 9)
-    threading.Thread(target=dies).start()
+world.rank == 2 and die()
 create_communicator('fp8', algorithm='aggregator')
+wait_for_ever()
 """
 SWITCHED_OFF = """
 if world.rank != 1:
     os.environ['CHAINER_FP8PIPE_WATCHDOG'] = '0'
 watch(world)
-if world.rank == 1:
-    while not is_watched(os.getpid()):
-        time.sleep(0.02)
-    os.write(1, f'{os.getpid()} will die\\n'.encode())
-    os.kill(os.getpid(), 9)
+world.rank == 1 and die()
 wait_for_ever()
 """
-
-
-@pytest.mark.parametrize(('ranks', 'dying', 'make', 'how', 'who', 'words'), [
-    (3, 1, "create_communicator('float32')", DIES.format(9),
-     'rank 1 of 3 (worker)', KILLED),
-    (3, 0, "create_communicator('naive')", DIES.format(11),
-     'rank 0 of 3 (worker)', 'was killed by SIGSEGV'),
-    (4, 3, "create_communicator('fp8', ProcessGrid(world, pipeline=2).data)",
-     'os._exit(7)', 'rank 3 of 4 (stage 1 of replica 1)',
-     'ended with exit code 7, without an exception or MPI_Finalize,'),
-    (3, 2, "watch(world.Split(world.rank % 2), 'stage 0'); "
-     "watch(world, 'stage 1'); watch(world)", DIES.format(40),
-     'rank 2 of 3 (stage 1)', 'was killed by signal 40'),
+WATCHED = """
+abort_on_exception()
+watch(world)
+until_watched()
+world.Barrier()
+"""
+# Ranks, what they do, exit code (None: not 0), and who is named and why.
+ENDS = {
+    'a stage': (4, GRID, None, r'rank 3 of 4 \(stage 1 of replica 1\)',
+                'ended with exit code 7, without an exception or '
+                'MPI_Finalize,'),
+    'watched in parts': (3, SPLIT, None, r'rank 2 of 3 \(stage 1\)',
+                         'was killed by signal 40'),
     # Others are not ended by it, but killed by the launcher then.
-    (2, 0, 'watch(world)', DIES.format(15), 'rank 0 of 2 (worker)',
-     'was killed by SIGTERM'),
-    (3, 2, AGGREGATOR, 'None', 'rank 2 of 3 (aggregator 0)', KILLED),
+    'ended': (2, WATCHED + 'world.rank or die(lambda: os.kill(os.getpid(), '
+              '15)); wait_for_ever()', None, r'rank 0 of 2 \(worker\)',
+              'was killed by SIGTERM'),
+    'an aggregator': (3, AGGREGATOR, None, r'rank 2 of 3 \(aggregator 0\)',
+                      KILLED),
     # Ranks that differ in the switch do not wait for each other.
-    (3, 1, SWITCHED_OFF, 'None', 'rank 1 of 3 (worker)', KILLED),
-])
-def test_a_dead_rank_is_named_with_what_it_was(job, ranks, dying, make, how,
-                                               who, words):
-    code, output, errors = job.run(
-        ranks, f'{make}\ndie({dying}, lambda: {how})')
-    assert code != 0
+    'the only one': (3, SWITCHED_OFF, None, r'rank 1 of 3 \(worker\)',
+                     KILLED),
+    'one of two nodes': (
+        4, WATCHED + 'world.rank == 3 and die(); wait_for_ever()', None,
+        'rank 3 of 4 .*', KILLED),
+    'the first of two nodes': (
+        4, WATCHED + 'world.rank or die(lambda: os.kill(os.getpid(), 11)); '
+        'wait_for_ever()', None, 'rank 0 of 4 .*', 'was killed by SIGSEGV'),
+    # What is meant, or explained, is no death.
+    'all': (2, WATCHED, 0, '', ''),
+    'exit': (2, WATCHED + 'sys.exit(3)', 3, '', ''),
+    'finalized': (2, WATCHED + 'MPI.Finalize(); os._exit(0)', 0, '', ''),
+    'aborted': (2, WATCHED + 'world.rank or world.Abort(3); wait_for_ever()',
+                3, '', ''),
+    'an error in one of two nodes': (
+        4, WATCHED + 'world.rank == 2 or wait_for_ever(); '
+        'raise KeyError("so it goes")', 1, 'rank 2 of 4 failed', ''),
+}
+
+
+@pytest.mark.parametrize('kind', ENDS)
+def test_a_dead_rank_is_named_with_what_it_was(job, kind):
+    ranks, body, wanted, who, how = ENDS[kind]
+    if 'two nodes' in kind:
+        job.has_two_nodes()
+    code, output, errors = job.run(ranks, body)
+    assert code == wanted or (wanted is None and code)
+    assert re.search(who, errors), errors
     found = re.findall('^chainer_fp8pipe: (.*), process (\\d+) on host \\S+, '
                        '(.*) in the middle of the job', errors, re.MULTILINE)
-    assert [(found[0][0], found[0][2])] == [(who, words)], errors
-    assert f'{found[0][1]} will die\n' in output
+    assert len(found) == bool(how), errors
+    for name, pid, words in found:
+        assert re.fullmatch(who, name)
+        assert re.fullmatch(how, words)
+        assert f'{pid} will die\n' in output
 
 
 def test_a_rank_is_named_at_once_though_a_fork_of_it_goes_on(job):
-    launcher = job.start(2, """
+    launcher = job.start(2, WATCHED + """
 import warnings
 warnings.simplefilter('ignore')     # Python 3.12 has one for such forks
 def fork_and_die():
@@ -198,38 +231,21 @@ def fork_and_die():
         finalizing._work()          # says goodbye, which is not its to say
         time.sleep(1000)
     os.kill(os.getpid(), signal.SIGKILL)
-watch(world)
-die(1, fork_and_die)
+world.rank == 1 and die(fork_and_die)
+wait_for_ever()
 """)
     # The fork has all that the rank had open, so that launchers may wait.
     line = next(filter(None, map(str.strip, launcher.stderr)))
-    assert line.startswith('chainer_fp8pipe: rank 1 of 2 (worker), process')
-    assert KILLED in line
+    assert re.match(r'chainer_fp8pipe: rank 1 of 2 \(worker\), process .* '
+                    + KILLED, line)
     job.end()
     launcher.communicate(timeout=300)
-
-
-@pytest.mark.parametrize(('body', 'code'), [
-    ('', 0),
-    ('sys.exit(3)', 3),
-    ('MPI.Finalize(); os._exit(0)', 0),
-    ('world.rank or world.Abort(3); wait_for_ever()', 3),
-    ('world.rank and wait_for_ever(); raise KeyError("so it goes")', 1),
-])
-def test_an_end_that_is_meant_or_explained_is_not_a_death(job, body, code):
-    found, _, errors = job.run(
-        2, f'abort_on_exception()\nwatch(world)\nuntil_watched()\n{body}')
-    assert (found, 'chainer_fp8pipe: ' in errors) == (code, False)
-    assert ('KeyError' in body) == ('rank 0 of 2 failed' in errors)
 
 
 @pytest.mark.parametrize('number', [
     signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_job_that_is_ended_names_nobody_and_leaves_nothing(job, number):
-    launcher = job.start(3, """
-abort_on_exception()
-watch(world)
-until_watched()
+    launcher = job.start(3, WATCHED + """
 world.rank or os.write(1, b'ready\\n')
 time.sleep(1000)
 """)
@@ -297,21 +313,20 @@ model_is_ready = True
 for _ in range(4):
     updater.update()
 """
-MANY_FILES = """
-import resource
-resource.setrlimit(resource.RLIMIT_NOFILE, (
-    4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-kept = [open(os.devnull) for _ in range(1100)]
-"""
-
-
 def train(rank, fault, overlap=False):
     """What one rank does in the fifth update."""
     return TRAIN.format(rank=rank, overlap=overlap, fault=fault)
 
 
+FILES = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (
+    4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+kept = [open(os.devnull) for _ in range(1100)]
+"""
 STOP = 'os.kill(os.getpid(), signal.SIGSTOP)'
-INSIDE = f'communicator._reducer.queues[0].submit = lambda *given: {STOP}'
+INSIDE = ('from chainer_fp8pipe.allreduce.engine import Engine; '
+          f'Engine.submit = lambda *given: {STOP}')
 LOOP = 'while True: pass'
 BROKEN = 'gone or stopped'
 
@@ -320,15 +335,6 @@ BROKEN = 'gone or stopped'
 def watched(job):
     job.environment.update({SECONDS: '1', 'PYTHONHASHSEED': '1'})
     return job
-
-
-@pytest.fixture
-def two_nodes(watched):
-    """MPICH takes ranks 0 and 2, 1 and 3 for those of two nodes."""
-    if MPI.get_vendor()[0] != 'MPICH':
-        pytest.skip('only MPICH can do that')
-    watched.environment['MPIR_CVAR_NUM_CLIQUES'] = '2'
-    return watched
 
 
 def cause(errors):
@@ -342,7 +348,8 @@ def cause(errors):
 
 # A row: the ranks, what they do, who is named and why, and what else is said.
 STALLS = {
-    'it is stopped': (3, train(1, STOP, 'next_forward'), '1', BROKEN, [
+    # And has more files open than select takes.
+    'it is stopped': (3, FILES + train(1, STOP, 'next_forward'), '1', BROKEN, [
         r'  rank 1 of 3 \(worker\), process \d+ on host \S+, is stopped '
         r'\(SIGSTOP, or a debugger\)',
         *(rf'rank {other} of 3 .* has finished no update for \d+ seconds.*; '
@@ -366,8 +373,8 @@ STALLS = {
     'its program has ended': (2, train(1, 'sys.exit(0)'), '1', BROKEN, []),
     'a stage hangs': (2, PIPELINE, '0', 'behind which others wait', [
         r'for its input from rank 0, in stage 1, micro-batch \d; ']),
-    'more files are open than select takes': (
-        2, MANY_FILES + train(1, STOP), '1', BROKEN, []),
+    'it is stopped on one of two nodes': (4, train(1, STOP), '1', BROKEN, [
+        rf'rank {other} of 4 \(worker\), process' for other in (0, 2, 3)]),
     # Without --communicator: updates of ChainerMN's own count, too.
     'run': (2, train(1, STOP).replace(
         "create_communicator('fp8', warmup=1, overlap=False)",
@@ -378,6 +385,8 @@ STALLS = {
 @pytest.mark.parametrize('kind', STALLS)
 def test_the_rank_for_which_others_wait_is_named(watched, kind):
     ranks, body, who, why, said = STALLS[kind]
+    if 'two nodes' in kind:
+        watched.has_two_nodes()
     code, _, errors = watched.run(ranks, body, [
         '-m', 'chainer_fp8pipe', 'run'] if kind == 'run' else [])
     assert code == EXIT_CODE, errors
@@ -386,47 +395,19 @@ def test_the_rank_for_which_others_wait_is_named(watched, kind):
         assert re.search(pattern, errors), errors
 
 
-@pytest.mark.parametrize('rank', [1, 2])
-def test_a_stopped_rank_of_two_nodes_is_the_cause(two_nodes, rank):
-    code, _, errors = two_nodes.run(4, train(rank, STOP))
-    assert code == EXIT_CODE, errors
-    assert cause(errors) == (str(rank), BROKEN)
-    for other in {0, 1, 2, 3} - {rank}:
-        assert f'rank {other} of 4 (worker), process' in errors
-
-
 @pytest.mark.parametrize('rank', [0, 1])
-def test_a_host_from_which_nothing_comes_is_the_cause(two_nodes, rank):
+def test_a_host_from_which_nothing_comes_is_the_cause(watched, rank):
     """Its first rank and watchdog are stopped, which looks alike outside."""
-    launcher = two_nodes.start(4, train(rank, f'stop_watchdog(); {STOP}')
+    watched.has_two_nodes()
+    launcher = watched.start(4, train(rank, f'stop_watchdog(); {STOP}')
                                .replace('for step', 'time.sleep(1.5)\n'
                                         'for step'))    # they know each other
     _, errors = launcher.communicate(timeout=200)
-    two_nodes.end()         # the watchdog is still stopped
+    watched.end()         # the watchdog is still stopped
     assert launcher.returncode == EXIT_CODE, errors
     who, why = cause(errors)
     assert (str(rank) in who, why) == (True, BROKEN)
     assert 'nothing is heard of its host' in errors
-
-
-@pytest.mark.parametrize(('rank', 'how', 'said'), [
-    (3, DIES.format(9), r'rank 3 of 4 .* was killed by SIGKILL'),
-    (0, DIES.format(11), r'rank 0 of 4 .* was killed by SIGSEGV'),
-    (2, 'raise KeyError("so it goes")', 'rank 2 of 4 failed'),
-])
-def test_of_two_nodes_one_says_who_has_died(two_nodes, rank, how, said):
-    code, _, errors = two_nodes.run(4, f"""
-abort_on_exception()
-watch(world)
-until_watched()
-if world.rank == {rank}:
-    {how}
-wait_for_ever()
-""")
-    assert code != 0
-    assert re.search(said, errors), errors
-    assert len(re.findall('in the middle of the job', errors)) == (
-        'KeyError' not in how)
 
 
 def test_ranks_that_have_all_lost_the_interpreter_are_killed(watched):
@@ -453,7 +434,7 @@ def test_a_job_that_is_only_warned_goes_on_with_the_same_bits(watched):
 
 SPAWNED = """
 if len(sys.argv) > 1:
-    time.sleep(4)
+    time.sleep(2)
     parent = MPI.Comm.Get_parent()
     for rank in range(parent.remote_size):
         parent.Send(bytearray(1), rank)
@@ -463,23 +444,26 @@ if len(sys.argv) > 1:
 
 
 @pytest.mark.parametrize(('before', 'after'), [
-    # Rank 0 works on when the others' programs have ended.
-    ('', 'if world.rank == 0: time.sleep(4)'),
+    # One evaluates, the others wait for it; and works on when their programs
+    # have ended.
+    ('', """
+if world.rank == 0: time.sleep(2)
+world.Barrier()
+if world.rank == 0: time.sleep(2)
+"""),
     # All wait for the result of a process that they have spawned.
     (SPAWNED, """
 spawned = world.Spawn(sys.executable, [sys.argv[0], 'child'])
 spawned.Recv(bytearray(1), 0)
 spawned.Disconnect()
 """),
-    # One evaluates, the others wait for it.
-    ('', 'if world.rank == 0: time.sleep(4)\nworld.Barrier()'),
 ])
 def test_a_job_that_may_go_on_is_not_ended(job, before, after):
-    """The limit is half a second, and two where all ranks wait."""
+    """The limit is 0.3 seconds, and 1.2 where all ranks wait."""
     job.environment.pop(SECONDS, None)
     code, output, errors = job.run(2, f"""
 import chainer_fp8pipe.mpi.watchdog as settings
-settings._LEAST = 0.5
+settings._LEAST = 0.3
 {before}
 {train(-1, 'pass')}
 {after}
@@ -497,7 +481,7 @@ from chainer_fp8pipe.mpi import watch as module
 watch(world)
 pid, (number, _) = world.bcast((os.getpid(), module._dump()), 1)
 if world.rank == 0:
-    for _ in range(20):
+    for _ in range(10):
         time.sleep(0.1)
         os.kill(pid, number)
 """)

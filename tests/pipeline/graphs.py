@@ -1,4 +1,4 @@
-"""Schedules as graphs: a reference for the checker and the simulator."""
+"""Schedules as graphs: a reference for them and for the simulator."""
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
@@ -82,3 +82,29 @@ def longest_path(schedule, seconds, latency=0.0):
                      for other, reason in edges[node].items()), default=0.0)
         end[node] = start + seconds(node[1])
     return max(end.values())
+
+
+#: Units of time: the weight half, the input half and forward take one each.
+UNITS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.BACKWARD_INPUT: 1,
+         Kind.BACKWARD_WEIGHT: 1}
+
+
+def length(schedule):
+    """Of a step in units of time, if messages take none."""
+    return longest_path(schedule, lambda action: UNITS.get(action.kind, 0))
+
+
+def peak_live(schedule):
+    """For each rank, how many activations of a chunk it keeps at most.
+
+    From forward until backward, or its weight half, is through.
+    """
+    found = []
+    for actions in schedule.actions:
+        live = peak = 0
+        for action in actions:
+            live += action.kind is Kind.FORWARD
+            peak = max(peak, live)
+            live -= action.kind in (Kind.BACKWARD, Kind.BACKWARD_WEIGHT)
+        found.append(peak)
+    return tuple(found)

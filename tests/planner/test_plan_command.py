@@ -100,11 +100,3 @@ while updater.epoch < 1:
     assert any('no pipeline' in remark and 'train.py:' in remark
                for remark in plan.remarks)
     assert plan.choice.codec in ('float32', 'fp8')
-
-
-def test_a_job_that_does_not_fit_is_refused_once(tmp_path):
-    done = run(tmp_path, 2, 'plan', '--seconds', '1', '--memory', '10 kB',
-               '--codecs', 'float32', SCRIPT)
-    assert done.returncode == 2
-    assert done.stderr.count('no way to run this job fits: ') == 1
-    assert 'Traceback' not in done.stderr

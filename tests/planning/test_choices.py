@@ -4,7 +4,7 @@ import dataclasses
 
 from chainer_fp8pipe.planning.choices import Choices, Wanted, algorithms
 from chainer_fp8pipe.planning.cuts import DoesNotFit
-from chainer_fp8pipe.planning.job_plan import Configuration, Trial
+from chainer_fp8pipe.planning.job_plan import Configuration, Timing
 from chainer_fp8pipe.planning.schedule_time import Link
 from chainer_fp8pipe.planning.step import exchange_bytes, predict, rank_memory
 
@@ -82,10 +82,11 @@ def test_promising_ways_are_of_different_kinds_and_the_plain_one_is_there():
     choices = Choices(profile, Wanted(64))
     found = choices.promising()
     assert len(found) in (5, 6)
-    assert len({one.kind for one in found}) == len(found)
-    assert any(one.way.stages == 1 and one.way.codec == 'float32'
-               and not one.way.overlap for one in found)
-    assert found[0] == choices.candidates[0]
+    assert len({(way.stages, way.codec, way.overlap) for way in found}
+               ) == len(found)
+    assert any(way.stages == 1 and way.codec == 'float32'
+               and not way.overlap for way in found)
+    assert found[0] == choices.candidates[0].way
 
 
 @pytest.mark.parametrize(('slowdown', 'slow'), [
@@ -101,7 +102,7 @@ def test_only_ranks_that_are_much_slower_are_named(slowdown, slow):
 def test_the_seconds_of_a_plan_are_those_of_its_trial():
     choices = Choices(job(MODEL, 2, element=FAST), Wanted(16))
     way = choices.candidates[0].way
-    trials = [Trial('2 replicas, naive', 2.0, .5), Trial(str(way), 1.0, .1)]
+    trials = [Timing('2 replicas, naive', 2.0, .5), Timing(str(way), 1.0, .1)]
     plan = choices.plan(way, trials, ['said'])
     assert (plan.seconds, plan.spread, plan.is_tried) == (1.0, .1, True)
     assert sum(plan.parts.values()) == pytest.approx(1.0)
@@ -117,7 +118,7 @@ def test_the_seconds_of_a_plan_are_those_of_its_trial():
 
 # --- memory -----------------------------------------------------------------
 
-@settings(max_examples=40, deadline=None,
+@settings(max_examples=20, deadline=None,
           suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([2, 4]), st.sampled_from([16, 64]),
        st.integers(0, 3_000_000), st.floats(.05, 1.5), st.integers(0, 2))
@@ -152,7 +153,7 @@ def test_layouts_that_do_not_fit_are_in_the_plan():
     plan = choices.plan(choices.candidates[0].way)
     assert plan.choice.stages == 2
     assert [(one.way, one.seconds) for one in plan.alternatives
-            if one.reason] == [('2 replicas', None)]
+            if one.reason] == [('2 replicas', 0)]
     assert 'too much' in str(plan)
 
 

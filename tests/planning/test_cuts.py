@@ -62,8 +62,8 @@ def problems(draw):
 
 
 @few
-@given(problems())
-def test_no_cut_has_a_much_faster_slowest_stage(given):
+@given(problems(), st.floats(100, 200_000))
+def test_a_cut_is_near_the_fastest_and_keeps_a_limit_of_memory(given, memory):
     """By a tenth at most: another may have the shorter step."""
     intervals, problem = given
     if intervals.count < problem.parts:
@@ -80,27 +80,13 @@ def test_no_cut_has_a_much_faster_slowest_stage(given):
     assert found.recompute == tuple(
         problem.recompute is True and not intervals.once[start, end]
         for start, end in itertools.pairwise((0, *found_ends)))
-
-
-def check_what_fits(intervals, problem):
-    """The best cut keeps the limit of memory, if any cut does."""
-    if any(max(plan_of(intervals, problem, ends).predicted.memory)
-           <= problem.memory for ends in every_cut(intervals, problem)):
-        best = search(intervals, problem)
-        assert max(best.predicted.memory) <= problem.memory
+    problem = dataclasses.replace(problem, memory=memory)
+    if any(max(plan_of(intervals, problem, ends).predicted.memory) <= memory
+           for ends in every_cut(intervals, problem)):
+        assert max(search(intervals, problem).predicted.memory) <= memory
     else:
         with pytest.raises(DoesNotFit):
             search(intervals, problem)
-
-
-@few
-@given(problems(), st.floats(100, 200_000))
-def test_a_limit_of_memory_holds_or_nothing_fits(given, memory):
-    intervals, problem = given
-    problem = dataclasses.replace(problem, memory=memory)
-    if intervals.count < problem.parts:
-        return
-    check_what_fits(intervals, problem)
 
 
 def places(plan):

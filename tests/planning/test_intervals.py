@@ -5,7 +5,6 @@ import itertools
 
 from chainer_fp8pipe.planning.calls import (
     Call,
-    Parameter,
     Position,
     Source,
     Value,
@@ -44,8 +43,8 @@ def nbytes(calls, sources):
 
 
 @few
-@given(traces(seconds=True))
-def test_an_interval_costs_what_its_calls_do(calls):
+@given(traces(seconds=True), st.data())
+def test_an_interval_costs_what_its_calls_do(calls, data):
     found, atoms = made(calls)
     for start, end, numbers in each_interval(found.count, atoms):
         inside = [calls[number] for number in numbers]
@@ -69,14 +68,13 @@ def test_an_interval_costs_what_its_calls_do(calls):
                 if atoms[source.call] < index <= atom}
         assert found.crossing[index] == nbytes(calls, over)
         assert found.values[index] == len(over)
-
-
-@few
-@given(traces(), st.data())
-def test_the_stages_of_a_run_are_the_intervals_that_were_weighed(calls,
-                                                                 data):
-    """Cuts at atoms' starts, and what crosses them in a run."""
-    found, atoms = made(calls)
+    # Atoms are in order, and no link to be whole is in two.
+    assert sorted(set(found.starts)) == found.starts
+    assert set(atoms) == set(range(found.count))
+    for name in {name for call in calls for name in call.whole}:
+        assert len({atom for call, atom in zip(calls, atoms, strict=True)
+                    if name in call.whole}) == 1
+    # The stages of a run are the intervals that were weighed.
     inner = range(1, found.count)
     ends = sorted(data.draw(st.sets(st.sampled_from(inner)))
                   ) if inner else []
@@ -87,17 +85,6 @@ def test_the_stages_of_a_run_are_the_intervals_that_were_weighed(calls,
                                for atom in atoms)
     assert [nbytes(calls, values) for values in run.crossing] == [
         found.crossing[end] for end in ends]
-
-
-@few
-@given(traces())
-def test_atoms_are_in_order_and_no_link_to_be_whole_is_in_two(calls):
-    found, atoms = made(calls)
-    assert sorted(set(found.starts)) == found.starts
-    assert set(atoms) == set(range(found.count))
-    for name in {name for call in calls for name in call.whole}:
-        assert len({atom for call, atom in zip(calls, atoms, strict=True)
-                    if name in call.whole}) == 1
 
 
 def test_a_loop_is_no_place_for_a_cut():
@@ -175,5 +162,5 @@ def test_gradients_of_weights_made_for_each_step_wait_for_the_end():
             'linear', inputs=(Source(len(calls) - 1, 0), *state),
             outputs={0: Value((1,), kind, True)}))
         state = [Source(len(calls) - 1, 0)]
-    found, _ = made(calls, {'/W': Parameter((size,), kind)})
+    found, _ = made(calls, {'/W': Value((size,), kind)})
     assert found.temporary[0, found.count] == 4 * size * steps

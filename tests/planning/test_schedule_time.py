@@ -56,9 +56,10 @@ def test_equal_stages_take_what_the_paper_says(
 
 @quick
 @given(st.sampled_from(SCHEDULES), st.integers(1, 4), st.integers(1, 8),
-       st.floats(0, 10), st.data())
+       st.floats(0, 10), st.booleans(), st.data())
 def test_unequal_chunks_take_the_longest_path_through_the_graph(
-        name, stages, micro_batches, latency, data):
+        name, stages, micro_batches, latency, overlapped, data):
+    """And a rank does one thing at a time until the step ends."""
     chunks = (data.draw(st.integers(1, 3)) if name in (
         'interleaved', 'zero_bubble') else 1)
     schedule = make_schedule(name, stages, micro_batches, chunks)
@@ -66,8 +67,16 @@ def test_unequal_chunks_take_the_longest_path_through_the_graph(
     costs = [Costs(*(data.draw(seconds) for _ in range(3)))
              for _ in range(stages * chunks)]
     # The wire holds a message for no time: only the latency counts.
-    link = Link(latency, 1.0, [0] * schedule.last_chunk)
+    link = Link(latency, 1.0, [0] * schedule.last_chunk, overlapped)
     timeline = simulate(schedule, costs, link)
+    assert step_time(schedule, costs, link) == timeline.step_time == max(
+        event.end for event in timeline.events)
+    for rank in range(stages):
+        events = [event for event in timeline.events if event.rank == rank]
+        assert all(first.end <= second.start for first, second
+                   in zip(events, events[1:], strict=False))
+    if not overlapped:
+        return
 
     def seconds_of(action):
         cost = costs[action.chunk]
@@ -81,25 +90,6 @@ def test_unequal_chunks_take_the_longest_path_through_the_graph(
     work = micro_batches * sum(sum(cost[:3]) for cost in costs)
     assert timeline.idle_share == pytest.approx(
         1 - work / (stages * timeline.step_time), abs=1e-9)
-
-
-@quick
-@given(st.sampled_from(SCHEDULES), st.integers(1, 5), st.integers(1, 9),
-       st.booleans(), st.data())
-def test_a_rank_does_one_thing_at_a_time_until_the_step_ends(
-        name, stages, micro_batches, overlapped, data):
-    schedule = make_schedule(name, stages, micro_batches)
-    costs = [Costs(*(data.draw(HALVES) for _ in range(4)))
-             for _ in range(stages)]
-    link = Link(data.draw(HALVES), data.draw(HALVES),
-                [data.draw(HALVES) for _ in costs[1:]], overlapped)
-    timeline = simulate(schedule, costs, link)
-    assert step_time(schedule, costs, link) == timeline.step_time == max(
-        event.end for event in timeline.events)
-    for rank in range(stages):
-        events = [event for event in timeline.events if event.rank == rank]
-        assert all(first.end <= second.start for first, second
-                   in zip(events, events[1:], strict=False))
 
 
 @pytest.mark.parametrize(('schedule', 'costs', 'link', 'sizes', 'expected'), [

@@ -1,5 +1,5 @@
 """Traces of models that nobody wrote, and what can be said of any."""
-from chainer_fp8pipe.planning.calls import Call, Parameter, Source, Value
+from chainer_fp8pipe.planning.calls import Call, Source, Value
 
 import numpy
 from hypothesis import HealthCheck, settings
@@ -14,7 +14,7 @@ _FLOAT = numpy.dtype('f')
 
 #: A parameter of each link, and one more of some of them.
 PARAMETERS = {
-    f'/{link}/{name}': Parameter((size,), _FLOAT)
+    f'/{link}/{name}': Value((size,), _FLOAT)
     for link, size in enumerate((300, 1, 50, 4000))
     for name in ('W', 'b')}
 
@@ -93,7 +93,7 @@ def chain(*seconds, size=1000, parameters=1000, kept=0):
     calls, found = [], {}
     for number, time in enumerate(seconds):
         name = f'/{number}/W'
-        found[name] = Parameter((parameters // 4,), _FLOAT)
+        found[name] = Value((parameters // 4,), _FLOAT)
         calls.append(Call(
             'linear', f'/{number}', (number,),
             (Source(number - 1, 0),) if number else (), (name,),

@@ -102,12 +102,6 @@ class Browser:
             raise RuntimeError(_exception(answer['exceptionDetails']))
         return answer['result'].get('value')
 
-    def click(self, x: float, y: float) -> None:
-        """Presses and releases the left button, in pixels of the window."""
-        self._mouse('mouseMoved', x, y)
-        for kind in ('mousePressed', 'mouseReleased'):
-            self._mouse(kind, x, y, button='left', clickCount=1)
-
     def drag(self, start: tuple[float, float], end: tuple[float, float]
              ) -> None:
         """Moves the mouse in ten steps while the left button is down."""
@@ -118,10 +112,6 @@ class Browser:
                 a + (b - a) * step / 10
                 for a, b in zip(start, end, strict=True)), button='left')
         self._mouse('mouseReleased', *end, button='left', clickCount=1)
-
-    def wheel(self, x: float, y: float, amount: float) -> None:
-        """Turns the wheel; less than 0 is away from the user."""
-        self._mouse('mouseWheel', x, y, deltaX=0, deltaY=amount)
 
     def press(self, key: str, code: int) -> None:
         """Presses and releases a key, with its number in Windows."""

@@ -30,17 +30,18 @@ def browser():
         yield chrome
 
 
-@pytest.fixture
-def show(browser, tmp_path):
+@pytest.fixture(scope='module')
+def show(browser, tmp_path_factory):
     """Opens the page of records, and waits until all is drawn."""
+    path = tmp_path_factory.mktemp('page') / 'report.html'
+
     def opened(*records):
-        write_page(records, tmp_path / 'report.html')
+        write_page(records, path)
         browser.size(1200, 900)
         browser.prefer('light')
-        browser.open(tmp_path / 'report.html')
+        browser.open(path)
         until(browser, "document.documentElement.dataset.drawn === 'yes'")
         return browser
-
     return opened
 
 
@@ -50,36 +51,6 @@ def until(browser, condition):
     while not browser.run(condition):
         assert time.monotonic() < limit, (condition, browser.errors)
         time.sleep(0.02)
-
-
-def test_no_error_and_no_request_from_a_page_of_three_runs(show):
-    browser = show(*[MadeUpRun(name, epochs=2, seed=seed).record()
-                     for seed, name in enumerate('abc')])
-    assert browser.errors == []
-    assert [url for url in browser.requests
-            if not url.startswith('data:')] == [
-        browser.run('location.href')]
-    # All figures have a size.
-    assert browser.run('''[...document.querySelectorAll('.figure')].every(
-        one => one.offsetHeight > 60 && one.offsetWidth > 200)''')
-
-
-def test_the_page_may_ask_for_nothing(show):
-    browser = show(MadeUpRun(epochs=1).record())
-    assert browser.run('''fetch('http://127.0.0.1:9/').then(
-        () => 'asked', () => 'refused')''') == 'refused'
-    assert any('Content Security Policy' in error
-               for error in browser.errors)
-
-
-def test_dark_and_light(show):
-    browser = show(MadeUpRun(epochs=1).record())
-    look = f"""[getComputedStyle(document.body).backgroundColor,
-                {CURVES}.below[0].major_label_text_color]"""
-    assert browser.run(look) == ['rgb(255, 255, 255)', '#1c1c1c']
-    browser.prefer('dark')
-    until(browser, f"{CURVES}.below[0].major_label_text_color !== '#1c1c1c'")
-    assert browser.run(look) == ['rgb(22, 24, 27)', '#e0e0e0']
 
 
 def choose(browser, label, value):
@@ -92,41 +63,47 @@ def choose(browser, label, value):
     }})()""")
 
 
-def test_curves_are_drawn_against_what_is_chosen(show):
+def test_a_page_of_three_runs_asks_for_nothing_and_may_not(show):
+    browser = show(*[MadeUpRun(name, epochs=2, seed=seed).record()
+                     for seed, name in enumerate('abc')])
+    assert browser.errors == []
+    assert [url for url in browser.requests
+            if not url.startswith('data:')] == [browser.run('location.href')]
+    # All figures have a size.
+    assert browser.run('''[...document.querySelectorAll('.figure')].every(
+        one => one.offsetHeight > 60 && one.offsetWidth > 200)''')
+    assert browser.run('''fetch('http://127.0.0.1:9/').then(
+        () => 'asked', () => 'refused')''') == 'refused'
+    assert any('Content Security Policy' in error
+               for error in browser.errors)
+
+
+def test_what_is_chosen_clicked_and_dragged(show):
+    """One page, from one use to the next."""
     browser = show(MadeUpRun(epochs=3).record())
+    # Curves against epochs in place of updates.
     end = f'{CURVES}.x_range.end'
     assert browser.run(end) > 100
     choose(browser, 'against', 'epoch')
     until(browser, f'{end} < 4')
     assert browser.run(f'{CURVES}.below[0].axis_label') == 'epochs'
-    assert browser.errors == []
-
-
-def test_another_update_is_shown_with_its_numbers(show):
-    browser = show(MadeUpRun(epochs=2).record())
+    # Another update, with its numbers.
     before = browser.run(f'({BOXES}).right')
     choose(browser, 'update', '1')
     until(browser, f'({BOXES}).right[0] !== {before[0]}')
-    assert browser.run(f'({PLOT}).x_range.end') == pytest.approx(
-        max(browser.run(f'({BOXES}).right')), abs=1e-3)
+    end = browser.run(f'({PLOT}).x_range.end')
+    assert end == pytest.approx(max(browser.run(f'({BOXES}).right')),
+                                abs=1e-3)
     assert browser.run("""[...document.querySelectorAll('[data-number]')]
         .filter(one => one.dataset.number === '1')
         .every(one => !one.hidden)""")
-    assert browser.errors == []
-
-
-def test_dragging_moves_a_timeline_that_was_zoomed(show):
-    browser = show(MadeUpRun(epochs=1).record())
-    end = browser.run(f'({PLOT}).x_range.end')
+    # A timeline that was zoomed is moved.
     browser.run(f'({PLOT}).x_range.setv({{start: {end / 4}, end: {end / 2}}})')
     browser.run(f"""document.getElementById([...plots].find(
         ([, one]) => one === {PLOT})[0]).scrollIntoView()""")
     browser.drag((600, 60), (700, 60))
     until(browser, f'({PLOT}).x_range.start < {end / 4 - 1e-3}')
-
-
-def test_a_button_of_the_legend_hides_its_line(show):
-    browser = show(MadeUpRun(epochs=1).record())
+    # A button of a legend hides its line, by the keyboard, too.
     browser.run("document.querySelector('button.line').focus()")
     line = browser.run("document.activeElement.dataset.line")
     browser.press('Enter', 13)
@@ -137,13 +114,20 @@ def test_a_button_of_the_legend_hides_its_line(show):
     assert all(is_shown == (title != line) for title, is_shown in shown)
     assert browser.run(
         "document.activeElement.getAttribute('aria-pressed')") == 'false'
+    assert browser.errors == []
 
 
-@pytest.mark.parametrize('width', [360, 1200])
-def test_a_page_is_no_wider_than_its_window(show, width):
+def test_dark_and_light_wide_and_narrow(show):
     browser = show(MadeUpRun(epochs=1).record())
-    browser.size(width, 900)
-    until(browser, f'document.documentElement.scrollWidth <= {width}')
+    look = f"""[getComputedStyle(document.body).backgroundColor,
+                {CURVES}.below[0].major_label_text_color]"""
+    assert browser.run(look) == ['rgb(255, 255, 255)', '#1c1c1c']
+    browser.prefer('dark')
+    until(browser, f"{CURVES}.below[0].major_label_text_color !== '#1c1c1c'")
+    assert browser.run(look) == ['rgb(22, 24, 27)', '#e0e0e0']
+    for width in 1200, 360:
+        browser.size(width, 900)
+        until(browser, f'document.documentElement.scrollWidth <= {width}')
 
 
 def test_no_name_becomes_a_script_or_a_formula(show):

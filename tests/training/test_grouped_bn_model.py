@@ -8,7 +8,7 @@ from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.chains.ghost import is_ghost
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
-from chainer_fp8pipe.mpi.groups import split_groups
+from chainer_fp8pipe.mpi.grid import split_groups
 from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
 
 import chainer

@@ -38,7 +38,7 @@ class PredictedTime(extension.Extension):
     rank 0 warns, once.  An interval costs one all-reduce of 8 bytes.
 
     Args:
-        plan: What :func:`~chainer_fp8pipe.planner.planned_job.plan` gave, or
+        plan: What :func:`~chainer_fp8pipe.planner.plan.plan` gave, or
             the file in which it was saved.
         comm: All ranks: a communicator of mpi4py's or ChainerMN's, or a
             ``ProcessGrid``; None: ``MPI.COMM_WORLD``.

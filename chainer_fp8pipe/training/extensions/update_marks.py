@@ -7,6 +7,8 @@ from typing import Any
 
 import chainer
 
+from ..hooks import UpdateHook
+
 
 class EveryUpdate:
     """A trigger that fires after each update.
@@ -19,29 +21,8 @@ class EveryUpdate:
         return True
 
 
-class SteppingTrigger:
-    """A trigger, at whose questions something else is done.
-
-    A Trainer asks after every update.
-    """
-
-    def __init__(self, trigger: Any, step: Callable[[], object]) -> None:
-        self.trigger, self._step = trigger, step
-
-    def __call__(self, trainer: Any) -> bool:
-        self._step()
-        return self.trigger(trainer)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.trigger, name)
-
-
-class UpdateMark:
+class UpdateMark(UpdateHook):
     """An optimizer's hook that tells when it is called."""
-
-    call_for_each_param = False
-    #: So an update may begin before its gradients are there.
-    reads_gradients = False
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell

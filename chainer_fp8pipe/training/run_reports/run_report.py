@@ -28,7 +28,7 @@ from ...mpi import all_ranks
 from ...mpi.agreement import Attendance
 from ...report.stream import EventStream
 from ..extensions.update_marks import EveryUpdate
-from .recording import Recorder
+from .recorder import Recorder
 from .watching import UpdateSections, UpdateTimes, epochs_done
 
 _NAME = 'RunReport'

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
-from ...intercept.around_calls import AroundCalls
+from ...intercept.patching import AroundCalls
 from ...report.events import Event
 from ...report.record import (
     COMMUNICATION,
@@ -262,15 +262,11 @@ class UpdateTimes:
     def summary(self, start: int) -> tuple[
             RankInterval | None, tuple[float, float, float],
             list[KeptEvents]]:
-        """What this rank did in an interval, which ends now.
+        """What this rank did in an interval, which ends now, at its start.
 
-        Args:
-            start: Number of the start.
-
-        Returns:
-            None if no update has ended in it; the mean bytes of an update:
-            of gradients, sent to stages, and what that was before a codec;
-            the events that were kept, and those offered as slow ones.
+        That is None if no update has ended in it; the mean bytes of an
+        update: of gradients, sent to stages, and what that was before a
+        codec; the events that were kept, and those offered as slow ones.
         """
         if not self._laps:
             return None, (0.0, 0.0, 0.0), []
@@ -322,11 +318,10 @@ class UpdateTimes:
 
 def together(start: int, everyone: Sequence[Sequence[KeptEvents]]
              ) -> list[RecordedUpdate]:
-    """The updates that all ranks have kept, the slowest of the slow ones.
+    """The updates of which all ranks have kept the events.
 
-    Args:
-        start: Number of the start.
-        everyone: What each rank has kept, by rank.
+    Of those that were slow on a rank, the slowest; ``everyone`` has what each
+    rank has kept, of the start of that number.
     """
     by_update: dict[int, list[KeptEvents]] = defaultdict(list)
     for one in (one for kept in everyone for one in kept):

@@ -96,24 +96,23 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
     Args:
         path: Of the file; its directory is made if there is none.
         members: Names, arrays and digests, written as they come.
-        communicator: As in :class:`SnapshotIndex`.
-        ranks: As in :class:`SnapshotIndex`.
-        owners: As in :class:`SnapshotIndex`.
+        communicator: As in :class:`SnapshotIndex`, like the others.
     """
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)
     temporary = os.path.join(
         directory, f'{_UNFINISHED}.{os.getpid()}.{next(_NUMBERS)}')
-    digests = {}
+    about = {'format': _FORMAT, 'communicator': communicator, 'ranks': ranks,
+             'owners': owners}
     try:
         with open(temporary, 'wb') as file:
             with zipfile.ZipFile(file, 'w') as archive:
+                digests = {}
                 for name, array, digest in members:
                     _write_member(archive, name, array)
                     digests[name] = digest
-                archive.writestr(_MANIFEST, json.dumps({
-                    'format': _FORMAT, 'communicator': communicator,
-                    'ranks': ranks, 'owners': owners, 'digests': digests}))
+                archive.writestr(_MANIFEST, json.dumps(
+                    {**about, 'digests': digests}))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -244,8 +243,6 @@ class Content:
 JSON = numpy.dtype('V1')
 #: Bytes of JSON of a value.  Python's objects take some twenty times that.
 LARGEST = 1 << 20
-#: Parts of a value: an update waits while they are looked at.
-MOST_PARTS = 1 << 16
 
 
 def is_plain(dtype: numpy.dtype) -> bool:
@@ -268,19 +265,7 @@ def prepared(state: State, copies: State | None = None) -> State:
     """
     values: State = {}
     for key, value in state.items():
-        if is_plain(value.dtype):
-            if value.dtype.itemsize == 0:       # empty texts
-                value = value.astype(f'{value.dtype.kind}1')
-            old = (copies or {}).get(key)
-            if copies is None:
-                value = numpy.asarray(value, order='C')
-            elif old is not None and (old.shape, old.dtype) == (
-                    value.shape, value.dtype):
-                old[...] = value
-                value = old
-            else:
-                value = numpy.array(value, order='C')
-        else:
+        if not is_plain(value.dtype):
             try:
                 value = numpy.frombuffer(to_json(
                     value if value.shape else value[()]), JSON)
@@ -289,7 +274,17 @@ def prepared(state: State, copies: State | None = None) -> State:
                     f'{key} cannot be saved: {error}; serialize arrays, '
                     'numbers, texts, and lists and dictionaries of them'
                     ) from None
-        values[key] = value
+        elif copies is None:
+            value = numpy.asarray(value, order='C')
+        elif (key in copies and (copies[key].shape, copies[key].dtype) == (
+                value.shape, value.dtype)):
+            copies[key][...] = value
+            value = copies[key]
+        else:
+            value = numpy.array(value, order='C')
+        # NumPy's files know no empty texts.
+        values[key] = value if value.dtype.itemsize else value.astype(
+            f'{value.dtype.kind}1')
     if copies is not None:
         copies.clear()
         copies.update(values)
@@ -313,13 +308,11 @@ def to_json(value: Any) -> bytes:
     """The text of a value.
 
     Raises:
-        TypeError: A part of it is of another kind than those above, it has
-            more than :data:`MOST_PARTS`, or the text is longer than
-            :data:`LARGEST`.
+        TypeError: A part of it is of another kind than those above, or the
+            text is longer than :data:`LARGEST`.
     """
     try:
-        text = json.dumps(_encoded(value, itertools.count(1)),
-                          separators=(',', ':')).encode('ascii')
+        text = json.dumps(_encoded(value), separators=(',', ':')).encode()
     except RecursionError:
         raise TypeError('it is nested too deeply') from None
     if len(text) > LARGEST:
@@ -328,16 +321,15 @@ def to_json(value: Any) -> bytes:
     return text
 
 
-def _encoded(value: Any, parts: Iterator[int]) -> Any:
-    if next(parts) > MOST_PARTS:
-        raise TypeError(f'it has more than {MOST_PARTS} parts')
+def _encoded(value: Any) -> Any:
     kind = type(value)      # a subclass would come back as another class
     if value is None or kind in (bool, int, float, str):
         return value
-    if kind in (list, tuple, dict):
-        items = [_encoded(item, parts) for item in (
-            value.items() if kind is dict else value)]
-        return items if kind is list else {kind.__name__: items}
+    if kind is list:
+        return [_encoded(item) for item in value]
+    if kind in (tuple, dict):
+        return {kind.__name__: [_encoded(item) for item in (
+            value.items() if kind is dict else value)]}
     if isinstance(value, (numpy.generic, numpy.ndarray)) and is_plain(
             value.dtype):
         if 2 * value.nbytes > LARGEST:
@@ -357,27 +349,18 @@ def from_json(text: bytes) -> Any:
     try:
         if len(text) > LARGEST:
             raise ValueError('it is too long')
-        return _decoded(json.loads(text))
+        return json.loads(text, object_hook=_decoded)
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"a value is no JSON of a snapshot's: {error}"
                          ) from None
 
 
-def _decoded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_decoded(item) for item in value]
-    if not isinstance(value, dict):
-        return value
+def _decoded(value: dict[str, Any]) -> Any:
     (kind, content), = value.items()
-    if kind == 'tuple':
-        return tuple(map(_decoded, content))
-    if kind == 'dict':
-        return dict(map(_decoded, content))
-    if kind not in ('number', 'array'):
-        raise ValueError(f'there is no kind {kind!r}')
+    if kind in ('tuple', 'dict'):
+        return (tuple if kind == 'tuple' else dict)(content)
     name, shape, text = content
-    dtype = numpy.dtype(name)
-    if not is_plain(dtype):
-        raise ValueError(f'a number of dtype {dtype}')
-    array = numpy.frombuffer(bytes.fromhex(text), dtype).reshape(shape)
+    if kind not in ('number', 'array') or not is_plain(numpy.dtype(name)):
+        raise ValueError(f'there is no {kind} of {name}')
+    array = numpy.frombuffer(bytes.fromhex(text), name).reshape(shape)
     return array[()] if kind == 'number' else array.copy()

@@ -263,7 +263,7 @@ class _Writer(_Thread):
             write(self._members())
             after()
         super().__init__('writer of a snapshot', act)
-        self._put_bytes = self._written_bytes = 0
+        self._put_bytes = self._written_bytes = 0   # each of one thread
         self._given: SimpleQueue[Any] = SimpleQueue()
         self.start()
 
@@ -273,11 +273,11 @@ class _Writer(_Thread):
         return (self._put_bytes - self._written_bytes if self.is_alive()
                 else 0)
 
-    def put(self, name: str, array: numpy.ndarray, digest: str) -> None:
-        """Gives it another member of the file."""
+    def put(self, *member: Any) -> None:
+        """Gives it the name, array and digest of another member."""
         if self.is_alive():         # or nobody would take it
-            self._put_bytes += array.nbytes
-            self._given.put((name, array, digest))
+            self._put_bytes += member[1].nbytes
+            self._given.put(member)
 
     def close(self, is_wanted: bool = True) -> None:
         """Says that all members were put, or that the file is given up."""
@@ -293,78 +293,69 @@ class _Writer(_Thread):
 
 # --- reading -----------------------------------------------------------------
 
+#: What a rank takes of a key: nothing, the first rank's value, or its own.
+NOTHING, FIRST, OWN = range(3)
+
+
 def read(comm: MPI.Comm, content: Content | None, index: SnapshotIndex,
-         wanted: numpy.ndarray, is_own: Callable[[str], bool]) -> State:
+         wishes: numpy.ndarray) -> State:
     """Reads this rank's values from the file; call it on all ranks.
 
     Args:
         comm: The ranks.
         content: The open file on rank 0, None elsewhere.
         index: The file's, on all ranks.
-        wanted: bool array: whether this rank wants each of the index's keys.
-        is_own: Whether each rank takes its own value of a key, where it had
-            another than the first rank.
+        wishes: What this rank takes of each of the index's keys.
 
     Raises:
         ValueError: The file is damaged, or a value was on its way; on all
             ranks.
     """
-    wishes = numpy.array(comm.allgather(wanted))
-    source = _Source(content)
-    found: dict[str, Any] = {}      # by names of members
-    for key, takers in zip(index.owners, wishes.T, strict=True):
-        ranks: dict[str, list[int]] = {}
+    found: dict[str, tuple[str, Any]] = {}
+    everyone = numpy.array(comm.allgather(wishes))
+    for key, takers in zip(index.owners, everyone.T, strict=True):
+        receivers: dict[str, list[int]] = {}    # by names of members
         for rank in numpy.flatnonzero(takers).tolist():
-            ranks.setdefault(index.name(key, rank if is_own(key) else None),
-                             []).append(rank)
-        for name, receivers in ranks.items():
-            if len(receivers) == comm.size:     # as all of a replica's model
-                found[name] = comm.bcast(source.read(name))
-            elif comm.rank == 0:
-                value = source.read(name)
-                for rank in receivers:
-                    if rank:
-                        comm.send(value, rank)
-                    else:
-                        found[name] = value
-            elif comm.rank in receivers:
-                found[name] = comm.recv(source=0)
-    return raise_together(comm, lambda: _checked(found, index, source.problem),
+            receivers.setdefault(index.name(
+                key, rank if takers[rank] == OWN else None), []).append(rank)
+        for name, ranks in receivers.items():
+            value = _delivered(comm, content, name, ranks)
+            if comm.rank in ranks:
+                found[key] = name, value
+    return raise_together(comm, lambda: _checked(found, index),
                           error=ValueError)
 
 
-class _Source:
-    """The file on rank 0, nothing elsewhere.
+def _delivered(comm: MPI.Comm, content: Content | None, name: str,
+               ranks: list[int]) -> Any:
+    """A member that these ranks get from rank 0, or why it has none."""
+    value: Any = None
+    if content is not None:
+        try:
+            value = content.read(name)
+        except Exception as error:      # the others wait for something
+            value = error
+    if len(ranks) == comm.size:         # as all of a replica's model
+        return comm.bcast(value)
+    if comm.rank == 0:
+        for rank in set(ranks) - {0}:
+            comm.send(value, rank)
+    elif comm.rank in ranks:
+        value = comm.recv(source=0)
+    return value
 
-    After an error it gives None: the others wait for all their values.
-    """
 
-    def __init__(self, content: Content | None) -> None:
-        self._content = content
-        self.problem: Exception | None = None
-
-    def read(self, name: str) -> numpy.ndarray | None:
-        if self._content is not None and self.problem is None:
-            try:
-                return self._content.read(name)
-            except Exception as error:
-                self.problem = error
-        return None
-
-
-def _checked(found: dict[str, Any], index: SnapshotIndex,
-             problem: Exception | None) -> State:
-    """The values that were sent with the names of their members."""
-    if problem is not None:
-        raise problem
+def _checked(found: dict[str, tuple[str, Any]], index: SnapshotIndex
+             ) -> State:
+    """The values that have come, which are those that were saved."""
     state = {}
-    for name, array in found.items():
-        if array is None:       # rank 0 has the problem
-            continue
-        if file.digest_of(array) != index.digests[name]:
+    for key, (name, value) in found.items():
+        if isinstance(value, Exception):
+            raise value
+        if file.digest_of(value) != index.digests[name]:
             raise DamagedSnapshot(
                 f'{index.path}: {name} came with other bits than it was '
                 'saved with; look at memory and disk of rank 0, and resume '
                 'again')
-        state[name.partition('/')[2]] = value_of(array)
+        state[key] = value_of(value)
     return state

@@ -15,15 +15,15 @@
 # run began, after extensions were initialised; a snapshot has those, too.
 from __future__ import annotations
 
+import contextlib
 import copy
 import numbers
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
-import numpy
 from chainer import training
 
 from ..extensions.update_marks import EveryUpdate
@@ -31,7 +31,6 @@ from .file import State, object_array, to_json
 
 # What Chainer's serializers save, and what refers to other objects.
 _OF_CHAINER = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
-_SIMPLE = frozenset((type(None), bool, int, str))
 _NONE = object()            # where there is no value
 # The values with which a training began, by optimizer or update rule.
 _first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
@@ -44,7 +43,7 @@ def below(prefix: str, state: State) -> State:
             if key.startswith(prefix)}
 
 
-def owners(trainer: chainer.training.Trainer) -> Iterator[tuple[str, Any]]:
+def owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
     """All optimizers and update rules, by their keys.
 
     ``main`` is an optimizer, ``main/l1/W`` the rule of a parameter.
@@ -57,11 +56,14 @@ def owners(trainer: chainer.training.Trainer) -> Iterator[tuple[str, Any]]:
                 yield name + place, rule
 
 
-def holders_of(owner: Any) -> dict[str, Any]:
-    """What has the attributes: the owner, its hyperparameters, its hooks."""
-    found = {'': owner}
+def attributes_of(owner: Any) -> dict[str, dict[str, Any]]:
+    """The attributes of an owner, its hyperparameters and its hooks.
+
+    By what stands before their names.
+    """
+    found = {'': vars(owner)}
     if getattr(owner, 'hyperparam', None) is not None:
-        found['hyperparam'] = owner.hyperparam
+        found['hyperparam.'] = vars(owner.hyperparam)
     hooks = getattr(owner, '_hookable', None)
     for name, hook in () if hooks is None else (
             *hooks._pre_update_hooks.items(),
@@ -69,21 +71,36 @@ def holders_of(owner: Any) -> dict[str, Any]:
         # One that another one calls; a method's object has no attributes.
         hook = getattr(hook, '_hook', getattr(hook, '__func__', hook))
         if hasattr(hook, '__dict__'):
-            found[f'hook {name}'] = hook
+            found[f'hook {name}.'] = vars(hook)
     return found
 
 
-def note_first_values(trainer: chainer.training.Trainer) -> None:
+def _kept(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The values that a snapshot keeps, and the arrays, by their names."""
+    values, arrays = {}, {}
+    for prefix, attributes in attributes_of(owner).items():
+        for attribute in attributes.keys() - _OF_CHAINER:
+            value = attributes[attribute]
+            if not isinstance(value, chainer.get_array_types()):
+                with contextlib.suppress(TypeError):
+                    to_json(value)
+                    values[prefix + attribute] = copy.deepcopy(value)
+            elif value.dtype != object:
+                arrays[prefix + attribute] = value
+    return dict(sorted(values.items())), dict(sorted(arrays.items()))
+
+
+def note_first_values(trainer: training.Trainer) -> None:
     """Notes with which values a training begins, unless that is known.
 
     Call it when extensions have been initialised.
     """
     for _, owner in owners(trainer):
         if owner not in _first:
-            _first[owner] = copy.deepcopy(_kept(owner)[0])
+            _first[owner] = _kept(owner)[0]
 
 
-def collect_optimizers(trainer: chainer.training.Trainer) -> State:
+def collect_optimizers(trainer: training.Trainer) -> State:
     """The state of every optimizer, with keys below its name.
 
     Of each owner, such as ``main/l1/W``: ``float32``, ``array0`` and so on,
@@ -94,17 +111,16 @@ def collect_optimizers(trainer: chainer.training.Trainer) -> State:
     for key, owner in owners(trainer):
         now, arrays = _kept(owner)
         changed = {name: value for name, value in _first[owner].items()
-                   if not _same(value, now.get(name, _NONE))
+                   if not _equal(value, now.get(name, _NONE))
                    } if owner in _first else None
         state[f'{key}/values'] = object_array(
             (type(owner).__name__, now, changed, [*arrays]))
-        for number, array in enumerate(arrays.values()):
-            state[f'{key}/array{number}'] = chainer.backends.cuda.to_cpu(
-                array)
-        master = getattr(owner, '_fp32_param', None)
-        if master is not None and master.array is not None:
-            state[f'{key}/float32'] = chainer.backends.cuda.to_cpu(
-                master.array)
+        found = {f'array{number}': array
+                 for number, array in enumerate(arrays.values())}
+        if getattr(owner, '_fp32_param', None) is not None:
+            found['float32'] = owner._fp32_param.array
+        state.update({f'{key}/{name}': chainer.backends.cuda.to_cpu(array)
+                      for name, array in found.items() if array is not None})
     return state
 
 
@@ -143,8 +159,35 @@ def lost_rules(saved: State, current: State) -> str:
             if lost else '')
 
 
-def restore_optimizers(state: State, trainer: chainer.training.Trainer
-                       ) -> list[Restored]:
+class Difference(NamedTuple):
+    """A value that a snapshot has, and the script another one."""
+
+    key: str                        # of the owner
+    owner: Any
+    name: str                       # such as hyperparam.lr
+    attributes: dict[str, Any]      # that it is one of
+    script: Any                     # what it is in the script, in this start
+    first: Any                      # what it was when the run began
+    saved: Any                      # what it is in the snapshot
+
+    @property
+    def now(self) -> Any:
+        return self.attributes.get(self.name.rpartition('.')[2], _NONE)
+
+    def set(self, value: Any) -> None:
+        if value is not _NONE:
+            _set(self.attributes, self.name, copy.deepcopy(value))
+
+    @property
+    def resumed(self) -> Any:
+        """The saved value, or the script's if that has changed."""
+        is_edited = not (self.script is _NONE or self.first is _NONE
+                         or _equal(self.script, self.first))
+        return self.script if is_edited else self.saved
+
+
+def restore_optimizers(state: State, trainer: training.Trainer
+                       ) -> list[Difference]:
     """Gives optimizers the state of :func:`collect_optimizers`.
 
     Call it after the trainer, and so the optimizers, were deserialized.
@@ -154,30 +197,31 @@ def restore_optimizers(state: State, trainer: chainer.training.Trainer
         :func:`extend_with_script_values`.  They are set, but for those that
         the script has changed since the run began.
     """
-    restored = []
+    differences = []
     parameters = {name + place: parameter for name, optimizer
                   in trainer.updater.get_all_optimizers().items()
                   for place, parameter in optimizer.target.namedparams()}
     for key, owner in owners(trainer):
         if f'{key}/values' in state:
             _, now, changed, arrays = state[f'{key}/values'].item()
-            script = copy.deepcopy(_kept(owner)[0])
+            script = _kept(owner)[0]
             first = {} if changed is None else {**now, **changed}
-            _first[owner] = copy.deepcopy({
-                name: first.get(name, value)
-                for name, value in script.items()})
-            for name, value in now.items():
-                one = Restored(key, owner, name, script.get(name, _NONE),
-                               first.get(name, _NONE), value)
-                if one.holder is not None and not _same(one.script, value):
-                    restored.append(one)
-                    if not one.is_edited:
-                        one.set(value)
-            for number, name in enumerate(arrays):
-                holder, attribute = _split(owner, name)
-                if holder is not None:
-                    _set_array(holder, attribute,
-                               state[f'{key}/array{number}'])
+            _first[owner] = {name: first.get(name, value)
+                             for name, value in script.items()}
+            places = attributes_of(owner)
+            for name, value in (*now.items(), *(
+                    (name, state[f'{key}/array{number}'])
+                    for number, name in enumerate(arrays))):
+                place = places.get(name[:name.rfind('.') + 1])
+                was = script.get(name, _NONE)
+                if place is None or (
+                        type(was) is type(value) and _equal(was, value)):
+                    continue
+                one = Difference(key, owner, name, place, was,
+                                 first.get(name, _NONE), value)
+                one.set(one.resumed)
+                if name in now:
+                    differences.append(one)
         if (master := state.get(f'{key}/float32')) is not None:
             parameter = parameters[key]
             owner._fp32_param = chainer.Parameter(
@@ -186,55 +230,25 @@ def restore_optimizers(state: State, trainer: chainer.training.Trainer
                 getattr(owner, 'state', None) or {}).values()):
             # It had no state yet; it makes one at its first update.
             owner._state = None
-    return restored
-
-
-class Restored:
-    """A value that a snapshot has, and the script another one."""
-
-    def __init__(self, key: str, owner: Any, name: str, script: Any,
-                 first: Any, value: Any) -> None:
-        self.key, self.owner, self.name = key, owner, name
-        self.script, self.first, self.value = script, first, value
-        self.holder, self._attribute = _split(owner, name)
-        #: Whether the script has changed it since the run began.
-        self.is_edited = not (script is _NONE or first is _NONE
-                              or _equal(script, first))
-
-    @property
-    def now(self) -> Any:
-        """The present value."""
-        return vars(self.holder).get(self._attribute, _NONE)
-
-    def set(self, value: Any) -> None:
-        """Sets it, in place, as others may refer to it."""
-        now, value = self.now, copy.deepcopy(value)
-        if type(now) is type(value) is list:
-            now[:] = value
-        elif type(now) is type(value) is dict:
-            now.clear()
-            now.update(value)
-        else:
-            setattr(self.holder, self._attribute, value)
+    return differences
 
 
 def extend_with_script_values(
-        trainer: chainer.training.Trainer, restored: list[Restored],
+        trainer: training.Trainer, differences: list[Difference],
         is_told: Callable[[str], bool]) -> None:
     """Has a trainer's extensions initialised with the script's values.
 
     Args:
         trainer: Was resumed, and has not run yet.
-        restored: Of :func:`restore_optimizers`.
+        differences: Of :func:`restore_optimizers`.
         is_told: Whether this rank warns about an owner, by its key.
     """
     def before() -> None:
         """Gives the script's values back, but for what was set since."""
-        restored[:] = [one for one in restored if _same(
-            one.now, one.script if one.is_edited else one.value)]
-        for one in restored:
-            if one.script is not _NONE:
-                one.set(one.script)
+        differences[:] = [one for one in differences
+                          if _equal(one.now, one.resumed)]
+        for one in differences:
+            one.set(one.script)
 
     def after() -> None:
         """Sets the snapshot's values, but for what the script has changed.
@@ -242,22 +256,21 @@ def extend_with_script_values(
         If an extension has set one, that is what the script says; the first
         value is as extensions have left it, too.
         """
-        for one in restored:
-            if (one.is_edited if one.first is _NONE
-                    or _equal(one.now, one.script) else
-                    not (_equal(one.now, one.first)
-                         or _equal(one.now, one.value))):
-                _first[one.owner][one.name] = copy.deepcopy(one.now)
-                if is_told(one.key):
-                    warnings.warn(
-                        f'{one.name.removeprefix("hyperparam.")} of '
-                        f'{one.key} is {one.now!r} in the script, and was '
-                        f'{one.first!r} when the run began: the training '
-                        'goes on with that of the script, not with '
-                        f'{one.value!r} of the snapshot', stacklevel=2)
-            else:
-                one.set(one.value)
-        restored.clear()
+        for one in differences:
+            if (one.resumed is one.saved
+                    if one.first is _NONE or _equal(one.now, one.script) else
+                    _equal(one.now, one.first) or _equal(one.now, one.saved)):
+                one.set(one.saved)
+                continue
+            _first[one.owner][one.name] = copy.deepcopy(one.now)
+            if is_told(one.key):
+                warnings.warn(
+                    f'{one.name.removeprefix("hyperparam.")} of {one.key} is '
+                    f'{one.now!r} in the script, and was {one.first!r} when '
+                    'the run began: the training goes on with that of the '
+                    f'script, not with {one.saved!r} of the snapshot',
+                    stacklevel=2)
+        differences.clear()
     for when, act, priority in (('before', before, float('inf')),
                                 ('after', after, float('-inf'))):
         trainer._extensions.pop(f'values {when} extensions', None)
@@ -266,59 +279,29 @@ def extend_with_script_values(
             f'values {when} extensions', EveryUpdate(), priority)
 
 
-def _kept(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The values that a snapshot keeps, and the arrays, by their names."""
-    values, arrays = {}, {}
-    for prefix, holder in holders_of(owner).items():
-        for attribute, value in vars(holder).items():
-            name = f'{prefix}.{attribute}' if prefix else attribute
-            if attribute in _OF_CHAINER:
-                continue
-            if isinstance(value, chainer.get_array_types()):
-                if value.dtype != object:
-                    arrays[name] = value
-            elif _is_value(value):
-                values[name] = value
-    return values, arrays
-
-
-def _split(owner: Any, name: str) -> tuple[Any, str]:
-    """The holder that has an attribute now, or None, and its own name."""
-    prefix, _, attribute = name.rpartition('.')
-    return holders_of(owner).get(prefix), attribute
-
-
-def _is_value(value: Any) -> bool:
-    if type(value) in _SIMPLE:
-        return True
-    if not isinstance(value, (float, list, tuple, dict, numpy.generic)):
-        return False
-    try:
-        to_json(value)
-    except TypeError:
-        return False
-    return True
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one is other or (
-        one is not _NONE and type(one) is type(other)
-        and (one == other if type(one) in _SIMPLE
-             else to_json(one) == to_json(other)))
+def _set(attributes: dict[str, Any], name: str, value: Any) -> None:
+    """Sets an attribute, in place where it can be: others may refer to it."""
+    attribute = name.rpartition('.')[2]
+    now = attributes.get(attribute)
+    if isinstance(now, chainer.get_array_types()):
+        value = chainer.backend.get_device_from_array(now).send(value)
+        if (now.shape, now.dtype) == (value.shape, value.dtype):
+            now[...] = value
+            return
+    elif type(now) is type(value) is list:
+        now[:] = value
+        return
+    elif type(now) is type(value) is dict:
+        now.clear()
+        now.update(value)
+        return
+    attributes[attribute] = value
 
 
 def _equal(one: Any, other: Any) -> bool:
     """Also one of NumPy's numbers and Python's."""
-    return _same(one, other) or (
+    if type(one) is type(other) and one is not _NONE:
+        return to_json(one) == to_json(other)
+    return one is other or (
         isinstance(one, numbers.Real) and isinstance(other, numbers.Real)
         and one == other)
-
-
-def _set_array(holder: Any, attribute: str, value: numpy.ndarray) -> None:
-    now = vars(holder).get(attribute)
-    if isinstance(now, chainer.get_array_types()):
-        value = chainer.backend.get_device_from_array(now).send(value)
-        if (now.shape, now.dtype) == (value.shape, value.dtype):
-            now[...] = value        # others may refer to it
-            return
-    setattr(holder, attribute, value)

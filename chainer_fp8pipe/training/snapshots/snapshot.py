@@ -27,7 +27,6 @@ from ...mpi import all_ranks
 from ...mpi.agreement import Signature, agree, raise_together
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
-from ..extensions.update_marks import SteppingTrigger
 from . import gather
 from .file import (
     Content,
@@ -39,7 +38,6 @@ from .file import (
 )
 from .gather import SnapshotWriting
 from .optimizers import (
-    Restored,
     extend_with_script_values,
     lost_rules,
     note_first_values,
@@ -47,17 +45,15 @@ from .optimizers import (
 )
 from .state import (
     MODEL,
-    RANDOM,
-    StateBefore,
     collect,
     describe,
     incompatible,
-    is_of_rank,
     layout,
     missing,
-    movable,
     names_of_communicators,
     restore,
+    undoing,
+    wishes,
     with_iterators,
 )
 
@@ -110,13 +106,32 @@ class Snapshot(extension.Extension):
             if number is not None and number < 1:
                 raise ValueError(f'{name} must be at least 1, not {number!r}')
         self._comm = comm
-        self._retain = retain
+        self._retain, self._failures = retain, failures
         self._directory = directory
-        self._beside = BackgroundSaver(comm, failures, find_snapshots)
+        self._failed = 0            # in a row
+        self._warned: list[Warning] = []    # that are errors here
+        self._writing: SnapshotWriting | None = None
+        self._copies: State = {}
+        # This extension in the trainer, whose trigger steps the writing.
+        self._entry: Any = None
 
     def directory(self, trainer: chainer.training.Trainer) -> str:
         """Where the snapshots of a trainer are."""
         return trainer.out if self._directory is None else self._directory
+
+    def path(self, trainer: chainer.training.Trainer) -> str:
+        """Of the snapshot of a trainer's present state."""
+        return os.path.join(self.directory(trainer), _FILENAME.format(
+            trainer.updater.iteration))
+
+    def older(self, path: str) -> list[str]:
+        """The snapshots beside one, and itself, the newest last.
+
+        Those of later iterations are of a run that was given up.
+        """
+        number = _number(path)
+        return [one for one in find_snapshots(os.path.dirname(path))
+                if _number(one) <= number]
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Raises RuntimeError on all ranks if a new run finds snapshots.
@@ -131,15 +146,17 @@ class Snapshot(extension.Extension):
                 raise FileExistsError(
                     f'{found[-1]} is of another run; resume from it, move it '
                     "away, or choose another directory (the trainer's out)")
-            self._beside.begin(trainer, self, self.directory(trainer))
+            self.start(trainer)
         raise_together(ranks, look)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        iteration, directory = (trainer.updater.iteration,
-                                self.directory(trainer))
-        self._beside.save(
-            trainer, os.path.join(directory, _FILENAME.format(iteration)),
-            lambda: self._remove_older(directory, iteration))
+        self._complete()
+        path, is_beside = self.path(trainer), self._entry is not None
+        self._writing = _begin(
+            trainer, self._comm, path, lambda: self._remove_older(path),
+            self._copies if is_beside else None)
+        if not is_beside:       # outside of a Trainer's loop
+            self._complete()
 
     def finalize(self) -> None:
         """Completes the last snapshot, at the end of the training.
@@ -147,13 +164,94 @@ class Snapshot(extension.Extension):
         At an end by an error, which the other ranks may not have met, only
         if they end by one, too.
         """
-        self._beside.end()
+        if self._entry is not None:
+            self._entry.trigger = self._entry.trigger.trigger
+            self._entry = None
+        if sys.exc_info()[0] is None:
+            self._complete()
+        elif (writing := self._writing) is not None:
+            was_done = writing.is_done
+            wait_until(writing.step_at_an_error)
+            if not was_done:
+                self._report(writing)
+            self._writing = None
+        self._copies = {}
 
-    def _remove_older(self, directory: str, iteration: int) -> None:
-        """Those of later iterations are of a run that was given up."""
-        paths = [path for number, path in _numbered(directory)
-                 if number <= iteration]
-        remove_older(paths[:-self._retain] if self._retain else [])
+    def start(self, trainer: chainer.training.Trainer) -> None:
+        """Begins to save beside the training.
+
+        Removes what killed runs have left.
+        """
+        note_first_values(trainer)
+        if all_ranks(self._comm).rank == 0:
+            remove_unfinished(self.directory(trainer))
+        for entry in trainer._extensions.values():
+            if entry.extension is self and self._entry is None:
+                self._entry = entry
+                entry.trigger = _SteppingTrigger(entry.trigger, self._step)
+
+    def _step(self) -> bool:
+        """Goes on with the file, without waiting; True when it is written."""
+        writing = self._writing
+        if writing is not None and not writing.is_done and writing.step():
+            self._report(writing)
+        return writing is None or writing.is_done
+
+    def _complete(self) -> None:
+        """Waits until the last file is written; on all ranks.
+
+        Raises RuntimeError on all if too many in a row were not.
+        """
+        wait_until(self._step)
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        writing.free()
+
+        def raise_warning() -> None:
+            if self._warned:
+                raise self._warned.pop()
+        raise_together(all_ranks(self._comm), raise_warning)
+        self._failed = self._failed + 1 if writing.problem else 0
+        if self._failed and self._failed == self._failures:
+            raise RuntimeError(
+                f'{self._failed} snapshots in a row could not be written, '
+                f'the last with {writing.problem}. Make room, or choose '
+                "another directory (the trainer's out), and resume; "
+                'Snapshot(comm, failures=None) never ends a run')
+
+    def _report(self, writing: SnapshotWriting) -> None:
+        if writing.problem and all_ranks(self._comm).rank == 0:
+            older = self.older(writing.path)
+            try:
+                warnings.warn(
+                    f'{writing.path} could not be written '
+                    f'({writing.problem}); training goes on, and ' + (
+                        f'{older[-1]} is still there' if older else
+                        'there is no older snapshot'), stacklevel=2)
+            except Warning as error:    # the others raise at the next one
+                self._warned = [error]
+
+    def _remove_older(self, path: str) -> None:
+        for old in self.older(path)[:-self._retain] if self._retain else ():
+            try:
+                os.remove(old)
+            except OSError as error:
+                warnings.warn(f'{old} is not removed: {error}', stacklevel=2)
+
+
+class _SteppingTrigger:
+    """A trigger, at whose questions, after every update, files go on."""
+
+    def __init__(self, trigger: Any, step: Callable[[], object]) -> None:
+        self.trigger, self._step = trigger, step
+
+    def __call__(self, trainer: Any) -> bool:
+        self._step()
+        return self.trigger(trainer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.trigger, name)
 
 
 def save(trainer: chainer.training.Trainer, comm: Any, path: str) -> None:
@@ -181,154 +279,21 @@ def _begin(trainer: chainer.training.Trainer, comm: Any, path: str,
                            names_of_communicators(trainer, comm), after)
 
 
-class BackgroundSaver:
-    """Saves the state of all ranks, one file at a time, beside the training.
-
-    It belongs to an extension that is on all ranks, and whose ``initialize``,
-    ``__call__`` and ``finalize`` call :meth:`begin`, :meth:`save` and
-    :meth:`end`.
-
-    Args:
-        comm: The ranks, as for :class:`Snapshot`.
-        failures: How many files in a row may fail before that is an error;
-            None: any number.
-        older: The paths of older snapshots in a directory, the newest last.
-    """
-
-    def __init__(self, comm: Any, failures: int | None,
-                 older: Callable[[str], list[str]]) -> None:
-        self._comm, self._failures, self._older = comm, failures, older
-        self._failed = 0            # in a row
-        self._warned: list[Warning] = []    # that are errors here
-        self._writing: SnapshotWriting | None = None
-        self._copies: State = {}
-        # The extension in the trainer, whose trigger steps the writing.
-        self._entry: Any = None
-
-    def begin(self, trainer: chainer.training.Trainer, extension: Any,
-              directory: str) -> None:
-        """Begins to save beside the training.
-
-        Removes what killed runs have left in the directory.
-        """
-        note_first_values(trainer)
-        if all_ranks(self._comm).rank == 0:
-            remove_unfinished(directory)
-        for entry in trainer._extensions.values():
-            if entry.extension is extension and self._entry is None:
-                self._entry = entry
-                entry.trigger = SteppingTrigger(entry.trigger, self._step)
-
-    def save(self, trainer: chainer.training.Trainer, path: str,
-             after: Callable[[], None] = lambda: None) -> None:
-        """Begins a file when the last one is written; on all ranks.
-
-        Waits for it, too, outside of a Trainer's loop.
-
-        Args:
-            trainer: Whose state is saved, as it is now.
-            path: The file.
-            after: What rank 0 does, in a thread, when the file is whole.
-
-        Raises:
-            RuntimeError: On all ranks: a value cannot be saved, or too many
-                files in a row were not written.
-        """
-        self._complete()
-        is_beside = self._entry is not None
-        self._writing = _begin(trainer, self._comm, path, after,
-                               self._copies if is_beside else None)
-        if not is_beside:
-            self._complete()
-
-    def end(self) -> None:
-        """Completes the last file, at the end of the training.
-
-        At an end by an error only if the other ranks end by one, too.
-
-        Raises:
-            RuntimeError: On all ranks: too many files in a row were not
-                written.
-        """
-        if self._entry is not None:
-            self._entry.trigger = self._entry.trigger.trigger
-            self._entry = None
-        if sys.exc_info()[0] is None:
-            self._complete()
-        elif (writing := self._writing) is not None:
-            was_done = writing.is_done
-            wait_until(writing.step_at_an_error)
-            if not was_done:
-                self._report(writing)
-            self._writing = None
-        self._copies = {}
-
-    def _step(self) -> bool:
-        """Goes on with the file, without waiting; True when it is written."""
-        writing = self._writing
-        if writing is not None and not writing.is_done and writing.step():
-            self._report(writing)
-        return writing is None or writing.is_done
-
-    def _complete(self) -> None:
-        """Waits until the file is written; on all ranks.
-
-        Raises RuntimeError on all if too many in a row were not.
-        """
-        wait_until(self._step)
-        writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        writing.free()
-
-        def raise_warning() -> None:
-            if self._warned:
-                raise self._warned.pop()
-        raise_together(all_ranks(self._comm), raise_warning)
-        self._failed = self._failed + 1 if writing.problem else 0
-        if self._failed and self._failed == self._failures:
-            raise RuntimeError(
-                f'{self._failed} snapshots in a row could not be written, '
-                f'the last with {writing.problem}. Make room, or choose '
-                "another directory (the trainer's out), and resume; "
-                'Snapshot(comm, failures=None) never ends a run')
-
-    def _report(self, writing: SnapshotWriting) -> None:
-        if writing.problem and all_ranks(self._comm).rank == 0:
-            older = self._older(os.path.dirname(writing.path))
-            try:
-                warnings.warn(
-                    f'{writing.path} could not be written '
-                    f'({writing.problem}); training goes on, and ' + (
-                        f'{older[-1]} is still there' if older else
-                        'there is no older snapshot'), stacklevel=2)
-            except Warning as error:    # the others raise at the next one
-                self._warned = [error]
-
-
-def remove_older(paths: Iterable[str]) -> None:
-    """Removes snapshots; warns of those that cannot be removed."""
-    for path in paths:
-        try:
-            os.remove(path)
-        except OSError as error:
-            warnings.warn(f'{path} is not removed: {error}', stacklevel=2)
-
-
 def find_snapshots(directory: str) -> list[str]:
     """The snapshots in a directory, oldest iteration first.
 
     Whether they are whole :func:`resume` finds out.
     """
-    return [path for _, path in _numbered(directory)]
+    return sorted((path for path in glob.glob(
+        os.path.join(glob.escape(directory), '*')) if _number(path) >= 0),
+        key=_number)
 
 
-def _numbered(directory: str) -> list[tuple[int, str]]:
-    pattern = re.escape(_FILENAME).replace(r'\{\}', r'(\d+)')
-    return sorted(
-        (int(match[1]), path) for path in glob.glob(
-            os.path.join(glob.escape(directory), '*'))
-        if (match := re.fullmatch(pattern, os.path.basename(path))))
+def _number(path: str) -> int:
+    """The iteration of a snapshot, by its name; -1 for other files."""
+    found = re.fullmatch(re.escape(_FILENAME).replace(r'\{\}', r'(\d+)'),
+                         os.path.basename(path))
+    return int(found[1]) if found else -1
 
 
 def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
@@ -388,40 +353,44 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
             return trainer.updater.iteration
         current = raise_together(ranks, lambda: collect(trainer, comm),
                                  error=ValueError)
-        own = index.of_rank(ranks.rank)
         exact = ranks.allreduce(
             index.ranks == ranks.size
             and index.communicator == names_of_communicators(trainer, comm)
-            and layout(own) == layout(current), MPI.LAND)
-        wanted = own if exact else {
-            *movable([*index.owners], current, trainer),
-            *(key for key in own if key.startswith(RANDOM))}
-        wishes = numpy.array([key in wanted for key in index.owners], bool)
-        unclaimed = _unclaimed(ranks, index, wishes)
-        agree(ranks, Signature({}),
-              missing(wanted, current, exact) or unclaimed)
-        saved = gather.read(
-            ranks, content, index, wishes,
-            lambda key: exact or is_of_rank(key))
+            and layout(index.of_rank(ranks.rank)) == layout(current),
+            MPI.LAND)
+        wanted = wishes(index, ranks.rank, exact, current, trainer)
+        unclaimed = _unclaimed(ranks, index, wanted)
+        agree(ranks, Signature({}), missing(
+            {key for key, wish in zip(index.owners, wanted, strict=True)
+             if wish}, current, exact) or unclaimed)
+        saved = gather.read(ranks, content, index, wanted)
 
-    changed, problem = '', ''
+    changed = problem = ''
     try:
         if not exact:
-            saved, changed = with_iterators(
-                saved, current,
-                lambda key: key in own or index.is_same_everywhere(key))
+            saved, changed = with_iterators(saved, current, index, ranks.rank)
         problem = incompatible(saved, current, trainer)
     except Exception as error:      # the others must hear of it
         problem = f'{type(error).__name__}: {error}'
     agree(ranks, Signature({}), problem)
     lost = ranks.gather(lost_rules(saved, current)) or []
-    speakers = _speakers(ranks, trainer)
+    told_by: dict[str, int] = {}    # the first rank that has it, by its key
+    for rank, keys in enumerate(ranks.allgather(
+            [key for key, _ in owners(trainer)])):
+        told_by = {**dict.fromkeys(keys, rank), **told_by}
     # A warning may be an error.
     raise_together(ranks, lambda: None if ranks.rank else _warn(
         index, ranks.size, exact, changed, lost), error=ValueError)
-    extend_with_script_values(
-        trainer, _restore_together(ranks, saved, current, trainer, comm),
-        lambda key: speakers[key] == ranks.rank)
+    undo = raise_together(ranks, lambda: undoing(trainer, comm, current),
+                          error=ValueError)
+    try:
+        differences = raise_together(
+            ranks, lambda: restore(saved, trainer, comm), error=ValueError)
+    except ValueError:      # on all ranks
+        undo()
+        raise
+    extend_with_script_values(trainer, differences,
+                              lambda key: told_by[key] == ranks.rank)
     for optimizer in trainer.updater.get_all_optimizers().values():
         if hasattr(optimizer, 'target_params'):
             # ChainerMN's optimizer spends its first update on a broadcast
@@ -444,27 +413,6 @@ def _warn(index: SnapshotIndex, ranks: int, exact: bool, changed: str,
                 ', and the random numbers of new ranks'), stacklevel=5)
     for text in sorted(set(lost) - {''}):
         warnings.warn(text, stacklevel=5)
-
-
-def _restore_together(ranks: MPI.Comm, saved: State, current: State,
-                      trainer: chainer.training.Trainer, comm: Any
-                      ) -> list[Restored]:
-    """Restores all ranks' states, or none: then all raise ValueError."""
-    before = raise_together(ranks, lambda: StateBefore(trainer, comm, current),
-                            error=ValueError)
-    try:
-        return raise_together(ranks, lambda: restore(
-            saved, trainer, comm, before.replaced), error=ValueError)
-    except ValueError:
-        before.restore()
-        raise
-
-
-def _speakers(ranks: MPI.Comm, trainer: chainer.training.Trainer
-              ) -> dict[str, int]:
-    """The rank that warns of an optimizer or update rule, by its key."""
-    return {key: rank for rank, keys in reversed([*enumerate(ranks.allgather(
-        [key for key, _ in owners(trainer)]))]) for key in keys}
 
 
 def _unclaimed(ranks: MPI.Comm, index: SnapshotIndex, wishes: numpy.ndarray

@@ -11,8 +11,14 @@
 # ``random/`` of one rank: they cannot.
 #
 # Whether a snapshot fits is found out before anything is changed (missing,
-# incompatible), and what changes is kept (StateBefore): a trainer that is
-# half one run and half another would go on without a complaint.
+# incompatible), and what changes is kept (undoing): a trainer that is half one
+# run and half another would go on without a complaint.
+#
+# What a rank takes of a snapshot (wishes): in the layout that it is of, what
+# the same rank had.  In another one, of model and optimizers what its own
+# parameters need, from the first rank that had it; of iterators and random
+# numbers what it had itself, and the first rank's iterators if it was not
+# there; nothing of communicators; and the first rank's value of all else.
 from __future__ import annotations
 
 import contextlib
@@ -24,20 +30,21 @@ from typing import Any
 import chainer
 import numpy
 
-from .file import State, object_array
+from .file import SnapshotIndex, State, object_array
+from .gather import FIRST, NOTHING, OWN
 from .optimizers import (
-    Restored,
+    Difference,
+    attributes_of,
     below,
     classes_differ,
     collect_optimizers,
-    holders_of,
     owners,
     parameter_of,
     restore_optimizers,
 )
 
 MODEL = 'trainer/updater/model:'
-RANDOM = 'random/'
+_RANDOM = 'random/'
 _ITERATOR = 'trainer/updater/iterator:'
 _OPTIMIZER = 'trainer/updater/optimizer:'
 
@@ -46,15 +53,15 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
     """This rank's state; ``comm`` is the argument of ``Snapshot``."""
     parts = {'trainer/': _trainer(trainer),
              'optimizer/': collect_optimizers(trainer),
-             'iterator/': _lengths(trainer), RANDOM: _random()}
+             'iterator/': _lengths(trainer), _RANDOM: _random()}
     for prefix, communicator, model in _stateful(trainer, comm):
         parts[prefix] = communicator.state(model)
     return {prefix + key: value for prefix, part in parts.items()
             for key, value in part.items()}
 
 
-def restore(state: State, trainer: chainer.training.Trainer, comm: Any,
-            replaced: State | None = None) -> list[Restored]:
+def restore(state: State, trainer: chainer.training.Trainer, comm: Any
+            ) -> list[Difference]:
     """Restores the state of :func:`collect`, or a part of one.
 
     Args:
@@ -62,20 +69,62 @@ def restore(state: State, trainer: chainer.training.Trainer, comm: Any,
             that no more memory is taken.
         trainer: Whose state it is.
         comm: As for :func:`collect`.
-        replaced: Gets what was in the trainer's arrays, by their keys.
 
     Returns:
         As :func:`restore_optimizers`.
     """
-    trainer.serialize(_Deserializer(
-        state, trainer, {} if replaced is None else replaced)['trainer'])
-    restored = restore_optimizers(below('optimizer/', state), trainer)
+    trainer.serialize(_Deserializer(state, trainer)['trainer'])
+    differences = restore_optimizers(below('optimizer/', state), trainer)
     for prefix, communicator, model in _stateful(trainer, comm):
         if own := below(prefix, state):
             communicator.load_state(own, model)
-    if numbers := below(RANDOM, state):
+    if numbers := below(_RANDOM, state):
         _restore_random(numbers)
-    return restored
+    return differences
+
+
+def undoing(trainer: chainer.training.Trainer, comm: Any, state: State
+            ) -> Callable[[], None]:
+    """What makes all that a resume may change as it is now.
+
+    Args:
+        trainer: Whose state may change.
+        comm: As for :func:`collect`.
+        state: Of :func:`collect`.
+    """
+    before = {key: value.copy() for key, value in state.items()
+              if not key.startswith('communicator/')}
+    communicators = [(communicator, communicator.state(model), model)
+                     for _, communicator, model in _stateful(trainer, comm)]
+    optimizers = trainer.updater.get_all_optimizers().values()
+    # What serializers do not put back: attributes, such as the state of an
+    # update rule that had none, and what is in containers.
+    attributes = [vars(one) for one in (
+        trainer, trainer.updater, trainer.stop_trigger,
+        *(part for entry in trainer._extensions.values()
+          for part in (entry.extension, entry.trigger)),
+        *(part for optimizer in optimizers for part in (
+            *optimizer.target.links(), *optimizer.target.params())))
+        if hasattr(one, '__dict__')] + [
+            part for _, owner in owners(trainer)
+            for part in attributes_of(owner).values()]
+    contents = [(container, copy.copy(container)) for part in attributes
+                for container in (part, *part.values())
+                if type(container) in (list, dict)]
+
+    def undo() -> None:
+        # It fails where it has failed before, and has changed nothing beyond.
+        with contextlib.suppress(Exception):
+            restore(before, trainer, None)
+        _restore_random(below(_RANDOM, before))
+        for container, content in contents:
+            container.clear()
+            getattr(container, 'update' if isinstance(container, dict)
+                    else 'extend')(content)
+        for communicator, own, model in communicators:
+            with contextlib.suppress(Exception):    # it was not changed
+                communicator.load_state(own, model)
+    return undo
 
 
 class _Serializer(chainer.serializers.DictionarySerializer):
@@ -105,11 +154,10 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
 
     # Not strict: an optimizer that had not updated a parameter yet has no
     # state of it; necessary keys were checked before.
-    def __init__(self, state: State, trainer: chainer.training.Trainer,
-                 replaced: State) -> None:
+    def __init__(self, state: State, trainer: chainer.training.Trainer
+                 ) -> None:
         super().__init__(state, strict=False)
         self._parameters = parameters_of_model(trainer)
-        self._replaced = replaced
 
     def __getitem__(self, key: str) -> Any:
         child = copy.copy(self)
@@ -126,9 +174,7 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         try:
             if not isinstance(value, chainer.get_array_types()):
                 return super().__call__(key, value)
-            old = numpy.array(chainer.backends.cuda.to_cpu(value))
             super().__call__(key, value)
-            self._replaced[name] = old
             if isinstance(value, numpy.ndarray):
                 self.npz[name] = value
             return value
@@ -138,64 +184,6 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         if isinstance(value, chainer.get_array_types()):
             return chainer.backend.get_device_from_array(value).send(saved)
         return saved if saved.shape else saved.item()
-
-
-class StateBefore:
-    """All that a resume may change, as it was.
-
-    Args:
-        trainer: Whose state may change.
-        comm: As for :func:`collect`.
-        state: Of :func:`collect`.
-
-    Attributes:
-        replaced: For :func:`restore`, which knows the large arrays.
-    """
-
-    def __init__(self, trainer: chainer.training.Trainer, comm: Any,
-                 state: State) -> None:
-        self._trainer = trainer
-        self.replaced: State = {}
-        # Small values are copied before it is known whether they change.
-        self._state = {key: value.copy() for key, value in state.items()
-                       if value.nbytes <= 1 << 14
-                       and not key.startswith('communicator')}
-        self._communicators = [
-            (communicator, communicator.state(model), model)
-            for _, communicator, model in _stateful(trainer, comm)]
-        optimizers = trainer.updater.get_all_optimizers().values()
-        objects = [
-            trainer, trainer.updater, trainer.stop_trigger,
-            *(part for entry in trainer._extensions.values()
-              for part in (entry.extension, entry.trigger)),
-            *(part for optimizer in optimizers for part in (
-                *optimizer.target.links(), *optimizer.target.params())),
-            *(holder for _, owner in owners(trainer)
-              for holder in holders_of(owner).values())]
-        # What serializers do not put back: attributes, such as the state of
-        # an update rule that had none, and what is in containers.
-        self._attributes = [(one, dict(vars(one)), [
-            (value, copy.copy(value)) for value in vars(one).values()
-            if type(value) in (list, dict)])
-            for one in objects if hasattr(one, '__dict__')]
-
-    def restore(self) -> None:
-        """Makes all as it was."""
-        # It fails where it has failed before, and has changed nothing beyond.
-        with contextlib.suppress(Exception):
-            restore({**self._state, **self.replaced}, self._trainer, None)
-        _restore_random(below(RANDOM, self._state))
-        for one, attributes, containers in self._attributes:
-            for container, content in (
-                    (vars(one), attributes), *containers):
-                if isinstance(container, dict):
-                    container.clear()
-                    container.update(content)
-                else:
-                    container[:] = content
-        for communicator, state, model in self._communicators:
-            with contextlib.suppress(Exception):    # it was not changed
-                communicator.load_state(state, model)
 
 
 # --- whether a state fits ----------------------------------------------------
@@ -231,37 +219,42 @@ def parameters_of_model(trainer: chainer.training.Trainer) -> set[str]:
             for place, _ in optimizer.target.namedparams()}
 
 
-def movable(keys: Collection[str], current: State,
-            trainer: chainer.training.Trainer) -> list[str]:
-    """The keys that this rank takes from a snapshot of another layout.
+def wishes(index: SnapshotIndex, rank: int, exact: bool, current: State,
+           trainer: chainer.training.Trainer) -> numpy.ndarray:
+    """What a rank takes of each of a snapshot's keys.
 
-    ``keys`` are all of the snapshot; ``current`` is this rank's state.  Of
-    model and optimizer, those of this rank's parameters are taken.
+    Args:
+        index: Of the snapshot.
+        rank: This one.
+        exact: Whether the layout is the snapshot's.
+        current: This rank's state.
+        trainer: Whose state it is.
+
+    Returns:
+        Numbers, as for :func:`.gather.read`.
     """
+    own = index.of_rank(rank)
     parameters = {'', *(key.removeprefix(MODEL)
                         for key in parameters_of_model(trainer))}
 
-    def is_wanted(key: str) -> bool:
+    def wish(key: str) -> int:
+        if exact or key.startswith(_RANDOM):
+            return OWN if key in own else NOTHING
+        if key.startswith((_ITERATOR, 'iterator/')):
+            return OWN
+        is_here = key.startswith('trainer/')
         if key.startswith(MODEL):
-            return key in current
+            is_here = key in current
         for prefix in _OPTIMIZER, 'optimizer/':
             if key.startswith(prefix):
-                return parameter_of(key.removeprefix(prefix)) in parameters
-        return key.startswith(('trainer/', 'iterator/'))
-    return [key for key in keys if is_wanted(key)]
+                is_here = parameter_of(
+                    key.removeprefix(prefix)) in parameters
+        return FIRST if is_here else NOTHING
+    return numpy.array([wish(key) for key in index.owners], numpy.int8)
 
 
-def is_of_rank(key: str) -> bool:
-    """Whether ranks go on with their own values, in any layout.
-
-    A rank that was not there before takes the first one's iterator, and no
-    random numbers.
-    """
-    return key.startswith((_ITERATOR, 'iterator/', RANDOM))
-
-
-def with_iterators(saved: State, current: State,
-                   is_right: Callable[[str], bool]) -> tuple[State, str]:
+def with_iterators(saved: State, current: State, index: SnapshotIndex,
+                   rank: int) -> tuple[State, str]:
     """A state of another layout, whose iterators fit this one.
 
     Where an iterator has another number of samples than it had, such as the
@@ -269,11 +262,6 @@ def with_iterators(saved: State, current: State,
     of its epoch.  An order goes on if it is of as many samples, and this
     rank's, or was that of all; otherwise the iterator keeps the one that it
     has drawn.
-
-    Args:
-        saved: Of the snapshot.
-        current: Of this rank.
-        is_right: Whether the value of a key was this rank's, or all ranks'.
 
     Returns:
         The state, and a sentence about what is another; '' if nothing is.
@@ -286,7 +274,8 @@ def with_iterators(saved: State, current: State,
                         for what in ('order', 'current_position'))
         if order in current and order in saved and (
                 saved[order].shape != current[order].shape
-                or not is_right(order)):
+                or not (rank in index.owners[order]
+                        or index.is_same_everywhere(order))):
             state[order] = current[order]
             changed += f', iterator {name!r} in an order of its own'
         if was is not None and was != length and place in saved:

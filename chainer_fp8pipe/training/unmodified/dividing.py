@@ -6,7 +6,7 @@ sample comes once in an epoch, in the order of a serial run.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -16,15 +16,18 @@ from mpi4py import MPI
 from ..updater import FollowingIterator, progress
 
 
-class DividingIterator(chainer.dataset.Iterator):
-    """Reads batches, and gives each replica consecutive samples of them.
+def divided(iterator: Any, comm: MPI.Comm) -> Any:
+    """Gives each replica consecutive samples of the batches of the first one.
 
-    Else it is the script's iterator.  ``comm`` has the replicas' ranks that
-    read, of which this is the first.
-
-    Attributes:
-        whole: Samples of the last batch, of all replicas.
+    Call it on the replicas' ranks that read, which are those of ``comm``; the
+    iterators of others are not used.  The attribute ``whole`` of what it
+    returns says how many samples of the last batch all replicas have had.
     """
+    return _Receiving(comm) if comm.rank else _Dividing(iterator, comm)
+
+
+class _Dividing(chainer.dataset.Iterator):
+    """The script's iterator, of which this rank keeps a part."""
 
     whole = 0
 
@@ -69,13 +72,7 @@ class DividingIterator(chainer.dataset.Iterator):
             self._iterator.finalize()
 
 
-class ReceivingIterator(FollowingIterator):
-    """Receives this replica's samples from the first replica's rank.
-
-    Attributes:
-        whole: Samples of the last batch, of all replicas.
-    """
-
+class _Receiving(FollowingIterator):
     whole = 0
 
     def __init__(self, comm: MPI.Comm) -> None:
@@ -109,39 +106,33 @@ def _packed(examples: list) -> bytes:
             'stages') from None
 
 
-def obstacle(value: Any, name: str, copy: Callable[[Any], Any]) -> str:
+def obstacle(value: Any, name: str, copy: Callable[[Any], Any],
+             seen: frozenset[int] = frozenset()) -> str:
     """Names the attribute or entry that cannot be copied; '' if all can.
 
     Args:
         value: The object.
         name: What messages call it.
         copy: Copies a value, or pickles it, or raises an exception.
+        seen: Identities of what it is in, which it may have in it again.
 
     Returns:
         Such as ``"model.log (TextIOWrapper): cannot pickle ..."``.
     """
-    return _obstacle(value, name, copy, set())
-
-
-def _obstacle(value: Any, name: str, copy: Callable, seen: set[int]) -> str:
-    if id(value) in seen:
-        return ''
-    seen.add(id(value))
     try:
         copy(value)
     except Exception as error:
-        for path, part in _parts(value):
-            if found := _obstacle(part, name + path, copy, seen):
-                return found
-        return f'{name} ({type(value).__name__}): {error}'
+        parts: list[tuple[str, Any]] = []
+        if isinstance(value, dict):
+            parts = [(f'[{key!r}]', part) for key, part in value.items()]
+        elif isinstance(value, (list, tuple)):
+            parts = [(f'[{at}]', part) for at, part in enumerate(value)]
+        else:
+            parts = [(f'.{key}', part) for key, part
+                     in getattr(value, '__dict__', {}).items()]
+        inside = seen | {id(value)}
+        return next(filter(None, (
+            obstacle(part, name + path, copy, inside)
+            for path, part in parts if id(part) not in inside)),
+            f'{name} ({type(value).__name__}): {error}')
     return ''
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        yield from ((f'[{key!r}]', part) for key, part in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f'[{place}]', part) for place, part in enumerate(value))
-    else:
-        yield from ((f'.{key}', part) for key, part
-                    in getattr(value, '__dict__', {}).items())

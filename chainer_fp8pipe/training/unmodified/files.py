@@ -21,7 +21,7 @@ from mpi4py import MPI
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
 from ..extensions.update_marks import EveryUpdate
-from ..snapshots.snapshot import BackgroundSaver, remove_older, resume
+from ..snapshots.snapshot import Snapshot, resume
 from ..snapshots.snapshot import save as save_job
 from .launch import Refusal, refusing
 
@@ -30,8 +30,6 @@ _NEED_THE_WHOLE_MODEL = (
     extensions.ParameterStatistics)
 #: These depend on the number of updates alone.
 _COUNTING = IntervalTrigger, ManualScheduleTrigger, EveryUpdate
-# Snapshots in a row that may fail, as with the package's own Snapshot.
-_FAILURES = 3
 
 
 def adapted(extension: Any, job: Any) -> Any:
@@ -91,22 +89,28 @@ class _Nowhere:
         pass
 
 
-def _whole(extension: Any, job: Any) -> WholeSnapshot:
-    target = extension._target
+def _whole(extension: Any, job: Any) -> Any:
+    """A script's snapshot, of all ranks, under the name the script gives.
+
+    One of the trainer is a file as the package's ``Snapshot`` writes it; one
+    of a model or an optimizer is the file that a serial run would write.
+    """
     savefun = getattr(extension.writer, '_savefun', npz.save_npz)
-    if target is None and not _is_save_npz(savefun):
+    if extension._target is None and not _is_save_npz(savefun):
         raise Refusal(
             'a snapshot of the trainer is written by another function than '
             'save_npz; leave savefun out of extensions.snapshot()')
     if extension._snapshot_on_error:
         job.warn('snapshot_on_error=True is of no use where other ranks take '
                  'part: no snapshot is taken after an error')
+        extension._snapshot_on_error = False
+    if extension._target is None:
+        return ScriptSnapshot(extension, job.comm)
     if hasattr(extension.writer, '_savefun'):
         # Of the script it may be the one that all ranks are to call.
         extension.writer._savefun = getattr(savefun, '__wrapped__', savefun)
-    extension.__class__ = WholeSnapshot
+    extension.__class__, extension.comm = _ModelSnapshot, job.comm
     extension.job = job
-    extension.beside = BackgroundSaver(job.comm, _FAILURES, extension.older)
     return extension
 
 
@@ -115,72 +119,81 @@ def _is_save_npz(function: Any) -> bool:
         npz.save_npz, '__wrapped__', npz.save_npz)
 
 
-class WholeSnapshot(_snapshot._Snapshot):
-    """Chainer's snapshot, of all ranks, under the name the script gives.
-
-    One of the trainer is a file as the package's ``Snapshot`` writes it; one
-    of a model or an optimizer is the file that a serial run would write.
-    """
+class ScriptSnapshot(Snapshot):
+    """What Chainer's snapshot of a trainer is where ranks share a job."""
 
     default_name = '_Snapshot'
-    job: Any
-    beside: BackgroundSaver
+
+    def __init__(self, own: Any, comm: MPI.Comm) -> None:
+        super().__init__(comm, own.n_retains if own.n_retains > 0 else None)
+        self._own = own
+        self.trigger, self.priority = own.trigger, own.priority
+        self.autoload = own.autoload
 
     def initialize(self, trainer: Any) -> None:
         """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
-        self.beside.begin(trainer, self, trainer.out)
+        self.start(trainer)
         if self.autoload:
-            name = self.job.comm.bcast(raise_together(
-                self.job.comm, lambda: None if self.job.comm.rank else
-                _snapshot._find_latest_snapshot(self.filename, trainer.out)))
-            if name is not None:
-                npz.load_npz(os.path.join(trainer.out, name),
-                             self._object(trainer))
-        if self.job.comm.rank == 0 and hasattr(self.writer,
-                                               '_add_cleanup_hook'):
-            self.writer._add_cleanup_hook(lambda: self._clean(trainer.out))
-
-    def finalize(self) -> None:
-        """Completes the last snapshot, at the end of the training."""
-        super().finalize()
-        self.beside.end()
-
-    def on_error(self, trainer: Any, exc: Any, tb: Any) -> None:
-        """Does nothing, as the other ranks may not take part."""
+            _autoload(self._own, trainer, self._comm, trainer.out)
 
     def __call__(self, trainer: Any) -> None:
-        comm = self.job.comm
-        if comm.bcast(raise_together(comm, lambda: bool(self.condition()))):
-            self._make_snapshot(trainer)
+        if _is_due(self._own, self._comm):
+            super().__call__(trainer)
 
-    def _make_snapshot(self, trainer: Any) -> None:
-        name = raise_together(self.job.comm, lambda: (
-            self.filename(trainer) if callable(self.filename)
-            else self.filename.format(trainer)))
-        target, job = self._object(trainer), self.job
-        if target is trainer:
-            self.beside.save(trainer, os.path.join(trainer.out, name),
-                             lambda: self._clean(trainer.out))
-            return
-        write_arrays(job, target, lambda arrays: self.writer(
-            name, trainer.out, arrays))
+    def path(self, trainer: Any) -> str:
+        return os.path.join(self.directory(trainer), raise_together(
+            self._comm, lambda: _name(self._own, trainer)))
 
-    def _object(self, trainer: Any) -> Any:
-        return trainer if self._target is None else self._target
-
-    def older(self, out: str) -> list[str]:
-        """The snapshots in a directory, the newest last."""
-        found = []
-        if isinstance(self.filename, str):
+    def older(self, path: str) -> list[str]:
+        found: list[Any] = []
+        if isinstance(self._own.filename, str):
             with contextlib.suppress(OSError):      # the directory is gone
-                found = _snapshot._find_snapshot_files(self.filename, out)
-        return [os.path.join(out, name) for _, name in found]
+                found = _snapshot._find_snapshot_files(
+                    self._own.filename, os.path.dirname(path))
+        return [os.path.join(os.path.dirname(path), name)
+                for _, name in found]
 
-    def _clean(self, out: str) -> None:
-        if self.n_retains > 0 and isinstance(self.filename, str):
-            remove_older(os.path.join(out, name) for name
-                         in _snapshot._find_stale_snapshots(
-                             self.filename, out, self.n_retains))
+
+class _ModelSnapshot(_snapshot._Snapshot):
+    """Chainer's snapshot of a model or an optimizer, of all ranks."""
+
+    default_name = '_Snapshot'
+    job: Any
+    comm: MPI.Comm
+    autoload: bool
+
+    def initialize(self, trainer: Any) -> None:
+        """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
+        if self.autoload:
+            _autoload(self, self._target, self.comm, trainer.out)
+            self.autoload = False
+        if self.comm.rank == 0:
+            super().initialize(trainer)
+
+    def __call__(self, trainer: Any) -> None:
+        if _is_due(self, self.comm):
+            name = raise_together(self.comm, lambda: _name(self, trainer))
+            write_arrays(self.job, self._target, lambda arrays: self.writer(
+                name, trainer.out, arrays))
+
+
+def _is_due(own: _snapshot._Snapshot, comm: MPI.Comm) -> bool:
+    return comm.bcast(raise_together(comm, lambda: bool(own.condition())))
+
+
+def _name(own: _snapshot._Snapshot, trainer: Any) -> str:
+    return (own.filename(trainer) if callable(own.filename)
+            else own.filename.format(trainer))
+
+
+def _autoload(own: _snapshot._Snapshot, target: Any, comm: MPI.Comm,
+              directory: str) -> None:
+    """Loads the newest of a script's snapshots, if there is one."""
+    name = comm.bcast(raise_together(comm, lambda: None if comm.rank else
+                                     _snapshot._find_latest_snapshot(
+                                         own.filename, directory)))
+    if name is not None:
+        npz.load_npz(os.path.join(directory, name), target)
 
 
 def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:

@@ -54,12 +54,7 @@ from ...planning.sizes import counted
 from ..replica_updater import ReplicaUpdater, arguments_of
 from ..updater import PipelineUpdater
 from . import files
-from .dividing import (
-    DividingIterator,
-    ReceivingIterator,
-    check_examples,
-    obstacle,
-)
+from .dividing import check_examples, divided, obstacle
 from .files import adapted, follow_rank_0
 from .launch import Refusal, quietly, refuse_together, refusing
 from .undrawn import Undrawn
@@ -91,9 +86,8 @@ class Options(NamedTuple):
 class PipelineJob(Originals):
     """Turns a script's ``StandardUpdater`` into a :class:`PipelineUpdater`.
 
-    A :class:`~chainer_fp8pipe.intercept.training_objects.Originals`.  All
-    ranks run the script with rank 0's initial values, order of the data and
-    validation set; rank 0 alone prints and writes.
+    All ranks run the script with rank 0's initial values, order of the data
+    and validation set; rank 0 alone prints and writes.
 
     Args:
         comm: All ranks.
@@ -209,32 +203,50 @@ class PipelineJob(Originals):
             print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
 
     def _build(self, updater: Any, given: dict[str, Any]) -> None:
-        options, comm = self._options, self.comm
         iterator, optimizer, samples = self._checked(given)
-        model = optimizer.target
-        device, input_device = self._devices(given, model)
-        self.grid = ProcessGrid(comm, pipeline=options.pipeline)
+        model, device = optimizer.target, given['device']
+        if device is not None:
+            device = chainer.get_device(device)
+            model.to_device(device)
+        input_device = given.get('input_device')
+        input_device = (device if input_device is None
+                        else chainer.get_device(input_device))
+        self.grid = ProcessGrid(self.comm, pipeline=self._options.pipeline)
         self._check_model(model)
+        self._place(optimizer, lambda: self._example(
+            iterator, samples, given['converter'], input_device))
+        if self.grid.replicas > 1 or not self.divides:
+            optimizer = chainermn.create_multi_node_optimizer(
+                optimizer, self._make_communicator(self.grid.data))
+            if self.grid.stage_index == 0:
+                iterator = divided(iterator, self.grid.data)
+        self._become(updater, iterator, optimizer, given)
+        updater._device, updater._input_device = device, input_device
+        self.updater = updater
+
+    def _place(self, optimizer: Any, example: Callable[[], Any]) -> None:
+        """Gives this rank its part of the model, and of its optimizer.
+
+        The optimizer needs no second setup, which would drop its hooks: each
+        rank's parameters are those that it was set up with, with their update
+        rules, and the model names no others then.
+        """
+        options, model = self._options, optimizer.target
         if held := self.undrawn.held(model):
             self.warn(held)
         self.undrawn.draw_others(model)
         with refusing():
             partition(
-                model, self._example(iterator, samples, given['converter'],
-                                     input_device),
-                self.grid, memory=options.memory,
+                model, example(), self.grid, memory=options.memory,
                 micro_batches=options.micro_batches,
                 schedule=options.schedule, chunks=options.chunks,
                 optimizer_arrays=_arrays_of(optimizer), plan=options.cut)
-        if comm.rank == 0:
+        if self.comm.rank == 0:
             print(model, file=sys.stderr)
-        # The optimizer needs no second setup, which would drop its hooks:
-        # each rank's parameters are those that it was set up with, with
-        # their update rules, and the model names no others now.
-        if self.grid.replicas > 1:
-            optimizer = chainermn.create_multi_node_optimizer(
-                optimizer, self._make_communicator(self.grid.data))
-            iterator = self._divided(iterator)
+
+    def _become(self, updater: Any, iterator: Any, optimizer: Any,
+                given: dict[str, Any]) -> None:
+        options = self._options
         updater.__class__ = PipelineUpdater
         with refusing():
             PipelineUpdater.__init__(
@@ -242,11 +254,9 @@ class PipelineJob(Originals):
                 micro_batches=options.micro_batches,
                 schedule=options.schedule, converter=given['converter'],
                 seed=self._seed(), auto_new_epoch=given['auto_new_epoch'])
-        updater._device, updater._input_device = device, input_device
         updater.loss_scale = given['loss_scale']
         if updater.loss_scale is not None:
             optimizer.set_loss_scale(updater.loss_scale)
-        self.updater = updater
 
     def _checked(self, given: dict[str, Any]) -> tuple[Any, Any, int]:
         """Iterator, optimizer, and samples of a micro-batch."""
@@ -260,17 +270,6 @@ class PipelineJob(Originals):
             return iterator, optimizer, samples_of(
                 iterator.batch_size, options.micro_batches, replicas)
         return refuse_together(self.comm, check)
-
-    def _devices(self, given: dict[str, Any], model: Any
-                 ) -> tuple[Any, Any]:
-        """Of the model, which is moved there, and of its inputs."""
-        device = given['device']
-        if device is not None:
-            device = chainer.get_device(device)
-            model.to_device(device)
-        input_device = given.get('input_device')
-        return device, (device if input_device is None
-                        else chainer.get_device(input_device))
 
     def _example(self, iterator: Any, samples: int, converter: Callable,
                  device: Any) -> Any:
@@ -288,13 +287,6 @@ class PipelineJob(Originals):
                 check_examples(found)
             return found
         return first_batch(self.comm, read, converter, device)
-
-    def _divided(self, iterator: Any) -> Any:
-        if self.grid.stage_index:
-            return iterator         # not used
-        if self.grid.replica_index:
-            return ReceivingIterator(self.grid.data)
-        return DividingIterator(iterator, self.grid.data)
 
     def _seed(self) -> int:
         """The seed of dropout, drawn from the script's generator."""
@@ -326,23 +318,17 @@ class ReplicaJob(PipelineJob):
     title = 'a replica'
     divides = False
 
-    def _build(self, updater: Any, given: dict[str, Any]) -> None:
-        iterator, optimizer, samples = self._checked(given)
-        model = optimizer.target
-        _, input_device = self._devices(given, model)
-        self._check_model(model)
-        self.grid = ProcessGrid(self.comm, pipeline=1)
-        if not all(one.is_initialized for one in model.params()):
-            initialise(model, self._example(
-                iterator, samples, given['converter'], input_device))
-        optimizer = chainermn.create_multi_node_optimizer(
-            optimizer, self._make_communicator(self.comm))
+    def _place(self, optimizer: Any, example: Callable[[], Any]) -> None:
+        if not all(one.is_initialized for one in optimizer.target.params()):
+            initialise(optimizer.target, example())
+
+    def _become(self, updater: Any, iterator: Any, optimizer: Any,
+                given: dict[str, Any]) -> None:
         self._as_on_rank_0(optimizer)
         updater.__class__ = ReplicaUpdater
         ReplicaUpdater.__init__(updater, **{
-            **given, 'iterator': self._divided(iterator),
-            'optimizer': optimizer, 'comm': self.comm})
-        self.updater = updater
+            **given, 'iterator': iterator, 'optimizer': optimizer,
+            'comm': self.comm})
 
     def _as_on_rank_0(self, optimizer: Any) -> None:
         """Gives all ranks rank 0's values, and random numbers of their own.

@@ -16,7 +16,7 @@ from ...command_line import Interval
 from ...intercept.training_objects import Originals
 from ...report.launch_protocol import LauncherLine, is_launched
 from ..snapshots.snapshot import Snapshot, find_snapshots, resume
-from .files import Followed
+from .files import Followed, ScriptSnapshot
 from .launch import Refusal
 
 _RETAIN = 2
@@ -85,7 +85,9 @@ class Restarting(Originals):
     def _add_snapshots(self, trainer: Any) -> None:
         directory = self._folder()
         own = next((entry.extension for entry in trainer._extensions.values()
-                    if isinstance(entry.extension, Snapshot)), None)
+                    if isinstance(entry.extension, Snapshot)
+                    and not isinstance(entry.extension, ScriptSnapshot)),
+                   None)
         self._has_own = own is not None
         if own is not None:
             directory = own.directory(trainer)
@@ -112,7 +114,8 @@ class Restarting(Originals):
         update = resume(trainer, self._comm, directory, damaged='aside')
         for entry in trainer._extensions.values():
             # Or Chainer's own would now be loaded over it.
-            if isinstance(entry.extension, _snapshot._Snapshot):
+            if isinstance(entry.extension, (ScriptSnapshot,
+                                            _snapshot._Snapshot)):
                 entry.extension.autoload = False
         self._say(f'the training goes on after update {update}, by a '
                   f'snapshot in {directory}' if update else

@@ -12,6 +12,7 @@ Values, and what the generator gives afterwards, are those of one process.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import threading
@@ -30,9 +31,9 @@ from ...chains.valueless_parameters import (
     place_values_later,
     without_drawing,
 )
-from ...intercept.function_calls import suspended
-from ...intercept.initial_values import Creation, creating
+from ...intercept.function_calls import Creation, creating, suspended
 from ...intercept.patching import Patch
+from ...pipeline.randomness import preserved
 from ...planning.sizes import said_bytes
 
 #: Bytes of a parameter that gets its values at once.
@@ -97,35 +98,25 @@ class Undrawn(Creation):
                 and _can_be_drawn_again(initializer, shape)
                 and parameter._initial_device.xp is numpy):
             return False
-        state = numpy.random.get_state()
+        state, default = numpy.random.get_state(), chainer.config.dtype
         _draw_and_forget(initializer, shape)
-        place_values_later(parameter, shape, dtype, self._drawn(
-            initializer, state, chainer.config.dtype))
+
+        def drawn(shape: tuple[int, ...]) -> numpy.ndarray:
+            with preserved(), suspended(), chainer.using_config(
+                    'dtype', default):
+                numpy.random.set_state(state)
+                return generate_array(initializer, shape, numpy)
+        self._place_later(parameter, shape, dtype, drawn)
         return True
 
-    def _drawn(self, initializer: Any, state: Any, dtype: Any
-               ) -> Callable[[tuple[int, ...]], numpy.ndarray]:
-        """Draws values from a state of the generator, when it is called."""
-        def draw_now(shape: tuple[int, ...]) -> numpy.ndarray:
-            self._note()
-            now = numpy.random.get_state()
-            numpy.random.set_state(state)
-            try:
-                with suspended(), chainer.using_config('dtype', dtype):
-                    return generate_array(initializer, shape, numpy)
-            finally:
-                numpy.random.set_state(now)
-        return draw_now
-
-    def _read(self, file: _File, key: str, dtype: Any
-              ) -> Callable[[tuple[int, ...]], numpy.ndarray]:
-        """Reads the entry of a file, when it is called."""
-        def read_now(shape: tuple[int, ...]) -> numpy.ndarray:
-            self._note()
-            found = numpy.empty(shape, dtype)
-            numpy.copyto(found, file.read(key))
-            return found
-        return read_now
+    def _place_later(self, parameter: chainer.Parameter,
+                     shape: tuple[int, ...], dtype: Any,
+                     make: Callable[[tuple[int, ...]], numpy.ndarray]) -> None:
+        def make_now(shape: tuple[int, ...]) -> numpy.ndarray:
+            if self._is_building() and not self.first_read:
+                self.first_read = user_line()
+            return make(shape)
+        place_values_later(parameter, shape, dtype, make_now)
 
     @contextlib.contextmanager
     def loading(self, file: Any, obj: chainer.Link) -> Iterator[None]:
@@ -159,8 +150,9 @@ class Undrawn(Creation):
             array = parameter._data[0]
             if (_is_large(parameter, array.shape, array.dtype)
                     and parameter._initial_device.xp is numpy):
-                place_values_later(parameter, array.shape, array.dtype,
-                                   self._read(source, key, array.dtype))
+                self._place_later(
+                    parameter, array.shape, array.dtype,
+                    functools.partial(source.read, key, array.dtype))
 
     def held(self, model: chainer.Link) -> str:
         """What to say of a model that each rank holds before it is cut.
@@ -194,11 +186,6 @@ class Undrawn(Creation):
                     and is_ghost(one._data[0])):
                 draw(one)
 
-    def _note(self) -> None:
-        """Notes who looks at values."""
-        if self._is_building() and not self.first_read:
-            self.first_read = user_line()
-
 
 class _File:
     """A file of ``save_npz`` that stays open, as it may be removed."""
@@ -209,7 +196,8 @@ class _File:
         self._written = self._stamp()
         self._lock = threading.Lock()
 
-    def read(self, key: str) -> numpy.ndarray:
+    def read(self, key: str, dtype: Any, shape: tuple[int, ...]
+             ) -> numpy.ndarray:
         if self._stamp() != self._written:
             raise ValueError(
                 f'{self._path} has changed since load_npz has been called, '
@@ -218,7 +206,8 @@ class _File:
         with self._lock:
             self._file.seek(0)
             with numpy.load(self._file, allow_pickle=True) as found:
-                return found[key]
+                return numpy.array(numpy.broadcast_to(found[key], shape),
+                                   dtype, order='C')
 
     def _stamp(self) -> tuple[int, int]:
         now = os.fstat(self._file.fileno())

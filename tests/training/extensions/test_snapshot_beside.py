@@ -16,7 +16,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer, names, weights
+from ..trainers import make_trainer, names, weights
 
 
 class Held:
@@ -150,7 +150,7 @@ def test_an_error_on_rank_0_alone_does_not_wait_for_the_disk(comm, tmp_path):
     """And the older snapshot is all that there is afterwards."""
     trainer, _ = make(comm, tmp_path, 9 if comm.rank == 0 else 6)
     snapshot = trainer._extensions['Snapshot'].extension
-    at(trainer, 3, snapshot._beside._complete)
+    at(trainer, 3, snapshot._complete)
     disk = Held()
     at(trainer, 5, disk.__enter__)
     original = gather._PATIENCE
@@ -217,7 +217,7 @@ def test_a_folder_that_has_vanished_is_made_again(comm, tmp_path):
     trainer, _ = make(comm, tmp_path / 'out', 6)
 
     def vanish():
-        trainer.get_extension('Snapshot')._beside._complete()
+        trainer.get_extension('Snapshot')._complete()
         comm.Barrier()
         if comm.rank == 0:
             assert names(tmp_path / 'out') == ['snapshot_iter_3.npz']

@@ -8,7 +8,7 @@ import pytest
 from chainer.training import extensions
 
 from tests.ranks import on_ranks
-from tests.training.extensions.helpers import bits
+from tests.training.trainers import bits
 from tests.training.updaters.networks import (
     NETWORKS,
     Normalised,

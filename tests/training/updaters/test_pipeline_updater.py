@@ -8,7 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from tests.pipeline.schedule_checker import check
+from tests.pipeline.graphs import peak_live
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import (
     NETWORKS,
@@ -295,7 +295,7 @@ def test_as_many_micro_batches_are_live_as_the_checker_says(comm, schedule):
                            schedule=schedule)
     live = updater.pipeline._stage._tapes = Counted()
     update(updater)
-    assert live.most == check(updater.schedule).peak_live[comm.rank]
+    assert live.most == peak_live(updater.schedule)[comm.rank]
     assert not live
 
 

@@ -1,10 +1,7 @@
 """Replicas share each batch, and learn what one process learns."""
 from chainer_fp8pipe.communicators import create_communicator
 from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
-from chainer_fp8pipe.training.unmodified.dividing import (
-    DividingIterator,
-    ReceivingIterator,
-)
+from chainer_fp8pipe.training.unmodified.dividing import divided
 
 import chainer
 import chainer.functions as F
@@ -54,8 +51,8 @@ def made(comm, data, batch, **options):
         chainer.optimizers.MomentumSGD(0.5).setup(model),
         create_communicator('float32', comm, **options))
     optimizer.is_changed(model)         # no update is spent on it
-    iterator = (ReceivingIterator(comm) if comm.rank else DividingIterator(
-        chainer.iterators.SerialIterator(data, batch, shuffle=False), comm))
+    iterator = divided(
+        chainer.iterators.SerialIterator(data, batch, shuffle=False), comm)
     return model, ReplicaUpdater(iterator, optimizer, comm)
 
 

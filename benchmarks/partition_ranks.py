@@ -1,4 +1,4 @@
-"""Steps and memory of partitioned models beside other ways to train them."""
+"""What the ranks of ``benchmarks/partition.py`` do; it starts them."""
 from __future__ import annotations
 
 import contextlib
@@ -8,7 +8,6 @@ import sys
 
 import chainer_fp8pipe
 from chainer_fp8pipe import (
-    Divisible,
     PipelineUpdater,
     ProcessGrid,
     deferred,
@@ -20,15 +19,15 @@ from chainer_fp8pipe.planning.sizes import parse_bytes
 from chainer_fp8pipe.report.quantities import bytes_in
 
 import chainer
-import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy
+from environment import as_rank
 from pipeline_ranks import start_torch, take_turns
 from training_ranks import keep_to_own_cores
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from tests.models.encoder import Encoder, Layer, each
+from tests.models.encoder import Encoder
 from tests.models.zoo import Trained
 
 # --- the models -----------------------------------------------------------
@@ -127,9 +126,9 @@ WAYS = {'1f1b': {},
 _SETTLED = 4        # updates until the second plan is made and has run once
 
 
-def speed(comm, job, rows):
+def speed(comm, job):
     """A row for each model; its ways take turns."""
-    torch = start_torch() if job['torch'] else None
+    rows, torch = [], start_torch() if job['torch'] else None
     for name in job['models']:
         _, batch = made(name, job['scale'])
         parts, half = job['micro_batches'], 0
@@ -145,22 +144,23 @@ def speed(comm, job, rows):
             steps[f'partition, {what}'] = update
             notes.append(f'{what}: {_said(model)}')
             half = half or _halves(model.plan)
-        if name == 'encoder':
-            steps['Divisible, the same cut'] = _divided(
-                comm, half, batch, parts, job['scale'])
-            notes.append(f'Divisible: cut before half layer {half} of '
-                         f'{2 * LAYERS}, where the plan cuts, or next to it;'
-                         ' its output layer has weights of its own')
-            if torch:
-                steps['PyTorch, serial'] = _torch_serial(
-                    torch, comm, batch, job['scale'])
-                steps['PyTorch, the same cut'] = _torch_step(
-                    torch, comm, half, batch, parts, job['scale'])
+        if name == 'encoder' and torch:
+            steps['PyTorch, serial'] = _torch_serial(
+                torch, comm, batch, job['scale'])
+            steps['PyTorch, the same cut'] = _torch_step(
+                torch, comm, half, batch, parts, job['scale'])
         times = take_turns(steps, job['rounds'])
-        rows.add({'model': name, 'times': times, 'notes': notes,
-                  'plan': model.plan.as_dict()['predicted']}, name)
+        rows.append({'model': name, 'times': times, 'notes': notes,
+                     'plan': model.plan.as_dict()['predicted']})
+        _say(comm, name)
     if torch:
         torch.distributed.destroy_process_group()
+    return rows
+
+
+def _say(comm, text):
+    if comm.rank == 0:
+        print(f'  {text}', file=sys.stderr, flush=True)
 
 
 def _said(model):
@@ -186,81 +186,6 @@ def _serial(comm, name, scale, parts=1):
                         for array in batch]).backward()
         optimizer.update()
     return step
-
-
-# --- the encoder as layers ---------------------------------------------------
-
-class Embedding(chainer.Chain):
-    """Tokens to vectors."""
-
-    def __init__(self, width):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(VOCABULARY, width, ignore_label=-1)
-            self.position = L.EmbedID(LENGTH, width)
-
-    def forward(self, tokens):
-        tokens = tokens.array
-        h = self.embed(tokens) * self.embed.W.shape[1] ** .5
-        positions = self.position(numpy.arange(tokens.shape[1], dtype='i'))
-        return F.dropout(h + F.broadcast_to(positions, h.shape), .1)
-
-
-class First(chainer.Chain):
-    """The attention of a layer; there is no padding to be masked."""
-
-    def __init__(self, whole):
-        super().__init__()
-        with self.init_scope():
-            self.ln1, self.attention = whole.ln1, whole.attention
-
-    def forward(self, x):
-        n, length, _ = x.shape
-        mask = numpy.ones((n, length, length), bool)
-        return x + F.dropout(self.attention(each(self.ln1, x), mask), .1)
-
-
-class Second(chainer.Chain):
-    """The linear layers of a layer."""
-
-    def __init__(self, whole):
-        super().__init__()
-        with self.init_scope():
-            self.ln2 = whole.ln2
-            self.wide, self.narrow = whole.wide, whole.narrow
-
-    def forward(self, x):
-        h = F.relu(self.wide(each(self.ln2, x), n_batch_axes=2))
-        return x + F.dropout(self.narrow(h, n_batch_axes=2), .1)
-
-
-class Output(chainer.Chain):
-    """Vectors to scores of words."""
-
-    def __init__(self, width):
-        super().__init__()
-        with self.init_scope():
-            self.ln = L.LayerNormalization(width)
-            self.out = L.Linear(width, VOCABULARY)
-
-    def forward(self, x):
-        return self.out(F.reshape(each(self.ln, x), (-1, x.shape[-1])))
-
-
-def _divided(comm, half, batch, parts, scale):
-    width = units(scale)
-    layers = [Embedding(width)]
-    for _ in range(LAYERS):
-        whole = Layer(width, HEADS, .1)
-        layers += [First(whole), Second(whole)]
-    layers.append(Output(width))
-    model = Divisible(*layers).stage(
-        comm, balance=[1 + half, len(layers) - 1 - half])
-    updater = trained(
-        model, batch, comm, parts, metrics={},
-        loss_fun=lambda y, t: F.softmax_cross_entropy(y, t.ravel()),
-        loss_weight=lambda t: (t != -1).sum())
-    return updater.update
 
 
 def _halves(plan):
@@ -369,7 +294,7 @@ def _torch_layers(torch, width):
 
 # --- with replicas -----------------------------------------------------------
 
-def hybrid(comm, job, rows):
+def hybrid(comm, job):
     """A row for each way to use four hosts; the ways take turns."""
     keep_to_own_cores(comm.rank, comm.size)
     scale, parts = job['scale'], job['micro_batches']
@@ -386,9 +311,9 @@ def hybrid(comm, job, rows):
     for _ in range(_SETTLED):
         for step in steps.values():
             step()
-    for what, times in take_turns(steps, job['rounds']).items():
-        rows.add({'what': what, 'times': times, 'parameters': parameters,
-                  'batch': len(batch[0])}, what)
+    return [{'what': what, 'times': times, 'parameters': parameters,
+             'batch': len(batch[0])}
+            for what, times in take_turns(steps, job['rounds']).items()]
 
 
 def _share(batch, number, count):
@@ -431,7 +356,7 @@ def _both(comm, scale, batch, parts):
 _PARTS, _SAMPLES = 4, 16
 
 
-def accepted(comm, job, rows):
+def accepted(comm, job):
     """How many layers there can be; found by halving."""
     low, high, reason = 0, 1, ''
     while high <= job['most']:
@@ -444,8 +369,8 @@ def accepted(comm, job, rows):
         middle = (low + high) // 2
         fits, _ = _fits(comm, job, middle)
         low, high = (middle, high) if fits else (low, middle)
-    rows.add({'ranks': comm.size, 'layers': low, 'reason': reason},
-             f'{comm.size} ranks: {low} layers fit')
+    _say(comm, f'{comm.size} ranks: {low} layers fit')
+    return {'ranks': comm.size, 'layers': low, 'reason': reason}
 
 
 def forget_peak():
@@ -457,7 +382,7 @@ def forget_peak():
     return False
 
 
-def resident(comm, job, rows):
+def resident(comm, job):
     """Bytes of this rank while it trains, beyond those before."""
     forget_peak()
     before = bytes_in('VmRSS')
@@ -474,14 +399,13 @@ def resident(comm, job, rows):
         update()
     measured = bytes_in('VmHWM') - before
     plan = model.plan
-    rows.add({'ranks': comm.size, 'parameters': parameters,
-              'limit': parse_bytes(job['memory']),
-              'predicted': list(plan.predicted.memory),
-              'measured': comm.allgather(measured),
-              'while planning': comm.allgather(planning),
-              'planning is in it': not forgot,
-              'recompute': list(plan.recompute)},
-             f'{comm.size} ranks: trained')
+    return {'ranks': comm.size, 'parameters': parameters,
+            'limit': parse_bytes(job['memory']),
+            'predicted': list(plan.predicted.memory),
+            'measured': comm.allgather(measured),
+            'while planning': comm.allgather(planning),
+            'planning is in it': not forgot,
+            'recompute': list(plan.recompute)}
 
 
 def _made(job):
@@ -505,3 +429,7 @@ def _fits(comm, job, layers):
         del model
         gc.collect()
     return True, ''
+
+
+if __name__ == '__main__':
+    as_rank(lambda comm, job: globals()[job['what']](comm, job))

@@ -1,11 +1,10 @@
-"""The measurement that users run on their own cluster."""
+"""``bench allreduce``, which users run on their own cluster."""
 import json
 
-from chainer_fp8pipe.bench.allreduce import (
+from chainer_fp8pipe.bench import (
     MPI_LIBRARY,
     Case,
     Result,
-    Shares,
     as_json,
     measure,
     model,
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ranks import on_ranks
+from tests.ranks import on_ranks, run_script
 
 CASES = [Case('fp8', 'direct'), Case('float32', 'ring'),
          Case('fp8', 'torus2d', (('partial_sums', 'wire'),))]
@@ -33,8 +32,8 @@ def test_every_case_is_timed_as_often_as_asked(comm):
         assert min(result.seconds) > 0
     # All ranks have the same numbers: they were those of the slowest.
     assert len(set(comm.allgather(str(results)))) == 1
-    shares = results[-3].shares
-    assert 0 < shares.processor < sum(results[-3].seconds)
+    shares = results[-3]
+    assert 0 < shares.processor < sum(shares.seconds)
     # Of the others' wires, and as much of the means.
     sent = 2 * 3000 * (comm.size - 1) / comm.size
     assert sent <= shares.nbytes < sent + 200 * comm.size
@@ -65,13 +64,14 @@ def results():
             Result(9000, None, (0.03, 0.03, 0.03)),
             Result(9000, CASES[0], (0.02, 0.05, 0.04)),
             Result(9000, CASES[2], (0.01, 0.01, 0.01),
-                   Shares(0.004, 0.001, 9_000_000))]
+                   0.004, 0.001, 9_000_000)]
 
 
 def test_the_table_compares_medians_and_says_what_times_are_spent_on():
     lines = table(results()).splitlines()
-    assert lines[2].split() == ['1,000', 'fp8', 'direct', '1.2', '1', '-',
-                                '1.5', '2.50', '<-', 'fastest']
+    assert lines[2].split() == [
+        '1,000', 'fp8', 'direct', '1.2', '1', '-', '1.5', '2.50', '0', '%',
+        '100', '%', '0', '%', '0', '<-', 'fastest']
     assert lines[5].split()[7:] == ['3.00', '40', '%', '50', '%', '10', '%',
                                     '9', '<-', 'fastest']
     assert [line.endswith('<- fastest') for line in lines[1:6]] == [
@@ -93,14 +93,14 @@ def test_json_holds_every_time(comm):
 
 
 MPI, RING = (Result(10, None, (7e-3,)), Result(
-    10, Case('float32', 'ring'), (20e-3,), Shares(4e-3, 1e-3, 8_000_000)))
+    10, Case('float32', 'ring'), (20e-3,), 4e-3, 1e-3, 8_000_000))
 
 
 @pytest.mark.parametrize(('other', 'said'), [
-    (Result(10, Case('int4', 'direct'), (5e-3,), Shares(3e-3, 0.5e-3, 10)),
+    (Result(10, Case('int4', 'direct'), (5e-3,), 3e-3, 0.5e-3, 10),
      'why: int4 direct takes 5 ms (3 of the processor, 1.5 of the wire, 0.5 '
      "of latency); without compression MPI's Allreduce takes 7 ms"),
-    (Result(10, Case('fp8', 'direct'), (10e-3,), Shares(8e-3, 1e-3, 10)),
+    (Result(10, Case('fp8', 'direct'), (10e-3,), 8e-3, 1e-3, 10),
      "warning: no compression pays here: MPI's Allreduce takes 7 ms, fp8 "
      'direct takes 10 ms (8 of the processor, 1 of the wire, 1 of latency)'),
     (RING, '<- fastest')])
@@ -113,6 +113,39 @@ def test_it_is_said_why_the_fastest_is(other, said):
 
 @given(st.floats(1e-6, 1), st.floats(0, 2), st.floats(0, 2))
 def test_shares_are_of_a_hundred(seconds, processor, latency):
-    parts = Shares(processor, latency, 0).percent(seconds)
+    parts = Result(1, CASES[0], (seconds,), processor, latency).percent()
     assert sum(parts) == 100
     assert min(parts) >= 0
+
+
+# --- the command -------------------------------------------------------------
+
+BENCH = ('-m', 'chainer_fp8pipe', 'bench', 'allreduce')
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path):
+    file = tmp_path / 'times.json'
+    done = run_script(
+        3, *BENCH, '--sizes', '2k,5000', '--codecs', 'fp8,float32',
+        '--algorithms', 'direct,ring', '--partial-sums', 'wire,float16',
+        '--frame-bytes', '1k', '--repeats', '2', '--json', str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('3 ranks, ') == 1
+    assert done.stdout.count('<- fastest') == 2
+    rows = json.loads(file.read_text())['results']
+    # MPI's own; fp8: direct, ring in two forms; float32: direct, ring.
+    assert len(rows) == 2 * (1 + 3 + 2)
+    assert {row['elements'] for row in rows} == {2000, 5000}
+    assert {row['options'].get('frame_bytes') for row in rows} == {
+        None, 1000}
+
+
+@pytest.mark.parametrize(('ranks', 'arguments', 'message'), [
+    (2, ['--codecs', 'fp9'], "'fp9' is none of int4"),
+    (2, ['--json', '/nowhere/file'], 'there is no folder /nowhere'),
+    (1, [], 'mpiexec -n 2')])
+def test_bad_arguments_end_all_ranks_with_one_message(
+        ranks, arguments, message):
+    done = run_script(ranks, *BENCH, *arguments)
+    assert done.returncode == 2
+    assert done.stderr.count(message) == 1

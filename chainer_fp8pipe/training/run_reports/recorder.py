@@ -2,10 +2,17 @@
 # All that is collective is in two calls, begin() and write(); files are rank
 # 0's, and a file that cannot be written is a warning, as a training is worth
 # more than its report.  end() has no messages, as other ranks may have failed.
+#
+# A write gathers what each rank has measured since the last one: times and
+# bytes of its updates, memory, the events of a few of them.  Rank 0 adds what
+# it has itself: curves, clocks, links, what compression does to each tensor.
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,10 +22,12 @@ import chainer
 import numpy
 from mpi4py import MPI
 
+from ..._version import __version__
 from ...mpi.agreement import raise_together
 from ...mpi.measured import clock_name, measure_offsets, measure_pairs
 from ...mpi.ranks import once
 from ...planning.job_plan import load_job_plan
+from ...report.launch_protocol import ENDED, LAUNCHED, is_launched
 from ...report.quantities import bytes_in
 from ...report.record import (
     PIPELINE,
@@ -27,11 +36,11 @@ from ...report.record import (
     Part,
     RecordWriter,
     RunEnd,
+    RunStart,
     TensorHealth,
     read_record,
 )
 from ..extensions.reports import clipped_share
-from .job_description import describe_start
 from .watching import CurveMeans, UpdateTimes, together
 
 #: Links and tensors are read at each of the first so many writes, and then at
@@ -92,22 +101,15 @@ class Recorder:
             ValueError: The plan is none, or another job's, or the folder has
                 something else in it; on all ranks.
         """
-        self._number = self.comm.bcast(raise_together(
+        start = self.comm.bcast(raise_together(
             self.comm, lambda: None if self.comm.rank else self._open(
-                plan, ranks), ValueError))
-        clocks = measure_offsets(self.comm, self._clocks)
-        if self._number is not None and not self.comm.rank:
-            start = describe_start(
-                self._trainer, self._number, iteration, ranks, self._hosts,
-                self._stages, there, self._origin)
-            if self._plan is not None:
-                start = start._replace(
-                    plan=str(self._plan.choice), planned=dict(
-                        self._plan.parts), spread=self._plan.spread)
+                there, ranks, iteration, plan), ValueError))
+        self._number = start.number if start is not None else 0
+        clocks = self._read_clocks()
+        if start is not None and not self.comm.rank:
             self.curves = CurveMeans(self._number, iteration)
-            self._attempt(lambda: self._write([start, *self._read_clocks(
-                clocks)]))
-        return self._number is not None
+            self._write([start, *clocks])
+        return start is not None
 
     def write(self, page: bool) -> None:
         """Writes what all ranks have had since the last call.
@@ -115,31 +117,33 @@ class Recorder:
         Args:
             page: Whether the page is wanted, if it is due.
         """
-        clocks = measure_offsets(self.comm, self._clocks)
+        clocks = self._read_clocks()
         self._writes += 1
         reads = self._writes <= _READINGS or not self._writes % _READINGS
         pairs = measure_pairs(self.comm, [*self._hosts]) if reads else []
-        health = self._health() if reads else {}
+        communicator = _communicator(self._updater)
+        health = (communicator.health(self._updater.get_optimizer(
+            'main').target) if reads and hasattr(communicator, 'health')
+            else {})
         interval, sent, kept = self._times.summary(self._number)
         if interval is not None:
-            gpu = _gpu_memory()
+            used, held = _gpu_memory()
             interval = interval._replace(
                 sent=self._sent(*sent), resident=int(bytes_in('VmRSS') or 0),
-                peak=int(bytes_in('VmHWM') or 0), gpu_used=gpu[0],
-                gpu_held=gpu[1])
+                peak=int(bytes_in('VmHWM') or 0), gpu_used=used,
+                gpu_held=held)
         everyone = self.comm.gather((interval, kept))
         if everyone is None:
             return
         assert self.curves is not None
-        done = self._updater.iteration
-        parts: list[Part] = [
-            *self.curves.take(), *self._read_clocks(clocks),
-            *(one for one, _ in everyone if one is not None)]
-        parts += [LinkReading(self._number, done, pair.source, pair.target,
-                              pair.bandwidth, pair.latency) for pair in pairs]
-        parts += self._tensors(health)
-        parts += together(self._number, [kept for _, kept in everyone])
-        self._attempt(lambda: self._write(parts))
+        self._write([
+            *self.curves.take(), *clocks,
+            *(one for one, _ in everyone if one is not None),
+            *(LinkReading(self._number, self._updater.iteration, pair.source,
+                          pair.target, pair.bandwidth, pair.latency)
+              for pair in pairs),
+            *self._tensors(health),
+            *together(self._number, [kept for _, kept in everyone])])
         if page and time.monotonic() >= self._page_at:
             self._attempt(self._page)
             self._page_at = time.monotonic() + _PAGES
@@ -147,29 +151,38 @@ class Recorder:
     def end(self, error: str) -> None:
         """Writes that the start has ended, and the last page; on rank 0."""
         if self.curves is not None:
-            parts: list[Part] = [*self.curves.take(), RunEnd(
-                self._number, time.time(), self._updater.iteration, error)]
-            self._attempt(lambda: self._write(parts))
+            self._write([*self.curves.take(), RunEnd(
+                self._number, time.time(), self._updater.iteration, error)])
             self._attempt(self._page)
 
     # --- rank 0 --------------------------------------------------------------
 
-    def _open(self, plan: Any, ranks: int) -> int | None:
-        """The number of this start; None: the folder cannot be written."""
-        self._plan = None if plan is None else load_job_plan(
+    def _open(self, there: tuple[int, ...], ranks: int, iteration: int,
+              plan: Any) -> RunStart | None:
+        """What this start is; None: the folder cannot be written."""
+        plan = None if plan is None else load_job_plan(
             getattr(plan, 'plan', plan))
-        problem = self._plan and self._plan.problem(self._plan.model, ranks)
-        if problem:
+        if problem := plan and plan.problem(plan.model, ranks):
             raise ValueError(problem)
         try:
             self._writer = RecordWriter(self._trainer.out)
         except OSError as error:
             self._warn(error)
             return None
-        return self._writer.starts
+        ended = json.loads(os.environ.get(ENDED, '[]'))
+        start = RunStart(
+            self._writer.starts,
+            time.time() - (time.monotonic() - self._origin), iteration, ranks,
+            self._hosts, self._stages, tuple(sys.argv), _versions(),
+            _options(self._updater), _environment(),
+            len(ended) if is_launched() else None, ended[-1] if ended else '',
+            there, self._origin)
+        return start if plan is None else start._replace(
+            plan=str(plan.choice), planned=dict(plan.parts),
+            spread=plan.spread)
 
     def _write(self, parts: list[Part]) -> None:
-        self._writer.write(parts, time.time())
+        self._attempt(lambda: self._writer.write(parts, time.time()))
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
@@ -200,12 +213,6 @@ class Recorder:
                 f'and call "python -m chainer_fp8pipe report {out}"',
                 stacklevel=2)
 
-    def _read_clocks(self, clocks: list[tuple[float, float]]
-                     ) -> Iterator[ClockReading]:
-        now = time.monotonic() - self._origin
-        return (ClockReading(self._number, rank, now, ahead, error)
-                for rank, (ahead, error) in enumerate(clocks) if rank)
-
     def _tensors(self, health: dict[str, dict[str, float]]
                  ) -> Iterator[TensorHealth]:
         """Of each tensor, with the share that was clipped of late."""
@@ -230,20 +237,18 @@ class Recorder:
 
     # --- each rank -----------------------------------------------------------
 
-    def _health(self) -> dict[str, dict[str, float]]:
-        """What compression does to each tensor."""
-        communicator = _communicator(self._updater)
-        return (communicator.health(self._updater.get_optimizer(
-            'main').target) if hasattr(communicator, 'health') else {})
+    def _read_clocks(self) -> list[ClockReading]:
+        """How far ranks' clocks are ahead; call it on all ranks."""
+        found = measure_offsets(self.comm, self._clocks)
+        now = time.monotonic() - self._origin
+        return [ClockReading(self._number, rank, now, *reading)
+                for rank, reading in enumerate(found) if rank]
 
     def _sent(self, gradients: float, to_stages: float, whole: float
               ) -> dict[str, tuple[str, float, float]]:
-        """See :attr:`.RankInterval.sent`, of mean bytes of an update.
+        """See :attr:`.RankInterval.sent`; mean bytes of an update.
 
-        Args:
-            gradients: That the communicator has counted.
-            to_stages: Of messages to other stages.
-            whole: Of the arrays in these.
+        That is of gradients, of messages to other stages, of arrays in these.
         """
         communicator = _communicator(self._updater)
         levels: dict[str, float] = {}
@@ -286,3 +291,92 @@ def _gpu_memory() -> tuple[int | None, int | None]:
         return None, None
     pool = chainer.backends.cuda.cupy.get_default_memory_pool()
     return pool.used_bytes(), pool.total_bytes()
+
+
+# --- what a job is, in words -------------------------------------------------
+
+_PACKAGES = 'chainer', 'numpy', 'mpi4py', 'cupy', 'scipy', 'Pillow'
+#: Beginnings of the names of variables that change how ranks run.
+_VARIABLES = ('CHAINER_', 'CHAINERMN_', 'OMP_', 'OPENBLAS_', 'MKL_', 'CUDA_',
+              'CUPY_', 'NCCL_', 'MPIR_CVAR_', 'MPICH_', 'OMPI_MCA_',
+              'SLURM_JOB_ID', 'SLURM_NNODES', 'UCX_', 'FI_')
+#: They tell a launcher's processes, and are of no use to a reader.
+_PRIVATE = LAUNCHED, ENDED
+
+
+def _options(updater: Any) -> dict[str, str]:
+    """How the training is set up, in words."""
+    found = {'updater': type(updater).__name__}
+    for name, optimizer in updater.get_all_optimizers().items():
+        suffix = '' if name == 'main' else f' {name}'
+        actual = getattr(optimizer, 'actual_optimizer', optimizer)
+        found[f'optimizer{suffix}'] = type(actual).__name__
+        found[f'hyperparameters{suffix}'] = _hyperparameters(actual)
+        target = actual.target
+        found[f'model{suffix}'] = (
+            f'{type(target).__name__}, {_elements(target)} parameters')
+        communicator = getattr(optimizer, 'communicator', None)
+        if communicator is not None:
+            found[f'communicator{suffix}'] = getattr(
+                communicator, 'name', type(communicator).__name__)
+            if hasattr(communicator, 'options'):
+                found |= {option: str(value) for option, value
+                          in vars(communicator.options).items()}
+    if (schedule := getattr(updater, 'schedule', None)) is not None:
+        found |= {'schedule': schedule.name, 'stages': str(schedule.stages),
+                  'micro-batches': str(schedule.micro_batches)}
+    if (grid := getattr(updater, 'grid', None)) is not None:
+        found['replicas'] = str(grid.replicas)
+    for name, iterator in getattr(updater, '_iterators', {}).items():
+        found[f'iterator {name}'] = type(iterator).__name__
+        if isinstance(getattr(iterator, 'batch_size', None), int):
+            found[f'batch of a rank, {name}'] = str(iterator.batch_size)
+    return found
+
+
+def _hyperparameters(optimizer: Any) -> str:
+    return ', '.join(f'{name}={value:g}' for name, value in sorted(
+        optimizer.hyperparam.get_dict().items())
+        if isinstance(value, (int, float)))
+
+
+def _elements(target: Any) -> int:
+    return sum(parameter.size for parameter in target.params()
+               if parameter.array is not None)
+
+
+def _versions() -> dict[str, str]:
+    found = {'Python': platform.python_version(),
+             'chainer_fp8pipe': __version__, 'chainer': chainer.__version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    found['MPI'] = MPI.Get_library_version().replace('\0', '').split('\n')[0]
+    found['system'] = platform.platform()
+    return found
+
+
+def _environment() -> dict[str, str]:
+    found = {name: value for name, value in sorted(os.environ.items())
+             if name.startswith(_VARIABLES) and name not in _PRIVATE}
+    found['cpu'] = _processor()
+    found['cores'] = str(len(os.sched_getaffinity(0))
+                         if hasattr(os, 'sched_getaffinity')
+                         else os.cpu_count())
+    if hasattr(os, 'sysconf') and 'SC_PHYS_PAGES' in os.sysconf_names:
+        nbytes = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+        found['memory'] = f'{nbytes / 1e9:.1f} GB'
+    return found
+
+
+def _processor() -> str:
+    try:
+        with open('/proc/cpuinfo') as file:
+            for line in file:
+                if line.startswith('model name'):
+                    return line.partition(':')[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -5,7 +5,7 @@ import itertools
 import random
 import reprlib
 
-from chainer_fp8pipe.chains.link_state import saved
+from chainer_fp8pipe.chains.attributes import saved
 
 import chainer
 import numpy

@@ -1,0 +1,492 @@
+"""What links keep in attributes: put back after a pass, and carried on."""
+# A forward pass runs more than once: it is traced, rehearsed, and run again
+# for each chunk and for recomputation.  What links keep must be the same each
+# time, whatever it is: an array, a list, a generator of random numbers, an
+# object of the user's own that holds one.  So an object is noted whole: its
+# items, the attributes of its `__dict__` and `__slots__`, the variables that a
+# function closes over, and what C code keeps, as `copy` and `pickle` see it.
+# It is put back in place, as others may hold it, too; an object of C code that
+# cannot be set is made anew.  Links, parameters, modules, threads,
+# communicators and what Python cannot copy (files, locks, generators) are left
+# alone.
+#
+# A recurrent layer keeps its hidden state for the next pass (`LinkState`).  A
+# pipeline takes several micro-batches forward before the first one's backward
+# pass, and each goes on from its own state; the gradient ends there, as after
+# Chainer's `unchain_backward`.
+from __future__ import annotations
+
+import collections
+import contextlib
+import random
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import chainer
+import numpy
+
+from ..planning.calls import Source
+from . import nested
+from .ghost import is_ghost, sources
+
+_ABSENT: Any = object()
+_OWN = frozenset(('_params', '_persistent', '_children'))
+Links = Mapping[str, chainer.Link]
+Attribute = tuple[str, str]     # path of a link, name
+#: What never changes in itself.
+_FIXED = (int, float, complex, str, bytes, slice, range, type, type(None),
+          types.ModuleType, numpy.dtype, numpy.generic, numpy.ufunc,
+          chainer.Link, chainer.Parameter)
+#: Modules whose objects have threads, locks or other ranks behind them.
+_FOREIGN = frozenset((
+    'asyncio', 'chainer', 'chainer_fp8pipe', 'chainermn', 'concurrent',
+    'logging', 'mpi4py', 'multiprocessing', 'queue', 'socket', 'subprocess',
+    'threading'))
+#: Objects inside of each other that are noted.
+_DEPTH = 100
+#: The generator behind the functions of ``random``.
+_OF_PYTHON = vars(random)['_inst']
+_HEAP_TYPE = 1 << 9     # Py_TPFLAGS_HEAPTYPE
+
+
+class saved:
+    """A ``with`` block after which links are as they were before.
+
+    Args:
+        links: By path.
+        only: The attributes to restore; None: all of them.
+
+    Attributes:
+        memo: What was noted, by the ids of the objects.
+    """
+
+    def __init__(self, links: Links,
+                 only: Iterable[Attribute] | None = None) -> None:
+        self._links = links
+        self._only = None if only is None else set(only)
+
+    def __enter__(self) -> saved:
+        return self.note()
+
+    def __exit__(self, *_: Any) -> None:
+        self.put_back()
+
+    def note(self) -> saved:
+        """Notes the attributes as they are now."""
+        self._before: dict[Attribute, Any] = {}
+        self.memo: dict[int, _Noted] = {}
+        for path, name in self._names():
+            link = self._links[path]
+            value = vars(link).get(name, _ABSENT)
+            self._before[path, name] = (
+                value if name in link._params else _noted(value, self.memo))
+        return self
+
+    def put_back(self) -> None:
+        """Restores the attributes that were noted; may be repeated."""
+        for path, name in self._present():
+            if (path, name) not in self._before:
+                del vars(self._links[path])[name]
+        done: dict[int, Any] = {}
+        for (path, name), before in self._before.items():
+            own = vars(self._links[path])
+            if before is _ABSENT:
+                own.pop(name, None)
+            else:
+                own[name] = _put_back(before, done)
+
+    def changed(self) -> frozenset[Attribute]:
+        """The attributes that are not as they were."""
+        return frozenset(
+            (path, name) for path, name in self._present()
+            if _is_changed(self._before.get((path, name), _ABSENT),
+                          vars(self._links[path])[name], set()))
+
+    def _names(self) -> Iterable[Attribute]:
+        return self._only if self._only is not None else [
+            (path, name) for path, link in self._links.items()
+            for name in vars(link) if name not in _OWN]
+
+    def _present(self) -> list[Attribute]:
+        return [(path, name) for path, name in self._names()
+                if name in vars(self._links[path])]
+
+
+def frozen(links: Links) -> dict[Attribute, Any]:
+    """The attributes that a forward pass may set, as they are now."""
+    return {(path, name): value for path, link in links.items()
+            for name, value in vars(link).items()
+            if name not in _OWN and name not in link._params
+            and name not in link._persistent
+            and not isinstance(value, chainer.Link)}
+
+
+def generators(memo: dict[int, _Noted]) -> list[Any]:
+    """The generators of random numbers among what was noted."""
+    return [content.value for content in memo.values()
+            if isinstance(content.value, tuple(_STATES))
+            and content.value is not _OF_PYTHON]
+
+
+def state_of(generator: Any) -> Any:
+    """What a generator is to draw, for :func:`set_state`; None: unknown."""
+    for kind, (read, _) in _STATES.items():
+        if isinstance(generator, kind):
+            with contextlib.suppress(NotImplementedError):  # SystemRandom
+                return read(generator)
+    return None
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Has a generator draw what another one is to draw."""
+    for kind, (_, write) in _STATES.items():
+        if isinstance(generator, kind) and state is not None:
+            write(generator, state)
+
+
+class Leaf(NamedTuple):
+    """An array or variable in a link's attribute.
+
+    Attributes:
+        xp: ``numpy`` or ``cupy``.
+        sources: The outputs of calls from which it is made; (): of none.
+        stage: Number of the stage that keeps it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    xp: Any
+    is_variable: bool
+    sources: tuple[Source, ...]
+    stage: int = 0
+
+
+class Entry(NamedTuple):
+    """An attribute that a forward pass has set.
+
+    Attributes:
+        link: Path of the link.
+        name: Of the attribute.
+        tree: See :func:`.nested.leaves`.
+        leaves: The arrays and variables in the attribute.
+    """
+
+    link: str
+    name: str
+    tree: Any
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """The ghosts that a forward pass leaves in attributes."""
+
+    entries: tuple[Entry, ...] = ()
+
+    @classmethod
+    def found(cls, links: Links, begin: Mapping[Attribute, Any]) -> LinkState:
+        """The attributes that were set to ghosts since the beginning."""
+        entries = []
+        for (path, name), value in frozen(links).items():
+            if begin.get((path, name)) is value:
+                continue
+            leaves, tree = nested.leaves(value)
+            arrays = list(map(nested.array_of, leaves))
+            if not any(map(is_ghost, arrays)):
+                continue
+            entries.append(Entry(path, name, tree, tuple(
+                Leaf(tuple(array.shape), array.dtype,
+                     chainer.backend.get_array_module(array),
+                     isinstance(leaf, chainer.Variable), sources(array))
+                for leaf, array in zip(leaves, arrays, strict=True))))
+        return cls(tuple(entries))
+
+    def placed(self, stages: Callable[[Source], int]) -> LinkState:
+        """The same with the stage of each leaf: that of its last source."""
+        return LinkState(tuple(entry._replace(leaves=tuple(
+            leaf._replace(stage=max(map(stages, leaf.sources), default=0))
+            for leaf in entry.leaves)) for entry in self.entries))
+
+    def sources(self) -> list[tuple[Source, ...]]:
+        """The outputs of calls from which each leaf is made."""
+        return [leaf.sources for entry in self.entries
+                for leaf in entry.leaves]
+
+    def put(self, links: Links, pin: Callable[..., Any]) -> None:
+        """Sets the attributes to the arrays that ``pin`` returns.
+
+        Args:
+            links: By path.
+            pin: Gets shape, dtype, stage and xp of a leaf, and the path of
+                its link.
+        """
+        for entry in self.entries:
+            values = []
+            for leaf in entry.leaves:
+                value = pin(leaf.shape, leaf.dtype, leaf.stage, leaf.xp,
+                            entry.link)
+                values.append(chainer.Variable(value, requires_grad=False)
+                              if leaf.is_variable else value)
+            setattr(links[entry.link], entry.name,
+                    nested.rebuilt(entry.tree, values))
+
+    def signature(self) -> Any:
+        """Equal for states from which a model makes the same calls."""
+        return tuple((entry.link, entry.name, repr(entry.tree), tuple(
+            (leaf.shape, str(leaf.dtype), leaf.stage)
+            for leaf in entry.leaves)) for entry in self.entries)
+
+
+# --- the content of an object ------------------------------------------------
+
+class _Way(NamedTuple):
+    """How one part of an object's content is read and written.
+
+    Attributes:
+        read: Gives a list, a dictionary or an array.
+        write: Is given the object, and such a content; None: it consists of
+            other objects, which are put back themselves.
+        is_fresh: Whether each reading makes other objects.
+    """
+
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any], Any] | None
+    is_fresh: bool = False
+
+
+class _Noted:
+    """An object that may change, with its content as it was read."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self.parts: list[tuple[_Way, Any]] = []
+
+
+def _noted(value: Any, memo: dict[int, _Noted], depth: int = 0) -> Any:
+    """A :class:`_Noted` of what may change, else the value."""
+    if isinstance(value, _FIXED) or is_ghost(value) or depth > _DEPTH:
+        return value
+    if id(value) in memo:
+        return memo[id(value)]
+    ways = _ways(value)
+    if not ways:
+        return value
+    content = memo[id(value)] = _Noted(value)
+    for way in ways:
+        content.parts.append((way, _inside(
+            way.read(value), lambda item: _noted(item, memo, depth + 1))))
+    return content
+
+
+def _put_back(before: Any, done: dict[int, Any]) -> Any:
+    """The same object, with its content of before."""
+    if not isinstance(before, _Noted):
+        return before
+    if id(before) in done:
+        return done[id(before)]
+    value = done[id(before)] = before.value
+    for way, inside in before.parts:
+        content = _inside(inside, lambda item: _put_back(item, done))
+        if way.write is not None:
+            written = way.write(value, content)
+            value = done[id(before)] = value if written is None else written
+    return value
+
+
+def _is_changed(before: Any, now: Any, seen: set[int], fresh: bool = False
+               ) -> bool:
+    """Whether a value is another one, or has another content.
+
+    ``fresh``: equal values are the same, as they are made by each reading.
+    """
+    if not isinstance(before, _Noted):
+        return now is not before and not (fresh and _equal(before, now))
+    if now is not before.value and not fresh:
+        return True
+    if id(before) in seen:
+        return False
+    seen.add(id(before))
+    if type(now) is not type(before.value):
+        return True
+    return any(_differs(inside, way.read(now), seen, fresh or way.is_fresh)
+               for way, inside in before.parts)
+
+
+def _differs(before: Any, now: Any, seen: set[int], fresh: bool) -> bool:
+    if isinstance(before, dict):
+        return list(before) != list(now) or any(
+            _is_changed(before[key], now[key], seen, fresh) for key in before)
+    if isinstance(before, list):
+        return len(before) != len(now) or any(
+            _is_changed(one, other, seen, fresh)
+            for one, other in zip(before, now, strict=True))
+    if isinstance(before, set):
+        return bool(before != now)
+    return before.shape != now.shape or bool((before != now).any())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    try:
+        return type(one) is type(other) and bool(one == other)
+    except Exception:       # of an object that cannot be compared
+        return False
+
+
+def _inside(content: Any, change: Callable[[Any], Any]) -> Any:
+    """A content with something else for each item; arrays are copied."""
+    if isinstance(content, dict):
+        return {key: change(item) for key, item in content.items()}
+    if isinstance(content, list):
+        return list(map(change, content))
+    return content.copy()
+
+
+def _ways(value: Any) -> list[_Way]:
+    """How the content of an object is read; []: it is left alone."""
+    if isinstance(value, chainer.get_array_types()):
+        # What cannot be written to may be large: a file in memory, say.
+        return [_ARRAY] * bool(getattr(value.flags, 'writeable', True))
+    if isinstance(value, chainer.Variable):
+        return [_VARIABLE]
+    if isinstance(value, types.FunctionType):
+        return [_CLOSURE] * bool(value.__closure__)
+    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        return [_METHOD]
+    # What draws for NumPy's functions is seeded anew for each pass.
+    if (type(value).__module__.partition('.')[0] in _FOREIGN
+            or value is numpy.random.mtrand._rand):
+        return []
+    found = [way for kind, way in _CONTAINERS if isinstance(value, kind)][:1]
+    if not found and _base(type(value)) is not object and (
+            _reduced(value) is not None):
+        found = [_STATE]
+    if hasattr(value, '__dict__') or _slots(type(value)):
+        found.append(_ATTRIBUTES)
+    return found
+
+
+#: Generators of random numbers: how their state is read and written.
+_STATES: dict[Any, tuple[Callable, Callable]] = {
+    numpy.random.RandomState: (
+        lambda one: one.get_state(legacy=False),
+        lambda one, state: one.set_state(state)),
+    numpy.random.BitGenerator: (
+        lambda one: one.state,
+        lambda one, state: setattr(one, 'state', state)),
+    random.Random: (lambda one: one.getstate(),
+                    lambda one, state: one.setstate(state))}
+
+
+def _base(kind: type) -> type:
+    """The innermost class that is written in C."""
+    for base in kind.__mro__:
+        new: Any = base.__new__
+        if not base.__flags__ & _HEAP_TYPE or (
+                isinstance(new, types.BuiltinMethodType)
+                and new.__self__ is base):
+            return base
+    return object
+
+
+def _reduced(value: Any) -> list[Any] | None:
+    """Function, arguments and state of which an object can be made.
+
+    None: Python does not know.
+    """
+    try:
+        found = value.__reduce_ex__(4)
+    except Exception:       # a lock, a file, a generator
+        return None
+    return None if isinstance(found, str) else [
+        found[0], found[1], found[2] if len(found) > 2 else None]
+
+
+def _set_state(value: Any, content: list[Any]) -> Any:
+    """Writes what C code keeps; returns a new object where that fails."""
+    function, arguments, state = content
+    if state is not None and hasattr(value, '__setstate__'):
+        value.__setstate__(state)
+    now = _reduced(value)
+    if now is None or all(one is other or _equal(one, other)
+                          for one, other in zip(arguments, now[1],
+                                                strict=False)):
+        return None
+    made = function(*arguments)
+    if state is not None and hasattr(made, '__setstate__'):
+        made.__setstate__(state)
+    return made
+
+
+def _slots(kind: type) -> dict[str, Any]:
+    """The descriptors of ``__slots__``, by name."""
+    return {name: one for base in kind.__mro__
+            for name, one in vars(base).items()
+            if isinstance(one, types.MemberDescriptorType)
+            and '__slots__' in vars(base)}
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    found = dict(getattr(value, '__dict__', {}))
+    for name, slot in _slots(type(value)).items():
+        try:
+            found[name] = slot.__get__(value)
+        except AttributeError:      # not set
+            continue
+    return found
+
+
+def _set_attributes(value: Any, content: dict[str, Any]) -> None:
+    slots = _slots(type(value))
+    for name, slot in slots.items():
+        if name in content:
+            slot.__set__(value, content[name])
+        elif name in _attributes(value):
+            slot.__delete__(value)
+    if hasattr(value, '__dict__'):
+        own = value.__dict__
+        for name in [name for name in own if name not in content]:
+            del own[name]
+        own.update((name, item) for name, item in content.items()
+                   if name not in slots)
+
+
+def _set_all(value: Any, content: Any) -> None:
+    value[...] = content
+
+
+def _set_data(variable: chainer.Variable, content: list[Any]) -> None:
+    variable._data[0], = content
+
+
+def _set_items(value: Any, content: Any) -> None:
+    value.clear()
+    (value.update if hasattr(value, 'update') else value.extend)(content)
+
+
+def _set_bytes(value: bytearray, content: list[int]) -> None:
+    value[:] = bytes(content)
+
+
+def _cells(function: Any) -> list[Any]:
+    return [getattr(cell, 'cell_contents', _ABSENT)
+            for cell in function.__closure__]
+
+
+def _set_cells(function: Any, content: list[Any]) -> None:
+    for cell, item in zip(function.__closure__, content, strict=True):
+        if item is not _ABSENT:
+            cell.cell_contents = item
+
+
+_ARRAY = _Way(lambda value: value, _set_all)
+_VARIABLE = _Way(lambda value: [value._data[0]], _set_data)
+_CLOSURE = _Way(_cells, _set_cells)
+_METHOD = _Way(lambda value: [value.__self__], None)
+_STATE = _Way(_reduced, _set_state, is_fresh=True)
+_ATTRIBUTES = _Way(_attributes, _set_attributes)
+_CONTAINERS: tuple[tuple[Any, _Way], ...] = (
+    (dict, _Way(dict, _set_items)), (set, _Way(set, _set_items)),
+    ((list, collections.deque), _Way(list, _set_items)),
+    (bytearray, _Way(list, _set_bytes)), (tuple, _Way(list, None)))
