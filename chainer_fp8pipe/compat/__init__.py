@@ -31,10 +31,12 @@ from importlib import metadata
 
 from . import _old_names
 from ._hook import CompatWarning, install, version
+from ._old_names import run_path
 from ._patches import PATCHES
 
 __all__ = [
-    'CompatWarning', 'applied', 'explain_no_gpu', 'report', 'require_gpu']
+    'CompatWarning', 'applied', 'explain_no_gpu', 'report', 'require_gpu',
+    'run_path']
 
 
 def applied() -> tuple[str, ...]:

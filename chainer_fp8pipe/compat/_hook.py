@@ -69,7 +69,6 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, patches):
         self._patches = patches
         self._asked = set()
-        self._world = _old_names.World()
 
     def find_spec(self, fullname, path, target=None):
         # Another finder may ask all finders in turn: do not answer it.
@@ -95,7 +94,8 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         if fullname in self._patches:
             spec.loader = _Loader(spec.loader, self._patches[fullname].load)
-        elif self._world.has(fullname, spec, _importer(sys._getframe(1))):
+        elif _old_names.belongs(
+                fullname, spec, _importer(sys._getframe(1))):
             spec.loader = _Loader(spec.loader, _old_names.load)
         return spec
 

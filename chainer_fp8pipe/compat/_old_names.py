@@ -11,7 +11,7 @@
 # Files, lines and columns stay as they are.
 #
 # A module gets this if it belongs to Chainer's world, by its name or by what
-# it or its importer imports (_Worlds), and if its source mentions one of the
+# it or its importer imports (belongs), and if its source mentions one of the
 # names.  The price: such a module is compiled at each start.
 #
 # The values are those that the libraries gave, so that no number changes; a
@@ -29,7 +29,9 @@ import inspect
 import math
 import os
 import re
+import runpy
 import site
+import sys
 import sysconfig
 import time
 import types
@@ -483,40 +485,54 @@ def _is_installed(path: str | None) -> bool:
     return path is not None and path.startswith(_INSTALLED)
 
 
-class World:
-    """The packages and the users' modules that have been found to belong."""
+_packages: set[str] = set()
+_modules: set[str] = set()
 
-    def __init__(self):
-        self.packages: set[str] = set()
-        self.modules: set[str] = set()
 
-    def has(self, name: str, spec, importer: Mapping[str, Any]) -> bool:
-        """Whether a module belongs, which is about to be imported.
+def belongs(name: str, spec: importlib.machinery.ModuleSpec,
+            importer: Mapping[str, Any]) -> bool:
+    """Whether a module belongs to Chainer's world, which is being imported.
 
-        Args:
-            name: Of the module.
-            spec: Where it was found.
-            importer: The globals of the code that imports it.
-        """
-        if os.environ.get(SWITCH) == '0':
-            return False
-        package = name.partition('.')[0]
-        if package in _NOT or not isinstance(
-                spec.loader, importlib.machinery.SourceFileLoader):
-            return False
-        path = spec.origin
-        if 'chainer' in package or package in self.packages:
-            found = True
-        elif _is_installed(importer.get('__file__')):
-            return False
-        else:
-            mine = not _is_installed(path)
-            found = mine and importer.get('__name__') in self.modules
-            if not found:
-                found = bool(_IMPORTS_CHAINER.search(
-                    spec.loader.get_data(path)))
-        if found:
-            self.modules.add(name)
-            if _is_installed(path):
-                self.packages.add(package)
-        return found
+    Args:
+        name: Of the module.
+        spec: Where it was found.
+        importer: The globals of the code that imports it.
+    """
+    if os.environ.get(SWITCH) == '0':
+        return False
+    package = name.partition('.')[0]
+    if package in _NOT or not isinstance(
+            spec.loader, importlib.machinery.SourceFileLoader):
+        return False
+    path = spec.origin or ''
+    if 'chainer' in package or package in _packages:
+        found = True
+    elif _is_installed(importer.get('__file__')):
+        return False
+    else:
+        mine = not _is_installed(path)
+        found = mine and importer.get('__name__') in _modules
+        if not found:
+            found = bool(_IMPORTS_CHAINER.search(
+                spec.loader.get_data(path)))
+    if found:
+        _modules.add(name)
+        if _is_installed(path):
+            _packages.add(package)
+    return found
+
+
+def run_path(path: str) -> None:
+    """Runs a script as Python does; it and its helpers get old names."""
+    if os.environ.get(SWITCH) != '0' and os.path.isfile(path):
+        main = types.ModuleType('__main__')
+        main.__file__ = path
+        _modules.add('__main__')
+        with open(path, 'rb') as file:
+            code = code_of(file.read(), path, '__main__', vars(main))
+        if code is not None:
+            sys.argv[0] = path
+            sys.modules['__main__'] = main
+            exec(code, vars(main))
+            return
+    runpy.run_path(path, run_name='__main__')
