@@ -12,8 +12,15 @@ from mpi4py import MPI
 from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
-from .group_failures import give_up, hear_failures
-from .meetings import Reports, Together, means, report_of, show_traceback
+from .meetings import (
+    Reports,
+    Together,
+    give_up,
+    hear_failures,
+    means,
+    report_of,
+    show_traceback,
+)
 from .updater import FollowingIterator, progress
 from .whole_model import draw_alike
 
