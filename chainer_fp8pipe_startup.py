@@ -2,8 +2,8 @@
 
 ``chainer_fp8pipe.pth`` has every Python of the environment import this
 module, which therefore imports nothing by itself.  A script that imports
-Chainer or ChainerMN first, and a worker that forkserver or spawn has started,
-get :mod:`chainer_fp8pipe.compat` before it.
+Chainer, ChainerMN or a package named after them first, and a worker that
+forkserver or spawn has started, get :mod:`chainer_fp8pipe.compat` before it.
 """
 import sys
 
@@ -12,7 +12,8 @@ class _Finder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in ('chainer', 'chainermn'):
+        package = name.partition('.')[0]
+        if 'chainer' not in package or package.startswith('chainer_fp8pipe'):
             return None
         if cls in sys.meta_path:
             sys.meta_path.remove(cls)

@@ -320,9 +320,16 @@ def script(*names):
 
 
 @pytest.fixture(scope='module')
-def whole_run(tmp_path_factory):
-    """What the script prints on three ranks, never interrupted."""
-    return run(tmp_path_factory.mktemp('whole'), script(), ranks=3)
+def whole_folder(tmp_path_factory):
+    return tmp_path_factory.mktemp('whole')
+
+
+@pytest.fixture(scope='module')
+def whole_run(whole_folder):
+    """What the script prints on three ranks, never interrupted; it predicts.
+    """
+    return run(whole_folder, script() + block('pipeline', 'pipeline-predict')
+               + '    print(y.tolist())\n', ranks=3)
 
 
 def test_a_pipeline_reports_what_the_serial_script_reports(
@@ -354,19 +361,17 @@ def test_the_pipelines_snapshot_moves_to_other_ranks(whole_run, tmp_path):
         assert reported(printed) == reported(whole_run)
 
 
-def test_the_whole_model_is_read_from_a_pipelines_snapshot(tmp_path):
-    predict = block('pipeline', 'pipeline-predict')
-    predicted = run(tmp_path, script() + predict
-                    + '    print(y.tolist())\n')
+def test_the_whole_model_is_read_from_a_pipelines_snapshot(
+        whole_run, whole_folder):
     load = script().partition('model = Net()')[0] + block(
         'pipeline', 'pipeline-load') + textwrap.dedent("""
         x = points[:7].astype(numpy.float32)
         with chainer.using_config('train', False):
             print(model(x).array.tolist())
         """)
-    loaded = run(tmp_path, load, ranks=1)
-    assert '(7, 2)' in predicted
-    assert numpy.array(json.loads(predicted.splitlines()[-1])) == (
+    loaded = run(whole_folder, load, ranks=1)
+    assert '(7, 2)' in whole_run
+    assert numpy.array(json.loads(whole_run.splitlines()[-1])) == (
         pytest.approx(numpy.array(json.loads(loaded)), rel=1e-4, abs=1e-5))
 
 

@@ -1,7 +1,13 @@
 """``run --pipeline``, with scripts that know nothing of ranks."""
+import contextlib
+import io
 import json
 import os
 import re
+import sys
+from types import SimpleNamespace
+
+from chainer_fp8pipe.__main__ import main
 
 import chainer
 import numpy as np
@@ -15,7 +21,7 @@ from tests.digits_runs import (
     log_of,
 )
 from tests.forks import run_in_forks, script_folders
-from tests.ranks import run_script
+from tests.ranks import on_ranks, run_script
 from tests.train_digits_serially import MLP
 
 
@@ -224,15 +230,22 @@ def in_forks(tmp_path_factory, scripts, *options):
         script_folders(tmp_path_factory, [_HEAD + lines for lines in scripts]))
 
 
-@pytest.fixture(scope='module')
-def refusals(tmp_path_factory):
-    """What each script of REFUSED says."""
-    return in_forks(tmp_path_factory, [lines for lines, _ in REFUSED])
-
-
+@on_ranks(1)
 @pytest.mark.parametrize('case', range(len(REFUSED)))
-def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
-    check_refusal(refusals[case], REFUSED[case][1])
+def test_what_cannot_be_done_is_refused_in_one_line(comm, case, tmp_path):
+    lines, message = REFUSED[case]
+    (tmp_path / 'script.py').write_text(_HEAD + lines)
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(
+            io.StringIO()) as said:
+        patch.chdir(tmp_path)
+        for name, value in (('argv', [*sys.argv]), ('path', [*sys.path]),
+                            ('excepthook', sys.excepthook)):
+            patch.setattr(sys, name, value)     # and back, whatever it is then
+        with pytest.raises(SystemExit) as end:
+            main(['run', '--pipeline', '1', '--micro-batches', '3',
+                  'script.py'])
+    check_refusal(SimpleNamespace(
+        returncode=end.value.code, stderr=said.getvalue()), message)
 
 
 def test_all_ranks_refuse_together(tmp_path):

@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import random
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -46,6 +45,8 @@ _FOREIGN = frozenset((
     'threading'))
 #: Objects inside of each other that are noted.
 _DEPTH = 100
+_GENERATORS = (numpy.random.RandomState, numpy.random.BitGenerator,
+               random.Random)
 #: The generator behind the functions of ``random``.
 _OF_PYTHON = vars(random)['_inst']
 _HEAP_TYPE = 1 << 9     # Py_TPFLAGS_HEAPTYPE
@@ -126,24 +127,20 @@ def frozen(links: Links) -> dict[Attribute, Any]:
 def generators(memo: dict[int, _Noted]) -> list[Any]:
     """The generators of random numbers among what was noted."""
     return [content.value for content in memo.values()
-            if isinstance(content.value, tuple(_STATES))
+            if isinstance(content.value, _GENERATORS)
             and content.value is not _OF_PYTHON]
 
 
 def state_of(generator: Any) -> Any:
     """What a generator is to draw, for :func:`set_state`; None: unknown."""
-    for kind, (read, _) in _STATES.items():
-        if isinstance(generator, kind):
-            with contextlib.suppress(NotImplementedError):  # SystemRandom
-                return read(generator)
-    return None
+    found = _reduced(generator)         # not of SystemRandom
+    return None if found is None else found[2]
 
 
 def set_state(generator: Any, state: Any) -> None:
     """Has a generator draw what another one is to draw."""
-    for kind, (_, write) in _STATES.items():
-        if isinstance(generator, kind) and state is not None:
-            write(generator, state)
+    if state is not None:
+        generator.__setstate__(state)
 
 
 class Leaf(NamedTuple):
@@ -365,18 +362,6 @@ def _ways(value: Any) -> list[_Way]:
     if hasattr(value, '__dict__') or _slots(type(value)):
         found.append(_ATTRIBUTES)
     return found
-
-
-#: Generators of random numbers: how their state is read and written.
-_STATES: dict[Any, tuple[Callable, Callable]] = {
-    numpy.random.RandomState: (
-        lambda one: one.get_state(legacy=False),
-        lambda one, state: one.set_state(state)),
-    numpy.random.BitGenerator: (
-        lambda one: one.state,
-        lambda one, state: setattr(one, 'state', state)),
-    random.Random: (lambda one: one.getstate(),
-                    lambda one, state: one.setstate(state))}
 
 
 def _base(kind: type) -> type:

@@ -1,17 +1,15 @@
-"""Collective operations that a model's own forward starts.
-
-A trace runs on one rank, its measurements run a call several times, and a
-rehearsal goes through forward on one rank for all of them: an operation of
-several ranks would wait for ever, or meet another one.  So a call that is
-measured gets an answer at once, as if every rank had sent the same; and
-between calls, where forward would go on with an answer that no other rank has,
-operations are refused.
-
-The methods of ChainerMN's communicators and of :class:`.Group` are replaced
-while there is a :class:`.Tracer`; mpi4py's own are in C, so that in attributes
-of links a communicator of mpi4py's that refuses everything stands in for the
-real one.  One that forward finds elsewhere, in a module, is not seen.
-"""
+"""Collective operations that a model's own forward starts."""
+# A trace runs on one rank, its measurements run a call several times, and a
+# rehearsal goes through forward on one rank for all of them: an operation of
+# several ranks would wait for ever, or meet another one.  So a call that is
+# measured gets an answer at once, as if every rank had sent the same; and
+# between calls, where forward would go on with an answer that no other rank
+# has, operations are refused.
+#
+# The methods of ChainerMN's communicators and of `Group` are replaced while
+# there is a `Tracer`; mpi4py's own are in C, so that in attributes of links a
+# communicator of mpi4py's that refuses everything stands in for the real one.
+# One that forward finds elsewhere, in a module, is not seen.
 from __future__ import annotations
 
 import contextlib

@@ -14,7 +14,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -41,6 +42,9 @@ from .whole_call import LinkCall, call_whole, link_of
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
            'and on numpy.random only; mark a function that branches on '
            'computed values by chainer_fp8pipe.atomic')
+
+
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Diverged(RuntimeError):
@@ -198,23 +202,35 @@ class Run(Replay):
             return unchecked_calls.apply(node, inputs, original)
         number = self._number
         self._number = number + 1
-        if number >= len(self._calls):
-            raise Diverged(
-                f'{user_line()}: {label_of(node)} is called, and no such call '
-                f'was there when the model was traced. {_REMEDY}')
-        call = self._calls[number]
-        if call.kind is not type(node) and call.kind is not kind_of(node):
-            raise Diverged(
-                f'{user_line()}: call {number} is {label_of(node)}, and was '
-                f'{call.name} in {call.link} when the model was traced. '
-                f'{_REMEDY}')
-        if self._stages[number] == self._chunk:
-            return self._do(number, call, node, inputs, original)
-        if call.error is not None:
-            raise call.error.with_traceback(None)   # it holds the batch
-        if call.attributes:
-            attributes_of(node).update(call.attributes)
-        return call.ghosts
+        call = self._expected(number, node)
+        if self._stages[number] != self._chunk:
+            if call.error is not None:
+                raise call.error.with_traceback(None)   # it holds the batch
+            if call.attributes:
+                attributes_of(node).update(call.attributes)
+            return call.ghosts
+        arguments = self._arguments(inputs)
+        own = attributes_of(node) if call.hidden else {}
+        for name in call.hidden:
+            leaves, tree = nested.leaves(own[name])
+            own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
+        self._inside = True
+        try:
+            with self._seeded(number, node, arguments) if call.draws else (
+                    _AS_IT_IS):
+                outs = unchecked_calls.apply(node, arguments, original)
+        except (GhostError, Diverged):
+            raise
+        except Exception as error:
+            if type(error) is type(call.error):     # ends an iteration
+                raise
+            raise CallError(
+                f'{user_line()}: call {number} ({call.name} in {call.link}): '
+                f'{type(error).__name__}: {error}') from error
+        finally:
+            self._inside = False
+        self._note(number, call, node, outs)
+        return outs
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         # A link that was traced, but not run, would give a shape again.
@@ -256,30 +272,19 @@ class Run(Replay):
 
     # --- details -------------------------------------------------------------
 
-    def _do(self, number: int, call: TracedCall, node: Any, inputs: tuple,
-            original: Callable) -> tuple:
-        arguments = self._arguments(inputs)
-        own = attributes_of(node) if call.hidden else {}
-        for name in call.hidden:
-            leaves, tree = nested.leaves(own[name])
-            own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
-        self._inside = True
-        try:
-            outs = (self._seeded(number, node, arguments, original)
-                    if call.draws
-                    else unchecked_calls.apply(node, arguments, original))
-        except (GhostError, Diverged):
-            raise
-        except Exception as error:
-            if type(error) is type(call.error):     # ends an iteration
-                raise
-            raise CallError(
-                f'{user_line()}: call {number} ({call.name} in {call.link}): '
-                f'{type(error).__name__}: {error}') from error
-        finally:
-            self._inside = False
-        self._note(number, call, node, outs)
-        return outs
+    def _expected(self, number: int, node: Any) -> TracedCall:
+        """The call of this number, which is one of this function."""
+        if number >= len(self._calls):
+            raise Diverged(
+                f'{user_line()}: {label_of(node)} is called, and no such call '
+                f'was there when the model was traced. {_REMEDY}')
+        call = self._calls[number]
+        if call.kind is not type(node) and call.kind is not kind_of(node):
+            raise Diverged(
+                f'{user_line()}: call {number} is {label_of(node)}, and was '
+                f'{call.name} in {call.link} when the model was traced. '
+                f'{_REMEDY}')
+        return call
 
     def _arguments(self, inputs: tuple) -> tuple:
         """The inputs of a call with their values; counts parameters."""
@@ -304,17 +309,21 @@ class Run(Replay):
             self.uses[parameter] += 1
         return tuple(arguments)
 
-    def _seeded(self, number: int, node: Any, arguments: tuple,
-                original: Callable) -> tuple:
+    @contextlib.contextmanager
+    def _seeded(self, number: int, node: Any, arguments: tuple
+                ) -> Iterator[None]:
+        """A block in which a call draws what its place gives."""
         xp = chainer.backend.get_array_module(
             *map(nested.array_of, arguments))
         place = self._place
-        if _draws_initial_values(node):
-            # The same on every replica.
+        link = link_of(node)
+        if link is not None and any(parameter._data[0] is None
+                                    for parameter in link.params()):
+            # Initial values, which are the same on every replica.
             place = place._replace(iteration=0, first_sample=0)
         with preserved(), at(
                 place._replace(layer=number - self._trace.first), xp):
-            return unchecked_calls.apply(node, arguments, original)
+            yield
 
     def _note(self, number: int, call: TracedCall, node: Any,
               outs: tuple) -> None:
@@ -337,13 +346,6 @@ class Run(Replay):
             if source in self._wanted:
                 self.made[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
-
-
-def _draws_initial_values(node: Any) -> bool:
-    """Whether a link gives its parameters values in this call."""
-    link = link_of(node)
-    return link is not None and any(
-        parameter._data[0] is None for parameter in link.params())
 
 
 def _is_alike(array: Any, expected: Any) -> bool:

@@ -10,9 +10,10 @@ A patch that does not find the code it was written for leaves the module alone
 and gives a :class:`CompatWarning`.  ``print(compat.report())`` shows, for a
 bug report, what was done.
 
-Nothing stays on the ``numpy`` module: ``numpy.sctypes`` is there while one
-module of Chainer is imported, and the modules that want a name which NumPy
-has dropped see a stand-in for ``numpy`` of their own.
+Packages and scripts of Chainer's world that ask for a name which NumPy, SciPy,
+Pillow, onnx or Python have removed get what it was; nothing is put into those
+libraries.  The environment variable ``CHAINER_FP8PIPE_OLD_NAMES=0`` turns that
+off.
 
 Limits:
 
@@ -28,11 +29,14 @@ import importlib.util
 import sys
 from importlib import metadata
 
+from . import _old_names
 from ._hook import CompatWarning, install, version
+from ._old_names import run_path
 from ._patches import PATCHES
 
 __all__ = [
-    'CompatWarning', 'applied', 'explain_no_gpu', 'report', 'require_gpu']
+    'CompatWarning', 'applied', 'explain_no_gpu', 'report', 'require_gpu',
+    'run_path']
 
 
 def applied() -> tuple[str, ...]:
@@ -41,7 +45,7 @@ def applied() -> tuple[str, ...]:
 
 
 def report() -> str:
-    """Versions, and the state and cause of each patch, for a bug report."""
+    """For a bug report: versions, patches and their causes, old names."""
     installed = {d.metadata['Name'] or '' for d in metadata.distributions()}
     return '\n'.join([
         'Python ' + sys.version.split()[0],
@@ -49,7 +53,9 @@ def report() -> str:
             'chainer', 'numpy', 'mpi4py', 'setuptools',
             *sorted(name for name in installed if name.startswith('cupy')))),
         *(f'{p.module}:{p.lines}: {p.state} ({p.cause})'
-          for p in PATCHES.values())])
+          for p in PATCHES.values()),
+        *(f'{user}: has got {name}, which is no more'
+          for user, name in _old_names.used)])
 
 
 def explain_no_gpu() -> str | None:

@@ -27,6 +27,8 @@ import warnings
 from collections.abc import Callable
 from importlib import metadata
 
+from . import _old_names
+
 CHAINER = '7.8.1'
 #: The packages of Chainer's distribution whose absence is explained.
 _OF_CHAINER = 'chainer', 'chainermn'
@@ -89,8 +91,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname, path, target=None):
         # Another finder may ask all finders in turn: do not answer it.
         question = fullname, threading.get_ident()
-        wanted = fullname in self._patches or fullname in _OF_CHAINER
-        if not wanted or question in self._asked:
+        if question in self._asked:
             return None
         self._asked.add(question)
         try:
@@ -107,9 +108,22 @@ class _Finder(importlib.abc.MetaPathFinder):
                 'does not bring Chainer, which no current setuptools can '
                 'build; this command does:  '
                 'python -m chainer_fp8pipe install-chainer', name=fullname)
-        if spec is not None and fullname in self._patches:
-            spec.loader = _Loader(spec.loader, self._patches[fullname])
+        if spec is None:
+            return None
+        if fullname in self._patches:
+            spec.loader = _Loader(spec.loader, self._patches[fullname].load)
+        elif _old_names.belongs(
+                fullname, spec, _importer(sys._getframe(1))):
+            spec.loader = _Loader(spec.loader, _old_names.load)
         return spec
+
+
+def _importer(frame):
+    """The globals of the code whose import statement led to a frame."""
+    while frame is not None and frame.f_globals.get(
+            '__name__', '').partition('.')[0] == 'importlib':
+        frame = frame.f_back
+    return frame.f_globals if frame else {}
 
 
 def _only_asked_for(frame):
@@ -122,9 +136,9 @@ def _only_asked_for(frame):
 class _Loader(importlib.abc.Loader):
     """The wrapped loader in all but exec_module, before which it leaves."""
 
-    def __init__(self, loader, patch):
+    def __init__(self, loader, load):
         self._loader = loader
-        self._patch = patch
+        self._load = load
 
     def __getattr__(self, name):
         return getattr(self._loader, name)
@@ -134,7 +148,7 @@ class _Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         module.__loader__ = module.__spec__.loader = self._loader
-        self._patch.load(
+        self._load(
             module, functools.partial(self._loader.exec_module, module))
 
 
@@ -153,7 +167,7 @@ def install(patches: dict[str, ImportPatch]) -> None:
             f'Chainer {version("chainer")} is installed; '
             f'chainer_fp8pipe.compat was written for {CHAINER}',
             CompatWarning, stacklevel=2)
+    sys.meta_path.insert(0, _Finder(patches))
     for name, patch in patches.items():
         if name in sys.modules:
             patch.load(sys.modules[name], lambda: None)
-    sys.meta_path.insert(0, _Finder(patches))

@@ -8,10 +8,8 @@ Deprecated in NumPy 2.5 but working, so not patched yet:
 ``functions/math/fix.py:22`` (``numpy.fix``) and ``dataset/convert.py:322``
 (a third positional argument of ``numpy.maximum``).
 """
-import ast
 import atexit
 import builtins
-import contextlib
 import functools
 import importlib.util
 import os
@@ -20,11 +18,10 @@ import sys
 import types
 import warnings
 import weakref
-from collections.abc import Iterator
-from typing import Any
 
 import numpy
 
+from . import _old_names
 from ._hook import ImportPatch, version
 
 PATCHES: dict[str, ImportPatch] = {}
@@ -54,28 +51,13 @@ def _numpy_lacks(name):
         return not hasattr(numpy, name)
 
 
-@_patch('chainer.functions.array.as_strided', '10,252',
-        'numpy.sctypes was removed in NumPy 2.0',
-        "np.sctypes['int']", lambda: _numpy_lacks('sctypes'))
-def _as_strided(module, run):
-    sctypes = {
-        'int': [numpy.int8, numpy.int16, numpy.int32, numpy.int64],
-        'float': [numpy.float16, numpy.float32, numpy.float64],
-    }
-    with _temporarily(vars(numpy), sctypes=sctypes):
-        run()
-    module.np = _stand_in(numpy, sctypes=sctypes)
-
-
-@_patch('chainer.functions.array.resize_images', '179-196',
-        'numpy.float was removed in NumPy 1.24',
-        'def compute_indices_and_weights(', lambda: _numpy_lacks('float'))
-def _resize_images(module, run):
-    run()
-    # Not the whole module: elsewhere in it stands "if xp is numpy".
-    module.compute_indices_and_weights = types.FunctionType(
-        module.compute_indices_and_weights.__code__,
-        {**vars(module), 'numpy': _stand_in(numpy, float=float)})
+_patch('chainer.functions.array.as_strided', '10,252',
+       'numpy.sctypes was removed in NumPy 2.0', "np.sctypes['int']",
+       lambda: _numpy_lacks('sctypes'))(_old_names.load)
+_patch('chainer.functions.array.resize_images', '179-196',
+       'numpy.float was removed in NumPy 1.24',
+       'def compute_indices_and_weights(',
+       lambda: _numpy_lacks('float'))(_old_names.load)
 
 
 @_patch('chainer.distributions.categorical', '69-76',
@@ -167,21 +149,6 @@ def _hdf5(module, run):
 
 # --- modules that are gone ---------------------------------------------------
 
-@contextlib.contextmanager
-def _temporarily(namespace, **names) -> Iterator[None]:
-    absent = object()
-    saved = {name: namespace.get(name, absent) for name in names}
-    namespace.update(names)
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if value is absent:
-                del namespace[name]
-            else:
-                namespace[name] = value
-
-
 @functools.cache
 def _imports(*names):
     # As a side effect, pkg_resources and numpy.distutils have then told of
@@ -215,32 +182,11 @@ def _environment_check(module, run):
     module.check = lambda: None
 
 
-class _ResolutionError(Exception):
-    pass
-
-
-class _WorkingSet:
-    def require(self, *requirements):
-        # Few need it, and it takes as long as a third of NumPy.
-        from packaging.requirements import Requirement
-        for wanted in map(Requirement, requirements):
-            found = version(wanted.name)
-            if found is None or not wanted.specifier.contains(
-                    found, prereleases=True):
-                raise _ResolutionError(f'{wanted}, found {found}')
-
-
-@_patch('chainer.testing.helper', '6', 'pkg_resources went with setuptools 82',
-        'pkg_resources.WorkingSet()', lambda: not _imports('pkg_resources'))
-@_patch('chainer.testing.doctest_helper', '3',
-        'pkg_resources went with setuptools 82',
-        'pkg_resources.WorkingSet()', lambda: not _imports('pkg_resources'))
-def _testing(module, run):
-    stand_in = types.ModuleType('pkg_resources')
-    vars(stand_in).update(
-        WorkingSet=_WorkingSet, ResolutionError=_ResolutionError)
-    with _temporarily(sys.modules, pkg_resources=stand_in):
-        run()
+for _name, _line in ('helper', '6'), ('doctest_helper', '3'):
+    _patch(f'chainer.testing.{_name}', _line,
+           'pkg_resources went with setuptools 82',
+           'pkg_resources.WorkingSet()',
+           lambda: not _imports('pkg_resources'))(_old_names.load)
 
 
 @_patch('chainer.links.caffe.protobuf3.caffe_pb2', '33',
@@ -249,45 +195,16 @@ def _testing(module, run):
         'serialized_pb=_b(',
         lambda: int((version('protobuf') or '0').split('.')[0]) >= 4)
 def _caffe_pb2(module, run):
-    from google.protobuf import descriptor_pool
-    from google.protobuf.internal import builder
-    source = module.__spec__.loader.get_source(module.__name__)
-    text: Any = next(
-        keyword.value for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Call) for keyword in node.keywords
-        if keyword.arg == 'serialized_pb')
-    serialized = ast.literal_eval(text.args[0])     # of _b(text)
-    module.DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
-        serialized.encode('latin1'))
-    builder.BuildMessageAndEnumDescriptors(module.DESCRIPTOR, vars(module))
-    builder.BuildTopDescriptorsAndMessages(
-        module.DESCRIPTOR, module.__name__, vars(module))
-
-
-def _onnx_mapping() -> types.ModuleType:
-    from onnx import helper
-    numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype)
-               for dtype in map(numpy.dtype, '?bBhHiIlLqQefdFDO')}
-    mapping = types.ModuleType('onnx.mapping')
-    vars(mapping).update(
-        NP_TYPE_TO_TENSOR_TYPE=numbers,
-        TENSOR_TYPE_TO_NP_TYPE={n: dtype for dtype, n in numbers.items()},
-        STORAGE_TENSOR_TYPE_TO_FIELD={
-            n: helper.tensor_dtype_to_field(n) for n in numbers.values()})
-    return mapping
+    _old_names.build_messages(
+        module, module.__spec__.loader.get_source(module.__name__))
 
 
 def _onnx_patch(module, lines, expects):
-    @_patch(f'onnx_chainer.{module}', lines,
-            'onnx.mapping was removed in onnx 1.20; Chainer then says that '
-            'onnx is not installed', expects,
-            lambda: _imports('onnx') and not _imports('onnx.mapping'))
-    def apply(module, run):
-        mapping = _onnx_mapping()
-        with _temporarily(sys.modules, **{'onnx.mapping': mapping}):
-            run()
-        if hasattr(module, 'onnx'):
-            module.onnx = _stand_in(module.onnx, mapping=mapping)
+    _patch(f'onnx_chainer.{module}', lines,
+           'onnx.mapping was removed in onnx 1.20; Chainer then says that '
+           'onnx is not installed', expects,
+           lambda: _imports('onnx') and not _imports('onnx.mapping'))(
+               _old_names.load)
 
 
 _onnx_patch('context', '13', 'onnx.mapping.STORAGE_TENSOR_TYPE_TO_FIELD')

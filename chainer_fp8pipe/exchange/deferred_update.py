@@ -30,19 +30,8 @@ from typing import Any
 
 import chainer
 import numpy
-from chainer import optimizer_hooks
+from chainer import optimizer_hooks, optimizers
 from chainer.optimizer import Hyperparameter
-from chainer.optimizers import (
-    ada_delta,
-    ada_grad,
-    adam,
-    corrected_momentum_sgd,
-    momentum_sgd,
-    nesterov_ag,
-    rmsprop,
-    rmsprop_graves,
-    sgd,
-)
 
 from ..intercept.access import (
     UPDATES,
@@ -70,10 +59,11 @@ _OF_RULES = ('_state', '_fp32_param', 't', 'enabled', '_use_fp32_update',
 # Rules and hooks that compute each element by itself, from what a block has.
 # (Of Chainer's that say so, MSVAG counts its calls, and SMORMS3 makes new
 # arrays, whose precision depends on hyperparameters.)
-_RULES = (ada_delta.AdaDeltaRule, ada_grad.AdaGradRule, adam.AdamRule,
-          corrected_momentum_sgd.CorrectedMomentumSGDRule,
-          momentum_sgd.MomentumSGDRule, nesterov_ag.NesterovAGRule,
-          rmsprop.RMSpropRule, rmsprop_graves.RMSpropGravesRule, sgd.SGDRule)
+_RULES = tuple(type(kind().create_update_rule()) for kind in (
+    optimizers.AdaDelta, optimizers.AdaGrad, optimizers.Adam,
+    optimizers.CorrectedMomentumSGD, optimizers.MomentumSGD,
+    optimizers.NesterovAG, optimizers.RMSprop, optimizers.RMSpropGraves,
+    optimizers.SGD))
 _ELEMENTWISE = (optimizer_hooks.WeightDecay, optimizer_hooks.Lasso,
                 optimizer_hooks.GradientHardClipping)
 # Hooks that read one parameter at a time, draw no random numbers and do not

@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import time
 import weakref
@@ -49,7 +48,12 @@ from mpi4py import MPI
 
 from ..allreduce.engine import PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
-from ..mpi.agreement import Signature, agree, raised_by_all
+from ..mpi.agreement import (
+    Signature,
+    agree,
+    is_raised_by_all,
+    raised_by_all,
+)
 from ..mpi.waiting import give_way
 from .buckets import (
     BucketNames,
@@ -90,43 +94,35 @@ class NonfiniteMean(RuntimeError):
     """A mean is NaN or infinite, which the option ``nonfinite`` forbids."""
 
 
-@dataclasses.dataclass(eq=False)
 class Update:
     """Gradients and buckets of one update, until their means are there.
 
-    Attributes:
-        values: Parameters' arrays, by name; empty while nothing is sent
-            early.
+    Args:
+        values: Parameters' arrays, by name; {} while nothing is sent early.
         loss_scale: The factor of the gradients; None for none.
         missing: By the bucket's number, names of gradients that are not
             final yet.
-        arrays: Gradients that are final.
-        ready: How many slices, in their order, are of complete buckets.
-        todo: Those of them that are not sent yet, each with the event that
-            a GPU reaches when it has computed them; None for the CPU.
-        begun: How many slices have been sent.
-        sent: By the bucket's number, what is on its way.
-        parts: What the mean of each is written into.
-        nonfinite: Of each whose mean is there, names of tensors that are NaN
-            or infinite.
-        frozen: Gradients that must not be changed now.
-        announced: Gradients are reported by what computes them, and nothing
-            else can change them.
     """
 
-    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    loss_scale: float | None = None
-    missing: dict[int, set[str]] = dataclasses.field(default_factory=dict)
-    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
-    ready: int = 0
-    todo: collections.deque[tuple[Slice, Any]] = dataclasses.field(
-        default_factory=collections.deque)
-    begun: int = 0
-    sent: dict[int, Bucket] = dataclasses.field(default_factory=dict)
-    parts: dict[int, Tensors] = dataclasses.field(default_factory=dict)
-    nonfinite: dict[int, list[str]] = dataclasses.field(default_factory=dict)
-    frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
-    announced: bool = False
+    def __init__(self, values: Mapping[str, Any], loss_scale: float | None,
+                 missing: dict[int, set[str]]) -> None:
+        self.values, self.loss_scale = values, loss_scale
+        self.missing = missing
+        self.arrays: dict[str, Any] = {}    # gradients that are final
+        # Slices of complete buckets: how many; and those not sent yet, each
+        # with the event that a GPU reaches when it has computed them.
+        self.ready = 0
+        self.todo: collections.deque[tuple[Slice, Any]] = collections.deque()
+        self.begun = 0                      # slices that have been sent
+        # By the bucket's number: what is on its way, what its mean is written
+        # into, and, when that is there, names of tensors that are not finite.
+        self.sent: dict[int, Bucket] = {}
+        self.parts: dict[int, Tensors] = {}
+        self.nonfinite: dict[int, list[str]] = {}
+        self.frozen: list[numpy.ndarray] = []   # must not be changed now
+        # Gradients are reported by what computes them, and nothing else can
+        # change them.
+        self.announced = False
 
     def thaw(self) -> None:
         """Lets gradients be changed again."""
@@ -170,7 +166,7 @@ class ModelExchange:
         self._first = Cast('float32').init()
         self.number = -1
         self.codec_state = reducer.codec.init()
-        self.update = Update()
+        self.update = Update({}, None, {})
         self.deferred: DeferredUpdate | None = None
         self._parameters: Mapping[str, chainer.Parameter] = {}
         self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
@@ -217,7 +213,7 @@ class ModelExchange:
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
         self.update.thaw()
         # What has been sent of an update stays where it is.
-        self.update, self.failure = Update(), ''
+        self.update, self.failure = Update({}, None, {}), ''
         self.queue: Engine | None = None
         self._passes = LastBackward()
         self._follow({})
@@ -287,8 +283,9 @@ class ModelExchange:
                     and ranks.comm.size > 1):
                 compare(model, self.updates, ranks)
         except (ValueError, ReplicaDrift) as error:
-            if reducer.overlap and reducer.withdraw(self) and isinstance(
-                    error, ValueError):
+            # Others come to no more calls where this rank raises alone.
+            if reducer.overlap and is_raised_by_all(error) and (
+                    reducer.withdraw(self)) and isinstance(error, ValueError):
                 ranks.break_off()
             raise
 
@@ -367,7 +364,7 @@ class ModelExchange:
         """The update is over."""
         self._passes.averaged()
         self.update.thaw()
-        self.update = Update()
+        self.update = Update({}, None, {})
 
     # --- means that are waited for at an access ------------------------------
 
@@ -467,24 +464,19 @@ class ModelExchange:
         *usual, self.seconds = (found / reducer.ranks.comm.size).tolist()
         # Later ones only where all gradients were final.
         if is_first or math.inf not in usual:
-            self._choose_order(dict(zip(names, usual, strict=True)), defers)
+            finals = dict(zip(names, usual, strict=True))
+            self.slices = send_order(self.buckets, finals, *(
+                self._travel() if defers else ()))
 
-    def _choose_order(self, finals: Mapping[str, float], defers: bool) -> None:
-        """Chooses the order of slices; see :func:`.send_order`.
-
-        With ``defers`` the next forward pass waits for each bucket by itself.
-        """
+    def _travel(self) -> tuple[list[float], list[int]]:
+        """How long each bucket travels, and in how many chunks."""
         assert self.queue is not None
-        if not defers:
-            self.slices = send_order(self.buckets, finals)
-            return
         codec, queue = self.current.codec, self.queue
         sizes = [sum(self.sizes[name] for name in names)
                  for names in self.buckets]
-        self.slices = send_order(
-            self.buckets, finals,
-            [self.seconds * size / sum(sizes) for size in sizes],
-            [queue.chunks(-(-size // codec.grain), codec) for size in sizes])
+        return ([self.seconds * size / sum(sizes) for size in sizes],
+                [queue.chunks(-(-size // codec.grain), codec)
+                 for size in sizes])
 
     @property
     def signature(self) -> int:

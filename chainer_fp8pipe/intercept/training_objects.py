@@ -1,26 +1,24 @@
-"""Has another object make what a training script makes.
-
-In a block of :func:`substituting`, these of Chainer 7.8.1 are replaced in all
-threads (see :class:`.Patch`): ``StandardUpdater.__init__`` and ``update``
-(chainer/training/updaters/standard_updater.py, lines 80 and 230), ``__init__``
-of ``MultiprocessParallelUpdater`` (multiprocess_parallel_updater.py, 121),
-``Trainer.__init__``, ``extend`` and ``run`` (chainer/training/trainer.py,
-lines 142, 200 and 293), ``Evaluator.__init__`` and ``evaluate``
-(chainer/training/extensions/evaluator.py, lines 95 and 185), and the functions
-that save and load files (chainer/serializers/npz.py, lines 84 and 213;
-hdf5.py, lines 68 and 172), under both names that they have, and
-``GradientMethod.update`` (chainer/optimizer.py, line 857), which Chainer's
-optimizers inherit.  Methods are replaced and not classes, which a script may
-have imported or derived from.  A function of files that calls another one of
-them, as ``save_npz`` calls itself, calls Chainer's.
-
-In a block of :func:`creating_communicators`,
-``chainermn.create_communicator`` is replaced, also under its name in
-``chainermn.communicators`` (chainermn/communicators/__init__.py, line 8).
-
-Another package's patch that was there before the block is the original.  A
-patch made in the block is called first, and stays.
-"""
+"""Has another object make what a training script makes."""
+# In a block of `substituting`, these of Chainer 7.8.1 are replaced in all
+# threads (see `Patch`): `StandardUpdater.__init__` and `update`
+# (chainer/training/updaters/standard_updater.py, lines 80 and 230), `__init__`
+# of `MultiprocessParallelUpdater` (multiprocess_parallel_updater.py, 121),
+# `Trainer.__init__`, `extend` and `run` (chainer/training/trainer.py, lines
+# 142, 200 and 293), `Evaluator.__init__` and `evaluate`
+# (chainer/training/extensions/evaluator.py, lines 95 and 185), and the
+# functions that save and load files (chainer/serializers/npz.py, lines 84 and
+# 213; hdf5.py, lines 68 and 172), under both names that they have, and
+# `GradientMethod.update` (chainer/optimizer.py, line 857), which Chainer's
+# optimizers inherit.  Methods are replaced and not classes, which a script may
+# have imported or derived from.  A function of files that calls another one of
+# them, as `save_npz` calls itself, calls Chainer's.
+#
+# In a block of `creating_communicators`, `chainermn.create_communicator` is
+# replaced, also under its name in `chainermn.communicators`
+# (chainermn/communicators/__init__.py, line 8).
+#
+# Another package's patch that was there before the block is the original.  A
+# patch made in the block is called first, and stays.
 from __future__ import annotations
 
 import contextlib

@@ -1,20 +1,18 @@
-"""Calls functions as Chainer does, without the checks of each call.
-
-``FunctionNode.apply`` (Chainer 7.8.1, chainer/function_node.py, line 242)
-checks types, layouts, devices and results of every call, which takes some
-40 us where a small product takes 100; and a backward pass calls two to three
-times as many functions as the forward pass.  A pipeline makes the same calls
-for every micro-batch.  Here a call takes some 12 us.  Results have the same
-bits, but for products of few samples, which may be rounded otherwise.
-
-Chainer's own ``apply`` is called for function hooks, debug mode, static
-graphs, layouts, arrays that are not NumPy's, and classes with an ``apply`` of
-their own.
-
-Nothing is patched but by :mod:`.function_calls`.  Another package's patch of
-``FunctionNode.apply`` that was there before sees only the calls for which
-Chainer's own ``apply`` is called; a patch that comes later sees all calls.
-"""
+"""Calls functions as Chainer does, without the checks of each call."""
+# `FunctionNode.apply` (Chainer 7.8.1, chainer/function_node.py, line 242)
+# checks types, layouts, devices and results of every call, which takes some 40
+# us where a small product takes 100; and a backward pass calls two to three
+# times as many functions as the forward pass.  A pipeline makes the same calls
+# for every micro-batch.  Here a call takes some 12 us.  Results have the same
+# bits, but for products of few samples, which may be rounded otherwise.
+#
+# Chainer's own `apply` is called for function hooks, debug mode, static
+# graphs, layouts, arrays that are not NumPy's, and classes with an `apply` of
+# their own.
+#
+# Nothing is patched but by `function_calls`.  Another package's patch of
+# `FunctionNode.apply` that was there before sees only the calls for which
+# Chainer's own `apply` is called; a patch that comes later sees all calls.
 from __future__ import annotations
 
 import contextlib

@@ -46,7 +46,7 @@ class Call(Link):
     def forward(self, *xs: Any) -> Any:
         return self.function(*xs)
 
-    def shown(self) -> str:
+    def text_in_tables(self) -> str:
         return text_of(self.function)
 
 
@@ -57,7 +57,7 @@ class Elsewhere(Link):
         super().__init__()
         self._text = text
 
-    def shown(self) -> str:
+    def text_in_tables(self) -> str:
         return self._text
 
 

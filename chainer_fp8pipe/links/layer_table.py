@@ -101,8 +101,8 @@ def _repetition(rows: list[Row]) -> tuple[int, int]:
 
 def text_of(layer: Any) -> str:
     """A layer in a few words."""
-    if hasattr(layer, 'shown'):
-        text = layer.shown()
+    if hasattr(type(layer), 'text_in_tables'):
+        text = layer.text_in_tables()
     elif hasattr(type(layer), 'numbered_layers'):
         text = describe(layer)
     elif isinstance(layer, (chainer.Chain, chainer.ChainList)):

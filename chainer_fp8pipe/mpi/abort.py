@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from mpi4py import MPI
 
@@ -213,23 +213,15 @@ def _unread(descriptor: int) -> int:
 ALONE = 'CHAINER_FP8PIPE_ALONE'
 
 
-class _Variables(NamedTuple):
-    """By which a starter tells a process its number, and their number."""
-
-    starter: str
-    rank: str
-    size: str
-
-
-# The innermost first: the first two start themselves by srun where they can.
+# What starts ranks, and the variables by which it tells a process its number,
+# and their number.  The innermost first: the first two start themselves by
+# srun where they can.
 _STARTERS = (
-    _Variables("Open MPI's mpirun", 'OMPI_COMM_WORLD_RANK',
-               'OMPI_COMM_WORLD_SIZE'),
-    _Variables("PMI (MPICH's mpiexec, or srun --mpi=pmi2)", 'PMI_RANK',
-               'PMI_SIZE'),
+    ("Open MPI's mpirun", 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
+    ("PMI (MPICH's mpiexec, or srun --mpi=pmi2)", 'PMI_RANK', 'PMI_SIZE'),
     # Not SLURM_NTASKS, which is there in the shell of salloc and in a batch
     # script, too; nor SLURM_PROCID, which is 0 in a batch script.
-    _Variables("Slurm's srun", 'SLURM_PROCID', 'SLURM_STEP_NUM_TASKS'),
+    ("Slurm's srun", 'SLURM_PROCID', 'SLURM_STEP_NUM_TASKS'),
 )
 _MPICH = ('mpiexec of MPICH, which "pip install mpich" puts beside the '
           'interpreter, or with "srun --mpi=pmi2"')
@@ -264,7 +256,7 @@ def _not_alone(environment: Mapping[str, str]) -> str:
     if environment.get(ALONE, '0') != '0':
         return ''
     starter, rank, size = next(
-        (names for names in _STARTERS if names.size in environment),
+        (names for names in _STARTERS if names[2] in environment),
         _STARTERS[-1])
     count = environment.get(size, '')
     if not count.isdecimal() or int(count) == 1:

@@ -108,8 +108,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         model = raise_together(comm, lambda: Layered(model, loss_fun),
                                error=ValueError)
     samples, wanted = _checked(comm, model, example, optimizer, {
-        'batch': batch, 'memory': memory, 'codecs': tuple(codecs),
-        'stages': tuple(stages), 'ranks': ranks, 'budget': budget})
+        'batch': batch, 'memory': memory, 'codecs': codecs,
+        'stages': stages, 'ranks': ranks, 'budget': budget})
     trained = Trained(model, optimizer or chainer.optimizers.Adam(), samples,
                       wanted.batch, data)
 
@@ -199,8 +199,11 @@ def _tried(ways: Sequence[Configuration], trained: Trained,
     def run(way: Configuration, limit: float) -> Blocks:
         return try_way(way, trained, comm, seconds, limit)
     found, remarks = try_all(
-        [*ways, *[Configuration()] * (comm.size > 1)], run, say,
-        lambda: comm.bcast(time.perf_counter() - begin < budget))
+        ways, run, say,
+        lambda: comm.bcast(budget - (time.perf_counter() - begin)))
+    if comm.size > 1:       # which does not say which others are near
+        alone, problems = try_all([Configuration()], run, say)
+        found, remarks = found + alone, remarks + problems
     return comm.bcast(found), remarks
 
 
@@ -213,14 +216,13 @@ def _chosen(choices: Choices, ways: Sequence[Configuration],
                 if one[0].stages * one[0].replicas == count]
     taken = preferred(possible) if possible else ways[0]
     said = list(remarks)
+    fastest = min((one.seconds for _, one in possible), default=0.0)
     for alone in tried:
-        if alone.way == 'one process' and possible:
-            measured = min(one.seconds for _, one in possible)
-            if alone.seconds * (1 + alone.spread) < measured:
-                said.append(
-                    f'one process is faster than any way on these {count} '
-                    f'ranks ({1e3 * alone.seconds:.4g} ms): run the script '
-                    'without mpiexec')
+        if alone.way == 'one process' and alone.seconds < fastest:
+            said.append(
+                f'one process is faster than any way on these {count} '
+                f'ranks ({1e3 * alone.seconds:.4g} ms): run the script '
+                'without mpiexec')
     if taken.replicas > 1 and not taken.is_exact and possible and (
             warmup := getattr(make_options(taken.codec, {}), 'warmup', 0)):
         said.append(f'the first {warmup} updates of {taken.codec} travel in '
@@ -266,7 +268,8 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, optimizer: Any,
         return samples, _wanted(comm.size, samples.samples, **given)
     found = raise_together(comm, check, error=ValueError)
     agree(comm, Signature({
-        **{name: repr(value) for name, value in given.items()},
+        **{name: repr(value) for name, value in {
+            **given, **found[1]._asdict()}.items()},
         'the model': repr(shapes_of(model)),
         'the samples of the example': str(found[0].samples)}),
         remedy='Pass the same to plan() on all ranks.')
@@ -296,5 +299,5 @@ def _wanted(here: int, samples: int, *, batch: Any, memory: Any, codecs: Any,
         if not isinstance(one, int) or one < 1 or count % one:
             raise ValueError(f'stages={one!r} does not divide the {count} '
                              'ranks')
-    return Wanted(batch or samples * count, parse_bytes(memory), codecs,
-                  stages)
+    return Wanted(batch or samples * count, parse_bytes(memory),
+                  tuple(codecs), tuple(stages))

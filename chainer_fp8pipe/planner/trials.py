@@ -46,6 +46,9 @@ _EQUAL = 0.03
 #: fastest by no more than this share are tried again.  A way whose second
 #: update takes longer still, by so much, is not tried further.
 _TURNS, _FINALISTS, _NEAR = 2, 4, 0.4
+#: Ways that are tried however long that takes, and seconds beyond the time in
+#: which others are still tried once.
+_FEWEST, _OVERTIME = 2, 6.0
 
 
 class Trained(NamedTuple):
@@ -80,7 +83,7 @@ Blocks = list[float] | str
 
 def try_all(ways: Sequence[Configuration], run: Callable[
         [Configuration, float], Blocks], say: Callable[[str], None],
-            has_time: Callable[[], bool] = lambda: True
+            left: Callable[[], float] = lambda: math.inf
             ) -> tuple[list[tuple[Configuration, Timing]], list[str]]:
     """Tries ways, and those that come close to the fastest again.
 
@@ -89,8 +92,7 @@ def try_all(ways: Sequence[Configuration], run: Callable[
         run: Tries one, on all ranks; is given the seconds of an update from
             which on it need not go on; the same on all ranks.
         say: Is told what is being tried.
-        has_time: Whether there is time to try ways again; the same on all
-            ranks.
+        left: Seconds in which ways may be tried; the same on all ranks.
 
     Returns:
         Ways with what they took, and why others could not be tried.
@@ -101,6 +103,9 @@ def try_all(ways: Sequence[Configuration], run: Callable[
     def median(number: int) -> float:
         return float(numpy.median(found[number]))
     for number, way in enumerate(ways):
+        if number >= _FEWEST and left() < -_OVERTIME:
+            problems.append(f'{way} was not tried: the time was over')
+            continue
         say(f'trying {way}')
         blocks = run(way, (1 + _NEAR) ** 2 * min(
             map(median, found), default=math.inf))
@@ -114,7 +119,7 @@ def try_all(ways: Sequence[Configuration], run: Callable[
                 if median(number) <= median(ranked[0]) * (1 + _NEAR)]
         # The last one first, so that a slow minute does not always hit it.
         for number in reversed(near * (len(near) > 1)):
-            if not has_time():
+            if left() < 0:
                 break
             say(f'trying {ways[number]} again')
             blocks = run(ways[number], math.inf)

@@ -7,7 +7,6 @@ wrong or overflow.  The hooks of update rules come after both are undone, so
 """
 from __future__ import annotations
 
-import abc
 from typing import Any
 
 import chainer
@@ -32,8 +31,21 @@ def is_weight(parameter: chainer.Parameter) -> bool:
     return parameter.ndim > 1 and parameter.name not in _NO_WEIGHTS
 
 
-class WeightHook(abc.ABC):
-    """Changes the gradients of weights just before they are used.
+class UpdateHook:
+    """What hooks of an optimizer's own have in common."""
+
+    timing = 'pre'
+    call_for_each_param = False
+    #: So an update may begin before its gradients are there.
+    reads_gradients = False
+
+
+class WeightDecay(UpdateHook):
+    """Adds ``rate`` times the weight to its gradient.
+
+    As Chainer's, but without biases and the parameters of normalisations
+    (Goyal et al. 2017, section 5.1), and in float32, whatever the loss scale.
+    :class:`.LARS` has its own.
 
     Add it to an optimizer, ``optimizer.add_hook(hook)``; at the next update
     it adds itself to the update rules, where it stays: to take it away, remove
@@ -41,16 +53,18 @@ class WeightHook(abc.ABC):
     that has a hook of the same name already keeps that one, so that a
     parameter can have numbers of its own:
     ``parameter.update_rule.add_hook(LARS(0.01))``.
+
+    Raises:
+        ValueError: ``rate`` is negative or no number.
     """
 
-    name = 'WeightHook'
-    timing = 'pre'
-    call_for_each_param = False
-    #: As an optimizer's hook; so an update may begin before its gradients
-    #: are there.
-    reads_gradients = False
+    name = 'WeightDecayOfWeights'
     #: As an update rule's; so parameters may be updated in any order.
     one_by_one = True
+
+    def __init__(self, rate: float) -> None:
+        check_number('weight_decay', rate, zero=True)
+        self.weight_decay = rate
 
     def __call__(self, owner: Any,
                  parameter: chainer.Parameter | None = None) -> None:
@@ -65,15 +79,9 @@ class WeightHook(abc.ABC):
                     _float32(parameter.grad)).astype(
                         parameter.dtype, copy=False)
 
-    @abc.abstractmethod
     def changed(self, xp: Any, weight: Any, gradient: Any) -> Any:
-        """The gradient to use, a new array.
-
-        Args:
-            xp: NumPy or CuPy.
-            weight: An array, float32 or float64.
-            gradient: Of the same shape; must not be changed.
-        """
+        """The gradient to use, a new array; arrays in float32 or float64."""
+        return gradient + self.weight_decay * weight
 
     def _join(self, optimizer: Any) -> None:
         for parameter in optimizer.target.params():
@@ -83,7 +91,7 @@ class WeightHook(abc.ABC):
                 rule.add_hook(self, self.name)
 
 
-class LARS(WeightHook):
+class LARS(WeightDecay):
     """Makes every weight's step proportional to the weight's own norm.
 
     You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
@@ -96,6 +104,7 @@ class LARS(WeightHook):
     paper.  Weight decay is part of it and must not be added by another hook.
     A weight of norm zero, which the equation would never let go, has its
     plain gradient.  What is no weight (:func:`.is_weight`) is not changed.
+    It is added as :class:`.WeightDecay` is.
 
     Chainer's ``GradientLARS`` is the same for float32 weights without loss
     scaling, but for the coefficient; :doc:`large_batch` says where it is not.
@@ -114,9 +123,8 @@ class LARS(WeightHook):
     def __init__(self, coefficient: float = 0.001,
                  weight_decay: float = 0.0) -> None:
         check_number('the coefficient of LARS', coefficient)
-        check_number('weight_decay', weight_decay, zero=True)
+        super().__init__(weight_decay)
         self.coefficient = coefficient
-        self.weight_decay = weight_decay
 
     def changed(self, xp: Any, weight: Any, gradient: Any) -> Any:
         norm = xp.linalg.norm(weight)
@@ -125,29 +133,8 @@ class LARS(WeightHook):
         usable = (norm > 0) & (whole > 0)
         rate = xp.where(
             usable, self.coefficient * norm / xp.where(usable, whole, 1), 1)
-        return (gradient + self.weight_decay * weight) * rate.astype(
+        return super().changed(xp, weight, gradient) * rate.astype(
             gradient.dtype)
-
-
-class WeightDecay(WeightHook):
-    """Adds ``rate`` times the weight to its gradient.
-
-    As Chainer's, but without biases and the parameters of normalisations
-    (Goyal et al. 2017, section 5.1), and in float32, whatever the loss scale.
-    :class:`.LARS` has its own.
-
-    Raises:
-        ValueError: ``rate`` is negative or no number.
-    """
-
-    name = 'WeightDecayOfWeights'
-
-    def __init__(self, rate: float) -> None:
-        check_number('weight_decay', rate, zero=True)
-        self.rate = rate
-
-    def changed(self, xp: Any, weight: Any, gradient: Any) -> Any:
-        return gradient + self.rate * weight
 
 
 def _float32(array: Any) -> Any:
@@ -155,7 +142,7 @@ def _float32(array: Any) -> Any:
             else array)
 
 
-class RateSchedule:
+class RateSchedule(UpdateHook):
     """Sets the optimizer's ``lr`` before each update.
 
     The epoch follows from the optimizer's count of updates, which is part of
@@ -176,10 +163,6 @@ class RateSchedule:
     """
 
     name = 'Schedule'
-    timing = 'pre'
-    call_for_each_param = False
-    #: So an update may begin before its gradients are there.
-    reads_gradients = False
 
     def __init__(self, rate: LearningRate, samples: int | None = None
                  ) -> None:
@@ -251,7 +234,7 @@ def _schedule(optimizer: Any) -> RateSchedule | None:
                  if isinstance(hook, RateSchedule)), None)
 
 
-class StopWhenDiverged:
+class StopWhenDiverged(UpdateHook):
     """Raises when gradients are not finite at a loss scale of 1.
 
     Chainer's dynamic loss scaling skips an update whose gradients are not
@@ -265,10 +248,6 @@ class StopWhenDiverged:
     """
 
     name = 'StopWhenDiverged'
-    timing = 'pre'
-    call_for_each_param = False
-    #: So an update may begin before its gradients are there.
-    reads_gradients = False
 
     def __call__(self, optimizer: Any) -> None:
         # Chainer has looked at the gradients just before.

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 from chainer.dataset import convert
@@ -12,18 +12,17 @@ from mpi4py import MPI
 from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
-from .group_failures import give_up, hear_failures
-from .meetings import Reports, Together, means, report_of, show_traceback
+from .meetings import (
+    Reports,
+    Together,
+    give_up,
+    hear_failures,
+    means,
+    report_of,
+    show_traceback,
+)
 from .updater import FollowingIterator, progress
 from .whole_model import draw_alike
-
-
-class _Share(NamedTuple):
-    """This rank's part of a batch."""
-
-    args: tuple
-    kwargs: dict[str, Any]
-    size: int
 
 
 class ReplicaUpdater(StandardUpdater):
@@ -57,10 +56,10 @@ class ReplicaUpdater(StandardUpdater):
         iterator, optimizer = (self.get_iterator('main'),
                                self.get_optimizer('main'))
         model, together = optimizer.target, self._together
-        share = self._open()
+        given, size = self._open()
         with together.heard(self._comm, lambda text: give_up(model, text)):
             found = means(together.meet(
-                self._comm, self._backward(optimizer, share)))
+                self._comm, self._backward(optimizer, given, size)))
         with together.heard(self._comm, lambda text: None):
             draw_alike(getattr(optimizer, 'actual_optimizer', optimizer), 0)
             optimizer.update()
@@ -81,8 +80,8 @@ class ReplicaUpdater(StandardUpdater):
         if isinstance(iterator, FollowingIterator):
             iterator.follow(now)
 
-    def _open(self) -> _Share:
-        """This rank's share of a batch; all ranks have read theirs.
+    def _open(self) -> tuple[Any, int]:
+        """This rank's converted share of a batch, and its samples.
 
         Raises:
             StopIteration: The data have ended; on all ranks.
@@ -90,46 +89,46 @@ class ReplicaUpdater(StandardUpdater):
         """
         share: Any = None
         error: BaseException | None = None
-        ended = False
         try:
             if self._together.broken:
                 raise ValueError('these replicas failed before '
                                  f'({self._together.broken}); make a new '
                                  'updater')
             share = self._read()
-        except StopIteration:
-            ended = True
+        except StopIteration as reason:
+            share = reason
         except BaseException as reason:     # the others wait for this rank
             error = reason
             show_traceback(self._comm)
+        ended = isinstance(share, StopIteration)
         self._together.begin(self._comm, error, {
             'the step': 'update' + ' although the data have ended' * ended})
         if ended:
-            raise StopIteration
+            raise share
         return share
 
-    def _read(self) -> _Share:
+    def _read(self) -> tuple[Any, int]:
         iterator = self.get_iterator('main')
         batch = iterator.next()
         if not len(batch):
             raise ValueError(f'a batch of {iterator.whole} has no sample for '
                              f'rank {self._comm.rank}; raise the batch size, '
                              'or let the iterator repeat')
-        return _Share(*arguments_of(convert._call_converter(
-            self.converter, batch, self.input_device)), len(batch))
+        return convert._call_converter(
+            self.converter, batch, self.input_device), len(batch)
 
-    def _backward(self, optimizer: Any, share: _Share) -> Reports:
+    def _backward(self, optimizer: Any, given: Any, size: int) -> Reports:
         """What ``update`` does with a loss function, but for the update."""
-        weight = share.size * self._comm.size / self.get_iterator(
-            'main').whole
+        weight = size * self._comm.size / self.get_iterator('main').whole
         found: dict[str, Any] = {}
         try:
             listening = chainer.reporter.get_current_reporter().scope(found)
         except IndexError:      # nobody is; another rank may be
             listening = contextlib.nullcontext()
         model = optimizer.target
+        args, kwargs = arguments_of(given)
         with listening:
-            loss = (self.loss_func or model)(*share.args, **share.kwargs)
+            loss = (self.loss_func or model)(*args, **kwargs)
         # As much as it counts in the mean over all ranks.
         loss = loss if weight == 1 else loss * weight
         if getattr(optimizer, '_use_cleargrads', True):

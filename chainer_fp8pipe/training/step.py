@@ -55,9 +55,8 @@ from ..pipeline.schedules import (
 )
 from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
-from .group_failures import give_up, hear_failures
 from .learning_rate import check_count
-from .meetings import Together, means, show_traceback
+from .meetings import Together, give_up, hear_failures, means, show_traceback
 from .whole_model import (
     TiedGradients,
     decide_together,

@@ -1,6 +1,6 @@
 """Networks that can be cut into stages between any two layers.
 
-Their layers are ``lazy``: a rank builds those that it owns and no others.
+Their layers are ``lazy``: only the rank that owns one has its parameters.
 """
 import functools
 

@@ -47,6 +47,22 @@ def recorded(events):
         yield
 
 
+@contextlib.contextmanager
+def refused():
+    """Of engines that are made inside, MPI starts no message."""
+    @_TRANSMIT
+    def transmit(*arguments):
+        return 1        # an error, MPI_ERR_BUFFER
+    with pytest.MonkeyPatch.context() as patch:
+        library = functions.library()
+        address = ctypes.cast(transmit, ctypes.c_void_p).value
+        _kept.append(transmit)
+        refusing = library._replace(functions=(
+            address, address, library.functions[2]))
+        patch.setattr(engine, 'library', lambda: refusing)
+        yield
+
+
 class Silence:
     """A library whose messages are through when :attr:`through` says so.
 

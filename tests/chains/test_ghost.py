@@ -3,6 +3,7 @@ import copy
 import inspect
 import pickle
 import tracemalloc
+import types
 
 from chainer_fp8pipe.chains.ghost import (
     GhostError,
@@ -300,3 +301,28 @@ def test_chainers_own_arithmetic_can_be_put_off():
     result = (a.array * 2 - b.array).sum(axis=1)
     same(real(result, values), (values[A] * 2 - values[B]).sum(axis=1))
     assert sources(result) == (A, B)
+
+
+class DeviceArray:
+    """Never made: a ghost takes no memory of the device."""
+
+    def __init__(self, *_):
+        raise AssertionError('made on the device')
+
+
+device = types.SimpleNamespace(
+    ndarray=DeviceArray, cuda=types.SimpleNamespace(Device=lambda: 'gpu'))
+
+
+@pytest.mark.parametrize('look', [
+    bool, float, lambda array: array.get(), lambda array: array.item(),
+    lambda array: array.data, list])
+def test_a_ghost_of_a_device_is_like_the_arrays_there(look):
+    """With a stand-in for CuPy."""
+    made = ghost((1,), 'f', A, device)
+    assert isinstance(made, DeviceArray)
+    assert not isinstance(made, np.ndarray)
+    assert is_ghost(made)
+    assert (made.shape, made.dtype, made.device) == ((1,), np.float32, 'gpu')
+    with pytest.raises(GhostError, match='test_ghost.py:'):
+        look(made)

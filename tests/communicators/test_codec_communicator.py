@@ -16,7 +16,7 @@ from chainer.training import extensions
 
 from tests.mpi.scarcity import communicators_left
 from tests.ranks import on_ranks
-from tests.training.extensions.helpers import make_trainer
+from tests.training.trainers import make_trainer
 
 from .helpers import (
     Model,

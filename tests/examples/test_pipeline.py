@@ -154,7 +154,7 @@ def test_a_snapshot_of_another_network_is_refused_and_kept(
          (['--dataset', 'cifar10', '--root', 'nowhere'],
           'data_batch_1 is not in nowhere'),
          (['--chunks', '2'], "only 'interleaved' and 'zero_bubble'")]),
-    (3, [([], 'pipeline=2 does not divide the 3 ranks; it can be 1, 3')]),
+    (3, [([], 'pipeline=2 does not divide the 3 ranks; it can be 1 or 3')]),
     (4, [(['--batchsize', '7'],
           'micro-batches (4) x replicas (2) take 8 images')])])
 def test_what_is_wrong_is_explained_once_and_ends_all_ranks(

@@ -50,7 +50,7 @@ OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Engine, 'finish'),
     'an order is due': (ReadyTimes, 'keep'),
-    'an order is chosen': (ModelExchange, '_choose_order'),
+    'an order is chosen': (ModelExchange, '_travel'),
     'the rest is sent': (ModelExchange, '_send_rest'),
     'the rest is left for later': (DeferredUpdate, '__init__'),
     'a parameter is updated': (SGDRule, 'update_core_cpu'),
@@ -67,7 +67,7 @@ def soon():
 
 
 def fail(*_, **__):
-    raise ZeroDivisionError('here')
+    raise ValueError('here')     # as ranks raise that disagree
 
 
 @on_ranks(2, timeout=60)
@@ -83,12 +83,11 @@ def test_every_rank_raises_where_one_fails(comm, overlap, place):
         def updates():
             for number in range(6, 20):
                 update(optimizer, model, number, comm.rank)
-        with pytest.raises((ZeroDivisionError, RuntimeError, ValueError)
-                           ) as raised:
+        with pytest.raises((RuntimeError, ValueError)) as raised:
             updates()
         text = f'{type(raised.value).__name__}: {raised.value}'
         assert 'here' in text, text
-        assert 'ZeroDivisionError' in text
+        assert 'ValueError' in text
         assert 'rank 1' in text or comm.rank == 1
         # Also who has been in the middle of something goes on no more.
         for _ in range(2):

@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from tests.ranks import on_ranks
-from tests.training.extensions.helpers import make_trainer, weights
+from tests.training.trainers import make_trainer, weights
 
 from ..communicators.helpers import with_aggregators
 from ..communicators.networks import NETWORKS, Plain

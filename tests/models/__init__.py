@@ -5,7 +5,7 @@ for a model that is divided: these are chains that define by run, each in a
 style of its own.
 """
 from . import encoder, generative, sequences, vectors, vision, zoo
-from .case import Case
+from .inputs import Case
 
 __all__ = ['MODELS', 'Case']
 

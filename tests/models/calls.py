@@ -201,23 +201,37 @@ def _ctc(m, x):
         numpy.full(n, 5, 'i'), numpy.full(n, 2, 'i'))
 
 
-def _sampler(m, x, y):
-    return F.spatial_transformer_sampler(x, y)
+def _weighted(name, *shape):
+    return lambda m, x, w: getattr(F, name)(x, F.reshape(w[0], shape))
 
 
+for _n, _shape, _kernel in (
+        ('1d', _LINE, (3,)), ('2d', _IMAGE, (3, 3)), ('3d', _SPACE, (2,) * 3),
+        ('nd', _SPACE, (2,) * 3)):
+    _size = 2 * int(numpy.prod(_kernel))
+    for _name in 'average_pooling', 'max_pooling', 'unpooling':
+        CALLS[f'{_name}_{_n}'] = Call((_shape,), _e(
+            f'{_name}_{_n}', 2).run)
+    CALLS[f'convolution_{_n}'] = _f(_weighted(
+        f'convolution_{_n}', 1, 2, *_kernel), _shape, (_size,))
+    CALLS[f'deconvolution_{_n}'] = _f(_weighted(
+        f'deconvolution_{_n}', 2, 1, *_kernel), _shape, (_size,))
+CALLS.update({name: _f(_align(name), _IMAGE) for name in (
+    'roi_average_align_2d', 'roi_average_pooling_2d', 'roi_max_align_2d',
+    'roi_max_pooling_2d')})
+
+
+def _judged(name):
+    return lambda m, x: getattr(F, name)(_right(m, x), m.t)
+
+
+CALLS.update({name: _f(_judged(name)) for name in (
+    'precision', 'recall', 'f1_score', 'classification_summary')})
 CALLS.update({
     'accuracy': _f(lambda m, x: F.accuracy(x, m.t)),
     'argmax_crf1d': _f(lambda m, x, c: F.argmax_crf1d(
         F.reshape(c[0], (3, 3)), [x[:, 0], x[:, 1]]), (2, 3), (9,)),
     'as_strided': _f(lambda m, x: F.as_strided(x, (4, 2), (5, 1), 0)),
-    'average_pooling_1d': _f(
-        lambda m, x: F.average_pooling_1d(x, 2), _LINE),
-    'average_pooling_2d': _f(
-        lambda m, x: F.average_pooling_2d(x, 2), _IMAGE),
-    'average_pooling_3d': _f(
-        lambda m, x: F.average_pooling_3d(x, 2), _SPACE),
-    'average_pooling_nd': _f(
-        lambda m, x: F.average_pooling_nd(x, 2), _SPACE),
     'batch_det': _f(lambda m, x: F.batch_det(_square(m, x)), (3, 3)),
     'batch_inv': _f(lambda m, x: F.batch_inv(_square(m, x)), (3, 3)),
     'batch_matmul': _f(_both('batch_matmul'), (2, 3), (3, 2)),
@@ -242,32 +256,14 @@ CALLS.update({
     'cast': _e('cast', 'd'),
     'cholesky': _f(lambda m, x: F.cholesky(
         F.matmul(x, x, transb=True) + numpy.eye(4, dtype='f'))),
-    'classification_summary': _f(lambda m, x: F.classification_summary(
-        _right(m, x), m.t)),
     'clip': _e('clip', -.5, .5),
     'connectionist_temporal_classification': _f(_ctc, (5, 3)),
     'contrastive': _f(lambda m, x, y: F.contrastive(
         x, y, m.t % 2), (5,), (5,)),
-    'convolution_1d': _f(lambda m, x, w: F.convolution_1d(
-        x, F.reshape(w[0], (1, 2, 3))), _LINE, (6,)),
-    'convolution_2d': _f(lambda m, x, w: F.convolution_2d(
-        x, F.reshape(w[0], (1, 2, 3, 3)), pad=1), _IMAGE, (18,)),
-    'convolution_3d': _f(lambda m, x, w: F.convolution_3d(
-        x, F.reshape(w[0], (1, 2, 2, 2, 2))), _SPACE, (16,)),
-    'convolution_nd': _f(lambda m, x, w: F.convolution_nd(
-        x, F.reshape(w[0], (1, 2, 2, 2, 2))), _SPACE, (16,)),
     'copy': _e('copy', -1),
     'crf1d': _f(lambda m, x, c: F.crf1d(
         F.reshape(c[0], (3, 3)), [x[:, 0], x[:, 1]], [m.t, m.t]),
         (2, 3), (9,)),
-    'deconvolution_1d': _f(lambda m, x, w: F.deconvolution_1d(
-        x, F.reshape(w[0], (2, 1, 3))), _LINE, (6,)),
-    'deconvolution_2d': _f(lambda m, x, w: F.deconvolution_2d(
-        x, F.reshape(w[0], (2, 1, 3, 3))), _IMAGE, (18,)),
-    'deconvolution_3d': _f(lambda m, x, w: F.deconvolution_3d(
-        x, F.reshape(w[0], (2, 1, 2, 2, 2))), _SPACE, (16,)),
-    'deconvolution_nd': _f(lambda m, x, w: F.deconvolution_nd(
-        x, F.reshape(w[0], (2, 1, 2, 2, 2))), _SPACE, (16,)),
     'decorrelated_batch_normalization': _f(
         lambda m, x: F.decorrelated_batch_normalization(
             x, groups=1), (3, 3, 3)),
@@ -294,7 +290,6 @@ CALLS.update({
     'embed_id': _f(lambda m, x: F.embed_id(m.t, x)),
     'erfcinv': _f(lambda m, x: F.erfcinv(x * .4 + 1)),
     'expand_dims': _e('expand_dims', 1),
-    'f1_score': _f(lambda m, x: F.f1_score(_right(m, x), m.t)),
     'fft': _f(lambda m, x, y: F.fft((x, y)), (5,), (5,)),
     'fixed_batch_normalization': _f(
         lambda m, x, g: F.fixed_batch_normalization(
@@ -335,11 +330,8 @@ CALLS.update({
         lambda m, x: F.local_response_normalization(x), _IMAGE),
     'lstm': _f(lambda m, c, x: F.lstm(c, x), (2,), (8,)),
     'matmul': _f(lambda m, x, y: F.matmul(x, y, transb=True), (5,), (5,)),
-    'max_pooling_1d': _f(lambda m, x: F.max_pooling_1d(x, 2), _LINE),
     'max_pooling_2d': _f(lambda m, x: F.max_pooling_2d(
         x, 2, return_indices=True)[0], _IMAGE),
-    'max_pooling_3d': _f(lambda m, x: F.max_pooling_3d(x, 2), _SPACE),
-    'max_pooling_nd': _f(lambda m, x: F.max_pooling_nd(x, 2), _SPACE),
     'maxout': _e('maxout', 5),
     'moveaxis': _f(lambda m, x: F.moveaxis(x, 0, 2), (2, 3)),
     'n_step_bigru': _n_step('n_step_bigru', 3, both=True),
@@ -359,17 +351,11 @@ CALLS.update({
         x, numpy.array([2, 0, 1, 4, 3], 'i'), axis=1)),
     'polygamma': _f(lambda m, x: F.polygamma(
         numpy.full(x.shape, 2, 'i'), x + 2)),
-    'precision': _f(lambda m, x: F.precision(_right(m, x), m.t)),
     'prelu': _f(lambda m, x, w: F.prelu(x, w[0]), (5,), (5,)),
     'r2_score': _f(lambda m, x: F.r2_score(x[:, 0], m.t.astype('f'))),
-    'recall': _f(lambda m, x: F.recall(_right(m, x), m.t)),
     'repeat': _e('repeat', 2, 1),
     'reshape': _e('reshape', (2, 10)),
     'resize_images': _f(lambda m, x: F.resize_images(x, (6, 5)), _IMAGE),
-    'roi_average_align_2d': _f(_align('roi_average_align_2d'), _IMAGE),
-    'roi_average_pooling_2d': _f(_align('roi_average_pooling_2d'), _IMAGE),
-    'roi_max_align_2d': _f(_align('roi_max_align_2d'), _IMAGE),
-    'roi_max_pooling_2d': _f(_align('roi_max_pooling_2d'), _IMAGE),
     'roi_pooling_2d': _f(lambda m, x: F.roi_pooling_2d(
         x, _boxes(), 2, 2, 1.), _IMAGE),
     'rollaxis': _f(lambda m, x: F.rollaxis(x, 2), (2, 3)),
@@ -395,7 +381,8 @@ CALLS.update({
     'spatial_transformer_grid': _f(
         lambda m, x: F.spatial_transformer_grid(_theta(m, x), (3, 3)),
         (2, 3)),
-    'spatial_transformer_sampler': _f(_sampler, _IMAGE, (2, 3, 3)),
+    'spatial_transformer_sampler': _f(
+        _both('spatial_transformer_sampler'), _IMAGE, (2, 3, 3)),
     'split_axis': _e('split_axis', [2, 3], 1),
     'sum_to': _e('sum_to', (1, 5)),
     'swapaxes': _e('swapaxes', 0, 1),
@@ -409,10 +396,6 @@ CALLS.update({
                     (2,), (2,), (10,)),
     'triplet': _f(lambda m, x, y, z: F.triplet(x, y, z),
                   (5,), (5,), (5,)),
-    'unpooling_1d': _f(lambda m, x: F.unpooling_1d(x, 2), _LINE),
-    'unpooling_2d': _f(lambda m, x: F.unpooling_2d(x, 2), _IMAGE),
-    'unpooling_3d': _f(lambda m, x: F.unpooling_3d(x, 2), _SPACE),
-    'unpooling_nd': _f(lambda m, x: F.unpooling_nd(x, 2), _SPACE),
     'upsampling_2d': _f(lambda m, x: F.upsampling_2d(
         F.max_pooling_2d(x, 2), F.max_pooling_2d(
             x, 2, return_indices=True)[1], 2), _IMAGE),
@@ -449,6 +432,25 @@ def _n_step_link(name):
                 lambda: getattr(L, name)(1, 2, 3, 0.))
 
 
+def _with_state(name):
+    return _l(lambda: getattr(L, name)(5, 3), _started)
+
+
+def _convolving(name, channels, kernel, shape):
+    sizes = (channels, 3, kernel)
+    return _l(lambda: getattr(L, name)(
+        *((3,) if name.endswith('ND') else ()), *sizes), None, shape)
+
+
+CALLS.update({name: _with_state(name) for name in (
+    'GRU', 'LSTM', 'StatefulGRU', 'StatefulMGU', 'StatefulPeepholeLSTM',
+    'StatefulZoneoutLSTM')})
+CALLS.update({
+    f'{kind}{n}': _convolving(f'{kind}{n}', None if (
+        f'{kind}{n}' == 'Convolution2D') else 2, kernel, shape)
+    for n, shape, kernel in (('1D', _LINE, 3), ('2D', _IMAGE, 3),
+                             ('3D', _SPACE, 2), ('ND', _SPACE, 2))
+    for kind in ('Convolution', 'Deconvolution')})
 CALLS.update({name: _n_step_link(name) for name in (
     'NStepBiGRU', 'NStepBiLSTM', 'NStepBiRNNReLU', 'NStepBiRNNTanh',
     'NStepGRU', 'NStepLSTM', 'NStepRNNReLU', 'NStepRNNTanh')})
@@ -468,15 +470,6 @@ CALLS.update({
                            (2,), (2,), (2,), (2,), (3,)),
     'Classifier': _l(lambda: L.Classifier(L.Linear(5, 3)),
                      lambda m, x: m.link(x, m.t)),
-    'Convolution1D': _l(lambda: L.Convolution1D(2, 3, 3), None, _LINE),
-    'Convolution2D': _l(lambda: L.Convolution2D(None, 3, 3), None, _IMAGE),
-    'Convolution3D': _l(lambda: L.Convolution3D(2, 3, 2), None, _SPACE),
-    'ConvolutionND': _l(lambda: L.ConvolutionND(3, 2, 3, 2), None, _SPACE),
-    'Deconvolution1D': _l(lambda: L.Deconvolution1D(2, 3, 3), None, _LINE),
-    'Deconvolution2D': _l(lambda: L.Deconvolution2D(2, 3, 3), None, _IMAGE),
-    'Deconvolution3D': _l(lambda: L.Deconvolution3D(2, 3, 2), None, _SPACE),
-    'DeconvolutionND': _l(lambda: L.DeconvolutionND(3, 2, 3, 2), None,
-                          _SPACE),
     'DecorrelatedBatchNormalization': _l(
         lambda: L.DecorrelatedBatchNormalization(3, groups=1), None,
         (3, 3, 3)),
@@ -487,13 +480,11 @@ CALLS.update({
     'DilatedConvolution2D': _l(
         lambda: L.DilatedConvolution2D(2, 3, 2, dilate=2), None, _IMAGE),
     'EmbedID': _l(lambda: L.EmbedID(3, 5), lambda m, x: m.link(m.t) * x),
-    'GRU': _l(lambda: L.GRU(5, 3), _started),
     'GroupNormalization': _l(lambda: L.GroupNormalization(2), None, (4, 2)),
     'Highway': _l(lambda: L.Highway(5)),
     'Inception': _l(lambda: L.Inception(2, 1, 1, 2, 1, 2, 1), None, _IMAGE),
     'InceptionBN': _l(lambda: L.InceptionBN(2, 1, 1, 2, 1, 2, 'max', 1),
                       None, _IMAGE),
-    'LSTM': _l(lambda: L.LSTM(5, 3), _started),
     'LayerNormalization': _l(lambda: L.LayerNormalization()),
     'Linear': _l(lambda: L.Linear(None, 3)),
     'LocalConvolution2D': _l(
@@ -510,12 +501,6 @@ CALLS.update({
                     lambda m, x: x * F.broadcast_to(m.link(), x.shape)),
     'Scale': _l(lambda: L.Scale(1, (5,), True)),
     'SimplifiedDropconnect': _l(lambda: L.SimplifiedDropconnect(5, 3)),
-    'StatefulGRU': _l(lambda: L.StatefulGRU(5, 3), _started),
-    'StatefulMGU': _l(lambda: L.StatefulMGU(5, 3), _started),
-    'StatefulPeepholeLSTM': _l(lambda: L.StatefulPeepholeLSTM(5, 3),
-                               _started),
-    'StatefulZoneoutLSTM': _l(lambda: L.StatefulZoneoutLSTM(5, 3),
-                              _started),
     'StatelessGRU': _l(lambda: L.StatelessGRU(5, 3), None, (3,), (5,)),
     'StatelessLSTM': _l(lambda: L.StatelessLSTM(5, 3), None,
                         (3,), (3,), (5,)),

@@ -8,8 +8,7 @@ import chainer.functions as F
 import chainer.links as L
 from chainer import initializers
 
-from .case import Case
-from .inputs import arrays, padded, some
+from .inputs import Case, arrays, padded, some
 
 
 class Attention(chainer.Chain):

@@ -12,8 +12,7 @@ import chainer.links as L
 import numpy
 from chainer.functions.loss.vae import gaussian_kl_divergence
 
-from .case import Case
-from .inputs import arrays, bits, floats, integers
+from .inputs import Case, arrays, bits, floats, integers, net
 
 
 class VAE(chainer.Chain):
@@ -53,17 +52,12 @@ class VAE(chainer.Chain):
         return self.loss
 
 
-class Encoder(chainer.Chain):
-    def __init__(self, n_in, n_latent):
-        super().__init__()
-        with self.init_scope():
-            self.linear = L.Linear(n_in, 16)
-            self.mu = L.Linear(16, n_latent)
-            self.ln_sigma = L.Linear(16, n_latent)
-
-    def forward(self, x):
-        h = F.tanh(self.linear(x))
-        return D.Normal(loc=self.mu(h), log_scale=self.ln_sigma(h))
+@net(lambda n_in, n_latent: dict(
+    linear=L.Linear(n_in, 16), mu=L.Linear(16, n_latent),
+    ln_sigma=L.Linear(16, n_latent)))
+def Encoder(self, x):
+    h = F.tanh(self.linear(x))
+    return D.Normal(loc=self.mu(h), log_scale=self.ln_sigma(h))
 
 
 class Likelihood(chainer.Chain):
@@ -93,120 +87,86 @@ class Prior(chainer.Link):
         return D.Independent(D.Normal(self.loc, scale=self.scale), 1)
 
 
-class DistributionsVAE(chainer.Chain):
+@net(lambda n_in=20, n_latent=4: dict(
+    encoder=Encoder(n_in, n_latent), decoder=Likelihood(n_latent, n_in),
+    prior=Prior(n_latent)))
+def DistributionsVAE(self, x):
     """The same with ``chainer.distributions``."""
-
-    def __init__(self, n_in=20, n_latent=4):
-        super().__init__()
-        with self.init_scope():
-            self.encoder = Encoder(n_in, n_latent)
-            self.decoder = Likelihood(n_latent, n_in)
-            self.prior = Prior(n_latent)
-
-    def forward(self, x):
-        q_z = D.Independent(self.encoder(x), 1)
-        z = q_z.sample(2)
-        p_x = self.decoder(z)
-        reconstruction = F.mean(p_x.log_prob(
-            F.broadcast_to(x[None], (2, *x.shape))))
-        penalty = F.mean(chainer.kl_divergence(q_z, self.prior()))
-        loss = -(reconstruction - penalty)
-        chainer.report({'loss': loss, 'penalty': penalty,
-                        'reconstruction': reconstruction}, self)
-        return loss
+    q_z = D.Independent(self.encoder(x), 1)
+    z = q_z.sample(2)
+    p_x = self.decoder(z)
+    reconstruction = F.mean(p_x.log_prob(
+        F.broadcast_to(x[None], (2, *x.shape))))
+    penalty = F.mean(chainer.kl_divergence(q_z, self.prior()))
+    loss = -(reconstruction - penalty)
+    chainer.report({'loss': loss, 'penalty': penalty,
+                    'reconstruction': reconstruction}, self)
+    return loss
 
 
-class ConvolutionalAutoencoder(chainer.Chain):
+@net(lambda: dict(
+    conv1=L.Convolution2D(1, 8, 3, pad=1, nobias=True),
+    conv2=L.Convolution2D(8, 4, 3, pad=1, nobias=True),
+    deconv2=L.Deconvolution2D(4, 8, 3, pad=1, nobias=True),
+    deconv1=L.Deconvolution2D(8, 1, 4, stride=2, pad=1, nobias=True)))
+def ConvolutionalAutoencoder(self, x):
     """Unpooling and deconvolution; no link has a bias."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = L.Convolution2D(1, 8, 3, pad=1, nobias=True)
-            self.conv2 = L.Convolution2D(8, 4, 3, pad=1, nobias=True)
-            self.deconv2 = L.Deconvolution2D(4, 8, 3, pad=1, nobias=True)
-            self.deconv1 = L.Deconvolution2D(8, 1, 4, stride=2, pad=1,
-                                             nobias=True)
-
-    def forward(self, x):
-        h = F.max_pooling_2d(F.relu(self.conv1(x)), 2)
-        h = F.average_pooling_2d(F.relu(self.conv2(h)), 2)
-        h = F.unpooling_2d(h, 2, cover_all=False)
-        h = self.deconv1(F.relu(self.deconv2(h)))
-        return F.mean_squared_error(h, x)
+    h = F.max_pooling_2d(F.relu(self.conv1(x)), 2)
+    h = F.average_pooling_2d(F.relu(self.conv2(h)), 2)
+    h = F.unpooling_2d(h, 2, cover_all=False)
+    h = self.deconv1(F.relu(self.deconv2(h)))
+    return F.mean_squared_error(h, x)
 
 
-class Indices(chainer.Chain):
+@net(lambda: dict(
+    down=L.Convolution2D(1, 8, 3, pad=1), up=L.Convolution2D(8, 1, 3, pad=1)))
+def Indices(self, x):
     """Where the maximum was tells where to put it back."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.down = L.Convolution2D(1, 8, 3, pad=1)
-            self.up = L.Convolution2D(8, 1, 3, pad=1)
-
-    def forward(self, x):
-        h = F.leaky_relu(self.down(x))
-        pooled, indices = F.max_pooling_2d(h, 2, return_indices=True)
-        h = F.upsampling_2d(pooled, indices, ksize=2,
-                            outsize=h.shape[2:])
-        return F.mean_absolute_error(self.up(h), x)
+    h = F.leaky_relu(self.down(x))
+    pooled, indices = F.max_pooling_2d(h, 2, return_indices=True)
+    h = F.upsampling_2d(pooled, indices, ksize=2,
+                        outsize=h.shape[2:])
+    return F.mean_absolute_error(self.up(h), x)
 
 
-class Denoising(chainer.Chain):
+@net(lambda n_in=20, n_h=12: dict(
+    encoder=L.Linear(n_in, n_h), bias=chainer.Parameter(0, (n_in,))))
+def Denoising(self, x):
     """NumPy's noise; the decoder is the encoder transposed."""
-
-    def __init__(self, n_in=20, n_h=12):
-        super().__init__()
-        with self.init_scope():
-            self.encoder = L.Linear(n_in, n_h)
-            self.bias = chainer.Parameter(0, (n_in,))
-
-    def forward(self, x):
-        noisy = x
-        if chainer.config.train:
-            noise = self.xp.random.normal(0, .3, x.shape)
-            noisy = x + noise.astype(x.dtype)
-        h = F.sigmoid(self.encoder(noisy))
-        y = F.linear(h, self.encoder.W.T, self.bias)
-        return F.mean((y - x) ** 2)
+    noisy = x
+    if chainer.config.train:
+        noise = self.xp.random.normal(0, .3, x.shape)
+        noisy = x + noise.astype(x.dtype)
+    h = F.sigmoid(self.encoder(noisy))
+    y = F.linear(h, self.encoder.W.T, self.bias)
+    return F.mean((y - x) ** 2)
 
 
-class MixtureDensity(chainer.Chain):
+@net(lambda n_in=3, n_h=12, components=3: dict(
+    hidden=L.Linear(n_in, n_h), parameters=L.Linear(n_h, 3 * components)))
+def MixtureDensity(self, x, t):
     """Its loss is made of operators and a logsumexp."""
-
-    def __init__(self, n_in=3, n_h=12, components=3):
-        super().__init__()
-        with self.init_scope():
-            self.hidden = L.Linear(n_in, n_h)
-            self.parameters = L.Linear(n_h, 3 * components)
-
-    def forward(self, x, t):
-        pi, mu, ln_sigma = F.split_axis(
-            self.parameters(F.tanh(self.hidden(x))), 3, axis=1)
-        t = F.broadcast_to(F.reshape(t, (-1, 1)), mu.shape)
-        z = (t - mu) * F.exp(-ln_sigma)
-        log_density = -.5 * z * z - ln_sigma - .5 * math.log(2 * math.pi)
-        return -F.mean(F.logsumexp(F.log_softmax(pi) + log_density, axis=1))
+    pi, mu, ln_sigma = F.split_axis(
+        self.parameters(F.tanh(self.hidden(x))), 3, axis=1)
+    t = F.broadcast_to(F.reshape(t, (-1, 1)), mu.shape)
+    z = (t - mu) * F.exp(-ln_sigma)
+    log_density = -.5 * z * z - ln_sigma - .5 * math.log(2 * math.pi)
+    return -F.mean(F.logsumexp(F.log_softmax(pi) + log_density, axis=1))
 
 
-class Coupling(chainer.Chain):
-    def __init__(self, size, flip):
-        super().__init__()
-        self.flip = flip
-        with self.init_scope():
-            self.net = chainer.Sequential(L.Linear(size // 2, 16), F.tanh,
-                                          L.Linear(16, size))
-
-    def forward(self, x):
-        a, b = F.split_axis(x, 2, axis=1)
-        if self.flip:
-            a, b = b, a
-        scale, shift = F.split_axis(self.net(a), 2, axis=1)
-        scale = F.tanh(scale)
-        b = b * F.exp(scale) + shift
-        x = F.concat((b, a) if self.flip else (a, b))
-        return x, F.sum(scale, axis=1)
+@net(lambda size, flip: dict(
+    flip=flip,
+    net=chainer.Sequential(L.Linear(size // 2, 16), F.tanh, L.Linear(16,
+        size))))
+def Coupling(self, x):
+    a, b = F.split_axis(x, 2, axis=1)
+    if self.flip:
+        a, b = b, a
+    scale, shift = F.split_axis(self.net(a), 2, axis=1)
+    scale = F.tanh(scale)
+    b = b * F.exp(scale) + shift
+    x = F.concat((b, a) if self.flip else (a, b))
+    return x, F.sum(scale, axis=1)
 
 
 class Flow(chainer.ChainList):
@@ -226,28 +186,22 @@ class Flow(chainer.ChainList):
         return loss
 
 
-class VectorQuantised(chainer.Chain):
+@net(lambda n_in=12, size=4, codes=8: dict(
+    encoder=L.Linear(n_in, size),
+    codes=L.EmbedID(codes, size, initialW=chainer.initializers.Uniform(1)),
+    decoder=L.Linear(size, n_in)))
+def VectorQuantised(self, x):
     """The nearest code is found in NumPy, gradients go straight through."""
-
-    def __init__(self, n_in=12, size=4, codes=8):
-        super().__init__()
-        with self.init_scope():
-            self.encoder = L.Linear(n_in, size)
-            self.codes = L.EmbedID(
-                codes, size, initialW=chainer.initializers.Uniform(1))
-            self.decoder = L.Linear(size, n_in)
-
-    def forward(self, x):
-        z = self.encoder(x)
-        distance = ((z.array[:, None] - self.codes.W.array) ** 2).sum(axis=2)
-        e = self.codes(distance.argmin(axis=1).astype('i'))
-        straight = z + (e.array - z.array)
-        reconstruction = F.mean_squared_error(self.decoder(straight), x)
-        codebook = F.mean_squared_error(e, z.array)
-        commitment = F.mean_squared_error(z, e.array)
-        chainer.report({'reconstruction': reconstruction,
-                        'codebook': codebook}, self)
-        return reconstruction + codebook + .25 * commitment
+    z = self.encoder(x)
+    distance = ((z.array[:, None] - self.codes.W.array) ** 2).sum(axis=2)
+    e = self.codes(distance.argmin(axis=1).astype('i'))
+    straight = z + (e.array - z.array)
+    reconstruction = F.mean_squared_error(self.decoder(straight), x)
+    codebook = F.mean_squared_error(e, z.array)
+    commitment = F.mean_squared_error(z, e.array)
+    chainer.report({'reconstruction': reconstruction,
+                    'codebook': codebook}, self)
+    return reconstruction + codebook + .25 * commitment
 
 
 class Made(chainer.Chain):
@@ -320,26 +274,18 @@ class Penalised(chainer.Chain):
         return distance + 10 * penalty
 
 
-class Conditional(chainer.Chain):
+@net(lambda classes=5, n_z=4: dict(
+    n_z=n_z, embed=L.EmbedID(classes, 4), fc=L.Linear(n_z + 4, 4 * 3 * 3),
+    bn=L.BatchNormalization(4), deconv=L.Deconvolution2D(4 + 4, 1, 4, 2, 1)))
+def Conditional(self, image, label):
     """A class is broadcast over a map of noise, which is drawn within."""
-
-    def __init__(self, classes=5, n_z=4):
-        super().__init__()
-        self.n_z = n_z
-        with self.init_scope():
-            self.embed = L.EmbedID(classes, 4)
-            self.fc = L.Linear(n_z + 4, 4 * 3 * 3)
-            self.bn = L.BatchNormalization(4)
-            self.deconv = L.Deconvolution2D(4 + 4, 1, 4, 2, 1)
-
-    def forward(self, image, label):
-        n = len(image)
-        z = self.xp.random.uniform(-1, 1, (n, self.n_z)).astype('f')
-        e = self.embed(label)
-        h = F.reshape(self.fc(F.hstack((z, e))), (n, 4, 3, 3))
-        h = F.relu(self.bn(h))
-        h = F.concat((h, F.broadcast_to(e[:, :, None, None], h.shape)))
-        return F.mean_squared_error(F.tanh(self.deconv(h)), F.tanh(image))
+    n = len(image)
+    z = self.xp.random.uniform(-1, 1, (n, self.n_z)).astype('f')
+    e = self.embed(label)
+    h = F.reshape(self.fc(F.hstack((z, e))), (n, 4, 3, 3))
+    h = F.relu(self.bn(h))
+    h = F.concat((h, F.broadcast_to(e[:, :, None, None], h.shape)))
+    return F.mean_squared_error(F.tanh(self.deconv(h)), F.tanh(image))
 
 
 CASES = [

@@ -1,9 +1,47 @@
-"""Batches, put together from one function for each of their arrays.
+"""What the collection says of each of its models, and their batches.
 
-Such a function takes a ``numpy.random.RandomState`` and the number of
-samples and gives an array with the samples along its first axis.
+A batch is put together from one function for each of its arrays.  Such a
+function takes a ``numpy.random.RandomState`` and the number of samples and
+gives an array with the samples along its first axis.
 """
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import chainer_fp8pipe  # noqa: F401, before chainer
+
+import chainer
 import numpy
+
+Batch = tuple[numpy.ndarray, ...] | dict[str, numpy.ndarray]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model that was written without a thought of who else runs it.
+
+    ``make()`` gives a chain whose ``chain(*batch)``, or ``chain(**batch)``
+    where the batch is a dict, is a scalar loss.  ``batch(rng, samples)``
+    gives arrays whose first axis is the samples, all of them.
+    """
+
+    name: str
+    make: Callable[[], chainer.Chain]
+    batch: Callable[[numpy.random.RandomState, int], Batch]
+    samples: int = 8            # divisible by 4, or 2 where one takes long
+    draws: bool = False         # random numbers in forward while training
+    stateful: bool = False      # an update begins where the last one ended
+    batch_norm: bool = False    # a sample's result depends on the others
+    slow: bool = False          # more than half a second for a step
+    reads: bool = False         # forward reads `.array` of what it computed
+    reenters: bool = False      # backward within forward, or the reverse
+    unused: tuple[str, ...] = ()    # parameters that get no gradient
+
+    def loss(self, model, batch):
+        """The model's loss of a batch, whichever of the two kinds it is."""
+        return model(**batch) if isinstance(batch, dict) else model(*batch)
 
 
 def arrays(*parts):
@@ -86,3 +124,24 @@ def children(leaves):
         return result
     return lambda rng, samples: numpy.stack([one(rng)
                                              for _ in range(samples)])
+
+
+def net(parts):
+    """Of a ``forward``, what makes a chain with these attributes.
+
+    ``parts(...)`` gives links, parameters and others by name.
+    """
+    def decorate(forward):
+        kind = type(forward.__name__, (chainer.Chain,), {
+            'forward': forward, '__doc__': forward.__doc__,
+            '__module__': forward.__module__})
+
+        @functools.wraps(parts)
+        def make(*args, **sizes):
+            model = kind()
+            with model.init_scope():
+                for name, part in parts(*args, **sizes).items():
+                    setattr(model, name, part)
+            return model
+        return make
+    return decorate

@@ -9,8 +9,6 @@ partitioned over one rank.
 from __future__ import annotations
 
 import itertools
-import os
-import sys
 import time
 import traceback
 
@@ -25,6 +23,19 @@ import chainer
 import numpy
 from chainer.functions.loss.hinge import Hinge
 from mpi4py import MPI
+
+from tests.training.updaters.partitions import (
+    Batches,
+    as_it_is,
+    give,
+    gradients,
+    observed,
+    own,
+    part,
+    reporting,
+    serially,
+    values,
+)
 
 from .calls import Around
 
@@ -54,66 +65,43 @@ def _careful(backward):
 Hinge.backward_cpu = _careful(Hinge.backward_cpu)
 
 
-class Refused(Exception):
-    """The package has said that it does not do this."""
-
-
 class Failed(Exception):
-    """An exception in training."""
+    """An exception in training, on all ranks."""
 
 
-class Same(chainer.dataset.Iterator):
-    """One batch for ever."""
-
-    epoch, is_new_epoch, epoch_detail, previous_epoch_detail = 0, False, 0, 0
-
-    def __init__(self, batch):
-        self.batch = batch
-
-    def next(self):
-        return self.batch
+class Refused(Failed):
+    """The package has said on all ranks that it does not do this."""
 
 
 def judge_model(comm, case, schedule, chunks, known):
-    """A row for one of the models and a schedule, on these ranks.
+    """What is wrong with a model and a schedule on these ranks; '': nothing.
 
-    Its ``outcome`` is ``'right'``, or ``'refused'`` or ``'too few parts'`` in
-    the words of its ``reason``; or ``'wrong'`` or ``'failed'``.
+    Raises:
+        Failed: The model was not cut, or did not train.
     """
     parts = max(case.samples // 2, 2)
     batch = case.batch(numpy.random.RandomState(1), case.samples)
 
     def make():
         numpy.random.seed(0)
-        return case.make()
+        return reporting(case.make())
     options = {'micro_batches': parts, 'schedule': schedule,
                'chunks': chunks}
     alone = case.draws or case.stateful
     try:
-        try:
-            return judged(comm, make, batch, options, alone, known)
-        except Refused as error:
-            if 'loss_weight' not in str(error):
-                raise
-            # The remedy that the message names.
-            return {**judged(comm, make, batch, options, alone, known,
-                             loss_weight=_samples),
-                    'note': 'with loss_weight=: ' + str(error)}
-    except Refused as error:
-        few = 'parts at most' in str(error)
-        return {'outcome': 'too few parts' if few else 'refused',
-                'reason': str(error)}
+        return judged(comm, make, batch, options, alone, known)
     except Failed as error:
-        return {'outcome': 'failed', 'reason': str(error)}
-
-
-def _samples(*arrays, **named):
-    return len([*arrays, *named.values()][0])
+        if 'loss_weight=' not in str(error):
+            raise
+        # The remedy that the message names.
+        return judged(comm, make, batch, options, alone, known,
+                      loss_weight=lambda *arrays, **named: len(
+                          [*arrays, *named.values()][0]))
 
 
 def judged(comm, make, batch, options, alone, known, loss_weight=None,
            plan=None, updates=UPDATES):
-    """Trains over the ranks and in one process, and compares.
+    """Trains over the ranks and in one process; what is wrong.
 
     Args:
         make: Makes the model, on all ranks.
@@ -126,299 +114,174 @@ def judged(comm, make, batch, options, alone, known, loss_weight=None,
         updates: How many.
     """
     model = make()
-    first = {name: None if parameter.array is None
-             else parameter.array.copy()
-             for name, parameter in Names(model).parameters.items()
-             } if comm.rank == 0 else {}
+    first = _values(model) if comm.rank == 0 else {}
     losses = _train(comm, model, batch, options, loss_weight, plan, updates)
-    after = (_drawn(make, _part(batch, 0, options['micro_batches']))
-             if any(array is None for array in first.values()) else first)
-    late = {name for name, array in first.items()
-            if array is None or not numpy.array_equal(
-                array, after[name], equal_nan=True)}
-    values = _gathered(comm, model, lambda name, parameter: (
-        parameter.array))
-    gradients = _gathered(comm, model, lambda name, parameter: (
-        parameter.grad))
-    row = None
+    found = values(comm, model), gradients(comm, model)
     problem = ''
     if comm.rank == 0:
         try:
-            row = _compare(make, after, late, losses, values, gradients,
-                           (batch, options, alone, loss_weight, updates),
-                           known)
+            problem = _problem(make, first, losses, *found, (
+                batch, options, alone, loss_weight, updates), known)
         except Exception:
-            problem = traceback.format_exc()
+            problem = 'the reference: ' + traceback.format_exc()
     # Leaves the cores to those who still work.
     request = comm.Ibarrier()
     while not request.Test():
         time.sleep(1e-3)
-    problem = comm.bcast(problem)
-    if problem:
-        raise Failed('the reference: ' + problem)
-    return comm.bcast(row)
+    return comm.bcast(problem)
 
 
-def _compare(make, first, late, losses, values, gradients, how, known):
-    changed = [name for name, array in first.items()
-               if name not in late and name in values
-               and not numpy.array_equal(array, values[name],
-                                         equal_nan=True)]
-    if changed:
-        return {'outcome': 'wrong', 'reason': 'other initial values of '
-                + ', '.join(changed)}
-    changed += [name for name in late if name in values
-                and not _alike(values[name], first[name])]
-    if changed:
-        return {'outcome': 'wrong', 'reason': 'initial values of another '
-                'size than in one process: ' + ', '.join(sorted(changed))}
-    lost = set(first) - set(values)
-    if lost:
-        return {'outcome': 'wrong', 'reason': 'no rank has '
-                + ', '.join(lost)}
-    key = tuple(values[name].tobytes() if values[name] is not None else b''
-                for name in sorted(late)), how[3] is None
+def _problem(make, first, losses, found, found_gradients, how, known):
+    batch, options, *_, loss_weight, _ = how
+    if set(first) != set(found):
+        return f'no rank has {set(first) - set(found)}'
+    after = first
+    if any(array is None for array in first.values()):
+        model = make()              # links draw values in forward
+        _call(model, part(batch, 0, len(_arrays(batch)[0])
+                          // options['micro_batches']))
+        after = _values(model)
+    late = [name for name, array in first.items() if array is None
+            or not numpy.array_equal(array, after[name], equal_nan=True)]
+    for name, array in found.items():
+        if not (_alike(array, after[name]) if name in late else
+                numpy.array_equal(array, first[name], equal_nan=True)):
+            return f'other initial values of {name}'
+    key = tuple(b'' if found[name] is None else found[name].tobytes()
+                for name in sorted(late)), loss_weight is None
     if key not in known:
         known.clear()
-        known[key] = _reference(make, values, *how)
+        known[key] = _reference(make, found, *how)
     expected, expected_gradients = known[key]
-    error, noise, worst = _distance(gradients, expected_gradients)
-    row = {'losses': losses, 'expected': expected, 'error': error,
-           'noise': noise, 'worst': worst}
     if losses != expected:
-        return {**row, 'outcome': 'wrong', 'reason': 'the loss is '
-                f'{losses}, and {expected} in one process'}
+        return f'the loss is {losses}, and {expected} in one process'
+    error, noise, worst = _distance(found_gradients, expected_gradients)
     if not error <= LIMIT or not noise <= LIMIT:
-        return {**row, 'outcome': 'wrong', 'reason':
-                f'the gradient of {worst} has an error of {error:.1e}, '
-                f'those that are noise {noise:.1e}'}
-    return {**row, 'outcome': 'right', 'reason': ''}
+        return (f'the gradient of {worst} has an error of {error:.1e}, '
+                f'those that are noise {noise:.1e}')
+    return ''
 
 
-def _drawn(make, example):
-    """Values that links give in their first forward pass."""
-    model = make()
-    _call(model, example)
-    return {name: None if parameter.array is None
-            else parameter.array.copy()
-            for name, parameter in Names(model).parameters.items()}
+def _values(model):
+    return {name: None if array is None else array.copy()
+            for name, array in own(model, 'array').items()}
 
 
-def _alike(values, drawn):
+def _alike(found, drawn):
     """Whether both may have been drawn from one distribution."""
-    if values is None or drawn is None:
-        return values is drawn
-    one, other = (float(numpy.linalg.norm(array))
-                  for array in (values, drawn))
+    if found is None or drawn is None:
+        return found is drawn
+    one, other = map(float, map(numpy.linalg.norm, (found, drawn)))
     return one == other or bool(other) and 1 / 3 < one / other < 3
 
 
 def _distance(found, expected):
     """The largest relative errors, of gradients and of noise."""
-    norms = {name: float(numpy.linalg.norm(array.astype('d')))
-             for name, array in expected.items() if array is not None}
+    def norm(array):                    # None is a gradient of zero
+        return 0. if array is None else float(
+            numpy.linalg.norm(array.astype('d')))
+    norms = {name: norm(array) for name, array in expected.items()}
     largest = max(norms.values(), default=0.0)
     error, noise, worst = 0.0, 0.0, ''
     for name, array in expected.items():
-        other = found.get(name)
-        if array is None or other is None:
-            # None is a gradient of zero.
-            some = array if other is None else other
-            distance = (0.0 if some is None
-                        else float(numpy.linalg.norm(some)))
-        else:
-            distance = float(numpy.linalg.norm(
-                array.astype('d') - other.astype('d')))
-        norm = norms.get(name, 0.0)
-        if norm < NOISE * largest or not norm:
-            noise = max(noise, distance / largest if largest else distance)
-        elif not distance / norm <= error:
-            error, worst = distance / norm, name
+        other = found[name]
+        distance = norm(array) + norm(other) if (
+            array is None or other is None) else norm(
+                array.astype('d') - other)
+        if norms[name] < NOISE * largest or not norms[name]:
+            noise = max(noise, distance / (largest or 1))
+        elif not distance / norms[name] <= error:
+            error, worst = distance / norms[name], name
     return error, noise, worst
 
 
-# --- over the ranks ----------------------------------------------------------
-
 def _train(comm, model, batch, options, loss_weight, plan, updates):
-    """The loss of each update, with gradients left in the model.
-
-    Raises:
-        Refused: By the package, in words; on all ranks.
-        Failed: Otherwise; on all ranks.
-    """
+    """The loss of each update, with gradients left in the model."""
     parts = options['micro_batches']
-    _telling(model)
-
-    def cut():
-        partition(model, _part(batch, 0, parts), comm, plan=plan, **options)
-    _together(comm, cut, Refused)
+    samples = len(_arrays(batch)[0]) // parts
+    _on_all(comm, Refused, lambda: partition(
+        model, part(batch, 0, samples), comm, plan=plan, **options))
     optimizer = chainer.optimizers.SGD(0).setup(model)
-    found = []
 
     def train():
         updater = PipelineUpdater(
-            Same(batch), optimizer, comm, micro_batches=parts,
+            Batches(batch), optimizer, comm, micro_batches=parts,
             schedule=options['schedule'], loss_weight=loss_weight,
-            converter=lambda batch, device: batch)
-        reporter = chainer.Reporter()
-        reporter.add_observer('main', model)
-        reporter.add_observers('main', model.namedlinks(skipself=True))
-        for _ in range(updates):
-            reporter.observation = {}
-            with reporter, _silent():
-                updater.update()
-            found.append(float(reporter.observation['main/returned']))
-    _together(comm, train, Failed)
-    return found
+            converter=as_it_is)
+        return [observed(model, updater.update)['total']
+                for _ in range(updates)]
+    return _on_all(comm, Failed, train)
 
 
-class _silent:
-    """The line on a new plan is not for whoever reads the progress."""
-
-    def __enter__(self):
-        self._before = sys.stderr
-        self._null = sys.stderr = open(os.devnull, 'w')
-
-    def __exit__(self, *_):
-        sys.stderr = self._before
-        self._null.close()
-
-
-def _together(comm, action, kind):
-    """On all ranks the first error of any, if it is one in words.
-
-    Both are told apart: a refusal is a ValueError, TypeError or GhostError
-    that partition() raises on all ranks.
-    """
-    error, text = '', ''
+def _on_all(comm, kind, action):
+    """What an action gives; its error in the words of the first rank."""
+    found, text, name = None, '', ''
     try:
-        action()
-    except Exception as problem:
-        error, text = type(problem).__name__, str(problem)
-        if kind is Failed and error != 'RemoteError':
-            text = traceback.format_exc()
-    found = comm.allgather((error, text))
-    if not any(name for name, _ in found):
-        return
-    if kind is Refused and {name for name, _ in found} <= {
-            'ValueError', 'TypeError', 'GhostError', 'DoesNotFit'}:
-        raise Refused(found[0][1])
-    words = [text for name, text in found if 'loss_weight=' in text]
-    if words:                   # what ChainWork says before a step
-        raise Refused(words[0].strip().splitlines()[-1])
-    raise Failed(next((text for name, text in found
-                       if name and name != 'RemoteError'), found[0][1]))
-
-
-def _telling(model):
-    """Has the model report what it returns, whatever else it reports."""
-    kind = type(model)
-    # Some write the one, some the other.
-    name = ('forward' if kind.__call__ is chainer.Link.__call__
-            else '__call__')
-
-    def told(self, *args, **kwargs):
-        loss = getattr(kind, name)(self, *args, **kwargs)
-        chainer.report({'returned': loss}, self)
-        return loss
-    model.__class__ = type(kind.__name__, (kind,), {
-        name: told, '__module__': kind.__module__})
-
-
-def _gathered(comm, model, what):
-    """By name, on rank 0; copies on several ranks must be alike."""
-    own = dict(model.namedparams())
-    found = {}
-    for rank, names in enumerate(comm.allgather(sorted(own))):
-        for name in names:
-            array = what(name, own[name]) if rank == comm.rank else None
-            if rank and comm.rank == rank:
-                comm.send(array, 0)
-            elif rank and comm.rank == 0:
-                array = comm.recv(source=rank)
-            if comm.rank:
-                continue
-            if name in found and not numpy.array_equal(
-                    found[name], array, equal_nan=True):
-                array = numpy.full_like(array, numpy.nan)
-            found[name] = array
+        found = action()
+    except Exception as error:
+        text, name = traceback.format_exc(), type(error).__name__
+    texts, names = zip(*comm.allgather((text, name)), strict=True)
+    if any(texts):
+        if not all(texts):
+            kind = Failed
+        raise kind(next((text for text, name in zip(texts, names, strict=True)
+                         if name not in ('', 'RemoteError')), texts[0]))
     return found
 
 
 # --- the reference -----------------------------------------------------------
 
-def _reference(make, values, batch, options, alone, loss_weight, updates):
+def _reference(make, found, batch, options, alone, loss_weight, updates):
     """Losses and gradients of one process that begins with these values."""
     model = make()
-    for name, parameter in Names(model).parameters.items():
-        if values[name] is not None:
-            if parameter.array is None:
-                parameter.initialize(values[name].shape)
-            parameter.array[...] = values[name]
+    give(model, found)
     if alone:
         losses = _train(MPI.COMM_SELF, model, batch, {
             **options, 'schedule': '1f1b', 'chunks': 1}, loss_weight, None,
             updates)
     else:
-        losses = [_serial(model, batch, options['micro_batches'],
-                          loss_weight)] * updates
-    return losses, {name: parameter.grad for name, parameter
-                    in Names(model).parameters.items()}
+        parts = options['micro_batches']
+        size = len(_arrays(batch)[0]) // parts
+        weights = _weights(model, [
+            part(batch, start, start + size) for start in range(
+                0, parts * size, size)]) if loss_weight is None else [1.]
+        take = itertools.cycle(weights)
+        losses = [serially(model, batch, parts, lambda few: next(take))
+                  ] * updates
+    return losses, own(model)
 
 
-def _serial(model, batch, parts, loss_weight):
-    counting = _Counting()
-    every = []
-    for number in range(parts):
-        with counting:
-            every.append(_call(model, _part(batch, number, parts)))
-        counting.end()
-    weights = counting.weights(loss_weight is None)
-    total = sum(weights)
-    model.cleargrads()
-    for loss, weight in zip(every, weights, strict=True):
-        (loss * (weight / total)).backward()
-    return sum(weight * float(loss.array) for loss, weight
-               in zip(every, weights, strict=True)) / total
+def _weights(model, micro_batches):
+    """How many labels losses do not leave out; alike where they have none."""
+    found = []
+    for batch in micro_batches:
+        with _Counting() as counting:
+            _call(model, batch)
+        found.append(counting.found)
+    return ([float(counts[0]) for counts in found] if all(found)
+            else [1.] * len(found))
 
 
 class _Counting(chainer.FunctionHook):
     """Counts the labels that losses do not leave out."""
 
     def __init__(self):
-        self._now, self._found = [], []
+        self.found = []
 
     def forward_postprocess(self, function, in_data):
         function = getattr(function, 'function', function)
         label = getattr(function, 'ignore_label', None)
         if (label is not None and getattr(function, 'normalize', False)
                 and getattr(function, 'reduce', 'mean') != 'no'):
-            self._now.append((in_data[1] != label).sum())
-
-    def end(self):
-        """Of a micro-batch."""
-        self._found.append(self._now)
-        self._now = []
-
-    def weights(self, wanted):
-        """Of the micro-batches; alike where a loss has no such labels."""
-        if wanted and all(self._found):
-            return [float(counts[0]) for counts in self._found]
-        return [1.0] * len(self._found)
+            self.found.append((in_data[1] != label).sum())
 
 
 def _call(model, batch):
     return model(**batch) if isinstance(batch, dict) else model(*batch)
 
 
-def _part(batch, number, parts):
-    """A micro-batch."""
-    def of(array):
-        size = len(array) // parts
-        return array[number * size:(number + 1) * size]
-    if isinstance(batch, dict):
-        return {name: of(array) for name, array in batch.items()}
-    return tuple(map(of, batch))
+def _arrays(batch):
+    return list(batch.values() if isinstance(batch, dict) else batch)
 
 
 # --- functions ---------------------------------------------------------------
@@ -427,11 +290,15 @@ _BATCH, _PARTS = 8, 2
 
 
 def judge_function(comm, call):
-    """A row for a function or link, cut between two ranks at every place."""
+    """Cuts a function or link between two ranks at every place.
+
+    Returns:
+        What is wrong, and the number of cuts.
+    """
     rng = numpy.random.RandomState(2)
     batch = (rng.uniform(-1, 1, (_BATCH, 6)).astype('f'),
              numpy.resize([0, 1, 2, 0], _BATCH).astype('i'))
-    example = _part(batch, 0, _PARTS)
+    example = part(batch, 0, _BATCH // _PARTS)
     shapes, draws = _tried(call, example)
 
     def make():
@@ -440,26 +307,15 @@ def judge_function(comm, call):
         for name, parameter in sorted(model.namedparams()):
             if parameter.array is None:
                 parameter.initialize(shapes[name])
-        return model
-    cuts, worst, known = 0, 0.0, {}
-    options = {'micro_batches': _PARTS, 'schedule': '1f1b'}
-    try:
-        try:
-            plans = _every_cut(make(), example)
-        except (ValueError, RuntimeError) as error:
-            raise Refused(str(error)) from None
-        for plan in plans:
-            row = judged(comm, make, batch, options, draws, known,
-                         plan=plan, updates=1)
-            cuts += 1
-            if row['outcome'] != 'right':
-                return {**row, 'cuts': cuts, 'cut': plan['cuts']}
-            worst = max(worst, row['error'])
-    except Refused as error:
-        return {'outcome': 'refused', 'reason': str(error), 'cuts': cuts}
-    except Failed as error:
-        return {'outcome': 'failed', 'reason': str(error), 'cuts': cuts}
-    return {'outcome': 'right', 'reason': '', 'error': worst, 'cuts': cuts}
+        return reporting(model)
+    plans, known = _every_cut(make(), example), {}
+    for plan in plans:
+        problem = judged(
+            comm, make, batch, {'micro_batches': _PARTS, 'schedule': '1f1b'},
+            draws, known, plan=plan, updates=1)
+        if problem:
+            return f'{plan["cuts"]}: {problem}', len(plans)
+    return '', len(plans)
 
 
 def _tried(call, example):
@@ -484,5 +340,5 @@ def _every_cut(model, example):
     order = order_of(trace.calls, list(names.parameters))
     starts = Intervals(trace.calls, order, parameters_of(names)).starts
     return [PartitionPlan(order, (start,), 2, (False, False), _PARTS,
-                 '1f1b').as_dict()
+                          '1f1b').as_dict()
             for start in itertools.islice(starts, 1, None)]

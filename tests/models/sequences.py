@@ -9,13 +9,14 @@ import chainer.links as L
 import numpy as np
 from chainer import reporter
 
-from .case import Case
 from .inputs import (
+    Case,
     arrays,
     children,
     floats,
     integers,
     keywords,
+    net,
     padded,
     some,
 )
@@ -98,30 +99,24 @@ class InputFeeding(Seq2Seq):
         return F.sum(F.stack(losses)) / max(int((ys >= 0).sum()), 1)
 
 
-class ScheduledSampling(chainer.Chain):
+@net(lambda vocabulary=12, units=16: dict(
+    embed=L.EmbedID(vocabulary, units), rnn=L.StatefulGRU(units, units),
+    out=L.Linear(units, vocabulary)))
+def ScheduledSampling(self, sequence):
     """Its own most likely word is, half the time, what it reads next."""
-
-    def __init__(self, vocabulary=12, units=16):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(vocabulary, units)
-            self.rnn = L.StatefulGRU(units, units)
-            self.out = L.Linear(units, vocabulary)
-
-    def forward(self, sequence):
-        self.rnn.reset_state()
-        steps = sequence.shape[1]
-        word = sequence[:, 0]
-        loss = 0
-        for step in range(1, steps):
-            y = self.out(self.rnn(self.embed(word)))
-            loss += F.softmax_cross_entropy(y, sequence[:, step])
-            word = sequence[:, step]
-            if chainer.config.train and np.random.rand() < .5:
-                word = y.array.argmax(axis=1).astype('i')
-        loss /= steps - 1
-        chainer.report({'loss': loss}, self)
-        return loss
+    self.rnn.reset_state()
+    steps = sequence.shape[1]
+    word = sequence[:, 0]
+    loss = 0
+    for step in range(1, steps):
+        y = self.out(self.rnn(self.embed(word)))
+        loss += F.softmax_cross_entropy(y, sequence[:, step])
+        word = sequence[:, step]
+        if chainer.config.train and np.random.rand() < .5:
+            word = y.array.argmax(axis=1).astype('i')
+    loss /= steps - 1
+    chainer.report({'loss': loss}, self)
+    return loss
 
 
 class TreeLSTM(chainer.Chain):
@@ -221,111 +216,81 @@ class Decoder(chainer.Chain):
                                        t.reshape(-1))
 
 
-class Speech(chainer.Chain):
+@net(lambda features=6, units=16, characters=8: dict(
+    conv=L.Convolution1D(features, units, 3, pad=1),
+    rnn=L.StatefulGRU(units, units), out=L.Linear(units, characters + 1),
+    blank=characters))
+def Speech(self, frames, text, text_length):
     """Frames to characters: a convolution in time, a GRU, and CTC."""
-
-    def __init__(self, features=6, units=16, characters=8):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution1D(features, units, 3, pad=1)
-            self.rnn = L.StatefulGRU(units, units)
-            self.out = L.Linear(units, characters + 1)
-        self.blank = characters
-
-    def forward(self, frames, text, text_length):
-        self.rnn.reset_state()
-        h = F.relu(self.conv(frames))
-        ys = [self.out(self.rnn(x)) for x in F.separate(h, axis=2)]
-        loss = F.connectionist_temporal_classification(
-            ys, text, self.blank, label_length=text_length)
-        chainer.report({'loss': loss}, self)
-        return loss
+    self.rnn.reset_state()
+    h = F.relu(self.conv(frames))
+    ys = [self.out(self.rnn(x)) for x in F.separate(h, axis=2)]
+    loss = F.connectionist_temporal_classification(
+        ys, text, self.blank, label_length=text_length)
+    chainer.report({'loss': loss}, self)
+    return loss
 
 
-class KeywordTagger(chainer.Chain):
+@net(lambda vocabulary=20, units=12, tags=5: dict(
+    embed=L.EmbedID(vocabulary, units, ignore_label=-1),
+    forth=L.Highway(units), out=L.Linear(units, tags)))
+def KeywordTagger(self, x, t, mask=None):
     """Batches are dicts; the mask may be left out."""
-
-    def __init__(self, vocabulary=20, units=12, tags=5):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(vocabulary, units, ignore_label=-1)
-            self.forth = L.Highway(units)
-            self.out = L.Linear(units, tags)
-
-    def forward(self, x, t, mask=None):
-        n, length = x.shape
-        h = self.embed(x).reshape(n * length, -1)
-        y = F.log_softmax(self.out(self.forth(h)))
-        nll = -F.reshape(F.select_item(y, t.reshape(-1)), (n, length))
-        if mask is None:
-            return F.mean(nll)
-        chainer.report({'tokens': mask.sum()}, self)
-        return F.sum(nll * mask) / (mask.sum() + 1e-6)
+    n, length = x.shape
+    h = self.embed(x).reshape(n * length, -1)
+    y = F.log_softmax(self.out(self.forth(h)))
+    nll = -F.reshape(F.select_item(y, t.reshape(-1)), (n, length))
+    if mask is None:
+        return F.mean(nll)
+    chainer.report({'tokens': mask.sum()}, self)
+    return F.sum(nll * mask) / (mask.sum() + 1e-6)
 
 
-class SentenceLSTM(chainer.Chain):
+@net(lambda vocabulary=20, units=12, classes=4: dict(
+    embed=L.EmbedID(vocabulary, units),
+    rnn=L.NStepLSTM(2, units, units, dropout=.1),
+    out=L.Linear(units, classes)))
+def SentenceLSTM(self, words, lengths, label):
     """Sentences of different length go to cuDNN's LSTM as a list."""
-
-    def __init__(self, vocabulary=20, units=12, classes=4):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(vocabulary, units)
-            self.rnn = L.NStepLSTM(2, units, units, dropout=.1)
-            self.out = L.Linear(units, classes)
-
-    def forward(self, words, lengths, label):
-        xs = [w[:n] for w, n in zip(words, lengths, strict=True)]
-        # One embedding of all words is faster than one per sentence.
-        ends = np.cumsum([len(x) for x in xs[:-1]])
-        exs = F.split_axis(self.embed(F.concat(xs, axis=0)), ends, 0)
-        h, c, ys = self.rnn(None, None, exs)
-        y = self.out(h[-1])
-        loss = F.softmax_cross_entropy(y, label)
-        chainer.report({'loss': loss.array,
-                        'accuracy': F.accuracy(y, label).array}, self)
-        return loss
+    xs = [w[:n] for w, n in zip(words, lengths, strict=True)]
+    # One embedding of all words is faster than one per sentence.
+    ends = np.cumsum([len(x) for x in xs[:-1]])
+    exs = F.split_axis(self.embed(F.concat(xs, axis=0)), ends, 0)
+    h, c, ys = self.rnn(None, None, exs)
+    y = self.out(h[-1])
+    loss = F.softmax_cross_entropy(y, label)
+    chainer.report({'loss': loss.array,
+                    'accuracy': F.accuracy(y, label).array}, self)
+    return loss
 
 
-class BidirectionalTagger(chainer.Chain):
+@net(lambda vocabulary=20, units=8, tags=4: dict(
+    embed=L.EmbedID(vocabulary, units),
+    rnn=L.NStepBiGRU(1, units, units, dropout=0),
+    out=L.Linear(2 * units, tags), crf=L.CRF1d(tags)))
+def BidirectionalTagger(self, words, tags, lengths):
     """Tags from both directions, with a conditional random field."""
-
-    def __init__(self, vocabulary=20, units=8, tags=4):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(vocabulary, units)
-            self.rnn = L.NStepBiGRU(1, units, units, dropout=0)
-            self.out = L.Linear(2 * units, tags)
-            self.crf = L.CRF1d(tags)
-
-    def forward(self, words, tags, lengths):
-        xs = [self.embed(w[:n]) for w, n in zip(words, lengths, strict=True)]
-        ts = [t[:n] for t, n in zip(tags, lengths, strict=True)]
-        _, hs = self.rnn(None, xs)
-        return self.crf([self.out(h) for h in hs], ts, transpose=True)
+    xs = [self.embed(w[:n]) for w, n in zip(words, lengths, strict=True)]
+    ts = [t[:n] for t, n in zip(tags, lengths, strict=True)]
+    _, hs = self.rnn(None, xs)
+    return self.crf([self.out(h) for h in hs], ts, transpose=True)
 
 
-class TruncatedLM(chainer.Chain):
+@net(lambda vocabulary=20, units=16, every=3: dict(
+    every=every, embed=L.EmbedID(vocabulary, units), lstm=L.LSTM(units, units),
+    out=L.Linear(units, vocabulary)))
+def TruncatedLM(self, tokens):
     """The past is cut off every few words, within the one forward."""
-
-    def __init__(self, vocabulary=20, units=16, every=3):
-        super().__init__()
-        self.every = every
-        with self.init_scope():
-            self.embed = L.EmbedID(vocabulary, units)
-            self.lstm = L.LSTM(units, units)
-            self.out = L.Linear(units, vocabulary)
-
-    def forward(self, tokens):
-        self.lstm.reset_state()
-        loss = 0
-        for step in range(tokens.shape[1] - 1):
-            if step % self.every == 0 and step:
-                self.lstm.c.unchain()
-                self.lstm.h.unchain()
-            y = self.out(self.lstm(self.embed(tokens[:, step])))
-            loss += F.softmax_cross_entropy(y, tokens[:, step + 1])
-        chainer.report({'loss': loss}, self)
-        return loss / (tokens.shape[1] - 1)
+    self.lstm.reset_state()
+    loss = 0
+    for step in range(tokens.shape[1] - 1):
+        if step % self.every == 0 and step:
+            self.lstm.c.unchain()
+            self.lstm.h.unchain()
+        y = self.out(self.lstm(self.embed(tokens[:, step])))
+        loss += F.softmax_cross_entropy(y, tokens[:, step + 1])
+    chainer.report({'loss': loss}, self)
+    return loss / (tokens.shape[1] - 1)
 
 
 class StatefulLM(chainer.Chain):
@@ -356,45 +321,33 @@ class StatefulLM(chainer.Chain):
         return loss / x.shape[1]
 
 
-class StackedLSTM(chainer.Chain):
+@net(lambda units=12, layers=3: dict(
+    cells=L.StatelessLSTM(None, units).repeat(layers, mode='init'),
+    out=L.Linear(units, 1)))
+def StackedLSTM(self, series, target):
     """Cells in a list, dropout between them, states in Python's lists."""
-
-    def __init__(self, units=12, layers=3):
-        super().__init__()
-        with self.init_scope():
-            self.cells = L.StatelessLSTM(None, units).repeat(
-                layers, mode='init')
-            self.out = L.Linear(units, 1)
-
-    def forward(self, series, target):
-        states = [(None, None)] * len(self.cells)
-        for x in np.moveaxis(series, 1, 0):
-            h = x
-            for i, cell in enumerate(self.cells):
-                states[i] = cell(*states[i], h)
-                h = F.dropout(states[i][1], ratio=.2)
-        loss = F.mean_squared_error(self.out(h)[:, 0], target)
-        chainer.report({'loss': loss, 'rmse': F.sqrt(loss)}, self)
-        return loss
+    states = [(None, None)] * len(self.cells)
+    for x in np.moveaxis(series, 1, 0):
+        h = x
+        for i, cell in enumerate(self.cells):
+            states[i] = cell(*states[i], h)
+            h = F.dropout(states[i][1], ratio=.2)
+    loss = F.mean_squared_error(self.out(h)[:, 0], target)
+    chainer.report({'loss': loss, 'rmse': F.sqrt(loss)}, self)
+    return loss
 
 
-class Recurrences(chainer.Chain):
+@net(lambda n_in=5, units=8: dict(
+    peephole=L.StatefulPeepholeLSTM(n_in, units),
+    zoneout=L.StatefulZoneoutLSTM(units, units, .1, .1),
+    mgu=L.StatefulMGU(units, units), out=L.Linear(units, 1)))
+def Recurrences(self, series, target):
     """The rarer cells, one after the other."""
-
-    def __init__(self, n_in=5, units=8):
-        super().__init__()
-        with self.init_scope():
-            self.peephole = L.StatefulPeepholeLSTM(n_in, units)
-            self.zoneout = L.StatefulZoneoutLSTM(units, units, .1, .1)
-            self.mgu = L.StatefulMGU(units, units)
-            self.out = L.Linear(units, 1)
-
-    def forward(self, series, target):
-        for cell in (self.peephole, self.zoneout, self.mgu):
-            cell.reset_state()
-        for step in range(series.shape[1]):
-            h = self.mgu(self.zoneout(self.peephole(series[:, step])))
-        return F.mean_squared_error(F.flatten(self.out(h)), target)
+    for cell in (self.peephole, self.zoneout, self.mgu):
+        cell.reset_state()
+    for step in range(series.shape[1]):
+        h = self.mgu(self.zoneout(self.peephole(series[:, step])))
+    return F.mean_squared_error(F.flatten(self.out(h)), target)
 
 
 class WaveNet(chainer.Chain):
@@ -430,25 +383,19 @@ class WaveNet(chainer.Chain):
         return F.softmax_cross_entropy(y, t)
 
 
-class TokenTagger(chainer.Chain):
+@net(lambda vocabulary=20, units=8, tags=5: dict(
+    embed=L.EmbedID(vocabulary, units),
+    conv=L.Convolution1D(units, 16, 3, pad=1), out=L.Linear(16, tags)))
+def TokenTagger(self, words, tags):
     """A window of words; tags of -1 do not count."""
-
-    def __init__(self, vocabulary=20, units=8, tags=5):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(vocabulary, units)
-            self.conv = L.Convolution1D(units, 16, 3, pad=1)
-            self.out = L.Linear(16, tags)
-
-    def forward(self, words, tags):
-        h = F.transpose(self.embed(words), (0, 2, 1))
-        h = F.dropout(F.relu(self.conv(h)), .2).transpose(0, 2, 1)
-        y = self.out(h, n_batch_axes=2).reshape(tags.size, -1)
-        loss = F.softmax_cross_entropy(y, tags.ravel(), ignore_label=-1)
-        chainer.report({
-            'loss': loss,
-            'accuracy': F.accuracy(y, tags.ravel(), ignore_label=-1)}, self)
-        return loss
+    h = F.transpose(self.embed(words), (0, 2, 1))
+    h = F.dropout(F.relu(self.conv(h)), .2).transpose(0, 2, 1)
+    y = self.out(h, n_batch_axes=2).reshape(tags.size, -1)
+    loss = F.softmax_cross_entropy(y, tags.ravel(), ignore_label=-1)
+    chainer.report({
+        'loss': loss,
+        'accuracy': F.accuracy(y, tags.ravel(), ignore_label=-1)}, self)
+    return loss
 
 
 class SkipGram(chainer.Chain):
@@ -487,76 +434,56 @@ class Huffman(chainer.Chain):
         return self.out(h, word) / len(word)
 
 
-class MemoryNetwork(chainer.Chain):
+@net(lambda vocabulary=20, units=12, hops=3: dict(
+    hops=hops, A=L.EmbedID(vocabulary, units, ignore_label=-1),
+    C=L.EmbedID(vocabulary, units, ignore_label=-1), H=L.Linear(units, units),
+    W=L.Linear(units, vocabulary)))
+def MemoryNetwork(self, story, question, answer):
     """Questions about sentences, in several hops over the same memory."""
-
-    def __init__(self, vocabulary=20, units=12, hops=3):
-        super().__init__()
-        self.hops = hops
-        with self.init_scope():
-            self.A = L.EmbedID(vocabulary, units, ignore_label=-1)
-            self.C = L.EmbedID(vocabulary, units, ignore_label=-1)
-            self.H = L.Linear(units, units)
-            self.W = L.Linear(units, vocabulary)
-
-    def forward(self, story, question, answer):
-        m = F.sum(self.A(story), axis=2)
-        c = F.sum(self.C(story), axis=2)
-        u = F.sum(self.A(question), axis=1)
-        for _ in range(self.hops):
-            p = F.softmax(F.matmul(m, u[:, :, None])[:, :, 0])
-            o = F.matmul(p[:, None], c)[:, 0]
-            u = o + self.H(u)
-        y = self.W(u)
-        chainer.report({'accuracy': F.accuracy(y, answer)}, self)
-        return F.softmax_cross_entropy(y, answer)
+    m = F.sum(self.A(story), axis=2)
+    c = F.sum(self.C(story), axis=2)
+    u = F.sum(self.A(question), axis=1)
+    for _ in range(self.hops):
+        p = F.softmax(F.matmul(m, u[:, :, None])[:, :, 0])
+        o = F.matmul(p[:, None], c)[:, 0]
+        u = o + self.H(u)
+    y = self.W(u)
+    chainer.report({'accuracy': F.accuracy(y, answer)}, self)
+    return F.softmax_cross_entropy(y, answer)
 
 
-class QuasiRecurrent(chainer.Chain):
+@net(lambda n_in=5, units=8: dict(
+    conv=L.Convolution1D(n_in, 3 * units, 2), out=L.Linear(units, 3)))
+def QuasiRecurrent(self, series, label):
     """Gates by one convolution; what is left to loop over has no weights."""
-
-    def __init__(self, n_in=5, units=8):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution1D(n_in, 3 * units, 2)
-            self.out = L.Linear(units, 3)
-
-    def forward(self, series, label):
-        h = F.pad(F.transpose(series, (0, 2, 1)),
-                  [(0, 0), (0, 0), (1, 0)], 'constant')
-        z, f, o = F.split_axis(self.conv(h), 3, 1)
-        z, f, o = F.tanh(z), F.sigmoid(f), F.sigmoid(o)
-        c = None
-        for t in range(z.shape[2]):
-            new = (1 - f[:, :, t]) * z[:, :, t]
-            c = new if c is None else f[:, :, t] * c + new
-        return F.softmax_cross_entropy(self.out(o[:, :, -1] * c), label)
+    h = F.pad(F.transpose(series, (0, 2, 1)),
+              [(0, 0), (0, 0), (1, 0)], 'constant')
+    z, f, o = F.split_axis(self.conv(h), 3, 1)
+    z, f, o = F.tanh(z), F.sigmoid(f), F.sigmoid(o)
+    c = None
+    for t in range(z.shape[2]):
+        new = (1 - f[:, :, t]) * z[:, :, t]
+        c = new if c is None else f[:, :, t] * c + new
+    return F.softmax_cross_entropy(self.out(o[:, :, -1] * c), label)
 
 
-class HierarchicalDocument(chainer.Chain):
+@net(lambda vocabulary=20, units=8: dict(
+    embed=L.EmbedID(vocabulary, units), word=L.NStepGRU(1, units, units, 0.),
+    sentence=L.NStepBiLSTM(1, units, units, 0.),
+    attention=L.Linear(2 * units, 1), out=L.Linear(2 * units, 3)))
+def HierarchicalDocument(self, document, label):
     """Words to sentences to a document; lists of variables between."""
-
-    def __init__(self, vocabulary=20, units=8):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.EmbedID(vocabulary, units)
-            self.word = L.NStepGRU(1, units, units, 0.)
-            self.sentence = L.NStepBiLSTM(1, units, units, 0.)
-            self.attention = L.Linear(2 * units, 1)
-            self.out = L.Linear(2 * units, 3)
-
-    def forward(self, document, label):
-        n, sentences, words = document.shape
-        xs = list(F.separate(self.embed(
-            document.reshape(n * sentences, words)), axis=0))
-        h, _ = self.word(None, xs)
-        docs = F.split_axis(h[0], n, axis=0)
-        _, _, ys = self.sentence(None, None, list(docs))
-        vectors = []
-        for y in ys:
-            weight = F.softmax(self.attention(y), axis=0)
-            vectors.append(F.sum(F.broadcast_to(weight, y.shape) * y, 0))
-        return F.softmax_cross_entropy(self.out(F.vstack(vectors)), label)
+    n, sentences, words = document.shape
+    xs = list(F.separate(self.embed(
+        document.reshape(n * sentences, words)), axis=0))
+    h, _ = self.word(None, xs)
+    docs = F.split_axis(h[0], n, axis=0)
+    _, _, ys = self.sentence(None, None, list(docs))
+    vectors = []
+    for y in ys:
+        weight = F.softmax(self.attention(y), axis=0)
+        vectors.append(F.sum(F.broadcast_to(weight, y.shape) * y, 0))
+    return F.softmax_cross_entropy(self.out(F.vstack(vectors)), label)
 
 
 _PAIRS = arrays(padded(20, 6, low=1), padded(20, 5, low=1))

@@ -11,26 +11,27 @@ import chainer.links as L
 import numpy as np
 from chainer import Chain, ChainList, Parameter, report
 
-from .case import Case
-from .inputs import adjacency, arrays, floats, integers, keywords, some
+from .inputs import (
+    Case,
+    adjacency,
+    arrays,
+    floats,
+    integers,
+    keywords,
+    net,
+    some,
+)
 
 
-class SkipMLP(Chain):
+@net(lambda units=16: dict(
+    l1=L.Linear(None, units), l2=L.Linear(None, units),
+    l3=L.Linear(None, units), l4=L.Linear(None, 10)))
+def SkipMLP(self, x):
     """Skips of different reach: h3 sees the input, the output sees h1."""
-
-    def __init__(self, units=16):
-        super().__init__()
-        with self.init_scope():
-            self.l1 = L.Linear(None, units)
-            self.l2 = L.Linear(None, units)
-            self.l3 = L.Linear(None, units)
-            self.l4 = L.Linear(None, 10)
-
-    def forward(self, x):
-        h1 = F.relu(self.l1(x))
-        h2 = F.relu(self.l2(h1))
-        h3 = F.relu(self.l3(F.concat((h2, x))))
-        return self.l4(h1 + h3)
+    h1 = F.relu(self.l1(x))
+    h2 = F.relu(self.l2(h1))
+    h3 = F.relu(self.l3(F.concat((h2, x))))
+    return self.l4(h1 + h3)
 
 
 class Layers(ChainList):
@@ -47,174 +48,124 @@ class Layers(ChainList):
         return self[len(self) - 1](x)
 
 
-class HighwayNet(Chain):
-    def __init__(self, units=16, layers=4):
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Linear(None, units)
-            self.highways = L.Highway(
-                units, activate=F.tanh).repeat(layers)
-            self.last = L.Linear(units, 10)
-
-    def forward(self, x):
-        return self.last(self.highways(self.first(x)))
+@net(lambda units=16, layers=4: dict(
+    first=L.Linear(None, units),
+    highways=L.Highway(units, activate=F.tanh).repeat(layers),
+    last=L.Linear(units, 10)))
+def HighwayNet(self, x):
+    return self.last(self.highways(self.first(x)))
 
 
-class MaxoutNet(Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.m1 = L.Maxout(12, 16, 3)
-            self.m2 = L.Maxout(16, 10, 2)
-
-    def forward(self, x):
-        return self.m2(F.dropout(self.m1(x), .2))
+@net(lambda: dict(m1=L.Maxout(12, 16, 3), m2=L.Maxout(16, 10, 2)))
+def MaxoutNet(self, x):
+    return self.m2(F.dropout(self.m1(x), .2))
 
 
-class Experts(Chain):
+@net(lambda n_in=12, n_out=10, experts=4: dict(
+    gate=L.Linear(n_in, experts),
+    experts=ChainList(*[chainer.Sequential(L.Linear(n_in, 16), F.relu,
+        L.Linear(16, n_out)) for _ in range(experts)])))
+def Experts(self, x, t):
     """Every expert answers, a gate says how much of it counts."""
-
-    def __init__(self, n_in=12, n_out=10, experts=4):
-        super().__init__()
-        with self.init_scope():
-            self.gate = L.Linear(n_in, experts)
-            self.experts = ChainList(*[
-                chainer.Sequential(L.Linear(n_in, 16), F.relu,
-                                   L.Linear(16, n_out))
-                for _ in range(experts)])
-
-    def forward(self, x, t):
-        gate = F.softmax(self.gate(x))
-        answers = F.stack([expert(x) for expert in self.experts], axis=1)
-        weights = F.broadcast_to(gate[..., None], answers.shape)
-        y = F.sum(weights * answers, axis=1)
-        load = F.mean(gate, axis=0)
-        balance = F.sum(load * load) * len(self.experts)
-        loss = F.softmax_cross_entropy(y, t)
-        report({'loss': loss, 'balance': balance,
-                'accuracy': F.accuracy(y, t)}, self)
-        return loss + .01 * balance
+    gate = F.softmax(self.gate(x))
+    answers = F.stack([expert(x) for expert in self.experts], axis=1)
+    weights = F.broadcast_to(gate[..., None], answers.shape)
+    y = F.sum(weights * answers, axis=1)
+    load = F.mean(gate, axis=0)
+    balance = F.sum(load * load) * len(self.experts)
+    loss = F.softmax_cross_entropy(y, t)
+    report({'loss': loss, 'balance': balance,
+            'accuracy': F.accuracy(y, t)}, self)
+    return loss + .01 * balance
 
 
-class SparseExperts(Chain):
+@net(lambda n_in=12, experts=3: dict(
+    gate=L.Linear(n_in, experts), experts=L.Linear(n_in, 10).repeat(experts)))
+def SparseExperts(self, x):
     """Only the expert that the gate prefers runs; a loop of masks."""
-
-    def __init__(self, n_in=12, experts=3):
-        super().__init__()
-        with self.init_scope():
-            self.gate = L.Linear(n_in, experts)
-            self.experts = L.Linear(n_in, 10).repeat(experts)
-
-    def forward(self, x):
-        gate = F.softmax(self.gate(x))
-        chosen = gate.array.argmax(axis=1)
-        parts, rows = [], []
-        for i, expert in enumerate(self.experts):
-            mine, = np.nonzero(chosen == i)
-            if len(mine):
-                weight = F.broadcast_to(gate[mine, i:i + 1],
-                                        (len(mine), 10))
-                parts.append(weight * expert(x[mine]))
-                rows.append(mine)
-        back = np.argsort(np.concatenate(rows)).astype('i')
-        return F.permutate(F.concat(parts, axis=0), back)
+    gate = F.softmax(self.gate(x))
+    chosen = gate.array.argmax(axis=1)
+    parts, rows = [], []
+    for i, expert in enumerate(self.experts):
+        mine, = np.nonzero(chosen == i)
+        if len(mine):
+            weight = F.broadcast_to(gate[mine, i:i + 1],
+                                    (len(mine), 10))
+            parts.append(weight * expert(x[mine]))
+            rows.append(mine)
+    back = np.argsort(np.concatenate(rows)).astype('i')
+    return F.permutate(F.concat(parts, axis=0), back)
 
 
-class Graph(Chain):
+@net(lambda atoms=8, units=12, layers=3: dict(
+    layers=layers, embed=L.EmbedID(atoms, units, ignore_label=-1),
+    neighbour=L.Linear(units, units), itself=L.Linear(units, units),
+    update=L.StatelessGRU(units, units), readout=L.Linear(units, 1)))
+def Graph(self, atoms, adjacency, target):
     """Graph convolution by adjacency matrix, then a sum over nodes."""
-
-    def __init__(self, atoms=8, units=12, layers=3):
-        super().__init__()
-        self.layers = layers
-        with self.init_scope():
-            self.embed = L.EmbedID(atoms, units, ignore_label=-1)
-            self.neighbour = L.Linear(units, units)
-            self.itself = L.Linear(units, units)
-            self.update = L.StatelessGRU(units, units)
-            self.readout = L.Linear(units, 1)
-
-    def forward(self, atoms, adjacency, target):
-        n, nodes = atoms.shape
-        h = self.embed(atoms)
-        for _ in range(self.layers):
-            messages = F.matmul(adjacency,
-                                self.neighbour(h, n_batch_axes=2))
-            messages = F.relu(messages + self.itself(h, n_batch_axes=2))
-            h = self.update(F.reshape(h, (n * nodes, -1)),
-                            F.reshape(messages, (n * nodes, -1)))
-            h = F.reshape(h, (n, nodes, -1))
-        y = F.reshape(self.readout(F.sum(h, axis=1)), (n,))
-        loss = F.mean_squared_error(y, target)
-        report({'loss': loss, 'mae': F.mean_absolute_error(y, target)}, self)
-        return loss
+    n, nodes = atoms.shape
+    h = self.embed(atoms)
+    for _ in range(self.layers):
+        messages = F.matmul(adjacency,
+                            self.neighbour(h, n_batch_axes=2))
+        messages = F.relu(messages + self.itself(h, n_batch_axes=2))
+        h = self.update(F.reshape(h, (n * nodes, -1)),
+                        F.reshape(messages, (n * nodes, -1)))
+        h = F.reshape(h, (n, nodes, -1))
+    y = F.reshape(self.readout(F.sum(h, axis=1)), (n,))
+    loss = F.mean_squared_error(y, target)
+    report({'loss': loss, 'mae': F.mean_absolute_error(y, target)}, self)
+    return loss
 
 
-class GraphAttention(Chain):
-    def __init__(self, n_in=6, units=8, heads=2):
-        super().__init__()
-        with self.init_scope():
-            self.W = ChainList(*(L.Linear(n_in, units, nobias=True)
-                                 for _ in range(heads)))
-            self.a = ChainList(*(L.Linear(units, 2) for _ in range(heads)))
-            self.out = L.Linear(heads * units, 3)
-
-    def forward(self, x, adjacency, label):
-        outputs = []
-        for W, a in zip(self.W, self.a, strict=True):
-            h = W(x, n_batch_axes=2)
-            source, target = F.separate(a(h, n_batch_axes=2), axis=2)
-            e = F.leaky_relu(F.expand_dims(source, 2)
-                             + F.expand_dims(target, 1))
-            e = F.where(adjacency > 0, e, self.xp.full(e.shape, -1e4, 'f'))
-            outputs.append(F.elu(F.matmul(F.softmax(e, axis=2), h)))
-        y = self.out(F.max(F.dstack(outputs), axis=1))
-        return F.softmax_cross_entropy(y, label)
+@net(lambda n_in=6, units=8, heads=2: dict(
+    W=ChainList(*(L.Linear(n_in, units, nobias=True) for _ in range(heads))),
+    a=ChainList(*(L.Linear(units, 2) for _ in range(heads))),
+    out=L.Linear(heads * units, 3)))
+def GraphAttention(self, x, adjacency, label):
+    outputs = []
+    for W, a in zip(self.W, self.a, strict=True):
+        h = W(x, n_batch_axes=2)
+        source, target = F.separate(a(h, n_batch_axes=2), axis=2)
+        e = F.leaky_relu(F.expand_dims(source, 2)
+                         + F.expand_dims(target, 1))
+        e = F.where(adjacency > 0, e, self.xp.full(e.shape, -1e4, 'f'))
+        outputs.append(F.elu(F.matmul(F.softmax(e, axis=2), h)))
+    y = self.out(F.max(F.dstack(outputs), axis=1))
+    return F.softmax_cross_entropy(y, label)
 
 
-class ThinkingTime(Chain):
+@net(lambda units=12: dict(
+    inward=L.Linear(12, units), step=L.Linear(units, units),
+    out=L.Linear(units, 10)))
+def ThinkingTime(self, x):
     """More iterations when it is tested than when it is trained."""
-
-    def __init__(self, units=12):
-        super().__init__()
-        with self.init_scope():
-            self.inward = L.Linear(12, units)
-            self.step = L.Linear(units, units)
-            self.out = L.Linear(units, 10)
-
-    def forward(self, x):
-        h = start = self.inward(x)
-        for _ in range(2 if chainer.config.train else 5):
-            h = F.tanh(start + self.step(h))
-        return self.out(h)
+    h = start = self.inward(x)
+    for _ in range(2 if chainer.config.train else 5):
+        h = F.tanh(start + self.step(h))
+    return self.out(h)
 
 
-class Halting(Chain):
+@net(lambda units=12: dict(
+    inward=L.Linear(12, units), cell=L.StatelessGRU(units, units),
+    halt=L.Linear(units, 1, initial_bias=-.5), out=L.Linear(units, 10)))
+def Halting(self, x, t):
     """It goes on until it says that it is sure, at most four times."""
-
-    def __init__(self, units=12):
-        super().__init__()
-        with self.init_scope():
-            self.inward = L.Linear(12, units)
-            self.cell = L.StatelessGRU(units, units)
-            self.halt = L.Linear(units, 1, initial_bias=-.5)
-            self.out = L.Linear(units, 10)
-
-    def forward(self, x, t):
-        e = F.tanh(self.inward(x))
-        h = e
-        sure = self.xp.zeros((len(x), 1), 'f')
-        answer = ponder = 0
-        for _ in range(4):
-            h = self.cell(h, e)
-            p = F.sigmoid(self.halt(h)) * (1 - sure)
-            answer += F.broadcast_to(p, (len(x), 10)) * self.out(h)
-            sure = sure + p
-            ponder += F.mean(1 - sure)
-            if sure.array.min() > .9:
-                break
-        loss = F.softmax_cross_entropy(answer, t) + .01 * ponder
-        report({'loss': loss, 'ponder': ponder}, self)
-        return loss
+    e = F.tanh(self.inward(x))
+    h = e
+    sure = self.xp.zeros((len(x), 1), 'f')
+    answer = ponder = 0
+    for _ in range(4):
+        h = self.cell(h, e)
+        p = F.sigmoid(self.halt(h)) * (1 - sure)
+        answer += F.broadcast_to(p, (len(x), 10)) * self.out(h)
+        sure = sure + p
+        ponder += F.mean(1 - sure)
+        if sure.array.min() > .9:
+            break
+    loss = F.softmax_cross_entropy(answer, t) + .01 * ponder
+    report({'loss': loss, 'ponder': ponder}, self)
+    return loss
 
 
 class Normaliser(chainer.Link):
@@ -236,70 +187,49 @@ class Normaliser(chainer.Link):
         return (x - self.mean) / self.xp.sqrt(self.var + 1e-2)
 
 
-class Regression(Chain):
+@net(lambda size=12: dict(
+    norm=Normaliser(size), l1=L.Linear(size, 16), l2=L.Linear(16, 2)))
+def Regression(self, x, t):
     """Running statistics that are no parameters; operators as loss."""
-
-    def __init__(self, size=12):
-        super().__init__()
-        with self.init_scope():
-            self.norm = Normaliser(size)
-            self.l1 = L.Linear(size, 16)
-            self.l2 = L.Linear(16, 2)
-
-    def forward(self, x, t):
-        y = self.l2(F.tanh(self.l1(self.norm(x))))
-        error = (y - t) ** 2
-        return F.sum(error) / error.size
+    y = self.l2(F.tanh(self.l1(self.norm(x))))
+    error = (y - t) ** 2
+    return F.sum(error) / error.size
 
 
-class Arithmetic(Chain):
+@net(lambda size=6: dict(
+    w=Parameter(chainer.initializers.Normal(1), (size,)),
+    a=Parameter(np.array(.5, 'f')), b=Parameter(np.array(0, 'f'))))
+def Arithmetic(self, x, t):
     """No link at all: parameters, operators, and ``xp``."""
-
-    def __init__(self, size=6):
-        super().__init__()
-        with self.init_scope():
-            self.w = Parameter(chainer.initializers.Normal(1), (size,))
-            self.a = Parameter(np.array(.5, 'f'))
-            self.b = Parameter(np.array(0, 'f'))
-
-    def forward(self, x, t):
-        xp = self.xp
-        features = xp.where(x > 0, x, .1 * x)
-        w = abs(self.w) / F.broadcast_to(F.sum(abs(self.w)), self.w.shape)
-        y = F.sum(features * F.broadcast_to(w, x.shape), axis=1)
-        y = F.broadcast_to(self.a, y.shape) * y - F.broadcast_to(
-            self.b, y.shape)
-        loss = (y - t) ** 2
-        loss = loss / (1 + loss)
-        self.y = y
-        report({'y': xp.mean(y.array), 'above': (y.array > t).mean()}, self)
-        return F.mean(loss)
+    xp = self.xp
+    features = xp.where(x > 0, x, .1 * x)
+    w = abs(self.w) / F.broadcast_to(F.sum(abs(self.w)), self.w.shape)
+    y = F.sum(features * F.broadcast_to(w, x.shape), axis=1)
+    y = F.broadcast_to(self.a, y.shape) * y - F.broadcast_to(
+        self.b, y.shape)
+    loss = (y - t) ** 2
+    loss = loss / (1 + loss)
+    self.y = y
+    report({'y': xp.mean(y.array), 'above': (y.array > t).mean()}, self)
+    return F.mean(loss)
 
 
-class DropoutAndNorms(Chain):
+@net(lambda units=16: dict(
+    l1=L.Linear(12, units), bn=L.BatchNormalization(units),
+    l2=L.Linear(units, units), ln=L.LayerNormalization(),
+    l3=L.Linear(units, units),
+    brn=L.BatchRenormalization(units, rmax=2, dmax=1),
+    l4=L.Linear(units, units), gn=L.GroupNormalization(4),
+    out=L.Linear(units, 10)))
+def DropoutAndNorms(self, x):
     """Every normalisation; dropout between them."""
-
-    def __init__(self, units=16):
-        super().__init__()
-        with self.init_scope():
-            self.l1 = L.Linear(12, units)
-            self.bn = L.BatchNormalization(units)
-            self.l2 = L.Linear(units, units)
-            self.ln = L.LayerNormalization()
-            self.l3 = L.Linear(units, units)
-            self.brn = L.BatchRenormalization(units, rmax=2, dmax=1)
-            self.l4 = L.Linear(units, units)
-            self.gn = L.GroupNormalization(4)
-            self.out = L.Linear(units, 10)
-
-    def forward(self, x):
-        h = F.dropout(F.relu(self.bn(self.l1(x))))
-        h = F.dropout(F.relu(self.ln(self.l2(h))), ratio=.25)
-        h = F.relu(self.brn(self.l3(h)))
-        h = F.relu(self.gn(self.l4(h)))
-        with chainer.using_config('dropout_ratio', .1):
-            h = F.dropout(h, chainer.config.dropout_ratio)
-        return self.out(h)
+    h = F.dropout(F.relu(self.bn(self.l1(x))))
+    h = F.dropout(F.relu(self.ln(self.l2(h))), ratio=.25)
+    h = F.relu(self.brn(self.l3(h)))
+    h = F.relu(self.gn(self.l4(h)))
+    with chainer.using_config('dropout_ratio', .1):
+        h = F.dropout(h, chainer.config.dropout_ratio)
+    return self.out(h)
 
 
 class Regularised(Chain):
@@ -319,40 +249,29 @@ class Regularised(Chain):
         return loss + self.decay * squares
 
 
-class DeepSets(Chain):
+@net(lambda n_in=4, units=12: dict(
+    phi=chainer.Sequential(L.Linear(n_in, units), F.relu, L.Linear(units,
+        units)), rho=L.Linear(2 * units, 3)))
+def DeepSets(self, elements, label):
     """A function of the set: elements by one link, then sum and max."""
-
-    def __init__(self, n_in=4, units=12):
-        super().__init__()
-        with self.init_scope():
-            self.phi = chainer.Sequential(
-                L.Linear(n_in, units), F.relu, L.Linear(units, units))
-            self.rho = L.Linear(2 * units, 3)
-
-    def forward(self, elements, label):
-        n, count, size = elements.shape
-        h = self.phi(elements.reshape(n * count, size))
-        h = F.reshape(h, (n, count, -1))
-        h = F.concat((F.sum(h, axis=1) / count, F.max(h, axis=1)))
-        return F.softmax_cross_entropy(self.rho(h), label)
+    n, count, size = elements.shape
+    h = self.phi(elements.reshape(n * count, size))
+    h = F.reshape(h, (n, count, -1))
+    h = F.concat((F.sum(h, axis=1) / count, F.max(h, axis=1)))
+    return F.softmax_cross_entropy(self.rho(h), label)
 
 
-class FactorisationMachine(Chain):
-    def __init__(self, features=30, size=6):
-        super().__init__()
-        with self.init_scope():
-            self.w = L.EmbedID(features, 1)
-            self.v = L.EmbedID(features, size,
-                               initialW=chainer.initializers.Normal(.3))
-            self.bias = L.Bias(axis=0, shape=())
-
-    def forward(self, ids, t):
-        v = self.v(ids)
-        pairs = F.sum(F.square(F.sum(v, 1)) - F.sum(F.square(v), 1), 1)
-        y = self.bias(F.sum(self.w(ids), axis=(1, 2)) + .5 * pairs)
-        loss = F.sigmoid_cross_entropy(y, t)
-        report({'loss': loss, 'accuracy': F.binary_accuracy(y, t)}, self)
-        return loss
+@net(lambda features=30, size=6: dict(
+    w=L.EmbedID(features, 1),
+    v=L.EmbedID(features, size, initialW=chainer.initializers.Normal(.3)),
+    bias=L.Bias(axis=0, shape=())))
+def FactorisationMachine(self, ids, t):
+    v = self.v(ids)
+    pairs = F.sum(F.square(F.sum(v, 1)) - F.sum(F.square(v), 1), 1)
+    y = self.bias(F.sum(self.w(ids), axis=(1, 2)) + .5 * pairs)
+    loss = F.sigmoid_cross_entropy(y, t)
+    report({'loss': loss, 'accuracy': F.binary_accuracy(y, t)}, self)
+    return loss
 
 
 class WideAndDeep(Chain):
@@ -377,21 +296,15 @@ class WideAndDeep(Chain):
         return F.sigmoid_cross_entropy(y, clicked[:, None])
 
 
-class HyperNetwork(Chain):
+@net(lambda n_in=6, n_out=4, condition=3: dict(
+    n_out=n_out, make=L.Linear(condition, n_in * n_out),
+    last=L.Linear(n_out, 3)))
+def HyperNetwork(self, x, condition, label):
     """The weights of a layer are what another one returns."""
-
-    def __init__(self, n_in=6, n_out=4, condition=3):
-        super().__init__()
-        self.n_out = n_out
-        with self.init_scope():
-            self.make = L.Linear(condition, n_in * n_out)
-            self.last = L.Linear(n_out, 3)
-
-    def forward(self, x, condition, label):
-        n, n_in = x.shape
-        W = self.make(condition).reshape(n, self.n_out, n_in)
-        h = F.matmul(W, x[:, :, None]).reshape(n, self.n_out)
-        return F.softmax_cross_entropy(self.last(F.tanh(h)), label)
+    n, n_in = x.shape
+    W = self.make(condition).reshape(n, self.n_out, n_in)
+    h = F.matmul(W, x[:, :, None]).reshape(n, self.n_out)
+    return F.softmax_cross_entropy(self.last(F.tanh(h)), label)
 
 
 class Ode(Chain):
@@ -449,27 +362,20 @@ class DeepQ(Chain):
         return loss
 
 
-class ActorCritic(Chain):
+@net(lambda n_in=6, actions=3: dict(
+    body=L.Linear(n_in, 16), pi=L.Linear(16, actions), v=L.Linear(16, 1)))
+def ActorCritic(self, state, action, reward):
     """The advantage is a number, not a variable."""
-
-    def __init__(self, n_in=6, actions=3):
-        super().__init__()
-        with self.init_scope():
-            self.body = L.Linear(n_in, 16)
-            self.pi = L.Linear(16, actions)
-            self.v = L.Linear(16, 1)
-
-    def forward(self, state, action, reward):
-        h = F.tanh(self.body(state))
-        log_pi = F.log_softmax(self.pi(h))
-        v = F.squeeze(self.v(h), axis=1)
-        advantage = reward - v.data
-        policy = -F.mean(F.select_item(log_pi, action) * advantage)
-        value = F.mean_squared_error(v, reward)
-        entropy = -F.mean(F.sum(F.exp(log_pi) * log_pi, axis=1))
-        report({'policy': policy, 'value': value, 'entropy': entropy,
-                'advantage': float(advantage.mean())}, self)
-        return policy + .5 * value - .01 * entropy
+    h = F.tanh(self.body(state))
+    log_pi = F.log_softmax(self.pi(h))
+    v = F.squeeze(self.v(h), axis=1)
+    advantage = reward - v.data
+    policy = -F.mean(F.select_item(log_pi, action) * advantage)
+    value = F.mean_squared_error(v, reward)
+    entropy = -F.mean(F.sum(F.exp(log_pi) * log_pi, axis=1))
+    report({'policy': policy, 'value': value, 'entropy': entropy,
+            'advantage': float(advantage.mean())}, self)
+    return policy + .5 * value - .01 * entropy
 
 
 class Distilled(Chain):
@@ -570,25 +476,18 @@ class Methods(Chain):
         return total
 
 
-class OuterProduct(Chain):
+@net(lambda: dict(
+    left=L.Linear(12, 4), right=L.Linear(12, 5),
+    bilinear=L.Bilinear(4, 5, 6, nobias=True),
+    centres=Parameter(chainer.initializers.Normal(1.), (4, 6))))
+def OuterProduct(self, x, t):
     """Bilinear of two views of x, a covariance, and a hinge."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.left = L.Linear(12, 4)
-            self.right = L.Linear(12, 5)
-            self.bilinear = L.Bilinear(4, 5, 6, nobias=True)
-            self.centres = Parameter(chainer.initializers.Normal(1.),
-                                     (4, 6))
-
-    def forward(self, x, t):
-        h = self.bilinear(self.left(x), self.right(x))
-        a, b = F.broadcast(h[:, None], self.centres[None])
-        y = -F.sum((a - b) ** 2, axis=2)
-        loss = F.hinge(y, t)
-        # About the batch as a whole, so it differs in a micro-batch.
-        return loss + .01 * F.cross_covariance(h[:, :3], h[:, 3:])
+    h = self.bilinear(self.left(x), self.right(x))
+    a, b = F.broadcast(h[:, None], self.centres[None])
+    y = -F.sum((a - b) ** 2, axis=2)
+    loss = F.hinge(y, t)
+    # About the batch as a whole, so it differs in a micro-batch.
+    return loss + .01 * F.cross_covariance(h[:, :3], h[:, 3:])
 
 
 class SharedParameters(Chain):
@@ -626,42 +525,30 @@ class Moving(Chain):
         return F.softmax_cross_entropy(self.out(centred), t)
 
 
-class LayerDrop(Chain):
+@net(lambda units=12, layers=4: dict(
+    blocks=L.Linear(units, units).repeat(layers), out=L.Linear(units, 10)))
+def LayerDrop(self, x):
     """Stochastic depth: a coin says which of the layers run."""
-
-    def __init__(self, units=12, layers=4):
-        super().__init__()
-        with self.init_scope():
-            self.blocks = L.Linear(units, units).repeat(layers)
-            self.out = L.Linear(units, 10)
-
-    def forward(self, x):
-        h = x
-        for block in self.blocks:
-            if not chainer.config.train:
-                h = h + .5 * F.relu(block(h))
-            elif np.random.rand() < .5:
-                h = h + F.relu(block(h))
-        return self.out(h)
+    h = x
+    for block in self.blocks:
+        if not chainer.config.train:
+            h = h + .5 * F.relu(block(h))
+        elif np.random.rand() < .5:
+            h = h + F.relu(block(h))
+    return self.out(h)
 
 
-class Weighted(Chain):
+@net(lambda: dict(
+    l1=L.Linear(12, 16), l2=L.Linear(16, 4),
+    class_weight=np.array([1, 2, .5, 1], 'f')))
+def Weighted(self, x, t, weight):
     """Some labels are missing; a class weight; a sample weight."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.l1 = L.Linear(12, 16)
-            self.l2 = L.Linear(16, 4)
-        self.class_weight = np.array([1, 2, .5, 1], 'f')
-
-    def forward(self, x, t, weight):
-        y = self.l2(F.relu(self.l1(x)))
-        loss = F.softmax_cross_entropy(
-            y, t, class_weight=self.class_weight, ignore_label=-1,
-            reduce='no')
-        return F.average(loss, weights=chainer.as_variable(
-            np.abs(weight) + np.float32(.1)))
+    y = self.l2(F.relu(self.l1(x)))
+    loss = F.softmax_cross_entropy(
+        y, t, class_weight=self.class_weight, ignore_label=-1,
+        reduce='no')
+    return F.average(loss, weights=chainer.as_variable(
+        np.abs(weight) + np.float32(.1)))
 
 
 _LABELLED = arrays(floats(12), integers(10))

@@ -11,8 +11,7 @@ import chainer.links as L
 import numpy as np
 from chainer import initializers
 
-from .case import Case
-from .inputs import arrays, bits, floats, integers, some
+from .inputs import Case, arrays, bits, floats, integers, net, some
 
 
 class DoubleConv(chainer.Chain):
@@ -125,39 +124,27 @@ class PreActivation(chainer.Chain):
         return h + x
 
 
-class PreActivationResNet(chainer.Chain):
-    def __init__(self, classes=10):
-        super().__init__()
-        with self.init_scope():
-            self.stem = L.Convolution2D(None, 8, 3, pad=1, nobias=True)
-            self.blocks = chainer.Sequential(
-                PreActivation(8, 1), PreActivation(16, 2),
-                PreActivation(16, 1), PreActivation(32, 2))
-            self.bn = L.BatchNormalization(32, decay=.99, eps=1e-4)
-            self.fc = L.Linear(None, classes)
-
-    def forward(self, x):
-        h = F.relu(self.bn(self.blocks(self.stem(x))))
-        return self.fc(F.mean(h, axis=(2, 3)))
+@net(lambda classes=10: dict(
+    stem=L.Convolution2D(None, 8, 3, pad=1, nobias=True),
+    blocks=chainer.Sequential(PreActivation(8, 1), PreActivation(16, 2),
+        PreActivation(16, 1), PreActivation(32, 2)),
+    bn=L.BatchNormalization(32, decay=.99, eps=1e-4),
+    fc=L.Linear(None, classes)))
+def PreActivationResNet(self, x):
+    h = F.relu(self.bn(self.blocks(self.stem(x))))
+    return self.fc(F.mean(h, axis=(2, 3)))
 
 
-class StatisticsPerPixel(chainer.Chain):
+@net(lambda: dict(
+    conv=L.Convolution2D(1, 4, 3), bn=L.BatchNormalization((4, 6, 6), axis=0),
+    fc1=L.Linear(None, 32, nobias=True),
+    bn1=L.BatchNormalization(32, use_beta=True, use_gamma=False),
+    fc2=L.Linear(32, 10)))
+def StatisticsPerPixel(self, x):
     """Batch normalisation over the samples alone, dropout after it."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(1, 4, 3)
-            self.bn = L.BatchNormalization((4, 6, 6), axis=0)
-            self.fc1 = L.Linear(None, 32, nobias=True)
-            self.bn1 = L.BatchNormalization(32, use_beta=True,
-                                            use_gamma=False)
-            self.fc2 = L.Linear(32, 10)
-
-    def forward(self, x):
-        h = F.leaky_relu(self.bn(self.conv(x)), .1)
-        h = F.dropout(F.relu(self.bn1(self.fc1(h))), ratio=.3)
-        return self.fc2(h)
+    h = F.leaky_relu(self.bn(self.conv(x)), .1)
+    h = F.dropout(F.relu(self.bn1(self.fc1(h))), ratio=.3)
+    return self.fc2(h)
 
 
 class SqueezeExcitation(chainer.Chain):
@@ -195,27 +182,18 @@ class SENet(chainer.Chain):
         return self.fc(F.average_pooling_2d(h, h.shape[2:]))
 
 
-class SpatialTransformer(chainer.Chain):
+@net(lambda: dict(
+    where=chainer.Sequential(L.Convolution2D(1, 4, 5), F.relu,
+        partial(F.max_pooling_2d, ksize=2), L.Linear(None, 16), F.relu),
+    theta=L.Linear(16, 6, initialW=initializers.Normal(.01),
+        initial_bias=np.array([1, 0, 0, 0, 1, 0], 'f')),
+    conv=L.Convolution2D(1, 8, 3), fc=L.Linear(None, 10)))
+def SpatialTransformer(self, x):
     """Where to look is regressed; what is there is classified."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.where = chainer.Sequential(
-                L.Convolution2D(1, 4, 5), F.relu,
-                partial(F.max_pooling_2d, ksize=2), L.Linear(None, 16),
-                F.relu)
-            self.theta = L.Linear(
-                16, 6, initialW=initializers.Normal(.01),
-                initial_bias=np.array([1, 0, 0, 0, 1, 0], 'f'))
-            self.conv = L.Convolution2D(1, 8, 3)
-            self.fc = L.Linear(None, 10)
-
-    def forward(self, x):
-        theta = self.theta(self.where(x)).reshape(-1, 2, 3)
-        grid = F.spatial_transformer_grid(theta, (8, 8))
-        h = F.spatial_transformer_sampler(x, grid)
-        return self.fc(F.max_pooling_2d(F.relu(self.conv(h)), 2))
+    theta = self.theta(self.where(x)).reshape(-1, 2, 3)
+    grid = F.spatial_transformer_grid(theta, (8, 8))
+    h = F.spatial_transformer_sampler(x, grid)
+    return self.fc(F.max_pooling_2d(F.relu(self.conv(h)), 2))
 
 
 class MixerBlock(chainer.Chain):
@@ -245,39 +223,26 @@ class MixerBlock(chainer.Chain):
         return x + self.channel2(h, n_batch_axes=2)
 
 
-class Mixer(chainer.Chain):
+@net(lambda size=16, patch=4, channels=16, layers=3: dict(
+    embed=L.Convolution2D(3, channels, patch, stride=patch),
+    blocks=MixerBlock((size // patch) ** 2, channels).repeat(layers),
+    head=L.Linear(channels, 10)))
+def Mixer(self, x):
     """MLP-Mixer: linear layers over patches, then over channels."""
-
-    def __init__(self, size=16, patch=4, channels=16, layers=3):
-        super().__init__()
-        with self.init_scope():
-            self.embed = L.Convolution2D(3, channels, patch, stride=patch)
-            self.blocks = MixerBlock(
-                (size // patch) ** 2, channels).repeat(layers)
-            self.head = L.Linear(channels, 10)
-
-    def forward(self, x):
-        h = self.embed(x)
-        h = F.transpose(h.reshape(*h.shape[:2], -1), (0, 2, 1))
-        return self.head(F.mean(self.blocks(h), axis=1))
+    h = self.embed(x)
+    h = F.transpose(h.reshape(*h.shape[:2], -1), (0, 2, 1))
+    return self.head(F.mean(self.blocks(h), axis=1))
 
 
-class Inceptions(chainer.Chain):
+@net(lambda: dict(
+    stem=L.Convolution2D(3, 8, 3, pad=1), a=L.Inception(8, 4, 4, 4, 2, 4, 4),
+    b=L.InceptionBN(16, 4, 4, 4, 2, 4, 'avg', 4), fc=L.Linear(16, 10)))
+def Inceptions(self, x):
     """Chainer's own Inception links, with and without normalisation."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.stem = L.Convolution2D(3, 8, 3, pad=1)
-            self.a = L.Inception(8, 4, 4, 4, 2, 4, 4)
-            self.b = L.InceptionBN(16, 4, 4, 4, 2, 4, 'avg', 4)
-            self.fc = L.Linear(16, 10)
-
-    def forward(self, x):
-        h = F.relu(self.stem(x))
-        h = F.max_pooling_2d(self.a(h), 3, stride=2)
-        h = self.b(h)
-        return self.fc(F.average(h, axis=(2, 3)))
+    h = F.relu(self.stem(x))
+    h = F.max_pooling_2d(self.a(h), 3, stride=2)
+    h = self.b(h)
+    return self.fc(F.average(h, axis=(2, 3)))
 
 
 class MobileNet(chainer.Chain):
@@ -353,21 +318,15 @@ class WeightStandardised(chainer.Chain):
             self.b, (len(x), 10))
 
 
-class Pyramid(chainer.Chain):
+@net(lambda: dict(
+    conv1=L.Convolution2D(3, 8, 5, stride=2),
+    conv2=L.DilatedConvolution2D(8, 8, 3, pad=2, dilate=2),
+    fc1=L.Linear(None, 32), fc2=L.Linear(32, 10)))
+def Pyramid(self, x):
     """An AlexNet in small: normalised responses, pooled in a pyramid."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = L.Convolution2D(3, 8, 5, stride=2)
-            self.conv2 = L.DilatedConvolution2D(8, 8, 3, pad=2, dilate=2)
-            self.fc1 = L.Linear(None, 32)
-            self.fc2 = L.Linear(32, 10)
-
-    def forward(self, x):
-        h = F.local_response_normalization(F.relu(self.conv1(x)))
-        h = F.spatial_pyramid_pooling_2d(F.relu(self.conv2(h)), 3, 'max')
-        return self.fc2(F.dropout(F.elu(self.fc1(h)), .5))
+    h = F.local_response_normalization(F.relu(self.conv1(x)))
+    h = F.spatial_pyramid_pooling_2d(F.relu(self.conv2(h)), 3, 'max')
+    return self.fc2(F.dropout(F.elu(self.fc1(h)), .5))
 
 
 class Capsules(chainer.Chain):
@@ -411,66 +370,47 @@ class Capsules(chainer.Chain):
         return loss
 
 
-class Segmentation(chainer.Chain):
+@net(lambda width=8, classes=5: dict(
+    stages=chainer.ChainList(*(L.Convolution2D(None, width, 3, stride=2,
+        pad=1) for _ in range(3))),
+    lateral=chainer.ChainList(*(L.Convolution2D(width, width, 1) for _ in
+        range(3))), head=L.Convolution2D(width, classes, 1)))
+def Segmentation(self, image, label):
     """Features of three scales, resized and added; some pixels unlabelled."""
-
-    def __init__(self, width=8, classes=5):
-        super().__init__()
-        with self.init_scope():
-            self.stages = chainer.ChainList(*(
-                L.Convolution2D(None, width, 3, stride=2, pad=1)
-                for _ in range(3)))
-            self.lateral = chainer.ChainList(*(
-                L.Convolution2D(width, width, 1) for _ in range(3)))
-            self.head = L.Convolution2D(width, classes, 1)
-
-    def forward(self, image, label):
-        maps = []
-        for conv, side in zip(self.stages, self.lateral, strict=True):
-            image = F.relu(conv(image))
-            maps.append(side(image))
-        total = sum(F.resize_images(m, label.shape[1:]) for m in maps)
-        return F.softmax_cross_entropy(self.head(total), label,
-                                       ignore_label=-1)
+    maps = []
+    for conv, side in zip(self.stages, self.lateral, strict=True):
+        image = F.relu(conv(image))
+        maps.append(side(image))
+    total = sum(F.resize_images(m, label.shape[1:]) for m in maps)
+    return F.softmax_cross_entropy(self.head(total), label,
+                                   ignore_label=-1)
 
 
-class SuperResolution(chainer.Chain):
+@net(lambda width=12: dict(
+    conv1=L.Convolution2D(1, width, 3, pad=1),
+    conv2=L.Convolution2D(width, 4, 3, pad=1)))
+def SuperResolution(self, x, t):
     """Twice the size, by channels that become pixels."""
-
-    def __init__(self, width=12):
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = L.Convolution2D(1, width, 3, pad=1)
-            self.conv2 = L.Convolution2D(width, 4, 3, pad=1)
-
-    def forward(self, x, t):
-        h = self.conv2(F.softplus(self.conv1(x)))
-        y = F.depth2space(h, 2) + F.resize_images(x, t.shape[2:])
-        loss = F.mean_absolute_error(y, t)
-        chainer.report({'loss': loss}, self)
-        chainer.report({'psnr': -10 * F.log10(F.mean_squared_error(y, t))},
-                       self)
-        return loss
+    h = self.conv2(F.softplus(self.conv1(x)))
+    y = F.depth2space(h, 2) + F.resize_images(x, t.shape[2:])
+    loss = F.mean_absolute_error(y, t)
+    chainer.report({'loss': loss}, self)
+    chainer.report({'psnr': -10 * F.log10(F.mean_squared_error(y, t))},
+                   self)
+    return loss
 
 
-class TwoViews(chainer.Chain):
+@net(lambda: dict(
+    conv=L.Convolution2D(3, 8, 3, stride=2), image=L.Linear(None, 16),
+    vector=L.Linear(5, 16), both=L.Bilinear(16, 16, 10)))
+def TwoViews(self, image, vector, t):
     """An image and a vector, each with a branch of its own."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv = L.Convolution2D(3, 8, 3, stride=2)
-            self.image = L.Linear(None, 16)
-            self.vector = L.Linear(5, 16)
-            self.both = L.Bilinear(16, 16, 10)
-
-    def forward(self, image, vector, t):
-        a = F.tanh(self.image(F.relu(self.conv(image))))
-        b = F.tanh(self.vector(vector))
-        y = self.both(a, b)
-        loss = F.softmax_cross_entropy(y, t)
-        chainer.report({'loss': loss, 'accuracy': F.accuracy(y, t)}, self)
-        return loss
+    a = F.tanh(self.image(F.relu(self.conv(image))))
+    b = F.tanh(self.vector(vector))
+    y = self.both(a, b)
+    loss = F.softmax_cross_entropy(y, t)
+    chainer.report({'loss': loss, 'accuracy': F.accuracy(y, t)}, self)
+    return loss
 
 
 class Siamese(chainer.Chain):
@@ -494,69 +434,50 @@ class Siamese(chainer.Chain):
         return loss
 
 
-class Triplet(chainer.Chain):
+@net(lambda embedder: dict(embedder=embedder))
+def Triplet(self, anchor, positive, negative):
     """One pass over three images stacked into one batch, then divided."""
-
-    def __init__(self, embedder):
-        super().__init__()
-        with self.init_scope():
-            self.embedder = embedder
-
-    def forward(self, anchor, positive, negative):
-        stacked = self.xp.concatenate((anchor, positive, negative))
-        a, p, n = F.split_axis(self.embedder(stacked), 3, axis=0)
-        return F.triplet(a, p, n, margin=.5)
+    stacked = self.xp.concatenate((anchor, positive, negative))
+    a, p, n = F.split_axis(self.embedder(stacked), 3, axis=0)
+    return F.triplet(a, p, n, margin=.5)
 
 
-class MultiTask(chainer.Chain):
+@net(lambda: dict(
+    trunk=chainer.Sequential(L.Convolution2D(3, 8, 3, stride=2), F.relu,
+        L.Linear(None, 32), F.relu), cls=L.Linear(32, 10), box=L.Linear(32, 4),
+    attribute=L.Linear(32, 3)))
+def MultiTask(self, x, label, box, attribute):
     """Classes for all, boxes for all, attributes for some."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.trunk = chainer.Sequential(
-                L.Convolution2D(3, 8, 3, stride=2), F.relu,
-                L.Linear(None, 32), F.relu)
-            self.cls = L.Linear(32, 10)
-            self.box = L.Linear(32, 4)
-            self.attribute = L.Linear(32, 3)
-
-    def forward(self, x, label, box, attribute):
-        h = self.trunk(x)
-        y = self.cls(h)
-        losses = {
-            'cls': F.softmax_cross_entropy(y, label),
-            'box': F.mean(F.huber_loss(self.box(h), box, 1.)),
-            'attribute': F.softmax_cross_entropy(
-                self.attribute(h), attribute, ignore_label=-1)}
-        total = 0
-        for weight, loss in zip((1, .5, .25), losses.values(), strict=True):
-            total += weight * loss
-        chainer.report(losses, self)
-        chainer.report({'loss': total, 'accuracy': F.accuracy(y, label)},
-                       self)
-        return total
+    h = self.trunk(x)
+    y = self.cls(h)
+    losses = {
+        'cls': F.softmax_cross_entropy(y, label),
+        'box': F.mean(F.huber_loss(self.box(h), box, 1.)),
+        'attribute': F.softmax_cross_entropy(
+            self.attribute(h), attribute, ignore_label=-1)}
+    total = 0
+    for weight, loss in zip((1, .5, .25), losses.values(), strict=True):
+        total += weight * loss
+    chainer.report(losses, self)
+    chainer.report({'loss': total, 'accuracy': F.accuracy(y, label)},
+                   self)
+    return total
 
 
-class BatchedDetector(chainer.Chain):
+@net(lambda: dict(
+    conv1=L.Convolution2D(3, 8, 3, 2, 1),
+    conv2=L.Convolution2D(8, 5, 3, 2, 1)))
+def BatchedDetector(self, x, present, offset):
     """An objectness map, indexed; its loss is by sigmoid."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = L.Convolution2D(3, 8, 3, 2, 1)
-            self.conv2 = L.Convolution2D(8, 5, 3, 2, 1)
-
-    def forward(self, x, present, offset):
-        y = self.conv2(F.relu(self.conv1(x)))
-        score, moved = y[:, 0], y[:, 1:]
-        where = F.sigmoid_cross_entropy(score, present)
-        mask = (present > 0)[:, None].astype('f')
-        distance = F.absolute(F.tanh(moved) - offset)
-        distance = F.sum(distance * self.xp.broadcast_to(
-            mask, distance.shape)) / max(float(mask.sum()), 1)
-        chainer.report({'where': where, 'distance': distance}, self)
-        return where + .1 * distance
+    y = self.conv2(F.relu(self.conv1(x)))
+    score, moved = y[:, 0], y[:, 1:]
+    where = F.sigmoid_cross_entropy(score, present)
+    mask = (present > 0)[:, None].astype('f')
+    distance = F.absolute(F.tanh(moved) - offset)
+    distance = F.sum(distance * self.xp.broadcast_to(
+        mask, distance.shape)) / max(float(mask.sum()), 1)
+    chainer.report({'where': where, 'distance': distance}, self)
+    return where + .1 * distance
 
 
 def _sequential_mlp():

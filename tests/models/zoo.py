@@ -9,8 +9,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 
-from .case import Case
-from .inputs import arrays, floats, integers
+from .inputs import Case, arrays, floats, integers
 
 
 class Trained(chainer.Chain):

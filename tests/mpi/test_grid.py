@@ -190,7 +190,6 @@ def test_equal_groups_are_made_once_and_freed_with_their_communicator(comm):
     with communicators_left(comm, 10):
         groups = [split_groups(comm, group_size=1) for _ in range(20)]
         assert groups[0] == groups[-1] != split_groups(comm, 2)
-    with communicators_left(comm, 10):
         for _ in range(20):
             part = comm.Dup()
             split_groups(part, 2)

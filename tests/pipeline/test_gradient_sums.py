@@ -16,50 +16,23 @@ def parameter(dtype='f'):
 
 
 def test_the_sum_has_the_bits_of_adding_one_after_the_other():
+    """In each step anew; what is added is only read, the rest left alone."""
     random = np.random.RandomState(0)
-    parts = [random.randn(3).astype('f') for _ in range(5)]
-    weight, sums = parameter(), GradientSums()
-    for part in parts:
-        sums.add(weight, part)
-    sums.finish(None)
-    expected = parts[0]
-    for part in parts[1:]:
-        expected = expected + part
-    assert weight.grad.tobytes() == expected.tobytes()
-
-
-def test_the_parts_are_only_read():
-    part = np.ones(3, 'f')
-    sums = GradientSums()
-    weight = parameter()
-    for _ in range(3):
-        sums.add(weight, part)
-    assert part.tolist() == [1, 1, 1]
-
-
-def test_every_step_starts_anew():
-    weight, sums = parameter(), GradientSums()
-    sums.add(weight, np.ones(3, 'f'))
-    sums.finish(None)
-    sums.add(weight, np.full(3, 5, 'f'))
-    sums.finish(None)
-    assert weight.grad.tolist() == [5, 5, 5]
-
-
-def test_a_parameter_without_gradient_is_left_alone():
-    used, unused, sums = parameter(), parameter(), GradientSums()
-    sums.add(used, np.ones(3, 'f'))
-    sums.finish(None)
-    assert unused.grad is None
-
-
-def test_the_loss_scale_is_noted_for_the_optimizer():
-    weight, sums = parameter(), GradientSums()
-    sums.add(weight, np.full(3, 8, 'f'))
-    sums.finish(8.0)
-    rule = chainer.optimizers.SGD(1.0).create_update_rule()
-    rule.update(weight)
-    assert weight.array.tolist() == [-1, -1, -1]
+    weight, unused, sums = parameter(), parameter(), GradientSums()
+    for scale in (None, 8.0):
+        parts = [random.randn(3).astype('f') for _ in range(5)]
+        copies = [part.copy() for part in parts]
+        for part in parts:
+            sums.add(weight, part)
+        sums.finish(scale)
+        expected = copies[0]
+        for part in copies[1:]:
+            expected = expected + part
+        assert weight.grad.tobytes() == expected.tobytes()
+        assert np.array_equal(parts, copies)
+        assert unused.grad is None
+    chainer.optimizers.SGD(1.0).create_update_rule().update(weight)
+    np.testing.assert_allclose(weight.array, -expected / 8)
 
 
 def test_half_precision_is_summed_in_float32():

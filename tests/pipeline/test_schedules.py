@@ -30,7 +30,7 @@ STAGES = st.integers(1, 8)
 MICRO_BATCHES = st.integers(1, 20)
 CHUNKS = st.integers(1, 4)
 
-quick = settings(max_examples=60)
+quick = settings(max_examples=30)
 
 
 @st.composite

@@ -82,8 +82,10 @@ def test_ways_near_the_fastest_are_tried_again():
     # A way that is twice as slow as the fastest so far need not go on.
     assert limits == pytest.approx([
         math.inf, 1.96 * 1.1, 1.96 * .95, 1.96 * .95, *[math.inf] * 4])
-    found, _ = trials.try_all(ways[:2], run, said.append, lambda: False)
-    assert found[1][1].seconds == .95
+    found, problems = trials.try_all(ways[:3], run, said.append,
+                                     lambda: -7)
+    assert [way for way, _ in found] == ways[:2]
+    assert problems == [f'{DEFERRED} was not tried: the time was over']
     assert said[-1] == f'trying {FP8}'
 
 

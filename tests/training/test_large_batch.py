@@ -1,17 +1,31 @@
+"""Large batches: rates, LARS, decay of weights, the end of divergence.
+
+Against the papers' equations in float64.
+"""
 import copy
+import math
 import pickle
 import warnings
 
-from chainer_fp8pipe import (
-    Divisible,
-    PipelineUpdater,
-    ProcessGrid,
-    create_communicator,
-    lazy,
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.training.extensions import (
+    FollowEpochs,
+    Snapshot,
+    resume,
 )
-from chainer_fp8pipe.training.hooks import LARS
+from chainer_fp8pipe.training.hooks import (
+    LARS,
+    RateSchedule,
+    StopWhenDiverged,
+    WeightDecay,
+    is_weight,
+)
 from chainer_fp8pipe.training.large_batch import large_batch
-from chainer_fp8pipe.training.learning_rate import LearningRate
+from chainer_fp8pipe.training.learning_rate import (
+    LearningRate,
+    Polynomial,
+    Steps,
+)
 
 import chainer
 import chainer.functions as F
@@ -19,11 +33,414 @@ import chainer.links as L
 import chainermn
 import numpy
 import pytest
+from chainer.optimizer_hooks import GradientLARS
+from chainer.training import Trainer
+from chainer.training.updaters import StandardUpdater
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from tests.ranks import on_ranks
 
-from .test_hooks import model_of
+from .trainers import SERIAL, Job, bits, close, dataset
+
+SGD, MOMENTUM = chainer.optimizers.SGD, chainer.optimizers.MomentumSGD
+NAN = math.nan
+
+
+def model_of(**arrays):
+    """A chain with these parameters."""
+    model = chainer.Chain()
+    with model.init_scope():
+        for name, array in arrays.items():
+            setattr(model, name, chainer.Parameter(numpy.array(array)))
+    return model
+
+
+# --- the learning rate -------------------------------------------------------
+
+def goyal(**changes):
+    """ImageNet in an hour: 8192 samples, 0.1 for 256, 90 epochs."""
+    return LearningRate(**{'base_lr': 0.1, 'batch': 8192, 'base_batch': 256,
+                           'warmup_epochs': 5, 'epochs': 90,
+                           'decay': 'step', **changes})
+
+
+def cosine(epoch, warmup, epochs):
+    return (1 + math.cos(math.pi * epoch / epochs)) / 2
+
+
+@pytest.mark.parametrize(('decay', 'rates'), [
+    ('step', {0: 0.1, 2.5: 1.65, 5: 3.2, 29.99: 3.2, 30: 0.32, 59.99: 0.32,
+              60: 0.032, 80: 0.0032, 90: 0.0032, 1000: 0.0032}),
+    ('polynomial', {5: 3.2, 47.5: 0.8, 81.5: 0.032, 90: 0, 95: 0}),
+    ('constant', {89: 3.2}), (Polynomial(1), {47.5: 1.6}),
+    (Steps((10, 20), 0.5), {9: 3.2, 10: 1.6, 20: 0.8}), (cosine, {45: 1.6})])
+def test_rates_are_those_of_the_papers(decay, rates):
+    found = goyal(decay=decay)
+    assert found.peak == pytest.approx(3.2)
+    for epoch, rate in rates.items():
+        assert found.at(epoch) == pytest.approx(rate, rel=1e-12, abs=1e-12)
+
+
+@given(st.integers(1, 100), st.integers(1, 100), st.floats(1e-4, 10),
+       st.floats(0.5, 10), st.floats(0.1, 50),
+       st.sampled_from(['polynomial', 'step', 'constant']))
+@example(49, 1, 1e-4, 1.0, 1.0, 'constant')     # 1e-4 * 49 / 49 < 1e-4
+def test_the_rate_rises_to_the_scaled_rate_and_then_never_again(
+        base_batch, factor, base_lr, warmup, rest, decay):
+    rate = LearningRate(base_lr, base_batch * factor, base_batch, warmup,
+                        warmup + rest, decay)
+    rising = [rate.at(warmup * step / 10) for step in range(10)]
+    falling = [rate.at(warmup + rest * step / 10) for step in range(12)]
+    assert rising[0] == base_lr
+    assert rising == sorted(rising)
+    assert falling == sorted(falling, reverse=True)
+    assert max(rising + falling) <= rate.peak * (1 + 1e-12)
+    assert rate.peak == pytest.approx(base_lr * factor)
+    assert decay == 'step' or falling[0] == rate.peak
+
+
+# --- LARS and decay of weights -----------------------------------------------
+
+W = numpy.array([[3, 0], [0, 4]], 'f4')         # of norm 5
+G = numpy.array([[0, 6], [8, 0]], 'f4')         # of norm 10
+
+
+def step(hook, gradients, optimizer=None, scale=None, **arrays):
+    """Changes of the parameters by one update, as float64.
+
+    Args:
+        hook: Added to the optimizer.
+        gradients: By the parameter's name; unscaled.
+        optimizer: Default: SGD with a rate of 1.
+        scale: Of the loss.
+        arrays: The parameters.
+    """
+    model = model_of(**arrays)
+    optimizer = (optimizer or SGD(1.0)).setup(model)
+    optimizer.add_hook(hook)
+    for name, gradient in gradients.items():
+        one = getattr(model, name)
+        one.grad = (numpy.asarray(gradient, one.dtype)
+                    * one.dtype.type(scale or 1))
+        one._loss_scale = scale
+    optimizer.update()
+    return {name: getattr(model, name).array.astype(float)
+            - numpy.asarray(array, float) for name, array in arrays.items()}
+
+
+def paper(weight, gradient, coefficient, decay):
+    """Equation 6 with weight decay, and the gradient's part of 7."""
+    weight, gradient = weight.astype(float), gradient.astype(float)
+    norm = numpy.sqrt((weight ** 2).sum())
+    rate = coefficient * norm / (
+        numpy.sqrt((gradient ** 2).sum()) + decay * norm)
+    return rate * (gradient + decay * weight)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2 ** 32 - 1), st.integers(1, 5), st.integers(1, 300),
+       st.floats(1e-5, 10), st.floats(0, 1), st.floats(-6, 6),
+       st.sampled_from(['f4', 'f8']))
+def test_lars_equals_the_papers_equation(
+        seed, rows, columns, coefficient, decay, power, dtype):
+    generator = numpy.random.default_rng(seed)
+    weight = generator.normal(size=(rows, columns)).astype(dtype)
+    gradient = (generator.normal(size=weight.shape)
+                * 10.0 ** power).astype(dtype)
+    expected = paper(weight, gradient, coefficient, decay)
+    found = LARS(coefficient, decay).changed(numpy, weight, gradient)
+    assert found.dtype == dtype
+    assert_allclose(found, expected, rtol=2e-5, atol=2e-6 * max(
+        abs(expected).max(), 1e-30))
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 2 ** 32 - 1), st.floats(1e-3, 10), st.floats(0, 1))
+def test_chainers_is_the_same_for_float32_weights(seed, coefficient, decay):
+    """The coefficient is then a factor of the learning rate."""
+    weight, gradient = numpy.random.default_rng(seed).normal(
+        size=(2, 5, 7)).astype('f4')
+    theirs = step(GradientLARS(weight_decay=decay), {'W': gradient},
+                  SGD(coefficient), W=weight)['W']
+    ours = step(LARS(coefficient, decay), {'W': gradient}, W=weight)['W']
+    assert_allclose(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+LARGE = numpy.full((300, 300), 300, 'f2')
+#: Hook, weight, gradient, and the change by one update.
+CHANGES = {
+    'a weight of zeros can leave zero': (LARS(), 0 * W, G, -G),
+    'with decay, too': (LARS(0.001, 1.0), 0 * W, G, -G),
+    'a gradient of zeros': (LARS(), W, 0 * G, 0 * W),
+    'which leaves the decay': (LARS(0.01, 0.5), W, 0 * G, -0.01 * W),
+    'norms of float16': (LARS(0.5), LARGE / 64, LARGE, -0.5 * LARGE / 64)}
+
+
+@pytest.mark.parametrize('what', CHANGES)
+def test_what_norms_may_spoil(what):
+    hook, weight, gradient, change = CHANGES[what]
+    assert_allclose(step(hook, {'W': gradient}, W=weight)['W'], change,
+                    rtol=1e-5)
+
+
+@pytest.mark.parametrize('scale', [None, 1.0, 128.0, 65504.0])
+@pytest.mark.parametrize('dtype', ['f2', 'f4'])
+def test_the_loss_scale_changes_nothing(scale, dtype):
+    for hook, change in (
+            (LARS(0.5), -0.5 * 5 / 10 * G),
+            (WeightDecay(0.1), -(G / 65504 + 0.1 * W))):
+        optimizer = SGD(1.0)
+        optimizer.use_fp32_update()
+        found = step(hook, {'W': G / 65504}, optimizer, scale,
+                     W=W.astype(dtype))['W']
+        assert_allclose(found, change, rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize(('hook', 'change'), [
+    (LARS(0.01, 0.1), -0.01 * 5 / 10.5 * (G + 0.1 * W)),
+    (WeightDecay(0.1), -(G + 0.1 * W))])
+def test_biases_and_normalisations_have_plain_gradients(hook, change):
+    arrays = {'W': W, 'b': W, 'gamma': W, 'beta': W, 'V': W[0]}
+    changes = step(hook, dict.fromkeys(arrays, G) | {'V': G[0]}, **arrays)
+    assert_allclose(changes['W'], change, rtol=1e-4)
+    for name in ('b', 'gamma', 'beta'):
+        assert_allclose(changes[name], -G)
+    assert_allclose(changes['V'], -G[0])
+
+
+@pytest.mark.parametrize('value', [numpy.nan, numpy.inf])
+def test_a_gradient_that_is_not_finite_is_not_hidden(value):
+    bad = G.copy()
+    bad[0, 0] = value
+    with numpy.errstate(invalid='ignore'):
+        assert not numpy.isfinite(step(LARS(), {'W': bad}, W=W)['W'][0, 0])
+
+
+def test_one_weight_may_have_a_coefficient_of_its_own():
+    """And two parameters one array of gradients, which is left alone."""
+    model = model_of(W=W, V=W)
+    optimizer = SGD(1.0).setup(model)
+    model.V.update_rule.add_hook(LARS(0.02))
+    optimizer.add_hook(LARS(0.01))
+    for _ in range(2):
+        model.W.grad = model.V.grad = gradient = G.copy()
+        gradient.flags.writeable = False
+        model.W.array[...] = model.V.array[...] = W
+        optimizer.update()
+    assert_allclose(model.V.array - W, 2 * (model.W.array - W), rtol=1e-3)
+
+
+def test_weights_are_told_from_the_rest_in_chainers_links():
+    model = chainer.Chain(
+        linear=L.Linear(3, 2), convolution=L.Convolution2D(1, 2, 3),
+        embedding=L.EmbedID(3, 2), lstm=L.LSTM(2, 2),
+        batch=L.BatchNormalization(2), again=L.BatchRenormalization(2),
+        layer=L.LayerNormalization(2), group=L.GroupNormalization(1, 2),
+        slope=L.PReLU(), bias=L.Bias(1, (2, 3)), scale=L.Scale(1, (2,)),
+        # Their parameters have several dimensions.
+        wide=L.BatchNormalization(axis=0, size=(2, 3)),
+        local=L.LocalConvolution2D(1, 2, in_size=4, ksize=3))
+    assert (model.wide.gamma.ndim, model.local.b.ndim) == (2, 3)
+    assert [name for name, parameter in sorted(model.namedparams())
+            if is_weight(parameter)] == [
+        '/convolution/W', '/embedding/W', '/linear/W', '/local/W',
+        '/lstm/lateral/W', '/lstm/upward/W']
+
+
+def test_parameters_that_get_their_shape_late_are_judged_then():
+    model = chainer.Sequential(L.Linear(None, 2))
+    optimizer = SGD(1.0).setup(model)
+    optimizer.add_hook(LARS(0.01))
+    model.cleargrads()
+    optimizer.update()
+    for _ in range(2):
+        y = model(numpy.ones((1, 3), 'f4'))
+        before = model[0].W.array.copy()
+        model.cleargrads()
+        y.grad = numpy.ones_like(y.array)
+        y.backward()
+        optimizer.update()
+        change = numpy.linalg.norm(model[0].W.array - before)
+        assert_allclose(change, 0.01 * numpy.linalg.norm(before), rtol=1e-5)
+
+
+# --- schedules ---------------------------------------------------------------
+
+RATE = LearningRate(0.5, 32, 8, 1, 4)
+
+
+def scheduled(hook):
+    optimizer = SGD(7.0).setup(model_of(W=numpy.zeros((2, 2), 'f4')))
+    optimizer.add_hook(hook)
+    return optimizer
+
+
+def one_update(optimizer):
+    """One of gradients of one; returns the rate that was used."""
+    weight = optimizer.target.W
+    before = weight.array.copy()
+    weight.grad = numpy.ones_like(before)
+    optimizer.update()
+    return float((before - weight.array)[0, 0])
+
+
+def test_every_update_has_the_rate_of_its_number(tmp_path):
+    """Also in an optimizer that goes on."""
+    optimizer, used = scheduled(RateSchedule(RATE, samples=128)), []
+    for _ in range(2):
+        used += [one_update(optimizer) for _ in range(9)]
+        chainer.serializers.save_npz(tmp_path / 'state.npz', optimizer)
+        optimizer = scheduled(RateSchedule(RATE, samples=128))
+        chainer.serializers.load_npz(tmp_path / 'state.npz', optimizer)
+    assert used == pytest.approx(
+        [RATE.at(number / 4) for number in range(18)], abs=1e-5)
+    assert used[:5] == pytest.approx([0.5, 0.875, 1.25, 1.625, 2.0])
+    assert RATE.at(4) == 0          # after the last epoch
+
+
+def test_without_samples_the_schedule_must_be_told_the_epoch():
+    hook = RateSchedule(RATE)
+    optimizer = scheduled(hook)
+    with pytest.raises(RuntimeError, match=r'samples=.*FollowEpochs'):
+        one_update(optimizer)
+    hook.epoch = 2.5
+    assert one_update(optimizer) == pytest.approx(RATE.at(2.5))
+
+
+SLOW_RATE = LearningRate(0.05, 32, 8, 1, 6)
+
+
+def make_trainer(out, comm=None, samples=None, size=40, follow=True):
+    """Batches of 8 per rank; returns the trainer and all rates so far."""
+    numpy.random.seed(0)
+    model = L.Classifier(L.Linear(6, 3))
+    numpy.random.seed(1 + (comm.rank if comm else 0))
+    iterator = chainer.iterators.SerialIterator(
+        chainer.datasets.TupleDataset(
+            numpy.random.rand(size, 6).astype('f4'),
+            numpy.random.randint(0, 3, size).astype('i4')), 8)
+    optimizer = large_batch(MOMENTUM(), 32, 0.05, 8, 1, 6, samples=samples)
+    if comm:
+        optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
+    trainer = Trainer(StandardUpdater(iterator, optimizer.setup(model)),
+                      (15, 'iteration'), str(out))
+    rates = []
+    trainer.extend(lambda trainer: rates.append(
+        trainer.updater.get_optimizer('main').lr), name='note',
+        trigger=(1, 'iteration'))
+    if follow:
+        trainer.extend(FollowEpochs())
+    return trainer, rates
+
+
+@on_ranks(1, 2)
+def test_ranks_with_shares_of_other_sizes_keep_one_rate(comm, tmp_path):
+    communicator = create_communicator('float32', comm)
+    trainer, rates = make_trainer(tmp_path, communicator,
+                                  size=40 + 16 * comm.rank)
+    trainer.run()
+    # The first update of ChainerMN's optimizer is none.
+    assert rates[1:] == pytest.approx(
+        [SLOW_RATE.at(step / 5) for step in range(1, 15)])
+    assert comm.allgather(rates) == [rates] * comm.size
+    assert len(set(comm.allgather(bits(trainer.updater.get_optimizer(
+        'main').target)['predictor/W']))) == 1
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('samples', [None, 80])
+def test_a_resumed_run_ends_with_the_same_bits(comm, tmp_path, samples):
+    """Snapshot in mid-epoch, during the warm-up."""
+    communicator = create_communicator('float32', comm)
+
+    def run(folder, iterations, resumed=False):
+        trainer, rates = make_trainer(tmp_path / folder, communicator,
+                                      samples, follow=samples is None)
+        trainer.stop_trigger = chainer.training.get_trigger(
+            (iterations, 'iteration'))
+        trainer.extend(Snapshot(communicator), trigger=(4, 'iteration'))
+        if resumed:
+            resume(trainer, communicator, str(tmp_path / folder))
+        trainer.run()
+        return bits(trainer.updater.get_optimizer('main').target), rates
+    whole, rates = run('whole', 11)
+    run('part', 4)
+    part, rest = run('part', 11, resumed=True)
+    assert rates[4:] == rest
+    assert whole == part
+
+
+def test_nothing_to_follow_for_is_an_error(tmp_path):
+    trainer, _ = make_trainer(tmp_path)
+    trainer.updater.get_optimizer('main').remove_hook('Schedule')
+    with pytest.raises(ValueError, match='nothing to follow for'):
+        trainer.run()
+
+
+# --- divergence --------------------------------------------------------------
+
+def watched(dynamic=True):
+    optimizer = SGD(0.25).setup(
+        model_of(W=numpy.ones((2, 2), 'f4'), b=numpy.ones(2, 'f4')))
+    optimizer.add_hook(StopWhenDiverged())
+    if dynamic:
+        optimizer.loss_scaling()
+    return optimizer
+
+
+def scaled_update(optimizer, bad=False):
+    """Returns whether parameters are as they were."""
+    before = bits(optimizer.target)
+    for parameter in optimizer.target.params():
+        parameter.grad = numpy.ones_like(parameter.array)
+        parameter._loss_scale = optimizer._loss_scale
+    if bad:
+        optimizer.target.b.grad[1] = numpy.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            optimizer.update()
+        finally:
+            same = bits(optimizer.target) == before
+            optimizer.was_changed = not same
+
+
+def test_an_overflow_ends_the_training_at_a_loss_scale_of_one():
+    """At a larger one the update is skipped."""
+    optimizer = watched()
+    for bad, scale in ((False, 2), (False, 4), (True, 2), (True, 1)):
+        scaled_update(optimizer, bad)
+        assert (optimizer._loss_scale, optimizer.was_changed) == (
+            scale, not bad)
+    with pytest.raises(RuntimeError, match=(
+            'the gradient of /b is not finite at a loss scale of 1, after 4 '
+            'updates, with a learning rate of 0.25')):
+        scaled_update(optimizer, bad=True)
+    assert not optimizer.was_changed
+
+
+def _elsewhere(optimizer):
+    optimizer._loss_scaling_isnan = True
+
+
+def test_another_stage_may_be_the_one():
+    optimizer = watched()
+    optimizer.add_hook(_elsewhere)
+    hooks = optimizer._hookable._pre_update_hooks
+    hooks.move_to_end('_elsewhere', last=False)
+    with pytest.raises(RuntimeError, match='a gradient of another stage is'):
+        scaled_update(optimizer)
+
+
+def test_the_divergence_hook_does_nothing_without_dynamic_loss_scaling():
+    optimizer = watched(dynamic=False)
+    scaled_update(optimizer, bad=True)
+    assert numpy.isnan(optimizer.target.b.array).any()
+
+
+# --- the whole recipe --------------------------------------------------------
 
 SAMPLES = 128
 RECIPE = {'batch': 32, 'base_lr': 0.5, 'base_batch': 8, 'warmup_epochs': 1,
@@ -31,112 +448,60 @@ RECIPE = {'batch': 32, 'base_lr': 0.5, 'base_batch': 8, 'warmup_epochs': 1,
 
 
 def recipe(optimizer=None, **changes):
-    return large_batch(optimizer or chainer.optimizers.MomentumSGD(),
-                       **{**RECIPE, **changes})
+    return large_batch(optimizer or MOMENTUM(), **{**RECIPE, **changes})
 
 
-class Net(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.c1 = L.Convolution2D(1, 4, 3)
-            self.bn = L.BatchNormalization(4)
-            self.l2 = L.Linear(4, 3)
-
-    def forward(self, x):
-        h = F.relu(self.bn(self.c1(x)))
-        return self.l2(F.average(h, axis=(2, 3)))
+SHAPES = {'W1': (5, 4), 'b': (5,), 'W2': (2, 3, 3, 3), 'gamma': (2, 3)}
 
 
-def batch(step, rank, size=8):
-    generator = numpy.random.default_rng((step, rank))
-    x = generator.normal(size=(size, 1, 6, 6))
-    return (x.astype(chainer.get_dtype()),
-            generator.integers(0, 3, size).astype('i4'))
+def drawn(seed):
+    generator = numpy.random.default_rng(seed)
+    return {name: generator.normal(size=shape).astype('f4')
+            for name, shape in SHAPES.items()}
 
 
-def bits(model):
-    return b''.join(parameter.array.tobytes()
-                    for _, parameter in sorted(model.namedparams()))
+def papers(steps, lars=True, decay=1e-4):
+    """SGD with momentum 0.9, in float64, weights told by their names.
 
-
-# --- the whole recipe against the papers' equations -------------------------
-
-def paper(arrays, gradients, steps, lars=True, decay=1e-4):
-    """SGD with momentum 0.9, in float64, weights told by their names."""
-    rates = LearningRate(*[RECIPE[name] for name in (
-        'base_lr', 'batch', 'base_batch', 'warmup_epochs', 'epochs')])
-    found = {name: array.astype(float) for name, array in arrays.items()}
-    velocity = dict.fromkeys(arrays, 0)
+    v <- m v - lr g: a later, smaller rate does not slow v down.
+    """
+    found = {name: array.astype(float) for name, array in drawn(1).items()}
+    velocity = dict.fromkeys(found, 0)
     for step in range(steps):
-        rate = rates.at(step * 32 / SAMPLES)
-        for name, weight in found.items():
-            gradient = gradients(step)[name].astype(float)
+        rate = RATE.at(step * 32 / SAMPLES)
+        for name, gradient in drawn(step + 2).items():
+            weight, gradient = found[name], gradient.astype(float)
             if name.startswith('W'):
-                norms = [numpy.sqrt((array ** 2).sum())
-                         for array in (weight, gradient)]
-                scale = (0.001 * norms[0] / (norms[1] + decay * norms[0])
-                         if lars else 1)
-                gradient = scale * (gradient + decay * weight)
+                gradient = (paper(weight, gradient, 0.001, decay) if lars
+                            else gradient + decay * weight)
             velocity[name] = 0.9 * velocity[name] - rate * gradient
             found[name] = weight + velocity[name]
     return found
 
 
-def arrays_and_gradients():
-    shapes = {'W1': (5, 4), 'b': (5,), 'W2': (2, 3, 3, 3), 'gamma': (2, 3)}
-    arrays = {name: numpy.random.default_rng(1).normal(size=shape).astype(
-        'f4') for name, shape in shapes.items()}
-
-    def gradients(step):
-        generator = numpy.random.default_rng(step + 2)
-        return {name: generator.normal(size=shape).astype('f4')
-                for name, shape in shapes.items()}
-    return arrays, gradients
-
-
-@pytest.mark.parametrize('lars', [True, False])
-@pytest.mark.parametrize('order', ['before setup', 'after setup'])
-def test_twelve_updates_are_those_of_the_papers(lars, order):
-    arrays, gradients = arrays_and_gradients()
-    model = model_of(**arrays)
-    if order == 'before setup':
-        optimizer = recipe(lars=lars).setup(model)
-    else:
-        optimizer = recipe(chainer.optimizers.MomentumSGD().setup(model),
-                           lars=lars)
-    for step in range(12):
-        for name, gradient in gradients(step).items():
-            getattr(model, name).grad = gradient
-        optimizer.update()
-    for name, array in paper(arrays, gradients, 12, lars).items():
-        assert_allclose(getattr(model, name).array, array, rtol=1e-4,
-                        atol=1e-5)
-
-
-# --- set up, wrapped, copied -------------------------------------------------
-
+@pytest.mark.parametrize(('lars', 'wrapped'), [
+    (True, 'before'), (True, 'after'), (False, 'set up')])
 @on_ranks(1, 2)
-@pytest.mark.parametrize('wrapped', ['before', 'after'])
-def test_large_batch_goes_inside_or_around_chainermns_optimizer(comm, wrapped):
-    communicator = create_communicator('float32', comm)
-    arrays, gradients = arrays_and_gradients()
-    model = model_of(**arrays)
-    optimizer = chainer.optimizers.MomentumSGD()
+def test_nine_updates_are_those_of_the_papers(comm, lars, wrapped):
+    """Inside or around ChainerMN's optimizer, before or after setup."""
+    model, optimizer = model_of(**drawn(1)), MOMENTUM()
     if wrapped == 'after':
-        optimizer = recipe(optimizer)
-    optimizer = chainermn.create_multi_node_optimizer(optimizer, communicator)
+        optimizer = recipe(optimizer, lars=lars)
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizer, create_communicator('float32', comm))
     if wrapped == 'before':
-        assert recipe(optimizer) is optimizer
+        assert recipe(optimizer, lars=lars) is optimizer
     optimizer.setup(model)
+    if wrapped == 'set up':
+        recipe(optimizer, lars=lars)
     for step in range(-1, 9):       # the first only broadcasts
-        for name, gradient in gradients(max(step, 0)).items():
+        for name, gradient in drawn(max(step, 0) + 2).items():
             # Their mean is the gradient.
             getattr(model, name).grad = gradient * numpy.float32(
                 2 * (comm.rank + 1) / (comm.size + 1))
         optimizer.update()
     assert optimizer.t == 9
-    for name, array in paper(arrays, gradients, 9).items():
+    for name, array in papers(9, lars).items():
         assert_allclose(getattr(model, name).array, array, rtol=1e-4,
                         atol=1e-5)
 
@@ -154,49 +519,57 @@ def test_a_copy_has_hooks_of_its_own(copied):
     assert_allclose(model.W.array, 1 - 0.5 * 0.001, rtol=1e-5)
 
 
-# --- mixed precision with every communicator ---------------------------------
+class Net(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.c1 = L.Convolution2D(1, 4, 3)
+            self.bn = L.BatchNormalization(4)
+            self.l2 = L.Linear(4, 3)
 
-def communicators():
-    for name in ('float32', 'float16', 'fp8', 'fp8_paper', 'torus2d'):
-        yield name, {}
-    for name in ('float32', 'float16', 'fp8'):
-        yield name, {'overlap': True}
-    yield 'naive', {}
+    def forward(self, x):
+        h = F.relu(self.bn(self.c1(x)))
+        return self.l2(F.average(h, axis=(2, 3)))
 
 
 @on_ranks(2)
-@pytest.mark.parametrize(('name', 'options'), communicators())
+@pytest.mark.parametrize(('name', 'options'), [
+    ('float32', {}), ('float16', {'overlap': True}), ('fp8', {'warmup': 3}),
+    ('fp8', {'warmup': 3, 'overlap': True}), ('fp8_paper', {'warmup': 3}),
+    ('torus2d', {}), ('naive', {})])
 def test_an_overflow_on_one_rank_skips_the_update_on_all(
         comm, name, options):
     """mixed16, float32 weights, dynamic loss scaling, and LARS."""
-    if name.startswith('fp8'):
-        options = {'warmup': 3, **options}
     communicator = create_communicator(name, comm, **options)
     with chainer.using_config('dtype', chainer.mixed16):
         numpy.random.seed(comm.rank)
         model = Net()
-        optimizer = chainer.optimizers.MomentumSGD()
+        optimizer = MOMENTUM()
         optimizer.loss_scaling(interval=4)
         optimizer = chainermn.create_multi_node_optimizer(
             recipe(optimizer), communicator).setup(model)
         scales = []
         for step in range(8):
-            x, t = batch(step, comm.rank)
+            generator = numpy.random.default_rng((step, comm.rank))
+            x = generator.normal(size=(8, 1, 6, 6)).astype('f2')
+            t = generator.integers(0, 3, 8).astype('i4')
             if step == 5 and comm.rank == 1:
                 x[3] = numpy.inf
-            before = bits(model)
+            before = bits(model)['c1/W']
             with warnings.catch_warnings(), numpy.errstate(all='ignore'):
                 warnings.simplefilter('ignore')
                 optimizer.update(
                     lambda x=x, t=t: F.softmax_cross_entropy(model(x), t))
             scales.append(float(optimizer._loss_scale))
-            assert (bits(model) == before) == (step == 5 or (
+            now = {name: parameter.array.tobytes()
+                   for name, parameter in model.namedparams()}
+            assert (now['/c1/W'] == before) == (step == 5 or (
                 step == 0 and comm.rank == 0)), step
-            assert len(set(comm.allgather(bits(model)))) == 1
-        assert len(set(comm.allgather(tuple(scales)))) == 1
+            assert comm.allgather(now) == [now] * 2
+        assert comm.allgather(scales) == [scales] * 2
         assert scales[:6] == [1, 2, 4, 8, 16, 8]
         assert optimizer.t == 7
-        assert optimizer.lr == LearningRate(0.5, 32, 8, 1, 4).at(6 / 4)
+        assert optimizer.lr == RATE.at(6 / 4)
     assert model.c1.W.dtype == model.l2.b.dtype == numpy.float16
     assert model.bn.gamma.dtype == model.bn.avg_var.dtype == numpy.float32
     copies = [parameter.update_rule._fp32_param
@@ -209,12 +582,10 @@ def test_an_overflow_on_one_rank_skips_the_update_on_all(
 @on_ranks(2)
 def test_a_training_that_diverges_ends_on_all_ranks(comm):
     """Chainer's would skip updates for ever."""
-    communicator = create_communicator('fp8', comm)
-    model = model_of(W=numpy.ones((2, 2), 'f4'))
-    optimizer = chainer.optimizers.MomentumSGD()
+    model, optimizer = model_of(W=numpy.ones((2, 2), 'f4')), MOMENTUM()
     optimizer.loss_scaling()
     optimizer = chainermn.create_multi_node_optimizer(
-        recipe(optimizer), communicator).setup(model)
+        recipe(optimizer), create_communicator('fp8', comm)).setup(model)
     scales = []
 
     def train():
@@ -237,74 +608,77 @@ def test_a_training_that_diverges_ends_on_all_ranks(comm):
 @on_ranks(4)
 def test_large_batch_works_in_pipelines_with_replicas(comm):
     """As on one rank: LARS is layer by layer, and so is every stage."""
-    x = numpy.random.default_rng(0).normal(size=(16, 4)).astype('f4')
-    t = (numpy.arange(16) % 3).astype('i4')
-    grid = ProcessGrid(comm, pipeline=2)
-
-    def net():
-        return Divisible(lazy(L.Linear, 4, 5), F.tanh, lazy(L.Linear, 5, 3))
-    model = net().stage(grid)
-    optimizer = chainermn.create_multi_node_optimizer(
-        recipe(batch=16, samples=16), create_communicator(
-            'float32', grid.data)).setup(model)
-    part = slice(8 * grid.replica_index, 8 * grid.replica_index + 8)
-    updater = PipelineUpdater(
-        chainer.iterators.SerialIterator(
-            chainer.datasets.TupleDataset(x[part], t[part]), 8,
-            shuffle=False) if grid.stage_index == 0 else None,
-        optimizer, grid, micro_batches=2)
-    serial = net()
-    alone = recipe(batch=16, samples=16).setup(serial)
-    for _ in range(4):
-        updater.update()
-        alone.update(lambda: F.softmax_cross_entropy(serial(x), t))
-    assert optimizer.lr == alone.lr
-    expected = dict(serial.namedparams())
-    for name, parameter in model.namedparams():
-        assert_allclose(parameter.array, expected[name].array, rtol=1e-5,
-                        atol=1e-6)
+    jobs = [Job(comm, 'Plain', stages, data=dataset(16), batch=16,
+                optimizer=recipe(batch=16, samples=16)).updated(4)
+            for stages in (2, SERIAL)]
+    assert jobs[0].optimizer.lr == jobs[1].optimizer.lr
+    close(jobs[0].values(), jobs[1].values(), 1e-5)
 
 
 # --- bad input ---------------------------------------------------------------
 
-@pytest.mark.parametrize(('wrong', 'message'), [
-    ({'batch': 4}, 'batch=4 is less than base_batch=8'),
-    ({'warmup_epochs': 5}, 'warmup_epochs=5 must be less than epochs=4'),
-    ({'base_lr': float('nan')}, 'base_lr must be a finite number above 0'),
-    ({'weight_decay': -1}, 'weight_decay must be a finite number not below'),
-    ({'lars_coefficient': 0}, 'the coefficient of LARS must be'),
-    ({'samples': 16}, 'batch=32 is more than the samples=16'),
-    ({'decay': 'linear'}, 'decay must be one of')])
-def test_bad_numbers_are_errors_and_change_nothing(wrong, message):
-    optimizer = chainer.optimizers.MomentumSGD(0.25)
+#: What is called, and the error.
+BAD = {
+    'batch=128 is less than base_batch=256': lambda: goyal(batch=128),
+    'batch must be a positive integer, not 0': lambda: goyal(batch=0),
+    'batch must be a positive integer, not 512.5':
+        lambda: goyal(batch=512.5),
+    'base_batch must be a positive integer': lambda: goyal(base_batch=-1),
+    'base_lr must be a finite number above 0, not -0.1':
+        lambda: goyal(base_lr=-0.1),
+    'base_lr must be a finite number .* not nan': lambda: goyal(base_lr=NAN),
+    'base_lr must be a finite number .* not inf':
+        lambda: goyal(base_lr=math.inf),
+    "base_lr must be a finite number .* not '0.1'":
+        lambda: goyal(base_lr='0.1'),
+    'warmup_epochs must be a finite number not below':
+        lambda: goyal(warmup_epochs=-1),
+    'warmup_epochs=90 must be less than epochs=90':
+        lambda: goyal(warmup_epochs=90),
+    'epochs must be a finite number above 0': lambda: goyal(epochs=0),
+    'decay must be one of polynomial, step, constant':
+        lambda: goyal(decay='linear'),
+    'power must be': lambda: Polynomial(0),
+    'factor must be': lambda: Steps((1,), -1),
+    'a milestone must be': lambda: Steps((NAN,)),
+    'coefficient of LARS must be': lambda: LARS(0),
+    'weight_decay must be .* not -0.0001': lambda: LARS(0.001, -1e-4),
+    'weight_decay must be .* not nan': lambda: LARS(0.001, NAN),
+    'weight_decay must be a finite': lambda: WeightDecay(-1),
+    'samples must be a positive integer, not 0':
+        lambda: RateSchedule(RATE, 0),
+    'samples must be a positive integer, not 1.5':
+        lambda: RateSchedule(RATE, 1.5),
+    'batch=32 is more than the samples=31': lambda: RateSchedule(RATE, 31),
+    'Adam has no learning rate lr':
+        lambda: recipe(chainer.optimizers.Adam()),
+    'AdaDelta has no learning rate lr':
+        lambda: recipe(chainer.optimizers.AdaDelta()),
+    'object has no learning rate lr': lambda: recipe(object()),
+    'has been called on this optimizer': lambda: recipe(recipe()),
+    'lars_coefficient=0.1 is of LARS':
+        lambda: recipe(lars=False, lars_coefficient=0.1)}
+
+
+@pytest.mark.parametrize('message', BAD)
+def test_bad_arguments_are_errors(message):
     with pytest.raises(ValueError, match=message):
+        BAD[message]()
+
+
+@pytest.mark.parametrize('wrong', [
+    {'batch': 4}, {'base_lr': NAN}, {'weight_decay': -1}, {'samples': 16},
+    {'lars_coefficient': 0}, {'decay': 'linear'}])
+def test_after_an_error_the_optimizer_is_as_it_was(wrong):
+    optimizer = MOMENTUM(0.25)
+    with pytest.raises(ValueError, match='batch|base_lr|weight_decay|coef|de'):
         recipe(optimizer, **wrong)
     assert optimizer.lr == 0.25
     recipe(optimizer)
 
 
-@pytest.mark.parametrize('kind', ['Adam', 'AdaDelta', None])
-def test_an_optimizer_without_learning_rate_is_an_error(kind):
-    optimizer = getattr(chainer.optimizers, kind)() if kind else object()
-    with pytest.raises(ValueError, match=(
-            f'{kind or "object"} has no learning rate lr')):
-        recipe(optimizer)
-
-
-def test_to_prepare_an_optimizer_twice_is_an_error():
-    with pytest.raises(ValueError, match='has been called on this optimizer'):
-        recipe(recipe())
-
-
 def test_hooks_that_are_there_already_are_an_error():
-    optimizer = chainer.optimizers.SGD().setup(
-        model_of(W=numpy.ones((2, 2), 'f4')))
+    optimizer = SGD().setup(model_of(W=numpy.ones((2, 2), 'f4')))
     optimizer.add_hook(LARS())
     with pytest.raises(KeyError, match='LARS'):
         recipe(optimizer)
-
-
-def test_a_coefficient_without_lars_is_an_error():
-    with pytest.raises(ValueError, match='lars_coefficient=0.1 is of LARS'):
-        large_batch(chainer.optimizers.MomentumSGD(), 64, 0.1, 32, 1, 9,
-                    lars=False, lars_coefficient=0.1)

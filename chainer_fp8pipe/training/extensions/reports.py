@@ -94,8 +94,7 @@ class CompressionReport(extension.Extension):
 
     def __init__(self, comm: Any, filename: str = 'compression.json',
                  plot: str | None = 'compression.png') -> None:
-        # Only fp8 has this option.
-        if not hasattr(getattr(comm, 'options', None), 'headroom'):
+        if not getattr(comm, 'name', '').startswith('fp8'):
             raise TypeError('CompressionReport needs a communicator made by '
                             "chainer_fp8pipe.create_communicator('fp8'), "
                             f'not {comm!r}')

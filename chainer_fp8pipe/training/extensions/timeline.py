@@ -1,11 +1,11 @@
 """A picture of what the ranks of a pipeline do in one update."""
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import chainer
@@ -57,12 +57,11 @@ class PipelineTimeline(extension.Extension):
         self._start_before(trainer.updater.iteration + 1)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        done = self._updater.iteration
-        if done == self._iteration:
+        if self._updater.iteration == self._iteration:
             events = gather_events(self._updater)
             raise_together(self._updater.grid.comm, lambda: self._write(
                 trainer.out, events))
-        self._start_before(done + 1)
+        self._start_before(self._updater.iteration + 1)
 
     def _start_before(self, iteration: int) -> None:
         if iteration == self._iteration:
@@ -94,9 +93,16 @@ class PipelineTimeline(extension.Extension):
 
 
 def start_recording(updater: Any) -> None:
-    """Records the next update; call it on all ranks."""
+    """Records the next update; call it on all ranks.
+
+    The ranks of a node have one clock.  Those of different nodes take the end
+    of a barrier, some tens of microseconds apart, for the same moment.
+    """
     comm = updater.grid.comm
-    updater.events.record(comm.rank, _common_origin(comm))
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    comm.Barrier()
+    updater.events.record(comm.rank, node.bcast(time.monotonic()))
+    node.Free()
 
 
 def gather_events(updater: Any) -> list[Event] | None:
@@ -104,23 +110,7 @@ def gather_events(updater: Any) -> list[Event] | None:
 
     Rank 0 gets the events, the others None.
     """
-    own = [event._replace(iteration=updater.iteration)
-           for event in updater.events.events]
-    everyone: list[Iterable[Event]] | None = (
-        updater.grid.comm.gather(own))
-    if everyone is None:
-        return None
-    return [event for events in everyone for event in events]
-
-
-def _common_origin(comm: MPI.Comm) -> float:
-    """The same moment on all ranks, by each rank's clock.
-
-    The ranks of a node have one clock.  Those of different nodes take the end
-    of a barrier, some tens of microseconds apart.
-    """
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    comm.Barrier()
-    origin = node.bcast(time.monotonic())
-    node.Free()
-    return origin
+    everyone = updater.grid.comm.gather([
+        event._replace(iteration=updater.iteration)
+        for event in updater.events.events])
+    return everyone and [*itertools.chain(*everyone)]

@@ -7,6 +7,8 @@ from typing import Any
 
 import chainer
 
+from ..hooks import UpdateHook
+
 
 class EveryUpdate:
     """A trigger that fires after each update.
@@ -19,12 +21,8 @@ class EveryUpdate:
         return True
 
 
-class UpdateMark:
+class UpdateMark(UpdateHook):
     """An optimizer's hook that tells when it is called."""
-
-    call_for_each_param = False
-    #: So an update may begin before its gradients are there.
-    reads_gradients = False
 
     def __init__(self, tell: Callable[[], None]) -> None:
         self._tell = tell

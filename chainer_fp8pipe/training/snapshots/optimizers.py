@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import chainer
+import numpy
 from chainer import training
 
 from ..extensions.update_marks import EveryUpdate
@@ -31,6 +32,7 @@ from .file import State, object_array, to_json
 
 # What Chainer's serializers save, and what refers to other objects.
 _OF_CHAINER = frozenset(('t', 'epoch', 'target', '_state', '_parent'))
+_SIMPLE = frozenset((type(None), bool, int, str, float))
 _NONE = object()            # where there is no value
 # The values with which a training began, by optimizer or update rule.
 _first: weakref.WeakKeyDictionary[Any, dict[str, Any]] = (
@@ -79,15 +81,19 @@ def _kept(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values that a snapshot keeps, and the arrays, by their names."""
     values, arrays = {}, {}
     for prefix, attributes in attributes_of(owner).items():
-        for attribute in attributes.keys() - _OF_CHAINER:
-            value = attributes[attribute]
-            if not isinstance(value, chainer.get_array_types()):
+        for attribute, value in attributes.items():
+            if attribute in _OF_CHAINER:
+                continue
+            if type(value) in _SIMPLE:      # as most: thousands of them
+                values[prefix + attribute] = value
+            elif isinstance(value, (list, tuple, dict, numpy.generic)):
                 with contextlib.suppress(TypeError):
                     to_json(value)
                     values[prefix + attribute] = copy.deepcopy(value)
-            elif value.dtype != object:
+            elif isinstance(value, chainer.get_array_types()) and (
+                    value.dtype != object):
                 arrays[prefix + attribute] = value
-    return dict(sorted(values.items())), dict(sorted(arrays.items()))
+    return values, arrays
 
 
 def note_first_values(trainer: training.Trainer) -> None:
@@ -300,8 +306,11 @@ def _set(attributes: dict[str, Any], name: str, value: Any) -> None:
 
 def _equal(one: Any, other: Any) -> bool:
     """Also one of NumPy's numbers and Python's."""
+    if one is other:
+        return True
     if type(one) is type(other) and one is not _NONE:
-        return to_json(one) == to_json(other)
-    return one is other or (
-        isinstance(one, numbers.Real) and isinstance(other, numbers.Real)
-        and one == other)
+        # As a text, what is not a number equals itself.
+        return (type(one) in _SIMPLE and one == other
+                or to_json(one) == to_json(other))
+    return (isinstance(one, numbers.Real) and isinstance(other, numbers.Real)
+            and one == other)

@@ -1,8 +1,8 @@
 """Runs a script on all ranks, or refuses it in one line on all of them."""
-# A script is run on each rank by runpy, in the blocks in which its objects are
-# made by somebody else (intercept.training_objects): by a job, which knows in
-# what way the script trains, and, with --snapshots or under the launcher, by
-# Restarting, which the job calls as it would call Chainer.
+# A script is run on each rank by compat.run_path, in the blocks in which its
+# objects are made by somebody else (intercept.training_objects): by a job,
+# which knows in what way the script trains, and, with --snapshots or under the
+# launcher, by Restarting, which the job calls as it would call Chainer.
 #
 # What cannot be done is a Refusal: a line, once, and exit code 2 on all ranks.
 # It is no Exception, as scripts catch those.  Most faults come up on all ranks
@@ -15,7 +15,6 @@ import contextlib
 import gc
 import os
 import pathlib
-import runpy
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from typing import Any, NoReturn
 from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
+from ...compat import run_path
 from ...intercept.patching import Patch
 from ...intercept.training_objects import (
     Originals,
@@ -155,7 +155,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
         with creating_communicators(create), contextlib.ExitStack() as stack:
             for job in jobs:
                 stack.enter_context(substituting(job))
-            runpy.run_path(script, run_name='__main__')
+            run_path(script)
             for job in reversed(jobs):
                 job.finish()
         say_done()

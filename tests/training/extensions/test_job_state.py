@@ -12,29 +12,16 @@ import pytest
 from chainer.training import extensions, triggers
 from mpi4py import MPI
 
-from .stages import Stage, Updater, make_job, run
+from ..trainers import SERIAL, Job
 
 ALONE = MPI.COMM_SELF
-
-
-def job(tmp_path, layers=None, updater=Updater):
-    """A trainer with some layers of the model, after some iterations."""
-    trainer, _ = make_job(ALONE, tmp_path, 1, updater=updater)
-    if layers is not None:
-        model = Stage(layers)
-        optimizer = trainer.updater.get_optimizer('main').setup(model)
-        for _, parameter in model.namedparams():
-            parameter.update_rule.hyperparam.alpha = 0.5
-        optimizer.use_fp32_update()
-    run(trainer, 2)
-    return trainer
 
 
 def test_layer_1_is_not_taken_for_layer_11(tmp_path):
     whole = ['trainer/updater/optimizer:main/11/W/m',
              'trainer/updater/optimizer:main/1/W/m',
              'optimizer/main/11/W/float32', 'optimizer/main/1/W/float32']
-    trainer = job(tmp_path, [1])
+    model, trainer = keeping(0, tmp_path, **{'1': L.Linear(3, 3)})
     index = SnapshotIndex('x.npz', 'none', 1, {key: [0] for key in whole}, {})
     assert wishes(index, 0, False, collect(trainer, ALONE),
                   trainer).tolist() == [0, 1, 0, 1]
@@ -64,7 +51,7 @@ class Counting(extensions.Evaluator):
 
 def watched(tmp_path):
     """A trainer with extensions and triggers that have a state."""
-    trainer, _ = make_job(ALONE, tmp_path, 1)
+    trainer = Job(ALONE, 'Plain', SERIAL).trainer(tmp_path, 1)
     trainer.extend(Counting(), name='counting')
     trainer.extend(extensions.LogReport(trigger=(2, 'iteration')))
     trainer.extend(extensions.PlotReport(
@@ -114,12 +101,13 @@ def test_extensions_and_triggers_are_restored_as_by_chainer(tmp_path):
 ARRAY = numpy.arange(3, dtype='f')
 
 
-def keeping(value, tmp_path):
+def keeping(value, tmp_path, **links):
     """A trainer of a link that keeps a value."""
-    model = L.Linear(2, 2)
+    model = chainer.Chain(**links)
     model.add_persistent('kept', value)
-    updater = Updater(chainer.iterators.SerialIterator([1], 1),
-                      chainer.optimizers.SGD().setup(model))
+    updater = chainer.training.StandardUpdater(
+        chainer.iterators.SerialIterator([1], 1),
+        chainer.optimizers.SGD().setup(model))
     return model, chainer.training.Trainer(updater, (1, 'iteration'),
                                            str(tmp_path))
 

@@ -7,7 +7,7 @@ import pytest
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import Normalised, dataset
 
-from .helpers import bits
+from ..trainers import bits
 
 
 def trained():

@@ -26,7 +26,7 @@ from numpy.testing import assert_allclose
 
 from tests.ranks import on_ranks
 
-from .helpers import Net, arrays, bits, make_trainer, weights
+from ..trainers import Net, arrays, bits, make_trainer, weights
 
 
 def net():

@@ -1,4 +1,5 @@
 """What Chainer does not save of optimizers goes on, and disturbs nothing."""
+import math
 import warnings
 
 from chainer_fp8pipe.training.extensions import Snapshot, resume
@@ -182,6 +183,7 @@ class Remembering:
         self.seen = []
         self.last = {}
         self.total = numpy.zeros(3, 'f')
+        self.worst = math.nan       # unlike all numbers, itself, too
         self.function = print       # of the script
 
     def __call__(self, optimizer):

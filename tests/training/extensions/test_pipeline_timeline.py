@@ -37,7 +37,7 @@ def run(comm, out, iteration=3, **options):
     comm.Barrier()
 
 
-@on_ranks(1, 2)
+@on_ranks(2)
 @pytest.mark.parametrize('schedule', ['1f1b', 'zero_bubble'])
 def test_one_update_of_all_ranks_is_drawn_and_traced(
         comm, tmp_path, schedule):

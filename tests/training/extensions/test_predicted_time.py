@@ -7,7 +7,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer
+from ..trainers import make_trainer
 from .made_up import Clock, plan_for
 
 #: Seconds that no real wait comes near.

@@ -16,7 +16,7 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from .helpers import make_trainer, names, weights
+from ..trainers import make_trainer, names, weights
 
 
 class Held:

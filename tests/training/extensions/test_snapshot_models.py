@@ -14,7 +14,7 @@ from chainer import training
 
 from tests.ranks import on_ranks
 
-from .helpers import bits
+from ..trainers import bits
 
 
 class _Optimizers(training.StandardUpdater):

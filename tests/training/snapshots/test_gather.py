@@ -51,7 +51,7 @@ def test_every_rank_can_be_put_together_from_what_is_written(tables):
                for name, entry in written.items() if name[:3] != 'all')
 
 
-@on_ranks(1, 3)
+@on_ranks(3)
 def test_values_arrive_piece_by_piece(comm, tmp_path):
     """Rank 0 holds no more than two windows of those of others."""
     state = {'large': numpy.arange(1000) + comm.rank,
@@ -168,7 +168,7 @@ def load(comm, path, names, exact):
                            wishes)
 
 
-@on_ranks(1, 4)
+@on_ranks(4)
 def test_every_rank_reads_what_it_wants_or_all_raise(comm, tmp_path):
     path, state = tmp_path / 'x.npz', state_of(comm.rank)
     writing = SnapshotWriting(comm, str(path), prepared(state), 'none')

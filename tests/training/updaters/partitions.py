@@ -30,14 +30,16 @@ def make(name):
 def reporting(model):
     """Has a model report what it returns as ``total``, to any digit."""
     kind = type(model)
+    # Some write the one, some the other.
+    name = ('forward' if kind.__call__ is chainer.Link.__call__
+            else '__call__')
 
-    class Reporting(kind):
-        def forward(self, *args, **kwargs):
-            loss = kind.forward(self, *args, **kwargs)
-            chainer.report({'total': loss}, self)
-            return loss
-    Reporting.__name__ = kind.__name__
-    model.__class__ = Reporting
+    def told(self, *args, **kwargs):
+        loss = getattr(kind, name)(self, *args, **kwargs)
+        chainer.report({'total': loss}, self)
+        return loss
+    model.__class__ = type(kind.__name__, (kind,), {
+        name: told, '__module__': kind.__module__})
     return model
 
 

@@ -8,7 +8,7 @@ import pytest
 from chainer.training import extensions
 
 from tests.ranks import on_ranks
-from tests.training.extensions.helpers import bits
+from tests.training.trainers import bits
 from tests.training.updaters.networks import (
     NETWORKS,
     Normalised,
@@ -130,41 +130,6 @@ def test_an_evaluation_does_not_change_the_model(comm):
     assert bits(model) == before
 
 
-@on_ranks(1, 2, 4)
-@pytest.mark.parametrize('samples', [1, 3, 12])
-def test_a_prediction_reaches_those_who_want_it(comm, samples):
-    inputs, labels = dataset(12)
-    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=4)
-    with chainer.using_config('train', False):
-        expected = Plain()(inputs[:samples]).array
-    wanted = comm.rank % 2 == 0
-    found = updater.predict(
-        inputs[:samples] if comm.rank == 0 else None, wanted=wanted)
-    if wanted:
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    else:
-        assert found is None
-    everyone = updater.predict(inputs[:samples])
-    np.testing.assert_allclose(everyone, expected, rtol=1e-5, atol=1e-6)
-
-
-class Pair(Divisible):
-    def __init__(self):
-        super().__init__()
-        np.random.seed(0)
-        self.append(L.Linear(8, 5))
-        self.append(lambda h: (h, F.sum(h, 1)))
-
-
-@on_ranks(1, 2)
-def test_a_prediction_may_be_a_tuple(comm):
-    inputs, _ = dataset(5)
-    updater = make_updater(comm, Pair, dataset(5), micro_batches=2,
-                           loss_fun=lambda h, s, t: F.sum(h) / len(t))
-    h, total = updater.predict(inputs)
-    np.testing.assert_allclose(h.sum(1), total, rtol=1e-5, atol=1e-6)
-
-
 @on_ranks(2)
 def test_ranks_that_want_different_steps_get_an_error(comm):
     inputs, labels = dataset(8)
@@ -175,14 +140,6 @@ def test_ranks_that_want_different_steps_get_an_error(comm):
                                          'evaluate, but the first stage to '
                                          'predict'):
         step(*arguments)
-
-
-@on_ranks(1, 2)
-@pytest.mark.parametrize('given', [(), (np.zeros((0, 8), 'f'),)])
-def test_a_prediction_of_nothing_is_an_error(comm, given):
-    updater = make_updater(comm, Plain, dataset(8), micro_batches=2)
-    with pytest.raises(ValueError, match='rank'):
-        updater.predict(*given)
 
 
 class InPlace(Divisible):

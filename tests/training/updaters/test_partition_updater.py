@@ -23,7 +23,7 @@ from chainer.training import StandardUpdater, Trainer
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
-from tests.training.extensions.stages import first
+from tests.training.trainers import first
 from tests.training.updaters.partitions import (
     batch_of,
     close,

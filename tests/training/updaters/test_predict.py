@@ -1,4 +1,4 @@
-"""``PipelineUpdater.predict`` of a model that ``partition`` has cut."""
+"""``PipelineUpdater.predict`` of layers, and of what ``partition`` has cut."""
 from chainer_fp8pipe import Divisible, PipelineUpdater, partition
 
 import chainer
@@ -58,6 +58,26 @@ class Speechless(Net):
         return F.softmax_cross_entropy(Net.predict(self, x), t)
 
 
+class Layers(Divisible):
+    """The layers of ``Net``, and its outputs in two forms."""
+
+    def __init__(self, *last):
+        super().__init__(L.Linear(5, 7), F.relu, L.Linear(7, 7), F.relu,
+                         F.dropout, L.Linear(7, 4), *last)
+
+    predict = Divisible.__call__
+
+
+class Pair(Layers):
+    def __init__(self):
+        super().__init__(lambda h: (h, F.sum(h, 1)))
+
+
+class Mean(Layers):
+    def __init__(self):
+        super().__init__(lambda h: F.mean(h, axis=0, keepdims=True))
+
+
 X = np.random.RandomState(0).rand(11, 5).astype(np.float32)
 T = (np.arange(11) % 4).astype(np.int32)
 
@@ -67,13 +87,18 @@ def build(kind):
     return L.Classifier(Predictor()) if kind is Predictor else kind()
 
 
-def staged(comm, kind):
+def staged(comm, kind, micro_batches=3, **options):
     """The updater of a model over all ranks, and the model in one piece."""
-    model = partition(build(kind), (X[:3], T[:3]), comm, micro_batches=3)
+    model = build(kind)
+    if isinstance(model, Divisible):
+        model = model.stage(comm, 'layers')
+    else:
+        partition(model, (X[:3], T[:3]), comm, micro_batches=micro_batches)
     updater = PipelineUpdater(
         None if comm.rank else chainer.iterators.SerialIterator(
             list(zip(X, T, strict=True)), 9),
-        chainer.optimizers.SGD(0.1).setup(model), comm, micro_batches=3)
+        chainer.optimizers.SGD(0.1).setup(model), comm,
+        micro_batches=micro_batches, **options)
     return updater, build(kind)
 
 
@@ -82,28 +107,31 @@ def serial(function, *inputs):
         return function(*inputs)
 
 
+@pytest.mark.parametrize('samples', [1, 2, 11])
+@pytest.mark.parametrize('kind', [Net, Layers])
+@on_ranks(1, 2, 3)
+def test_a_prediction_reaches_those_who_want_it(comm, kind, samples):
+    """With fewer samples than micro-batches as well."""
+    updater, model = staged(comm, kind)
+    expected = serial(model.predict, X[:samples]).array
+    wanted = comm.rank != 1
+    for given in (X[:samples], None if comm.rank else X[:samples]):
+        found = updater.predict(given, wanted=wanted)
+        if wanted:
+            np.testing.assert_allclose(found, expected, 1e-5, 1e-6)
+        else:
+            assert found is None
+
+
 @on_ranks(2, 3)
 def test_a_classifier_predicts_with_its_predictor(comm):
     updater, model = staged(comm, Predictor)
     found = updater.predict(*() if comm.rank else (X,))
-    expected = serial(model.predictor, X).array
-    assert found.shape == (11, 4)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, serial(model.predictor, X).array, 1e-5)
 
 
 @on_ranks(2, 3)
-def test_a_model_predicts_with_its_method_predict(comm):
-    updater, model = staged(comm, Net)
-    found = updater.predict(X, wanted=comm.rank == 0)
-    if comm.rank:
-        assert found is None
-    else:
-        np.testing.assert_allclose(found, serial(model.predict, X).array,
-                                   rtol=1e-5)
-
-
-@on_ranks(2, 3)
-def test_a_named_method_gives_arrays_in_the_form_it_returns(comm):
+def test_outputs_come_in_the_form_they_are_returned_in(comm):
     updater, model = staged(comm, Net)
     found = updater.predict(X, method='both')
     expected = serial(model.both, X)
@@ -112,11 +140,14 @@ def test_a_named_method_gives_arrays_in_the_form_it_returns(comm):
                                rtol=1e-5)
     np.testing.assert_allclose(found['scores'][0],
                                expected['scores'][0].array, rtol=1e-5)
+    h, total = staged(comm, Pair)[0].predict(X)
+    np.testing.assert_allclose(h.sum(1), total, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('kind', [Net, Layers])
 @on_ranks(2)
-def test_a_prediction_after_training_sees_the_new_parameters(comm):
-    updater, model = staged(comm, Net)
+def test_a_prediction_after_training_sees_the_new_parameters(comm, kind):
+    updater, model = staged(comm, kind)
     before = updater.predict(X)
     updater.update()
     after = updater.predict(X)
@@ -125,45 +156,23 @@ def test_a_prediction_after_training_sees_the_new_parameters(comm):
 
 
 @on_ranks(2)
-def test_fewer_samples_than_micro_batches_are_predicted(comm):
-    updater, model = staged(comm, Net)
-    np.testing.assert_allclose(updater.predict(X[:2]),
-                               serial(model.predict, X[:2]).array, rtol=1e-5)
-
-
-@on_ranks(2)
-def test_a_model_without_an_output_says_how_to_name_one(comm):
+def test_a_method_that_is_not_there_or_another_on_each_rank_is_told(comm):
     updater, _ = staged(comm, Speechless)
     with pytest.raises(ValueError, match="pass method='name'"):
         updater.predict(X)
     with pytest.raises(ValueError, match="no method 'scores'"):
         updater.predict(X, method='scores')
-
-
-@on_ranks(2)
-def test_an_output_without_rows_for_the_samples_is_refused(comm):
-    updater, _ = staged(comm, Net)
-    with pytest.raises(Exception, match='a row for each sample'):
-        updater.predict(X, method='total')
-
-
-@on_ranks(2)
-def test_ranks_that_name_different_methods_are_told(comm):
     updater, _ = staged(comm, Net)
     with pytest.raises(ValueError, match='the method that predicts'):
         updater.predict(X, method='both' if comm.rank else 'predict')
 
 
-@pytest.mark.parametrize('micro_batches', [1, 4])
+@pytest.mark.parametrize(('kind', 'micro_batches', 'options'), [
+    (Net, 3, {'method': 'total'}), (Mean, 1, {}), (Mean, 4, {})])
 @on_ranks(1, 2)
-def test_a_divisible_refuses_outputs_without_rows_for_the_samples(
-        comm, micro_batches):
-    model = Divisible(L.Linear(5, 3), lambda h: F.mean(
-        h, axis=0, keepdims=True)).stage(comm, balance='layers')
-    updater = PipelineUpdater(
-        chainer.iterators.SerialIterator([0], 1),
-        chainer.optimizers.SGD().setup(model), comm,
-        micro_batches=micro_batches, loss_fun=lambda y, t: F.sum(y))
-    with pytest.raises(RuntimeError, match=r'shape \(1, 3\) for a '
+def test_an_output_without_rows_for_the_samples_is_refused(
+        comm, kind, micro_batches, options):
+    updater, _ = staged(comm, kind, micro_batches)
+    with pytest.raises(RuntimeError, match=r'an output has shape .* for a '
                        'micro-batch of .*a row for each sample'):
-        updater.predict(X)
+        updater.predict(X, **options)

@@ -1,0 +1,225 @@
+"""Code of Chainer's world gets names that libraries have removed."""
+import collections.abc
+import importlib
+import itertools
+import math
+import sys
+import textwrap
+import traceback
+
+from chainer_fp8pipe import compat
+from chainer_fp8pipe.compat import _old_names
+
+import numpy
+import pytest
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def imported(tmp_path, monkeypatch):
+    """Imports a module of a given text, and others beside it."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imported(text, **others):
+        name = f'of_a_user_{next(_numbers)}'
+        for module, source in {**others, name: text}.items():
+            (tmp_path / f'{module}.py').write_text(textwrap.dedent(source))
+        importlib.invalidate_caches()
+        return importlib.import_module(name)
+    return imported
+
+
+def found(imported, text):
+    return imported(f'import chainer\n{textwrap.dedent(text)}').found
+
+
+@pytest.mark.parametrize(('text', 'right'), [
+    # NumPy 1.20 to 2.4
+    ('import numpy as np\nfound = np.float, np.int, np.object, np.str',
+     (float, int, object, str)),
+    ('import numpy\nfound = numpy.complex(1)', 1 + 0j),
+    ('import numpy\nfound = numpy.asscalar(numpy.ones(1))', 1.),
+    ('import numpy\nfound = numpy.product([2, 3]), numpy.alltrue([1, 0])',
+     (6, False)),
+    ('import numpy\nfound = list(numpy.cumproduct([2, 3]))', [2, 6]),
+    ('import numpy\nfound = numpy.in1d([[1, 2]], [2]).tolist()',
+     [False, True]),
+    ('import numpy\nfound = numpy.asfarray([1, 2]).dtype.name', 'float64'),
+    ('import numpy\nfound = numpy.asfarray([1], "f").dtype.name', 'float32'),
+    ('import numpy\nfound = numpy.asfarray([1], "i").dtype.name', 'float64'),
+    ('import numpy\nfound = numpy.Inf, -numpy.NINF, numpy.float_',
+     (math.inf, math.inf, numpy.float64)),
+    ('import numpy\nfound = numpy.float32 in numpy.sctypes["float"]', True),
+    ('import numpy\nfound = numpy.math.factorial(4)', 24),
+    ('from numpy import float, ones, product as p\n'
+     'found = float, int(ones(3)[0]), p([2, 2])', (float, 1, 4)),
+    ('import numpy\nfound = numpy.arange(4).ptp()', 3),
+    ('import numpy\na = numpy.zeros((2, 2), "i")\na.itemset(3, 7)\n'
+     'a.itemset((0, 1), 5)\nfound = a.tolist()', [[0, 5], [0, 7]]),
+    ('import numpy\nfound = numpy.ones(1, "u1").tostring()', b'\1'),
+    ('import numpy\nfound = numpy.ones(1, ">i2").newbyteorder()[0]', 256),
+    ('import numpy\nfound = float(numpy.ones((1, 1))), int(numpy.ones(1))',
+     (1., 1)),
+    # A GPU is told from a CPU by this.
+    ('import numpy, numpy as np\nx = np.float\n'
+     'found = chainer.backend.get_array_module(np.ones(1)) is np is numpy',
+     True),
+    # SciPy, Pillow, Python
+    ('from scipy.misc import comb, logsumexp\nimport scipy.misc\n'
+     'found = comb(4, 2), logsumexp([0.]), scipy.misc.factorial(3)',
+     (6, 0, 6)),
+    ('from scipy import integrate, signal\n'
+     'found = integrate.simps([1, 1, 1]), signal.hann(3).tolist()',
+     (2, [0, 1, 0])),
+    ('from PIL import Image\nfound = Image.ANTIALIAS == Image.LANCZOS', True),
+    ('import PIL.Image\nfound = PIL.Image.LINEAR == PIL.Image.BILINEAR', True),
+    ('from PIL import Image, ImageDraw\n'
+     'draw = ImageDraw.Draw(Image.new("L", (9, 9)))\n'
+     'found = draw.textsize("")', (0, 0)),
+    ('import collections\nfound = collections.Mapping',
+     collections.abc.Mapping),
+    ('from collections import (\n    Iterable, OrderedDict as o,\n)\n'
+     'found = Iterable, o', (collections.abc.Iterable,
+                             collections.OrderedDict)),
+    ('import inspect\nfound = inspect.getargspec(lambda a, *b: 0).args',
+     ['a']),
+    ('import fractions\nfound = fractions.gcd(6, 4)', 2),
+    ('import time\nfound = time.clock() > 0', True),
+    ('import pkg_resources\n'
+     'found = pkg_resources.get_distribution("chainer").version', '7.8.1'),
+])
+def test_a_name_is_what_it_was(imported, monkeypatch, text, right):
+    if 'pkg_resources' in text:
+        monkeypatch.setitem(sys.modules, 'pkg_resources', None)
+    if 'PIL' in text:
+        pytest.importorskip('PIL')
+    value = found(imported, text)
+    assert value == right and type(value) is type(right) or (
+        isinstance(value, numpy.generic) and value == right)
+
+
+def test_nothing_is_put_into_the_libraries(imported):
+    before = set(dir(numpy)), set(dir(collections))
+    found(imported, '''
+        import collections, numpy
+        found = numpy.product([1]), collections.Iterable
+        ''')
+    assert (set(dir(numpy)), set(dir(collections))) == before
+
+
+@pytest.mark.parametrize(('options', 'right'), [      # of its manual
+    ({}, [[255, 0, 236], [205, 225, 4], [140, 90, 70]]),
+    ({'high': 200, 'low': 100},
+     [[200, 100, 192], [180, 188, 102], [155, 135, 128]]),
+    ({'cmin': 0, 'cmax': 255}, [[91, 3, 84], [74, 81, 5], [52, 34, 28]]),
+])
+def test_images_of_scipy_are_scaled_as_it_did(imported, options, right):
+    image = [[91.06794177, 3.39058326, 84.4221549],
+             [73.88003259, 80.91433048, 4.88878881],
+             [51.53875334, 34.45808177, 27.5873488]]
+    bytescale = found(imported, '''
+        import scipy.misc
+        found = scipy.misc.bytescale
+        ''')
+    assert bytescale(image, **options).tolist() == right
+
+
+def test_images_of_scipy_are_written_read_and_resized(imported, tmp_path):
+    pytest.importorskip('PIL')
+    misc = imported('''
+        import chainer
+        from scipy.misc import imread, imresize, imsave
+        ''')
+    image = numpy.arange(24, dtype='u1').reshape(2, 4, 3)
+    misc.imsave(tmp_path / 'a.png', image)
+    assert (misc.imread(tmp_path / 'a.png') == image).all()
+    grey = misc.imread(tmp_path / 'a.png', flatten=True)
+    assert grey.dtype == numpy.float32
+    assert grey.shape == (2, 4)
+    for size, shape in ((50, (1, 2, 3)), (2., (4, 8, 3)), ((3, 5), (3, 5, 3))):
+        assert misc.imresize(image, size, interp='nearest').shape == shape
+
+
+ASKS = 'import numpy\nfound = numpy.product([2, 3])'
+
+
+def test_who_does_not_use_chainer_gets_nothing(imported):
+    with pytest.raises(AttributeError, match='product'):
+        imported(ASKS)
+
+
+@pytest.mark.parametrize('text', [
+    'import chainer.links as L', 'from chainer import training',
+    'try:\n    import chainer\nexcept ImportError:\n    pass',
+    'import chainermn'])
+def test_who_imports_chainer_gets_them(imported, text):
+    assert imported(f'{text}\n{ASKS}').found == 6
+
+
+def test_a_helper_of_who_imports_chainer_gets_them(imported):
+    module = imported('import chainer, my_helper\nfound = my_helper.found',
+                      my_helper=ASKS)
+    assert module.found == 6
+
+
+def test_a_package_named_after_chainer_gets_them(
+        monkeypatch, tmp_path):
+    package = tmp_path / 'chainer_something'
+    package.mkdir()
+    (package / '__init__.py').write_text('from .part import found')
+    (package / 'part.py').write_text(ASKS)
+    monkeypatch.syspath_prepend(tmp_path)
+    import chainer_something
+    assert chainer_something.found == 6
+
+
+def test_they_can_be_turned_off(imported, monkeypatch):
+    monkeypatch.setenv(_old_names.SWITCH, '0')
+    with pytest.raises(AttributeError, match='product'):
+        imported(f'import chainer\n{ASKS}')
+
+
+def test_the_report_says_who_got_what(imported):
+    name = imported(f'import chainer\n{ASKS}').__name__
+    lines = [line for line in compat.report().splitlines() if name in line]
+    assert len(lines) == 1
+    assert 'numpy.product' in lines[0]
+
+
+@pytest.mark.parametrize(('text', 'error'), [
+    ('numpy.no_such_name', AttributeError),
+    ('numpy.ones(1).product', AttributeError),
+    ('"abc".clock', AttributeError),
+    ('float(numpy.ones(2))', TypeError),
+    ('float("a")', ValueError),
+])
+def test_what_never_was_stays_an_error_of_its_line(imported, text, error):
+    module = imported(f'''
+        import chainer, numpy
+        old = numpy.product
+        def asked():
+            return [
+                {text}]
+        ''')
+    with pytest.raises(error) as caught:
+        module.asked()
+    line, = (
+        frame for frame in traceback.extract_tb(caught.value.__traceback__)
+        if frame.filename == module.__file__)
+    assert (line.lineno, line.line) == (6, f'{text}]')
+
+
+def test_what_an_old_protoc_wrote_is_read(imported):
+    message_type = imported('''
+        import chainer
+        from google.protobuf import descriptor as _descriptor
+        _b = lambda x: x.encode('latin1')
+        DESCRIPTOR = _descriptor.FileDescriptor(
+          name='of_a_user.proto',
+          serialized_pb=_b('\\n\\x0fof_a_user.proto"\\x14\\n\\x03Box'
+                           '\\x12\\r\\n\\x05width\\x18\\x01 \\x01(\\x05')
+        )
+        ''').Box
+    box = message_type(width=3)
+    assert message_type.FromString(box.SerializeToString()).width == 3
