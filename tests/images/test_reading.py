@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ..ranks import environment
 from .folders import crop, make_folder, spoil
 from .pictures import jpeg, photograph
+from .processes import holders
 
 every_kind = pytest.mark.parametrize('kind', [None, 'memory', 'decoded'])
 
@@ -275,3 +276,17 @@ def test_only_the_same_memory_is_opened_by_another_process_of_the_node():
     pid, _, *file = segment.place
     for fd in other.fd, 99999:
         assert Segment.open((pid, fd, *file)) is None
+
+
+@pytest.mark.parametrize('close', [True, False])
+def test_memory_is_gone_with_the_last_that_refers_to_it(close):
+    segment = Segment.create(5000)
+    memory = {str(os.fstat(segment.fd).st_ino)}
+    array = segment.array(0, (10,), numpy.int64)
+    if close:
+        segment.close()
+    del segment
+    array[:] = 3        # still there
+    assert holders(memory) == {os.getpid()}
+    del array
+    assert not holders(memory)
