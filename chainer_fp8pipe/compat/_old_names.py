@@ -505,19 +505,17 @@ def belongs(name: str, spec: importlib.machinery.ModuleSpec,
             spec.loader, importlib.machinery.SourceFileLoader):
         return False
     path = spec.origin or ''
+    installed = _is_installed(path)
     if 'chainer' in package or package in _packages:
         found = True
-    elif _is_installed(importer.get('__file__')):
-        return False
+    elif installed and _is_installed(importer.get('__file__')):
+        return False        # what numpy imports is not read
     else:
-        mine = not _is_installed(path)
-        found = mine and importer.get('__name__') in _modules
-        if not found:
-            found = bool(_IMPORTS_CHAINER.search(
-                spec.loader.get_data(path)))
+        found = (not installed and importer.get('__name__') in _modules
+                 or bool(_IMPORTS_CHAINER.search(spec.loader.get_data(path))))
     if found:
         _modules.add(name)
-        if _is_installed(path):
+        if installed:
             _packages.add(package)
     return found
 
