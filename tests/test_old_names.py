@@ -86,14 +86,18 @@ def found(imported, text):
      ['a']),
     ('import fractions\nfound = fractions.gcd(6, 4)', 2),
     ('import time\nfound = time.clock() > 0', True),
+    ('import numpy, onnx.mapping, onnx.mapping as m\n'
+     'found = m is onnx.mapping, m.NP_TYPE_TO_TENSOR_TYPE[numpy.dtype("f")]\n',
+     (True, 1)),
     ('import pkg_resources\n'
      'found = pkg_resources.get_distribution("chainer").version', '7.8.1'),
 ])
 def test_a_name_is_what_it_was(imported, monkeypatch, text, right):
     if 'pkg_resources' in text:
         monkeypatch.setitem(sys.modules, 'pkg_resources', None)
-    if 'PIL' in text:
-        pytest.importorskip('PIL')
+    for library in 'onnx', 'PIL':
+        if library in text:
+            pytest.importorskip(library)
     value = found(imported, text)
     assert value == right and type(value) is type(right) or (
         isinstance(value, numpy.generic) and value == right)

@@ -364,8 +364,11 @@ class _Asking(ast.NodeTransformer):
 
     def _replace(self, node, prefix, question, *of):
         """An import statement without what is old, which is asked for."""
-        old = [name for name in node.names if prefix + name.name in _OLD
-               and (name.asname or '.' not in name.name)]
+        for name in node.names:
+            if not prefix and not name.asname and name.name in _OLD:
+                # Of "import a.b" the code has "a", and asks that for "b".
+                name.name = name.name.partition('.')[0]
+        old = [name for name in node.names if prefix + name.name in _OLD]
         if not old:
             return node
         node.names = [name for name in node.names if name not in old]
