@@ -5,8 +5,8 @@
 # number that no digest is.  One all-reduce of the largest and the smallest
 # tells whether all say the same; only where they do not, or all have failed,
 # an all-gather of the texts finds out who says what, and all raise the same
-# error.  What is reduced is smaller than a packet
-# of any network, so that an agreement costs as much as a barrier.
+# error.  What is reduced is smaller than a packet of any network, so that an
+# agreement costs as much as a barrier.
 from __future__ import annotations
 
 import hashlib
@@ -25,7 +25,6 @@ _Error = TypeVar('_Error', bound=BaseException)
 #: Waits until a function returns a true value, or raises: MPI's own waits
 #: would keep the core from other ranks and threads, and hear of no failure.
 Waiter = Callable[[Callable[[], bool]], object]
-
 
 # What a rank says that has failed.
 _PROBLEM = (1 << 64) - 1
@@ -108,7 +107,7 @@ def are_equal(comm: MPI.Comm, number: int, wait: Waiter = wait_until) -> bool:
 
 
 def all_values(comm: MPI.Comm, value: Any, wait: Waiter = wait_until
-                ) -> list[Any]:
+               ) -> list[Any]:
     """As ``comm.allgather``, but for how it waits."""
     data = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
     size = numpy.array([data.size], numpy.int64)

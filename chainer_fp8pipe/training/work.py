@@ -110,10 +110,9 @@ class Work:
         metrics: Names of functions of the loss's arguments.
         chunks: Of each rank.
         changed: Whether this rank's parameters are others than they were.
-        has_ties: Whether a parameter is on several ranks; the same on all.
     """
 
-    changed = has_ties = False
+    changed = False
     metrics: Mapping[str, Any] = {}
     chunks: int
 
@@ -131,8 +130,13 @@ class Work:
         """Why the ranks' parts do not make a model; call it on all ranks."""
         return ''
 
+    @property
+    def has_ties(self) -> bool:
+        """Whether a parameter is on several ranks; the same on all."""
+        return False
+
     def tied(self) -> dict[int, tuple[int, ...]]:
-        """Parameters on several ranks, by id, with their stages."""
+        """This rank's parameters on several ranks: their stages, by id."""
         return {}
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
@@ -317,7 +321,7 @@ class ChainWork(Work):
         if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
                 weights_of([labels for _, labels in found], opened.sizes,
-                        self._grid.replicas if step == 'train' else 1))
+                           self._grid.replicas if step == 'train' else 1))
 
     def deal(self, step: str, opened: Opened, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
@@ -361,8 +365,8 @@ class ChainWork(Work):
         return {'loss': means[LOSS], **named} if LOSS in means else named
 
     @property
-    def has_ties(self) -> bool:     # type: ignore[override]
-        """See :class:`.Work`."""
+    def has_ties(self) -> bool:
+        """See :meth:`.Work.has_ties`."""
         return bool(self._partition.ties)
 
     def tied(self) -> dict[int, tuple[int, ...]]:
