@@ -550,7 +550,7 @@ def test_a_multiprocess_iterator_works(method, tmp_path):
 @pytest.mark.parametrize(('name', 'patched'), [
     ('Multiprocess', True), ('Multithread', True),
     pytest.param('Multiprocess', False, marks=pytest.mark.skipif(
-        sys.version_info < (3, 13), reason='it may end'))])
+        sys.version_info < (3, 13), reason='may end by itself before 3.13'))])
 def test_an_iterator_that_nobody_finalizes_ends_with_python(
         name, patched, tmp_path):
     module = f'chainer.iterators.{name.lower()}_iterator'
