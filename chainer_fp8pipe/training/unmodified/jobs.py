@@ -51,7 +51,7 @@ from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
 from ...planning.partition_plan import PartitionPlan
 from ...planning.sizes import counted
-from ..replica_updater import ReplicaUpdater, arguments_of
+from ..replica_updater import ReplicaUpdater
 from ..updater import PipelineUpdater
 from . import files
 from .dividing import check_examples, divided, obstacle
@@ -360,7 +360,7 @@ def initialise(model: chainer.Link, example: Any) -> None:
         example: A batch as the converter gives it.
     """
     clone = copy.deepcopy(model)
-    args, kwargs = arguments_of(example)
+    args, kwargs = nested.arguments_of(example)
     with chainer.using_config('train', True), chainer.no_backprop_mode():
         clone(*args, **kwargs)
     drawn = dict(clone.namedparams())
