@@ -493,9 +493,8 @@ def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
             f'a batch of {counted(batch_size, "sample")} cannot be cut into '
             + counted(micro_batches, 'micro-batch')
             + f' for each of {replicas} replicas' * (replicas > 1)
-            + '; lower '
-            '--micro-batches (or make a plan for this batch size), or raise '
-            'the batch size')
+            + '; lower --micro-batches (or make a plan for this batch size), '
+            'or raise the batch size')
     return found
 
 
