@@ -9,7 +9,8 @@ import chainer
 import numpy
 
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, broadcast_arrays, raise_together
+from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured import measure_links
 from ..mpi.ranks import once
