@@ -281,7 +281,7 @@ def looked_at(array: Any, what: str) -> GhostError:
 
 
 def describe_source(array: Any) -> str:
-    """What a message calls the value of a ghost."""
+    """The name of a ghost's value in messages."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
             _said(source, array.traced) for source in array.recipe.sources

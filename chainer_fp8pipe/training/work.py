@@ -43,12 +43,12 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 
 
 class Batch(NamedTuple):
-    """What the first stage of a pipeline reads for one step."""
+    """The batch of one step, as the first stage reads it."""
 
     arrays: list[Any]   # cut into micro-batches
     target: Any = None  # for the loss of layers
-    #: Of the arguments that all ranks make of the arrays; None: these are the
-    #: inputs of the first layer, and nobody else's.
+    #: Of the arguments that all ranks make of the arrays; None: the arrays
+    #: are inputs of the first layer, and stay on the first stage.
     tree: Any = None
     #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = (0.0,) * 4
@@ -140,10 +140,10 @@ class Work:
         return {}
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
-        """What a rank has to say before all prepare."""
+        """This rank's findings, which all ranks hear before they prepare."""
 
     def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
-        """The last before the work begins.
+        """Prepares the work, with what all ranks have found.
 
         Args:
             step: ``'train'``, ``'evaluate'`` or ``'predict'``.
@@ -260,7 +260,7 @@ class ChainWork(Work):
         return Batch(list(map(_host, leaves)), None, tree, progress)
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
-        """What this rank's share of the micro-batches calls.
+        """Finds the known traces of this rank's share of the micro-batches.
 
         Raises:
             ValueError: The model cannot be run so.
