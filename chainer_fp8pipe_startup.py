@@ -19,7 +19,7 @@ class _Finder:
             sys.meta_path.remove(cls)
         import importlib.util
 
-        import chainer_fp8pipe.compat  # noqa: F401
+        importlib.import_module('chainer_fp8pipe.compat')
         return importlib.util.find_spec(name)
 
 

@@ -7,7 +7,7 @@
 #     launch    the maxima are there: the codec's step makes tables, and the
 #               bucket goes in, behind those that went in before
 #     work      compiled code moves frames, of several buckets at a time,
-#               without the interpreter, for as long as it is let
+#               without the interpreter, until the seconds it is given are over
 #     finish    polls the above until one bucket's mean is there
 #
 # The order of submission is the same on all ranks.  A bucket may go in a part
@@ -50,7 +50,7 @@ from .plan import Framing, Opcode, Plan, Step, cut, steps_of
 #: Into how many parts a bucket may be divided that goes in a bit at a time.
 PARTS = 64
 
-# Seconds of work between two turns of what is done beside it.
+# Seconds of work between two calls of what is done beside it (finish).
 _LITTLE = 1e-3
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
@@ -58,12 +58,12 @@ _LARGEST = (1 << 31) // 4 - 1
 _LINE = 64
 # Ranges whose cut is remembered; there are a few for each model.
 _REMEMBERED = 1024
-# The numbers that compiled code has for them.
+# Numbers of instructions in compiled code.
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
     Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT))}
 _SENDS = Opcode.SEND_PARTIAL, Opcode.SEND_RESULT
-# What steps of these numbers wait for.
+# What an instruction of this number waits for.
 _AWAITED = {_KINDS[Opcode.RECEIVE_PARTIAL]: 'the sum',
             _KINDS[Opcode.RECEIVE_RESULT]: 'the mean'}
 
@@ -144,7 +144,7 @@ class Bucket(_engine.Job):
         events.sent(self._proposed.nbytes)
 
     def launch(self, algorithm: Engine, until: int) -> None:
-        """Goes in, or, when called again, more of it does."""
+        """Lets the bucket in until this part; the first time, encodes it."""
         if self._algorithm is None:
             if self.failure:    # what the codec keeps must not change twice
                 raise RuntimeError(self.failure)
@@ -168,7 +168,7 @@ class Bucket(_engine.Job):
         self.decodes &= by_frame
 
     def begin_decoding(self, tensors: Tensors) -> None:
-        """From now on gradients may be overwritten, as means come.
+        """Has means written into gradients as they come, from now on.
 
         Args:
             tensors: As for :meth:`decode`.
@@ -198,7 +198,7 @@ class Bucket(_engine.Job):
                 else self.coding.wire_is_finite)
 
     def conclude(self) -> None:
-        """Ends the bucket's way: the mean is there."""
+        """Marks the bucket finished, as its mean is there."""
         assert self.coding is not None
         self.coding.conclude()
         if self._arrive:
@@ -525,7 +525,7 @@ class Engine:
         :meth:`Bucket.conclude` is called.
         """
         self._compiled.let_in(bucket, until, PARTS)
-        self._take_notice()
+        self._collect()
 
     def begin_decoding(self, bucket: Bucket) -> None:
         """Lets means be decoded as they come from now on."""
@@ -535,17 +535,17 @@ class Engine:
         try:
             self._compiled.decode(bucket)
         finally:
-            self._take_notice()
+            self._collect()
 
     def _run(self, seconds: float, brief: float) -> bool:
         """As :meth:`work`, for buckets that have gone in."""
         try:
             return self._compiled.run(seconds, brief)
         finally:
-            self._take_notice()
+            self._collect()
 
-    def _take_notice(self) -> None:
-        """Of what compiled code has done."""
+    def _collect(self) -> None:
+        """Records what compiled code has done, and ends finished buckets."""
         sent, encoding, decoding, finished = self._compiled.taken()
         self.events.sent(sent)
         self.events.divide(encode=encoding, decode=decoding)

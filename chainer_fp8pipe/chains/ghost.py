@@ -101,7 +101,9 @@ class Ghost(nested.Dataless):
             shape=tuple(map(int, shape)), dtype=dtype, ndim=len(shape),
             source=source, traced=trace, xp=xp, scalar=scalar)
 
-    @property   # type: ignore[misc] # that of an object can be set
+    # So that isinstance() takes a ghost for an array, as Chainer asks it.
+    # To mypy, object.__class__ is an attribute that can be set.
+    @property   # type: ignore[misc]
     def __class__(self) -> Any:
         return self.dtype.type if self.scalar else self.xp.ndarray
 
@@ -279,7 +281,7 @@ def looked_at(array: Any, what: str) -> GhostError:
 
 
 def describe_source(array: Any) -> str:
-    """What a message calls the value of a ghost."""
+    """The name of a ghost's value in messages."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
             _said(source, array.traced) for source in array.recipe.sources

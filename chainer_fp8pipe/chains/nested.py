@@ -24,7 +24,7 @@ def leaves(value: Any) -> tuple[list[Any], Any]:
 
 
 def rebuilt(tree: Any, values: list[Any]) -> Any:
-    """A value as that of the tree, with other leaves."""
+    """The value that a tree describes, with ``values`` for its leaves."""
     kind, content = tree
     if kind == 'leaf':
         return values[content]

@@ -9,7 +9,8 @@ import chainer
 import numpy
 
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, broadcast_arrays, raise_together
+from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured import measure_links
 from ..mpi.ranks import once
@@ -388,7 +389,7 @@ def _set_persistent(names: Names, plain: list[Any],
 
 
 def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
-    """Has generators of random numbers draw what the first stage's will."""
+    """Sets links' generators to the states that they have on stage 0."""
     def read() -> tuple[list[Any], list[Any]]:
         found = generators(saved(names.links).note().memo)
         return found, list(map(state_of, found))

@@ -135,7 +135,8 @@ class State:
             array *= numpy.float32(factor)
 
     def health(self) -> dict[str, dict[str, float]]:
-        """What is known of each tensor; see ``CodecCommunicator.health``."""
+        """Figures of each tensor, as ``CodecCommunicator.health`` gives them.
+        """
         found: dict[str, dict[str, float]] = {}
         for kind in 'q', 'clipped', 'encoded':
             for name, value in self.numbers.get(kind, {}).items():
@@ -147,12 +148,12 @@ class State:
         return found
 
     def blame(self, what: str) -> None:
-        """Notes once what made a wire not finite, see ``nonfinite``."""
+        """Adds what made a wire not finite to ``nonfinite``, once."""
         if what not in self.nonfinite:
             self.nonfinite.append(what)
 
     def save(self) -> dict[str, numpy.ndarray]:
-        """All that must be saved for an exact continuation."""
+        """Returns all that an exact continuation needs."""
         return {
             'codec': numpy.frombuffer(self.codec.name.encode(), numpy.uint8),
             'updates': numpy.asarray(self.updates),
@@ -167,10 +168,10 @@ class State:
     @classmethod
     def load(cls, codec: Codec, saved: Mapping[str, numpy.ndarray]
              ) -> State:
-        """What :meth:`save` gave, of a codec of the same name.
+        """Restores what :meth:`save` returned, of a codec of the same name.
 
         Raises:
-            ValueError: It was given by another codec, or is damaged.
+            ValueError: It is of another codec, or is damaged.
         """
         found = bytes(numpy.asarray(saved.get('codec', ()), numpy.uint8))
         if found != codec.name.encode():
@@ -196,7 +197,7 @@ class State:
 
 
 class Codec(abc.ABC):
-    """Options of how gradients travel; a frozen dataclass.
+    """How gradients are encoded; subclasses are frozen dataclasses.
 
     Attributes:
         name: As in ``create_communicator``.
@@ -212,7 +213,7 @@ class Codec(abc.ABC):
     grain: ClassVar[int] = 1
 
     def init(self) -> State:
-        """The state of a model that has not been seen."""
+        """The state of a new model."""
         return State(self)
 
     def begin(self, state: State, loss_scale: float) -> None:
@@ -224,15 +225,16 @@ class Codec(abc.ABC):
             state.loss_scale = loss_scale
 
     def _rescale_state(self, state: State, loss_scale: float) -> None:
-        """All that was learnt from gradients grows with their factor."""
+        """Rescales what was learnt from gradients to another loss scale."""
         state.multiply_residuals(loss_scale / state.loss_scale)
 
     def propose(self, state: State, tensors: Tensors
                 ) -> numpy.ndarray | None:
-        """Finds this rank's part in :meth:`step`.
+        """Finds what :meth:`step` needs the largest of, over all ranks.
 
-        A float32 host array, of which the element-wise maximum over all
-        ranks is to be found; None, on all ranks, if there is nothing.
+        Returns:
+            This rank's values, a float32 host array; None, on all ranks, if
+            the codec needs nothing.
         """
         return None
 
@@ -240,7 +242,7 @@ class Codec(abc.ABC):
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
              ) -> Coding:
-        """What is done with some tensors in the update that has begun.
+        """The coding of some tensors in the update that has begun.
 
         Args:
             state: Of their model.
@@ -260,7 +262,7 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
               ) -> Coding:
-        """What a rank without a model does with a range, end to end.
+        """The coding of a range on a rank without a model.
 
         It has no parameters to turn a ratio back into a gradient: it sums
         wires, and encodes means in the wire's own units, in which residuals
@@ -303,7 +305,7 @@ class Cast(Codec):
 
     @property
     def wire_dtype(self) -> numpy.dtype:
-        """That of the name."""
+        """A number of that name."""
         return numpy.dtype(self.name)
 
     @property
@@ -391,5 +393,5 @@ def _unit(loss_scale: float) -> float:
 
 
 def _over_unit(loss_scale: float) -> float:
-    """What numbers on the wire are multiplied by."""
+    """A number on the wire is the unscaled gradient times this."""
     return loss_scale / _unit(loss_scale)

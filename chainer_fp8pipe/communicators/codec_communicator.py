@@ -164,7 +164,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             self.mpi_comm.Free()
         super().finalize()
 
-    # --- what is known of a model --------------------------------------------
+    # --- figures and state of a model ----------------------------------------
 
     @property
     def is_warming_up(self) -> bool:
@@ -201,9 +201,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         return exchange.codec_state.health() if exchange else {}
 
     def sent_levels(self) -> dict[str, float]:
-        """Which shares of the bytes it sends stay inside this rank's node.
+        """How the bytes that this rank sends divide into two kinds.
 
-        By ``'inside nodes'`` and ``'between nodes'``; they add up to 1.
+        The share that stays in its node is ``'inside nodes'``, the rest
+        ``'between nodes'``; they add up to 1.
         """
         inside = self._reducer.algorithm.share_inside(
             set(self._node)) if self.size > 1 else 1.0
@@ -228,7 +229,7 @@ class CodecCommunicator(MpiCommunicatorBase):
 
     def load_state(self, state: dict[str, numpy.ndarray],
                    model: chainer.Link | None = None) -> None:
-        """Takes over what :meth:`state` gave.
+        """Restores what :meth:`state` returned.
 
         Args:
             state: Of a model with the same parameters.
@@ -236,8 +237,8 @@ class CodecCommunicator(MpiCommunicatorBase):
                 gradients have been averaged.
 
         Raises:
-            ValueError: It was given by another kind of communicator; or no
-                model is given, and there are several or none.
+            ValueError: It is of another kind of communicator; or no model
+                is given, and there are several or none.
         """
         self._reducer.complete()
         model = self._only_model() if model is None else model
@@ -249,7 +250,7 @@ class CodecCommunicator(MpiCommunicatorBase):
     # --- details ------------------------------------------------------------
 
     def _known(self, model: chainer.Link | None) -> ModelExchange | None:
-        """What is known of a model, when its last update is done."""
+        """Completes updates; the model's exchange, None if it is new."""
         self._reducer.complete()
         return None if model is None else self._reducer.known(model)
 

@@ -30,8 +30,9 @@ import sys
 from importlib import metadata
 
 from . import _old_names
-from ._hook import CompatWarning, install, version
+from ._hook import CompatWarning, install
 from ._old_names import run_path
+from ._old_values import version
 from ._patches import PATCHES
 
 __all__ = [

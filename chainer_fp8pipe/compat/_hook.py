@@ -25,9 +25,9 @@ import threading
 import types
 import warnings
 from collections.abc import Callable
-from importlib import metadata
 
 from . import _old_names
+from ._old_values import version
 
 CHAINER = '7.8.1'
 #: The packages of Chainer's distribution whose absence is explained.
@@ -150,14 +150,6 @@ class _Loader(importlib.abc.Loader):
         module.__loader__ = module.__spec__.loader = self._loader
         self._load(
             module, functools.partial(self._loader.exec_module, module))
-
-
-def version(distribution: str) -> str | None:
-    """The installed version of a distribution, None without it."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def install(patches: dict[str, ImportPatch]) -> None:

@@ -6,7 +6,7 @@
 # stand-in for the module numpy breaks "xp is numpy", by which such code tells
 # a GPU from a CPU.  So the code that asks is changed, not what it asks: the
 # source of a module is compiled with "numpy.float" as a call that gets the
-# attribute and, only where there is none, takes it from the tables below;
+# attribute and, only where there is none, takes it from _old_values;
 # float(x) becomes a call that takes x's element where x is an array of one.
 # Files, lines and columns stay as they are.
 #
@@ -18,264 +18,35 @@
 # name that a library has again (numpy.bool) is the library's.
 import ast
 import builtins
-import collections.abc
 import contextlib
 import functools
 import importlib
 import importlib.machinery
-import importlib.resources
-import importlib.util
-import inspect
-import math
 import os
 import re
 import runpy
 import site
 import sys
 import sysconfig
-import time
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any
 
 import numpy
+
+from ._old_values import METHODS, OLD, version
 
 #: Turns this off if its value is ``0``.
 SWITCH = 'CHAINER_FP8PIPE_OLD_NAMES'
 _ASKED = '_chainer_fp8pipe_old'
 
-#: By module: pairs of an old name and the one of the same module for it.
-_RENAMED = {
-    'numpy': '''
-        AxisError=exceptions.AxisError
-        ComplexWarning=exceptions.ComplexWarning
-        RankWarning=exceptions.RankWarning
-        TooHardError=exceptions.TooHardError
-        VisibleDeprecationWarning=exceptions.VisibleDeprecationWarning
-        DataSource=lib.npyio.DataSource byte_bounds=lib.array_utils.byte_bounds
-        Inf=inf Infinity=inf NaN=nan PINF=inf infty=inf
-        cfloat=complex128 clongfloat=clongdouble complex_=complex128
-        float_=float64 longcomplex=clongdouble longfloat=longdouble
-        singlecomplex=complex64 string_=bytes_ unicode_=str_
-        alltrue=all cumproduct=cumprod issubsctype=issubdtype mat=asmatrix
-        product=prod round_=round row_stack=vstack sometrue=any
-        trapz=trapezoid''',
-    'PIL.Image': '''
-        ANTIALIAS=Resampling.LANCZOS CUBIC=Resampling.BICUBIC
-        LINEAR=Resampling.BILINEAR''',
-    'collections': ' '.join(
-        f'{name}=abc.{name}' for name in collections.abc.__all__),
-    'scipy.integrate':
-        'cumtrapz=cumulative_trapezoid simps=simpson trapz=trapezoid',
-    'scipy.linalg': 'pinv2=pinv',
-    'scipy.signal': ' '.join(
-        f'{name}=windows.{name}' for name in (
-            'bartlett', 'blackman', 'gaussian', 'hamming', 'hann', 'kaiser')),
-}
-
-
-def _renamed(module: str, path: str) -> Any:
-    return functools.reduce(
-        getattr, path.split('.'), importlib.import_module(module))
-
-
-def _asfarray(a, dtype=numpy.float64):
-    """numpy.asfarray of NumPy 1."""
-    dtype = numpy.dtype(dtype)
-    return numpy.asarray(
-        a, dtype if dtype.kind in 'fc' else numpy.float64)
-
-
-def _in1d(ar1, ar2, assume_unique=False, invert=False):
-    return numpy.isin(numpy.ravel(ar1), ar2, assume_unique, invert)
-
-
-_ArgSpec = collections.namedtuple(
-    '_ArgSpec', 'args varargs keywords defaults')
-
-
-def _getargspec(function):
-    return _ArgSpec(*inspect.getfullargspec(function)[:4])
-
-
-# --- scipy.misc until SciPy 1.2
-
-def _bytescale(data, cmin=None, cmax=None, high=255, low=0):
-    data = numpy.asarray(data)
-    if data.dtype == numpy.uint8:
-        return data
-    cmin = data.min() if cmin is None else cmin
-    cmax = data.max() if cmax is None else cmax
-    scaled = (data - cmin) * ((high - low) / ((cmax - cmin) or 1)) + low
-    return (scaled.clip(low, high) + 0.5).astype(numpy.uint8)
-
-
-def _toimage(arr, high=255, low=0, cmin=None, cmax=None):
-    from PIL import Image
-    arr = _bytescale(arr, cmin, cmax, high, low)
-    if arr.ndim == 3 and {3, 4} & set(arr.shape):
-        channel = arr.shape.index(3 if 3 in arr.shape else 4)
-        arr = numpy.moveaxis(arr, channel, 2)
-    elif arr.ndim != 2:
-        raise ValueError(
-            f"'arr' has the shape {arr.shape}, which is none of an image's")
-    return Image.fromarray(numpy.ascontiguousarray(arr))
-
-
-def _imread(name, flatten=False, mode=None):
-    from PIL import Image
-    with Image.open(name) as image:
-        usual = {'1': 'L', 'P': 'RGBA' if 'transparency' in image.info
-                 else 'RGB'}.get(image.mode, image.mode)
-        image = image.convert(mode or usual)
-        return numpy.array(image.convert('F') if flatten else image)
-
-
-def _imsave(name, arr, format=None):
-    _toimage(arr).save(name, format)
-
-
-def _imresize(arr, size, interp='bilinear'):
-    image = _toimage(arr)
-    if isinstance(size, (int, numpy.integer)):
-        size = size / 100
-    if numpy.ndim(size):
-        wanted = size[1], size[0]
-    else:
-        wanted = tuple((numpy.array(image.size) * size).astype(int))
-    return numpy.array(image.resize(wanted, {
-        'nearest': 0, 'lanczos': 1, 'bilinear': 2, 'bicubic': 3,
-        'cubic': 3}[interp]))
-
-
-# --- onnx.mapping until onnx 1.19
-
-@functools.cache
-def _mapping() -> types.ModuleType:
-    from onnx import helper
-    numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype)
-               for dtype in map(numpy.dtype, '?bBhHiIlLqQefdFDO')}
-    mapping = types.ModuleType('onnx.mapping')
-    vars(mapping).update(
-        NP_TYPE_TO_TENSOR_TYPE=numbers,
-        TENSOR_TYPE_TO_NP_TYPE={n: dtype for dtype, n in numbers.items()},
-        STORAGE_TENSOR_TYPE_TO_FIELD={
-            n: helper.tensor_dtype_to_field(n) for n in numbers.values()})
-    return mapping
-
-
-# --- pkg_resources until setuptools 81
-
-class ResolutionError(Exception):
-    """pkg_resources.ResolutionError."""
-
-
-class _WorkingSet:
-    def require(self, *requirements):
-        # Few need it, and it takes as long as a third of NumPy.
-        from packaging.requirements import Requirement
-        for wanted in map(Requirement, requirements):
-            try:
-                found = metadata.version(wanted.name)
-            except metadata.PackageNotFoundError:
-                found = None
-            if found is None or not wanted.specifier.contains(
-                    found, prereleases=True):
-                raise ResolutionError(f'{wanted}, found {found}')
-
-
-def _resource_filename(package, name):
-    return str(importlib.resources.files(package).joinpath(name))
-
-
-@functools.cache
-def _pkg_resources() -> types.ModuleType:
-    module = types.ModuleType('pkg_resources')
-    vars(module).update(
-        DistributionNotFound=metadata.PackageNotFoundError,
-        ResolutionError=ResolutionError, WorkingSet=_WorkingSet,
-        get_distribution=metadata.distribution,
-        require=_WorkingSet().require, resource_filename=_resource_filename)
-    return module
-
-
-#: Full names, and what gives their values.
-_OLD: Mapping[str, Callable[[], Any]] = {
-    **{f'numpy.{name}': functools.partial(lambda value: value, value)
-       for name, value in {
-           'NINF': -numpy.inf, 'NZERO': -0.0, 'PZERO': 0.0,
-           'asfarray': _asfarray, 'asscalar': lambda a: a.item(),
-           'complex': complex, 'float': float, 'in1d': _in1d, 'int': int,
-           'long': int, 'math': math, 'object': object, 'safe_eval':
-               ast.literal_eval, 'str': str, 'unicode': str, 'bool': bool,
-           'msort': functools.partial(numpy.sort, axis=0),
-           'issubclass_': lambda a, b: (
-               isinstance(a, type) and issubclass(a, b)),
-           'sctypes': {
-               'int': [numpy.int8, numpy.int16, numpy.int32, numpy.int64],
-               'uint': [numpy.uint8, numpy.uint16, numpy.uint32, numpy.uint64],
-               'float': [numpy.float16, numpy.float32, numpy.float64,
-                         numpy.longdouble],
-               'complex': [numpy.complex64, numpy.complex128,
-                           numpy.clongdouble],
-               'others': [bool, object, bytes, str, numpy.void]},
-       }.items()},
-    **{f'{module}.{old}': functools.partial(_renamed, module, new)
-       for module, pairs in _RENAMED.items()
-       for old, new in (pair.split('=') for pair in pairs.split())},
-    **{f'scipy.misc.{name}': functools.partial(
-        _renamed, 'scipy.special', name)
-       for name in ('comb', 'factorial', 'factorial2', 'logsumexp')},
-    'scipy.misc.bytescale': lambda: _bytescale,
-    'scipy.misc.imread': lambda: _imread,
-    'scipy.misc.imresize': lambda: _imresize,
-    'scipy.misc.imsave': lambda: _imsave,
-    'scipy.misc.toimage': lambda: _toimage,
-    'onnx.mapping': _mapping,
-    **{f'onnx.mapping.{name}': functools.partial(
-        lambda name: getattr(_mapping(), name), name)
-       for name in ('NP_TYPE_TO_TENSOR_TYPE', 'TENSOR_TYPE_TO_NP_TYPE',
-                    'STORAGE_TENSOR_TYPE_TO_FIELD')},
-    'pkg_resources': _pkg_resources,
-    'fractions.gcd': lambda: math.gcd,
-    'inspect.getargspec': lambda: _getargspec,
-    'sklearn.externals.joblib': lambda: importlib.import_module('joblib'),
-    'time.clock': lambda: time.process_time,
-}
-
-
-def _itemset(array, *place_and_value):
-    *place, value = place_and_value
-    if place and not isinstance(place[0], tuple):
-        place = [numpy.unravel_index(place[0], array.shape)]
-    array[place[0] if place else (0,) * array.ndim] = value
-
-
-def _size_of_box(box):
-    return box[2] - box[0], box[3]
-
-
-#: Methods, by their class's full name.
-_METHODS: Mapping[str, Callable[..., Any]] = {
-    'numpy.ndarray.itemset': _itemset,
-    'numpy.ndarray.newbyteorder': lambda array, order='S': array.view(
-        array.dtype.newbyteorder(order)),
-    'numpy.ndarray.ptp': numpy.ptp,
-    'numpy.ndarray.tostring': numpy.ndarray.tobytes,
-    'PIL.ImageDraw.ImageDraw.textsize': lambda draw, text, *a, **options:
-        _size_of_box(draw.textbbox((0, 0), text, *a, **options)),
-    **{f'PIL.ImageFont.{font}.getsize': lambda font, text, *a, **options:
-       _size_of_box(font.getbbox(text, *a, **options))
-       for font in ('FreeTypeFont', 'ImageFont')},
-}
 #: What modules have got: pairs of their name and the old one.
 used: dict[tuple[str, str], None] = {}
 
 
 class _Old:
-    """What the code of a module asks."""
+    """Answers a module's code that asks for something old."""
 
     def __init__(self, user: str) -> None:
         self._user = user
@@ -284,16 +55,16 @@ class _Old:
         """``owner.name``, or what it was."""
         # Not by trying: NumPy warns of some names before it has none.
         if (isinstance(owner, types.ModuleType) and name not in vars(owner)
-                and (full := f'{owner.__name__}.{name}') in _OLD):
+                and (full := f'{owner.__name__}.{name}') in OLD):
             return self._value(full)
         try:
             return getattr(owner, name)
         except AttributeError:
             for kind in type(owner).__mro__:
                 full = f'{kind.__module__}.{kind.__qualname__}.{name}'
-                if full in _METHODS:
+                if full in METHODS:
                     used[self._user, full] = None
-                    return functools.partial(_METHODS[full], owner)
+                    return functools.partial(METHODS[full], owner)
             raise
 
     def imported(self, module: str, name: str) -> Any:
@@ -313,7 +84,7 @@ class _Old:
             return self._value(name)
 
     def element(self, number: Any) -> Any:
-        """What float() or int() gets: an array's only element, or itself."""
+        """The only element of an array that has one, else the number."""
         if (isinstance(number, numpy.ndarray)
                 and number.ndim and number.size == 1):
             used[self._user, 'float() of an array of one element'] = None
@@ -322,7 +93,7 @@ class _Old:
 
     def _value(self, full):
         used[self._user, full] = None
-        return _OLD[full]()
+        return OLD[full]()
 
 
 @functools.cache
@@ -365,10 +136,10 @@ class _Asking(ast.NodeTransformer):
     def _replace(self, node, prefix, question, *of):
         """An import statement without what is old, which is asked for."""
         for name in node.names:
-            if not prefix and not name.asname and name.name in _OLD:
+            if not prefix and not name.asname and name.name in OLD:
                 # Of "import a.b" the code has "a", and asks that for "b".
                 name.name = name.name.partition('.')[0]
-        old = [name for name in node.names if prefix + name.name in _OLD]
+        old = [name for name in node.names if prefix + name.name in OLD]
         if not old:
             return node
         node.names = [name for name in node.names if name not in old]
@@ -392,7 +163,7 @@ def _at(node, new):
     return ast.fix_missing_locations(ast.copy_location(new, node))
 
 
-_NAMES = {name.rpartition('.')[2] for name in (*_OLD, *_METHODS)}
+_NAMES = {name.rpartition('.')[2] for name in (*OLD, *METHODS)}
 _MENTIONS = re.compile(rb'\.\s*(?:%s)\b|\b(?:%s)\b' % tuple(
     '|'.join(sorted(names)).encode()
     for names in (_NAMES, _NAMES - {*dir(builtins), 'math'})))
@@ -403,7 +174,7 @@ _OLD_PROTOC = re.compile(rb'^ *serialized_pb=_b\(', re.MULTILINE)
 
 def code_of(source: bytes, path: str, name: str,
             namespace: dict[str, Any]) -> types.CodeType | None:
-    """What is to be run in place of a module's own code.
+    """Compiles a module's source so that it asks for old names.
 
     Args:
         source: Of the module.
@@ -412,7 +183,7 @@ def code_of(source: bytes, path: str, name: str,
         namespace: In which the code will run.
 
     Returns:
-        The code, or None: its own will do.
+        The code; None where the source mentions no old name.
     """
     if not (_MENTIONS.search(source)
             or _refuses_arrays() and _NUMBERS.search(source)):
@@ -434,7 +205,7 @@ def load(module: types.ModuleType, run: Callable[[], None]) -> None:
     if isinstance(loader, importlib.machinery.SourceFileLoader):
         path = loader.get_filename(module.__name__)
         source = loader.get_data(path)
-        if _OLD_PROTOC.search(source) and _protobuf_refuses():
+        if _OLD_PROTOC.search(source) and protobuf_refuses():
             build_messages(module, source)
             return
         code = code_of(source, path, module.__name__, vars(module))
@@ -444,12 +215,9 @@ def load(module: types.ModuleType, run: Callable[[], None]) -> None:
         exec(code, vars(module))
 
 
-def _protobuf_refuses():
-    try:
-        version = metadata.version('protobuf')
-    except metadata.PackageNotFoundError:
-        return False
-    return int(version.split('.')[0]) >= 4
+def protobuf_refuses() -> bool:
+    """Whether protobuf makes no descriptors one by one."""
+    return int((version('protobuf') or '0').split('.')[0]) >= 4
 
 
 def build_messages(module: types.ModuleType, source: bytes) -> None:

@@ -22,7 +22,7 @@ import weakref
 import numpy
 
 from . import _old_names
-from ._hook import ImportPatch, version
+from ._hook import ImportPatch
 
 PATCHES: dict[str, ImportPatch] = {}
 
@@ -193,7 +193,7 @@ for _name, _line in ('helper', '6'), ('doctest_helper', '3'):
         'protobuf 4 makes no descriptors one by one, as this file does, which '
         'an old protoc has written; it reads the same serialized text whole',
         'serialized_pb=_b(',
-        lambda: int((version('protobuf') or '0').split('.')[0]) >= 4)
+        _old_names.protobuf_refuses)
 def _caffe_pb2(module, run):
     _old_names.build_messages(
         module, module.__spec__.loader.get_source(module.__name__))

@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from ._hook import CHAINER, version
+from ._hook import CHAINER
+from ._old_values import version
 
 _REQUIREMENT = f'chainer=={CHAINER}'
 _BUILT_WITH = 'setuptools<81\n'

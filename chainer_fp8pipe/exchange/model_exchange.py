@@ -20,10 +20,12 @@
 # ranks for each bucket; times are averaged after 5, 10, 20, ... updates;
 # replicas are compared every 100.
 #
-# What is sent early may be wrong: gradients are changed after backward, or a
-# rank has raised.  Then all ranks count what each has sent, send zeros for the
-# rest, and drop the means, so that nothing is left on its way; where that
-# cannot be, the communicator refuses to go on, on all ranks.
+# A bucket that was sent early can become void: a hook changes its gradients
+# after backward, or a rank raises.  Then the ranks tell each other how much
+# they have sent; who has sent less than the others sends zeros, and all drop
+# the means, so that no message is left on its way.  Where a rank's exchange
+# has failed, or ranks send in different orders, zeros would not match: then
+# every later update of the communicator raises an error, on all ranks.
 #
 # The first updates travel in float32: early gradients change by orders of
 # magnitude from one update to the next, and the fp8 paper begins all its
@@ -132,26 +134,27 @@ class Update:
 
 
 class ModelExchange:
-    """All that is remembered of one model whose gradients are averaged.
+    """Averages one model's gradients, and keeps what later updates need.
 
     Args:
-        reference: To the model.
-        reducer: Of all models.
+        reference: Weak, to the model.
+        reducer: The communicator's, of all its models.
 
     Attributes:
-        number: How many models' gradients were averaged before this one's
-            first, the same on all ranks; -1: this one's were not yet.
+        number: How many other models' gradients were averaged before this
+            one's first mean, the same on all ranks; -1: there was none yet.
         updates: Updates finished so far.
-        codec_state: What the codec keeps.
+        codec_state: What the codec keeps of the model.
         scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
             dynamic loss scaling, which skips an update whose gradients are
             not finite; static loss scaling does not.
-        sizes: Elements of every parameter, by name.
+        sizes: How many elements each parameter has, by name.
         buckets: As :func:`.divide` gives them.
         slices: In the order in which they are sent.
         times: When gradients became final.
         seconds: How long all buckets together travel.
-        queue: Where buckets are sent; None before the first update.
+        queue: The engine that sends the buckets; None before the first
+            update.
         ready: The order is known, so the next update may begin early.
         update: The update under way.
         failure: The traceback of an error in the exchange's thread, or ''.
@@ -176,12 +179,12 @@ class ModelExchange:
 
     @property
     def current(self) -> State:
-        """That of the codec of the update to come."""
+        """The codec's state in the next update: float32's during warm-up."""
         return (self._first if self.updates < self._reducer.warm_up
                 else self.codec_state)
 
     def save(self) -> Saved:
-        """All that must be saved for an exact continuation."""
+        """Returns all that an exact continuation needs."""
         return {'dynamic': numpy.asarray(self.scaling_is_dynamic),
                 'loss_scale': numpy.asarray(self._loss_scale),
                 'codec|done': numpy.asarray(self.updates),
@@ -189,10 +192,10 @@ class ModelExchange:
                    for key, value in self.codec_state.save().items()}}
 
     def load(self, saved: Saved) -> None:
-        """Takes over what :meth:`save` gave; {}: of a model that is new.
+        """Restores what :meth:`save` returned; {}: as of a new model.
 
         Raises:
-            ValueError: Another kind of communicator gave it; nothing has
+            ValueError: It is of another kind of communicator; nothing has
                 changed then.
         """
         of_codec = {key.partition('|')[2]: value for key, value
@@ -284,9 +287,10 @@ class ModelExchange:
                 compare(model, self.updates, ranks)
         except (ValueError, ReplicaDrift) as error:
             # Others come to no more calls where this rank raises alone.
-            if reducer.overlap and is_raised_by_all(error) and (
-                    reducer.withdraw(self)) and isinstance(error, ValueError):
-                ranks.break_off()
+            if reducer.overlap and is_raised_by_all(error):
+                was_sent = reducer.withdraw(self)
+                if was_sent and isinstance(error, ValueError):
+                    ranks.break_off()
             raise
 
     def _void(self, gradients: Gradients) -> str:
@@ -361,7 +365,7 @@ class ModelExchange:
             f'{text}. No parameter was updated. {_FINITE}.'))
 
     def end(self) -> None:
-        """The update is over."""
+        """Ends the update: what was sent of it is no longer known."""
         self._passes.averaged()
         self.update.thaw()
         self.update = Update({}, None, {})
@@ -434,7 +438,7 @@ class ModelExchange:
     # --- buckets, and their order --------------------------------------------
 
     def _follow(self, sizes: dict[str, int]) -> None:
-        """Divides other parameters than before into buckets."""
+        """Divides a new set of parameters into buckets."""
         self.ready, self.sizes = False, dict(sizes)
         self.buckets: tuple[BucketNames, ...] = divide(
             sizes, self._reducer.bucket_bytes)
@@ -445,9 +449,9 @@ class ModelExchange:
                            for name in names}
 
     def _learn(self) -> None:
-        """Lets buckets be sent early from now on, and in what order.
+        """Chooses the order in which buckets are sent, early from now on.
 
-        The order is the same on all ranks.
+        All ranks choose the same.
         """
         reducer = self._reducer
         is_first, defers = not self.ready, reducer.overlap == 'next_forward'
@@ -669,9 +673,8 @@ class ModelExchange:
         for bucket in update.sent.values():
             self.queue.finish(bucket)
 
-
     def wire(self, bucket: int, xp: Any, size: int) -> numpy.ndarray:
-        """The wire of a bucket; the same memory at the next update.
+        """The memory of a bucket's wire, used again at the next update.
 
         Args:
             bucket: Number of the bucket.
@@ -688,12 +691,12 @@ class ModelExchange:
         return wire[:size]
 
     def release(self) -> None:
-        """Gives up the memory of the wires."""
+        """Frees the memory of the wires."""
         self._wires.clear()
 
 
 def _error_at_access(name: str, state: State) -> NonfiniteMean:
-    """The error of a rank that has looked at a mean, maybe alone."""
+    """The error of an access to a mean that is not finite."""
     reason = ('it is not so on this rank, but on another, or the sum '
               'overflowed')
     if state.nonfinite:

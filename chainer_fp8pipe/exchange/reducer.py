@@ -1,13 +1,12 @@
 """Averages the gradients of all models of a communicator."""
 # Two models (a generator and a discriminator) may have parameters of the same
-# names; what is learnt from one must not be used for the other.  So a model is
-# known by itself.  Whoever saves a state knows what its model is for, and
-# gives it to the model that is for the same.
+# names; what is learnt from one must not be used for the other.  So a model's
+# exchange is found by the model object, not by names.  A snapshot has no such
+# object: who loads a state says which model it is for.
 #
-# A communicator's models share its ranks, its algorithm, and its turn: a lock
-# that the main thread holds while it averages gradients, and does all that
-# there is to do.  The exchange's thread takes it at other times, a step at a
-# time.
+# A communicator's models share its ranks, its algorithm, and its turn, a lock.
+# The main thread holds it while it averages gradients; the exchange's thread
+# takes it in between, for one step at a time.
 from __future__ import annotations
 
 import contextlib
@@ -30,7 +29,7 @@ from .lockstep import Lockstep
 from .model_exchange import ModelExchange, Saved
 from .thread import exchange_thread
 
-#: Is told of a parameter and of the array that will be its gradient.
+#: Called with a parameter and the array that will be its gradient.
 Final = Callable[[chainer.Parameter, Any], None]
 
 
@@ -106,13 +105,13 @@ class Reducer:
             yield final
 
     def complete(self) -> None:
-        """Waits for what updates have left to be waited for."""
+        """Waits for the deferred updates of all models."""
         with contextlib.ExitStack() as stack:
             for exchange in self.exchanges:     # even after one has raised
                 stack.callback(exchange.complete)
 
     def discard(self, model: chainer.Link) -> None:
-        """Drops what has been sent of a model; call it on all ranks."""
+        """Cancels a model's update under way; call it on all ranks."""
         if self.overlap:
             with self.ranks.section():
                 exchange = self.known(model)
@@ -121,11 +120,14 @@ class Reducer:
                 self.withdraw(exchange)
 
     def withdraw(self, exchange: ModelExchange | None) -> bool:
-        """Ends what has begun of an update that is not to be; on all ranks.
+        """Cancels an update that ranks may have begun; call it on all of them.
 
-        A rank may have sent what others have not: they send zeros in its
-        place, so that nothing is left on its way; if any has failed, all is
-        left as it is.  Returns whether anything had been sent.
+        What only some ranks have sent, the others answer with zeros, so that
+        no message is left on its way.  If an exchange has failed, or the
+        ranks' orders differ, the ranks are broken off instead.
+
+        Returns:
+            Whether any rank had sent anything.
         """
         with self.taken():
             mine = (0, False, None, 1.0) if exchange is None else (
@@ -160,7 +162,7 @@ class Reducer:
 
     @property
     def exchanges(self) -> list[ModelExchange]:
-        """Of all models, in the order in which they came."""
+        """Those of all models, in the order of their first updates here."""
         return list(self._exchanges.values())
 
     def known(self, model: chainer.Link) -> ModelExchange | None:
@@ -203,7 +205,7 @@ class Reducer:
         return exchange
 
     def unused_queue(self) -> Engine:
-        """One of a model that is no more on any rank, or a new one."""
+        """An engine that no model uses on any rank; a new one if need be."""
         if not self.overlap or self.algorithm.one_order:
             return self.algorithm
         taken = [exchange.queue for exchange in self.exchanges]
@@ -219,9 +221,9 @@ class Reducer:
     # --- turns of the main thread and of the exchange's ----------------------
 
     def wake(self) -> None:
-        """There is something to do for :meth:`step`."""
+        """Tells the exchange's thread that :meth:`step` has work."""
         exchange_thread.wake(self)
-        for queue in self.queues:   # whose step ends, to see what is new
+        for queue in self.queues:   # a step under way must see it, too
             queue.interrupt()
 
     @contextlib.contextmanager

@@ -35,7 +35,7 @@ class ExchangeThread:
         self._thread: threading.Thread | None = None
 
     def wake(self, reducer: Reducer) -> None:
-        """There is something to do for a reducer."""
+        """Has the thread work for a reducer; starts it if need be."""
         if reducer not in self._reducers:
             with self._lock:
                 self._reducers += reducer,

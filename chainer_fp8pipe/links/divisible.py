@@ -117,7 +117,7 @@ class Divisible(chainer.ChainList):
     """
 
     _bounds: Bounds
-    _sizes: Sequence[int | None]    # of the layers that are elsewhere
+    _sizes: Sequence[int | None]    # of all layers, found when it was cut
     _seed: int
     is_part: bool
     layout: Bounds | None
@@ -188,9 +188,7 @@ class Divisible(chainer.ChainList):
 
     def numbered_layers(self) -> list[Layer]:
         """Number and layer of all that is here."""
-        return [(number, _layer(self[number]))
-                for number in itertools.chain(*itertools.starmap(
-                    range, self.bounds))]
+        return list(itertools.chain(*self.pieces))
 
     @property
     def bounds(self) -> Bounds:
@@ -449,7 +447,7 @@ def _draw_together(part: Divisible, comm: Any) -> None:
     problem, cause = '', None
     try:
         for parameter in part.params():
-            parameter.array     # noqa: B018
+            _ = parameter.array     # reading it draws the values
     except Exception as error:      # the ranks that wait must hear of it
         problem, cause = str(error) or repr(error), error
     gather = getattr(all_ranks(comm), 'allgather', None)

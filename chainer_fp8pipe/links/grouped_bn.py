@@ -236,6 +236,8 @@ class _Gradient(chainer.FunctionNode):
         return self._function.gradients(x, gamma, gy, self._of_x)
 
     def backward(self, indexes: Any, grad_outputs: Any) -> Any:
+        # A limit that the documentation names: they would take one more
+        # exchange of sums, in which every rank of the group takes part.
         raise NotImplementedError(
             'grouped batch normalisation has no second derivatives; use '
             "Chainer's BatchNormalization in a model that needs them")

@@ -43,12 +43,12 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 
 
 class Batch(NamedTuple):
-    """What the first stage of a pipeline reads for one step."""
+    """The batch of one step, as the first stage reads it."""
 
     arrays: list[Any]   # cut into micro-batches
     target: Any = None  # for the loss of layers
-    #: Of the arguments that all ranks make of the arrays; None: these are the
-    #: inputs of the first layer, and nobody else's.
+    #: Of the arguments that all ranks make of the arrays; None: the arrays
+    #: are inputs of the first layer, and stay on the first stage.
     tree: Any = None
     #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = (0.0,) * 4
@@ -110,10 +110,9 @@ class Work:
         metrics: Names of functions of the loss's arguments.
         chunks: Of each rank.
         changed: Whether this rank's parameters are others than they were.
-        has_ties: Whether a parameter is on several ranks; the same on all.
     """
 
-    changed = has_ties = False
+    changed = False
     metrics: Mapping[str, Any] = {}
     chunks: int
 
@@ -131,15 +130,20 @@ class Work:
         """Why the ranks' parts do not make a model; call it on all ranks."""
         return ''
 
+    @property
+    def has_ties(self) -> bool:
+        """Whether a parameter is on several ranks; the same on all."""
+        return False
+
     def tied(self) -> dict[int, tuple[int, ...]]:
-        """Parameters on several ranks, by id, with their stages."""
+        """This rank's parameters on several ranks: their stages, by id."""
         return {}
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
-        """What a rank has to say before all prepare."""
+        """This rank's findings, which all ranks hear before they prepare."""
 
     def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
-        """The last before the work begins.
+        """Prepares the work, with what all ranks have found.
 
         Args:
             step: ``'train'``, ``'evaluate'`` or ``'predict'``.
@@ -252,7 +256,7 @@ class ChainWork(Work):
         return Batch(list(map(_host, leaves)), None, tree, progress)
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
-        """What this rank's share of the micro-batches calls.
+        """Finds the known traces of this rank's share of the micro-batches.
 
         Raises:
             ValueError: The model cannot be run so.
@@ -313,7 +317,7 @@ class ChainWork(Work):
         if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
                 weights_of([labels for _, labels in found], opened.sizes,
-                        self._grid.replicas if step == 'train' else 1))
+                           self._grid.replicas if step == 'train' else 1))
 
     def deal(self, step: str, opened: Opened, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
@@ -357,8 +361,8 @@ class ChainWork(Work):
         return {'loss': means[LOSS], **named} if LOSS in means else named
 
     @property
-    def has_ties(self) -> bool:     # type: ignore[override]
-        """See :class:`.Work`."""
+    def has_ties(self) -> bool:
+        """See :meth:`.Work.has_ties`."""
         return bool(self._partition.ties)
 
     def tied(self) -> dict[int, tuple[int, ...]]:

@@ -134,7 +134,8 @@ def test_a_deferred_model_trains_as_one_with_these_values(tmp_path):
                   for one in (model, other)]
     for optimizer in optimizers:
         for _ in range(3):
-            optimizer.update(lambda: F.sum(optimizer.target(X) ** 2))  # noqa: B023
+            optimizer.update(lambda one: F.sum(one(X) ** 2),
+                             optimizer.target)
     same(values(model), values(other))
 
 

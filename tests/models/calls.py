@@ -189,10 +189,6 @@ def _theta(m, x):
     return x * .1 + numpy.array([[1, 0, 0], [0, 1, 0]], 'f')
 
 
-def _crf(m, x):
-    return [x[:, index] for index in range(3)], m.link_cost(x)
-
-
 def _ctc(m, x):
     n = len(x)
     return F.connectionist_temporal_classification(
@@ -201,8 +197,9 @@ def _ctc(m, x):
         numpy.full(n, 5, 'i'), numpy.full(n, 2, 'i'))
 
 
-def _weighted(name, *shape):
-    return lambda m, x, w: getattr(F, name)(x, F.reshape(w[0], shape))
+def _weighted(name, *shape, **options):
+    return lambda m, x, w: getattr(F, name)(x, F.reshape(w[0], shape),
+                                            **options)
 
 
 for _n, _shape, _kernel in (
@@ -216,6 +213,8 @@ for _n, _shape, _kernel in (
         f'convolution_{_n}', 1, 2, *_kernel), _shape, (_size,))
     CALLS[f'deconvolution_{_n}'] = _f(_weighted(
         f'deconvolution_{_n}', 2, 1, *_kernel), _shape, (_size,))
+CALLS['convolution_2d'] = _f(_weighted(
+    'convolution_2d', 1, 2, 3, 3, pad=1), _IMAGE, (18,))
 CALLS.update({name: _f(_align(name), _IMAGE) for name in (
     'roi_average_align_2d', 'roi_average_pooling_2d', 'roi_max_align_2d',
     'roi_max_pooling_2d')})

@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 from tests.models import MODELS
+from tests.training.updaters.partitions import part
 
 QUICK = [case for case in MODELS.values() if not case.slow]
 _STEPS = 10
@@ -56,11 +57,20 @@ def test_it_learns_one_batch_by_all_its_parameters(case):
 
 
 @each(QUICK)
-def test_it_is_what_it_says_it_is(case):
-    """Of batches that can be cut, random, stateful, or normalising."""
+def test_a_batch_can_be_cut_along_its_first_axis(case):
     model, batch = _made(case)
-    assert case.samples % 4 == 0
     assert {len(array) for array in _arrays(batch)} == {case.samples}
+    size, rest = divmod(case.samples, 4)
+    assert not rest
+    for start in range(0, case.samples, size):
+        loss = case.loss(model, part(batch, start, start + size))
+        assert numpy.isfinite(loss.array)
+
+
+@each(QUICK)
+def test_it_is_what_it_says_it_is(case):
+    """Random, stateful, or normalising."""
+    model, batch = _made(case)
     other = case.batch(numpy.random.RandomState(2), case.samples)
     _loss(case, model, batch, 0)
     before, _, after = (float(_loss(case, model, data, 0).array)

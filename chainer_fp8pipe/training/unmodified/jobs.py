@@ -46,7 +46,7 @@ from ...chains import nested
 from ...chains.ghost import GhostError
 from ...chains.partition import partition
 from ...intercept.training_objects import Originals
-from ...mpi.agreement import broadcast_arrays
+from ...mpi.arrays import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
 from ...planning.partition_plan import PartitionPlan
