@@ -232,7 +232,7 @@ def _hooks_may_draw() -> bool:
 
 
 def _draws(layer: Any) -> bool:
-    """Whether it may; a hook of its own may have been added just now."""
+    """Whether a layer may draw, itself or by a hook added just now."""
     if type(layer) in _STILL_LINKS:
         return bool(layer._local_link_hooks) or 'forward' in vars(layer)
     return not any([layer is function for function in _STILL_FUNCTIONS])
