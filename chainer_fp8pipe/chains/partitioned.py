@@ -22,7 +22,8 @@ import chainer
 import numpy
 
 from ..intercept import function_calls
-from ..mpi.agreement import raise_together, receive_array, send_array
+from ..mpi.agreement import raise_together
+from ..mpi.arrays import receive_array, send_array
 from ..pipeline.randomness import at, preserved
 from ..planning.partition_plan import PartitionPlan
 from .ghost import is_ghost

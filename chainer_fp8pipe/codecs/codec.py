@@ -393,5 +393,5 @@ def _unit(loss_scale: float) -> float:
 
 
 def _over_unit(loss_scale: float) -> float:
-    """What numbers on the wire are multiplied by."""
+    """A number on the wire is the unscaled gradient times this."""
     return loss_scale / _unit(loss_scale)

@@ -287,9 +287,10 @@ class ModelExchange:
                 compare(model, self.updates, ranks)
         except (ValueError, ReplicaDrift) as error:
             # Others come to no more calls where this rank raises alone.
-            if reducer.overlap and is_raised_by_all(error) and (
-                    reducer.withdraw(self)) and isinstance(error, ValueError):
-                ranks.break_off()
+            if reducer.overlap and is_raised_by_all(error):
+                was_sent = reducer.withdraw(self)
+                if was_sent and isinstance(error, ValueError):
+                    ranks.break_off()
             raise
 
     def _void(self, gradients: Gradients) -> str:

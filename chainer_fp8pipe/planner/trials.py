@@ -33,6 +33,7 @@ from ..planning.job_plan import Configuration, JobPlan, Timing
 from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
 from .example import Data, Example, Repeating
+from .model_figures import set_up_anew
 from .planned_job import PlannedJob, shapes_of
 
 #: Updates that are not timed (the first one sends parameters only), blocks of
@@ -72,9 +73,7 @@ class Trained(NamedTuple):
         """A copy of the optimizer, set up with a copy of the model."""
         if self.optimizer.target is self.model:
             return copy.deepcopy(self.optimizer)
-        clone = copy.copy(self.optimizer)
-        clone.hyperparam = copy.copy(self.optimizer.hyperparam)
-        return clone.setup(copy.deepcopy(self.model))
+        return set_up_anew(self.optimizer, copy.deepcopy(self.model))
 
 
 #: Seconds of blocks of updates, or, the same on all ranks, why there are none.

@@ -249,11 +249,7 @@ class ChainWork(Work):
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
-        args, kwargs = arrays, dict[str, Any]()
-        if isinstance(arrays, dict):
-            args, kwargs = (), arrays
-        elif not isinstance(arrays, tuple):
-            args = (arrays,)
+        args, kwargs = nested.arguments_of(arrays)
         samples_of([*args, *kwargs.values()])
         leaves, tree = nested.leaves((args, kwargs))
         return Batch(list(map(_host, leaves)), None, tree)

@@ -12,7 +12,7 @@ from chainer_fp8pipe.mpi.waiting import (
     wait_until,
     waiting,
 )
-from chainer_fp8pipe.mpi.watchdog import WAITS, WORKS
+from chainer_fp8pipe.mpi.watchdog.stall import WAITS, WORKS
 
 import pytest
 from mpi4py import MPI
