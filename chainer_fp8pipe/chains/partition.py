@@ -25,6 +25,7 @@ from ..planning.sizes import parse_bytes
 from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
 from .names import Names, parameters_of
+from .nested import arguments_of
 from .part import MicroBatch, between_calls
 from .partitioned import Partition, check_result, reads_state
 from .partitioned_chain import PartitionedChain, class_of
@@ -190,21 +191,13 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
     make_schedule(schedule, 1, micro_batches, chunks)
 
 
-def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
-    if isinstance(example, tuple):
-        return example, {}
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example,), {}
-
-
 def _traced(model: Any, example: Any, grid: ProcessGrid
             ) -> tuple[Names, Tracer, Trace, MicroBatch]:
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
 
     def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
-        call = MicroBatch(model, *_arguments(example), Place(0, 0, 0, 0))
+        call = MicroBatch(model, *arguments_of(example), Place(0, 0, 0, 0))
         tracer = Tracer(names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \

@@ -178,9 +178,11 @@ class Difference(NamedTuple):
 
     @property
     def now(self) -> Any:
+        """The present value."""
         return self.attributes.get(self.name.rpartition('.')[2], _NONE)
 
     def set(self, value: Any) -> None:
+        """Sets a copy of a value; no value changes nothing."""
         if value is not _NONE:
             _set(self.attributes, self.name, copy.deepcopy(value))
 
