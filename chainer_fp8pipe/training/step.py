@@ -283,10 +283,9 @@ class Pipeline:
             self._together.meet(comm)
         return result
 
-    def read(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4
-             ) -> Batch:
+    def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
-        return self._work.batch(arrays, progress)
+        return self._work.batch(arrays)
 
     def _infer(self, step: str, read: Read,
                entries: Callable[[], Mapping[str, str]],
@@ -519,7 +518,7 @@ class Pipeline:
             0.0 if self.grid.replica_index else number)
 
 
-_NOTHING_READ = Opened([], 0, (0.0,) * 4, None, [])
+_NOTHING_READ = Opened([], 0, (), None, [])
 _forward = functools.lru_cache(16)(forward_schedule)
 
 

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
     #: are inputs of the first layer, and stay on the first stage.
     tree: Any = None
     #: Numbers about the iterator, for the other stages.
-    progress: tuple[float, ...] = (0.0,) * 4
+    progress: tuple[float, ...] = ()
 
 
 class Opened(NamedTuple):
@@ -247,13 +247,12 @@ class ChainWork(Work):
         return nested.rebuilt(self._micro_batches[0].program.form,
                                list(outputs))
 
-    def batch(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4,
-              with_target: bool = True) -> Batch:
+    def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
         args, kwargs = nested.arguments_of(arrays)
         samples_of([*args, *kwargs.values()])
         leaves, tree = nested.leaves((args, kwargs))
-        return Batch(list(map(_host, leaves)), None, tree, progress)
+        return Batch(list(map(_host, leaves)), None, tree)
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
         """Finds the known traces of this rank's share of the micro-batches.
@@ -484,8 +483,7 @@ class LayersWork(Work):
                 'a Divisible predicts with all its layers')
         return ''
 
-    def batch(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4,
-              with_target: bool = True) -> Batch:
+    def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """Inputs, and the target, of a converted batch."""
         target, key = None, self._label_key
         named = isinstance(arrays, dict)
@@ -505,7 +503,7 @@ class LayersWork(Work):
                                  f'and none is label_key={key!r}') from None
         inputs = list(arrays.values() if named else arrays)
         samples_of([*inputs, target] if with_target else inputs)
-        return Batch(inputs, target, None, progress)
+        return Batch(inputs, target)
 
     def deal(self, step: str, opened: Opened, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
