@@ -117,13 +117,11 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         if show and comm.rank == 0:
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
-    profile = measure(comm, trained, wanted, budget, say)
+    profile = measure(comm, trained, wanted, ranks, budget, say)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
             raise ValueError(profile.model.undivided)
         wanted = wanted._replace(stages=(1,))
-    if ranks is not None:
-        profile = profile.for_ranks(ranks)
     choices: list[Choices] = []         # on the first rank
 
     def ranked() -> list[Configuration]:
@@ -142,15 +140,15 @@ def plan(model: Any, example: Any, comm: Any = None, *,
 
 
 def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
-            budget: float = 16.0,
-            say: Callable[[str], None] = lambda what: None) -> JobProfile:
+            ranks: int | None, budget: float, say: Callable[[str], None]
+            ) -> JobProfile:
     """All that is measured of a job; call it on all ranks.
 
     Args:
         comm: All ranks.
         trained: Model, optimizer and data.
         wanted: What the user asks for.
-        budget: As for :func:`plan`.
+        ranks, budget: As for :func:`plan`.
         say: Is told what is being measured.
     """
     before, model = resident(), trained.model
@@ -160,8 +158,9 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
             comm, model, trained.example, trained.optimizer,
             max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
     say(f'measuring {", ".join(wanted.codecs)} exchanges and links')
+    # Of a job on other ranks, any layout here says what another takes there.
     stages = [number for number in divisors(comm.size)
-              if (not wanted.stages or number in wanted.stages)
+              if (not wanted.stages or ranks or number in wanted.stages)
               and (number == 1 or not figures.undivided)] or [1]
     exchanges, links = measure_layouts(
         comm, stages, wanted.codecs, figures.elements,
@@ -173,7 +172,7 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
         reading,
         comm.allreduce(growth(before), MPI.MAX), (
             'no pipeline, as the model cannot be cut: ' + figures.undivided,)
-        if figures.undivided else ())
+        if figures.undivided else ()).for_ranks(ranks or comm.size)
 
 
 # --- choosing ---------------------------------------------------------------
