@@ -108,7 +108,7 @@ def are_equal(comm: MPI.Comm, number: int, wait: Waiter = wait_until) -> bool:
 
 def all_values(comm: MPI.Comm, value: Any, wait: Waiter = wait_until
                ) -> list[Any]:
-    """As ``comm.allgather``, but for how it waits."""
+    """``comm.allgather(value)`` with a wait of its own."""
     data = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
     size = numpy.array([data.size], numpy.int64)
     sizes = numpy.empty(comm.size, numpy.int64)

@@ -256,7 +256,7 @@ class _OwnRank:
                                   socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def report(self, has_details: bool) -> dict[str, Any]:
-        """What this rank does: attributes of a :class:`RankView`."""
+        """Describes this rank by attributes of a :class:`.RankView`."""
         said = {'updates': updates.total, 'usual': updates.usual_seconds()}
         if not has_details:
             return said

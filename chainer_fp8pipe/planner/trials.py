@@ -43,12 +43,12 @@ _WARM_UP, _BLOCKS, _MOST = 3, 4, 20
 _LONG = 0.3
 #: Medians that differ by less are equal, whatever their spread was.
 _EQUAL = 0.03
-#: Turns in which the fastest ways, so many at most, that are slower than the
-#: fastest by no more than this share are tried again.  A way whose second
-#: update takes longer still, by so much, is not tried further.
+#: Further turns, and the most ways that are tried again in them: those whose
+#: median exceeds the fastest's by this share at most.  A way is left after its
+#: second update if that exceeds the fastest's by this share twice.
 _TURNS, _FINALISTS, _NEAR = 2, 4, 0.4
-#: Ways that are tried however long that takes, and seconds beyond the time in
-#: which others are still tried once.
+#: So many ways are tried whatever the time; others until the time is over by
+#: so many seconds.
 _FEWEST, _OVERTIME = 2, 6.0
 
 

@@ -300,7 +300,7 @@ class Node:
 @pytest.fixture
 def node():
     if not hasattr(os, 'pidfd_open'):
-        pytest.skip('there is no watchdog here')
+        pytest.skip('no watchdog without os.pidfd_open (Linux 5.3)')
     with contextlib.ExitStack() as stack:
         yield Node(stack, 3)
 

@@ -89,7 +89,8 @@ class Job:
     def has_two_nodes(self):
         """MPICH takes ranks 0 and 2, 1 and 3 for those of two nodes."""
         if MPI.get_vendor()[0] != 'MPICH':
-            pytest.skip('only MPICH can do that')
+            pytest.skip('needs MPICH, which can take one node for two '
+                        '(MPIR_CVAR_NUM_CLIQUES)')
         self.environment['MPIR_CVAR_NUM_CLIQUES'] = '2'
 
     def start(self, ranks, body, command=()):
@@ -131,7 +132,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path):
     if not hasattr(os, 'pidfd_open'):
-        pytest.skip('there is no watchdog here')
+        pytest.skip('no watchdog without os.pidfd_open (Linux 5.3)')
     made = Job(tmp_path / 'script.py')
     yield made
     made.end()

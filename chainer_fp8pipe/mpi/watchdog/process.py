@@ -105,7 +105,7 @@ class Line:
 
     @property
     def is_known(self) -> bool:
-        """It is open, and no other program's."""
+        """Whether it is open, and has shown the token."""
         return self.is_open and not self._token
 
     def send(self, **message: Any) -> None:
@@ -169,7 +169,7 @@ class WatchedRank:
         self._dump = 0, 0
 
     def state(self) -> str:
-        """One letter, as in /proc: T is stopped; '' if it is gone."""
+        """The process's state, a letter as in /proc; '' if it is gone."""
         return (self._fields() or [''])[0]
 
     def is_gone(self, seconds: float = _DYING) -> bool:
@@ -182,7 +182,7 @@ class WatchedRank:
         return True
 
     def status(self) -> int | None:
-        """How it ended, as ``os.wait`` returns it; None if not known."""
+        """The wait status with which it ended; None if not known."""
         end = time.monotonic() + _STATUS
         while True:
             fields = self._fields()
@@ -205,14 +205,14 @@ class WatchedRank:
             ready == self.closing and self.is_gone()))
 
     def _fields(self) -> list[str]:
-        """Of /proc, from the state on; [] if the process is gone."""
+        """The fields of /proc/PID/stat from the state on; [] if it is gone."""
         with contextlib.suppress(OSError), open(
                 f'/proc/{self.pid}/stat') as file:
             return file.read().rpartition(')')[2].split()
         return []
 
     def hear(self, message: dict[str, Any]) -> None:
-        """Takes what the rank says of itself."""
+        """Notes a message of the rank's."""
         now = time.monotonic()
         self.left |= 'goodbye' in message
         if 'who' in message:
@@ -231,7 +231,10 @@ class WatchedRank:
             self.line.send(details=for_details)
 
     def view(self, now: float, longest: float) -> RankView:
-        """What is known of it, if it has answered for so many seconds."""
+        """Describes the rank: its own words, if it still answers.
+
+        Else what the system knows: after ``longest`` seconds of silence.
+        """
         view = RankView(self._rank, self.who, SILENT,
                         usual=self._said.get('usual', 0.0))
         state = self.state()
@@ -250,8 +253,7 @@ class WatchedRank:
                                 'can_end': self.line.is_open})
 
     def _held(self, state: str) -> dict[str, Any]:
-        """Of a rank in which no thread can answer: what a signal has written.
-        """
+        """Describes a rank that cannot answer, by the stack in its file."""
         number, file = self._dump
         written = ''
         if number:
@@ -288,7 +290,7 @@ def in_words(status: int | None) -> str:
 
 
 def _unknown(view: RankView, link: Line) -> RankView:
-    """Of a rank from whose node nothing comes any more."""
+    """Describes a rank whose node's watchdog has fallen silent."""
     if view.state == LEFT:
         return view
     state, details = (
@@ -301,7 +303,7 @@ def _unknown(view: RankView, link: Line) -> RankView:
 # --- the watch ---------------------------------------------------------------
 
 class WatchdogJob(NamedTuple):
-    """What a watchdog is started with.
+    """The argument of a watchdog's process.
 
     Attributes:
         number: Of the watchdog; the rank that has started it.
@@ -322,7 +324,7 @@ class WatchdogJob(NamedTuple):
     token: str
 
     def command(self) -> list[str]:
-        """What starts the watchdog; it inherits the files."""
+        """The command that starts the watchdog; it inherits the files."""
         package = os.path.dirname(os.path.abspath(__file__))
         return [sys.executable, '-I', '-S', '-c', _START,
                 os.path.dirname(package), json.dumps(self)]
@@ -433,7 +435,7 @@ class Watchdog:
         return rank
 
     def _received(self, line: Line | None) -> list[dict[str, Any]]:
-        """What a line has brought, after what concerns all has been done."""
+        """Reads a line's messages, and acts on those that concern the job."""
         if line is None or not line.is_open:
             return []
         messages = line.receive()
@@ -533,7 +535,7 @@ class Watchdog:
             self._all_end()
 
     def _all_end(self) -> None:
-        """All ranks end, and it has been said why."""
+        """Ends the watch: all ranks end, and somebody has said why."""
         for link in [self._up, *self._links]:
             if link and link.is_open:
                 link.send(**{'all end': True})
@@ -563,7 +565,7 @@ class Watchdog:
             _print(found[1])
 
     def _views(self, now: float) -> list[RankView]:
-        """Of all ranks that are known; asks for the next ones."""
+        """Describes all known ranks, and asks them for the next time."""
         views = []
         for rank in self._ranks.values():
             if rank.who:

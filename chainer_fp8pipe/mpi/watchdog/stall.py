@@ -10,10 +10,10 @@
 # those that have none: ranks that are stopped or gone, ranks that do something
 # else, and, where all wait, ranks that wait in another call than most.
 #
-# A rank describes itself in these words (``watch.py``), and so does the
-# watchdog for a rank that cannot answer; the watchdog judges (``process.py``).
-# Nothing here asks the system, and as in all that the watchdog imports there
-# is nothing but the standard library.
+# A rank describes itself by a RankView (``watch.py``); the watchdog does so
+# for a rank that cannot answer, and judges all of them (``process.py``).
+# Nothing here asks the system, and nothing but the standard library is
+# imported, as the watchdog has no more.
 from __future__ import annotations
 
 import collections
@@ -43,14 +43,17 @@ _MOST = 16              # ranks that are printed
 
 
 class StallSettings(NamedTuple):
-    """What the environment variables say.
+    """When a job counts as standing still, and whether it ends then.
 
-    Without a number of seconds a job stands still after 20 usual updates, and
-    30 seconds at least, if a rank is stopped or gone; if all ranks wait, it
-    may be for one long message, and after four times as long.  If a rank does
-    something else, it may be a long evaluation: after ten times as long there
-    is a warning, and the job goes on.  Seconds that are given are those of all
-    of this, and the job ends.
+    The environment variables ``CHAINER_FP8PIPE_STALL`` (seconds) and
+    ``CHAINER_FP8PIPE_ON_STALL`` (``end`` or ``warn``) set it.
+
+    Without seconds a job stands still after 20 usual updates, and 30 seconds
+    at least, if a rank is stopped or gone.  If all ranks wait, it may be for
+    one long message: the job stands still after four times as long.  If a
+    rank does something else, it may be a long evaluation: after ten times as
+    long there is a warning, and the job goes on.  If seconds are given, the
+    job ends after these in all three cases.
 
     Attributes:
         seconds: Given; None: as above; 0: nothing is watched.
@@ -117,7 +120,7 @@ _LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
 class Frame(NamedTuple):
-    """One of a stack's frames.
+    """A frame of a stack.
 
     Attributes:
         file: In which the function is.
@@ -151,7 +154,7 @@ def before_wait(frames: Sequence[Frame]) -> list[Frame]:
 
 
 def call(frames: Sequence[Frame]) -> str:
-    """What the rank waits in; '' if it does not seem to wait.
+    """The call in which the rank waits; '' if it does not seem to wait.
 
     ``'MPI: Allreduce'``, or a function of this package's that called a wait.
     """
@@ -173,7 +176,7 @@ def call(frames: Sequence[Frame]) -> str:
 def described(frames: Sequence[Frame],
               waits: Sequence[tuple[str, Sequence[int]]] = (),
               moves: str = '', outside: bool = False) -> dict[str, Any]:
-    """What a main thread does: attributes of a :class:`RankView`.
+    """Describes a main thread by attributes of a :class:`RankView`.
 
     Args:
         frames: Its stack.
