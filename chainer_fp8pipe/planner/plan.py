@@ -117,7 +117,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         if show and comm.rank == 0:
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
-    profile = measure(comm, trained, wanted, ranks, budget, say)
+    profile = measure(comm, trained, wanted, budget, say, ranks)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
             raise ValueError(profile.model.undivided)
@@ -140,16 +140,18 @@ def plan(model: Any, example: Any, comm: Any = None, *,
 
 
 def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
-            ranks: int | None, budget: float, say: Callable[[str], None]
-            ) -> JobProfile:
+            budget: float = 16.0,
+            say: Callable[[str], None] = lambda what: None,
+            ranks: int | None = None) -> JobProfile:
     """All that is measured of a job; call it on all ranks.
 
     Args:
         comm: All ranks.
         trained: Model, optimizer and data.
         wanted: What the user asks for.
-        ranks, budget: As for :func:`plan`.
+        budget: As for :func:`plan`.
         say: Is told what is being measured.
+        ranks: As for :func:`plan`.
     """
     before, model = resident(), trained.model
     say(f'measuring the model with a batch of {trained.example.samples}')
@@ -158,7 +160,8 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
             comm, model, trained.example, trained.optimizer,
             max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
     say(f'measuring {", ".join(wanted.codecs)} exchanges and links')
-    # Of a job on other ranks, any layout here says what another takes there.
+    # For other ranks all layouts: two stages here may leave no replicas, whose
+    # exchange two stages there need.
     stages = [number for number in divisors(comm.size)
               if (not wanted.stages or ranks or number in wanted.stages)
               and (number == 1 or not figures.undivided)] or [1]
