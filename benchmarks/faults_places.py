@@ -15,11 +15,11 @@ _SLOW = 50              # times as slow
 
 
 @contextlib.contextmanager
-def small_disk(megabytes: int = 48) -> Iterator[str]:
+def small_disk() -> Iterator[str]:
     """A folder on a file system of its own, in memory; needs root."""
     folder = tempfile.mkdtemp(prefix='faults-disk-')
     try:
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={megabytes}M',
+        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=48M',
                         'tmpfs', folder], check=True)
         try:
             yield folder

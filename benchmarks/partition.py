@@ -158,31 +158,26 @@ def _arguments():
             measure.__name__, help=said, description=said,
             formatter_class=argparse.ArgumentDefaultsHelpFormatter)
         one.set_defaults(measure=measure)
-        one.add_argument('--json', metavar='FILE', help='write the raw data')
+        # As before NAME, whose value stays where this one is not given.
+        one.add_argument('--json', metavar='FILE', default=argparse.SUPPRESS,
+                         help='write the raw data')
         return one
-
-    def only(one, default, what='these alone'):
-        one.add_argument('--only', nargs='+', metavar='NAME',
-                         default=default, help=what)
 
     def number(one, name, default, said, type=int):
         one.add_argument(name, type=type, default=default, metavar='N',
                          help=said)
 
-    def numbers(one, name, default, said):
-        one.add_argument(name, type=int, nargs='+', default=default,
-                         metavar='N', help=said)
-    both = ['encoder', 'resnet50']
-
     one = kind(memory)
-    numbers(one, '--ranks', [1, 2, 4, 6], 'numbers of ranks')
+    one.add_argument('--ranks', type=int, nargs='+', default=[1, 2, 4, 6],
+                     metavar='N', help='numbers of ranks')
     one.add_argument('--memory', default='400 MB', help='limit of a rank')
     number(one, '--units', 256, 'of the encoder')
     number(one, '--most', 512, 'layers at most')
     number(one, '--updates', 4, 'updates in training')
 
     one = kind(speed)
-    only(one, both)
+    one.add_argument('--only', nargs='+', metavar='NAME',
+                     default=['encoder', 'resnet50'], help='these alone')
     number(one, '--rounds', 9, 'steps of each that are timed')
     number(one, '--scale', 1., 'of the models\' sizes', float)
     number(one, '--micro-batches', 4, 'per batch')

@@ -40,7 +40,7 @@ def units(scale):
     return max(int(64 * scale), 1) * HEADS
 
 
-def encoder(scale=1.0):
+def encoder(scale):
     """A masked language model of 12 layers: 10 million parameters."""
     return Encoder(VOCABULARY, units(scale), HEADS, LAYERS, LENGTH)
 
@@ -55,12 +55,12 @@ def encoder_batch(scale=1.0, samples=16):
     return tokens, targets
 
 
-def resnet50(scale=1.0):
+def resnet50(scale):
     """Chainer's own."""
     return Trained(L.ResNet50Layers(pretrained_model=None), 'fc6')
 
 
-def resnet50_batch(scale=1.0, samples=16):
+def resnet50_batch(scale, samples=16):
     """Images of 64 x 64 pixels, or as a scale says."""
     rng = numpy.random.RandomState(0)
     size = max(int(64 * scale), 32)
@@ -123,7 +123,7 @@ def reported(updater):
 #: Ways to cut, with their options.
 WAYS = {'1f1b': {},
         'zero_bubble, 2 chunks': {'schedule': 'zero_bubble', 'chunks': 2}}
-_SETTLED = 4        # updates until the second plan is made and has run once
+_SETTLED = 4        # updates before those that are timed
 
 
 def speed(comm, job):

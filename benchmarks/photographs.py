@@ -24,7 +24,7 @@ _CASTS = ((1, 1, 1), (1, .6, .6), (.6, 1, .6), (.6, .6, 1), (1, 1, .5))
 _SUBSAMPLINGS = ('4:2:0', '4:2:2', '4:4:4')
 
 
-def build(root, images=1000, classes=10, seed=0, scale=1.0, quality=None):
+def build(root, images=1000, classes=10, seed=0, scale=1.0):
     """Writes the images; the same arguments give the same bytes.
 
     Args:
@@ -35,7 +35,6 @@ def build(root, images=1000, classes=10, seed=0, scale=1.0, quality=None):
         seed: Of everything that is drawn.
         scale: Images are resized by this; tests and examples want small
             ones.
-        quality: Of the compression, 1 to 100; drawn if not said.
 
     Returns:
         The paths of the images, :class:`pathlib.Path`.
@@ -58,7 +57,7 @@ def build(root, images=1000, classes=10, seed=0, scale=1.0, quality=None):
             image = image.resize([max(8, round(side * scale))
                                   for side in size])
         path = folder / f'{number:06d}.JPEG'
-        image.save(path, 'JPEG', **_compression(rng, quality))
+        image.save(path, 'JPEG', **_compression(rng))
         paths.append(path)
     return paths
 
@@ -78,13 +77,12 @@ def draw_size(rng):
     return sides if rng.random() < 0.75 else sides[::-1]
 
 
-def _compression(rng, quality):
-    drawn = {
+def _compression(rng):
+    return {
         'quality': int(rng.choice([85, 92, 95, 96, 98])),
         'subsampling': str(rng.choice(_SUBSAMPLINGS, p=[0.7, 0.15, 0.15])),
         'progressive': bool(rng.random() < 0.03),
     }
-    return drawn if quality is None else {**drawn, 'quality': quality}
 
 
 def _photographs():

@@ -14,8 +14,7 @@ that every rank has residuals of its own.  A clock after each update gives
 * whole: seconds from the snapshot to the whole file.
 
 ``--ways`` chooses between ``Snapshot`` and ``save``, which writes while all
-ranks wait.  The script runs with older versions, too, in which both are the
-same.
+ranks wait.
 """
 from __future__ import annotations
 

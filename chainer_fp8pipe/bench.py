@@ -301,15 +301,15 @@ def add_bench(commands: Any) -> None:
         help='elements of the gradients, with k, M or G (default: 1M,8M)')
     for name, default, known, what in (
             ('codecs', 'int4,fp8,float16,float32',
-             ('int4', 'int5', 'fp8', 'float16', 'float32'), ''),
+             ('int4', 'int5', 'fp8', 'float16', 'float32'), 'some of '),
             ('algorithms', 'direct,ring,torus2d',
-             ('direct', 'ring', 'torus2d', 'mpi_op'), ''),
+             ('direct', 'ring', 'torus2d', 'mpi_op'), 'some of '),
             ('partial-sums', 'auto', _FORMS,
              'what sums of ring and torus2d travel in: ')):
         parser.add_argument(
             f'--{name}', type=functools.partial(_names, known),
             default=default, metavar='NAME,...',
-            help=f'{what or "of "}{", ".join(known)} (default: {default})')
+            help=f'{what}{", ".join(known)} (default: {default})')
     parser.add_argument(
         '--frame-bytes', type=_sizes, metavar='N,...',
         help='try these frames (default: the communicator\'s)')

@@ -44,13 +44,13 @@ def script_folders(tmp_path_factory: pytest.TempPathFactory,
     return folders
 
 
-def run_in_forks(arguments: Sequence[str], folders: Sequence[Path],
-                 timeout: float = 300) -> list[subprocess.CompletedProcess]:
+def run_in_forks(arguments: Sequence[str], folders: Sequence[Path]
+                 ) -> list[subprocess.CompletedProcess]:
     """``python -m chainer_fp8pipe *arguments`` in each folder, in turn."""
     done = subprocess.run(
         [sys.executable, '-c', _SCRIPT, *arguments, '--',
          *map(str, folders)], env=environment(), capture_output=True,
-        text=True, timeout=timeout, preexec_fn=end_with_parent)
+        text=True, timeout=300, preexec_fn=end_with_parent)
     codes = done.stdout.split()
     assert len(codes) == len(folders), done.stderr
     return [subprocess.CompletedProcess(

@@ -429,9 +429,9 @@ class Engine:
             self._maxima.Free()
 
     def another(self) -> Engine:
-        """One whose buckets do not wait for those of this one.
+        """An engine whose buckets do not wait for those of this one.
 
-        Itself where :attr:`one_order` is True; call it on all ranks.
+        This one itself where :attr:`one_order` is True; call it on all ranks.
         """
         return self if self.one_order else Engine(
             self.comm, self.plans, self.events, self.framing)
@@ -538,7 +538,7 @@ class Engine:
             self._collect()
 
     def _run(self, seconds: float, brief: float) -> bool:
-        """As :meth:`work`, for buckets that have gone in."""
+        """Has compiled code work on buckets that have gone in."""
         try:
             return self._compiled.run(seconds, brief)
         finally:
@@ -623,7 +623,7 @@ class _Share(NamedTuple):
 @functools.lru_cache(_REMEMBERED)
 def _shares(plans: tuple[Plan, ...], rank: int, start: int, stop: int,
             frame: int, grain: int) -> tuple[_Share, ...]:
-    """How plans share a range, and into what frames they cut it."""
+    """Divides a range among plans, and into frames."""
     every = [steps_of(plan, rank) for plan in plans]
     most = max((step.action.stop - step.action.start
                 for steps in every for step in steps), default=1)
@@ -644,7 +644,7 @@ def _shares(plans: tuple[Plan, ...], rank: int, start: int, stop: int,
 
 
 def _way(step: Step) -> tuple[int, bool]:
-    """The other rank, and whether a message goes there; (-1, False): none."""
+    """A step's other rank, and whether it is sent to; -1: no other rank."""
     kind, peer, *_ = step.action
     return (-1 if kind is Opcode.ENCODE else peer), kind in _SENDS
 

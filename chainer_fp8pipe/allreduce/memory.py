@@ -159,7 +159,7 @@ class NodeMemory:
 
 
 class _Block(numpy.ndarray):
-    """What lives as long as any view of a block."""
+    """A block of memory, which lives as long as any view of it."""
 
 
 class Neighbour(NamedTuple):

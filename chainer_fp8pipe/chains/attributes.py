@@ -132,13 +132,13 @@ def generators(memo: dict[int, _Noted]) -> list[Any]:
 
 
 def state_of(generator: Any) -> Any:
-    """What a generator is to draw, for :func:`set_state`; None: unknown."""
+    """A generator's state, for :func:`set_state`; None: it tells none."""
     found = _reduced(generator)         # not of SystemRandom
     return None if found is None else found[2]
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Has a generator draw what another one is to draw."""
+    """Sets a generator to another one's state; None leaves it as it is."""
     if state is not None:
         generator.__setstate__(state)
 
@@ -201,7 +201,7 @@ class LinkState:
         return cls(tuple(entries))
 
     def placed(self, stages: Callable[[Source], int]) -> LinkState:
-        """The same with the stage of each leaf: that of its last source."""
+        """A copy in which each leaf has the stage of its last source."""
         return LinkState(tuple(entry._replace(leaves=tuple(
             leaf._replace(stage=max(map(stages, leaf.sources), default=0))
             for leaf in entry.leaves)) for entry in self.entries))
@@ -262,7 +262,7 @@ class _Noted:
 
 
 def _noted(value: Any, memo: dict[int, _Noted], depth: int = 0) -> Any:
-    """A :class:`_Noted` of what may change, else the value."""
+    """A :class:`_Noted` of a value that may change; others themselves."""
     if isinstance(value, _FIXED) or is_ghost(value) or depth > _DEPTH:
         return value
     if id(value) in memo:
@@ -278,7 +278,7 @@ def _noted(value: Any, memo: dict[int, _Noted], depth: int = 0) -> Any:
 
 
 def _put_back(before: Any, done: dict[int, Any]) -> Any:
-    """The same object, with its content of before."""
+    """The noted object with its noted content, in place if possible."""
     if not isinstance(before, _Noted):
         return before
     if id(before) in done:
@@ -294,9 +294,9 @@ def _put_back(before: Any, done: dict[int, Any]) -> Any:
 
 def _is_changed(before: Any, now: Any, seen: set[int], fresh: bool = False
                ) -> bool:
-    """Whether a value is another one, or has another content.
+    """Whether a value was replaced, or its content changed.
 
-    ``fresh``: equal values are the same, as they are made by each reading.
+    With ``fresh`` equal values are the same, as each reading makes new ones.
     """
     if not isinstance(before, _Noted):
         return now is not before and not (fresh and _equal(before, now))
@@ -332,7 +332,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _inside(content: Any, change: Callable[[Any], Any]) -> Any:
-    """A content with something else for each item; arrays are copied."""
+    """A copy of a content, with ``change`` applied to each item."""
     if isinstance(content, dict):
         return {key: change(item) for key, item in content.items()}
     if isinstance(content, list):
@@ -341,7 +341,7 @@ def _inside(content: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _ways(value: Any) -> list[_Way]:
-    """How the content of an object is read; []: it is left alone."""
+    """The ways to an object's content; none if it is left alone."""
     if isinstance(value, chainer.get_array_types()):
         # What cannot be written to may be large: a file in memory, say.
         return [_ARRAY] * bool(getattr(value.flags, 'writeable', True))

@@ -54,7 +54,7 @@ class Operation(NamedTuple):
 
     def answered(self, original: Callable[[], Any], inside: bool,
                  pipeline: MPI.Comm | None = None) -> Any:
-        """The answer, without the other ranks.
+        """The operation's result, without asking the other ranks.
 
         Args:
             original: Does the operation.
@@ -170,7 +170,7 @@ def _refusing(kind: Any) -> Any:
 
 @contextlib.contextmanager
 def refusing(links: Mapping[str, chainer.Link]) -> Iterator[None]:
-    """A block in which links have communicators that refuse, for mpi4py's."""
+    """A block in which mpi4py's communicators in links refuse operations."""
     found = [(vars(link), name, value) for link in links.values()
              for name, value in vars(link).items()
              if isinstance(value, MPI.Comm) and value != MPI.COMM_NULL

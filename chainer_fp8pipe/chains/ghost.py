@@ -101,8 +101,8 @@ class Ghost(nested.Dataless):
             shape=tuple(map(int, shape)), dtype=dtype, ndim=len(shape),
             source=source, traced=trace, xp=xp, scalar=scalar)
 
-    # So that isinstance() takes a ghost for an array, as Chainer asks it.
-    # To mypy, object.__class__ is an attribute that can be set.
+    # Chainer asks isinstance(), which reads this.  mypy wants an attribute
+    # that can be set, as object.__class__ is.
     @property   # type: ignore[misc]
     def __class__(self) -> Any:
         return self.dtype.type if self.scalar else self.xp.ndarray
@@ -281,7 +281,7 @@ def looked_at(array: Any, what: str) -> GhostError:
 
 
 def describe_source(array: Any) -> str:
-    """What a message calls the value of a ghost."""
+    """The name of a ghost's value in messages."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
             _said(source, array.traced) for source in array.recipe.sources

@@ -68,13 +68,16 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
 
 def returned_constants(node: Any, inputs: tuple, original: Callable,
                        factor: float) -> list[str]:
-    """What a :class:`.WholeCall` returns beside arrays.
+    """The numbers and texts in the result of a :class:`.WholeCall`.
 
     Args:
         node: Has not run.
         inputs: Of the call.
         original: Makes the call.
         factor: The made-up floats are multiplied by it.
+
+    Returns:
+        Their ``repr``, among the names of the containers that hold them.
     """
     node = _again(node, attributes_of(node))
     with preserved():
@@ -84,7 +87,7 @@ def returned_constants(node: Any, inputs: tuple, original: Callable,
 
 def _weighed(call: TracedCall, node: Any, inputs: tuple, original: Callable
              ) -> tuple[tuple, tuple]:
-    """Notes what a call keeps, and needs for a time, in bytes."""
+    """Measures the bytes that a call keeps, and those of its peak."""
     arguments = _made_up(inputs)
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
@@ -103,7 +106,7 @@ def _weighed(call: TracedCall, node: Any, inputs: tuple, original: Callable
 
 def _time(call: TracedCall, node: Any, own: dict[str, Any], inputs: tuple,
           original: Callable) -> None:
-    """Notes seconds, and the weights' share of backward."""
+    """Times a call, its backward, and the weights' share of the latter."""
     weights = tuple([
         index for index, x in enumerate(inputs)
         if isinstance(x, chainer.Parameter) and x.requires_grad]) if (
@@ -138,7 +141,7 @@ def _backward(outs: tuple) -> None:
 
 
 def clock_of(device: Any) -> Callable[[], float]:
-    """Seconds of what is computed on one of Chainer's devices.
+    """A clock, in seconds, of the computation on a device of Chainer's.
 
     On a processor, what other processes compute on the same core does not
     count; a GPU is waited for.
@@ -200,7 +203,7 @@ def _shared(arguments: tuple, outs: tuple
 
 
 def key_of(node: Any, inputs: tuple) -> Any:
-    """Equal for calls that cost the same; None if that is not known."""
+    """A key that only calls of equal cost share; None: it has none."""
     if isinstance(node, WholeCall) or type(node).__name__ == 'Forget':
         return None
     own = attributes_of(node)
@@ -246,7 +249,7 @@ def _shape(array: Any) -> Any:
 
 
 def _made_up(inputs: tuple, factor: float = 1.0) -> tuple:
-    """Inputs with made-up values for ghosts, whose floats have a factor."""
+    """Inputs with made-up values for ghosts, floats times ``factor``."""
     def real(array: Any) -> Any:
         if not is_ghost(array):
             return array

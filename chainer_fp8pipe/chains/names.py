@@ -56,7 +56,7 @@ def reporter_of(names: Names) -> chainer.Reporter:
 
 
 def parameters_of(names: Names) -> dict[str, Value]:
-    """What planning has to know of a model's parameters."""
+    """Shapes and dtypes of a model's parameters, by path, for planning."""
     found = {}
     for name, parameter in names.parameters.items():
         array = parameter._data[0]

@@ -1,7 +1,7 @@
 """Arrays and variables inside of nested lists, tuples and dictionaries."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
@@ -24,7 +24,7 @@ def leaves(value: Any) -> tuple[list[Any], Any]:
 
 
 def rebuilt(tree: Any, values: list[Any]) -> Any:
-    """A value as that of the tree, with other leaves."""
+    """The value that a tree describes, with ``values`` for its leaves."""
     kind, content = tree
     if kind == 'leaf':
         return values[content]
@@ -34,6 +34,13 @@ def rebuilt(tree: Any, values: list[Any]) -> Any:
         return {key: rebuilt(item, values) for key, item in content}
     items = [rebuilt(item, values) for item in content]
     return kind(*items) if hasattr(kind, '_fields') else kind(items)
+
+
+def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """What a model is called with for a converted batch."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return batch if isinstance(batch, tuple) else (batch,), {}
 
 
 class Fresh:

@@ -72,7 +72,7 @@ class MicroBatch(nested.Fresh):
         self.found: saved | None = None
 
     def key(self, mode: str) -> Any:
-        """Equal for micro-batches for which one trace may do."""
+        """A key that micro-batches share if one trace may do for both."""
         return (mode, getattr(self.function, '__func__', self.function),
                 nested.signature(self._tree),
                 tuple((leaf.shape, leaf.dtype.str) for leaf in self._leaves),
@@ -124,7 +124,7 @@ class Passes:
             setattr(link, entry.name, mark)
 
     def resume(self, step: str) -> list[Kept]:
-        """Before a step: what links go on from, by micro-batch.
+        """The state that links go on from in a step, by micro-batch.
 
         They do not if one of the attributes was set since the last step
         (``reset_state()``).  Evaluation has a state of its own.
@@ -307,10 +307,10 @@ def _said(own: dict[int, TracedCall], name: str, function: Any) -> str:
 
 @contextlib.contextmanager
 def between_calls(place: Place) -> Iterator[None]:
-    """A block in which Python draws the same between calls on all ranks.
+    """A block in which all ranks draw the same numbers between calls.
 
-    By ``numpy.random`` and ``random``; the latter goes on afterwards as if
-    nothing had been drawn.
+    The place seeds ``numpy.random`` and ``random``; the latter gets its state
+    back.
     """
     state = random.getstate()
     random.seed(repr(place))

@@ -9,7 +9,8 @@ import chainer
 import numpy
 
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, broadcast_arrays, raise_together
+from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid
 from ..mpi.measured import measure_links
 from ..mpi.ranks import once
@@ -24,6 +25,7 @@ from ..planning.sizes import parse_bytes
 from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
 from .names import Names, parameters_of
+from .nested import arguments_of
 from .part import MicroBatch, between_calls
 from .partitioned import Partition, check_result, reads_state
 from .partitioned_chain import PartitionedChain, class_of
@@ -189,21 +191,13 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
     make_schedule(schedule, 1, micro_batches, chunks)
 
 
-def _arguments(example: Any) -> tuple[tuple, dict[str, Any]]:
-    if isinstance(example, tuple):
-        return example, {}
-    if isinstance(example, Mapping):
-        return (), dict(example)
-    return (example,), {}
-
-
 def _traced(model: Any, example: Any, grid: ProcessGrid
             ) -> tuple[Names, Tracer, Trace, MicroBatch]:
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
 
     def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
-        call = MicroBatch(model, *_arguments(example), Place(0, 0, 0, 0))
+        call = MicroBatch(model, *arguments_of(example), Place(0, 0, 0, 0))
         tracer = Tracer(names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \
@@ -395,7 +389,7 @@ def _set_persistent(names: Names, plain: list[Any],
 
 
 def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
-    """Has generators of random numbers draw what the first stage's will."""
+    """Sets links' generators to the states that they have on stage 0."""
     def read() -> tuple[list[Any], list[Any]]:
         found = generators(saved(names.links).note().memo)
         return found, list(map(state_of, found))

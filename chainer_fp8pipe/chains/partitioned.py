@@ -22,7 +22,8 @@ import chainer
 import numpy
 
 from ..intercept import function_calls
-from ..mpi.agreement import raise_together, receive_array, send_array
+from ..mpi.agreement import raise_together
+from ..mpi.arrays import receive_array, send_array
 from ..pipeline.randomness import at, preserved
 from ..planning.partition_plan import PartitionPlan
 from .ghost import is_ghost
@@ -93,7 +94,7 @@ class Partition:
         return len(self.plan.cuts)
 
     def where(self, chunk: int) -> str:
-        """What messages call the rank of a chunk."""
+        """The name of a chunk's rank in messages."""
         stage = chunk % self.plan.stages
         ranks = self.grid.placement.ranks[stage]
         return f'stage {stage} (rank {ranks[self.grid.replica_index]})'
@@ -262,7 +263,7 @@ class Partition:
         return numpy.asarray(chainer.backends.cuda.to_cpu(array))
 
     def describe(self, program: StagedTrace) -> None:
-        """Notes what crosses in training, for the table."""
+        """Notes the values that are sent in training, for the table."""
         calls = program.trace.calls
         self.crossing = [
             [(calls[source.call].name,
@@ -272,7 +273,7 @@ class Partition:
                        in parameters_of(self.names).items()}
 
     def parameter_bytes(self, name: str) -> int:
-        """Of a parameter, on whatever rank."""
+        """Bytes of a parameter, which may be on another rank."""
         return self._bytes[name]
 
     def place(self, program: StagedTrace) -> None:

@@ -373,7 +373,7 @@ class CallRecorder(Interceptor):
 
     def _note_memory(self, call: TracedCall, number: int, read: list[tuple]
                      ) -> None:
-        """Notes in which values' memory the outputs lie."""
+        """Notes the values whose memory the outputs share."""
         inside = not self._parts.isdisjoint(call.inputs)
         self._parts.update(Source(number, index) for index in (
             call.views if inside else call.parts))

@@ -56,7 +56,7 @@ class CallError(RuntimeError):
 
 
 class Replay(Interceptor):
-    """Goes through the calls of a trace with a forward pass.
+    """Follows a forward pass along the calls of a trace.
 
     Args:
         trace: Of such a pass.
@@ -97,7 +97,7 @@ class Rehearsal(Replay):
     Attributes:
         labels: For each loss that leaves labels out, how many labels count,
             and how many it leaves out.
-        why: Says so if a constant is another one.
+        why: The constant that is not the trace's; '' if none was found.
     """
 
     why = ''
@@ -151,7 +151,7 @@ class Rehearsal(Replay):
         return True
 
     def end(self) -> None:
-        """Takes shapes away again that parameters got."""
+        """Takes away the shapes that parameters got in the rehearsal."""
         for parameter in self._shaped:
             place_array(parameter, None)
 
@@ -312,7 +312,7 @@ class Run(Replay):
     @contextlib.contextmanager
     def _seeded(self, number: int, node: Any, arguments: tuple
                 ) -> Iterator[None]:
-        """A block in which a call draws what its place gives."""
+        """A block in which the call's place seeds what the call draws."""
         xp = chainer.backend.get_array_module(
             *map(nested.array_of, arguments))
         place = self._place
@@ -349,7 +349,7 @@ class Run(Replay):
 
 
 def _is_alike(array: Any, expected: Any) -> bool:
-    """Whether an input matches what a trace expects, but for identity."""
+    """Whether an input that is not the expected object matches it."""
     if is_ghost(array):
         return array.recipe is not None and (
             array.recipe.sources == expected and bool(expected))

@@ -44,7 +44,7 @@ PLAIN = (int, float, complex, str, bytes, slice, numpy.dtype, numpy.generic,
 
 @dataclass(eq=False)
 class TracedCall(Call):
-    """A call, with what its measurement found and what replays need.
+    """A call, with its measured figures and the data that replays need.
 
     Attributes:
         kind: Class of the function.
@@ -117,7 +117,7 @@ class Trace:
     touched: frozenset[Attribute] = frozenset()
 
     def describe(self, source: Source) -> str:
-        """What messages call a value."""
+        """The name of a value in messages."""
         call = self.calls[source.call]
         return f'call {source.call} ({call.name} in {call.link})'
 
@@ -163,7 +163,7 @@ class Constant(NamedTuple):
 
 
 def _plain(value: Any) -> Any:
-    """Equal for equal values of one type, also if they are no numbers."""
+    """A key that equal values of one type share; NaN equals NaN."""
     kind = type(value)      # not its class: a ghost looks like a number
     return kind, 'nan' if issubclass(kind, _INEXACT) and value != value else (
         value)
@@ -210,7 +210,7 @@ def kind_of(node: Any) -> Any:
 
 
 def label_of(node: Any) -> str:
-    """What Chainer calls a function."""
+    """Chainer's name for a function."""
     try:
         return node.label
     except GhostError:      # it would name a number that it computes with

@@ -47,7 +47,7 @@ _not_drawing = Current()
 
 
 def without_drawing() -> contextlib.AbstractContextManager:
-    """A block in which this thread's looks at parameters draw nothing."""
+    """A block in which this thread reads parameters without drawing."""
     return _not_drawing.set_to(True)
 
 
@@ -99,8 +99,7 @@ class DeferredParameter(chainer.Parameter):
             reduced: Any = self.__reduce__()
             made = reduced[0](*copy.deepcopy(reduced[1], memo))
             if array is None and hasattr(self, '_draw_from'):
-                made.__class__ = DeferredParameter
-                made._draw_from = self._draw_from
+                draw_later(made, *self._draw_from)
         else:
             made = copy.copy(self)
             made._data = [ghost(array.shape, array.dtype, array.source,
@@ -130,10 +129,8 @@ class _Deferring(Creation):
         return True
 
     def _mark(self, parameter: chainer.Parameter) -> None:
-        parameter._draw_from = self._seed, next(self._numbers)
+        draw_later(parameter, self._seed, next(self._numbers))
         parameter._draw_dtype = chainer.config.dtype
-        if type(parameter) is chainer.Parameter:
-            parameter.__class__ = DeferredParameter
 
     def _without_values(self, parameter: chainer.Parameter, shape: Any
                         ) -> None:
@@ -163,6 +160,13 @@ def deferred(seed: int = 0) -> Iterator[None]:
     with preserved(), creating(_Deferring(seed)):
         numpy.random.seed([seed & 0xffffffff, 0])
         yield
+
+
+def draw_later(parameter: chainer.Parameter, *seed: int) -> None:
+    """Has a parameter drawn from these seeds when its array is read."""
+    parameter._draw_from = seed
+    if type(parameter) is chainer.Parameter:
+        parameter.__class__ = DeferredParameter
 
 
 def draw(parameter: chainer.Parameter) -> None:

@@ -103,7 +103,7 @@ class State:
 
     def residual(self, xp: Any, site: str, name: str, start: int, stop: int
                  ) -> Any:
-        """What encodings of ``[start, stop)`` of a tensor have left out.
+        """The residual of ``[start, stop)`` of a tensor at a site.
 
         The float32 array of ``xp`` that is kept, for the caller to change.
         """
@@ -393,5 +393,5 @@ def _unit(loss_scale: float) -> float:
 
 
 def _over_unit(loss_scale: float) -> float:
-    """What numbers on the wire are multiplied by."""
+    """A number on the wire is the unscaled gradient times this."""
     return loss_scale / _unit(loss_scale)

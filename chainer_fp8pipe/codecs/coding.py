@@ -30,7 +30,7 @@ _GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _ELEMENTS, _KEYS = range(2, 8)
 # blame for a wire that is not finite (see _BLAMED), and more than 0 where
 # what was decoded is not finite.
 _CLIPPED, _ENCODED, _BLAME, _NONFINITE = range(4)
-_BLAMED = (('gradient', 1), ('value', 2))
+_BLAMED = {'gradient': 1, 'value': 2}
 _BAD_WIRE = 4       # it was not finite when it was decoded
 
 _NOTHING = numpy.zeros(0, numpy.float32)
@@ -230,7 +230,7 @@ class Coding:
 
     def means(self, sites: Iterable[tuple[str, tuple[int, int]]]
               ) -> numpy.ndarray:
-        """What compiled code needs to encode means; call it once.
+        """The table with which compiled code encodes means; call it once.
 
         Args:
             sites: Places of the algorithm where this rank encodes means, each
@@ -318,7 +318,7 @@ class Coding:
     def conclude(self) -> None:
         """Adds what has been found since the last call to the state."""
         found, names = self._findings, self.tensors.names
-        for kind, bit in _BLAMED:
+        for kind, bit in _BLAMED.items():
             for index in numpy.flatnonzero(found[:, _BLAME] & bit):
                 self.state.blame(f'the {kind} of {names[index]}')
         if self._number == FP8:
@@ -359,7 +359,8 @@ class Coding:
         if nonfinite:       # of a ratio, the parameter may be to blame
             is_value = self._number == FP8 and bool(
                 tensors.xp.isfinite(gradient).all())
-            self._findings[index, _BLAME] |= 2 if is_value else 1
+            self._findings[index, _BLAME] |= _BLAMED[
+                'value' if is_value else 'gradient']
 
     def _decode_on_device(self, index: int, wire: Any) -> None:
         gradient, scale = (self.tensors.gradients[index],
@@ -433,7 +434,7 @@ def _keys(seed: int) -> int:
 
 
 def _count_nonfinite(values: Any) -> int:
-    """How many are not finite, or 0 without a look at each.
+    """Counts values that are not finite, usually without a look at each.
 
     A sum is one fast pass and is never finite when an element is not; only
     where it overflows by itself are the elements looked at.

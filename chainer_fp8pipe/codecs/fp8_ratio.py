@@ -55,7 +55,7 @@ _EXPONENT = numpy.uint8(0x7C)
 
 
 class TensorReport(NamedTuple):
-    """What became of one tensor (see :meth:`Fp8Ratio.report`)."""
+    """Figures of one tensor, see :meth:`Fp8Ratio.report`."""
 
     q: float            # quantile of the ratio |D| in use, no unit; 0: none
     clipped: int        # elements saturated so far

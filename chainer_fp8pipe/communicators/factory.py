@@ -118,7 +118,7 @@ def _chainermns(name: str, mpi_comm: MPI.Comm, options: dict[str, Any]
     kind: Any = made.__class__
 
     class Counting(kind):
-        """One that counts updates, so that a job that stands still is noticed.
+        """Counts updates, so that a job that stands still is noticed.
 
         What is split off such a communicator is of the class, too.
         """

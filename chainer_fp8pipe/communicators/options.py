@@ -40,7 +40,7 @@ def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Options of a communicator; those it has not got are not used.
+    """Options of a communicator; ``name`` says which of them are used.
 
     All have ``algorithm``, ``shape``, ``aggregators``, ``partial_sums``,
     ``frame_bytes``, ``threads``, ``bucket_bytes``, ``overlap``,
@@ -242,7 +242,7 @@ def parse_option(name: str, option: str, text: str) -> Any:
 
 
 def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
-    """What a value must be; '' if this one is."""
+    """Names the values that are allowed; '' if this one is."""
     choices, low, high = (field.metadata[key]
                           for key in ('choices', 'low', 'high'))
     wanted = type(field.default)

@@ -111,7 +111,7 @@ class Gradients:
         return value
 
     def part(self, names: Iterable[str], grain: int = 1) -> Tensors:
-        """Of these parameters, those that have a gradient.
+        """Tensors of those of these parameters that have a gradient.
 
         Args:
             names: Of the parameters.
@@ -164,7 +164,7 @@ class Gradients:
             self._flat[name] = flat, flat_float32(value)
 
     def _different_devices(self, values: list[Any]) -> str:
-        """Which array is not where the first one is; '' if all are."""
+        """Names an array on another device than the first; '' if none is."""
         found = [(f'{kind} {name}', name, 'the CPU' if isinstance(
             array, numpy.ndarray) else f'GPU {array.device.id}')
             for (name, gradient), value in zip(
@@ -248,7 +248,7 @@ def _are_apart(arrays: list[Any], writeable: bool) -> bool:
 
 
 def _overlapping(arrays: list[Any]) -> set[int]:
-    """Which contiguous arrays have memory in common with another one.
+    """Numbers of contiguous arrays that share memory with another one.
 
     The gradients of a sum's terms may be one array, for example.
     """

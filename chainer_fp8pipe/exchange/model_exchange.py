@@ -20,11 +20,12 @@
 # ranks for each bucket; times are averaged after 5, 10, 20, ... updates;
 # replicas are compared every 100.
 #
-# A bucket that was sent early can become void: a hook changes its gradients
-# after backward, or a rank raises.  Then the ranks tell each other how much
-# they have sent; who has sent less than the others sends zeros, and all drop
-# the means, so that no message is left on its way.  Where a rank's exchange
-# has failed, or ranks send in different orders, zeros would not match: then
+# A bucket that was sent early can become void: its gradients are changed after
+# backward, or the script drops the update (bcast_data).  Then the ranks tell
+# each other how much they have sent; who has sent less than the others sends
+# zeros, and all drop the means, so that no message is left on its way.  Where
+# a rank's exchange has failed, or ranks send in different orders, zeros would
+# not match.  After that, and after buckets of an update that the ranks refuse,
 # every later update of the communicator raises an error, on all ranks.
 #
 # The first updates travel in float32: early gradients change by orders of
@@ -287,9 +288,10 @@ class ModelExchange:
                 compare(model, self.updates, ranks)
         except (ValueError, ReplicaDrift) as error:
             # Others come to no more calls where this rank raises alone.
-            if reducer.overlap and is_raised_by_all(error) and (
-                    reducer.withdraw(self)) and isinstance(error, ValueError):
-                ranks.break_off()
+            if reducer.overlap and is_raised_by_all(error):
+                was_sent = reducer.withdraw(self)
+                if was_sent and isinstance(error, ValueError):
+                    ranks.break_off()
             raise
 
     def _void(self, gradients: Gradients) -> str:

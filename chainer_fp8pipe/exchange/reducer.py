@@ -162,7 +162,7 @@ class Reducer:
 
     @property
     def exchanges(self) -> list[ModelExchange]:
-        """Those of all models, in the order of their first updates here."""
+        """The exchanges of all models, the oldest first."""
         return list(self._exchanges.values())
 
     def known(self, model: chainer.Link) -> ModelExchange | None:
@@ -247,10 +247,13 @@ class Reducer:
             for exchange in self.exchanges)
 
     def step(self, alone: bool) -> bool:
-        """What the exchange's thread does; whether anything moved.
+        """Sends and receives a little, in the exchange's thread.
 
         Args:
             alone: No other reducer is busy, so that a step may take a while.
+
+        Returns:
+            Whether anything moved.
         """
         if self._main_waits or not self._turn.acquire(
                 timeout=0.05 if alone else 1e-3):

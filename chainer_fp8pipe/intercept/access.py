@@ -25,7 +25,7 @@ class AccessHook(Protocol):
         """Prepares the subject; the access takes place afterwards."""
 
     def adopt(self, optimizer: Any) -> bool:
-        """An optimizer is to update: whether the hook has it done later."""
+        """Whether the hook takes over an optimizer's update, for later."""
 
 
 class _Call(NamedTuple):

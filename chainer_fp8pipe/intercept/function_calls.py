@@ -37,8 +37,8 @@ from chainer.functions.array import as_strided
 
 from .patching import Current, Patch
 
-#: So many times as many frames lie between a model and a nested link's
-#: ``forward``; Python limits their number.
+#: Interception puts up to so many frames in place of each one between a model
+#: and a nested link's ``forward``; Python limits their number.
 _FRAMES = 4
 
 

@@ -3,14 +3,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import os
 import secrets
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ..command_line import Parser, check_script, count, parse_interval
+from ..command_line import (
+    Parser,
+    check_script,
+    count,
+    did_you_mean,
+    parse_interval,
+)
 from ..report.launch_protocol import LAUNCHED
 from .attempt import Interrupts
 from .hosts import (
@@ -84,7 +89,7 @@ def main(arguments: Sequence[str],
     own, of_run, script = split_arguments(arguments, flags)
     for word in of_run:
         if meant := mistyped(word.partition('=')[0], flags):
-            parser.error(f'there is no option {word}; did you mean {meant}?')
+            parser.error(f'there is no option {word}{meant}')
     options = parser.parse_args(own)
     with Interrupts() as interrupts:
         try:
@@ -103,15 +108,16 @@ def main(arguments: Sequence[str],
 
 
 def mistyped(word: str, own: Collection[str]) -> str:
-    """The launcher's option that somebody meant by another word; ''.
+    """``'; did you mean --snapshots?'``; '' if no option of the launcher's is.
 
     An abbreviation, too: it would be handed on to ``run``, and mean something
     else there, or be refused on every rank.
     """
     if word[:2] != '--' or word in own:
         return ''
-    return next((name for name in sorted(own) if name.startswith(word)), '') \
-        or next(iter(difflib.get_close_matches(word, own, 1, 0.85)), '')
+    longer = [name for name in sorted(own) if name.startswith(word)]
+    return (did_you_mean(word, longer[:1], 0.0)
+            or did_you_mean(word, own, 0.85))
 
 
 def split_arguments(arguments: Sequence[str], own: Mapping[str, bool]

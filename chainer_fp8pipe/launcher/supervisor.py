@@ -2,11 +2,11 @@
 # An attempt that has brought the job further is worth another one at once.
 # After one that has not, each waits twice as long as the one before.  The
 # launcher gives up after so many in a row that have brought nothing; and
-# earlier where it is the script that fails, in the same way each time: what
-# three attempts in a row have shown, a fourth would not change; and of two
-# that have failed before an update was done, the second was there to exclude a
-# chance.  "Further" is a new snapshot in the launcher's directory, or, where
-# the script has its own, a first update after that of the attempt before.
+# earlier where the script itself fails in the same way each time: after three
+# attempts in a row, or after two that have failed before an update was done,
+# the next one would fail so, too.  "Further" is a new snapshot in the
+# launcher's directory, or, where the script has its own, a first update after
+# that of the attempt before.
 #
 # Hosts that do not answer are no failure of the job's: they are asked again
 # and again for a given time, and the job starts as soon as enough of them

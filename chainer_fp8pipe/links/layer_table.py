@@ -25,11 +25,10 @@ class Row(NamedTuple):
 
 def describe(model: Any) -> str:
     """``'Net: layers 4 to 7 of 12'``."""
-    name, total = type(model).__name__, len(model)
-    if not model.is_part:
-        return f'{name}: {_count(total, "layer")}'
-    return f'{name}: {" and ".join(_run(*run) for run in model.bounds)} ' \
-           f'of {total}'
+    what = (_count(len(model), 'layer') if not model.is_part else
+            f'{" and ".join(_run(*run) for run in model.bounds)} '
+            f'of {len(model)}')
+    return f'{type(model).__name__}: {what}'
 
 
 def table(model: Any) -> str:
@@ -47,7 +46,9 @@ def table(model: Any) -> str:
 
 
 def _groups(model: Any) -> Iterable[tuple[str, int, int]]:
-    """Titles, first and last-plus-one layer: by rank, or here and elsewhere.
+    """Title, first and last-plus-one layer of each group of rows.
+
+    One group for each chunk, if all are known, or for each run of layers.
     """
     if not model.is_part:
         yield '', 0, len(model)

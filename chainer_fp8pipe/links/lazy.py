@@ -8,7 +8,7 @@ from typing import Any
 import chainer
 
 from ..chains.ghost import is_ghost
-from ..chains.valueless_parameters import DeferredParameter, deferred
+from ..chains.valueless_parameters import deferred, draw_later
 
 _made = itertools.count()
 
@@ -56,14 +56,12 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
 
 
 def draw_by_place(layer: chainer.Link, seed: int, number: int) -> None:
-    """Has what has no values yet drawn from the layer's place in a model.
+    """Seeds a layer's parameters without values by its place in a model.
 
-    Also parameters that get their shape from the first input: they must not
-    depend on what was drawn before.
+    Also those that get their shape from the first input: their values must
+    not depend on what was drawn before.
     """
     for position, parameter in enumerate(layer.params()):
         array = parameter._data[0]
         if array is None or is_ghost(array):
-            parameter._draw_from = seed, seed >> 32, number, position
-            if type(parameter) is chainer.Parameter:
-                parameter.__class__ = DeferredParameter
+            draw_later(parameter, seed, seed >> 32, number, position)

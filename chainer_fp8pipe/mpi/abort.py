@@ -75,7 +75,7 @@ def _abort(kind: type[BaseException], error: BaseException,
 
 
 def shown(error: BaseException) -> str:
-    """What is printed of an exception: a traceback of the user's own code.
+    """The printed form of an exception: a traceback of the user's own code.
 
     Without what has led to the script, or stands between it and Chainer; and
     without any frames if they have been printed, or are another rank's,

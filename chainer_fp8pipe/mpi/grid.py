@@ -213,7 +213,7 @@ def ranks_of(comm: Any) -> MPI.Comm:
 
 @dataclasses.dataclass
 class _State:
-    """Of all Group objects of a communicator; kept with it."""
+    """What all Group objects of a communicator share; kept with it."""
 
     tags: int = 0           # Group objects so far
     #: Why one failed; its messages may still be on their way.

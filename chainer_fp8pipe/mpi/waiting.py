@@ -124,7 +124,7 @@ class waiting:
 
 
 def current_waits() -> list[Wait]:
-    """What the outermost wait that knows is for; [] if nothing is."""
+    """Asks notes, the outermost first, until one knows; [] if none does."""
     for note in tuple(_notes):
         if found := note():
             return found

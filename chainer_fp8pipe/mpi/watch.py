@@ -1,5 +1,5 @@
 """Begins to watch ranks: whether they die, and whether they stand still."""
-# Each node has a process beside the ranks, the watchdog (``watchdog.py``).  A
+# Each node has a process beside the ranks, the watchdog (``watchdog/``).  A
 # thread of each rank answers its questions: how many updates there were, where
 # the main thread is and what it waits for.  Nothing of this costs an update
 # more than a counter: the thread sleeps in ``recv`` until it is asked, once a
@@ -32,15 +32,14 @@ from typing import Any
 
 from mpi4py import MPI
 
-from . import watchdog
 from .agreement import raise_together
 from .finalizing import before_finalize, keep_forever
 from .waiting import current_waits
-from .watchdog import (
+from .watchdog.process import WatchdogJob
+from .watchdog.stall import (
     EXIT_CODE,
     Frame,
     StallSettings,
-    WatchdogJob,
     before_wait,
     described,
     settings_of_environment,
@@ -180,9 +179,9 @@ def _start(settings: StallSettings, has_others: bool
                           files[0], files[1] if has_others else -1, token)
         # Kept, as Popen warns when a process is freed before it ends.
         keep_forever(subprocess.Popen(
-            [sys.executable, '-I', '-S', watchdog.__file__, json.dumps(job)],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd='/',
-            pass_fds=files, start_new_session=True))
+            job.command(), stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, cwd='/', pass_fds=files,
+            start_new_session=True))
         return lines.getsockname(), lead
     return None
 
@@ -257,7 +256,7 @@ class _OwnRank:
                                   socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
 
     def report(self, has_details: bool) -> dict[str, Any]:
-        """What this rank does: attributes of a :class:`RankView`."""
+        """Describes this rank by attributes of a :class:`.RankView`."""
         said = {'updates': updates.total, 'usual': updates.usual_seconds()}
         if not has_details:
             return said

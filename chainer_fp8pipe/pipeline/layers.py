@@ -98,19 +98,21 @@ class LayersPart:
     Args:
         layers: With their indexes in the whole model.
         xp: ``numpy`` or ``cupy``: where the layers are.
+
+    Attributes:
         loss: ``loss(micro_batch, outputs, seeded)`` behind the last layer;
-            ``seeded()`` is a block to draw in.
+            ``seeded()`` is a block to draw in.  None: there is none, and the
+            outputs are those of the last layer.
     """
 
-    def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
-                 loss: Callable | None = None) -> None:
+    loss: Callable | None = None
+
+    def __init__(self, layers: Sequence[Layer], xp: Any = numpy) -> None:
         self._layers = [(index, layer, layer_name(index, layer))
                         for index, layer in layers]
         names = self._layers[0][2], self._layers[-1][2]
         self.name = ' to '.join(dict.fromkeys(names))
         self._xp = xp
-        #: None: the outputs are what is wanted.
-        self.loss = loss
         self._checked: set[tuple] = set()
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
@@ -232,7 +234,7 @@ def _hooks_may_draw() -> bool:
 
 
 def _draws(layer: Any) -> bool:
-    """Whether it may; a hook of its own may have been added just now."""
+    """Whether a layer may draw, itself or by a hook added just now."""
     if type(layer) in _STILL_LINKS:
         return bool(layer._local_link_hooks) or 'forward' in vars(layer)
     return not any([layer is function for function in _STILL_FUNCTIONS])

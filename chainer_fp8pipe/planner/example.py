@@ -64,9 +64,8 @@ class Example:
 
 def call_with(model: Any, batch: Any) -> Any:
     """What the model returns for a batch: its loss."""
-    if isinstance(batch, dict):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
+    args, kwargs = nested.arguments_of(batch)
+    return model(*args, **kwargs)
 
 
 class Repeating(chainer.dataset.Iterator):

@@ -305,9 +305,7 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
     if not done:
         return 0.0, 0, 0.0
     link.to_device(device)
-    clone = copy.copy(optimizer)
-    clone.hyperparam = copy.copy(optimizer.hyperparam)
-    clone.setup(link)
+    clone = set_up_anew(optimizer, link)
     for parameter in link.params():
         parameter.grad = parameter.array * 1e-3
     now, caches = clock_of(device), numpy.zeros(_CACHES // 4, numpy.float32)
@@ -329,6 +327,13 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
     largest = max(parameter.array.nbytes for parameter in link.params())
     return (statistics.median(found[1:]) * sum(one.size for one in updated)
             / done, arrays, max(temporary, 0) / largest)
+
+
+def set_up_anew(optimizer: Any, model: Any) -> Any:
+    """An optimizer like this one, set up with a model; it has no hooks."""
+    clone = copy.copy(optimizer)
+    clone.hyperparam = copy.copy(optimizer.hyperparam)
+    return clone.setup(model)
 
 
 # --- memory of the process --------------------------------------------------

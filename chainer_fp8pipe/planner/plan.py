@@ -117,13 +117,11 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         if show and comm.rank == 0:
             print(f'chainer_fp8pipe plan: {what}', file=sys.stderr,
                   flush=True)
-    profile = measure(comm, trained, wanted, budget, say)
+    profile = measure(comm, trained, wanted, budget, say, ranks)
     if profile.model.undivided:
         if wanted.stages and 1 not in wanted.stages:
             raise ValueError(profile.model.undivided)
         wanted = wanted._replace(stages=(1,))
-    if ranks is not None:
-        profile = profile.for_ranks(ranks)
     choices: list[Choices] = []         # on the first rank
 
     def ranked() -> list[Configuration]:
@@ -143,7 +141,8 @@ def plan(model: Any, example: Any, comm: Any = None, *,
 
 def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
             budget: float = 16.0,
-            say: Callable[[str], None] = lambda what: None) -> JobProfile:
+            say: Callable[[str], None] = lambda what: None,
+            ranks: int | None = None) -> JobProfile:
     """All that is measured of a job; call it on all ranks.
 
     Args:
@@ -152,6 +151,7 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
         wanted: What the user asks for.
         budget: As for :func:`plan`.
         say: Is told what is being measured.
+        ranks: As for :func:`plan`.
     """
     before, model = resident(), trained.model
     say(f'measuring the model with a batch of {trained.example.samples}')
@@ -160,8 +160,10 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
             comm, model, trained.example, trained.optimizer,
             max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))
     say(f'measuring {", ".join(wanted.codecs)} exchanges and links')
+    # For other ranks all layouts: two stages here may leave no replicas, whose
+    # exchange two stages there need.
     stages = [number for number in divisors(comm.size)
-              if (not wanted.stages or number in wanted.stages)
+              if (not wanted.stages or ranks or number in wanted.stages)
               and (number == 1 or not figures.undivided)] or [1]
     exchanges, links = measure_layouts(
         comm, stages, wanted.codecs, figures.elements,
@@ -173,7 +175,7 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
         reading,
         comm.allreduce(growth(before), MPI.MAX), (
             'no pipeline, as the model cannot be cut: ' + figures.undivided,)
-        if figures.undivided else ())
+        if figures.undivided else ()).for_ranks(ranks or comm.size)
 
 
 # --- choosing ---------------------------------------------------------------

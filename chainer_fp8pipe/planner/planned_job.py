@@ -11,6 +11,7 @@ from ..chains.partition import partition
 from ..communicators import create_communicator
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
+from ..mpi import all_ranks
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.grid import ProcessGrid
 from ..mpi.ranks import once
@@ -209,4 +210,4 @@ def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
 
 def mpi_of(comm: Any) -> MPI.Comm:
     """mpi4py's communicator; None: of all ranks."""
-    return MPI.COMM_WORLD if comm is None else getattr(comm, 'mpi_comm', comm)
+    return MPI.COMM_WORLD if comm is None else all_ranks(comm)

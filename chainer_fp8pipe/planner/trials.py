@@ -33,6 +33,7 @@ from ..planning.job_plan import Configuration, JobPlan, Timing
 from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
 from .example import Data, Example, Repeating
+from .model_figures import set_up_anew
 from .planned_job import PlannedJob, shapes_of
 
 #: Updates that are not timed (the first one sends parameters only), blocks of
@@ -42,12 +43,12 @@ _WARM_UP, _BLOCKS, _MOST = 3, 4, 20
 _LONG = 0.3
 #: Medians that differ by less are equal, whatever their spread was.
 _EQUAL = 0.03
-#: Turns in which the fastest ways, so many at most, that are slower than the
-#: fastest by no more than this share are tried again.  A way whose second
-#: update takes longer still, by so much, is not tried further.
+#: Further turns, and the most ways that are tried again in them: those whose
+#: median exceeds the fastest's by this share at most.  A way is left after its
+#: second update if that exceeds the fastest's by this share twice.
 _TURNS, _FINALISTS, _NEAR = 2, 4, 0.4
-#: Ways that are tried however long that takes, and seconds beyond the time in
-#: which others are still tried once.
+#: So many ways are tried whatever the time; others until the time is over by
+#: so many seconds.
 _FEWEST, _OVERTIME = 2, 6.0
 
 
@@ -72,9 +73,7 @@ class Trained(NamedTuple):
         """A copy of the optimizer, set up with a copy of the model."""
         if self.optimizer.target is self.model:
             return copy.deepcopy(self.optimizer)
-        clone = copy.copy(self.optimizer)
-        clone.hyperparam = copy.copy(self.optimizer.hyperparam)
-        return clone.setup(copy.deepcopy(self.model))
+        return set_up_anew(self.optimizer, copy.deepcopy(self.model))
 
 
 #: Seconds of blocks of updates, or, the same on all ranks, why there are none.

@@ -26,11 +26,10 @@ _CHUNKS = {'interleaved': 2}
 _OVERLAPS: tuple[Any, ...] = False, True, 'next_forward'
 #: Cuts of a factorisation that are looked at with replicas' exchanges.
 _CUTS = 3
-#: Micro-batches of a pipeline, as multiples of its stages, and with how many a
-#: cut is searched for.
+#: Micro-batches of a pipeline, and the most with which a cut is searched for,
+#: as multiples of its stages.
 _MULTIPLES, _ENOUGH = (1, 2, 4, 8), 2
-#: A rank that takes so many times as long as others is named; these differ by
-#: chance.
+#: A rank that takes so many times as long as others is named; less is chance.
 _SLOW = 1.5
 #: Ways that are tried, and others that are shown.
 TRIED, _SHOWN = 5, 6

@@ -77,12 +77,8 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
         return data
     if origin is tuple:
         _check(isinstance(data, (list, tuple)), where, 'a list', data)
-        if arguments[1:] == (...,):
-            arguments = arguments[:1] * len(data)
-        _check(len(arguments) == len(data), where,
-               f'a list of {len(arguments)}', data)
-        return tuple(made(of, one, f'{where}.{number}') for number, (of, one)
-                     in enumerate(zip(arguments, data, strict=True)))
+        return tuple(made(arguments[0], one, f'{where}.{number}')
+                     for number, one in enumerate(data))
     if origin is not None and issubclass(origin, Mapping):
         _check(isinstance(data, Mapping), where, 'an object', data)
         return {key: made(arguments[1], value, f'{where}.{key}')

@@ -26,13 +26,13 @@ from .record import (
     RunStart,
 )
 
-#: A rank is slow from so many times the others' work on, in the median of
-#: intervals; in four of five intervals a part of that is enough.
+#: A rank is slow if its work is so many times that of others in the median of
+#: intervals, and, in this share of the intervals, at least so many times.
 _SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
-#: A stage is from so many times the others' work on.
+#: A stage is slow from so many times the others' work on.
 _SLOW_STAGE = 1.25
-#: A link is slow from so much of others' bandwidth on; where most links of a
-#: host are, a part of that is enough for the others.
+#: A link is slow below this share of others' bandwidth.  A host is slow if
+#: most of its links are, and the others are below the second share.
 _SLOW_LINK, _ALSO = 0.6, 0.75
 #: Or with so many times their latency, if that is so many seconds more: ranks
 #: that share cores answer up to 0.3 ms late, and no link is the cause.
@@ -143,7 +143,7 @@ def _phases(recent: list[_Interval], ranks: Sequence[int]
 
 def _slow_stages(start: RunStart, recent: list[_Interval]
                  ) -> Iterator[Finding]:
-    """Stages do different work: the longest says how fast the others are."""
+    """The stage whose work is the longest, if it is much more than usual."""
     works: dict[int, list[float]] = defaultdict(list)
     for interval in recent:
         for rank, stage in enumerate(start.stages):

@@ -46,7 +46,7 @@ _LENGTH = 8     # bytes
 
 
 class Meeting:
-    """Where ranks say things to all others, in one collective call each.
+    """Exchanges small objects, in one collective call each.
 
     Args:
         comm: The ranks.
@@ -57,7 +57,7 @@ class Meeting:
         self._room = 256        # bytes; the same on all ranks
 
     def say(self, thing: Any) -> list[Any]:
-        """What all ranks say, in their order; ``thing`` can be pickled."""
+        """The things of all ranks, in their order, pickled on the way."""
         words = pickle.dumps(thing)
         while True:
             mine = numpy.zeros(_LENGTH + self._room, numpy.uint8)
@@ -79,7 +79,7 @@ class Meeting:
 
 
 class Together:
-    """The meetings of some ranks, of which parts may meet alone.
+    """The meetings of all ranks, or of one pipeline's alone.
 
     Args:
         comm: All ranks.
@@ -217,7 +217,7 @@ def show_traceback(comm: MPI.Comm) -> None:
 
 
 # --- groups that normalise their batches together ----------------------------
-# Of which the others wait in the middle of their own step.
+# Ranks of such a group wait for each other in the middle of a step.
 
 class HearingMean:
     """A communicator of ChainerMN's whose means hear of failures.
@@ -278,7 +278,7 @@ def give_up(model: chainer.Link, text: str) -> None:
 
 
 class Report(NamedTuple):
-    """What is known of a name.
+    """The reports of one name, added up.
 
     Attributes:
         kind: ``'number'``, ``'array'``, ``'pair'`` or ``'other'``.
@@ -306,7 +306,7 @@ Reports = dict[str, Report]
 
 
 def add(reports: Reports, name: str, new: Report) -> None:
-    """Adds what was reported later."""
+    """Adds a later report of a name to the earlier ones."""
     old = reports.get(name)
     if old and old.kind == new.kind != 'other' and (
             numpy.shape(old.total) == numpy.shape(new.total)):
@@ -325,7 +325,7 @@ def means(everyone: Iterable[Reports]) -> dict[str, Any]:
 
 
 def report_of(value: Any, weight: float) -> Report:
-    """A value that was reported, which counts so much."""
+    """The report of a value with a weight in the mean."""
     if (isinstance(value, tuple) and len(value) == 2
             and all(map(_is_number, value))):
         number, own = (float(_host(item)) for item in value)

@@ -9,6 +9,7 @@ from chainer.dataset import convert
 from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
+from ..chains.nested import arguments_of
 from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
@@ -138,10 +139,3 @@ class ReplicaUpdater(StandardUpdater):
         loss.backward(loss_scale=optimizer._loss_scale)
         return {name: report_of(value, weight)
                 for name, value in found.items()}
-
-
-def arguments_of(arrays: Any) -> tuple[tuple, dict[str, Any]]:
-    """What a model is called with for a converted batch."""
-    if isinstance(arrays, dict):
-        return (), arrays
-    return arrays if isinstance(arrays, tuple) else (arrays,), {}

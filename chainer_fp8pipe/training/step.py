@@ -187,7 +187,7 @@ class Pipeline:
         """As :meth:`step`, for a batch that is read on the first stage.
 
         Returns:
-            Besides, what the first stage said of its iterator.
+            The result of :meth:`step`, and the first stage's progress.
 
         Raises:
             StopIteration: ``read`` raised it; on all ranks.
@@ -283,15 +283,14 @@ class Pipeline:
             self._together.meet(comm)
         return result
 
-    def read(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4
-             ) -> Batch:
+    def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
-        return self._work.batch(arrays, progress)
+        return self._work.batch(arrays)
 
     def _infer(self, step: str, read: Read,
                entries: Callable[[], Mapping[str, str]],
                say: Callable[[list[Arrays], Opened], Any]) -> list[Any]:
-        """Runs forward only; what all ranks of the pipeline say of it."""
+        """Runs forward only; what ``say`` gives on each rank."""
         comm = self.grid.pipeline
         opened, problem = self._open(step, read, entries)
         with self._heard(comm):
@@ -332,8 +331,8 @@ class Pipeline:
             entries: Gives what else must be the same on all ranks.
 
         Returns:
-            The batch, and what is wrong with it on all ranks of this
-            pipeline; others may be well, and hear of it later.
+            The batch, and the error that all ranks of this pipeline have
+            found in it; other pipelines hear of it in the next meeting.
 
         Raises:
             StopIteration: ``read`` raised it; on all ranks.
@@ -455,7 +454,7 @@ class Pipeline:
 
     def _trying(self, step: str, action: Callable[[], Any]
                 ) -> tuple[Any, BaseException | None]:
-        """What an action gives in the step's mode, or what it raises."""
+        """An action's result in the step's mode, or its exception."""
         try:
             with _mode(step):
                 return action(), None
@@ -519,7 +518,7 @@ class Pipeline:
             0.0 if self.grid.replica_index else number)
 
 
-_NOTHING_READ = Opened([], 0, (0.0,) * 4, None, [])
+_NOTHING_READ = Opened([], 0, (), None, [])
 _forward = functools.lru_cache(16)(forward_schedule)
 
 

@@ -235,4 +235,5 @@ class PipelineUpdater(StandardUpdater):
         iterator = self.get_iterator('main')
         arrays = convert._call_converter(
             self.converter, iterator.next(), self.input_device)
-        return self.pipeline.read(arrays, progress(iterator))
+        return self.pipeline.read(arrays)._replace(
+            progress=progress(iterator))

@@ -63,7 +63,7 @@ def decide_together(optimizer: Any, add: Add) -> None:
 
 
 def decisions(optimizer: Any, stages: int) -> dict[str, str]:
-    """What all stages' optimizers must decide alike, to be compared.
+    """The settings that the optimizers of all stages must share.
 
     Raises:
         ValueError: A hook would look at one of several stages only.
@@ -175,7 +175,7 @@ class TiedGradients:
         self._ids = set(ties)
 
     def but(self, final: Callable | None) -> Callable | None:
-        """``final`` for the parameters of which nothing is to be added."""
+        """``final`` for the parameters that are not tied."""
         if final is None or not self._ids:
             return final
 
@@ -202,7 +202,7 @@ class TiedGradients:
             self.hand_back()
 
     def hand_back(self) -> None:
-        """Gives what home has, the sum or the mean over replicas, to all."""
+        """Sends home's gradient, a sum or the mean over replicas, to all."""
         for parameter, (home, *others) in self._tied:
             if self._stage == home:
                 for stage in others:

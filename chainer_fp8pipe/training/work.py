@@ -43,15 +43,15 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 
 
 class Batch(NamedTuple):
-    """What the first stage of a pipeline reads for one step."""
+    """The batch of one step, as the first stage reads it."""
 
     arrays: list[Any]   # cut into micro-batches
     target: Any = None  # for the loss of layers
-    #: Of the arguments that all ranks make of the arrays; None: these are the
-    #: inputs of the first layer, and nobody else's.
+    #: Of the arguments that all ranks make of the arrays; None: the arrays
+    #: are inputs of the first layer, and stay on the first stage.
     tree: Any = None
     #: Numbers about the iterator, for the other stages.
-    progress: tuple[float, ...] = (0.0,) * 4
+    progress: tuple[float, ...] = ()
 
 
 class Opened(NamedTuple):
@@ -140,10 +140,10 @@ class Work:
         return {}
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
-        """What a rank has to say before all prepare."""
+        """This rank's findings, which all ranks hear before they prepare."""
 
     def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
-        """The last before the work begins.
+        """Prepares the work, with what all ranks have found.
 
         Args:
             step: ``'train'``, ``'evaluate'`` or ``'predict'``.
@@ -247,20 +247,15 @@ class ChainWork(Work):
         return nested.rebuilt(self._micro_batches[0].program.form,
                                list(outputs))
 
-    def batch(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4,
-              with_target: bool = True) -> Batch:
+    def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
-        args, kwargs = arrays, dict[str, Any]()
-        if isinstance(arrays, dict):
-            args, kwargs = (), arrays
-        elif not isinstance(arrays, tuple):
-            args = (arrays,)
+        args, kwargs = nested.arguments_of(arrays)
         samples_of([*args, *kwargs.values()])
         leaves, tree = nested.leaves((args, kwargs))
-        return Batch(list(map(_host, leaves)), None, tree, progress)
+        return Batch(list(map(_host, leaves)), None, tree)
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
-        """What this rank's share of the micro-batches calls.
+        """Finds the known traces of this rank's share of the micro-batches.
 
         Raises:
             ValueError: The model cannot be run so.
@@ -488,8 +483,7 @@ class LayersWork(Work):
                 'a Divisible predicts with all its layers')
         return ''
 
-    def batch(self, arrays: Any, progress: tuple[float, ...] = (0.0,) * 4,
-              with_target: bool = True) -> Batch:
+    def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """Inputs, and the target, of a converted batch."""
         target, key = None, self._label_key
         named = isinstance(arrays, dict)
@@ -509,7 +503,7 @@ class LayersWork(Work):
                                  f'and none is label_key={key!r}') from None
         inputs = list(arrays.values() if named else arrays)
         samples_of([*inputs, target] if with_target else inputs)
-        return Batch(inputs, target, None, progress)
+        return Batch(inputs, target)
 
     def deal(self, step: str, opened: Opened, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:

@@ -16,7 +16,7 @@ import sys
 
 import chainer_fp8pipe
 from chainer_fp8pipe import RunReport
-from chainer_fp8pipe.communicators.options import parse_option
+from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
 from chainer_fp8pipe.compat import require_gpu
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
@@ -242,7 +242,8 @@ def name_and_options(text):
     options = {}
     for part in filter(None, given.split(',')):
         option, _, value = part.partition('=')
-        options[option] = parse_option(name, option, value)
+        options[option] = (parse_option(name, option, value)
+                           if name in FAMILIES else value)
     return name, options
 
 

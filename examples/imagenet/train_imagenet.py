@@ -13,7 +13,6 @@ from chainer_fp8pipe import (
     create_grouped_bn_model,
     large_batch,
 )
-from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
 from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.training.extensions import (
     FollowEpochs,
@@ -39,6 +38,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
                                 'digits'))
 from train_digits import (
     explained,
+    name_and_options,
     only_rank_0_prints,
     prepare_directory,
     seed_random,
@@ -47,13 +47,8 @@ from train_digits import (
 
 def make_communicator(text):
     """The communicator that ``name:option=value,...`` means."""
-    name, _, given = text.partition(':')
-    extra = {}
-    for part in filter(None, given.split(',')):
-        option, _, value = part.partition('=')
-        extra[option] = (parse_option(name, option, value)
-                         if name in FAMILIES else value)
-    return create_communicator(name, **extra)
+    name, given = name_and_options(text)
+    return create_communicator(name, **given)
 
 
 def make_model(options, comm, classes):

@@ -20,7 +20,6 @@ from chainer_fp8pipe import (
     ReplicaIterator,
     create_communicator,
 )
-from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
 from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
@@ -46,6 +45,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
                                 'digits'))
 from train_digits import (
     explained,
+    name_and_options,
     only_rank_0_prints,
     prepare_directory,
     seed_random,
@@ -97,14 +97,10 @@ def make_model(options, grid, tokens, train_set):
 
 def make_communicator(options, grid):
     """That of this stage's replicas; fp8 starts with 5 % in float32."""
-    name, _, given = options.communicator.partition(':')
-    extra = ({'warmup': options.iterations // 20} if name.startswith('fp8')
-             else {})
-    for part in filter(None, given.split(',')):
-        option, _, value = part.partition('=')
-        extra[option] = (parse_option(name, option, value)
-                         if name in FAMILIES else value)
-    return create_communicator(name, grid.data, **extra)
+    name, given = name_and_options(options.communicator)
+    if name.startswith('fp8'):
+        given.setdefault('warmup', options.iterations // 20)
+    return create_communicator(name, grid.data, **given)
 
 
 def make_updater(options, grid, iterator, model, communicator):

@@ -17,7 +17,6 @@ from chainer_fp8pipe import (
     ReplicaIterator,
     create_communicator,
 )
-from chainer_fp8pipe.communicators.options import FAMILIES, parse_option
 from chainer_fp8pipe.mpi.agreement import raise_together
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
@@ -43,6 +42,7 @@ from data import load
 from train_digits import (
     cosine_decay,
     explained,
+    name_and_options,
     only_rank_0_prints,
     prepare_directory,
     use_device,
@@ -93,13 +93,10 @@ def make_stage(options, grid, train_set, shape):
 
 def make_communicator(options, grid, updates):
     """That of this stage's replicas; fp8 starts with 5 % in float32."""
-    name, _, given = options.communicator.partition(':')
-    extra = {'warmup': updates // 20} if name.startswith('fp8') else {}
-    for part in filter(None, given.split(',')):
-        option, _, value = part.partition('=')
-        extra[option] = (parse_option(name, option, value)
-                         if name in FAMILIES else value)
-    return create_communicator(name, grid.data, **extra)
+    name, given = name_and_options(options.communicator)
+    if name.startswith('fp8'):
+        given.setdefault('warmup', updates // 20)
+    return create_communicator(name, grid.data, **given)
 
 
 def make_trainer(options, grid, datasets):

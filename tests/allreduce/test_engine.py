@@ -148,7 +148,7 @@ def test_messages_of_neighbours_are_used_in_any_order(comm):
 
 
 @pytest.mark.skipif(platform.machine() != 'x86_64',
-                    reason='the mode is set in a way of x86-64')
+                    reason='needs x86-64, whose MXCSR has the mode')
 @pytest.mark.parametrize('threads', [1, 3])
 @on_ranks(2)
 def test_a_mode_of_the_processor_that_loses_denormal_numbers_does_no_harm(
@@ -323,7 +323,7 @@ def threads_of_this_process():
 
 
 @pytest.mark.skipif(not os.path.exists('/proc/self/task'),
-                    reason='threads are counted in /proc')
+                    reason='needs /proc/self/task, where threads are')
 @on_ranks(1, 2)
 def test_all_engines_have_the_same_threads(comm):
     """As many as any has wanted; the first may have been freed."""

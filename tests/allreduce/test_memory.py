@@ -109,7 +109,7 @@ def test_a_system_without_it_has_none(monkeypatch):
         node_memory.cache_clear()
 
 
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='nothing is forked here')
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs os.fork')
 def test_a_process_that_is_forked_off_gives_nothing_back():
     memory, runtime = NodeMemory(), Runtime()
     array = memory.empty_locked(runtime, 100_000)

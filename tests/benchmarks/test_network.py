@@ -44,17 +44,15 @@ network.run(['sleep', '1000'])
 '''
 
 
-@pytest.fixture
+@pytest.fixture(scope='module')
 def privileged():
-    """Skips where there can be no network."""
-    if missing():
-        pytest.skip(missing())
+    """Skips where there can be no network, and says what is missing."""
+    if reason := missing():
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope='module')
-def star():
-    if missing():
-        pytest.skip(missing())
+def star(privileged):
     with Star(2, 200e6, switch=True) as network:
         yield network
 

@@ -74,7 +74,7 @@ def failing(comm, rank, owner, name):
 PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, '_check_model', (0, 1)), (module, '_check_options', (0, 1)),
     (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
-    (module, '_arguments', (0, 1)), (module, 'MicroBatch', (0, 1)),
+    (module, 'arguments_of', (0, 1)), (module, 'MicroBatch', (0, 1)),
     (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
     (module, 'Tracer', (0, 1)), (recorder.Tracer, 'trace', (0, 1)),
     (recorder, 'CallRecorder', (0, 1)), (module, 'check_result', (0, 1)),

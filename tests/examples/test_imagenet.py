@@ -14,7 +14,7 @@ import pytest
 
 from tests.ranks import environment, on_ranks, run_script
 
-from .runs import EXAMPLES, check_refusals
+from .runs import EXAMPLES, arrays, check_refusals
 from .test_imagenet_models import NETWORKS, module
 
 SCRIPT = EXAMPLES / 'imagenet' / 'train_imagenet.py'
@@ -136,6 +136,22 @@ def test_the_accuracies_are_those_of_the_saved_weights_on_all_images(
     assert [22 * last['val/top1'], 22 * last['val/top5']] == pytest.approx(
         hits)
     assert last['val/loss'] == pytest.approx(loss / 22, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_resumed_in_mid_epoch_it_ends_with_the_same_bits(
+        whole, spoilt, tmp_path):
+    """Neither workers nor cache are part of the state."""
+    out = shutil.copytree(whole[1], tmp_path / 'out')
+    (out / 'snapshot_iter_12.npz').unlink()
+    (out / 'model.npz').unlink()
+    done = trained(spoilt, out, *WHOLE, '--resume', '--workers', '0',
+                   '--cache', 'none')
+    assert 'goes on after iteration 9' in done.stdout
+    assert arrays(out / 'model.npz') == arrays(whole[1] / 'model.npz')
+    for name in 'iteration', 'val/loss', 'val/top1', 'skipped', 'lr':
+        assert [entry.get(name) for entry in log(out)] == [
+            entry.get(name) for entry in log(whole[1])]
 
 
 # --- other ways --------------------------------------------------------------

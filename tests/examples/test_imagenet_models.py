@@ -1,8 +1,6 @@
 """The networks of the ImageNet example, against what was published."""
 import functools
 
-import chainer_fp8pipe  # noqa: F401, before chainer
-
 import chainer
 import chainer.functions as F
 import chainer.links as L

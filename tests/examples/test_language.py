@@ -6,8 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 
-import chainer_fp8pipe  # noqa: F401, before chainer
-
 import chainer
 import chainer.functions as F
 import chainer.links as L

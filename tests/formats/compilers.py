@@ -167,7 +167,7 @@ def control_register(folder):
     """Functions that get and set the vector unit's modes (MXCSR)."""
     compiler = shutil.which('cc') or shutil.which('gcc')
     if compiler is None or platform.machine() != 'x86_64':
-        pytest.skip('needs a C compiler and x86-64')
+        pytest.skip('needs a C compiler (cc or gcc) and x86-64')
     source, library = (pathlib.Path(folder, name)
                        for name in ('modes.c', 'modes.so'))
     source.write_text(

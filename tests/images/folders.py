@@ -9,8 +9,7 @@ import numpy
 from PIL import Image
 
 
-def make_folder(root, count=12, classes=3, ending='.png', size=(24, 20),
-                step=1):
+def make_folder(root, count=12, classes=3, size=(24, 20), step=1):
     """``count`` images; returns ``root`` as a string.
 
     Red is the sample's number, times ``step``, everywhere, which no crop
@@ -26,7 +25,7 @@ def make_folder(root, count=12, classes=3, ending='.png', size=(24, 20),
         folder = os.path.join(root, f'class{sample * classes // count}')
         os.makedirs(folder, exist_ok=True)
         Image.fromarray(pixels).save(
-            os.path.join(folder, f'{sample:03}{ending}'))
+            os.path.join(folder, f'{sample:03}.png'))
     return str(root)
 
 

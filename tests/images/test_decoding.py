@@ -13,6 +13,7 @@ from chainer_fp8pipe.images.decoding import (
     crop_and_resize,
     read_header,
     resize,
+    shrink_for,
 )
 from chainer_fp8pipe.images.transforms import Crop, RandomResizedCrop
 
@@ -151,6 +152,12 @@ def test_the_fast_library_gives_a_part_the_very_pixels_of_the_whole(
     numpy.testing.assert_array_equal(decoded(left, top, w, h), whole[
         top // shrink:-(-(top + h) // shrink),
         left // shrink:-(-(left + w) // shrink)])
+
+
+@needs_turbo
+def test_the_fast_library_gives_none_for_what_it_cannot_decode():
+    for data in b'', b'no image', jpeg(photograph()[:16, :16], mode='CMYK'):
+        assert libturbojpeg.decode(data, 16, (0, 0, 16, 16), 1) is None
 
 
 @needs_turbo
@@ -323,6 +330,15 @@ def test_resizing_equals_pillows_bilinear_to_one_level(plan, shrink, left,
     assert difference(found, expected).max() <= 1
 
 
+@pytest.mark.usefixtures('resizer')
+def test_a_part_is_taken_before_it_is_resized_and_mirrored():
+    alone = photograph()[53:203, 101:301].copy()
+    found = crop_and_resize(photograph(), Crop(
+        (101, 53, 200, 150), (75, 100), flip=True))
+    assert difference(found[:, ::-1],
+                      bilinear(alone, (75, 100))).max() <= 1
+
+
 def test_the_result_shares_no_memory_with_what_is_resized():
     pixels = photograph().copy()
     result = crop_and_resize(pixels, Crop((0, 0, 640, 427), (427, 640)))
@@ -339,3 +355,12 @@ def test_a_part_outside_the_image_is_an_error(box):
                 lambda: create_decoder('pillow').decode(jpeg(SMALL), plan)):
         with pytest.raises(ValueError, match='inside an image of 50 x 40'):
             act()
+
+
+@given(*[st.integers(1, 3000)] * 2, *[st.integers(1, 400)] * 2)
+def test_shrinking_never_goes_below_the_result_and_nearly_reaches_it(
+        width, height, h, w):
+    shrink = shrink_for(Crop((0, 0, width, height), (h, w)))
+    assert shrink in (1, 2, 4, 8)
+    assert shrink == 1 or (width / shrink >= w and height / shrink >= h)
+    assert shrink == 8 or width / shrink < 2 * w or height / shrink < 2 * h

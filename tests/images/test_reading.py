@@ -76,9 +76,11 @@ def test_pixels_do_not_depend_on_what_the_cache_has_room_for(tmp_path):
     (tmp_path / 'class' / 'photograph.jpg').write_bytes(jpeg(photograph()))
     full, ample = reader(tmp_path, 'decoded', 10), reader(tmp_path, 'decoded')
     ways = [[read(source, 0, epoch) for epoch in range(2)]
-            for source in (full, ample, reader(tmp_path))]
+            for source in (full, ample, reader(tmp_path),
+                           reader(tmp_path, 'memory'))]
     assert [of.cache.statistics()[0] for of in (full, ample)] == [0, 1]
     assert numpy.array_equal(ways[0], ways[1])
+    assert numpy.array_equal(ways[2], ways[3])
     # A decoder that is asked for a part alone shrinks it otherwise.
     assert not numpy.array_equal(ways[0], ways[2])
 

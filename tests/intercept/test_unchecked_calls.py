@@ -11,7 +11,6 @@ from chainer.functions.connection.linear import LinearFunction
 DRAW = numpy.random.RandomState(0)
 X = DRAW.randn(4, 6).astype('f')
 T = numpy.array([0, 5, 2, 1], 'i')
-IMAGES = DRAW.randn(2, 3, 5, 5).astype('f')
 LINK = L.Linear(6, 6, initialW=DRAW.randn(6, 6))
 CONVOLUTION = L.Convolution2D(3, 2, 3, initialW=DRAW.randn(2, 3, 3, 3))
 NORM = L.BatchNormalization(6)

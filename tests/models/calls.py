@@ -189,10 +189,6 @@ def _theta(m, x):
     return x * .1 + numpy.array([[1, 0, 0], [0, 1, 0]], 'f')
 
 
-def _crf(m, x):
-    return [x[:, index] for index in range(3)], m.link_cost(x)
-
-
 def _ctc(m, x):
     n = len(x)
     return F.connectionist_temporal_classification(

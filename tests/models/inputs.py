@@ -127,9 +127,9 @@ def children(leaves):
 
 
 def net(parts):
-    """Of a ``forward``, what makes a chain with these attributes.
+    """Decorates ``forward``, to get a function that makes such chains.
 
-    ``parts(...)`` gives links, parameters and others by name.
+    ``parts(...)`` gives their links, parameters and other attributes.
     """
     def decorate(forward):
         kind = type(forward.__name__, (chainer.Chain,), {

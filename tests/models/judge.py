@@ -33,6 +33,7 @@ from tests.training.updaters.partitions import (
     own,
     part,
     reporting,
+    samples_of,
     serially,
     values,
 )
@@ -138,7 +139,7 @@ def _problem(make, first, losses, found, found_gradients, how, known):
     after = first
     if any(array is None for array in first.values()):
         model = make()              # links draw values in forward
-        _call(model, part(batch, 0, len(_arrays(batch)[0])
+        _call(model, part(batch, 0, samples_of(batch)
                           // options['micro_batches']))
         after = _values(model)
     late = [name for name, array in first.items() if array is None
@@ -198,7 +199,7 @@ def _distance(found, expected):
 def _train(comm, model, batch, options, loss_weight, plan, updates):
     """The loss of each update, with gradients left in the model."""
     parts = options['micro_batches']
-    samples = len(_arrays(batch)[0]) // parts
+    samples = samples_of(batch) // parts
     _on_all(comm, Refused, lambda: partition(
         model, part(batch, 0, samples), comm, plan=plan, **options))
     optimizer = chainer.optimizers.SGD(0).setup(model)
@@ -241,7 +242,7 @@ def _reference(make, found, batch, options, alone, loss_weight, updates):
             updates)
     else:
         parts = options['micro_batches']
-        size = len(_arrays(batch)[0]) // parts
+        size = samples_of(batch) // parts
         weights = _weights(model, [
             part(batch, start, start + size) for start in range(
                 0, parts * size, size)]) if loss_weight is None else [1.]
@@ -278,10 +279,6 @@ class _Counting(chainer.FunctionHook):
 
 def _call(model, batch):
     return model(**batch) if isinstance(batch, dict) else model(*batch)
-
-
-def _arrays(batch):
-    return list(batch.values() if isinstance(batch, dict) else batch)
 
 
 # --- functions ---------------------------------------------------------------

@@ -48,7 +48,6 @@ if rank == 0:
 """
 NEXT = "overlap='next_forward'"
 AGGREGATOR = "algorithm='aggregator'"
-MIXED = f'{NEXT}, {AGGREGATOR}'
 
 
 @pytest.fixture(scope='module')

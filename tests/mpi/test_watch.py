@@ -12,7 +12,7 @@ from chainer_fp8pipe.mpi.waiting import (
     wait_until,
     waiting,
 )
-from chainer_fp8pipe.mpi.watchdog import WAITS, WORKS
+from chainer_fp8pipe.mpi.watchdog.stall import WAITS, WORKS
 
 import pytest
 from mpi4py import MPI
@@ -130,7 +130,7 @@ def test_what_looks_at_all_objects_asks_no_proxy():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11),
-                    reason='Python says where in a line it is from 3.11 on')
+                    reason='needs Python 3.11, which knows the column')
 def test_an_argument_that_is_computed_is_no_wait_for_ranks():
     class Reader:
         """Reads for a long time, in compiled code."""

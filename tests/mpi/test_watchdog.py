@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 
-from chainer_fp8pipe.mpi import watchdog
-from chainer_fp8pipe.mpi.watchdog import (
+from chainer_fp8pipe.mpi.watchdog.process import WatchdogJob
+from chainer_fp8pipe.mpi.watchdog.stall import (
     _OURS,
     ACTION,
     GONE,
@@ -24,7 +24,6 @@ from chainer_fp8pipe.mpi.watchdog import (
     RankView,
     StallRule,
     StallSettings,
-    WatchdogJob,
     described,
     find_cause,
     settings_of_environment,
@@ -261,8 +260,8 @@ class Node:
         job = WatchdogJob(0, self.ranks[0].pid, ranks, _SILENT,
                           lines.fileno(), -1, '')
         self.watchdog = self._process(
-            '-I', '-S', watchdog.__file__, json.dumps(job),
-            pass_fds=[lines.fileno()], stderr=subprocess.PIPE)
+            *job.command()[1:], pass_fds=[lines.fileno()],
+            stderr=subprocess.PIPE)
         for rank in range(ranks):
             self.say(rank, rank=rank, who=f'rank {rank}', dump=None)
         self._wait_until_all_are_watched()
@@ -301,7 +300,7 @@ class Node:
 @pytest.fixture
 def node():
     if not hasattr(os, 'pidfd_open'):
-        pytest.skip('there is no watchdog here')
+        pytest.skip('no watchdog without os.pidfd_open (Linux 5.3)')
     with contextlib.ExitStack() as stack:
         yield Node(stack, 3)
 

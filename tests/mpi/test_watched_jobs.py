@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 
-from chainer_fp8pipe.mpi.watchdog import ACTION, EXIT_CODE, SECONDS
+from chainer_fp8pipe.mpi.watchdog.stall import ACTION, EXIT_CODE, SECONDS
 
 import pytest
 from mpi4py import MPI
@@ -59,7 +59,7 @@ def watchdogs():
     for name in filter(str.isdigit, os.listdir('/proc')):
         with contextlib.suppress(OSError), open(
                 f'/proc/{name}/cmdline') as file:
-            if 'mpi/watchdog.py' in file.read():
+            if 'from watchdog.process import' in file.read():
                 found.append(name)
     return found
 
@@ -89,7 +89,8 @@ class Job:
     def has_two_nodes(self):
         """MPICH takes ranks 0 and 2, 1 and 3 for those of two nodes."""
         if MPI.get_vendor()[0] != 'MPICH':
-            pytest.skip('only MPICH can do that')
+            pytest.skip('needs MPICH, which can take one node for two '
+                        '(MPIR_CVAR_NUM_CLIQUES)')
         self.environment['MPIR_CVAR_NUM_CLIQUES'] = '2'
 
     def start(self, ranks, body, command=()):
@@ -131,7 +132,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path):
     if not hasattr(os, 'pidfd_open'):
-        pytest.skip('there is no watchdog here')
+        pytest.skip('no watchdog without os.pidfd_open (Linux 5.3)')
     made = Job(tmp_path / 'script.py')
     yield made
     made.end()
@@ -462,7 +463,7 @@ def test_a_job_that_may_go_on_is_not_ended(job, before, after):
     """The limit is 0.3 seconds, and 1.2 where all ranks wait."""
     job.environment.pop(SECONDS, None)
     code, output, errors = job.run(2, f"""
-import chainer_fp8pipe.mpi.watchdog as settings
+import chainer_fp8pipe.mpi.watchdog.stall as settings
 settings._LEAST = 0.3
 {before}
 {train(-1, 'pass')}

@@ -9,18 +9,18 @@ SHAPES = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
           '/predictor/l3/W': (10, 32), '/predictor/l3/b': (10,)}
 
 
-def replicas(ranks=2, batch=60, model=SHAPES, **choice):
+def replicas(ranks, model=SHAPES, **choice):
     """A plan without stages."""
-    return JobPlan(Configuration(ranks, **choice), ranks, batch, model,
+    return JobPlan(Configuration(ranks, **choice), ranks, 60, model,
                    memory=(1e6,))
 
 
-def stages(ranks=2, batch=60, micro_batches=3, **choice):
+def stages(ranks, **choice):
     """A plan of two stages for ``train_digits_serially.py``."""
     cut = PartitionPlan(
         tuple((f'/predictor/{layer}/W', f'/predictor/{layer}/b')
               for layer in ('l1', 'l2', 'l3')),
-        (Position(1, 0),), 2, (False, True), micro_batches, '1f1b')
+        (Position(1, 0),), 2, (False, True), 3, '1f1b')
     return JobPlan(
-        Configuration(ranks // 2, 2, micro_batches, cut, **choice), ranks,
-        batch, SHAPES, memory=(1e6, 1e6))
+        Configuration(ranks // 2, 2, 3, cut, **choice), ranks, 60, SHAPES,
+        memory=(1e6, 1e6))

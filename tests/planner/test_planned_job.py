@@ -144,10 +144,13 @@ def test_planned_replicas_were_tried_and_average_their_gradients(comm):
 
 
 @on_ranks(2)
-def test_a_plan_for_more_ranks_is_made_from_these(comm):
-    planned = plan(make(), batch(), comm, ranks=4)
+@pytest.mark.parametrize('stages', [(), (2,)])
+def test_a_plan_for_more_ranks_is_made_from_these(comm, stages):
+    # Of 2 stages here, there would be no exchange to measure.
+    planned = plan(make(), batch(), comm, ranks=4, stages=stages)
     choice = planned.plan.choice
     assert choice.stages * choice.replicas == planned.plan.ranks == 4
+    assert choice.stages in (stages or (1, 2, 4))
     assert planned.plan.batch == 32
     with pytest.raises(ValueError, match='is for 4 ranks, and there are'):
         planned.communicator(comm)

@@ -19,8 +19,8 @@ MODEL = figures(*[0.01] * 8, parameters=4_000_000, kept=1000)
 SLOW, FAST = 1e-7, 1e-9
 
 
-def best(profile, batch=64, **wanted):
-    return Choices(profile, Wanted(batch, **wanted)).candidates[0].way
+def best(profile, **wanted):
+    return Choices(profile, Wanted(64, **wanted)).candidates[0].way
 
 
 @pytest.mark.parametrize(('profile', 'expected'), [

@@ -66,15 +66,17 @@ def test_unequal_chunks_take_the_longest_path_through_the_graph(
     seconds = st.floats(0.125, 8)
     costs = [Costs(*(data.draw(seconds) for _ in range(3)))
              for _ in range(stages * chunks)]
-    # The wire holds a message for no time: only the latency counts.
-    link = Link(latency, 1.0, [0] * schedule.last_chunk, overlapped)
-    timeline = simulate(schedule, costs, link)
-    assert step_time(schedule, costs, link) == timeline.step_time == max(
-        event.end for event in timeline.events)
-    for rank in range(stages):
-        events = [event for event in timeline.events if event.rank == rank]
-        assert all(first.end <= second.start for first, second
-                   in zip(events, events[1:], strict=False))
+    # The wire of the last holds a message for no time: only latency counts.
+    for bandwidth, nbytes in (data.draw(HALVES), HALVES), (1.0, st.just(0)):
+        link = Link(latency, bandwidth, [
+            data.draw(nbytes) for _ in range(schedule.last_chunk)], overlapped)
+        timeline = simulate(schedule, costs, link)
+        assert step_time(schedule, costs, link) == timeline.step_time == max(
+            event.end for event in timeline.events)
+        for rank in range(stages):
+            events = [one for one in timeline.events if one.rank == rank]
+            assert all(first.end <= second.start for first, second
+                       in zip(events, events[1:], strict=False))
     if not overlapped:
         return
 

@@ -52,12 +52,12 @@ def test_replicas(profile, overlap, seconds):
                       ) == pytest.approx(seconds, rel=1e-6)
 
 
-def pipeline(profile, batch, stages, micro_batches, schedule='1f1b'):
+def pipeline(profile, batch, stages, micro_batches):
     """The way of the best cut."""
     replicas = profile.ranks // stages
     return Configuration(replicas, stages, micro_batches, Choices(
         profile, Wanted(batch)).cut(stages, replicas, micro_batches,
-                                    schedule))
+                                    '1f1b'))
 
 
 @pytest.mark.parametrize(('profile', 'stages', 'seconds'), [

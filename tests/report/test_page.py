@@ -8,6 +8,7 @@ import sys
 
 from chainer_fp8pipe.report.page import write_page
 from chainer_fp8pipe.report.record import (
+    PHASES,
     LinkReading,
     RankInterval,
     RunEnd,
@@ -167,6 +168,11 @@ def with_phases(record):
         two._replace(first=11, last=40, phases={'forward': 0.030})]
 
 
+def with_loss(record):
+    for point in record.curves:
+        point.values['main/loss'] = 12345.0
+
+
 def without_numbers(record):
     record.curves[3].values['main/loss'] = float('nan')
     record.curves[4].values['main/loss'] = float('inf')
@@ -184,6 +190,12 @@ PLAN = RunRecord('', [START._replace(
         interval(0, 10, 9.0, update=9e-3), interval(0, 20, 1.0, update=1e-3),
         interval(1, 20, 2.0, forward=1e-3, backward=2e-3, recompute=4e-3,
                  encode=8e-3, exchange=16e-3, input=32e-3, between=64e-3)])
+
+#: Without a link, of whose speed the bytes would be a share.
+EVERY_PHASE = RunRecord(
+    '', [START._replace(planned={'update': 1e-3})],
+    intervals=[interval(0, 10, 1.0, **dict.fromkeys(PHASES, 1e-3))._replace(
+        sent={'between nodes': ('fp8', 2e6, 8e6)})])
 
 DIED = MadeUpRun(dies_at=(100,))
 
@@ -221,8 +233,9 @@ SAID = {
     'waiting for none': (
         MadeUpRun(epochs=1, input_seconds=1e-4).record(), ['No (']),
     'what came out': (
-        MadeUpRun(epochs=2, noise=0.0).record(),
-        ['an update (median, slowest rank) 24.5 ms',
+        changed(MadeUpRun(epochs=2, noise=0.0), with_loss),
+        ['main/loss, at the end 12340 ',
+         'an update (median, slowest rank) 24.5 ms',
          'began (UTC) 2025-06-15 ']),
     'the share of a link': (
         LINK, ['Between hosts the busiest rank sends 20 % of what a link '
@@ -230,7 +243,11 @@ SAID = {
     'a plan beside what was measured': (
         PLAN, ['part of an update predicted measured update 2 ms - exchange '
                '1 ms 24 ms forward and backward - 7 ms other - 96 ms '
-               'all 3 ms ± 10 % 127 ms'])}
+               'all 3 ms ± 10 % 127 ms']),
+    'each phase in one part of a plan': (
+        EVERY_PHASE, [f'all 1 ms ± 0 % {len(PHASES)} ms']),
+    'a plan of which nothing was measured': (
+        RunRecord('', PLAN.starts), ['all 3 ms ± 10 % -'])}
 
 
 @pytest.mark.parametrize('case', SAID)

@@ -42,7 +42,8 @@ from numpy.testing import assert_allclose
 
 from tests.ranks import on_ranks
 
-from .trainers import SERIAL, Job, bits, close, dataset
+from .trainers import SERIAL, Job, bits
+from .updaters.networks import close, dataset
 
 SGD, MOMENTUM = chainer.optimizers.SGD, chainer.optimizers.MomentumSGD
 NAN = math.nan

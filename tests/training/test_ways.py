@@ -3,7 +3,8 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from .trainers import REPLICAS, SERIAL, Job, close, same_bits
+from .trainers import REPLICAS, SERIAL, Job, same_bits
+from .updaters.networks import close
 
 
 @pytest.mark.parametrize(('stages', 'communicator', 'settings'), [

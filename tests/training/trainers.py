@@ -25,7 +25,7 @@ from chainer.training import Trainer
 from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
-from .updaters.networks import NETWORKS, dataset
+from .updaters.networks import NETWORKS, dataset, gathered, gradients
 
 #: Ways that have no stages: Chainer's own, on every rank for itself, and
 #: ChainerMN's, with the whole model and a share of each batch on every rank.
@@ -128,9 +128,7 @@ class Job:
 
     def gradients(self):
         """The gradients of the whole model, by key; on all ranks."""
-        return gathered(self.comm, {
-            name: None if one.grad is None else one.grad.copy()
-            for name, one in self.model.namedparams()})
+        return gathered(self.comm, gradients(self.model))
 
 
 def arrays(model):
@@ -143,23 +141,6 @@ def arrays(model):
 def bits(model):
     """As :func:`arrays`, but bytes, to be compared."""
     return {key: array.tobytes() for key, array in arrays(model).items()}
-
-
-def gathered(comm, found):
-    """What all ranks found by key, on all ranks."""
-    merged = {}
-    for part in comm.allgather(found):
-        merged.update(part)
-    return merged
-
-
-def close(found, expected, tolerance=1e-6):
-    """Each array to a share of its largest element."""
-    assert found.keys() >= expected.keys()
-    for name, value in expected.items():
-        numpy.testing.assert_allclose(
-            found[name], value, rtol=0, err_msg=name,
-            atol=tolerance * max(numpy.abs(value).max(initial=0), 1e-3))
 
 
 def same_bits(found, expected):

@@ -64,8 +64,6 @@ class MovingAverage(extension.Extension):
                  ) -> None:
         """Adds the present weights to the average."""
         new = 1 - min(self._decay, (1 + self._updates) / (10 + self._updates))
-        # A new dictionary: a parameter may have gone to another rank.
-        averages = {}
         for place in _places(self._model):
             with chainer.using_device(place.owner.device):
                 latest = _latest(place)
@@ -76,8 +74,7 @@ class MovingAverage(extension.Extension):
                 else:
                     average = place.owner.device.send(average)
                     average += (latest - average) * new
-                averages[place.key] = average
-        self._averages = averages
+                self._averages[place.key] = average
         self._updates += 1
 
     @contextlib.contextmanager

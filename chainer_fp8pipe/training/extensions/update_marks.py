@@ -64,8 +64,8 @@ class CallMark(chainer.LinkHook):
     """Tells when a model is called in training, and when it has returned."""
 
     def __init__(self, before: Callable[[], None],
-                 after: Callable[[], None] | None = None) -> None:
-        self._before, self._after = before, after or nobody
+                 after: Callable[[], None]) -> None:
+        self._before, self._after = before, after
 
     def forward_preprocess(self, args: Any) -> None:
         if chainer.config.train:
@@ -76,8 +76,9 @@ class CallMark(chainer.LinkHook):
             self._after()
 
     def __deepcopy__(self, memo: Any) -> CallMark:
-        return CallMark(nobody)     # a copy of the model is not what trains
+        # A copy of the model is not what trains.
+        return CallMark(_do_nothing, _do_nothing)
 
 
-def nobody() -> None:
-    """Is told in vain."""
+def _do_nothing() -> None:
+    pass

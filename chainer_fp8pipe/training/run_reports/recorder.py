@@ -43,8 +43,8 @@ from ...report.record import (
 from ..extensions.reports import clipped_share
 from .watching import CurveMeans, UpdateTimes, together
 
-#: Links and tensors are read at each of the first so many writes, and then at
-#: one of so many, as a record would have too many of them.
+#: Links and tensors are read at each of the first so many writes, and then
+#: once in so many: of all writes, their readings would swell the record.
 _READINGS = 32
 #: Seconds from one page to the next, and to the first: it takes about one.
 _PAGES = 60.0
@@ -259,9 +259,9 @@ class Recorder:
         uncompressed = 0.0
         if communicator is not None:
             size = communicator.size
-            uncompressed = 8.0 * (size - 1) / size * sum(
-                parameter.size for parameter in self._updater.get_optimizer(
-                    'main').target.params() if parameter.array is not None)
+            # Elements of 4 bytes, which go out and come back.
+            uncompressed = 8.0 * (size - 1) / size * _elements(
+                self._updater.get_optimizer('main').target)
             if hasattr(communicator, 'sent_levels'):
                 levels = communicator.sent_levels()
             else:       # ChainerMN's, in which nothing is counted

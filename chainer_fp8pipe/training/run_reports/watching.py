@@ -234,7 +234,7 @@ class UpdateTimes:
     def update_begins(self, now: float) -> None:
         """An update begins; ``now`` is that of ``time.monotonic``.
 
-        What lies between updates, such as an evaluation, is none of one.
+        Time between updates, such as that of an evaluation, is no update's.
         """
         self._begin, self._outside = now, dict(self._stream.seconds)
 
@@ -262,11 +262,16 @@ class UpdateTimes:
     def summary(self, start: int) -> tuple[
             RankInterval | None, tuple[float, float, float],
             list[KeptEvents]]:
-        """What this rank did in an interval, which ends now, at its start.
+        """What this rank did since the last call.
 
-        That is None if no update has ended in it; the mean bytes of an
-        update: of gradients, sent to stages, and what that was before a
-        codec; the events that were kept, and those offered as slow ones.
+        Args:
+            start: Number of the start that it is in.
+
+        Returns:
+            The interval, None if no update has ended in it; the mean bytes
+            of an update: of gradients, sent to stages, and what that was
+            before a codec; the events that were kept, and those offered as
+            slow ones.
         """
         if not self._laps:
             return None, (0.0, 0.0, 0.0), []

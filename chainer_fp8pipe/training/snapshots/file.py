@@ -96,7 +96,9 @@ def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
     Args:
         path: Of the file; its directory is made if there is none.
         members: Names, arrays and digests, written as they come.
-        communicator: As in :class:`SnapshotIndex`, like the others.
+        communicator: As in :class:`SnapshotIndex`.
+        ranks: As there.
+        owners: As there.
     """
     directory = os.path.dirname(path) or '.'
     os.makedirs(directory, exist_ok=True)

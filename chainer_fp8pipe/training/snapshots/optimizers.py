@@ -178,9 +178,11 @@ class Difference(NamedTuple):
 
     @property
     def now(self) -> Any:
+        """The present value."""
         return self.attributes.get(self.name.rpartition('.')[2], _NONE)
 
     def set(self, value: Any) -> None:
+        """Sets a copy of a value; no value changes nothing."""
         if value is not _NONE:
             _set(self.attributes, self.name, copy.deepcopy(value))
 
@@ -249,14 +251,14 @@ def extend_with_script_values(
         differences: Of :func:`restore_optimizers`.
         is_told: Whether this rank warns about an owner, by its key.
     """
-    def before() -> None:
+    def before(_: Any) -> None:
         """Gives the script's values back, but for what was set since."""
         differences[:] = [one for one in differences
                           if _equal(one.now, one.resumed)]
         for one in differences:
             one.set(one.script)
 
-    def after() -> None:
+    def after(_: Any) -> None:
         """Sets the snapshot's values, but for what the script has changed.
 
         If an extension has set one, that is what the script says; the first
@@ -280,8 +282,8 @@ def extend_with_script_values(
     for when, act, priority in (('before', before, float('inf')),
                                 ('after', after, float('-inf'))):
         trainer._extensions.pop(f'values {when} extensions', None)
-        trainer.extend(training.make_extension(
-            initializer=lambda _, act=act: act())(lambda _: None),
+        trainer.extend(
+            training.make_extension(initializer=act)(lambda _: None),
             f'values {when} extensions', EveryUpdate(), priority)
 
 

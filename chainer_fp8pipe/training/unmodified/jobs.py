@@ -46,12 +46,12 @@ from ...chains import nested
 from ...chains.ghost import GhostError
 from ...chains.partition import partition
 from ...intercept.training_objects import Originals
-from ...mpi.agreement import broadcast_arrays
+from ...mpi.arrays import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
 from ...planning.partition_plan import PartitionPlan
 from ...planning.sizes import counted
-from ..replica_updater import ReplicaUpdater, arguments_of
+from ..replica_updater import ReplicaUpdater
 from ..updater import PipelineUpdater
 from . import files
 from .dividing import check_examples, divided, obstacle
@@ -360,7 +360,7 @@ def initialise(model: chainer.Link, example: Any) -> None:
         example: A batch as the converter gives it.
     """
     clone = copy.deepcopy(model)
-    args, kwargs = arguments_of(example)
+    args, kwargs = nested.arguments_of(example)
     with chainer.using_config('train', True), chainer.no_backprop_mode():
         clone(*args, **kwargs)
     drawn = dict(clone.namedparams())
@@ -493,9 +493,8 @@ def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
             f'a batch of {counted(batch_size, "sample")} cannot be cut into '
             + counted(micro_batches, 'micro-batch')
             + f' for each of {replicas} replicas' * (replicas > 1)
-            + '; lower '
-            '--micro-batches (or make a plan for this batch size), or raise '
-            'the batch size')
+            + '; lower --micro-batches (or make a plan for this batch size), '
+            'or raise the batch size')
     return found
 
 

@@ -81,7 +81,9 @@ class Undrawn(Creation):
                 return found if isinstance(found, int) else iter(list(found))
         return call
 
-    @property       # as it ends when the model is built
+    # It ends when the model is built, so it is a property; mypy wants the base
+    # class's attribute to stay one that can be set.
+    @property
     def creates(self) -> bool:      # type: ignore[override]
         return self._is_building()
 
@@ -188,10 +190,11 @@ class Undrawn(Creation):
 
 
 class _File:
-    """A file of ``save_npz`` that stays open, as it may be removed."""
+    """A file of ``save_npz``, which may be removed before it is read."""
 
     def __init__(self, path: Any) -> None:
         self._path = os.fspath(path)
+        # No with block: it is open as long as a parameter may be read.
         self._file = open(path, 'rb')       # noqa: SIM115
         self._written = self._stamp()
         self._lock = threading.Lock()

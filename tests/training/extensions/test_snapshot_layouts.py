@@ -25,11 +25,10 @@ from ..trainers import (
     SERIAL,
     Job,
     arrays,
-    close,
-    dataset,
     first,
     same_bits,
 )
+from ..updaters.networks import close, dataset
 
 STOP, LAST = 5, 10
 

@@ -86,7 +86,7 @@ def dataset(samples, ignored=(), seed=0):
     return inputs, labels
 
 
-def serial_gradients(network, batch, sizes, iteration=0, seed=0):
+def serial_gradients(network, batch, sizes):
     """Loss and gradients as plain Chainer has them, on one graph.
 
     The graph is that of the sum over micro-batches of the loss, each weighted
@@ -103,7 +103,7 @@ def serial_gradients(network, batch, sizes, iteration=0, seed=0):
         for size in sizes:
             value = (inputs[start:start + size],)
             for index, layer in layers:
-                with at(Place(seed, iteration, index, start)):
+                with at(Place(0, 0, index, start)):
                     value = layer(*value)
                 value = value if isinstance(value, tuple) else (value,)
             part = labels[start:start + size]
@@ -119,6 +119,15 @@ def gradients(model):
     """Copies of the gradients, by name."""
     return {name: None if parameter.grad is None else parameter.grad.copy()
             for name, parameter in model.namedparams()}
+
+
+def close(found, expected, tolerance=1e-6):
+    """Each array to a share of its largest element."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(
+            found[name], value, rtol=0, err_msg=name,
+            atol=tolerance * max(np.abs(value).max(initial=0), 1e-3))
 
 
 def gathered(comm, found):

@@ -94,16 +94,6 @@ class Returning(Net):
         return self.made(super().forward(x))
 
 
-class Small(chainer.Chain):
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.only = L.Linear(4, 1)
-
-    def forward(self, x):
-        return F.sum(self.only(x))
-
-
 def differing(name, here, there, said=None):
     """An option that rank 1 gets otherwise."""
     return (fr'{name} is {said or here!r} on rank 0 but {there!r} on rank 1\.'
@@ -188,7 +178,7 @@ def test_other_numbers_of_ranks_refuse_as_well(comm):
     refused(comm, 'was cut already; build it anew', model=cut(comm))
     if comm.size == 3:
         refused(comm, 'into 2 parts at most, but 3 are asked for; use fewer '
-                'ranks', model=Small())
+                'ranks', model=chainer.Sequential(L.Linear(4, 1), F.sum))
 
 
 @pytest.mark.parametrize('name', ['halting', 'actor_critic',

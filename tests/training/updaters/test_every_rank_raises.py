@@ -173,8 +173,8 @@ def multi_node(optimizer, comm):
         optimizer, chainer_fp8pipe.create_communicator('float32', comm))
 
 
-def of_layers(comm, pipeline=2):
-    grid = ProcessGrid(comm, pipeline=pipeline)
+def of_layers(comm):
+    grid = ProcessGrid(comm, pipeline=2)
     optimizer = prepared(SGD().setup(Layers().stage(grid, balance='layers')))
     if grid.replicas > 1:
         optimizer = multi_node(optimizer, grid.data)

@@ -13,12 +13,13 @@ from tests.ranks import on_ranks
 from tests.training.updaters.networks import (
     NETWORKS,
     Plain,
+    close,
     dataset,
     gathered,
     gradients,
     serial_gradients,
 )
-from tests.training.updaters.test_pipeline_updater import close, update
+from tests.training.updaters.test_pipeline_updater import update
 
 
 class Odd(Plain):

@@ -9,10 +9,10 @@ import pytest
 from chainer.training import extensions
 
 from tests.ranks import on_ranks
-from tests.training.updaters.networks import Plain, dataset, gathered
+from tests.training.updaters.networks import Plain, close, dataset, gathered
 from tests.training.updaters.test_evaluation import serially
 from tests.training.updaters.test_hybrid import make
-from tests.training.updaters.test_pipeline_updater import close, update
+from tests.training.updaters.test_pipeline_updater import update
 from tests.training.updaters.test_whole_model import (
     PREPARATIONS,
     Overflowing,

@@ -62,13 +62,13 @@ def cut(comm, model, *batches, plan=None, **options):
         optimizer=chainer.optimizers.SGD(0.), **options)
 
 
-def compare(comm, model, updater, plain, *batches, tolerance=1e-6):
+def compare(comm, model, updater, plain, *batches):
     """Updates, without learning, have the gradients of plain Chainer."""
     give(plain, values(comm, model))
     for batch in batches or [batch_of()]:
         updater.update()
         serially(plain, copy.deepcopy(batch), 2)
-        close(gradients(comm, model), own(plain), tolerance)
+        close(gradients(comm, model), own(plain))
 
 
 # --- the batch ---------------------------------------------------------------

@@ -235,11 +235,6 @@ class LossInside(Around):
         return self.measure(y, t)
 
 
-class ShiftedLoss(LossInside):
-    def loss(self, y, t):
-        return self.measure(y, t + 0)
-
-
 class TwiceDifferentiable(Around):
     def loss(self, y, t):
         return F.softmax_cross_entropy(y, t, enable_double_backprop=True)

@@ -13,6 +13,7 @@ from tests.ranks import on_ranks
 from tests.training.updaters.networks import (
     NETWORKS,
     Plain,
+    close,
     dataset,
     gathered,
     gradients,
@@ -37,15 +38,6 @@ def update(updater):
     with reporter.scope(seen):
         updater.update()
     return {key: float(value) for key, value in seen.items()}
-
-
-def close(found, expected, tolerance=1e-6):
-    """Each array to a share of its largest element."""
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        scale = max(np.abs(value).max(), 1e-3)
-        np.testing.assert_allclose(found[name], value, rtol=0,
-                                   atol=tolerance * scale, err_msg=name)
 
 
 def trains_as_serially(comm, network, micro_batches, ignored, **options):

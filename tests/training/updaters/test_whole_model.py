@@ -18,10 +18,9 @@ import pytest
 from chainer.optimizer_hooks import GradientNoise
 
 from tests.ranks import on_ranks
-from tests.training.updaters.networks import Plain, dataset, gathered
+from tests.training.updaters.networks import Plain, close, dataset, gathered
 from tests.training.updaters.partitions import plan_of
 from tests.training.updaters.test_pipeline_updater import (
-    close,
     make_updater,
     update,
 )
