@@ -245,6 +245,8 @@ class Content:
 JSON = numpy.dtype('V1')
 #: Bytes of JSON of a value.  Python's objects take some twenty times that.
 LARGEST = 1 << 20
+#: Parts of a value: an update waits while they are looked at.
+MOST_PARTS = 1 << 16
 
 
 def is_plain(dtype: numpy.dtype) -> bool:
@@ -310,11 +312,13 @@ def to_json(value: Any) -> bytes:
     """The text of a value.
 
     Raises:
-        TypeError: A part of it is of another kind than those above, or the
-            text is longer than :data:`LARGEST`.
+        TypeError: A part of it is of another kind than those above, it has
+            more than :data:`MOST_PARTS`, or the text is longer than
+            :data:`LARGEST`.
     """
     try:
-        text = json.dumps(_encoded(value), separators=(',', ':')).encode()
+        text = json.dumps(_encoded(value, itertools.count(1)),
+                          separators=(',', ':')).encode()
     except RecursionError:
         raise TypeError('it is nested too deeply') from None
     if len(text) > LARGEST:
@@ -323,14 +327,16 @@ def to_json(value: Any) -> bytes:
     return text
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: Any, parts: Iterator[int]) -> Any:
+    if next(parts) > MOST_PARTS:
+        raise TypeError(f'it has more than {MOST_PARTS} parts')
     kind = type(value)      # a subclass would come back as another class
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [_encoded(item) for item in value]
+        return [_encoded(item, parts) for item in value]
     if kind in (tuple, dict):
-        return {kind.__name__: [_encoded(item) for item in (
+        return {kind.__name__: [_encoded(item, parts) for item in (
             value.items() if kind is dict else value)]}
     if isinstance(value, (numpy.generic, numpy.ndarray)) and is_plain(
             value.dtype):

@@ -9,6 +9,7 @@ from chainer_fp8pipe.training.snapshots import file
 from chainer_fp8pipe.training.snapshots.file import (
     JSON,
     LARGEST,
+    MOST_PARTS,
     Content,
     DamagedSnapshot,
     digest_of,
@@ -299,6 +300,7 @@ INNER.append(INNER)
     (print, 'an object of class builtin'), ({1, 2}, 'of class set'),
     ([b'x'], 'of class bytes'), (INNER, 'nested too deeply'),
     ('x' * LARGEST, f'takes {LARGEST + 2} bytes as JSON'),
+    ([0] * MOST_PARTS, f'more than {MOST_PARTS} parts'),
     ([numpy.zeros(LARGEST)], f'an array in it has {8 * LARGEST} bytes'),
     (numpy.zeros(2, [('a', 'f4')]), 'of class ndarray')])
 def test_an_object_that_cannot_be_saved_is_named(value, match):
