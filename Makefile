@@ -67,7 +67,8 @@ define install
     $(BIN)/python -m pip uninstall --yes mpich))
 @$(call quietly,$(BIN)/python -m pip install \
     --editable '.[$(call extras,$(1))]')
-@$(call quietly,$(BIN)/python -m chainer_fp8pipe install-chainer)
+@$(call quietly,$(BIN)/python -m chainer_fp8pipe install-chainer \
+    $(if $(CI),--no-cache-dir))
 @$(if $(filter own,$(MPI)),$(check_own_mpi))
 endef
 

@@ -19,6 +19,11 @@ class _Finder:
             sys.meta_path.remove(cls)
         import importlib.util
 
+        # pip builds packages, Chainer among them, with this interpreter but
+        # without what is installed for it: there is nothing to put in place.
+        if not all(map(importlib.util.find_spec,
+                       ('chainer_fp8pipe', 'numpy'))):
+            return None
         importlib.import_module('chainer_fp8pipe.compat')
         return importlib.util.find_spec(name)
 

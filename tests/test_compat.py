@@ -267,6 +267,25 @@ def test_chainer_comes_with_the_package_where_that_is_installed(first):
                   'import chainer; chainer.functions.as_strided'))
 
 
+@pytest.mark.parametrize('gone', ['chainer_fp8pipe', 'numpy'])
+def test_a_build_without_what_is_installed_is_left_alone(gone):
+    # pip builds Chainer with the interpreter, .pth files included, of which
+    # it hides what is installed; Chainer's setup.py imports a module that is
+    # named after it.
+    run = python(f"""
+        import chainer_fp8pipe_startup, importlib.machinery, sys
+        find = importlib.machinery.PathFinder.find_spec
+        sys.meta_path[:] = [f for f in sys.meta_path if f.__module__ in (
+            'chainer_fp8pipe_startup', '_frozen_importlib_external')]
+        importlib.machinery.PathFinder.find_spec = (
+            lambda name, *rest: None if name == {gone!r}
+            else find(name, *rest))
+        import chainerx_build_helper
+    """)
+    assert ("ModuleNotFoundError: No module named 'chainerx_build_helper'"
+            in run.stderr)
+
+
 def test_ranks_may_import_chainermn_first():
     passes(python(
         SHIMS + 'import chainer, chainermn, chainer_fp8pipe\n'
