@@ -53,7 +53,8 @@ SUITES = {
         'chainer/chainer-chemistry', 'chainer-chemistry==0.7.1',
         needs=('rdkit',)),
     'chainerui': Suite(
-        'chainer/chainerui', 'chainerui==0.11.0', needs=('sqlalchemy<2',)),
+        'chainer/chainerui', 'chainerui==0.11.0', needs=(
+            'filelock<3.13', 'flask<2.2', 'sqlalchemy<2', 'werkzeug<2.1')),
     'chainer-mask-rcnn': Suite(
         'wkentaro/chainer-mask-rcnn', 'chainer-mask-rcnn==0.5.24',
         build=_CYTHON, needs=('chainercv==0.13.1',)),
@@ -151,8 +152,10 @@ def run(python, checkout, suite, pairwise):
     """The cases of a suite's first rank, as elements of XML."""
     folder = python.parent.parent / 'run'
     shutil.rmtree(folder, ignore_errors=True)
-    # Without the package that lies beside them, which is not the installed.
-    shutil.copytree(checkout / 'tests', folder / 'tests')
+    # Without the package itself, which would be found before the installed.
+    packages = {path.parent.name for path in checkout.glob('*/__init__.py')}
+    shutil.copytree(checkout, folder, ignore=lambda place, names: (
+        packages - {'tests'} if place == str(checkout) else ()))
     (folder / 'with_compat.py').write_text('import chainer_fp8pipe.compat\n')
     (folder / 'pytest.ini').write_text('[pytest]\nmarkers =\n' + ''.join(
         f'  {mark}: skipped\n' for mark in SKIPPED))
