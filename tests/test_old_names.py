@@ -68,6 +68,8 @@ def found(imported, text):
      [[1], [2, 3]]),
     ('import numpy\nfound = sorted(numpy.random.permutation([[1], [2, 3]]))',
      [[1], [2, 3]]),
+    ('import numpy\nfound = numpy.vstack(iter([[1], [2]])).tolist()',
+     [[1], [2]]),
     # A GPU is told from a CPU by this.
     ('import numpy, numpy as np\nx = np.float\n'
      'found = chainer.backend.get_array_module(np.ones(1)) is np is numpy',

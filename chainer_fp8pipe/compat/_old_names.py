@@ -95,22 +95,23 @@ class _Old:
             return number.item()
         return number
 
-    def ragged(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of NumPy that takes rows of several lengths, too."""
-        if (function is numpy.array or function is numpy.asarray or type(
-                getattr(function, '__self__', 0)).__name__ == 'RandomState'):
-            return functools.partial(self._of_rows, function)
+    def maker(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that makes arrays, of what NumPy now refuses, too."""
+        if any(function is maker for maker in _MAKERS) or type(getattr(
+                function, '__self__', None)).__name__ == 'RandomState':
+            return functools.partial(self._make, function)
         return function
 
-    def _of_rows(self, function, *arguments, **options):
+    def _make(self, function, *arguments, **options):
         try:
             return function(*arguments, **options)
-        except ValueError as error:
-            if 'inhomogeneous' not in str(error) or not arguments:
+        except (TypeError, ValueError) as error:
+            refused = [row for row in _REFUSED if row[0] in str(error)]
+            if not refused or not arguments:
                 raise
-        used[self._user, 'an array of rows of several lengths'] = None
-        return function(numpy.array(arguments[0], object), *arguments[1:],
-                        **options)
+        (_, what, change), = refused
+        used[self._user, what] = None
+        return function(change(arguments[0]), *arguments[1:], **options)
 
     def _value(self, full):
         used[self._user, full] = None
@@ -129,7 +130,7 @@ def _refuses_arrays() -> bool:
 
 
 @functools.cache
-def _refuses_ragged() -> bool:
+def _refuses_rows() -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         try:
@@ -156,8 +157,8 @@ class _Asking(ast.NodeTransformer):
                 and _refuses_arrays()):
             node.args = [_ask(node, 'element', node.args[0])]
         elif (isinstance(node.func, ast.Attribute)
-                and node.func.attr in _OF_ROWS and _refuses_ragged()):
-            node.func = _ask(node.func, 'ragged', node.func)
+                and node.func.attr in _MAKER_NAMES and _refuses_rows()):
+            node.func = _ask(node.func, 'maker', node.func)
         return node
 
     def visit_Import(self, node):
@@ -204,8 +205,15 @@ _MENTIONS = re.compile(rb'\.\s*(?:%s)\b|\b(?:%s)\b' % tuple(
     for names in (_NAMES, _NAMES - {*dir(builtins), 'math'})))
 _NUMBERS = re.compile(rb'\b(?:float|int)\(')
 #: What makes an array of its first argument.
-_OF_ROWS = 'array', 'asarray', 'permutation'
-_ROWS = re.compile(rb'\.(?:%s)\(' % '|'.join(_OF_ROWS).encode())
+_MAKERS = (numpy.array, numpy.asarray, numpy.column_stack, numpy.dstack,
+           numpy.hstack, numpy.stack, numpy.vstack)
+_MAKER_NAMES = {'permutation', *(maker.__name__ for maker in _MAKERS)}
+_MAKES = re.compile(rb'\.(?:%s)\(' % '|'.join(_MAKER_NAMES).encode())
+#: What an error says, what it is about, and what NumPy took it for.
+_REFUSED: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ('inhomogeneous', 'an array of rows of several lengths',
+     lambda rows: numpy.array(rows, object)),
+    ('arrays to stack', 'a stack of what an iterator gives', list))
 #: What an old protoc wrote; protobuf 4 makes no descriptors one by one.
 _OLD_PROTOC = re.compile(rb'^ *serialized_pb=_b\(', re.MULTILINE)
 
@@ -225,7 +233,7 @@ def code_of(source: bytes, path: str, name: str,
     """
     if not (_MENTIONS.search(source)
             or _refuses_arrays() and _NUMBERS.search(source)
-            or _refuses_ragged() and _ROWS.search(source)):
+            or _refuses_rows() and _MAKES.search(source)):
         return None
     namespace[_ASKED] = _Old(name)
     return compile(_Asking().visit(ast.parse(source, path)), path, 'exec',
