@@ -84,7 +84,7 @@ def main():
     print(f'{"suite":18}{"passed":>8}{"failed":>8}  why', flush=True)
     for name in arguments.suites or SUITES:
         suite = SUITES[name]
-        python = prepare(arguments.python, suite)
+        python = prepare(arguments.python, arguments.source, suite)
         cases = run(python, arguments.source / suite.repository.split('/')[1],
                     suite, arguments.pairwise)
         unknown += show(name, cases)
@@ -118,7 +118,7 @@ def parse():
     return arguments
 
 
-def prepare(interpreter, suite):
+def prepare(interpreter, source, suite):
     """The Python of an environment with a suite's distribution."""
     version = subprocess.check_output(
         [interpreter, '-c', 'import sys; print(*sys.version_info[:2])'],
@@ -136,8 +136,11 @@ def prepare(interpreter, suite):
             os.environ['CFLAGS'] = '-I' + subprocess.check_output(
                 [python, '-c', 'import numpy; print(numpy.get_include())'],
                 text=True).strip()
-            quietly(*pip, *(['--no-build-isolation'] if suite.build else []),
-                    *suite.needs, suite.distribution)
+            # ChainerCV's distribution has a C file for Python 3.10 at most.
+            isolation = ['--no-build-isolation'] if suite.build else []
+            quietly(*pip, *isolation, *(
+                source / 'chainercv' if name.startswith('chainercv') else name
+                for name in (*suite.needs, suite.distribution)))
         except BaseException:
             shutil.rmtree(home, ignore_errors=True)
             raise
