@@ -55,7 +55,8 @@ SUITES = {
         needs=('rdkit',)),
     'chainerui': Suite(
         'chainer/chainerui', 'chainerui==0.11.0', needs=(
-            'filelock<3.13', 'flask<2.2', 'sqlalchemy<2', 'werkzeug<2.1')),
+            'flask<2.2', 'matplotlib', 'pillow', 'sqlalchemy<2',
+            'werkzeug<2.1')),
     'chainer-mask-rcnn': Suite(
         'wkentaro/chainer-mask-rcnn', 'chainer-mask-rcnn==0.5.24',
         build=_CYTHON, needs=('chainercv==0.13.1',)),
@@ -75,6 +76,10 @@ KNOWN = {
         'test_roc_auc_evaluator_raise_value_error',
     'the test itself uses what pytest has removed':
         r'test_check_warning|relative tolerance for a scalar',
+    'the test itself fails alone or after others, by what they leave':
+        r'test_db_create|test_summary_timeout',
+    'float32 of the test itself is rounded otherwise by NumPy 2':
+        r'agents_tests.*Not equal to tolerance rtol=1e-0?[67]',
 }
 
 
