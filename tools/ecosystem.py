@@ -1,7 +1,7 @@
 """Runs the tests of Chainer, and of packages that use it, on this package.
 
 The distributions, which pip installs, have no tests: --source is a folder with
-a checkout of each repository, and what is missing there is said as a command.
+a checkout of each repository; a command that makes a missing one is printed.
 Each project runs on the CPU in an environment of its own in .venv-ecosystem.
 The table counts failures by their reasons; a failure of no known reason is
 listed, and the exit code is 1.
@@ -89,10 +89,13 @@ def main():
     print(f'{"suite":18}{"passed":>8}{"failed":>8}  why', flush=True)
     for name in arguments.suites or SUITES:
         suite = SUITES[name]
+        checkout = arguments.source / suite.repository.split('/')[1]
+        if not (checkout / suite.tests).is_dir():
+            sys.exit('git clone --depth 1 --branch '
+                     f'v{suite.distribution.partition("==")[2]} https://'
+                     f'github.com/{suite.repository} {checkout}')
         python = prepare(arguments.python, arguments.source, suite)
-        cases = run(python, arguments.source / suite.repository.split('/')[1],
-                    suite, arguments.pairwise)
-        unknown += show(name, cases)
+        unknown += show(name, run(python, checkout, suite, arguments.pairwise))
     sys.exit(bool(unknown))
 
 
@@ -112,43 +115,30 @@ def parse():
     arguments = parser.parse_args()
     if wrong := set(arguments.suites) - set(SUITES):
         parser.error(f'there is no suite {min(wrong)!r}')
-    missing = {
-        f'git clone --depth 1 --branch v{suite.distribution.split("==")[1]} '
-        f'https://github.com/{suite.repository} {place}'
-        for suite in map(SUITES.get, arguments.suites or SUITES)
-        for place in [arguments.source / suite.repository.split('/')[1]]
-        if not (place / suite.tests).is_dir()}
-    if missing:
-        parser.error('\n'.join(['there are no tests before', *missing]))
     return arguments
 
 
 def prepare(interpreter, source, suite):
     """The Python of an environment with a suite's distribution."""
-    version = subprocess.check_output(
-        [interpreter, '-c', 'import sys; print(*sys.version_info[:2])'],
-        text=True).split()
-    home = HOME / '.'.join(version) / suite.distribution
+    version = quietly(interpreter, '-c', 'import sys; print('
+                      '*sys.version_info[:2], sep=".", end="")')
+    home = HOME / version / suite.distribution
     python = home / 'bin' / 'python'
     pip = python, '-m', 'pip', 'install'
-    if not python.exists():
+    if not (home / 'made').exists():
         print(f'Installing into {home} (1 to 3 minutes)', flush=True)
-        try:
-            quietly(interpreter, '-m', 'venv', home)
-            quietly(*pip, f'{ROOT}[mpich]', 'mock', 'pytest',
-                    'pytest-timeout', 'scipy', *suite.build)
-            quietly(python, '-m', 'chainer_fp8pipe', 'install-chainer')
-            os.environ['CFLAGS'] = '-I' + subprocess.check_output(
-                [python, '-c', 'import numpy; print(numpy.get_include())'],
-                text=True).strip()
-            # ChainerCV's distribution has a C file for Python 3.10 at most.
-            isolation = ['--no-build-isolation'] if suite.build else []
-            quietly(*pip, *isolation, *(
-                source / 'chainercv' if name.startswith('chainercv') else name
-                for name in (*suite.needs, suite.distribution)))
-        except BaseException:
-            shutil.rmtree(home, ignore_errors=True)
-            raise
+        quietly(interpreter, '-m', 'venv', '--clear', home)
+        quietly(*pip, f'{ROOT}[mpich]', 'mock', 'pytest', 'pytest-timeout',
+                'scipy', *suite.build)
+        quietly(python, '-m', 'chainer_fp8pipe', 'install-chainer')
+        os.environ['CFLAGS'] = '-I' + quietly(
+            python, '-c', 'import numpy; print(numpy.get_include(), end="")')
+        # ChainerCV's distribution has a C file for Python 3.10 at most.
+        isolation = ['--no-build-isolation'] if suite.build else []
+        quietly(*pip, *isolation, *(
+            source / 'chainercv' if name.startswith('chainercv') else name
+            for name in (*suite.needs, suite.distribution)))
+        (home / 'made').touch()
     return python
 
 
@@ -157,6 +147,7 @@ def quietly(*command):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     if done.returncode:
         sys.exit(f'{done.stdout}\nThis failed: {" ".join(map(str, command))}')
+    return done.stdout
 
 
 def run(python, checkout, suite, pairwise):
@@ -167,14 +158,12 @@ def run(python, checkout, suite, pairwise):
     packages = {path.parent.name for path in checkout.glob('*/__init__.py')}
     shutil.copytree(checkout, folder, ignore=lambda place, names: (
         packages - {'tests'} if place == str(checkout) else ()))
-    (folder / 'with_compat.py').write_text('import chainer_fp8pipe.compat\n')
-    (folder / 'pytest.ini').write_text('[pytest]\nmarkers =\n' + ''.join(
-        f'  {mark}: skipped\n' for mark in SKIPPED))
     # pytest compiles tests itself if it rewrites their assertions; they then
     # have no old names.
-    command = ['-m', 'pytest', '-q', '-p', 'with_compat', '--assert', 'plain',
-               '-p', 'no:cacheprovider', '--timeout', '300', '--tb', 'short',
-               '-c', folder / 'pytest.ini', '--rootdir', folder,
+    command = ['-m', 'pytest', '-q', '-p', 'chainer_fp8pipe.compat',
+               '--assert', 'plain', '-p', 'no:cacheprovider',
+               '--timeout', '300', '--tb', 'short',
+               '-c', os.devnull, '--rootdir', folder,
                '--continue-on-collection-errors', *suite.options, '-m',
                ' and '.join(f'not {mark}' for mark in SKIPPED)]
     commands = []
@@ -187,7 +176,7 @@ def run(python, checkout, suite, pairwise):
         [str(part) for part in commands], cwd=folder,
         stdout=(folder / 'output.txt').open('w'), stderr=subprocess.STDOUT,
         env={**os.environ, 'OMP_NUM_THREADS': '1',
-             'PYTHONPATH': str(folder), 'MPLBACKEND': 'Agg',
+             'PYTHONPATH': '', 'MPLBACKEND': 'Agg',
              'CHAINER_TEST_PAIRWISE_PARAMETERIZATION':
                  'always' if pairwise else 'never'})
     if not (folder / '0.xml').exists():
