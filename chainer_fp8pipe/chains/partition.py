@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
+from ..intercept.function_calls import current
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.arrays import broadcast_arrays
@@ -20,18 +21,17 @@ from ..planning.calls import order_of
 from ..planning.cuts import CutProblem, DoesNotFit, search
 from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
+from ..planning.partition_plot import table
 from ..planning.schedule_time import Link
 from ..planning.sizes import parse_bytes
 from .attributes import generators, saved, set_state, state_of
-from .ghost import is_ghost
+from .ghost import GhostError, is_ghost, user_line
 from .names import Names, parameters_of
 from .nested import arguments_of
-from .part import MicroBatch, between_calls
 from .partitioned import Partition, check_result, reads_state
-from .partitioned_chain import PartitionedChain, class_of
-from .program import StagedTrace
 from .recorder import OTHER_CALLS, Tracer
-from .trace import PLAIN, Trace
+from .replay import MicroBatch, between_calls
+from .trace import PLAIN, StagedTrace, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -114,13 +114,11 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         def cut() -> tuple[Partition, Any]:
             live = reads_state(tracer, trace, call)
             program = StagedTrace(trace, found, None, live, {})
-            part = Partition(model, names, tracer, found, grid, program)
+            part = Partition(model, names, tracer, found, grid, program, live,
+                             limit)
             with preserved():
-                if part.passes.rehearse(program, call) is None:
+                if part.rehearse(program, call) is None:
                     raise ValueError(OTHER_CALLS)
-            part.live_state['train'] = live
-            part.limit = limit
-            part.describe(program)
             kind: Any = type(model)
             return part, class_of(kind)
         part, kind = _together(grid.comm, cut)
@@ -410,3 +408,109 @@ def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
 def _like(host: numpy.ndarray, array: Any) -> Any:
     array[...] = chainer.backend.get_array_module(array).asarray(host)
     return array
+
+
+# --- the class of the model --------------------------------------------------
+
+class PartitionedChain:
+    """What :func:`partition` adds to the class of a model.
+
+    Attributes:
+        partition: What this rank knows of the cut.
+    """
+
+    partition: Partition
+
+    @property
+    def plan(self) -> PartitionPlan:
+        """Where the model is cut."""
+        return self.partition.plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            raise GhostError(
+                f'{user_line()}: this model is on several ranks, and each '
+                "has a part: call the updater's update(), evaluate() or "
+                'predict() on all ranks instead of the model')
+        model: Any = super()
+        return model.__call__(*args, **kwargs)
+
+    def params(self, include_uninit: bool = True
+               ) -> Iterator[chainer.Parameter]:
+        """The parameters on this rank."""
+        for _, parameter in self.namedparams(include_uninit):
+            yield parameter
+
+    def namedparams(self, include_uninit: bool = True
+                    ) -> Iterator[tuple[str, chainer.Parameter]]:
+        """The parameters on this rank, with their names in the model.
+
+        In the model's own forward: all parameters.
+        """
+        found = (self.partition.own if current() is None
+                 else self.partition.names.parameters)
+        for name, parameter in found.items():
+            if include_uninit or parameter.is_initialized:
+                yield name, parameter
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads what is on this rank, under the model's names."""
+        kind: Any = (_OwnDeserializer if isinstance(
+            serializer, chainer.Deserializer) else _OwnSerializer)
+        model: Any = super()
+        model.serialize(kind(serializer, self))
+
+    def __str__(self) -> str:
+        return table(self.partition)
+
+    def __repr__(self) -> str:
+        plan = self.partition.plan
+        return (f'<{type(self).__name__}: stage '
+                f'{self.partition.grid.stage_index} of {plan.stages}>')
+
+
+class _Own:
+    """A serializer that leaves out what other ranks have."""
+
+    def __init__(self, serializer: Any, link: Any,
+                 root: Any = None) -> None:
+        self._serializer, self._link = serializer, link
+        self._root = link if root is None else root
+
+    def __getitem__(self, key: str) -> Any:
+        child = _child(self._link, key)
+        return type(self)(self._serializer[key], child, self._root)
+
+    def __call__(self, key: str, value: Any) -> Any:
+        link = self._link
+        if link is not None and (key in link._params
+                                 or key in link._persistent) and not (
+                self._root.partition.is_own(link, key)):
+            return value
+        return self._serializer(key, value)
+
+
+class _OwnSerializer(_Own, chainer.Serializer):
+    pass
+
+
+class _OwnDeserializer(_Own, chainer.Deserializer):
+    pass
+
+
+@functools.lru_cache(None)
+def class_of(kind: Any) -> Any:
+    """The class that a partitioned model of a class gets."""
+    return type(kind.__name__, (PartitionedChain, kind), {
+        '__module__': kind.__module__, '__qualname__': kind.__qualname__})
+
+
+def _child(link: Any, key: str) -> Any:
+    if isinstance(link, chainer.ChainList):
+        try:
+            # Not link[...]: a Sequential counts functions there.
+            return link._children[int(key)]
+        except (ValueError, IndexError):
+            return None
+    child = vars(link).get(key) if link is not None else None
+    return child if isinstance(child, chainer.Link) else None

@@ -22,6 +22,7 @@ from typing import Any
 
 import chainer
 from chainer.functions.array.as_strided import AsStrided
+from chainer.links import BatchNormalization
 
 from ..intercept.function_calls import (
     Interceptor,
@@ -201,6 +202,8 @@ class CallRecorder(Interceptor):
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
+        if isinstance(link, BatchNormalization):
+            self.trace.normalises = True
         if self.inside:
             self._once |= bool(why_once(link))
             return original(link, *args, **kwargs)

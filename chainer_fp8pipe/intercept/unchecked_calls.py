@@ -29,6 +29,9 @@ from chainer.variable import VariableNode
 from .function_calls import Interceptor, intercepting
 
 _config: Any = chainer.config
+# What `chainer.config` looks into, too slowly for every call: the settings of
+# this thread, and those of all threads.
+_own, _all = _config._local, _config._global
 _new = chainer.Variable.__new__
 _new_node = VariableNode.__new__
 #: So many times as many inputs and outputs as samples make x^T the narrow
@@ -61,15 +64,16 @@ def apply(node: chainer.FunctionNode, inputs: Any,
         raise TypeError(f'forward of {node.label} must return a tuple, not '
                         f'{type(found).__name__}')
     node._output_count = len(found)
-    if node._output_layouts is None:
-        node._output_layouts = (None,) * len(found)
+    layouts = node._output_layouts
+    if layouts is None:
+        layouts = node._output_layouts = (None,) * len(found)
     outputs = tuple([
         _variable(array, requires_grad)
         if layout is None and type(array) is numpy.ndarray
         else chainer.Variable(array, requires_grad=requires_grad,
                               layout=layout)
-        for array, layout in zip(found, node._output_layouts, strict=True)])
-    if _config.enable_backprop:
+        for array, layout in zip(found, layouts, strict=True)])
+    if _own.__dict__.get('enable_backprop', _all.enable_backprop):
         _link(node, variables, outputs, found)
     return outputs
 
@@ -111,8 +115,12 @@ def _linear(node: LinearFunction, arrays: list[numpy.ndarray]) -> tuple:
 
 def is_watched(node: chainer.FunctionNode) -> bool:
     """Whether hooks, debug mode or a static graph look at a call."""
-    return bool(node._n_local_function_hooks or chainer.get_function_hooks()
-                or _config.debug or _config.schedule_func is not None)
+    own = _own.__dict__
+    return bool(
+        node._n_local_function_hooks
+        or getattr(chainer._thread_local, 'function_hooks', None)
+        or own.get('debug', _all.debug)
+        or own.get('schedule_func', _all.schedule_func) is not None)
 
 
 def unchecked() -> contextlib.AbstractContextManager[None]:
@@ -164,4 +172,5 @@ def _link(node: chainer.FunctionNode, inputs: list[Any],
             outputs[index].retain_data()
         node._retained_output_data = tuple([
             arrays[index] for index in node._output_indexes_to_retain])
-    node.lazy_grad_sum = _config.lazy_grad_sum
+    node.lazy_grad_sum = _own.__dict__.get('lazy_grad_sum',
+                                           _all.lazy_grad_sum)

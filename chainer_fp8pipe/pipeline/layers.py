@@ -143,6 +143,10 @@ class LayersPart:
                      numbers=calls.numbers),
                 tuple([value.array for value in values]))
 
+    def normalises(self, micro_batch: int) -> bool:
+        """See :meth:`.Part.normalises`; a function may use any link."""
+        return True
+
     def params(self) -> Iterable[chainer.Parameter]:
         """See :meth:`.Part.params`."""
         return {id(parameter): parameter for _, layer, _ in self._layers

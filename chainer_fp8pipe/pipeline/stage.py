@@ -66,6 +66,9 @@ class Part(Protocol):
             The tape for backward, and the outputs.
         """
 
+    def normalises(self, micro_batch: int) -> bool:
+        """Whether batch normalisations may run for a micro-batch."""
+
     def params(self) -> Iterable[chainer.Parameter]:
         """The parameters that the part uses on this rank."""
 
@@ -304,11 +307,12 @@ class Stage:
         if again:
             self._refuse_moving_weights(number)
             self._inputs[key] = arrays
-        if self._train:
+        normalises = self._train and part.normalises(micro_batch)
+        if normalises:
             self._statistics.next_micro_batch(number)
         with self._events.section('forward', *key), blame(
                 part.name, micro_batch), _if(
-                self._train, self._statistics), _if(
+                normalises, self._statistics), _if(
                 again, chainer.no_backprop_mode()):
             tape, arrays = part.record(micro_batch, arrays,
                                        self._places[micro_batch])

@@ -1,4 +1,4 @@
-"""Draws where a model is cut, and what each stage gets."""
+"""Shows where a model is cut, and what each stage gets: table and picture."""
 from __future__ import annotations
 
 import functools
@@ -17,6 +17,39 @@ _CROSSING, _GREY = '#9e2973', '#666666'
 _EDGE, _LEFT, _PANEL, _LONGEST = 0.15, 2.3, 2.25, 1.25
 _TOP, _ROW, _BAR, _NOTE = 0.8, 0.62, 0.28, 0.18
 _LETTERS, _LETTERS_OF_A_LINE, _MOST_NOTES = 34, 92, 6
+
+
+def table(part: Any) -> str:
+    """A line per chunk: ranks, time, memory, and what is sent on.
+
+    Args:
+        part: The ``partition`` of a model that
+            :func:`~chainer_fp8pipe.partition` has cut.
+    """
+    plan, predicted = part.plan, part.plan.predicted
+    total = sum(predicted.busy) or 1.0
+    rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
+             'first parameter']]
+    for chunk, again in enumerate(plan.recompute):
+        stage = chunk % plan.stages
+        rows.append([
+            _stage(plan, chunk).partition(' ')[2],
+            ' '.join(map(str, part.grid.placement.ranks[stage])),
+            f'{100 * predicted.busy[chunk] / total:.0f} %'
+            if predicted.busy else '',
+            said_bytes(part.parameter_bytes(chunk)),
+            said_bytes(predicted.memory[stage]) if predicted.memory else '',
+            _crossing(part, chunk, 2), _first(plan, chunk)
+            + ' (again)' * again])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
+        plan.recompute)
+    return '\n'.join([
+        _title(plan, part),
+        *('  '.join(map(str.ljust, row, widths)).rstrip() for row in rows),
+        *notes, *(
+            f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
+            'its gradient' for name, ranks in part.ties.items())])
 
 
 def plot_plan(cut: Any, path: str | os.PathLike[str],
@@ -84,8 +117,7 @@ def _panels(plan: PartitionPlan, part: Any) -> Iterator[_Panel]:
                lambda share: f'{100 * share:.0f} %')
     if part:
         yield ('parameters', _PARAMETERS, [
-            sum(map(part.parameter_bytes, part.used[chunk]))
-            for chunk in chunks], said_bytes)
+            part.parameter_bytes(chunk) for chunk in chunks], said_bytes)
     if predicted.memory:        # a rank's memory stands at its first chunk
         yield ('memory, predicted', _MEMORY, [
             predicted.memory[chunk] if chunk < plan.stages else None
@@ -124,7 +156,7 @@ def _draw(axes: Any, write: Callable[..., Any], left: float, panel: _Panel,
 def _name(write: Callable[..., Any], chunk: int, plan: PartitionPlan,
           part: Any) -> None:
     """Writes the names of a row, and what crosses below the row."""
-    row, homes = _middle(chunk), plan.homes()
+    row = _middle(chunk)
     write(_EDGE, row - 0.06, _stage(plan, chunk), fontsize=10, weight='bold')
     if part:
         ranks = part.grid.placement.ranks[chunk % plan.stages]
@@ -132,8 +164,7 @@ def _name(write: Callable[..., Any], chunk: int, plan: PartitionPlan,
                 f'{ranks[0]} to {ranks[-1]}')
         write(0.95, row - 0.06, f'rank{"s" * (len(ranks) > 1)} {said}',
               fontsize=9)
-    first = next((group[0] for group in plan.order
-                  if homes[group[0]] == chunk), '')
+    first = _first(plan, chunk)
     half = (_LETTERS - 1) // 2
     write(_EDGE, row + 0.11, first if len(first) <= _LETTERS else (
         first[:half] + '…' + first[-half:]), fontsize=7, color=_GREY)
@@ -141,11 +172,7 @@ def _name(write: Callable[..., Any], chunk: int, plan: PartitionPlan,
         return
     text = ''
     if part:
-        values = part.crossing[chunk]
-        text = said_bytes(sum(value.nbytes for _, value in values)) + (
-            ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
-                             for name, value in values[:3])) * bool(values)
-        text += f' and {len(values) - 3} more' * (len(values) > 3)
+        text = _crossing(part, chunk, 3)
     elif plan.predicted.crossing:
         text = said_bytes(plan.predicted.crossing[chunk])
     if len(text) > _LETTERS_OF_A_LINE:
@@ -175,6 +202,24 @@ def _stage(plan: PartitionPlan, chunk: int) -> str:
         f'.{chunk // plan.stages}' if plan.chunks > 1 else '')
 
 
+def _first(plan: PartitionPlan, chunk: int) -> str:
+    """The first parameter of a chunk."""
+    homes = plan.homes()
+    return next((group[0] for group in plan.order
+                 if homes[group[0]] == chunk), '')
+
+
+def _crossing(part: Any, chunk: int, most: int) -> str:
+    """What a chunk sends on, with the names of so many values at most."""
+    if chunk + 1 == len(part.plan.recompute):
+        return ''
+    values = part.crossing[chunk]
+    return said_bytes(sum(value.nbytes for _, value in values)) + (
+        ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
+                         for name, value in values[:most])) * bool(values) + (
+        f' and {len(values) - most} more' * (len(values) > most))
+
+
 def _title(plan: PartitionPlan, part: Any) -> str:
     busy, seconds = plan.predicted.busy, plan.predicted.seconds
     text = counted(plan.stages, 'stage')
@@ -186,4 +231,4 @@ def _title(plan: PartitionPlan, part: Any) -> str:
              f'{counted(plan.micro_batches, "micro-batch")}')
     if any(busy):
         text += f', balance {sum(busy) / len(busy) / max(busy):.2f}'
-    return text + f', {1e3 * seconds:.3g} ms a step predicted' * bool(seconds)
+    return text + f', {1e3 * seconds:.0f} ms a step predicted' * bool(seconds)

@@ -18,10 +18,10 @@ import numpy
 
 from ..chains import nested
 from ..chains.names import OBSERVER
-from ..chains.part import ChainPart, MicroBatch
-from ..chains.partitioned import Partition
-from ..chains.partitioned_chain import PartitionedChain
-from ..chains.program import StagedTrace
+from ..chains.partition import PartitionedChain
+from ..chains.partitioned import ChainPart, Partition
+from ..chains.replay import MicroBatch
+from ..chains.trace import StagedTrace
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
@@ -216,7 +216,7 @@ class ChainWork(Work):
     def parts(self, statistics: Any) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.optimizer = self._optimizer
-        self._partition.passes.statistics = statistics
+        self._partition.statistics = statistics
         return self._partition.parts()
 
     def choose(self, method: str | None) -> str:
@@ -264,7 +264,7 @@ class ChainWork(Work):
         problem = part.problem()
         if problem:
             raise ValueError(problem)
-        kept = part.passes.resume(step)
+        kept = part.resume(step)
         function = self._method if step == 'predict' else self._model
         assert function is not None
         self._micro_batches = []
@@ -325,7 +325,7 @@ class ChainWork(Work):
         Of each micro-batch.
         """
         self._trained += step == 'train'
-        self._partition.passes.begin(step, self._micro_batches)
+        self._partition.begin(step, self._micro_batches)
         inputs: list[Arrays] = [()] * len(self._micro_batches)
         if self._grid.stage_index > 0:
             inputs = []
@@ -372,7 +372,7 @@ class ChainWork(Work):
 
     def end(self) -> None:
         """See :meth:`.Work.end`."""
-        self._partition.passes.end()
+        self._partition.end()
 
     def give_back(self) -> None:
         """See :meth:`.Work.give_back`."""
@@ -381,7 +381,7 @@ class ChainWork(Work):
     def forget(self) -> None:
         """See :meth:`.Work.forget`."""
         self.give_back()
-        self._partition.passes.forget()
+        self._partition.forget()
 
     # --- details ------------------------------------------------------------
 
@@ -399,7 +399,7 @@ class ChainWork(Work):
         # The second step may begin with state that the first one has left.
         if step == 'train' and self._trained > 2:
             new = sum(one is None for one in found)
-            why = self._partition.passes.mismatch
+            why = self._partition.mismatch
             self._partition.tell_once(
                 f'{new} of {len(found)} micro-batches have shapes, or make '
                 'the model call what it has not called before, so the model '

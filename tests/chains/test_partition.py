@@ -104,7 +104,7 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm, number):
 STEPS = [(owner, name, rank) for owner, name in (
     (partitioned.Partition, 'problem'), (partitioned.Partition, 'rehearsed'),
     (partitioned.Partition, 'known'), (partitioned.Partition, 'traced'),
-    (partitioned.Partition, 'missing'), (recorder.Tracer, 'trace'),
+    (partitioned.Partition, '_missing'), (recorder.Tracer, 'trace'),
     (partitioned, 'StagedTrace'), (partitioned, 'check_result'),
     (work, 'MicroBatch'),
     (trace.Trace, 'digest'))
