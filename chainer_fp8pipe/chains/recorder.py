@@ -57,10 +57,11 @@ from .trace import (
     ignored_label,
     kind_of,
     label_of,
+    link_of,
     loosened,
 )
 from .valueless_parameters import place_array, place_ghost
-from .whole_call import LinkCall, WholeCall, call_whole, is_marked, link_of
+from .whole_call import LinkCall, WholeCall, call_whole, is_marked
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
 _MEASURED = 4096

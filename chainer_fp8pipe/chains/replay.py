@@ -29,8 +29,12 @@ import chainer
 from chainer import Variable
 from chainer.function import FunctionAdapter
 
-from ..intercept import unchecked_calls
-from ..intercept.function_calls import Interceptor, intercepting, suspended
+from ..intercept.function_calls import (
+    Interceptor,
+    call_unchecked,
+    intercepting,
+    suspended,
+)
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from . import nested
@@ -44,9 +48,10 @@ from .trace import (
     attributes_of,
     kind_of,
     label_of,
+    link_of,
 )
 from .valueless_parameters import place_array, place_ghost
-from .whole_call import LinkCall, call_whole, link_of
+from .whole_call import LinkCall, call_whole
 
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
            'and on numpy.random only; mark a function that branches on '
@@ -211,7 +216,7 @@ class Run(Replay):
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
-            return unchecked_calls.apply(node, inputs, original)
+            return call_unchecked(node, inputs, original)
         number = self._number
         self._number = number + 1
         call = self._calls[number] if number < len(self._calls) else None
@@ -229,9 +234,9 @@ class Run(Replay):
         try:
             if call.draws:
                 with self._seeded(number, node, arguments):
-                    outs = unchecked_calls.apply(node, arguments, original)
+                    outs = call_unchecked(node, arguments, original)
             else:
-                outs = unchecked_calls.apply(node, arguments, original)
+                outs = call_unchecked(node, arguments, original)
         except (GhostError, Diverged):
             raise
         except Exception as error:

@@ -334,6 +334,11 @@ def label_of(node: Any) -> str:
         return kind_of(node).__name__
 
 
+def link_of(node: Any) -> chainer.Link | None:
+    """The link that a call runs as a whole; None: none."""
+    return getattr(getattr(node, 'run', None), 'link', None)
+
+
 def attributes_of(node: Any) -> dict[str, Any]:
     """The attributes of a function, which may be an old-style one."""
     if isinstance(node, chainer.function.FunctionAdapter):

@@ -25,15 +25,14 @@ from ..chains.trace import StagedTrace
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
-from ..pipeline.layers import LayersPart, as_tuple
-from ..pipeline.loss import (
+from ..pipeline.layers import (
     LayersLoss,
-    MeanLoss,
+    LayersPart,
+    as_tuple,
     checked_weight,
-    weights_of,
 )
 from ..pipeline.randomness import Place
-from ..pipeline.stage import Channels
+from ..pipeline.stage import Channels, MeanLoss, weights_of
 from .meetings import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.

@@ -12,8 +12,8 @@ from chainer_fp8pipe.chains.replay import (
     rehearse,
 )
 from chainer_fp8pipe.intercept.function_calls import intercepting
-from chainer_fp8pipe.pipeline.loss import weights_of
 from chainer_fp8pipe.pipeline.randomness import Place
+from chainer_fp8pipe.pipeline.stage import weights_of
 
 import chainer
 import chainer.functions as F
