@@ -13,8 +13,8 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
-from ...planning.sizes import counted
 from ...report.events import Event, chrome_trace
+from ...report.quantities import counted
 
 
 class PipelineTimeline(extension.Extension):
