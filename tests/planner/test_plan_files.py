@@ -143,9 +143,9 @@ def test_a_parameter_belongs_to_the_chunk_that_begins_at_or_before_it():
 
 
 @pytest.mark.parametrize(('text', 'of_a_job', 'of_a_cut'), [
-    ('{', 'is no JSON .*again', 'is no JSON .*again'), ('', 'no JSON', 'no JSON'),
-    ('\ud800', 'is no JSON', 'is no JSON'),
-    *((text, 'this is no plan of a job', 'plan.json: the plan must be an object')
+    ('{', 'is no JSON .*again', 'is no JSON .*again'),
+    ('', 'is no JSON', 'is no JSON'), ('\ud800', 'is no JSON', 'is no JSON'),
+    *((text, 'this is no plan of a job', 'json: the plan must be an object')
       for text in ('[]', '3', '"plan"', 'null')),
     ('{"cuts": []}', r'given to partition\(plan=', 'order is missing')])
 def test_other_files(tmp_path, text, of_a_job, of_a_cut):
