@@ -23,7 +23,7 @@ from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.partition_plot import table
 from ..planning.schedule_time import Link
-from ..planning.sizes import parse_bytes
+from ..report.quantities import parse_bytes
 from .attributes import generators, saved, set_state, state_of
 from .ghost import GhostError, is_ghost, user_line
 from .names import Names, parameters_of

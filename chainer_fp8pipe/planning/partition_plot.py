@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..report.quantities import columns, counted, size
 from .partition_plan import PartitionPlan
-from .sizes import counted, said_bytes
 
 # Light and dark enough to be told apart without seeing colours.
 _TIME, _PARAMETERS, _MEMORY = '#3366ab', '#de701f', '#f5b359'
@@ -37,17 +37,15 @@ def table(part: Any) -> str:
             ' '.join(map(str, part.grid.placement.ranks[stage])),
             f'{100 * predicted.busy[chunk] / total:.0f} %'
             if predicted.busy else '',
-            said_bytes(part.parameter_bytes(chunk)),
-            said_bytes(predicted.memory[stage]) if predicted.memory else '',
+            size(part.parameter_bytes(chunk)),
+            size(predicted.memory[stage]) if predicted.memory else '',
             _crossing(part, chunk, 2), _first(plan, chunk)
             + ' (again)' * again])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
         plan.recompute)
     return '\n'.join([
         _title(plan, part),
-        *('  '.join(map(str.ljust, row, widths)).rstrip() for row in rows),
-        *notes, *(
+        *columns(rows), *notes, *(
             f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
             'its gradient' for name, ranks in part.ties.items())])
 
@@ -117,11 +115,11 @@ def _panels(plan: PartitionPlan, part: Any) -> Iterator[_Panel]:
                lambda share: f'{100 * share:.0f} %')
     if part:
         yield ('parameters', _PARAMETERS, [
-            part.parameter_bytes(chunk) for chunk in chunks], said_bytes)
+            part.parameter_bytes(chunk) for chunk in chunks], size)
     if predicted.memory:        # a rank's memory stands at its first chunk
         yield ('memory, predicted', _MEMORY, [
             predicted.memory[chunk] if chunk < plan.stages else None
-            for chunk in chunks], said_bytes)
+            for chunk in chunks], size)
 
 
 def _middle(chunk: int) -> float:
@@ -149,7 +147,7 @@ def _draw(axes: Any, write: Callable[..., Any], left: float, panel: _Panel,
         end = rows[-1] + _ROW / 2
         axes.vlines(left + limit * scale, _TOP, end, color='black',
                     linewidth=1, linestyles='--', zorder=2)
-        write(left + limit * scale, end + 0.1, f'limit {said_bytes(limit)}',
+        write(left + limit * scale, end + 0.1, f'limit {size(limit)}',
               ha='center')
 
 
@@ -174,7 +172,7 @@ def _name(write: Callable[..., Any], chunk: int, plan: PartitionPlan,
     if part:
         text = _crossing(part, chunk, 3)
     elif plan.predicted.crossing:
-        text = said_bytes(plan.predicted.crossing[chunk])
+        text = size(plan.predicted.crossing[chunk])
     if len(text) > _LETTERS_OF_A_LINE:
         text = text[:_LETTERS_OF_A_LINE - 1] + '…'
     if text:
@@ -214,7 +212,7 @@ def _crossing(part: Any, chunk: int, most: int) -> str:
     if chunk + 1 == len(part.plan.recompute):
         return ''
     values = part.crossing[chunk]
-    return said_bytes(sum(value.nbytes for _, value in values)) + (
+    return size(sum(value.nbytes for _, value in values)) + (
         ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
                          for name, value in values[:most])) * bool(values) + (
         f' and {len(values) - most} more' * (len(values) > most))

@@ -24,6 +24,7 @@ import contextlib
 import functools
 import numbers
 import pickle
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -94,6 +95,7 @@ class Pipeline:
         grid: The :class:`ProcessGrid` of the ranks.
         schedule: The :class:`~.schedules.Schedule`.
         iteration: The number of updates so far.
+        ended: What ``time.monotonic`` said at the end of the last one.
         events: What this rank does, see :mod:`chainer_fp8pipe.report`.
 
     Raises:
@@ -140,7 +142,7 @@ class Pipeline:
         agree(grid.comm, Signature({}), self._work.problem())
         self.optimizer, self._model, self._seed = optimizer, model, seed
         self._micro_batches = micro_batches
-        self.iteration = 0
+        self.iteration, self.ended = 0, 0.0
         if recompute is None:
             recompute = plan.recompute if plan else 'no stage'
         self._last = grid.stages * self._work.chunks - 1
@@ -231,8 +233,7 @@ class Pipeline:
         with self._together.heard(comm, _nothing):
             named = self._update(found)
             self._together.meet(comm)
-        self.iteration += 1
-        self.events.stop()      # what follows is no part of an update
+        self.iteration, self.ended = self.iteration + 1, time.monotonic()
         updates.finished((id(self), 'pipeline'))
         return named, opened.progress
 

@@ -13,8 +13,9 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi.agreement import raise_together
-from ...planning.sizes import counted
 from ...report.events import Event, chrome_trace
+from ...report.quantities import counted
+from ...report.stream import Kept, events_of
 
 
 class PipelineTimeline(extension.Extension):
@@ -58,14 +59,14 @@ class PipelineTimeline(extension.Extension):
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._updater.iteration == self._iteration:
-            events = gather_events(self._updater)
+            events = gather_events(self._updater, *self._kept)
             raise_together(self._updater.grid.comm, lambda: self._write(
                 trainer.out, events))
         self._start_before(self._updater.iteration + 1)
 
     def _start_before(self, iteration: int) -> None:
         if iteration == self._iteration:
-            start_recording(self._updater)
+            self._kept = start_recording(self._updater)
 
     def _write(self, directory: str, events: list[Event] | None) -> None:
         if events is None:
@@ -92,25 +93,31 @@ class PipelineTimeline(extension.Extension):
         return ', '.join(parts)
 
 
-def start_recording(updater: Any) -> None:
+def start_recording(updater: Any) -> tuple[Kept, float]:
     """Records the next update; call it on all ranks.
 
-    The ranks of a node have one clock.  Those of different nodes take the end
-    of a barrier, some tens of microseconds apart, for the same moment.
+    Returns what :func:`gather_events` is given.  The ranks of a node have one
+    clock.  Those of different nodes take the end of a barrier, some tens of
+    microseconds apart, for the same moment.
     """
     comm = updater.grid.comm
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     comm.Barrier()
-    updater.events.record(comm.rank, node.bcast(time.monotonic()))
+    origin = node.bcast(time.monotonic())
     node.Free()
+    return updater.events.keep(), origin
 
 
-def gather_events(updater: Any) -> list[Event] | None:
+def gather_events(updater: Any, kept: Kept, origin: float
+                  ) -> list[Event] | None:
     """Gathers the events of the last update; call it on all ranks.
 
     Rank 0 gets the events, the others None.
     """
-    everyone = updater.grid.comm.gather([
+    updater.events.keep_no_more(kept)
+    comm = updater.grid.comm
+    everyone = comm.gather([
         event._replace(iteration=updater.iteration)
-        for event in updater.events.events])
+        for event in events_of(kept, comm.rank, origin)
+        if event.start <= updater.pipeline.ended - origin])
     return everyone and [*itertools.chain(*everyone)]

@@ -5,6 +5,7 @@ from unittest import mock
 
 from chainer_fp8pipe.pipeline.backprop import Tape
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, chrome_trace
+from chainer_fp8pipe.report.stream import events_of
 from chainer_fp8pipe.report.timeline import plot_timeline
 from chainer_fp8pipe.training.extensions import PipelineTimeline
 from chainer_fp8pipe.training.extensions.timeline import (
@@ -87,13 +88,13 @@ def test_what_replicas_exchange_is_seen_beside_what_they_compute(
         updater.update()
     model = updater.get_optimizer('main').target
     sent = updater.events.bytes_sent
-    start_recording(updater)
+    kept, origin = start_recording(updater)
     # Or the thread may come too late on a busy machine.
     with hold_backward(3, lambda: not overlap or {BUCKETS, EXCHANGE} <= {
-            event.lane for event in updater.events.events}):
+            event.lane for event in events_of(kept, 0, 0.0)}):
         updater.update()
     sent = updater.events.bytes_sent - sent
-    own = updater.events.events
+    own = events_of(kept, 0, origin)
     backward = max(event.end for event in own if event.name == 'backward')
     buckets = [event for event in own if event.lane == BUCKETS]
     assert overlap == any(event.start < backward for event in buckets)
@@ -105,7 +106,8 @@ def test_what_replicas_exchange_is_seen_beside_what_they_compute(
     assert sum(event.bytes for event in buckets) == model.count_params()
     assert {event.about.split()[0] for event in buckets} <= {
         name for name, _ in model.namedparams()}
-    events = gather_events(updater)
+    events = gather_events(updater, kept, origin)
+    assert not updater.events._keeping      # later updates lose no time
     if events:
         plot_timeline(events, tmp_path / 'timeline.png')
         trace = chrome_trace(events)['traceEvents']
