@@ -98,7 +98,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             another rank (:func:`atomic` helps); on all ranks.
     """
     enter_world()
-    with without_shapes(model, always=False):
+    with without_shapes(model.params() if isinstance(
+            model, chainer.Link) else (), always=False):
         grid = _grid(comm)
         limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
             'micro_batches': micro_batches, 'schedule': schedule,
@@ -455,10 +456,9 @@ class PartitionedChain:
 
     def serialize(self, serializer: Any) -> None:
         """Saves or loads what is on this rank, under the model's names."""
-        kind: Any = (_OwnDeserializer if isinstance(
-            serializer, chainer.Deserializer) else _OwnSerializer)
         model: Any = super()
-        model.serialize(kind(serializer, self))
+        with self.partition.own_alone():
+            model.serialize(serializer)
 
     def __str__(self) -> str:
         return table(self.partition)
@@ -469,48 +469,8 @@ class PartitionedChain:
                 f'{self.partition.grid.stage_index} of {plan.stages}>')
 
 
-class _Own:
-    """A serializer that leaves out what other ranks have."""
-
-    def __init__(self, serializer: Any, link: Any,
-                 root: Any = None) -> None:
-        self._serializer, self._link = serializer, link
-        self._root = link if root is None else root
-
-    def __getitem__(self, key: str) -> Any:
-        child = _child(self._link, key)
-        return type(self)(self._serializer[key], child, self._root)
-
-    def __call__(self, key: str, value: Any) -> Any:
-        link = self._link
-        if link is not None and (key in link._params
-                                 or key in link._persistent) and not (
-                self._root.partition.is_own(link, key)):
-            return value
-        return self._serializer(key, value)
-
-
-class _OwnSerializer(_Own, chainer.Serializer):
-    pass
-
-
-class _OwnDeserializer(_Own, chainer.Deserializer):
-    pass
-
-
 @functools.lru_cache(None)
 def class_of(kind: Any) -> Any:
     """The class that a partitioned model of a class gets."""
     return type(kind.__name__, (PartitionedChain, kind), {
         '__module__': kind.__module__, '__qualname__': kind.__qualname__})
-
-
-def _child(link: Any, key: str) -> Any:
-    if isinstance(link, chainer.ChainList):
-        try:
-            # Not link[...]: a Sequential counts functions there.
-            return link._children[int(key)]
-        except (ValueError, IndexError):
-            return None
-    child = vars(link).get(key) if link is not None else None
-    return child if isinstance(child, chainer.Link) else None

@@ -491,6 +491,21 @@ class Partition:
                     in self.names.parameters.items()
                     if self.grid.stage_index in self.ranks[name]}
 
+    @contextlib.contextmanager
+    def own_alone(self) -> Iterator[None]:
+        """A block in which links have registered what is this rank's only."""
+        links = [(link, link._params, link._persistent)
+                 for link in self.names.links.values()]
+        try:
+            for link, *both in links:
+                link._params, link._persistent = (
+                    {name for name in names if self.is_own(link, name)}
+                    for names in both)
+            yield
+        finally:
+            for link, parameters, persistent in links:
+                link._params, link._persistent = parameters, persistent
+
     def is_own(self, link: chainer.Link, name: str) -> bool:
         """Whether this rank saves and loads an attribute of a link."""
         value = vars(link).get(name)

@@ -50,7 +50,7 @@ from .trace import (
     label_of,
     link_of,
 )
-from .valueless_parameters import place_array, place_ghost
+from .valueless_parameters import place_ghost, without_shapes
 from .whole_call import LinkCall, call_whole
 
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
@@ -122,7 +122,6 @@ class Rehearsal(Replay):
     def __init__(self, trace: Trace, names: Names) -> None:
         super().__init__(trace, names)
         self.labels: list[tuple[int, int]] = []
-        self._shaped: list[chainer.Parameter] = []
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         # Each call of each micro-batch comes here: no helpers are called
@@ -164,15 +163,8 @@ class Rehearsal(Replay):
         return operation.answered(original, inside=False)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        if parameter._data[0] is None:
-            self._shaped.append(parameter)
-            place_ghost(parameter, shape, 'that gets its shape')
+        place_ghost(parameter, shape, 'that gets its shape')
         return True
-
-    def end(self) -> None:
-        """Takes away the shapes that parameters got in the rehearsal."""
-        for parameter in self._shaped:
-            place_array(parameter, None)
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Counts labels: an array, a variable or None if unknown."""
@@ -423,6 +415,7 @@ def rehearse(program: StagedTrace, micro_batch: MicroBatch, names: Names,
     reporter.observation = {}
     try:
         with saved(names.links, trace.touched | program.attributes), \
+                without_shapes(names.parameters.values()), \
                 between_calls(micro_batch.place), reporter, \
                 intercepting(rehearsal):
             program.put_state(names.links, {}, None)
@@ -433,7 +426,6 @@ def rehearse(program: StagedTrace, micro_batch: MicroBatch, names: Names,
     except Exception:           # a new trace raises the model's own
         rehearsal.fits = False
     finally:
-        rehearsal.end()
         reporter.observation = {}
     return rehearsal
 
