@@ -2,13 +2,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
-from ..intercept.function_calls import current
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.arrays import broadcast_arrays
@@ -21,14 +20,19 @@ from ..planning.calls import order_of
 from ..planning.cuts import CutProblem, DoesNotFit, search
 from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
-from ..planning.partition_plot import table
 from ..planning.schedule_time import Link
 from ..report.quantities import parse_bytes
 from .attributes import generators, saved, set_state, state_of
-from .ghost import GhostError, is_ghost, user_line
+from .ghost import is_ghost
 from .names import Names, parameters_of
 from .nested import arguments_of
-from .partitioned import Partition, check_result, reads_state
+from .partitioned import (
+    Partition,
+    PartitionedChain,
+    check_result,
+    class_of,
+    reads_state,
+)
 from .recorder import OTHER_CALLS, Tracer
 from .replay import MicroBatch, between_calls
 from .trace import PLAIN, StagedTrace, Trace
@@ -409,68 +413,3 @@ def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
 def _like(host: numpy.ndarray, array: Any) -> Any:
     array[...] = chainer.backend.get_array_module(array).asarray(host)
     return array
-
-
-# --- the class of the model --------------------------------------------------
-
-class PartitionedChain:
-    """What :func:`partition` adds to the class of a model.
-
-    Attributes:
-        partition: What this rank knows of the cut.
-    """
-
-    partition: Partition
-
-    @property
-    def plan(self) -> PartitionPlan:
-        """Where the model is cut."""
-        return self.partition.plan
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current() is None:
-            raise GhostError(
-                f'{user_line()}: this model is on several ranks, and each '
-                "has a part: call the updater's update(), evaluate() or "
-                'predict() on all ranks instead of the model')
-        model: Any = super()
-        return model.__call__(*args, **kwargs)
-
-    def params(self, include_uninit: bool = True
-               ) -> Iterator[chainer.Parameter]:
-        """The parameters on this rank."""
-        for _, parameter in self.namedparams(include_uninit):
-            yield parameter
-
-    def namedparams(self, include_uninit: bool = True
-                    ) -> Iterator[tuple[str, chainer.Parameter]]:
-        """The parameters on this rank, with their names in the model.
-
-        In the model's own forward: all parameters.
-        """
-        found = (self.partition.own if current() is None
-                 else self.partition.names.parameters)
-        for name, parameter in found.items():
-            if include_uninit or parameter.is_initialized:
-                yield name, parameter
-
-    def serialize(self, serializer: Any) -> None:
-        """Saves or loads what is on this rank, under the model's names."""
-        model: Any = super()
-        with self.partition.own_alone():
-            model.serialize(serializer)
-
-    def __str__(self) -> str:
-        return table(self.partition)
-
-    def __repr__(self) -> str:
-        plan = self.partition.plan
-        return (f'<{type(self).__name__}: stage '
-                f'{self.partition.grid.stage_index} of {plan.stages}>')
-
-
-@functools.lru_cache(None)
-def class_of(kind: Any) -> Any:
-    """The class that a partitioned model of a class gets."""
-    return type(kind.__name__, (PartitionedChain, kind), {
-        '__module__': kind.__module__, '__qualname__': kind.__qualname__})

@@ -33,7 +33,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..intercept.function_calls import hold, intercepting
+from ..intercept.function_calls import current, hold, intercepting
 from ..mpi.agreement import raise_together
 from ..mpi.arrays import receive_array, send_array
 from ..pipeline.backprop import Arrays, Tape
@@ -41,9 +41,10 @@ from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from ..planning.partition_plan import PartitionPlan
+from ..planning.partition_plot import table
 from . import nested
 from .attributes import LinkState, saved
-from .ghost import ghost, is_ghost
+from .ghost import GhostError, ghost, is_ghost, user_line
 from .names import Names, parameters_of, reporter_of
 from .recorder import OTHER_CALLS, Tracer
 from .replay import Kept, MicroBatch, Run, between_calls, rehearse
@@ -543,6 +544,69 @@ class Partition:
         if not self._told and self.grid.comm.rank == 0:
             warnings.warn(text, stacklevel=2)
         self._told = True
+
+
+class PartitionedChain:
+    """What :func:`partition` adds to the class of a model.
+
+    Attributes:
+        partition: What this rank knows of the cut.
+    """
+
+    partition: Partition
+
+    @property
+    def plan(self) -> PartitionPlan:
+        """Where the model is cut."""
+        return self.partition.plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current() is None:
+            raise GhostError(
+                f'{user_line()}: this model is on several ranks, and each '
+                "has a part: call the updater's update(), evaluate() or "
+                'predict() on all ranks instead of the model')
+        model: Any = super()
+        return model.__call__(*args, **kwargs)
+
+    def params(self, include_uninit: bool = True
+               ) -> Iterator[chainer.Parameter]:
+        """The parameters on this rank."""
+        for _, parameter in self.namedparams(include_uninit):
+            yield parameter
+
+    def namedparams(self, include_uninit: bool = True
+                    ) -> Iterator[tuple[str, chainer.Parameter]]:
+        """The parameters on this rank, with their names in the model.
+
+        In the model's own forward: all parameters.
+        """
+        found = (self.partition.own if current() is None
+                 else self.partition.names.parameters)
+        for name, parameter in found.items():
+            if include_uninit or parameter.is_initialized:
+                yield name, parameter
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads what is on this rank, under the model's names."""
+        model: Any = super()
+        with self.partition.own_alone():
+            model.serialize(serializer)
+
+    def __str__(self) -> str:
+        return table(self.partition)
+
+    def __repr__(self) -> str:
+        plan = self.partition.plan
+        return (f'<{type(self).__name__}: stage '
+                f'{self.partition.grid.stage_index} of {plan.stages}>')
+
+
+@functools.lru_cache(None)
+def class_of(kind: Any) -> Any:
+    """The class that a partitioned model of a class gets."""
+    return type(kind.__name__, (PartitionedChain, kind), {
+        '__module__': kind.__module__, '__qualname__': kind.__qualname__})
 
 
 def check_result(result: Any) -> None:

@@ -18,8 +18,7 @@ import numpy
 
 from ..chains import nested
 from ..chains.names import OBSERVER
-from ..chains.partition import PartitionedChain
-from ..chains.partitioned import ChainPart, Partition
+from ..chains.partitioned import ChainPart, Partition, PartitionedChain
 from ..chains.replay import MicroBatch
 from ..chains.trace import StagedTrace
 from ..mpi.agreement import raise_together

@@ -430,7 +430,7 @@ def test_whatever_else_is_called_the_owner_normalises(
         found = now['/norm', 'avg_mean'], now['/norm', 'avg_var']
         assert not numpy.equal(found, before).any()
         before = found
-    assert model.partition._owners == {'/norm': owner}
+    assert model.partition.keepers == {'/norm': owner}
     plain.norm.avg_mean[...], plain.norm.avg_var[...] = found
     give(plain, values(comm, model))
     loss = observed(model, lambda: updater.evaluate(*batch_of()))['loss']

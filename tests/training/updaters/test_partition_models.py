@@ -68,7 +68,8 @@ def check(comm, name, micro_batches=2, batch=None, **options):
                                       labels(name))}
     close(after, own(plain))
     for key, value in expected.items():
-        assert found[key] == value, key
+        # Products of few samples may be rounded otherwise.
+        assert found[key] == pytest.approx(value, rel=1e-6), key
     # SGD at 0.1, on the rank that has the parameter.
     moved = values(comm, model)
     for path, value in before.items():
