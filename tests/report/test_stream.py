@@ -23,9 +23,10 @@ def clock(monkeypatch):
 
 
 def recording():
-    events = EventStream()
-    events.record(0, 0.0)
-    return events
+    """A stream, and what it keeps."""
+    events, kept = EventStream(), []
+    events.keep(kept)
+    return events, kept
 
 
 def in_thread(work):
@@ -73,14 +74,15 @@ def test_threads_have_sections_of_their_own(clock):
 
 
 def test_a_part_of_a_section_can_be_given_to_others_afterwards(clock):
-    events = recording()
+    events, kept = recording()
     with events.section('exchange'):
         clock.now += 10
         with events.section('decode'), events.section('exchange'):
             events.divide(encode=0.25, decode=0.0)
         events.divide(encode=2.75, decode=4.0)
     assert events.seconds == {'encode': 3, 'exchange': 3, 'decode': 4}
-    assert events.events[-1].values == (('encode', 3.0), ('decode', 4.0))
+    assert events_of(kept, 0, 0.0)[-1].values == (
+        ('encode', 3.0), ('decode', 4.0))
     events.divide(encode=1.0)         # of no section
     assert events.seconds['encode'] == 4
 
@@ -93,15 +95,15 @@ def test_nothing_is_kept_unless_it_is_recorded(clock):
         clock.now += 1
     assert events.travel(['W'], 8) is None
     events.mark('compression', 'W', q=0.5)
-    assert events.events == []
+    assert events._keeping == ()
     assert events.seconds['forward'] == 1
 
 
 def test_sections_bytes_and_values_are_events_while_recording(clock):
     clock.now = 100.0
-    events = EventStream()
-    with events.section('update'):      # began before the recording
-        events.record(rank=3, origin=100.0)
+    events, kept = EventStream(), []
+    with events.section('update'):
+        events.keep(kept)
         clock.now += 1
     clock.now += 1
     with events.section('exchange'):
@@ -115,10 +117,10 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
     with events.section('send', 1, 0):
         events.carried(10, 40)
     events.mark('compression', 'W', q=0.5)
-    events.stop()
+    events.keep_no_more(kept)
     with events.section('update'):
         clock.now += 1
-    assert events.events == [
+    assert events_of(kept, 3, 100.0) == [
         Event(3, 'update', 0, 1), Event(3, 'encode', 3, 5, bytes=40),
         Event(3, 'exchange', 2, 5, bytes=2), Event(3, 'forward', 5, 6, 4, 1),
         Event(3, 'send', 6, 6, 1, 0, bytes=10),
@@ -128,24 +130,24 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
 
 
 def test_a_section_in_one_of_its_name_is_no_event_of_its_own(clock):
-    events = recording()
+    events, kept = recording()
     with events.section('exchange'):
         clock.now += 1
         with events.section('decode'), events.section('exchange'):
             events.sent(5)
             clock.now += 1
-    assert events.events == [
+    assert events_of(kept, 0, 0.0) == [
         Event(0, 'decode', 1, 2), Event(0, 'exchange', 0, 2, bytes=5)]
     assert events.seconds['exchange'] == 2
 
 
 def test_a_thread_that_polls_makes_one_event(clock):
-    events = EventStream()
+    events, kept = EventStream(), []
 
     def work():
         events.hide()
         with events.section('exchange'):
-            events.record(0, clock.now)     # in the middle of a poll
+            events.keep(kept)       # in the middle of a poll
             clock.now += 1
         for wait in (50e-6, 50e-6, 1.0, 50e-6):
             with events.section('exchange'):
@@ -154,7 +156,7 @@ def test_a_thread_that_polls_makes_one_event(clock):
             clock.now += wait
     in_thread(work)
     assert [(event.lane, event.bytes, round(event.start), round(event.end))
-            for event in events.events] == [
+            for event in events_of(kept, 0, 0.0)] == [
                 (EXCHANGE, 3, 0, 4), (EXCHANGE, 1, 5, 6)]
     assert events.hidden['exchange'] == pytest.approx(5)
 
@@ -162,30 +164,31 @@ def test_a_thread_that_polls_makes_one_event(clock):
 @pytest.mark.parametrize(('names', 'about'), [
     (['W'], 'W'), (['W', 'b', 'gamma'], 'W and 2 more'), ([], '')])
 def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
-    events = recording()
+    events, kept = recording()
     clock.now = 1.0
     arrive = events.travel(names, 64)
     clock.now = 3.0
     arrive()
-    assert events.events == [Event(0, 'bucket', 1, 3, lane=BUCKETS, bytes=64,
-                                   about=about)]
+    assert events_of(kept, 0, 0.0) == [
+        Event(0, 'bucket', 1, 3, lane=BUCKETS, bytes=64, about=about)]
 
 
 def test_several_keep_the_same_events(clock):
     """Each from its own time on, and on its own clock."""
-    events, kept = recording(), []
+    (events, first), kept = recording(), []
     for seconds in 1, 2:
         with events.section('forward'):
             clock.now += seconds
         events.keep(kept)
         events.keep_no_more([])      # not one of these
-    assert events_of(kept, 7, 1.0) == [Event(7, 'forward', 0, 2)]
-    assert events.events == [Event(0, 'forward', 0, 1),
-                             Event(0, 'forward', 1, 3)]
-    events.stop()
+    # What began before the origin is left out.
+    assert events_of(kept, 7, 1.0) == events_of(first, 7, 1.0) == [
+        Event(7, 'forward', 0, 2)]
+    assert events_of(first, 0, 0.0) == [Event(0, 'forward', 0, 1),
+                                        Event(0, 'forward', 1, 3)]
+    events.keep_no_more(first)
     events.keep_no_more(kept)
     events.keep_no_more(kept)
     with events.section('forward'):
         clock.now += 1
-    assert len(kept) == 1
-    assert len(events.events) == 2
+    assert (len(kept), len(first)) == (1, 2)
