@@ -20,7 +20,7 @@ from ..planning.cuts import CutProblem, DoesNotFit, search
 from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
-from ..planning.sizes import parse_bytes
+from ..report.quantities import parse_bytes
 from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
 from .names import Names, parameters_of

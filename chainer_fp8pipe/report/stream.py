@@ -21,7 +21,7 @@ _EXCHANGE = ('encode', 'exchange', 'decode')
 
 
 class EventStream:
-    """Adds up seconds and bytes, and keeps events for who asks.
+    """Adds up seconds and bytes, and keeps events for those who ask.
 
     Timelines, :class:`CommunicationReport`, :class:`RunReport` and a
     communicator's counters all read from here; the pipeline, the exchange
@@ -58,9 +58,11 @@ class EventStream:
         """Seconds that updates had to wait for their exchange, in all."""
         return sum(self.seconds[name] for name in _EXCHANGE)
 
-    def keep(self, kept: Kept) -> None:
-        """Appends what follows to a list, for :func:`events_of`."""
+    def keep(self) -> Kept:
+        """A list to which what follows is appended, for :func:`events_of`."""
+        kept: Kept = []
         self._keeping = (*self._keeping, kept)
+        return kept
 
     def keep_no_more(self, kept: Kept) -> None:
         """Appends nothing more to that list, if it did."""
@@ -126,7 +128,7 @@ class EventStream:
 
         Returns:
             What to call when the bucket has arrived, which keeps the event;
-            None while nobody keeps events.
+            None while nobody keeps it.
         """
         if not self._keeping:
             return None
@@ -139,7 +141,7 @@ class EventStream:
         return arrive
 
     def mark(self, name: str, about: str, **values: float) -> None:
-        """Keeps an event without duration, if anybody keeps events.
+        """Keeps an event without duration.
 
         Args:
             name: Of the event.

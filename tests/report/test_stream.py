@@ -23,10 +23,8 @@ def clock(monkeypatch):
 
 
 def recording():
-    """A stream, and what it keeps."""
-    events, kept = EventStream(), []
-    events.keep(kept)
-    return events, kept
+    events = EventStream()
+    return events, events.keep()
 
 
 def in_thread(work):
@@ -95,15 +93,14 @@ def test_nothing_is_kept_unless_it_is_recorded(clock):
         clock.now += 1
     assert events.travel(['W'], 8) is None
     events.mark('compression', 'W', q=0.5)
-    assert events._keeping == ()
     assert events.seconds['forward'] == 1
 
 
 def test_sections_bytes_and_values_are_events_while_recording(clock):
     clock.now = 100.0
-    events, kept = EventStream(), []
-    with events.section('update'):
-        events.keep(kept)
+    events = EventStream()
+    with events.section('update'):      # began before the recording
+        kept = events.keep()
         clock.now += 1
     clock.now += 1
     with events.section('exchange'):
@@ -147,7 +144,7 @@ def test_a_thread_that_polls_makes_one_event(clock):
     def work():
         events.hide()
         with events.section('exchange'):
-            events.keep(kept)       # in the middle of a poll
+            kept.append(events.keep())      # in the middle of a poll
             clock.now += 1
         for wait in (50e-6, 50e-6, 1.0, 50e-6):
             with events.section('exchange'):
@@ -156,7 +153,7 @@ def test_a_thread_that_polls_makes_one_event(clock):
             clock.now += wait
     in_thread(work)
     assert [(event.lane, event.bytes, round(event.start), round(event.end))
-            for event in events_of(kept, 0, 0.0)] == [
+            for event in events_of(*kept, 0, 0.0)] == [
                 (EXCHANGE, 3, 0, 4), (EXCHANGE, 1, 5, 6)]
     assert events.hidden['exchange'] == pytest.approx(5)
 
@@ -169,26 +166,23 @@ def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
     arrive = events.travel(names, 64)
     clock.now = 3.0
     arrive()
-    assert events_of(kept, 0, 0.0) == [
-        Event(0, 'bucket', 1, 3, lane=BUCKETS, bytes=64, about=about)]
+    assert events_of(kept, 0, 0.0) == [Event(
+        0, 'bucket', 1, 3, lane=BUCKETS, bytes=64, about=about)]
 
 
 def test_several_keep_the_same_events(clock):
     """Each from its own time on, and on its own clock."""
-    (events, first), kept = recording(), []
+    events, first = recording()
     for seconds in 1, 2:
         with events.section('forward'):
             clock.now += seconds
-        events.keep(kept)
+        second = events.keep()
         events.keep_no_more([])      # not one of these
-    # What began before the origin is left out.
-    assert events_of(kept, 7, 1.0) == events_of(first, 7, 1.0) == [
-        Event(7, 'forward', 0, 2)]
-    assert events_of(first, 0, 0.0) == [Event(0, 'forward', 0, 1),
-                                        Event(0, 'forward', 1, 3)]
+    clock.now += 1
     events.keep_no_more(first)
-    events.keep_no_more(kept)
-    events.keep_no_more(kept)
+    events.keep_no_more(first)
     with events.section('forward'):
         clock.now += 1
-    assert (len(kept), len(first)) == (1, 2)
+    assert events_of(first, 0, 0.0) == [Event(0, 'forward', 0, 1),
+                                        Event(0, 'forward', 1, 3)]
+    assert events_of(second, 7, 1.0) == [Event(7, 'forward', 3, 4)]

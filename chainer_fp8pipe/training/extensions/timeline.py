@@ -15,8 +15,8 @@ from mpi4py import MPI
 
 from ...intercept.patching import AroundCalls
 from ...mpi.agreement import raise_together
-from ...planning.sizes import counted
 from ...report.events import Event, chrome_trace
+from ...report.quantities import counted
 from ...report.stream import Kept, events_of
 
 
@@ -119,7 +119,7 @@ class Recording:
         comm.Barrier()
         self._origin = node.bcast(time.monotonic())
         node.Free()
-        self._updater.events.keep(self._kept)
+        self._kept = self._updater.events.keep()
 
     def __exit__(self, *exception: object) -> None:
         self._updater.events.keep_no_more(self._kept)

@@ -160,8 +160,7 @@ class Recorder:
     def _open(self, there: tuple[int, ...], ranks: int, iteration: int,
               plan: Any) -> RunStart | None:
         """What this start is; None: the folder cannot be written."""
-        plan = None if plan is None else load_job_plan(
-            getattr(plan, 'plan', plan))
+        plan = None if plan is None else load_job_plan(plan)
         if problem := plan and plan.problem(plan.model, ranks):
             raise ValueError(problem)
         try:

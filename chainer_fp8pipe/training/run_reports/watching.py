@@ -19,7 +19,7 @@ from ...report.record import (
     RankInterval,
     RecordedUpdate,
 )
-from ...report.stream import EventStream, Kept, Section, events_of
+from ...report.stream import EventStream, Section, events_of
 from ..extensions.update_marks import CallMark, mark_update
 
 _NAME = 'RunReport'
@@ -199,8 +199,7 @@ class UpdateTimes:
         self._stream, self._rank = stream, rank
         # It connects, allocates, and sends parameters only: like no other.
         self._first = iteration + 1
-        self._written: Kept = []
-        stream.keep(self._written)
+        self._written = stream.keep()
         self.update_begins(now)
         self._before = self._lap(iteration, now)
         self.choose(())

@@ -48,8 +48,8 @@ def optimizer():
 
 def names(updater, work=None):
     """Events of one update, by their start."""
-    stream, kept = EventStream(), []
-    stream.keep(kept)
+    stream = EventStream()
+    kept = stream.keep()
     sections = UpdateSections(stream, updater, writes_itself=False)
     try:
         (work or updater.update)()
