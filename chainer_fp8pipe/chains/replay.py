@@ -163,7 +163,8 @@ class Rehearsal(Replay):
         return operation.answered(original, inside=False)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        place_ghost(parameter, shape, 'that gets its shape')
+        if parameter._data[0] is None:
+            place_ghost(parameter, shape, 'that gets its shape')
         return True
 
     def leave_out(self, labels: Any, label: int) -> None:
