@@ -148,6 +148,14 @@ class ProcessGrid:
         return lines
 
 
+def grid_of(comm: Any) -> ProcessGrid:
+    """The grid of ranks that are one pipeline; a grid as it is."""
+    if isinstance(comm, ProcessGrid):
+        return comm
+    return once(getattr(comm, 'mpi_comm', comm), 'one pipeline',
+                lambda: ProcessGrid(comm, pipeline=comm.size))
+
+
 def split_groups(comm: Any, group_size: int | None = None,
                  tile: Sequence[int] | None = None,
                  shape: Sequence[int] | None = None) -> MPI.Comm:

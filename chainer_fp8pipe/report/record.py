@@ -248,19 +248,21 @@ class TensorHealth(NamedTuple):
 
 
 class RecordedUpdate(NamedTuple):
-    """The events of one update on all ranks.
+    """The events of one update, on all ranks in a record.
 
     Attributes:
         start: Number of the start.
         iteration: The update.
         is_slow: Whether it was kept as one that took long.
         events: By their start; their ``iteration`` is None.
+        seconds: That it took, on the slowest rank.
     """
 
     start: int
     iteration: int
     is_slow: bool
     events: tuple[Event, ...]
+    seconds: float = 0.0
 
     @staticmethod
     def before_made(data: Any, where: str) -> Any:

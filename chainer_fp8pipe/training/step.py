@@ -24,7 +24,6 @@ import contextlib
 import functools
 import numbers
 import pickle
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -39,8 +38,7 @@ from chainermn.optimizers import (
 from ..channel.channel import CODECS, describe
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.grid import ProcessGrid
-from ..mpi.ranks import once
+from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..pipeline.backprop import Arrays
 from ..pipeline.batch_statistics import BatchStatistics
@@ -96,7 +94,6 @@ class Pipeline:
         grid: The :class:`ProcessGrid` of the ranks.
         schedule: The :class:`~.schedules.Schedule`.
         iteration: The number of updates so far.
-        ended: What ``time.monotonic`` said at the end of the last one.
         events: What this rank does, see :mod:`chainer_fp8pipe.report`.
 
     Raises:
@@ -111,9 +108,7 @@ class Pipeline:
                  activation_codec: str | None = None, seed: int = 0,
                  device: Any = None, **options: Any) -> None:
         enter_world()
-        self.grid = grid = comm if isinstance(comm, ProcessGrid) else once(
-            getattr(comm, 'mpi_comm', comm), 'one pipeline',
-            lambda: ProcessGrid(comm, pipeline=comm.size))
+        self.grid = grid = grid_of(comm)
         model: Any = getattr(optimizer, 'target', None)
         plan = getattr(model, 'plan', None)
         if micro_batches is None:
@@ -143,7 +138,7 @@ class Pipeline:
         agree(grid.comm, Signature({}), self._work.problem())
         self.optimizer, self._model, self._seed = optimizer, model, seed
         self._micro_batches = micro_batches
-        self.iteration, self.ended = 0, 0.0
+        self.iteration = 0
         if recompute is None:
             recompute = plan.recompute if plan else 'no stage'
         self._last = grid.stages * self._work.chunks - 1
@@ -234,7 +229,7 @@ class Pipeline:
         with self._together.heard(comm, _nothing):
             named = self._update(found)
             self._together.meet(comm)
-        self.iteration, self.ended = self.iteration + 1, time.monotonic()
+        self.iteration += 1
         updates.finished((id(self), 'pipeline'))
         return named, opened.progress
 

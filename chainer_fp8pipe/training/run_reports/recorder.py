@@ -143,7 +143,7 @@ class Recorder:
                           pair.target, pair.bandwidth, pair.latency)
               for pair in pairs),
             *self._tensors(health),
-            *together(self._number, [kept for _, kept in everyone])])
+            *together([kept for _, kept in everyone])])
         if page and time.monotonic() >= self._page_at:
             self._attempt(self._page)
             self._page_at = time.monotonic() + _PAGES
