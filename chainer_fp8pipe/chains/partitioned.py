@@ -473,9 +473,9 @@ class Partition:
                 'stage; make the partition with such an example')
         return numpy.asarray(chainer.backends.cuda.to_cpu(array))
 
-    def parameter_bytes(self, chunk: int) -> int:
-        """Bytes of a chunk's parameters, which may be on another rank."""
-        return sum(self._bytes[name] for name in self.used[chunk])
+    def parameter_bytes(self, name: str) -> int:
+        """Bytes of a parameter, which may be on another rank."""
+        return self._bytes[name]
 
     def _place(self, chunks: dict[str, tuple[int, ...]]) -> None:
         """Notes the chunks that use each parameter, its home's first."""

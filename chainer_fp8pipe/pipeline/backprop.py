@@ -12,9 +12,7 @@
 # stacked, which runs faster, and saves the addition of a result as large as
 # the weight for each of them: of a step of the paper's network in 64
 # micro-batches that is a third.  So the factors are handed over in place of
-# the product, and `GradientSums` multiplies.  The layer's other gradient,
-# g W, is computed here as well, without the three functions that Chainer
-# calls for it.
+# the product, and `GradientSums` multiplies.
 #
 # Every part of a model runs on variables of its own: the graph is cut between
 # parts.  So a gradient is final as soon as its part is through.
