@@ -1,5 +1,6 @@
 """Partitioned models, and what plain Chainer makes of the same ones."""
 import contextlib
+import copy
 import itertools
 from unittest import mock
 
@@ -10,6 +11,7 @@ from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import numpy
+import pytest
 
 from tests.models import MODELS
 
@@ -102,15 +104,21 @@ def counted_times():
 
 
 def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
-               schedule='1f1b', cut=None, example=None, **options):
+               schedule='1f1b', cut=None, example=None, plan=None, **options):
     """Cuts a model; its updater.
 
     Args:
         batches: One after the other, then again.
         cut: Options of ``partition``.
         example: Of a micro-batch; default: the first of the first batch.
+        plan: Of :func:`plan_of`, to be followed.
         options: Of ``PipelineUpdater``.
     """
+    if plan is not None:
+        schedule = plan['schedule']
+        plan = {**plan, 'micro_batches': micro_batches}
+        cut = {**(cut or {}), 'plan': plan,
+               'chunks': (len(plan['cuts']) + 1) // plan['stages']}
     if example is None:
         start, end = bounds(samples_of(batches[0]), micro_batches)[0]
         example = part(batches[0], start, end)
@@ -218,6 +226,60 @@ def serially(model, batch, micro_batches, weight=None):
     sum(loss * (weight / total) for loss, weight
         in zip(losses, weights, strict=True)).backward()
     return mean
+
+
+class Both:
+    """A partitioned model, and the same one that plain Chainer trains.
+
+        both = Both(comm, Net, batch, plan=plan)
+        both.update()
+        assert both.model.seen == both.plain.seen
+
+    Args:
+        comm: The ranks.
+        make: Makes a model, or is one, which is copied.
+        batches: One after the other, then again.
+        micro_batches: Into which each is cut.
+        weight: Of a micro-batch, as for :func:`serially`.
+        tolerance: Of each gradient.
+        options: As for :func:`updater_of`; the optimizer does not learn
+            unless it is given.
+    """
+
+    def __init__(self, comm, make, *batches, micro_batches=2, weight=None,
+                 tolerance=1e-6, optimizer=None, **options):
+        self.comm, self.batches = comm, batches
+        self.model, self.plain = (
+            reporting(copy.deepcopy(make) if isinstance(make, chainer.Link)
+                      else make()) for _ in range(2))
+        self.updater = updater_of(
+            comm, self.model, batches, micro_batches=micro_batches,
+            optimizer=optimizer or chainer.optimizers.SGD(0.), **options)
+        self._serially = micro_batches, weight
+        self._tolerance = tolerance
+
+    def update(self, times=None):
+        """Compares losses and gradients; what the last update reported.
+
+        Each update begins with the same values; default: one of each batch.
+        """
+        for _ in range(times or len(self.batches)):
+            batch = copy.deepcopy(self.batches[
+                self.updater.iteration % len(self.batches)])
+            self.give()
+            found = observed(self.model, self.updater.update)
+            loss = serially(self.plain, batch, *self._serially)
+            assert found['total'] == pytest.approx(loss, rel=1e-6)
+            close(self.gradients(), own(self.plain), self._tolerance)
+        return found
+
+    def give(self):
+        """Gives the plain model the values of the other one."""
+        give(self.plain, values(self.comm, self.model))
+
+    def gradients(self):
+        """Those of the partitioned model, on all ranks."""
+        return gradients(self.comm, self.model)
 
 
 def close(found, expected, tolerance=1e-6):
