@@ -112,6 +112,7 @@ def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
         cut: Options of ``partition``.
         example: Of a micro-batch; default: the first of the first batch.
         plan: Of :func:`plan_of`, to be followed.
+        optimizer: Or what makes it of the model.
         options: Of ``PipelineUpdater``.
     """
     if plan is not None:
@@ -126,7 +127,9 @@ def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
         partition(model, example, comm, micro_batches=micro_batches,
                   schedule=schedule, **(cut or {}))
     optimizer = optimizer or chainer.optimizers.SGD(0.1)
-    if optimizer.target is None:
+    if callable(optimizer):
+        optimizer = optimizer(model)
+    elif optimizer.target is None:
         optimizer.setup(model)
     return PipelineUpdater(
         Batches(*batches), optimizer, comm, micro_batches=micro_batches,
@@ -215,7 +218,8 @@ def serially(model, batch, micro_batches, weight=None):
     """
     losses, weights = [], []
     for start, end in bounds(samples_of(batch), micro_batches):
-        few = part(batch, start, end)
+        # Arrays of their own, to which a model may write.
+        few = copy.deepcopy(part(batch, start, end))
         losses.append(model(**few) if isinstance(few, dict)
                       else model(*few))
         weights.append(weight(few) if weight else float(end - start))
@@ -226,6 +230,11 @@ def serially(model, batch, micro_batches, weight=None):
     sum(loss * (weight / total) for loss, weight
         in zip(losses, weights, strict=True)).backward()
     return mean
+
+
+def still(model):
+    """An optimizer that does not learn."""
+    return chainer.optimizers.SGD(0.).setup(model)
 
 
 class Both:
@@ -242,35 +251,41 @@ class Both:
         micro_batches: Into which each is cut.
         weight: Of a micro-batch, as for :func:`serially`.
         tolerance: Of each gradient.
-        options: As for :func:`updater_of`; the optimizer does not learn
-            unless it is given.
+        optimizer: Makes an optimizer of a model; default: of one that does
+            not learn.
+        options: As for :func:`updater_of`.
     """
 
     def __init__(self, comm, make, *batches, micro_batches=2, weight=None,
-                 tolerance=1e-6, optimizer=None, **options):
+                 tolerance=1e-6, optimizer=still, **options):
         self.comm, self.batches = comm, batches
         self.model, self.plain = (
             reporting(copy.deepcopy(make) if isinstance(make, chainer.Link)
                       else make()) for _ in range(2))
         self.updater = updater_of(
             comm, self.model, batches, micro_batches=micro_batches,
-            optimizer=optimizer or chainer.optimizers.SGD(0.), **options)
+            optimizer=optimizer, **options)
+        self._optimizer = optimizer(self.plain)
         self._serially = micro_batches, weight
         self._tolerance = tolerance
 
     def update(self, times=None):
-        """Compares losses and gradients; what the last update reported.
+        """Compares losses, gradients, values; what the last one reported.
 
         Each update begins with the same values; default: one of each batch.
         """
         for _ in range(times or len(self.batches)):
-            batch = copy.deepcopy(self.batches[
-                self.updater.iteration % len(self.batches)])
+            batch = self.batches[self.updater.iteration % len(self.batches)]
             self.give()
             found = observed(self.model, self.updater.update)
             loss = serially(self.plain, batch, *self._serially)
+            self._optimizer.update()
             assert found['total'] == pytest.approx(loss, rel=1e-6)
             close(self.gradients(), own(self.plain), self._tolerance)
+            expected = own(self.plain, 'array')
+            for name, value in values(self.comm, self.model).items():
+                numpy.testing.assert_allclose(value, expected[name],
+                                              atol=1e-4, err_msg=name)
         return found
 
     def give(self):
