@@ -238,7 +238,7 @@ def _plan(names: Names, trace: Trace, problem: CutProblem, given: Any,
                     trace.calls, order_of(trace.calls, list(names.parameters)),
                     parameters_of(names)), problem)
             found = plan.as_dict()
-        except (DoesNotFit, FileNotFoundError) as error:
+        except DoesNotFit as error:
             found = type(error), str(error)
         except ValueError as error:
             found = ValueError, str(error)
