@@ -337,6 +337,39 @@ def StackedLSTM(self, series, target):
     return loss
 
 
+class WaveNet(chainer.Chain):
+    """Dilated causal convolutions, gated, with skips that are summed."""
+
+    def __init__(self, levels=16, width=8, layers=4):
+        super().__init__()
+        self.levels = levels
+        with self.init_scope():
+            self.embed = L.EmbedID(levels, width)
+            self.gates = chainer.ChainList()
+            self.residuals = chainer.ChainList()
+            self.skips = chainer.ChainList()
+            self.out = L.Convolution1D(width, levels, 1)
+        for layer in range(layers):
+            self.gates.append(L.ConvolutionND(
+                1, width, 2 * width, 2, pad=2 ** layer, dilate=2 ** layer))
+            self.residuals.append(L.Convolution1D(width, width, 1))
+            self.skips.append(L.Convolution1D(width, width, 1))
+
+    def forward(self, audio):
+        x, t = audio[:, :-1], audio[:, 1:]
+        h = F.swapaxes(self.embed(x), 1, 2)
+        total = 0
+        for gate, residual, skip in zip(self.gates, self.residuals,
+                                        self.skips, strict=True):
+            a, b = F.split_axis(gate(h)[:, :, :h.shape[2]], 2, axis=1)
+            z = F.tanh(a) * F.sigmoid(b)
+            total += skip(z)
+            h = residual(z) + h
+        # The last residual goes nowhere but here.
+        y = self.out(F.relu(total + h))
+        return F.softmax_cross_entropy(y, t)
+
+
 @net(lambda vocabulary=20, units=8, tags=5: dict(
     embed=L.EmbedID(vocabulary, units),
     conv=L.Convolution1D(units, 16, 3, pad=1), out=L.Linear(16, tags)))
@@ -388,6 +421,24 @@ class Huffman(chainer.Chain):
         return self.out(h, word) / len(word)
 
 
+@net(lambda vocabulary=20, units=12, hops=3: dict(
+    hops=hops, A=L.EmbedID(vocabulary, units, ignore_label=-1),
+    C=L.EmbedID(vocabulary, units, ignore_label=-1), H=L.Linear(units, units),
+    W=L.Linear(units, vocabulary)))
+def MemoryNetwork(self, story, question, answer):
+    """Questions about sentences, in several hops over the same memory."""
+    m = F.sum(self.A(story), axis=2)
+    c = F.sum(self.C(story), axis=2)
+    u = F.sum(self.A(question), axis=1)
+    for _ in range(self.hops):
+        p = F.softmax(F.matmul(m, u[:, :, None])[:, :, 0])
+        o = F.matmul(p[:, None], c)[:, 0]
+        u = o + self.H(u)
+    y = self.W(u)
+    chainer.report({'accuracy': F.accuracy(y, answer)}, self)
+    return F.softmax_cross_entropy(y, answer)
+
+
 @net(lambda n_in=5, units=8: dict(
     conv=L.Convolution1D(n_in, 3 * units, 2), out=L.Linear(units, 3)))
 def QuasiRecurrent(self, series, label):
@@ -401,6 +452,25 @@ def QuasiRecurrent(self, series, label):
         new = (1 - f[:, :, t]) * z[:, :, t]
         c = new if c is None else f[:, :, t] * c + new
     return F.softmax_cross_entropy(self.out(o[:, :, -1] * c), label)
+
+
+@net(lambda vocabulary=20, units=8: dict(
+    embed=L.EmbedID(vocabulary, units), word=L.NStepGRU(1, units, units, 0.),
+    sentence=L.NStepBiLSTM(1, units, units, 0.),
+    attention=L.Linear(2 * units, 1), out=L.Linear(2 * units, 3)))
+def HierarchicalDocument(self, document, label):
+    """Words to sentences to a document; lists of variables between."""
+    n, sentences, words = document.shape
+    xs = list(F.separate(self.embed(
+        document.reshape(n * sentences, words)), axis=0))
+    h, _ = self.word(None, xs)
+    docs = F.split_axis(h[0], n, axis=0)
+    _, _, ys = self.sentence(None, None, list(docs))
+    vectors = []
+    for y in ys:
+        weight = F.softmax(self.attention(y), axis=0)
+        vectors.append(F.sum(F.broadcast_to(weight, y.shape) * y, 0))
+    return F.softmax_cross_entropy(self.out(F.vstack(vectors)), label)
 
 
 _PAIRS = arrays(padded(20, 6, low=1), padded(20, 5, low=1))
@@ -433,11 +503,16 @@ CASES = [
     Case('stateful_lm', StatefulLM,
          arrays(integers(20, 5), integers(20, 5)), stateful=True),
     Case('stacked_lstm', StackedLSTM, _SERIES, draws=True),
+    Case('wavenet', WaveNet, arrays(integers(16, 20))),
     Case('token_tagger', TokenTagger,
          arrays(integers(20, 7), some(5, 7)), draws=True),
     Case('skip_gram', SkipGram, arrays(integers(30), integers(30, 4)),
          draws=True),
     Case('huffman', Huffman, arrays(integers(16, 4), integers(16))),
+    Case('memory_network', MemoryNetwork,
+         arrays(some(20, 4, 5), padded(20, 5), integers(20))),
     Case('quasi_recurrent', QuasiRecurrent,
          arrays(floats(6, 5), integers(3))),
+    Case('hierarchical_document', HierarchicalDocument,
+         arrays(integers(20, 3, 4), integers(3))),
 ]

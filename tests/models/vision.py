@@ -135,6 +135,41 @@ def PreActivationResNet(self, x):
     return self.fc(F.mean(h, axis=(2, 3)))
 
 
+class SqueezeExcitation(chainer.Chain):
+    def __init__(self, channels, reduction=4):
+        super(SqueezeExcitation, self).__init__()  # noqa: UP008, older code
+        with self.init_scope():
+            self.down = L.Linear(channels, channels // reduction)
+            self.up = L.Linear(channels // reduction, channels)
+
+    def __call__(self, x):
+        n, c, h, w = x.shape
+        s = F.reshape(F.average_pooling_2d(x, (h, w)), (n, c))
+        s = F.sigmoid(self.up(F.relu(self.down(s))))
+        s = F.broadcast_to(F.reshape(s, (n, c, 1, 1)), x.shape)
+        return x * s
+
+
+class SENet(chainer.Chain):
+    """Old style: links are given to the constructor."""
+
+    def __init__(self, width=8, classes=10):
+        initializer = initializers.HeNormal()
+        super().__init__(
+            conv1=L.Convolution2D(3, width, 3, 2, 1, initialW=initializer),
+            se1=SqueezeExcitation(width),
+            conv2=L.Convolution2D(width, width, 3, 1, 1,
+                                  initialW=initializer),
+            norm=L.GroupNormalization(4),
+            se2=SqueezeExcitation(width),
+            fc=L.Linear(width, classes))
+
+    def __call__(self, x):
+        h = self.se1(F.relu(self.conv1(x)))
+        h = F.relu(h + self.se2(self.norm(self.conv2(h))))
+        return self.fc(F.average_pooling_2d(h, h.shape[2:]))
+
+
 @net(lambda: dict(
     where=chainer.Sequential(L.Convolution2D(1, 4, 5), F.relu,
         partial(F.max_pooling_2d, ksize=2), L.Linear(None, 16), F.relu),
@@ -147,6 +182,111 @@ def SpatialTransformer(self, x):
     grid = F.spatial_transformer_grid(theta, (8, 8))
     h = F.spatial_transformer_sampler(x, grid)
     return self.fc(F.max_pooling_2d(F.relu(self.conv(h)), 2))
+
+
+class MixerBlock(chainer.Chain):
+    def __init__(self, patches, channels):
+        super().__init__()
+        with self.init_scope():
+            self.ln1 = L.LayerNormalization(channels)
+            self.token1 = L.Linear(patches, 2 * patches)
+            self.token2 = L.Linear(2 * patches, patches)
+            self.ln2 = L.LayerNormalization(channels)
+            self.channel1 = L.Linear(channels, 2 * channels)
+            self.channel2 = L.Linear(2 * channels, channels)
+
+    @staticmethod
+    def gelu(x):
+        return x * F.sigmoid(1.702 * x)
+
+    def normalised(self, link, x):
+        return link(x.reshape(-1, x.shape[-1])).reshape(x.shape)
+
+    def forward(self, x):
+        h = self.normalised(self.ln1, x).transpose(0, 2, 1)
+        h = self.gelu(self.token1(h, n_batch_axes=2))
+        x += self.token2(h, n_batch_axes=2).transpose(0, 2, 1)
+        h = self.normalised(self.ln2, x)
+        h = self.gelu(self.channel1(h, n_batch_axes=2))
+        return x + self.channel2(h, n_batch_axes=2)
+
+
+@net(lambda size=16, patch=4, channels=16, layers=3: dict(
+    embed=L.Convolution2D(3, channels, patch, stride=patch),
+    blocks=MixerBlock((size // patch) ** 2, channels).repeat(layers),
+    head=L.Linear(channels, 10)))
+def Mixer(self, x):
+    """MLP-Mixer: linear layers over patches, then over channels."""
+    h = self.embed(x)
+    h = F.transpose(h.reshape(*h.shape[:2], -1), (0, 2, 1))
+    return self.head(F.mean(self.blocks(h), axis=1))
+
+
+class WeightStandardised(chainer.Chain):
+    """Parameters of its own, which functions change before they are used."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        with self.init_scope():
+            initial = initializers.LeCunNormal()
+            self.W1 = chainer.Parameter(initial, (width, 3, 3, 3))
+            self.gain = chainer.Parameter(1., (width, 1, 1, 1))
+            self.W2 = chainer.Parameter(initial, (10, width))
+            self.b = chainer.Parameter(np.zeros(10, 'f'))
+            self.scale = L.Scale(axis=1, W_shape=(width,), bias_term=True)
+
+    def forward(self, x):
+        mean = F.mean(self.W1, axis=(1, 2, 3), keepdims=True)
+        centred = self.W1 - F.broadcast_to(mean, self.W1.shape)
+        deviation = F.sqrt(F.mean(centred ** 2, (1, 2, 3), keepdims=True))
+        W1 = centred * F.broadcast_to(
+            self.gain / (deviation + 1e-5), self.W1.shape)
+        h = F.relu(self.scale(F.convolution_2d(x, W1, stride=2)))
+        h = F.mean(h, axis=(2, 3))
+        W2 = F.normalize(self.W2, axis=1)
+        return F.matmul(h, W2, transb=True) + F.broadcast_to(
+            self.b, (len(x), 10))
+
+
+class Capsules(chainer.Chain):
+    """Capsules with dynamic routing; the margin loss is by operators."""
+
+    def __init__(self, capsules=8, classes=10, size=8):
+        super().__init__()
+        self.classes = classes
+        self.size = size
+        with self.init_scope():
+            self.conv = L.Convolution2D(1, capsules, 3, stride=2)
+            self.W = chainer.Parameter(
+                initializers.Normal(.3), (1, capsules, classes, size, 9))
+
+    def squash(self, s):
+        square = F.sum(s ** 2, axis=3, keepdims=True)
+        return F.broadcast_to(
+            F.sqrt(square + 1e-7) / (1 + square), s.shape) * s
+
+    def forward(self, x, t):
+        n = len(x)
+        u = self.conv(x)
+        m = u.shape[1]
+        u = F.reshape(u, (n, m, 1, 9, 1))
+        u = F.broadcast_to(u, (n, m, self.classes, 9, 1))
+        W = F.broadcast_to(self.W, (n, *self.W.shape[1:]))
+        votes = F.squeeze(F.matmul(W, u), 4)
+        b = self.xp.zeros((n, m, self.classes, 1), 'f')
+        for _ in range(3):
+            c = F.broadcast_to(F.softmax(b, axis=2), votes.shape)
+            v = self.squash(F.sum(c * votes, axis=1, keepdims=True))
+            b = b + F.sum(F.broadcast_to(v, votes.shape) * votes, axis=3,
+                          keepdims=True)
+        length = F.sqrt(F.sum(F.squeeze(v, 1) ** 2, axis=2) + 1e-7)
+        hot = self.xp.eye(self.classes, dtype='f')[t]
+        margin = (hot * F.relu(.9 - length) ** 2
+                  + .5 * (1 - hot) * F.relu(length - .1) ** 2)
+        loss = F.sum(margin) / n
+        chainer.report({'loss': loss,
+                        'accuracy': F.accuracy(length, t)}, self)
+        return loss
 
 
 @net(lambda width=8, classes=5: dict(
@@ -256,8 +396,12 @@ CASES = [
          batch_norm=True),
     Case('preactivation_resnet', _classifier(PreActivationResNet), _IMAGES,
          batch_norm=True),
+    Case('senet', _classifier(SENet), _IMAGES),
     Case('spatial_transformer', _classifier(SpatialTransformer),
          arrays(floats(1, 12, 12), integers(10))),
+    Case('mixer', _classifier(Mixer), _IMAGES),
+    Case('weight_standardised', _classifier(WeightStandardised), _IMAGES),
+    Case('capsules', Capsules, _DIGITS),
     Case('segmentation', Segmentation,
          arrays(floats(3, 16, 16), some(5, 16, 16))),
     Case('siamese', Siamese,
