@@ -5,7 +5,7 @@
 # run their part of the plan as workers do theirs.  Nothing else is said, so
 # orders may pile up: several buckets can be under way at a time.
 #
-# An order says what a codec must know of the tensors in a range, to encode
+# An order says what a codec must know of the bucket's tensors, to encode
 # their means without parameters (Codec.relay).  That is the same at nearly
 # every update, so it is sent once, under a number.  Residuals of means belong
 # to a state of the codec on each aggregator, one for each state of worker 0's.
@@ -28,7 +28,7 @@ from ..mpi.abort import end_all_ranks
 from ..mpi.finalizing import HeldRequest, before_finalize, forget
 from ..mpi.waiting import BRIEF, Pauses, wait_until
 from ..report.stream import EventStream
-from .engine import PARTS, Bucket, Engine
+from .engine import Bucket, Engine
 from .plan import Framing, Plan
 
 # Recipes that an aggregator remembers; there is one for each bucket.
@@ -43,15 +43,13 @@ class Order(NamedTuple):
     """A bucket, as aggregators know it.
 
     Attributes:
-        length: Entries of its range.
         state: Number of the codec's state.
         slot: Number of the recipe.
-        recipe: The codec and what of tensors lies in the range; None: as it
-            was when this number was used before.
+        recipe: The codec and the tensors; None: as it was when this number
+            was used before.
         gone: Numbers of states that are no more.
     """
 
-    length: int
     state: int
     slot: int
     recipe: Recipe | None
@@ -70,7 +68,7 @@ class WorkerComm(MPI.Intracomm):
 
 
 class Aggregated(Engine):
-    """Makes a range of all workers' wires their mean, through aggregators.
+    """Makes all workers' wires their mean, through aggregators.
 
     Aggregators are told to leave by :meth:`free`, or else when the program
     ends.
@@ -105,12 +103,8 @@ class Aggregated(Engine):
 
     def prepare(self, bucket: Bucket) -> None:
         super().prepare(bucket)
-        if self.comm.rank == 0 and bucket.start < bucket.stop:
+        if self.comm.rank == 0 and bucket.tensors.size:
             self._tell(self._order(bucket))
-
-    def let_in(self, bucket: Bucket, until: int) -> None:
-        assert until == PARTS
-        super().let_in(bucket, until)
 
     def free(self) -> None:
         """Finishes what is under way, and lets the aggregators leave."""
@@ -121,7 +115,7 @@ class Aggregated(Engine):
 
     def leave_at_exit(self) -> None:
         """Lets the aggregators leave when the program ends without free."""
-        if self.busy:
+        if not self.idle:
             comm = MPI.COMM_WORLD
             end_all_ranks(f'\nrank {comm.rank} of {comm.size} left in the '
                           'middle of an all-reduce, ending all\n', 1)
@@ -144,7 +138,7 @@ class Aggregated(Engine):
 
     def _order(self, bucket: Bucket) -> Order:
         recipe = bucket.codec, bucket.codec.parts(
-            bucket.state, bucket.tensors, bucket.start, bucket.stop)
+            bucket.state, bucket.tensors)
         slot = self._slots.get(recipe)
         new = slot is None
         if slot is None:
@@ -153,8 +147,8 @@ class Aggregated(Engine):
             slot = self._slots[recipe] = self._recipes_count % _REMEMBERED
             self._recipes_count += 1
         gone, self._gone[:] = tuple(self._gone), []
-        return Order(bucket.stop - bucket.start, self._number(bucket.state),
-                     slot, recipe if new else None, gone)
+        return Order(self._number(bucket.state), slot,
+                     recipe if new else None, gone)
 
     def _number(self, state: State) -> int:
         number = self._states.get(state)
@@ -227,8 +221,8 @@ def _ordered(order: Order, recipes: dict[int, Recipe],
         states[order.state] = codec.init()
     state = states[order.state]
     coding = codec.relay(state, parts, rank)
-    return Bucket(state, coding.tensors, numpy.empty(0, codec.wire_dtype), 0,
-                  order.length, coding)
+    return Bucket(state, coding.tensors, numpy.empty(0, codec.wire_dtype),
+                  coding)
 
 
 def _send(everyone: MPI.Comm, workers: int, message: tuple

@@ -56,10 +56,10 @@ class MpiOp(Engine):
         return 1.0 / (self._inside or self.comm).size
 
     def prepare(self, bucket: Bucket) -> None:
-        pass        # a wire is all that is needed
+        self.code(bucket)       # a wire is all that is needed
 
     def let_in(self, bucket: Bucket, until: int) -> None:
-        coding, wire = bucket.coding, bucket.wire[bucket.start:bucket.stop]
+        coding, wire = bucket.coding, bucket.wire
         assert coding is not None
         if bucket.finished:
             return

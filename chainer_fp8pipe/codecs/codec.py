@@ -53,17 +53,16 @@ from .coding import (
     RECORDS,
     Coding,
     Tensors,
-    named_parts,
     tensors_of,
 )
 from .staging import to_host
 
 
 class Part(NamedTuple):
-    """A tensor, or a part of it, as a rank without a model knows it.
+    """A tensor as a rank without a model knows it.
 
     Attributes:
-        name: Different from that of any other part.
+        name: Of the tensor.
         size: Elements.
         unit: A number on the wire, times this, grows with the gradient and
             nothing else; 0 if that is not known.
@@ -254,15 +253,14 @@ class Codec(abc.ABC):
             ValueError: Compiled code cannot read an array.
         """
 
-    def parts(self, state: State, tensors: Tensors, start: int, stop: int
-              ) -> tuple[Part, ...]:
-        """What :meth:`relay` must know of a range of the fused vector."""
-        return ()
+    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
+        """What :meth:`relay` must know of the tensors."""
+        return Part('', tensors.size, 0.0),
 
     @abc.abstractmethod
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
               ) -> Coding:
-        """The coding of a range on a rank without a model.
+        """The coding of tensors on a rank without a model.
 
         It has no parameters to turn a ratio back into a gradient: it sums
         wires, and encodes means in the wire's own units, in which residuals
@@ -366,12 +364,10 @@ class BlockScaled(Codec):
                           [prescale / unit, 0.0, unit, 0.0, 0.0],
                           (len(tensors.names), 1)))
 
-    def parts(self, state: State, tensors: Tensors, start: int, stop: int
-              ) -> tuple[Part, ...]:
+    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
         unit = 1 / _over_unit(state.loss_scale)
-        return tuple(
-            Part(name, part.stop - part.start, unit)
-            for _, part, name in named_parts(tensors, start, stop))
+        return tuple(Part(name, gradient.size, unit) for name, gradient in zip(
+            tensors.names, tensors.gradients, strict=True))
 
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
               ) -> Coding:

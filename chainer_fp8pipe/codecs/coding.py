@@ -92,15 +92,6 @@ class Tensors:
                      min(max(stop - offset, 0) * self.grain, size))
 
 
-def named_parts(tensors: Tensors, start: int, stop: int
-                ) -> Iterator[tuple[int, slice, str]]:
-    """Tensors in a range, what of each, and a name of no other part."""
-    for index, part in tensors.overlaps(start, stop):
-        whole = part.stop - part.start == tensors.gradients[index].size
-        yield index, part, tensors.names[index] + (
-            '' if whole else f'[{part.start}:{part.stop}]')
-
-
 def tensors_of(parts: Sequence[Part], grain: int) -> Tensors:
     """Parts end to end, as tensors without values: they take no memory."""
     nothing = [numpy.broadcast_to(numpy.float32(0), part.size)

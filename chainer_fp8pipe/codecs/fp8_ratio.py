@@ -47,7 +47,7 @@ import numpy
 
 from .. import formats
 from .codec import Codec, Part, State
-from .coding import FP8, RELAY, Coding, Tensors, named_parts, tensors_of
+from .coding import FP8, RELAY, Coding, Tensors, tensors_of
 from .staging import array_module, to_host
 
 # Of a code: all bits set in infinities and NaN only.
@@ -144,13 +144,12 @@ class Fp8Ratio(Codec):
             rounding=formats.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=scales, seed_of=self._seeds(state))
 
-    def parts(self, state: State, tensors: Tensors, start: int, stop: int
-              ) -> tuple[Part, ...]:
+    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
         known = state.numbers.get('q', {})
         return tuple(
-            Part(name, part.stop - part.start,
-                 known.get(tensors.names[index], 0.0) / tensors.loss_scale)
-            for index, part, name in named_parts(tensors, start, stop))
+            Part(name, gradient.size, known.get(name, 0.0)
+                 / tensors.loss_scale) for name, gradient in zip(
+                     tensors.names, tensors.gradients, strict=True))
 
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
               ) -> Coding:

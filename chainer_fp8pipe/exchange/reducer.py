@@ -229,6 +229,9 @@ class Reducer:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """A ``with`` block during which the exchange's thread stands still."""
+        if not self.overlap:
+            yield               # there is none
+            return
         try:
             self._main_waits = True
             for queue in self.queues:

@@ -76,7 +76,7 @@ class Job:
         bucket = Bucket(kept, tensors, self.state.wire(
             0, tensors.xp, tensors.size), decodes=True)
         self.algorithm.finish(self.algorithm.submit(bucket))
-        self.found = bucket.decode(tensors)
+        self.found = bucket.decode()
         return bucket
 
     def close(self):

@@ -237,7 +237,7 @@ def mean_error(codec, steps=60, loss_scales=(1.0,), relayed=False,
         for coding, wire in zip(codings, wires, strict=True):
             coding.encode(wire)
         making = codec.relay(aggregator, codec.parts(
-            states[0], ranks[0], 0, ranks[0].size), 2) if relayed else (
+            states[0], ranks[0]), 2) if relayed else (
             codings[0])
         total = sum_of(wires, codec.grain, codec.name)
         assert codings[0].decode(mean_of(making, total, 2)) == []

@@ -7,7 +7,7 @@ from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.codecs import Coding, Fp8Ratio
 from chainer_fp8pipe.exchange import drift, lockstep
-from chainer_fp8pipe.exchange.buckets import ReadyTimes
+from chainer_fp8pipe.exchange.buckets import Passes
 from chainer_fp8pipe.exchange.deferred_update import DeferredUpdate
 from chainer_fp8pipe.exchange.gradients import Gradients
 from chainer_fp8pipe.exchange.lockstep import Lockstep
@@ -49,7 +49,7 @@ PLACES = [(MODES[(number + other) % 3], place) for other in range(2)
 OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Engine, 'finish'),
-    'an order is due': (ReadyTimes, 'keep'),
+    'an order is due': (Passes, 'keep'),
     'an order is chosen': (ModelExchange, '_travel'),
     'the rest is sent': (ModelExchange, '_send_rest'),
     'the rest is left for later': (DeferredUpdate, '__init__'),
