@@ -220,9 +220,8 @@ def _ordered(order: Order, recipes: dict[int, Recipe],
     if order.state not in states:
         states[order.state] = codec.init()
     state = states[order.state]
-    coding = codec.relay(state, parts, rank)
-    return Bucket(state, coding.tensors, numpy.empty(0, codec.wire_dtype),
-                  coding)
+    return Bucket(state, codec.relay(state, parts, rank),
+                  numpy.empty(0, codec.wire_dtype))
 
 
 def _send(everyone: MPI.Comm, workers: int, message: tuple

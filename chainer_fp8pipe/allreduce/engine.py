@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Coding, State, Tensors
+from ..codecs import Codec, State, Tensors
 from ..codecs.staging import empty_wire
 from ..mpi.finalizing import HeldRequest
 from ..mpi.functions import exception, handle, library
@@ -70,10 +70,10 @@ class Bucket(_engine.Job):
 
     Args:
         state: Of the wire's codec; its update has begun.
-        tensors: The fused vector; means are written into its gradients.
+        tensors: The fused vector; means are written into its gradients.  If
+            it has been coded, the wire holds the contribution already, unless
+            ``encodes``.
         wire: Of the fused vector; the mean replaces the contribution.
-        coding: What the codec does in this update, if that is known: then the
-            wire holds the contribution already, unless ``encodes``.
         encodes: Gradients are encoded frame by frame, before they are sent.
         decodes: Means may be written into the gradients frame by frame, as
             they come.
@@ -97,11 +97,10 @@ class Bucket(_engine.Job):
     """
 
     def __init__(self, state: State, tensors: Tensors, wire: numpy.ndarray,
-                 coding: Coding | None = None, encodes: bool = False,
-                 decodes: bool = False, contributes: bool = True,
-                 number: int = 0) -> None:
+                 encodes: bool = False, decodes: bool = False,
+                 contributes: bool = True, number: int = 0) -> None:
         self.state, self.codec = state, state.codec
-        self.tensors, self.wire, self.coding = tensors, wire, coding
+        self.tensors, self.wire = tensors, wire
         self.encodes, self.decodes = encodes, decodes
         self.contributes, self.number = contributes, number
         self.uses_wire = True
@@ -134,14 +133,12 @@ class Bucket(_engine.Job):
     @property
     def wire_is_finite(self) -> bool:
         """Whether the mean as it has travelled has no NaN and no infinity."""
-        assert self.coding is not None
         return (self.codec.is_finite(self.wire) if self.uses_wire
-                else self.coding.wire_is_finite)
+                else self.tensors.wire_is_finite)
 
     def conclude(self) -> None:
         """Marks the bucket finished, as its mean is there."""
-        assert self.coding is not None
-        self.coding.conclude()
+        self.tensors.conclude()
         if self.arrive:
             self.arrive()
         self.finished = True        # other threads may go on from here
@@ -153,11 +150,9 @@ class Bucket(_engine.Job):
             Names of tensors whose gradient is now not finite.
         """
         if self.nonfinite is None:
-            assert self.coding is not None
             if not self.decodes:
-                self.coding.decode_into(self.tensors.gradients)
-                self.coding.decode(self.wire)
-            self.nonfinite = self.coding.nonfinite
+                self.tensors.decode(self.wire)
+            self.nonfinite = self.tensors.nonfinite
         return self.nonfinite
 
 
@@ -274,7 +269,7 @@ class Engine:
         Returns:
             The bucket.
         """
-        if bucket.coding is None and bucket.arrive is None:
+        if bucket.tensors.codec is None and bucket.arrive is None:
             with self.events.section('encode'):
                 self._propose(bucket)
         self._waiting.append((bucket, until))
@@ -430,19 +425,17 @@ class Engine:
         return max((share.chunks for share in self._shares(size, codec)),
                    default=1)
 
-    def decode_into(self, bucket: Bucket, tensors: Tensors) -> None:
-        """Has means written into these gradients, if possible as they come.
+    def decode_into(self, bucket: Bucket, gradients: Sequence[Any]) -> None:
+        """Has means written into these arrays, if possible as they come.
 
         Args:
             bucket: One that was submitted.
-            tensors: Of the same names and parameters.
+            gradients: Of the bucket's tensors.
         """
-        bucket.tensors = tensors
+        bucket.tensors.decode_into(gradients)
         if not bucket.is_prepared:
             bucket.decodes = True
         elif bucket.encodes:
-            assert bucket.coding is not None
-            bucket.coding.decode_into(tensors.gradients)
             bucket.decodes = True
             try:
                 self._compiled.decode(bucket)
@@ -477,44 +470,42 @@ class Engine:
         in_place, *_ = self._sums(codec)
         return 1.0 / self._workers if in_place else 1.0
 
-    def code(self, bucket: Bucket) -> Coding:
-        """What the codec does with a bucket; encodes it, if by itself."""
-        coding = bucket.coding
-        if coding is None:
-            coding = bucket.coding = bucket.codec.step(
-                bucket.state, bucket.tensors, bucket.proposed,
-                self.prescale(bucket.codec))
+    def code(self, bucket: Bucket) -> None:
+        """Has a bucket's codec make its step; encodes what goes in as such."""
+        if bucket.tensors.codec is None:
+            bucket.codec.step(bucket.state, bucket.tensors, bucket.proposed,
+                              self.prescale(bucket.codec))
             by_frame = self.by_frame and bucket.tensors.xp is numpy
             if not bucket.contributes:
                 bucket.wire.view(numpy.uint8)[...] = 0    # 0 in every format
             elif by_frame:
                 bucket.encodes = True
             else:
-                coding.encode(bucket.wire)
+                bucket.tensors.encode(bucket.wire)
             bucket.decodes &= by_frame
         bucket.is_prepared = True
-        return coding
 
     def prepare(self, bucket: Bucket) -> None:
         """Makes a bucket ready to go in."""
-        coding = self.code(bucket)
+        self.code(bucket)
+        tensors = bucket.tensors
         bucket.uses_wire = self._contributes and not (
             bucket.encodes and bucket.decodes)
         in_place, itemsize, shrink = self._sums(bucket.codec)
         if bucket.decodes:
-            coding.decode_into(bucket.tensors.gradients)
-        shares = self._shares(bucket.tensors.size, bucket.codec)
-        means = coding.means([] if in_place else [
+            tensors.decode_into(tensors.gradients)
+        shares = self._shares(tensors.size, bucket.codec)
+        means = tensors.means([] if in_place else [
             site for share in shares for site in share.sites])
         given = []
         for share in shares:
             given.append((*share[:4], means[:len(share.sites)]))
             means = means[len(share.sites):]
         self._compiled.prepare(
-            bucket, coding.tables, bucket.wire.view(numpy.uint8), itemsize,
+            bucket, tensors.tables, bucket.wire.view(numpy.uint8), itemsize,
             shrink, in_place, bucket.uses_wire,
             # Only a GPU's wires are ever there.
-            bool(bucket.tensors.xp is not numpy and self._memory
+            bool(tensors.xp is not numpy and self._memory
                  and self._memory.holds(bucket.wire)),
             bucket.encodes, bucket.decodes, tuple(given))
 

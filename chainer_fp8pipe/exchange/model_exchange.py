@@ -413,8 +413,8 @@ class ModelExchange:
         def feed() -> bool:
             nonlocal given
             ranges = bucket.decoded()
-            if given == len(ranges) or (must_be_finite and bucket.coding
-                                        and bucket.coding.nonfinite):
+            if given == len(ranges) or (must_be_finite and tensors.codec
+                                        and tensors.nonfinite):
                 return False        # there is none, or it will be an error
             with self._reducer.events.section('update'):
                 used = False
@@ -634,16 +634,16 @@ class ModelExchange:
         """Sends what has not been sent yet."""
         assert self.queue is not None
         update = self.update
-        every = [self._tensors(number, gradients.flat, gradients.values,
-                               gradients.loss_scale)
-                 for number in range(len(self.buckets))]
-        early = list(update.sent)
+        early = list(update.sent.values())
         for piece in self.slices[update.begun:]:
-            if every[piece[0]].size:
-                self._send(piece, every[piece[0]], decodes=True)
+            tensors = self._tensors(piece[0], gradients.flat, gradients.values,
+                                    gradients.loss_scale)
+            if tensors.size:
+                self._send(piece, tensors, decodes=True)
                 self.queue.work()
-        for number in early:    # backward could not let them be written
-            self.queue.decode_into(update.sent[number], every[number])
+        for bucket in early:    # while backward went on, that was not allowed
+            self.queue.decode_into(bucket, [
+                gradients.flat[name] for name in bucket.tensors.names])
 
     def send_zeros(self, count: int, loss_scale: float) -> None:
         """Sends zeros for slices that other ranks have sent; waits for all.

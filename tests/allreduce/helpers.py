@@ -174,13 +174,13 @@ def bucket_of(codec, tensors, wire=None, prescale=1.0, **options):
     coding = begin(codec.init(), tensors, prescale=prescale)
     if wire is None:
         wire = numpy.zeros(tensors.size, codec.wire_dtype)
-    return Bucket(coding.state, tensors, wire, coding, **options)
+    return Bucket(coding.state, tensors, wire, **options)
 
 
 def average(algorithm, coding, wire):
     """Makes a wire the mean of all ranks' wires."""
     algorithm.finish(algorithm.submit(Bucket(
-        coding.state, coding.tensors, wire, coding)))
+        coding.state, coding, wire)))
 
 
 def exchange(algorithm, state, comm, tensors):

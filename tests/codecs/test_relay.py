@@ -59,7 +59,7 @@ def test_parts_are_tensors_and_their_units():
 
 def test_parts_take_no_memory():
     coding = relay(PLAIN.init(), [('a', 10 ** 12, 1.0), ('b', 5, 1.0)])
-    assert coding.tensors.offsets == [0, 10 ** 12, 10 ** 12 + 5]
+    assert coding.offsets == [0, 10 ** 12, 10 ** 12 + 5]
 
 
 def test_the_mean_of_floats_needs_no_units():

@@ -241,8 +241,8 @@ IN_THE_MIDDLE = """
         big = numpy.zeros(10 ** 7, 'f')
         state, tensors = Cast('float32').init(), Tensors(
             ['a'], [big], [big])
-        aggregator._working[0].submit(Bucket(
-            state, tensors, big, coding=state.codec.step(state, tensors)))
+        state.codec.step(state, tensors)
+        aggregator._working[0].submit(Bucket(state, tensors, big))
         sys.exit(0)"""
 NO_ORDER = """
         from chainer_fp8pipe.allreduce import aggregator

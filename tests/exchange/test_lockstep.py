@@ -5,7 +5,7 @@ import threading
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
-from chainer_fp8pipe.codecs import Coding, Fp8Ratio
+from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
 from chainer_fp8pipe.exchange import drift, lockstep
 from chainer_fp8pipe.exchange.buckets import Passes
 from chainer_fp8pipe.exchange.deferred_update import DeferredUpdate
@@ -32,8 +32,8 @@ ALWAYS = {
     'maxima are found': (Fp8Ratio, 'propose'),
     'maxima are there': (Fp8Ratio, 'step'),
     'a bucket is submitted': (Engine, 'submit'),
-    'residuals are looked up': (Coding, 'means'),
-    'a bucket is finished': (Coding, 'conclude'),
+    'residuals are looked up': (Tensors, 'means'),
+    'a bucket is finished': (Tensors, 'conclude'),
     'means are looked at': (Bucket, 'decode'),
 }
 MODES = False, True, 'next_forward'
