@@ -136,13 +136,6 @@ class Bucket(_engine.Job):
         return (self.codec.is_finite(self.wire) if self.uses_wire
                 else self.tensors.wire_is_finite)
 
-    def conclude(self) -> None:
-        """Marks the bucket finished, as its mean is there."""
-        self.tensors.conclude()
-        if self.arrive:
-            self.arrive()
-        self.finished = True        # other threads may go on from here
-
     def decode(self) -> list[str]:
         """Writes means into gradients, if that has not been done.
 
@@ -270,24 +263,21 @@ class Engine:
             The bucket.
         """
         if bucket.tensors.codec is None and bucket.arrive is None:
+            bucket.arrive = self.events.travel(
+                bucket.tensors.names, bucket.wire.nbytes)
             with self.events.section('encode'):
-                self._propose(bucket)
+                found = bucket.codec.propose(bucket.state, bucket.tensors)
+            if found is not None:
+                if not bucket.contributes:
+                    found[...] = 0
+                # This cannot wait for others, which may be in their backward
+                # pass.
+                bucket.maxima = HeldRequest(self._maxima.Iallreduce(
+                    MPI.IN_PLACE, found, MPI.MAX), found)
+                bucket.proposed = found
+                self.events.sent(found.nbytes)
         self._waiting.append((bucket, until))
         return bucket
-
-    def _propose(self, bucket: Bucket) -> None:
-        """Asks all ranks for the codec's maxima."""
-        bucket.arrive = self.events.travel(
-            bucket.tensors.names, bucket.wire.nbytes)
-        proposed = bucket.codec.propose(bucket.state, bucket.tensors)
-        if proposed is not None:
-            if not bucket.contributes:
-                proposed[...] = 0
-            # This cannot wait for others: they may be in their backward pass.
-            bucket.maxima = HeldRequest(self._maxima.Iallreduce(
-                MPI.IN_PLACE, proposed, MPI.MAX), proposed)
-            bucket.proposed = proposed
-            self.events.sent(proposed.nbytes)
 
     def work(self, seconds: float = 0.0, brief: float = 0.0) -> bool:
         """Does what there is to do, and pauses in between.
@@ -455,8 +445,10 @@ class Engine:
                 raise RuntimeError(bucket.failure)
             try:
                 if not bucket.is_prepared:
+                    self.code(bucket)
                     self.prepare(bucket)
-                self.let_in(bucket, until)
+                    bucket.is_prepared = True
+                self._compiled.let_in(bucket, until, PARTS)
             except BaseException as error:
                 bucket.failure = repr(error)
                 raise
@@ -483,11 +475,9 @@ class Engine:
             else:
                 bucket.tensors.encode(bucket.wire)
             bucket.decodes &= by_frame
-        bucket.is_prepared = True
 
     def prepare(self, bucket: Bucket) -> None:
-        """Makes a bucket ready to go in."""
-        self.code(bucket)
+        """Makes a bucket that has been coded ready to go in."""
         tensors = bucket.tensors
         bucket.uses_wire = self._contributes and not (
             bucket.encodes and bucket.decodes)
@@ -509,20 +499,16 @@ class Engine:
                  and self._memory.holds(bucket.wire)),
             bucket.encodes, bucket.decodes, tuple(given))
 
-    def let_in(self, bucket: Bucket, until: int) -> None:
-        """Lets a bucket in until this part of :data:`PARTS`.
-
-        When the mean is there, :meth:`Bucket.conclude` is called.
-        """
-        self._compiled.let_in(bucket, until, PARTS)
-
     def _collect(self) -> None:
         """Records what compiled code has done, and ends finished buckets."""
         sent, encoding, decoding, finished = self._compiled.taken()
         self.events.sent(sent)
         self.events.divide(encode=encoding, decode=decoding)
         for bucket in finished:
-            bucket.conclude()
+            bucket.tensors.conclude()
+            if bucket.arrive:
+                bucket.arrive()
+            bucket.finished = True      # other threads may go on from here
 
     def _sums(self, codec: Codec) -> tuple[bool, int, float]:
         """How sums of a codec's wires are held and travel.

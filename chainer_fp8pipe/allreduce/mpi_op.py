@@ -56,12 +56,7 @@ class MpiOp(Engine):
         return 1.0 / (self._inside or self.comm).size
 
     def prepare(self, bucket: Bucket) -> None:
-        self.code(bucket)       # a wire is all that is needed
-
-    def let_in(self, bucket: Bucket, until: int) -> None:
         tensors, wire = bucket.tensors, bucket.wire
-        if bucket.finished:
-            return
         if self._inside and self._between:
             own = self._sum_of_node(self._inside, tensors, wire)
             tensors.rescale(own, 1.0 / self._between.size)
@@ -69,7 +64,6 @@ class MpiOp(Engine):
             self._gather_in_node(self._inside, own, wire)
         else:
             self._allreduce(self.comm, tensors, wire)
-        bucket.conclude()
 
     def share_inside(self, node: Collection[int]) -> float:
         if not self._inside or not self._between:

@@ -160,7 +160,8 @@ class Fp8Ratio(Codec):
             state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
             scales=numpy.full((len(parts), 5), formats.MAX / self.headroom),
             seed_of=dataclasses.replace(self, rank=rank)._seeds(state),
-            units={part.name: part.unit for part in parts})
+            units={part.name: part.unit for part in parts},
+            bound=formats.MAX / self.headroom)
         return tensors
 
     def is_finite(self, wire: numpy.ndarray) -> bool:

@@ -105,7 +105,8 @@ class Tensors:
              rounding: int = 0, format: RecordFormat | None = None,
              epsilon: float = 0.0, scales: Any = None,
              seed_of: Callable[[str, str], int] | None = None,
-             units: Mapping[str, float] | None = None) -> None:
+             units: Mapping[str, float] | None = None, bound: float = 1e38
+             ) -> None:
         """Makes the tables with which tensors are encoded in this update.
 
         Args:
@@ -121,13 +122,15 @@ class Tensors:
             seed_of: Seed of the random numbers of a tensor (by name) at a
                 site; None: nothing is random.
             units: By name, if this is a relay.
+            bound: The largest residual of a relay; beyond 1e38 its sum with
+                a mean might be infinite.
 
         Raises:
             ValueError: Compiled code cannot read an array.
         """
         self.state, self.codec = state, state.codec
         self.prescale, self.epsilon = prescale, epsilon
-        self.seed_of = seed_of
+        self.seed_of, self._bound = seed_of, bound
         count = len(self.names)
         self.scales = numpy.asarray(
             numpy.zeros((count, 5)) if scales is None else scales,
@@ -235,9 +238,14 @@ class Tensors:
                              for name in self.names]
             if not self.state.codec.error_feedback:
                 continue
-            kept = list(self.overlaps(*owned))
-            residuals = [self._residual_of_mean(
-                site, self.names[index], part) for index, part in kept]
+            kept, residuals = list(self.overlaps(*owned)), []
+            for index, part in kept:
+                name = self.names[index]
+                residuals.append(self.state.residual(
+                    numpy, site, name, part.start, part.stop))
+                if self._units is not None:
+                    self.state.in_unit(site, name, self._units[name],
+                                       residuals[-1], self._bound)
             addresses = self._places(residuals, writeable=True)[:, 0].tolist()
             for (index, part), address in zip(kept, addresses, strict=True):
                 row[index, 0] = address - part.start * _NOTHING.itemsize
@@ -379,15 +387,6 @@ class Tensors:
         _formats.code(what, self.tables, start, wire.view(numpy.uint8), other
                       if other is None else other.view(numpy.uint8), count,
                       means)
-
-    def _residual_of_mean(self, site: str, name: str, part: slice) -> Any:
-        array = self.state.residual(numpy, site, name, part.start, part.stop)
-        if self._units is not None:
-            # Beyond 1e38 the sum of a residual and a mean might be infinite.
-            bound = 1e38 if self._number == RECORDS else float(
-                self.scales[0, 4])
-            self.state.in_unit(site, name, self._units[name], array, bound)
-        return array
 
     def _must_have_sums(self) -> None:
         if self._number == RECORDS:

@@ -177,7 +177,7 @@ class ModelExchange:
     @property
     def current(self) -> State:
         """The codec's state in the next update: float32's during warm-up."""
-        return (self._first if self.updates < self._reducer.warm_up
+        return (self._first if self.updates < self._reducer.options.warmup
                 else self.codec_state)
 
     def save(self) -> Saved:
@@ -249,8 +249,10 @@ class ModelExchange:
                     if not self.ready:
                         self.seconds = time.perf_counter() - start
                 self.end()
-            if reducer.overlap and not is_new:
-                self._learn()
+            if reducer.overlap:
+                self.passes.averaged()
+                if not is_new:
+                    self._learn()
         if not defers:
             bad = [bucket for bucket in update.sent.values()
                    if bucket.nonfinite]
@@ -265,7 +267,7 @@ class ModelExchange:
                ) -> None:
         """Raises on all ranks if they cannot go on together."""
         reducer = self._reducer
-        ranks, every = reducer.ranks, reducer.check_every
+        ranks, every = reducer.ranks, reducer.options.check_every
         entries = {**gradients.entries,
                    # A rank resumed from another snapshot must not go unseen.
                    'the number of updates': str(self.updates),
@@ -336,7 +338,7 @@ class ModelExchange:
     @property
     def _must_be_finite(self) -> bool:
         """Whether an update must not go on with a mean that is not finite."""
-        wanted = self._reducer.nonfinite
+        wanted = self._reducer.options.nonfinite
         return (not self.scaling_is_dynamic if wanted == 'auto'
                 else wanted == 'raise')
 
@@ -363,7 +365,6 @@ class ModelExchange:
 
     def end(self) -> None:
         """Ends the update: what was sent of it is no longer known."""
-        self.passes.averaged()
         self.update.thaw()
         self.update = Update()
 
@@ -438,7 +439,7 @@ class ModelExchange:
         """Divides a new set of parameters into buckets."""
         self.ready, self.sizes = False, dict(sizes)
         self.buckets: tuple[BucketNames, ...] = divide(
-            sizes, self._reducer.bucket_bytes)
+            sizes, self._reducer.options.bucket_bytes)
         self.slices = [(number, PARTS) for number in range(len(self.buckets))]
         self.passes = Passes()
         self._bucket_of = {name: number
