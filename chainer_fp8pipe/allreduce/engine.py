@@ -87,6 +87,7 @@ class Bucket(_engine.Job):
             as those are on their way.
         proposed: The codec's maxima, of all ranks when they have arrived;
             None if it needs none.
+        is_submitted: The codec has proposed its maxima.
         is_prepared: Compiled code knows the bucket.
         finished: The mean is in the wire, or decoded, and nothing is on its
             way.
@@ -104,7 +105,7 @@ class Bucket(_engine.Job):
         self.encodes, self.decodes = encodes, decodes
         self.contributes, self.number = contributes, number
         self.uses_wire = True
-        self.is_prepared = self.finished = False
+        self.is_submitted = self.is_prepared = self.finished = False
         self.failure = ''
         self.nonfinite: list[str] | None = None
         self.proposed: numpy.ndarray | None = None
@@ -262,7 +263,8 @@ class Engine:
         Returns:
             The bucket.
         """
-        if bucket.tensors.codec is None and bucket.arrive is None:
+        if bucket.tensors.codec is None and not bucket.is_submitted:
+            bucket.is_submitted = True
             bucket.arrive = self.events.travel(
                 bucket.tensors.names, bucket.wire.nbytes)
             with self.events.section('encode'):
