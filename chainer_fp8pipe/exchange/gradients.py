@@ -9,6 +9,8 @@ from typing import Any
 import chainer
 import numpy
 
+from ..codecs.tensors import places
+
 _FLOAT32 = numpy.dtype('float32')
 
 #: What to do about a difference.
@@ -36,8 +38,8 @@ class Gradients:
             it has a gradient or not.
         parameters: Those with a gradient, by name.
         arrays: Their gradients as they were found.
-        values: Their arrays.
         flat: Their gradients as they are exchanged: flat, float32.
+        values: Their arrays, likewise.
         copied: Names of those of which that is another array.
         share_parameters: Parameters have memory in common
             (``copy('share')``).
@@ -51,30 +53,38 @@ class Gradients:
         self.arrays: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.flat: dict[str, Any] = {}
+        self.share_parameters = False
         self.copied: set[str] = set()
-        self._filled: set[str] = set()
+        self._scales: dict[float | None, str] = {}      # and whose they are
+        self._filled: list[chainer.Parameter] = []
         for name, parameter in distinct_parameters(model):
-            problem = self._take(name, parameter, zero_fill)
-            self.problem = self.problem or problem
-        scales: dict[float | None, str] = {}      # and whose they are
-        for name, parameter in self.parameters.items():
-            if name not in self._filled:
-                scales.setdefault(parameter._loss_scale, name)
-        if len(scales) > 1:
-            (one, name), (two, other), *_ = scales.items()
+            if problem := self._take(name, parameter, zero_fill):
+                self.problem = self.problem or problem
+        if len(self._scales) > 1:
+            (one, name), (two, other), *_ = self._scales.items()
             self.problem = self.problem or (
                 f'the gradients of parameters {name} and {other} have '
                 f'different loss scales, {one} and {two}; scale all losses '
                 'alike and clear gradients before each backward pass')
-        self.problem = self.problem or self._different_devices()
-        self.loss_scale = next(iter(scales), None)
-        if self.problem:
-            return
+        in_place = _are_apart(self.arrays, True)
+        if not in_place:
+            self.problem = self.problem or self._different_devices()
+        self.loss_scale = next(iter(self._scales), None)
+        if not self.problem:
+            self._lay_flat(in_place)
+
+    def _lay_flat(self, in_place: bool) -> None:
+        """Copies what cannot be exchanged, or shared, where it is."""
         # backward() sets the scale only of parameters that it reaches.
-        for name in self._filled:
-            self.parameters[name]._loss_scale = self.loss_scale
+        for parameter in self._filled:
+            parameter._loss_scale = self.loss_scale
         if self.arrays:
             self.entries['the loss scale'] = str(self.loss_scale)
+        if in_place and _are_apart(self.values, False):
+            self.flat, self.values = ({
+                name: array.reshape(-1) for name, array in arrays.items()}
+                for arrays in (self.arrays, self.values))
+            return
         self.share_parameters = bool(_overlapping(self.values))
         overlapping = _overlapping(self.arrays)
         for name, gradient in self.arrays.items():
@@ -86,6 +96,7 @@ class Gradients:
                 flat = flat.copy()
                 self.copied.add(name)
             self.flat[name] = flat
+            self.values[name] = flat_float32(self.values[name])
 
     def _take(self, name: str, parameter: chainer.Parameter, zero_fill: bool
               ) -> str:
@@ -100,9 +111,11 @@ class Gradients:
             return problem
         if value.size:
             self.sizes[name] = value.size
-        if gradient is None and zero_fill:
+        if gradient is not None:
+            self._scales.setdefault(parameter._loss_scale, name)
+        elif zero_fill:
             gradient = parameter.grad = parameter.xp.zeros_like(value)
-            self._filled.add(name)
+            self._filled.append(parameter)
         self.entries[f'parameter {name}'] = _text(
             value.dtype, value.shape,
             None if gradient is None else gradient.dtype)
@@ -198,6 +211,19 @@ def _text(dtype: numpy.dtype, shape: tuple[int, ...],
         return f'{text} without gradient'
     return text if gradient == dtype else (
         f'{text} with a gradient of {gradient.name}')
+
+
+def _are_apart(arrays: Mapping[str, Any], writeable: bool) -> bool:
+    """Whether it is certain, at a glance, that arrays can be used in place.
+
+    They are float32, C-contiguous, on the host, and none overlaps another.
+    """
+    found = places([*arrays.values()], writeable)
+    if found is None or not arrays:
+        return found is not None
+    starts, sizes = found[numpy.argsort(found[:, 0])].T
+    return bool((starts[:-1] + _FLOAT32.itemsize * sizes[:-1]
+                 <= starts[1:]).all())
 
 
 def _overlapping(arrays: Mapping[str, Any]) -> set[str]:

@@ -96,7 +96,8 @@ class Update:
     """Gradients and buckets of one update, until their means are there.
 
     Attributes:
-        values: Parameters' arrays, by name; {} while nothing is sent early.
+        values: Parameters' arrays, flat, by name; {} while nothing is sent
+            early.
         loss_scale: The factor of the gradients; None for none.
         missing: By the bucket's number, names of gradients that are not
             final yet.
@@ -514,7 +515,7 @@ class ModelExchange:
             return False
         # Plain arrays: touching a parameter in the exchange's thread would
         # wait for its deferred update.
-        values = {name: parameter.array
+        values = {name: flat_float32(parameter.array)
                   for name, parameter in self.parameters().items()}
         if self.sizes != {name: array.size for name, array in values.items()}:
             return False
@@ -595,8 +596,9 @@ class ModelExchange:
                 piece, computed = update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self._send(piece, self._tensors(
-                    piece[0], update.arrays, update.values,
+                self._send(piece, self._tensors(piece[0], {
+                    name: flat_float32(update.arrays[name])
+                    for name in self.buckets[piece[0]]}, update.values,
                     update.loss_scale))
             if alone and not update.todo:
                 return self.queue.work(LONG) or moved
@@ -605,11 +607,11 @@ class ModelExchange:
     def _tensors(self, number: int, gradients: Mapping[str, Any],
                  values: Mapping[str, Any], loss_scale: float | None
                  ) -> Tensors:
-        """Those of a bucket's parameters that have a gradient."""
+        """Those of a bucket's parameters that have a gradient; all flat."""
         names = [name for name in self.buckets[number] if name in gradients]
         return Tensors(names,
-                       [flat_float32(gradients[name]) for name in names],
-                       [flat_float32(values[name]) for name in names],
+                       [gradients[name] for name in names],
+                       [values[name] for name in names],
                        1.0 if loss_scale is None else loss_scale,
                        self.current.codec.grain)
 
@@ -658,7 +660,7 @@ class ModelExchange:
         update.todo.clear()
         # Means are encoded by their ratio to the parameters, and the residual
         # is kept: the parameters must be the real ones.
-        values = {name: parameter.array
+        values = {name: flat_float32(parameter.array)
                   for name, parameter in self.parameters().items()}
         zeros = {name: numpy.zeros_like(array)
                  for name, array in values.items()}
