@@ -6,9 +6,8 @@
 # orders may pile up: several buckets can be under way at a time.
 #
 # An order says what a codec must know of the bucket's tensors, to encode
-# their means without parameters (Codec.relay).  That is the same at nearly
-# every update, so it is sent once, under a number.  Residuals of means belong
-# to a state of the codec on each aggregator, one for each state of worker 0's.
+# their means without parameters (Codec.relay).  Residuals of means belong to a
+# state of the codec on each aggregator, one for each state of worker 0's.
 #
 # Sums are made chunk by chunk as frames arrive, and sent back at once
 # (cut-through, paper 003), unless the framing puts a whole vector into one
@@ -31,28 +30,23 @@ from ..report.stream import EventStream
 from .engine import Bucket, Engine
 from .plan import Framing, Plan
 
-# Recipes that an aggregator remembers; there is one for each bucket.
-_REMEMBERED = 256
 # Seconds to sleep at most while there are no orders.
 _IDLE = 1e-3
-
-Recipe = tuple[Codec, tuple[Part, ...]]
 
 
 class Order(NamedTuple):
     """A bucket, as aggregators know it.
 
     Attributes:
+        codec: Of its wire.
+        parts: Its tensors.
         state: Number of the codec's state.
-        slot: Number of the recipe.
-        recipe: The codec and the tensors; None: as it was when this number
-            was used before.
         gone: Numbers of states that are no more.
     """
 
+    codec: Codec
+    parts: tuple[Part, ...]
     state: int
-    slot: int
-    recipe: Recipe | None
     gone: tuple[int, ...]
 
 
@@ -93,8 +87,7 @@ class Aggregated(Engine):
         self._states: weakref.WeakKeyDictionary[State, int] = (
             weakref.WeakKeyDictionary())
         self._gone: list[int] = []
-        self._slots: dict[Recipe, int] = {}
-        self._states_count = self._recipes_count = 0
+        self._states_count = 0
         self._first = comm.size         # of the aggregators
         self._tell((tuple(plans), framing))
         super().__init__(self._everyone, plans, events, framing, comm)
@@ -104,7 +97,10 @@ class Aggregated(Engine):
     def prepare(self, bucket: Bucket) -> None:
         super().prepare(bucket)
         if self.comm.rank == 0 and bucket.tensors.size:
-            self._tell(self._order(bucket))
+            gone, self._gone[:] = tuple(self._gone), []
+            self._tell(Order(
+                bucket.codec, bucket.codec.parts(bucket.state, bucket.tensors),
+                self._number(bucket.state), gone))
 
     def free(self) -> None:
         """Finishes what is under way, and lets the aggregators leave."""
@@ -135,20 +131,6 @@ class Aggregated(Engine):
             self._sent = [request for request in self._sent
                           if not request.test()]
             self._sent += _send(self._everyone, self._first, message)
-
-    def _order(self, bucket: Bucket) -> Order:
-        recipe = bucket.codec, bucket.codec.parts(
-            bucket.state, bucket.tensors)
-        slot = self._slots.get(recipe)
-        new = slot is None
-        if slot is None:
-            if len(self._slots) == _REMEMBERED:     # the oldest makes room
-                del self._slots[next(iter(self._slots))]
-            slot = self._slots[recipe] = self._recipes_count % _REMEMBERED
-            self._recipes_count += 1
-        gone, self._gone[:] = tuple(self._gone), []
-        return Order(self._number(bucket.state), slot,
-                     recipe if new else None, gone)
 
     def _number(self, state: State) -> int:
         number = self._states.get(state)
@@ -197,12 +179,11 @@ def serve(everyone: MPI.Comm) -> None:
 
 def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
     engine = Engine(everyone, plans, EventStream(), framing, MPI.COMM_SELF)
-    recipes: dict[int, Recipe] = {}
     states: dict[int, State] = {}
     pauses = Pauses()
     while (order := _receive(everyone)) != ():
         if order:
-            engine.submit(_ordered(order, recipes, states, everyone.rank))
+            engine.submit(_ordered(order, states, everyone.rank))
         if engine.work(_IDLE, BRIEF) or order:
             pauses.restart()
         elif not engine.busy:
@@ -212,15 +193,14 @@ def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
     engine.free()
 
 
-def _ordered(order: Order, recipes: dict[int, Recipe],
-             states: dict[int, State], rank: int) -> Bucket:
+def _ordered(order: Order, states: dict[int, State], rank: int) -> Bucket:
     for number in order.gone:
         states.pop(number, None)
-    codec, parts = recipes[order.slot] = order.recipe or recipes[order.slot]
+    codec = order.codec
     if order.state not in states:
         states[order.state] = codec.init()
     state = states[order.state]
-    return Bucket(state, codec.relay(state, parts, rank),
+    return Bucket(state, codec.relay(state, order.parts, rank),
                   numpy.empty(0, codec.wire_dtype))
 
 

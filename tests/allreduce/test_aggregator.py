@@ -99,26 +99,6 @@ def test_one_worker_may_be_a_bucket_ahead_of_the_others(comm):
 
 
 @on_ranks(2)
-def test_a_recipe_is_sent_once_and_again_when_it_was_forgotten(comm):
-    def body(algorithm, workers):
-        sent, tell = [], algorithm._tell
-        algorithm._tell = lambda message: (sent.append(message),
-                                           tell(message))
-        state = Fp8Ratio().init()
-        for size in [*range(1, 300), *range(1, 300), 299]:
-            wire = numpy.empty(size, numpy.uint8)
-            coding = begin(state, tensors_of(0, [size]))
-            coding.encode(wire)
-            expected = wire.copy()
-            average(algorithm, coding, wire)
-            numpy.testing.assert_array_equal(wire, expected)  # one worker
-        assert len(sent) == 599
-        assert all(order.recipe for order in sent[:598])
-        assert sent[598].recipe is None
-    on_workers(comm, body)
-
-
-@on_ranks(2)
 def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
     kept = []
 
@@ -134,8 +114,8 @@ def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
     with pytest.MonkeyPatch.context() as patch:
         ordered = module._ordered
 
-        def note(order, recipes, states, rank):
-            bucket = ordered(order, recipes, states, rank)
+        def note(order, states, rank):
+            bucket = ordered(order, states, rank)
             kept.append(len(states))
             return bucket
         patch.setattr(module, '_ordered', note)
