@@ -251,7 +251,6 @@ NO_ORDER = """
 
 @pytest.mark.parametrize(('given', 'code', 'printed', 'errors'), [
     ({'end': ''}, *WELL),
-    ({'end': 'MPI.Finalize()'}, *WELL),
     ({'end': 'del comm, optimizer'}, *WELL),
     ({'before': ['-m', 'chainer_fp8pipe', 'run']}, *WELL[:2], ''),
     ({'end': 'sys.exit(3 if comm.rank == 0 else 0)'}, 3, '', '^$'),
