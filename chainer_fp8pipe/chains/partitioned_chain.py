@@ -9,7 +9,7 @@ import chainer
 
 from ..intercept.function_calls import current
 from ..planning.partition_plan import PartitionPlan
-from ..planning.sizes import counted, said_bytes
+from ..report.quantities import columns, counted, size
 from .ghost import GhostError, user_line
 from .partitioned import Partition
 from .valueless_parameters import fetching
@@ -143,15 +143,11 @@ def table(partition: Any) -> str:
             ' '.join(map(str, ranks)),
             f'{100 * predicted.busy[chunk] / total:.0f} %'
             if predicted.busy else '',
-            said_bytes(sum(partition.parameter_bytes(name)
+            size(sum(partition.parameter_bytes(name)
                            for name in names)),
-            said_bytes(predicted.memory[stage]) if predicted.memory else '',
+            size(predicted.memory[stage]) if predicted.memory else '',
             _crossing(partition, chunk),
             first + (' (again)' if plan.recompute[chunk] else '')])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ['  '.join(text.ljust(width) for text, width
-                       in zip(row, widths, strict=True)).rstrip()
-             for row in rows]
     busy = predicted.busy
     balance = sum(busy) / len(busy) / max(busy) if busy and max(busy) else 1.0
     head = (f'{partition.title}: {counted(plan.stages, "stage")}'
@@ -167,15 +163,15 @@ def table(partition: Any) -> str:
         notes.append(f'{name} is on stages '
                      + ' and '.join(map(str, ranks))
                      + ', which sum its gradient')
-    return '\n'.join([head, *lines, *notes])
+    return '\n'.join([head, *columns(rows), *notes])
 
 
 def _crossing(partition: Any, chunk: int) -> str:
     if chunk == partition.last:
         return ''
     values = partition.crossing[chunk]
-    size = sum(value.nbytes for _, value in values)
+    sent = size(sum(value.nbytes for _, value in values))
     names = ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
                       for name, value in values[:2])
     more = f' and {len(values) - 2} more' if len(values) > 2 else ''
-    return f'{said_bytes(size)}: {names}{more}'
+    return f'{sent}: {names}{more}'

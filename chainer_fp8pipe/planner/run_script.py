@@ -22,8 +22,8 @@ from ..communicators.options import (
 )
 from ..intercept.training_objects import Originals
 from ..pipeline.schedules import SCHEDULES
-from ..planning.sizes import parse_bytes
 from ..report.launch_protocol import is_launched
+from ..report.quantities import parse_bytes
 from ..training.unmodified.launch import (
     RankAware,
     Refusal,

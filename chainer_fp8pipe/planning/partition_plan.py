@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..report import stored
 from .calls import Order, Position
-from .stored import made, read_json, write_json
 
 
 @dataclass(frozen=True)
@@ -84,12 +84,13 @@ class PartitionPlan:
         if not isinstance(data, Mapping) or not {'order', 'cuts'} <= set(data):
             return data
         prefix = where and f'{where}.'
-        order = made(Order, data['order'], f'{prefix}order')
+        order = stored.made(Order, data['order'], f'{prefix}order')
         if not all(order):
             raise ValueError('the order of parameters has an empty group')
         place_of = {name: place for place, group in enumerate(order)
                     for name in group}
-        cuts = made(tuple[_NamedCut, ...], data['cuts'], f'{prefix}cuts')
+        cuts = stored.made(tuple[_NamedCut, ...], data['cuts'],
+                           f'{prefix}cuts')
         for cut in cuts:
             if cut.before not in place_of:
                 raise ValueError(f'the plan cuts before {cut.before}, which '
@@ -99,7 +100,7 @@ class PartitionPlan:
 
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
-        write_json(path, self.as_dict())
+        stored.save(path, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
@@ -127,14 +128,7 @@ def load_plan(source: str | Mapping[str, Any] | PartitionPlan
             is returned as it is.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: The source is no plan, or a plan that contradicts itself;
-            the message says how.
+        ValueError: The file cannot be read, or the source is no plan, or one
+            that contradicts itself; the message says how.
     """
-    name = 'this'
-    if isinstance(source, str):
-        name, source = source, read_json(source)
-    try:
-        return made(PartitionPlan, source)
-    except ValueError as error:
-        raise ValueError(f'{name} is no plan: {error}') from None
+    return stored.load(PartitionPlan, source)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..report.quantities import counted, size
 from .partition_plan import PartitionPlan
-from .sizes import counted, said_bytes
 
 # Light and dark enough to be told apart without seeing colours.
 _TIME, _PARAMETERS, _MEMORY = '#3366ab', '#de701f', '#f5b359'
@@ -85,11 +85,11 @@ def _panels(plan: PartitionPlan, part: Any) -> Iterator[_Panel]:
     if part:
         yield ('parameters', _PARAMETERS, [
             sum(map(part.parameter_bytes, part.used[chunk]))
-            for chunk in chunks], said_bytes)
+            for chunk in chunks], size)
     if predicted.memory:        # a rank's memory stands at its first chunk
         yield ('memory, predicted', _MEMORY, [
             predicted.memory[chunk] if chunk < plan.stages else None
-            for chunk in chunks], said_bytes)
+            for chunk in chunks], size)
 
 
 def _middle(chunk: int) -> float:
@@ -117,7 +117,7 @@ def _draw(axes: Any, write: Callable[..., Any], left: float, panel: _Panel,
         end = rows[-1] + _ROW / 2
         axes.vlines(left + limit * scale, _TOP, end, color='black',
                     linewidth=1, linestyles='--', zorder=2)
-        write(left + limit * scale, end + 0.1, f'limit {said_bytes(limit)}',
+        write(left + limit * scale, end + 0.1, f'limit {size(limit)}',
               ha='center')
 
 
@@ -142,12 +142,12 @@ def _name(write: Callable[..., Any], chunk: int, plan: PartitionPlan,
     text = ''
     if part:
         values = part.crossing[chunk]
-        text = said_bytes(sum(value.nbytes for _, value in values)) + (
+        text = size(sum(value.nbytes for _, value in values)) + (
             ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
                              for name, value in values[:3])) * bool(values)
         text += f' and {len(values) - 3} more' * (len(values) > 3)
     elif plan.predicted.crossing:
-        text = said_bytes(plan.predicted.crossing[chunk])
+        text = size(plan.predicted.crossing[chunk])
     if len(text) > _LETTERS_OF_A_LINE:
         text = text[:_LETTERS_OF_A_LINE - 1] + '…'
     if text:

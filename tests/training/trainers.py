@@ -12,6 +12,7 @@ import os
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.mpi.grid import ProcessGrid
+from chainer_fp8pipe.mpi.ranks import once
 from chainer_fp8pipe.training.iterators import ReplicaIterator
 from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 from chainer_fp8pipe.training.updater import PipelineUpdater
@@ -42,9 +43,10 @@ class Job:
         comm: All ranks.
         network: A name of ``NETWORKS``, or what makes a ``Divisible``.
         stages: Of one replica; the other ranks are more replicas.  None: all
-            ranks; or :data:`SERIAL` or :data:`REPLICAS`.
+            ranks; or a ``ProcessGrid``, :data:`SERIAL` or :data:`REPLICAS`.
         data: Inputs and labels; default: 36 samples.
-        batch: Samples of all replicas together.
+        batch: Samples of all replicas together; default: 12, or all of the
+            data that are given.
         optimizer: Not set up; default: momentum SGD.
         communicator: Of replicas: a name, or a communicator.
         codec: Options of the communicator; default: those of ``CODECS``.
@@ -57,15 +59,21 @@ class Job:
     """
 
     def __init__(self, comm, network='Plain', stages=None, *, data=None,
-                 batch=12, optimizer=None, communicator='float32', codec=None,
-                 cut=None, iterator=None, shuffle=False, **settings):
+                 batch=None, optimizer=None, communicator='float32',
+                 codec=None, cut=None, iterator=None, shuffle=False,
+                 **settings):
         self.comm = MPI.COMM_SELF if stages == SERIAL else comm
+        batch = batch or (12 if data is None else len(data[0]))
         self.data = dataset(36) if data is None else data
-        model = NETWORKS[network]() if network in NETWORKS else network()
+        self.network = NETWORKS.get(network, network)
+        model = self.network()
         optimizer = optimizer or chainer.optimizers.MomentumSGD(0.1)
         whole = stages in (SERIAL, REPLICAS)
-        self.grid = grid = ProcessGrid(
-            self.comm, 1 if whole else stages or comm.size)
+        number = 1 if whole else stages or comm.size
+        self.grid = grid = (
+            stages if isinstance(stages, ProcessGrid) else once(
+                self.comm, f'{number} stages',
+                lambda: ProcessGrid(self.comm, number)))
         self.communicator, self.ranks = None, grid
         if grid.replicas > 1:
             if isinstance(communicator, str):

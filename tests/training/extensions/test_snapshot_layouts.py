@@ -59,7 +59,7 @@ def job_of(comm, stages, model=None, optimizer=None, **options):
     if stages not in (SERIAL, REPLICAS):
         options.setdefault('micro_batches', max(4 // replicas, 1))
     return Job(comm, model or network, stages, shuffle=True,
-               data=dataset(34), optimizer=optimizer
+               data=dataset(34), batch=12, optimizer=optimizer
                or chainer.optimizers.Adam(0.01), **options)
 
 
@@ -215,7 +215,7 @@ def test_scales_rates_and_float32_copies_move_with_their_layer(
     chainer.global_config.dtype = chainer.mixed16
     x, t = dataset(24)
     jobs = [Job(comm, CALM, stages, optimizer=momentum(),
-                data=(x.astype('f2'), t)) for stages in (4, 2)]
+                data=(x.astype('f2'), t), batch=12) for stages in (4, 2)]
     first_job, second = jobs
     first_job.updated(STOP).optimizer.hyperparam.lr = numpy.float64(0.02)
     for name, parameter in first_job.model.namedparams():
