@@ -1,4 +1,4 @@
-"""train_mnist.py of Chainer 2, whose links have __call__ and look at values."""
+"""train_mnist.py of Chainer 2: links have __call__ and look at values."""
 from __future__ import print_function
 
 import argparse

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""A GAN with an updater of its own, in the style of Chainer's DCGAN example."""
+"""A GAN with an updater of its own, in the style of Chainer's DCGAN."""
 from __future__ import print_function
 
 import argparse

@@ -68,7 +68,7 @@ def main():
     parser.add_argument('--out', default='result')
     args = parser.parse_args()
     np.random.seed(0)
-    texts = [(np.arange(6) * step % 9).astype(np.int32)
+    texts = [(np.arange(4 + step // 4 % 3) * step % 9).astype(np.int32)
              for step in range(1, 17)]
     device = chainer.get_device(int(args.device))
     device.use()
