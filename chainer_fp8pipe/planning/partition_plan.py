@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..report import stored
-from .calls import Order, Position
+from ..report.quantities import counted, size
+from .calls import Order, Position, Value
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,28 @@ class PartitionPlan:
         return {name: sum(cut <= Position(place, 0) for cut in self.cuts)
                 for place, group in enumerate(self.order) for name in group}
 
+    def first(self, chunk: int) -> str:
+        """The path of the chunk's first parameter; '' if it has none."""
+        homes = self.homes()
+        return next((group[0] for group in self.order
+                     if homes[group[0]] == chunk), '')
+
+    def label(self, chunk: int) -> str:
+        """The stage of a chunk in words, and which of its chunks it is."""
+        return str(chunk % self.stages) + (
+            f'.{chunk // self.stages}' if self.chunks > 1 else '')
+
+    def headline(self, title: str = '', replicas: int = 1) -> str:
+        """The plan in a line; ``title`` is the model's, if known."""
+        busy, seconds = self.predicted.busy, self.predicted.seconds
+        return (f'{title}: ' * bool(title) + counted(self.stages, 'stage')
+                + f' x {replicas} replicas' * (replicas > 1)
+                + f', {self.schedule} with '
+                + counted(self.micro_batches, 'micro-batch') + (
+                    f', balance {sum(busy) / len(busy) / max(busy):.2f}'
+                    if any(busy) else '')
+                + f', {1e3 * seconds:.3g} ms a step predicted' * bool(seconds))
+
     @staticmethod
     def before_made(data: Any, where: str) -> Any:
         """What a file has, with cuts as they are here."""
@@ -116,6 +139,15 @@ class _NamedCut:
 
     before: str
     calls_later: int = 0
+
+
+def values_in_words(values: Sequence[tuple[str, Value]], most: int) -> str:
+    """Bytes of values that cross a boundary, and what so many of them are."""
+    names = ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
+                      for name, value in values[:most])
+    return (size(sum(value.nbytes for _, value in values))
+            + f': {names}' * bool(values)
+            + f' and {len(values) - most} more' * (len(values) > most))
 
 
 def load_plan(source: str | Mapping[str, Any] | PartitionPlan
