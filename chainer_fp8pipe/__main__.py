@@ -1,7 +1,7 @@
 """``python -m chainer_fp8pipe``: commands for scripts, clusters and Chainer.
 
 ``run``, ``plan`` and ``bench`` are started on ranks by ``mpiexec``;
-``launch``, ``report`` and ``install-chainer`` are called without it.
+``export``, ``launch``, ``report`` and ``install-chainer`` without it.
 """
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .command_line import Parser, did_you_mean
 #: By command, the module and the function that adds it to a parser.
 _COMMANDS = {
     'bench': ('bench', 'add_bench'),
+    'export': ('export', 'add_export'),
     'install-chainer': ('compat.install_chainer', 'add_install'),
     'launch': ('launcher.launch_command', 'add_launch'),
     'plan': ('planner.plan_script', 'add_plan'),
@@ -27,7 +28,7 @@ _COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] in (['launch'], ['report'], ['install-chainer']):
+    if given[:1] in (['export'], ['launch'], ['report'], ['install-chainer']):
         # They are no ranks, which importing the others would make them, and
         # ranks need not wait for what they need.
         module, _ = _COMMANDS[given[0]]
