@@ -21,6 +21,8 @@ import linecache
 import os
 import re
 import sys
+import sysconfig
+import textwrap
 import traceback
 import warnings
 import zipfile
@@ -574,7 +576,7 @@ class _Calls(chainer.FunctionHook):
         problem = ''
         if convert is not None:
             if name == 'Reshape':
-                _keep_first_axis(parameters.func)
+                _open_first_axis(parameters.func)
             try:
                 return convert(parameters)
             except Exception as error:
@@ -584,13 +586,14 @@ class _Calls(chainer.FunctionHook):
         return ()
 
 
-def _keep_first_axis(reshape: Any) -> None:
-    """Writes an axis that stays as 0, which is ONNX for its size, whatever.
+def _open_first_axis(reshape: Any) -> None:
+    """Writes the first axis as -1, what is left, and the others as they are.
 
-    ``F.linear`` reshapes images to ``(x.shape[0], -1)``: one size of a batch.
+    ``F.linear`` reshapes to ``(x.shape[0], -1)``, a batch of one size.
     """
-    if reshape.shape[:1] == reshape.inputs[0].shape[:1]:
-        reshape.shape = (0, *reshape.shape[1:])
+    shape = reshape.outputs[0]().shape
+    if shape and 0 not in shape:
+        reshape.shape = (-1, *shape[1:])
 
 
 def _without_parameters_as_inputs(graph: Any) -> None:
@@ -620,7 +623,8 @@ def prove(graph: bytes, cases: Sequence[_Case], tolerance: float) -> bool:
         try:
             found = _run(graph, case)
         except Exception as error:
-            text = f'onnxruntime fails with {case.what}: {_in_words(error)}'
+            text = (f'onnxruntime fails with {case.what}: '
+                    + ' '.join(str(error).split()))
             if case is cases[0]:
                 raise ExportError(text) from error
             differing.append(text)
@@ -639,9 +643,9 @@ def prove(graph: bytes, cases: Sequence[_Case], tolerance: float) -> bool:
         return True
     print('Not proven: ' + '; '.join(differing))
     if not any(text.endswith('the example') for text in differing):
-        print('It is right for the example alone: what forward computes '
-              'without functions of Chainer, such as with x.array or '
-              'x.shape, is a constant there')
+        print('It is right for the example, not for other inputs: what '
+              'forward computes without functions of Chainer, such as from '
+              'x.array or x.shape, is a constant in it')
     return False
 
 
@@ -681,6 +685,7 @@ def _difference(ours: numpy.ndarray, theirs: numpy.ndarray
 
 _CHAINER = os.path.dirname(os.path.abspath(chainer.__file__))
 _LINKS = os.path.join(_CHAINER, 'links', '')
+_PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
 #: Folders of what the user has not written.
 _LIBRARIES = tuple(os.path.join(folder, '') for folder in (
     _CHAINER, os.path.join(os.path.dirname(_CHAINER), 'onnx_chainer'),
@@ -702,9 +707,11 @@ def _line(frames: Iterable[tuple[str, int]]) -> str:
         if file == __file__:
             break
         near = os.path.relpath(file)
+        source = linecache.getline(file, number).strip()
         text = (f'{file if near.startswith(os.pardir) else near}, '
-                f'line {number}: {linecache.getline(file, number).strip()}')
-        if not file.startswith((*_LIBRARIES, '<')):
+                f'line {number}: {textwrap.shorten(source, 70)}')
+        if not file.startswith((*_LIBRARIES, '<')) and not (
+                file.startswith(_PYTHON) and 'site-packages' not in file):
             return text
         if file.startswith(_LINKS):
             inside = inside or text
