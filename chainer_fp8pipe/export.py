@@ -126,6 +126,9 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(str(error))
     print(f'{options.model}' + f', below {place}' * bool(place)
           + f': {sum(1 for _ in model.params())} parameters')
+    if any(hasattr(link, 'reset_state') for link in model.links()):
+        print('the model has a state; as ONNX it is its first call, after '
+              'reset_state')
     for name, array in example.items():
         print(f'input {name}: {_kind(array)}')
     try:
@@ -136,8 +139,10 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     if not is_proven:
         output += '.unproven'
-    with _written(output) as file:
-        file.write(graph)
+    try:
+        _write(output, graph)
+    except OSError as error:
+        parser.error(f'-o: {output} cannot be written: {error}')
     print(f'{output}: {len(graph):,} bytes, opset {options.opset}')
     return int(not is_proven)
 
@@ -189,18 +194,16 @@ def _check_libraries() -> None:
                 "'chainer_fp8pipe[onnx]'") from None
 
 
-@contextlib.contextmanager
-def _written(path: str) -> Iterator[Any]:
-    """A file that gets its name when it is complete."""
+def _write(path: str, graph: bytes) -> None:
+    """The file gets its name when it is complete."""
     partial = f'{path}.partial'
     try:
         with open(partial, 'wb') as file:
-            yield file
+            file.write(graph)
         os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
+    finally:
+        with contextlib.suppress(OSError):      # it has its name
             os.remove(partial)
-        raise
 
 
 # --- the model ---------------------------------------------------------------
@@ -244,7 +247,7 @@ def make_model(text: str) -> chainer.Link:
 
 def _import(place: str) -> ModuleType:
     """A module by its name or its file, which is imported, not run."""
-    folder, name = '.', place
+    folder, name = os.getcwd(), place
     if place.endswith('.py'):
         check_script(place)
         folder, name = os.path.split(os.path.abspath(place[:-3]))
@@ -252,7 +255,7 @@ def _import(place: str) -> ModuleType:
         with (mock.patch.object(sys, 'argv', [place]),
               mock.patch.object(chainer.training.Trainer, 'run', _refuse)):
             sys.path.insert(0, folder)
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         hint = ''
         if isinstance(error, SystemExit | _Training):
@@ -260,6 +263,11 @@ def _import(place: str) -> ModuleType:
                     '"if __name__ == \'__main__\':"')
         raise ValueError(f'--class: {place} cannot be imported: '
                          f'{_in_words(error)}{hint}') from error
+    if place.endswith('.py') and not os.path.samefile(
+            place, module.__file__ or os.devnull):
+        raise ValueError(f'--class: {place} is called as {module.__file__}, '
+                         'which is imported already; rename it')
+    return module
 
 
 class _Training(Exception):
@@ -368,8 +376,7 @@ def read_example(model: chainer.Link, file: str) -> dict[str, numpy.ndarray]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f'--example: {file} cannot be read: {error}'
                          ) from None
-    parameters = inspect.signature(
-        getattr(model, 'forward', model)).parameters
+    parameters = _parameters(model)
     names = [name for name, one in parameters.items()
              if one.kind is one.POSITIONAL_OR_KEYWORD]
     takes = f'forward takes {", ".join(map(str, parameters.values()))}'
@@ -378,8 +385,7 @@ def read_example(model: chainer.Link, file: str) -> dict[str, numpy.ndarray]:
         values = [arrays[key] for key in sorted(arrays, key=lambda key: (
             len(key), key))]
         if len(values) > len(names):
-            if not any(one.kind is one.VAR_POSITIONAL
-                       for one in parameters.values()):
+            if not _takes_any_number(parameters):
                 raise ValueError(f'--example: {file} has {len(values)} '
                                  f'arrays, and {takes}')
             names += [f'input_{n}' for n in range(len(names), len(values))]
@@ -393,6 +399,15 @@ def read_example(model: chainer.Link, file: str) -> dict[str, numpy.ndarray]:
     if missing:
         raise ValueError(f'--example: {file} has no {missing[0]}, and {takes}')
     return {name: arrays[name] for name in names if name in arrays}
+
+
+def _parameters(model: chainer.Link) -> Mapping[str, inspect.Parameter]:
+    """Of forward, or of the ``__call__`` that a class of Chainer 3 has."""
+    return inspect.signature(getattr(model, 'forward', model)).parameters
+
+
+def _takes_any_number(parameters: Mapping[str, inspect.Parameter]) -> bool:
+    return any(one.kind is one.VAR_POSITIONAL for one in parameters.values())
 
 
 def _cases(model: chainer.Link, example: Mapping[str, numpy.ndarray],
@@ -439,10 +454,9 @@ def _call(model: chainer.Link, inputs: Mapping[str, chainer.Variable],
     Raises:
         ValueError: forward fails, or returns something else than variables.
     """
-    known = inspect.signature(getattr(model, 'forward', model)).parameters
     try:
-        found = (model(**inputs) if known.keys() >= inputs.keys()
-                 else model(*inputs.values()))
+        found = (model(*inputs.values()) if _takes_any_number(
+            _parameters(model)) else model(**inputs))
     except Exception as error:
         raise ValueError(
             f'forward fails with {what} ('
