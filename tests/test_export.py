@@ -1,6 +1,8 @@
 """``python -m chainer_fp8pipe export``: models as ONNX, run by onnxruntime."""
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import chainer_fp8pipe
 from chainer_fp8pipe import export
@@ -15,6 +17,7 @@ from mpi4py import MPI
 
 from tests.ranks import environment
 
+ROOT = Path(__file__).parent.parent
 NETS = '''
 import chainer, chainer.functions as F, chainer.links as L
 
@@ -120,7 +123,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / 'nets.py').write_text(NETS)
     numpy.save('x.npy', BATCH)
     yield tmp_path
-    for name in 'nets', 'trains', 'exits', 'broken':
+    for name in 'nets', 'trains', 'exits', 'broken', 'rewritten':
         sys.modules.pop(name, None)
 
 
@@ -353,6 +356,36 @@ def test_functions_without_a_counterpart_are_named_with_their_lines(
     assert ': LayerNormalization\n' in said
     assert ': Cosh: RuntimeError: ONNX-Chainer cannot convert' in said
     assert not list(folder.glob('*.onnx*'))
+
+
+def test_links_as_the_documentation_writes_them_take_the_old_file(
+        command, folder):
+    page = (ROOT / 'docs/export.rst').read_text()
+    code = page[page.index('   import chainer.functions as F'):
+                page.index('Limits:')]
+    (folder / 'rewritten.py').write_text(textwrap.dedent(code) + """
+import chainer
+class Net(chainer.Chain):
+    def __init__(self, links):
+        super().__init__()
+        with self.init_scope():
+            self.lstm = links.LSTM(4, 5)
+            self.norm = links.LayerNormalization(5)
+    def forward(self, x):
+        for t in range(3):
+            h = self.lstm(x[:, t])
+        return self.norm(h)
+import rewritten
+""")
+    words = numpy.random.RandomState(0).randn(2, 3, 4).astype('f')
+    numpy.save('words.npy', words)
+    model = trained('rewritten.py:Net(L)', words)
+    model.lstm.reset_state()
+    code, said = command('model.npz', 'rewritten.py:Net(rewritten)',
+                         'words.npy', '--any-batch')
+    assert code == 0, said
+    numpy.testing.assert_allclose(
+        computed(words)['output'], model(words).array, atol=1e-5)
 
 
 def test_a_constant_of_the_example_is_no_proof(command, folder):
