@@ -39,7 +39,6 @@ import numpy
 
 from .command_line import Parser, check_script, did_you_mean
 
-_HELP = 'write a trained model as ONNX, and prove that it computes the same'
 _DESCRIPTION = """
 Writes the model of a snapshot as ONNX, which runs without Chainer:
 
@@ -97,11 +96,6 @@ class _Case(NamedTuple):
     outputs: Mapping[str, numpy.ndarray]
 
 
-def add_export(commands: Any) -> None:
-    """Adds the command to the list of all; :func:`main` runs it."""
-    commands.add_parser('export', help=_HELP)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Runs the command with the arguments that follow its name.
 
@@ -110,12 +104,14 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises:
         SystemExit: Help was wanted, or the arguments are wrong.
+        ImportError: onnx or onnxruntime is missing.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    for library in 'onnx', 'onnxruntime':   # before the model is computed
+        importlib.import_module(library)
     output = options.output or os.path.splitext(options.model)[0] + '.onnx'
     try:
-        _check_libraries()
         if not os.path.isdir(folder := os.path.dirname(output) or '.'):
             raise ValueError(f'-o: there is no folder {folder}')
         model = make_model(options.model_class)
@@ -182,16 +178,6 @@ def _tolerance(text: str) -> float:
             return float(text)
     raise argparse.ArgumentTypeError(
         f'{text!r} is no part of 1, such as 1e-4')
-
-
-def _check_libraries() -> None:
-    for name in 'onnx', 'onnxruntime':
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise ValueError(
-                f"{name} is missing ({error}): pip install "
-                "'chainer_fp8pipe[onnx]'") from None
 
 
 def _write(path: str, graph: bytes) -> None:

@@ -415,16 +415,6 @@ def test_the_tolerance_is_a_part_of_the_largest_value(
             ) is not is_proof
 
 
-@pytest.mark.parametrize('name', ['onnx', 'onnxruntime'])
-def test_a_missing_library_is_named_with_what_installs_it(
-        command, monkeypatch, name):
-    monkeypatch.setitem(sys.modules, name, None)
-    code, said = command('model.npz', 'nets:Net')
-    assert code == 2
-    assert f'{name} is missing' in said
-    assert "pip install 'chainer_fp8pipe[onnx]'" in said
-
-
 def test_an_example_that_works_in_its_order_only_is_said_to(command):
     trained('nets:Ordered', BATCH)
     code, said = command('model.npz', 'nets:Ordered')

@@ -67,7 +67,8 @@ def main():
             ['epoch', 'main/loss', 'validation/main/accuracy']))
     trainer.run()
     weights = sum(float(p.array.sum()) for p in model.params())
-    print('weights %d %r' % (comm.rank, weights))
+    # In one piece: rank 0 may be printing a number meanwhile.
+    print('weights %d %r\\n' % (comm.rank, weights), end='')
 
 
 if __name__ == '__main__':

@@ -11,9 +11,8 @@ import numpy
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.arrays import broadcast_arrays
-from ..mpi.grid import ProcessGrid
+from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
-from ..mpi.ranks import once
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.calls import order_of
@@ -21,7 +20,7 @@ from ..planning.cuts import CutProblem, DoesNotFit, search
 from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
-from ..planning.sizes import parse_bytes
+from ..report.quantities import parse_bytes
 from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
 from .names import Names, parameters_of
@@ -99,7 +98,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     """
     enter_world()
     with without_shapes(model, always=False):
-        grid = _grid(comm)
+        grid = grid_of(comm)
         limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
             'micro_batches': micro_batches, 'schedule': schedule,
             'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
@@ -133,13 +132,6 @@ def _link(comm: Any) -> Link:
     """The slowest between stages, as measured."""
     latency, bandwidth = measure_links(comm)
     return Link(latency + _PACKING, bandwidth)
-
-
-def _grid(comm: Any) -> ProcessGrid:
-    if isinstance(comm, ProcessGrid):
-        return comm
-    return once(getattr(comm, 'mpi_comm', comm), 'one pipeline',
-                lambda: ProcessGrid(comm, pipeline=comm.size))
 
 
 def _agreed(comm: Any, function: str, model: Any, memory: Any,

@@ -33,8 +33,8 @@ from ..planning.job_plan import (
     JobPlan,
     Timing,
 )
-from ..planning.sizes import parse_bytes
 from ..planning.step import JobProfile, rank_memory
+from ..report.quantities import parse_bytes
 from .example import Example
 from .exchange_times import measure_layouts
 from .layered import Layered

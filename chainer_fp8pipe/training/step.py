@@ -38,8 +38,7 @@ from chainermn.optimizers import (
 from ..channel.channel import CODECS, describe
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
-from ..mpi.grid import ProcessGrid
-from ..mpi.ranks import once
+from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..pipeline.backprop import Arrays
 from ..pipeline.batch_statistics import BatchStatistics
@@ -109,9 +108,7 @@ class Pipeline:
                  activation_codec: str | None = None, seed: int = 0,
                  device: Any = None, **options: Any) -> None:
         enter_world()
-        self.grid = grid = comm if isinstance(comm, ProcessGrid) else once(
-            getattr(comm, 'mpi_comm', comm), 'one pipeline',
-            lambda: ProcessGrid(comm, pipeline=comm.size))
+        self.grid = grid = grid_of(comm)
         model: Any = getattr(optimizer, 'target', None)
         plan = getattr(model, 'plan', None)
         if micro_batches is None:
@@ -233,7 +230,6 @@ class Pipeline:
             named = self._update(found)
             self._together.meet(comm)
         self.iteration += 1
-        self.events.stop()      # what follows is no part of an update
         updates.finished((id(self), 'pipeline'))
         return named, opened.progress
 

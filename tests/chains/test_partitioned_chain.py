@@ -40,7 +40,7 @@ def cut(stages=3, recompute=(False, True, False), ranks=((0,), (1,), (2,)),
 def test_a_line_says_who_does_how_much_and_what_crosses():
     head, *lines, note = table(cut()).splitlines()
     assert head == ('Net: 3 stages, 1f1b with 4 micro-batches, '
-                    'balance 0.83, 12 ms a step predicted')
+                    'balance 0.83, 12.3 ms a step predicted')
     assert [re.split(' {2,}', line) for line in lines] == [
         ['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
          'first parameter'],
@@ -87,6 +87,5 @@ def test_parameters_of_several_stages_are_named_below():
 def test_a_plan_without_predictions_has_a_table():
     """Somebody may have written it by hand."""
     head, _, line, *_ = table(cut(predicted=False)).splitlines()
-    assert head == ('Net: 3 stages, 1f1b with 4 micro-batches, '
-                    'balance 1.00')
+    assert head == 'Net: 3 stages, 1f1b with 4 micro-batches'
     assert line.split()[:4] == ['0', '0', '1.02', 'kB']

@@ -50,7 +50,7 @@ from ...mpi.arrays import broadcast_arrays
 from ...mpi.grid import ProcessGrid
 from ...pipeline.randomness import preserved
 from ...planning.partition_plan import PartitionPlan
-from ...planning.sizes import counted
+from ...report.quantities import counted
 from ..replica_updater import ReplicaUpdater
 from ..updater import PipelineUpdater
 from . import files
