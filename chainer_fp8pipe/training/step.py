@@ -54,7 +54,7 @@ from ..pipeline.schedules import (
 )
 from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
-from .learning_rate import check_count
+from .checks import check_count
 from .meetings import Together, give_up, hear_failures, means, show_traceback
 from .whole_model import (
     TiedGradients,
