@@ -1,7 +1,7 @@
 """The patches: for each module of Chainer 7.8.1 its line, cause and remedy.
 
-All but those of SciPy and h5py are for what would fail; those are for time, of
-which every rank needs its own when it starts.
+Some are for what would fail, and some for time, of which every rank needs its
+own when it starts.
 
 Deprecated in NumPy 2.5 but working, so not patched yet:
 ``links/activation/maxout.py:75`` (setting an array's shape),
@@ -270,6 +270,13 @@ def _sparse_matmul(module, run):
         return sparse.coo_matrix((data, places), **options)
 
     module.sparse = _stand_in(sparse, coo_matrix=coo_matrix)
+
+
+_patch('chainer.dataset.download', '6', 'filelock is imported by import '
+       'chainer, an eighth of its time, and locks downloads only',
+       'with filelock.FileLock(lock_path):',
+       lambda: importlib.util.find_spec('filelock') is not None)(
+           functools.partial(_run_with, filelock=_OnDemand('filelock')))
 
 
 # --- interpreter shutdown ----------------------------------------------------
