@@ -70,8 +70,7 @@ again; "launch" starts it again by itself.
 def add_run(commands: Any) -> None:
     """Adds the command to the parser's commands."""
     run = commands.add_parser(
-        'run', help='run an unmodified Chainer or ChainerMN script',
-        description=_DESCRIPTION,
+        'run', description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_argument(
         '--plan', metavar='FILE', help='do as a plan says, which "plan" has '
