@@ -47,8 +47,8 @@ import numpy
 
 from .. import formats
 from .codec import Codec, Part, State
-from .coding import FP8, RELAY, Coding, Tensors, named_parts, tensors_of
 from .staging import array_module, to_host
+from .tensors import FP8, RELAY, Tensors, tensors_of
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
@@ -118,7 +118,7 @@ class Fp8Ratio(Codec):
 
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
-             ) -> Coding:
+             ) -> None:
         ages = state.numbers.setdefault('age', {})
         known = state.numbers.setdefault('q', {})
         bounds = state.numbers.setdefault('bound', {})
@@ -139,31 +139,30 @@ class Fp8Ratio(Codec):
             scales.append((*formats.with_inverse(scale * prescale),
                            *formats.with_inverse(scale),
                            bounds.get(name, math.inf)))
-        return Coding(
-            self, state, tensors, FP8,
-            rounding=formats.ROUNDINGS.index(self.rounding),
+        tensors.code(
+            state, FP8, rounding=formats.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=scales, seed_of=self._seeds(state))
 
-    def parts(self, state: State, tensors: Tensors, start: int, stop: int
-              ) -> tuple[Part, ...]:
+    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
         known = state.numbers.get('q', {})
         return tuple(
-            Part(name, part.stop - part.start,
-                 known.get(tensors.names[index], 0.0) / tensors.loss_scale)
-            for index, part, name in named_parts(tensors, start, stop))
+            Part(name, gradient.size, known.get(name, 0.0)
+                 / tensors.loss_scale) for name, gradient in zip(
+                     tensors.names, tensors.gradients, strict=True))
 
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Coding:
+              ) -> Tensors:
         state.updates += 1
-        there = dataclasses.replace(self, rank=rank)
+        tensors = tensors_of(parts, 1)
         # q, as the wire has it, is the largest residual: the gradients
         # themselves are not known.
-        return Coding(
-            there, state, tensors_of(parts, 1), RELAY,
-            rounding=formats.ROUNDINGS.index(self.rounding),
+        tensors.code(
+            state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
             scales=numpy.full((len(parts), 5), formats.MAX / self.headroom),
-            seed_of=there._seeds(state),
-            units={part.name: part.unit for part in parts})
+            seed_of=dataclasses.replace(self, rank=rank)._seeds(state),
+            units={part.name: part.unit for part in parts},
+            bound=formats.MAX / self.headroom)
+        return tensors
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not ((wire & _EXPONENT) == _EXPONENT).any()

@@ -40,15 +40,9 @@ class Reducer:
         comm: The ranks.
         algorithm: Makes buckets their mean.
         codec: Of gradients after the warm-up.
-        warm_up: Updates in float32.
         events: Where to write what happens.
-        bucket_bytes: Bytes of float32 of gradients that travel together; 0:
-            all.
-        nonfinite: Means that are NaN or infinite are errors (``'raise'``),
-            are not (``'pass'``), or are unless the loss is scaled dynamically
-            (``'auto'``).
-        check_every: Updates from one comparison of all replicas to the next;
-            0: there is none.
+        options: The communicator's ``Options``, of which ``warmup``,
+            ``bucket_bytes``, ``nonfinite`` and ``check_every`` count here.
         overlap: ``False``, ``True`` or ``'next_forward'``, see
             ``model_exchange.py``.
 
@@ -60,14 +54,11 @@ class Reducer:
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Engine, codec: Codec,
-                 warm_up: int, events: EventStream, bucket_bytes: int,
-                 nonfinite: str, check_every: int, overlap: bool | str
+                 events: EventStream, options: Any, overlap: bool | str
                  ) -> None:
         self.ranks = Lockstep(comm)
-        self.algorithm, self.codec, self.warm_up = algorithm, codec, warm_up
-        self.events = events
-        self.bucket_bytes, self.nonfinite = bucket_bytes, nonfinite
-        self.check_every, self.overlap = check_every, overlap
+        self.algorithm, self.codec, self.events = algorithm, codec, events
+        self.options, self.overlap = options, overlap
         algorithm.listen = self.ranks.listen
         self.queues = [algorithm]
         self._exchanges: dict[int, ModelExchange] = {}  # by the model's id
@@ -141,6 +132,7 @@ class Reducer:
             elif sent and exchange:
                 exchange.send_zeros(sent, max(factors))
             if exchange:
+                exchange.passes.averaged()
                 exchange.end()
         return sent > 0
 
@@ -229,6 +221,9 @@ class Reducer:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """A ``with`` block during which the exchange's thread stands still."""
+        if not self.overlap:
+            yield               # there is none
+            return
         try:
             self._main_waits = True
             for queue in self.queues:
