@@ -54,8 +54,10 @@ from ..pipeline.schedules import (
 )
 from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
-from .learning_rate import check_count
-from .meetings import Together, give_up, hear_failures, means, show_traceback
+from .checks import check_count
+from .grouped_bn_model import give_up, hear_failures
+from .meetings import Together, show_traceback
+from .reported import means
 from .whole_model import (
     TiedGradients,
     decide_together,
@@ -342,9 +344,7 @@ class Pipeline:
         mine: dict[str, str] = {}
         try:
             mine = dict(entries())
-            if together.broken:         # other replicas may not know
-                raise ValueError('this pipeline failed before '
-                                 f'({together.broken}); make a new updater')
+            together.must_go_on()       # other replicas may not know
         except BaseException as reason:     # the others wait for this rank
             error = reason
         head, opened = _Head(step), _NOTHING_READ

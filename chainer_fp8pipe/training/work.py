@@ -34,7 +34,7 @@ from ..pipeline.loss import (
 )
 from ..pipeline.randomness import Place
 from ..pipeline.stage import Channels
-from .meetings import Report, Reports, add, report_of
+from .reported import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
