@@ -14,8 +14,9 @@
 #
 # A parameter stays where the example has put it.  A batch whose program needs
 # it elsewhere (tied weights in another branch) borrows its values for one step
-# (`lend`); gradients go home.  Links with running values are on one chunk for
-# good, as nobody could say whose values count.
+# (`lend`); gradients go home.  Between steps a rank may borrow the whole model
+# (`borrow`), for code that calls it.  Links with running values are on one
+# chunk for good, as nobody could say whose values count.
 from __future__ import annotations
 
 import collections
@@ -49,7 +50,7 @@ from .names import Names, parameters_of, reporter_of
 from .recorder import OTHER_CALLS, Tracer
 from .replay import Kept, MicroBatch, Run, between_calls, rehearse
 from .trace import StagedTrace, Trace, TracedCall
-from .valueless_parameters import draw, settle, take_away
+from .valueless_parameters import draw, fetching, settle, take_away
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
 #: that make different calls.
@@ -92,6 +93,11 @@ class ChainPart:
             for source, array in zip(incoming, inputs, strict=True)])
         run = Run(program, chunk, dict(zip(incoming, variables, strict=True)),
                   part.names, place, part.where)
+        # What a link has kept here may be needed by later chunks only.
+        run.made.update({
+            source: chainer.Variable(value, requires_grad=False)
+            for source, value in one.before.items()
+            if source in program.wanted[chunk]})
         args, kwargs = one.arguments()
         reporter.observation = {}
         # All ranks call all links, but one normalises.
@@ -454,6 +460,35 @@ class Partition:
             self.give_back()
             raise
 
+    def borrow(self) -> None:
+        """Gives all ranks the whole model, until :meth:`give_back`.
+
+        Call it on all ranks of the pipeline, between steps.
+        """
+        comm, me = self.grid.pipeline, self.grid.stage_index
+        self.lend({
+            (name, stage) for name, ranks in self.ranks.items()
+            for stage in range(comm.size) if stage not in ranks
+            and self.names.parameters[name]._data[0] is not None})
+        for stage in range(comm.size):
+            values = comm.bcast({
+                (path, name): chainer.backends.cuda.to_cpu(value)
+                if isinstance(value := vars(link)[name],
+                              chainer.get_array_types()) else value
+                for path, link in self.names.links.items()
+                if path in self.keepers
+                and self.keepers[path] % self.plan.stages == stage
+                for name in link._persistent} if stage == me else None, stage)
+            for (path, name), value in ({} if stage == me else values).items():
+                link = self.names.links[path]
+                setattr(link, name, link.device.send(value) if isinstance(
+                    value, numpy.ndarray) else value)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all parameters now."""
+        return len(self.own) == len(self.names.parameters)
+
     def give_back(self) -> bool:
         """Leaves ghosts of what was lent; whether anything was."""
         if self._before is None:
@@ -561,7 +596,9 @@ class PartitionedChain:
         return self.partition.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current() is None:
+        if current() is None and fetching.now is not None:
+            fetching.now()
+        elif current() is None and not self.partition.is_whole:
             raise GhostError(
                 f'{user_line()}: this model is on several ranks, and each '
                 "has a part: call the updater's update(), evaluate() or "
@@ -579,9 +616,11 @@ class PartitionedChain:
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
         """The parameters on this rank, with their names in the model.
 
-        In the model's own forward: all parameters.
+        In the model's own forward, and where somebody fetches the others'
+        values: all parameters.
         """
-        found = (self.partition.own if current() is None
+        found = (self.partition.own
+                 if current() is None and fetching.now is None
                  else self.partition.names.parameters)
         for name, parameter in found.items():
             if include_uninit or parameter.is_initialized:

@@ -125,6 +125,33 @@ class Trace:
         return f'call {source.call} ({call.name} in {call.link})'
 
     @functools.cached_property
+    def labels(self) -> frozenset[int]:
+        """Numbers of the calls that make labels of the batch's integers.
+
+        Of the labels of losses that leave some out.
+        """
+        found: set[int] = set()
+        for call in self.calls:
+            if call.ignores is None or call.ignores[1] is None:
+                continue
+            given = call.expected[call.ignores[1]]
+            array = nested.array_of(given)
+            needed = list(sources(array) if is_ghost(array) else [
+                one for one in given if isinstance(one, Source)])
+            makers: set[int] = set()
+            while needed:
+                number = needed.pop().call
+                if number not in makers:
+                    makers.add(number)
+                    needed.extend(self.calls[number].inputs)
+            if all(number >= self.first and not self.calls[number].parameters
+                   and all(value.dtype.kind in 'biu' for value
+                           in self.calls[number].outputs.values())
+                   for number in makers):
+                found |= makers
+        return frozenset(found)
+
+    @functools.cached_property
     def digest(self) -> str:
         """Equal on ranks that have traced the same calls."""
         text = hashlib.sha256()
