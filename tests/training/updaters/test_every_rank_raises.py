@@ -381,17 +381,6 @@ def test_in_the_exchange_of_one_stage(comm):
     grid.free()
 
 
-@on_ranks(4, timeout=60)
-def test_data_that_end_on_one_replica_only(comm):
-    updater = of_layers(comm)
-    grid = updater.grid
-    if grid.replica_index:
-        updater.get_iterator('main').next = lambda: next(iter(()))
-    with pytest.raises(ValueError, match='although the data have ended'):
-        updater.update()
-    grid.free()
-
-
 @pytest.mark.parametrize('make', [of_layers, of_a_chain, of_replicas])
 @on_ranks(2, timeout=60)
 def test_data_that_end_everywhere(comm, make):
