@@ -240,7 +240,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing is on its way."""
-        return not self._waiting and not self.busy
+        return not self._waiting and not self._compiled.busy
 
     @property
     def patience(self) -> float:

@@ -468,16 +468,13 @@ class ModelExchange:
         # Later ones only where all gradients were final.
         if is_first or math.inf not in usual:
             finals = dict(zip(names, usual, strict=True))
-            self.slices = send_order(self.buckets, finals, *(
-                self._travel() if defers else ()))
-
-    def _travel(self) -> tuple[list[float], list[int]]:
-        """How long each bucket travels, and in how many chunks."""
-        assert self.queue is not None
-        codec, queue = self.current.codec, self.queue
-        sizes = [sum(self.sizes[name] for name in names)
-                 for names in self.buckets]
-        return ([self.seconds * size / sum(sizes) for size in sizes],
+            codec, queue = self.current.codec, self.queue
+            assert queue is not None
+            sizes = [sum(self.sizes[name] for name in names)
+                     for names in self.buckets] if defers else []
+            self.slices = send_order(
+                self.buckets, finals,
+                [self.seconds * size / sum(sizes) for size in sizes],
                 [queue.chunks(-(-size // codec.grain), codec)
                  for size in sizes])
 
@@ -571,10 +568,10 @@ class ModelExchange:
     # --- sending -------------------------------------------------------------
 
     @property
-    def idle(self) -> bool:
-        """Whether :meth:`step` would find nothing to do."""
-        return not self.update.todo and (
-            self.queue is None or self.queue.idle)
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return not self.failure and bool(self.update.todo or (
+            self.queue and not self.queue.idle))
 
     def step(self, alone: bool) -> bool:
         """Sends and receives; returns whether anything moved.
