@@ -481,6 +481,9 @@ class Engine:
     def prepare(self, bucket: Bucket) -> None:
         """Makes a bucket that has been coded ready to go in."""
         tensors = bucket.tensors
+        if self._contributes and bucket.wire.size != tensors.size:
+            raise ValueError(f'{tensors.size} entries are not in a wire of '
+                             f'{bucket.wire.size}')
         bucket.uses_wire = self._contributes and not (
             bucket.encodes and bucket.decodes)
         in_place, itemsize, shrink = self._sums(bucket.codec)

@@ -225,6 +225,16 @@ def test_work_returns_when_time_is_over_or_somebody_interrupts_it(comm):
 
 
 @on_ranks(2)
+def test_a_wire_of_another_length_is_an_error(comm):
+    made, tensors = make('direct', comm), tensors_of(0, [100])
+    for size in 99, 101:
+        made.submit(bucket_of(FLOAT, tensors, numpy.zeros(size, 'f4'),
+                              encodes=True))
+        with pytest.raises(ValueError, match='100 entries are not in a wire'):
+            made.work()
+
+
+@on_ranks(2)
 def test_a_second_thread_at_the_same_time_is_an_error(comm):
     _, made = silent(comm, lambda *_: False)
     submitted(made, 10)
