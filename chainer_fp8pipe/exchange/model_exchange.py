@@ -410,22 +410,19 @@ class ModelExchange:
         tensors = bucket.tensors
         tensor = tensors.names.index(name)
         gradient = tensors.gradients[tensor]
-        given = 0
+        ranges: collections.deque[list[int]] = collections.deque()
 
         def feed() -> bool:
-            nonlocal given
-            ranges = bucket.decoded()
-            if given == len(ranges) or (must_be_finite and tensors.codec
-                                        and tensors.nonfinite):
+            ranges.extend(bucket.decoded())
+            if not ranges or (must_be_finite and tensors.nonfinite):
                 return False        # there is none, or it will be an error
             with self._reducer.events.section('update'):
                 used = False
-                while given < len(ranges) and not used:
-                    part = tensors.elements(tensor, *ranges[given])
-                    given += 1
+                while ranges and not used:
+                    part = tensors.elements(tensor, *ranges.popleft())
                     if part.start < part.stop:
                         used = use(part.start, part.stop, gradient)
-            return given < len(ranges)
+            return bool(ranges)
         return feed
 
     def complete(self) -> None:
