@@ -12,7 +12,7 @@ from ..formats import RecordFormat, _formats
 from .staging import array_module, download, empty_wire, output, upload_now
 
 if TYPE_CHECKING:
-    from .codec import Codec, Part, State
+    from .codec import Codec, State
 
 #: The site where gradients are encoded.
 GRADIENT = 'gradient'
@@ -410,14 +410,6 @@ class Tensors:
             self._rows[index, _PARAMETER] = (
                 host.ctypes.data - start * host.itemsize)
             self._kept.append(host)
-
-
-def tensors_of(parts: Sequence[Part], grain: int) -> Tensors:
-    """Tensors without values, which take no memory."""
-    nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
-               for part in parts]
-    return Tensors([part.name for part in parts], nothing, nothing,
-                   grain=grain)
 
 
 def _keys(seed: int) -> int:
