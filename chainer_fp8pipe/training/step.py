@@ -54,7 +54,7 @@ from ..pipeline.schedules import (
 from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
 from .checks import check_count
-from .grouped_bn_model import give_up, hear_failures
+from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback
 from .reported import means
 from .whole_model import (
