@@ -43,7 +43,7 @@ else
 MPI := own
 LAUNCHER := $(MPIEXEC)
 endif
-extras = $(if $(filter mpich,$(MPI)),mpich$(comma))$(1)
+extras = $(if $(filter mpich,$(MPI)),mpich,mpi)$(comma)$(1)
 comma := ,
 
 INSTALLED_FROM := $(VENV)/.origin setup.cfg setup.py pyproject.toml \

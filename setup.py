@@ -1,5 +1,4 @@
-"""Builds what is compiled: loops of number formats, what runs all-reduces,
-and an index of JPEGs.
+"""Builds what is compiled: loops of number formats, and what runs all-reduces.
 
 The rest is in setup.cfg, but for the description.
 """
@@ -7,6 +6,7 @@ import pathlib
 import re
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 README = pathlib.Path(__file__).with_name('README.md')
@@ -22,7 +22,6 @@ OF_LOOPS = [
     # must; no bits depend on it.
     '-fno-trapping-math',
 ]
-
 
 
 def description():
@@ -45,8 +44,20 @@ class WithStartup(build_py):
         self.copy_file('chainer_fp8pipe.pth', root)
 
 
+class WhereItCan(build_ext):
+    """Leaves out what cannot be compiled, but where the package is developed.
+
+    What is missing then says so itself: chainer_fp8pipe/compat/_absent.py.
+    """
+
+    def build_extensions(self):
+        for extension in self.extensions:
+            extension.optional = not (self.inplace or self.editable_mode)
+        super().build_extensions()
+
+
 setup(
-    cmdclass={'build_py': WithStartup},
+    cmdclass={'build_ext': WhereItCan, 'build_py': WithStartup},
     long_description=description(),
     long_description_content_type='text/markdown',
     ext_modules=[

@@ -15,8 +15,7 @@ from chainer_fp8pipe import (
 )
 from chainer_fp8pipe.planner.example import Repeating, as_it_is
 from chainer_fp8pipe.planning.cuts import DoesNotFit
-from chainer_fp8pipe.planning.sizes import parse_bytes
-from chainer_fp8pipe.report.quantities import bytes_in
+from chainer_fp8pipe.report.quantities import bytes_in, parse_bytes
 
 import chainer
 import chainer.links as L

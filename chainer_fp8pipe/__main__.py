@@ -1,46 +1,69 @@
 """``python -m chainer_fp8pipe``: commands for scripts, clusters and Chainer.
 
 ``run``, ``plan`` and ``bench`` are started on ranks by ``mpiexec``;
-``launch``, ``report`` and ``install-chainer`` are called without it.
+``export``, ``launch``, ``report`` and ``install-chainer`` without it.
 """
 from __future__ import annotations
 
 import contextlib
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ._version import __version__
 from .command_line import Parser, did_you_mean
+from .compat._absent import ABSENT
 
-#: By command, the module and the function that adds it to a parser.
+#: By command, its module and what it does.
 _COMMANDS = {
-    'bench': ('bench', 'add_bench'),
-    'install-chainer': ('compat.install_chainer', 'add_install'),
-    'launch': ('launcher.launch_command', 'add_launch'),
-    'plan': ('planner.plan_script', 'add_plan'),
-    'report': ('report.report_command', 'add_report'),
-    'run': ('planner.run_script', 'add_run'),
+    'bench': ('bench', 'measure this cluster'),
+    'export': ('export', 'write a trained model as ONNX, and prove that it '
+               'computes the same'),
+    'install-chainer': ('compat.install_chainer',
+                        'install Chainer, which pip alone cannot build'),
+    'launch': ('launcher.launch_command',
+               'run a script, and start it again when its ranks die'),
+    'plan': ('planner.plan_script',
+             'find the fastest way to run a script on these ranks'),
+    'report': ('report.report_command',
+               'make an HTML page about one run, or several'),
+    'run': ('planner.run_script', 'run an unmodified Chainer or ChainerMN '
+            'script'),
 }
+#: They are no ranks, which importing the others would make them, and ranks
+#: need not wait for what they need.
+_ALONE = 'export', 'install-chainer', 'launch', 'report'
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    if given[:1] in (['launch'], ['report'], ['install-chainer']):
-        # They are no ranks, which importing the others would make them, and
-        # ranks need not wait for what they need.
-        module, _ = _COMMANDS[given[0]]
-        sys.exit(importlib.import_module(f'.{module}', __package__).main(
-            given[1:]))
+    command = next(iter(given), '')
     if given == ['--version']:
         print(f'chainer_fp8pipe {__version__}')
-    else:
-        _run_on_ranks(given)
+        return
+    try:
+        if command in _ALONE:
+            sys.exit(_module(command).main(given[1:]))
+        action = _on_ranks(given)
+    except ImportError as error:
+        if error.name not in ABSENT:
+            raise
+        if command not in _COMMANDS:    # help, or what is wrong, is no rank's
+            _parser(given).parse_args(given)
+        print(f'python -m chainer_fp8pipe {command}: {error}', file=sys.stderr)
+        sys.exit(2)
+    if action is not None:      # which prints on all ranks
+        action()
 
 
-def _run_on_ranks(given: Sequence[str]) -> None:
-    """Runs a command that ``mpiexec`` has started, or prints help."""
+def _module(command: str) -> Any:
+    return importlib.import_module(f'.{_COMMANDS[command][0]}', __package__)
+
+
+def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
+    """Does what ``mpiexec`` has started but for what it returns; or helps."""
     from .mpi.abort import StartError, enter_world
     from .training.unmodified.launch import only_rank_0_prints
     with only_rank_0_prints(contextlib.redirect_stdout,
@@ -50,13 +73,11 @@ def _run_on_ranks(given: Sequence[str]) -> None:
             enter_world()
         except StartError as error:
             options.parser.exit(2, f'{options.parser.prog}: {error}\n')
-        action = options.call(options)
-    if action is not None:      # which prints on all ranks
-        action()
+        return options.call(options)
 
 
 def _parser(given: Sequence[str]) -> Parser:
-    """Knows the command that is given, or all, whose imports take time."""
+    """Knows the command that is given, or the names of all."""
     parser = Parser(
         prog='python -m chainer_fp8pipe',
         description='Chainer on current Pythons, with fp8 gradients.')
@@ -71,10 +92,11 @@ def _parser(given: Sequence[str]) -> Parser:
             + did_you_mean(command, _COMMANDS), 'it is one of '
             + ', '.join(_COMMANDS))
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
-    for name in [command] if command in _COMMANDS else _COMMANDS:
-        module, function = _COMMANDS[name]
-        getattr(importlib.import_module(f'.{module}', __package__),
-                function)(commands)
+    if command in _COMMANDS:
+        getattr(_module(command), f'add_{command}')(commands)
+    else:
+        for name, (_, what) in _COMMANDS.items():
+            commands.add_parser(name, help=what)
     return parser
 
 

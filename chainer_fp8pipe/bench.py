@@ -290,7 +290,7 @@ _NOT_TRIED = {'float16': ('float16',), 'int4': ('wire', 'float32'),
 
 def add_bench(commands: Any) -> None:
     """Adds the command to the parser's commands."""
-    bench = commands.add_parser('bench', help='measure this cluster')
+    bench = commands.add_parser('bench')
     kinds = bench.add_subparsers(required=True, metavar='WHAT')
     parser = kinds.add_parser(
         'allreduce', help='which algorithm and codec is fastest here',

@@ -247,6 +247,8 @@ def _receive(connection: Connection) -> tuple[str, str | None]:
 
 def _serve(address: str) -> None:
     """What a rank does: waits, without using the processor, for calls."""
+    from chainer_fp8pipe.mpi.ranks import free_with_kept
+
     import chainer
     from mpi4py import MPI
     faulthandler.register(signal.SIGUSR1)
@@ -264,7 +266,7 @@ def _serve(address: str) -> None:
             # Messages that a test leaves behind must not meet the next.
             comm = MPI.COMM_WORLD.Dup()
             test.__wrapped__(comm, **arguments)
-            comm.Free()
+            free_with_kept(comm)
         except pytest.skip.Exception as skip:
             answer = '', str(skip)
         except BaseException:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_absent import TRAIN
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -55,7 +57,8 @@ def documented_line(requirement, name='install-line'):
     """A line of docs/installation.rst, for this in place of the checkout."""
     page = (ROOT / 'docs' / 'installation.rst').read_text()
     line, = re.findall(rf':name: {name}\n\n +(.+)\n', page)
-    return line.replace("'.[", f"'{requirement}[")
+    return line.replace("'.[", f"'{requirement}[").replace(
+        ' . ', f' {requirement} ')
 
 
 def test_the_source_distribution_holds_every_file_of_the_package(source):
@@ -102,6 +105,31 @@ def test_a_documented_line_installs_what_trains_on_two_ranks(
     found = run('mpiexec -n 2 python two_ranks.py', tmp_path, environment)
     assert found.startswith('7.8.1 ')
     assert str(venv) in found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_without_a_compiler_a_documented_line_installs_what_trains_alone(
+        source, tmp_path):
+    run(f'{sys.executable} -m venv {tmp_path / "venv"}', tmp_path, os.environ)
+    # Nothing else on the path: no compiler and no mpiexec.
+    alone = {'PATH': str(tmp_path / 'venv' / 'bin'), **{
+        name: value for name, value in os.environ.items()
+        if name.startswith('PIP_')}}
+    run(documented_line(source, 'install-line-alone'), tmp_path, alone)
+    (tmp_path / 'train.py').write_text(TRAIN)
+    run('python train.py', tmp_path, alone)
+    installed = run('python -m pip list', tmp_path, alone)
+    assert 'mpi' not in installed
+    run("""python -c '
+import chainer_fp8pipe.formats, numpy
+try:
+    chainer_fp8pipe.formats.encode(numpy.ones(3, "f"), numpy.zeros(3, "B"))
+except ImportError as error:
+    assert "compiled part" in str(error)
+else:
+    raise AssertionError
+'""", tmp_path, alone)
 
 
 def test_the_recipe_of_a_container_has_the_documented_line():

@@ -125,7 +125,8 @@ def _environment(python: str) -> pathlib.Path:
     (own / 'start_up.py').write_text(START_UP)
     (own / 'start_up.pth').write_text('import start_up\n')
     for what in (['setuptools', 'mpich', 'pytest', 'pytest-timeout',
-                  'hypothesis', 'ml_dtypes'], ['--editable', '.[chainer]']):
+                  'hypothesis', 'ml_dtypes'],
+                 ['--editable', '.[chainer,mpi]']):
         _run(made, pip / 'pip', 'install', '--no-index', '--find-links',
              WHEELS, '--no-build-isolation', '--no-cache-dir', *what)
     return made

@@ -27,8 +27,8 @@ def matrix(session, numpy):
     version = f'=={OLDEST[session.python]}' if numpy == 'oldest' else ''
     # Chainer once needed pkg_resources at run time; its last setuptools.
     old = ['setuptools<81'] if numpy == 'oldest' else []
-    session.install('--editable', '.', 'h5py', 'hypothesis', 'ml_dtypes',
-                    'mpich', 'pytest', 'pytest-timeout', 'scipy',
+    session.install('--editable', '.[mpich]', 'h5py', 'hypothesis',
+                    'ml_dtypes', 'pytest', 'pytest-timeout', 'scipy',
                     f'numpy{version}', *old)
     session.run('python', '-m', 'chainer_fp8pipe', 'install-chainer')
     session.run('python', '-m', 'pytest', '-q', '-m', 'not slow',

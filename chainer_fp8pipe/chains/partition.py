@@ -11,9 +11,8 @@ import numpy
 from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.arrays import broadcast_arrays
-from ..mpi.grid import ProcessGrid
+from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
-from ..mpi.ranks import once
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.calls import order_of
@@ -21,17 +20,21 @@ from ..planning.cuts import CutProblem, DoesNotFit, search
 from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
-from ..planning.sizes import parse_bytes
+from ..report.quantities import parse_bytes
 from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
 from .names import Names, parameters_of
 from .nested import arguments_of
-from .part import MicroBatch, between_calls
-from .partitioned import Partition, check_result, reads_state
-from .partitioned_chain import PartitionedChain, class_of
-from .program import StagedTrace
+from .partitioned import (
+    Partition,
+    PartitionedChain,
+    check_result,
+    class_of,
+    reads_state,
+)
 from .recorder import OTHER_CALLS, Tracer
-from .trace import PLAIN, Trace
+from .replay import MicroBatch, between_calls
+from .trace import PLAIN, StagedTrace, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -98,8 +101,9 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             another rank (:func:`atomic` helps); on all ranks.
     """
     enter_world()
-    with without_shapes(model, always=False):
-        grid = _grid(comm)
+    with without_shapes(model.params() if isinstance(
+            model, chainer.Link) else (), always=False):
+        grid = grid_of(comm)
         limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
             'micro_batches': micro_batches, 'schedule': schedule,
             'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
@@ -114,13 +118,11 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         def cut() -> tuple[Partition, Any]:
             live = reads_state(tracer, trace, call)
             program = StagedTrace(trace, found, None, live, {})
-            part = Partition(model, names, tracer, found, grid, program)
+            part = Partition(model, names, tracer, found, grid, program, live,
+                             limit)
             with preserved():
-                if part.passes.rehearse(program, call) is None:
+                if part.rehearse(program, call) is None:
                     raise ValueError(OTHER_CALLS)
-            part.live_state['train'] = live
-            part.limit = limit
-            part.describe(program)
             kind: Any = type(model)
             return part, class_of(kind)
         part, kind = _together(grid.comm, cut)
@@ -133,13 +135,6 @@ def _link(comm: Any) -> Link:
     """The slowest between stages, as measured."""
     latency, bandwidth = measure_links(comm)
     return Link(latency + _PACKING, bandwidth)
-
-
-def _grid(comm: Any) -> ProcessGrid:
-    if isinstance(comm, ProcessGrid):
-        return comm
-    return once(getattr(comm, 'mpi_comm', comm), 'one pipeline',
-                lambda: ProcessGrid(comm, pipeline=comm.size))
 
 
 def _agreed(comm: Any, function: str, model: Any, memory: Any,
@@ -243,7 +238,7 @@ def _plan(names: Names, trace: Trace, problem: CutProblem, given: Any,
                     trace.calls, order_of(trace.calls, list(names.parameters)),
                     parameters_of(names)), problem)
             found = plan.as_dict()
-        except (DoesNotFit, FileNotFoundError) as error:
+        except DoesNotFit as error:
             found = type(error), str(error)
         except ValueError as error:
             found = ValueError, str(error)

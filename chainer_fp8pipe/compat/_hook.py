@@ -27,11 +27,10 @@ import warnings
 from collections.abc import Callable
 
 from . import _old_names
+from ._absent import ABSENT, explain
 from ._old_values import version
 
 CHAINER = '7.8.1'
-#: The packages of Chainer's distribution whose absence is explained.
-_OF_CHAINER = 'chainer', 'chainermn'
 
 
 class CompatWarning(UserWarning):
@@ -81,7 +80,7 @@ class ImportPatch:
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds modules as the other finders do, and wraps their loader.
 
-    Where there is no Chainer, the error of its import names the remedy.
+    What is absent (:mod:`._absent`) is explained.
     """
 
     def __init__(self, patches):
@@ -99,17 +98,14 @@ class _Finder(importlib.abc.MetaPathFinder):
                 finder.find_spec(fullname, path, target)
                 for finder in sys.meta_path
                 if finder is not self and hasattr(finder, 'find_spec'))), None)
+        except RuntimeError as error:
+            if fullname != 'mpi4py.MPI':
+                raise
+            raise ImportError(ABSENT[fullname], name=fullname) from error
         finally:
             self._asked.remove(question)
-        if (spec is None and fullname in _OF_CHAINER
-                and not _only_asked_for(sys._getframe(1))):
-            raise ModuleNotFoundError(
-                f'{fullname} is not installed: installing chainer_fp8pipe '
-                'does not bring Chainer, which no current setuptools can '
-                'build; this command does:  '
-                'python -m chainer_fp8pipe install-chainer', name=fullname)
         if spec is None:
-            return None
+            return explain(fullname, sys._getframe(1))
         if fullname in self._patches:
             spec.loader = _Loader(spec.loader, self._patches[fullname].load)
         elif _old_names.belongs(
@@ -124,13 +120,6 @@ def _importer(frame):
             '__name__', '').partition('.')[0] == 'importlib':
         frame = frame.f_back
     return frame.f_globals if frame else {}
-
-
-def _only_asked_for(frame):
-    """Whether importlib.util.find_spec() asks, to which None is an answer."""
-    return any(
-        f is not None and f.f_globals.get('__name__') == 'importlib.util'
-        for f in (frame, frame.f_back))
 
 
 class _Loader(importlib.abc.Loader):

@@ -17,14 +17,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 from ._hook import CHAINER
 from ._old_values import version
 
 _REQUIREMENT = f'chainer=={CHAINER}'
 _BUILT_WITH = 'setuptools<81\n'
-_HELP = f'install Chainer {CHAINER}, which pip alone cannot build'
 _DESCRIPTION = f"""
 Builds Chainer {CHAINER} with a setuptools that can, and installs it beside
 this package: with pip, or with uv where the interpreter has no pip.  OPTIONS
@@ -119,11 +117,6 @@ def _call(command: Sequence[str], **variables: str) -> None:
     if done.returncode:
         raise InstallationError(
             f'this failed, its output is above: {" ".join(command)}')
-
-
-def add_install(commands: Any) -> None:
-    """Adds the command to the list of all; :func:`main` runs it."""
-    commands.add_parser('install-chainer', help=_HELP)
 
 
 def main(arguments: Sequence[str]) -> int:

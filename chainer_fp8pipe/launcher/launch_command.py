@@ -7,7 +7,6 @@ import os
 import secrets
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from ..command_line import (
     Parser,
@@ -35,7 +34,6 @@ from .supervisor import LaunchedJob, Supervisor
 #: Tells ranks after how many seconds without an update they are stalled.
 STALL = 'CHAINER_FP8PIPE_STALL'
 
-_HELP = 'run a script, and start it again when its ranks die'
 _USAGE = ('python -m chainer_fp8pipe launch -n N [OPTIONS] [OPTIONS OF RUN] '
           'SCRIPT [ARGS]')
 _DESCRIPTION = """
@@ -67,11 +65,6 @@ SIGINT and SIGTERM are handed on to the job.  If it has not ended 10 seconds
 after SIGINT it gets SIGTERM, and 30 seconds after SIGTERM it is killed; a
 second signal kills it at once.
 """
-
-
-def add_launch(commands: Any) -> None:
-    """Adds the command to the list of all; :func:`main` runs it."""
-    commands.add_parser('launch', help=_HELP)
 
 
 def main(arguments: Sequence[str],

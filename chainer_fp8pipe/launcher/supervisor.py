@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..report.launch_protocol import ENDED, LAUNCHED
+from ..report.quantities import columns
+from ..report.quantities import seconds as in_words
 from .attempt import (
     USAGE,
     Attempt,
@@ -216,7 +218,7 @@ class Supervisor:
                     self._show_table('done, after {} starts')
                     return 0
                 if wait and not (self._policy.verdict or signals.received):
-                    say(f'starts again in {format_duration(wait)}')
+                    say(f'starts again in {in_words(wait)}')
             end = time.monotonic() + (0 if self._policy.verdict else wait)
             while not signals.received and (
                     left := end - time.monotonic()) > 0:
@@ -268,7 +270,7 @@ class Supervisor:
         self._ended.append(ending)
         if code or self._hosts.wants_all_back:
             say(f'start {number} has ended after '
-                f'{format_duration(ending.seconds)}'
+                f'{in_words(ending.seconds)}'
                 + ('' if ending.latest is None else
                    f', at update {ending.latest} or later')
                 + f': {ending.cause}')
@@ -310,25 +312,12 @@ class Supervisor:
 
 # --- in words ----------------------------------------------------------------
 
-def format_duration(seconds: float) -> str:
-    """A time in words, such as ``'3 min 20 s'``."""
-    if seconds < 99.5:
-        return f'{seconds:.0f} s' if seconds >= 9.5 else f'{seconds:.1f} s'
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f'{hours} h {minutes} min' if hours else f'{minutes} min {rest} s'
-
-
 def table(attempts: Sequence[Ending]) -> str:
     """A row for each attempt, in lines that end with a line feed."""
-    rows = [_HEAD, *(
+    rows = columns([_HEAD[:-1], *(
         (str(number), time.strftime('%m-%d %H:%M:%S', time.localtime(one.at)),
          str(one.ranks), 'none' if one.first is None
-         else f'{one.first}-{one.latest}', format_duration(one.seconds),
-         one.cause)
-        for number, one in enumerate(attempts, 1))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    widths[-1] = 0          # the last column is aligned to the left
-    return ''.join('  '.join(
-        cell.rjust(width) for cell, width in zip(row, widths, strict=True)
-    ) + '\n' for row in rows)
+         else f'{one.first}-{one.latest}', in_words(one.seconds))
+        for number, one in enumerate(attempts, 1))], right=True)
+    return ''.join(f'{row}  {cause}\n' for row, cause in zip(
+        rows, [_HEAD[-1], *(one.cause for one in attempts)], strict=True))

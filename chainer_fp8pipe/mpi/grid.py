@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 import numpy
 from mpi4py import MPI
 
+from ..report.quantities import counted
 from .abort import enter_world
-from .agreement import Signature, agree, all_values
+from .agreement import Meeting, Signature, agree
 from .finalizing import HeldRequest, keep_forever
 from .placement import AXES, divisors, place, torus_shape
 from .ranks import free_with_kept, kept_with, nodes_of, once
@@ -112,9 +113,9 @@ class ProcessGrid:
 
     def __str__(self) -> str:
         nodes = len(set(self.placement.nodes))
-        head = (f'{self.comm.size} ranks on {_count(nodes, "node")}: '
-                f'{_count(self.stages, "stage")} x '
-                f'{_count(self.replicas, "replica")} (rank@node)')
+        head = (f'{self.comm.size} ranks on {counted(nodes, "node")}: '
+                f'{counted(self.stages, "stage")} x '
+                f'{counted(self.replicas, "replica")} (rank@node)')
         return '\n'.join([head, *self.placement.table(), *self._axes()])
 
     def __repr__(self) -> str:
@@ -145,6 +146,14 @@ class ProcessGrid:
                     line += f', {_mega(crossing)} MB of it between nodes'
             lines.append(line)
         return lines
+
+
+def grid_of(comm: Any) -> ProcessGrid:
+    """The grid of ranks that are one pipeline; a grid as it is."""
+    if isinstance(comm, ProcessGrid):
+        return comm
+    return once(getattr(comm, 'mpi_comm', comm), 'one pipeline',
+                lambda: ProcessGrid(comm, pipeline=comm.size))
 
 
 def split_groups(comm: Any, group_size: int | None = None,
@@ -272,7 +281,7 @@ class Group:
         if self.size == 1:
             return [thing]
         self._must_go_on()
-        return all_values(self._comm, thing, self._wait)
+        return Meeting(self._comm, self._wait).say(thing)
 
     def give_up(self, text: str) -> None:
         """Tells the others that this rank will not answer any more.
@@ -403,10 +412,6 @@ def _is_pair(value: Any) -> bool:
 def _listed(values: Sequence[Any]) -> str:
     *some, last = map(str, values)
     return f'{", ".join(some)} or {last}' if some else last
-
-
-def _count(number: int, what: str) -> str:
-    return f'{number} {what}' + 's' * (number != 1)
 
 
 def _mega(count: float) -> str:

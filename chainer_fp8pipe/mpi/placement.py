@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from ..report.quantities import columns
+
 AXES = 'pipeline', 'data'
 
 
@@ -72,10 +74,7 @@ class Placement(NamedTuple):
             down, across = across, down
         rows = [[f'{down} \\ {across}', *map(str, range(len(cells[0])))],
                 *([str(number), *row] for number, row in enumerate(cells))]
-        widths = [max(map(len, column))
-                  for column in zip(*rows, strict=True)]
-        return ['  '.join(text.rjust(width) for text, width
-                          in zip(row, widths, strict=True)) for row in rows]
+        return columns(rows, right=True)
 
 
 def place(nodes: Sequence[int], stages: int, inside: str = 'auto',

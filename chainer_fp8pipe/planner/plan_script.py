@@ -64,8 +64,7 @@ ChainerMN script's is that of each rank, and its plan has replicas only.
 def add_plan(commands: Any) -> None:
     """Adds the command to the parser's commands."""
     parser = commands.add_parser(
-        'plan', help='find the fastest way to run a script on these ranks',
-        description=_DESCRIPTION,
+        'plan', description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         '-o', '--output', metavar='FILE',

@@ -140,15 +140,11 @@ def read_plan(source: Any) -> JobPlan:
             one that cannot be carried out; the message names file, field
             and remedy.
     """
-    name = source if isinstance(source, str) else 'the plan'
-    try:
-        found = load_job_plan(source, _REMEDY)
-    except OSError as error:
-        raise ValueError(f'{name} cannot be read ({error.strerror}); '
-                         f'{_REMEDY}') from None
+    found = load_job_plan(source, _REMEDY)
     try:
         _check_options(found.choice)
     except ValueError as error:
+        name = source if isinstance(source, str) else 'the plan'
         raise ValueError(f'{name}: {error}; {_REMEDY}') from None
     return found
 

@@ -10,6 +10,7 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
+from ..chains.valueless_parameters import fetching
 from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
@@ -21,12 +22,13 @@ from ..communicators.options import (
 )
 from ..intercept.training_objects import Originals
 from ..pipeline.schedules import SCHEDULES
-from ..planning.sizes import parse_bytes
 from ..report.launch_protocol import is_launched
+from ..report.quantities import parse_bytes
 from ..training.unmodified.launch import (
     RankAware,
     Refusal,
     as_one_process,
+    as_ranks,
     launch,
     refuse_together,
 )
@@ -70,8 +72,7 @@ again; "launch" starts it again by itself.
 def add_run(commands: Any) -> None:
     """Adds the command to the parser's commands."""
     run = commands.add_parser(
-        'run', help='run an unmodified Chainer or ChainerMN script',
-        description=_DESCRIPTION,
+        'run', description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_argument(
         '--plan', metavar='FILE', help='do as a plan says, which "plan" has '
@@ -140,6 +141,7 @@ def _as_one(quiet: contextlib.ExitStack, job: Any) -> None:
     quiet.enter_context(as_one_process())
     if job.divides:
         quiet.enter_context(job.undrawn.building())
+        quiet.enter_context(fetching.set_to(None))
 
 
 def size(text: str) -> str:
@@ -186,13 +188,15 @@ def _as_given(options: argparse.Namespace) -> _Prepare:
 
     def prepare(quiet: contextlib.ExitStack) -> tuple[Any, Callable]:
         if pipeline is None:
-            return RankAware(comm, options.script), create
+            quiet.enter_context(as_ranks())
+            job = RankAware(comm, options.script)
+            return job, job.noting(create)
         from ..training.unmodified.jobs import PipelineJob
-        job = PipelineJob(comm, pipeline, lambda replicas:
-                          create_communicator(name or 'float32', replicas,
-                                              **given))
-        _as_one(quiet, job)
-        return job, create
+        divided = PipelineJob(comm, pipeline, lambda replicas:
+                              create_communicator(name or 'float32', replicas,
+                                                  **given))
+        _as_one(quiet, divided)
+        return divided, create
     return prepare
 
 

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..mpi.placement import divisors
+from ..report.quantities import size
 from .cuts import CutProblem, DoesNotFit, search
 from .job_plan import USUAL_CODECS, Configuration, JobPlan, Timing
 from .partition_plan import PartitionPlan
 from .schedule_time import Link
-from .sizes import said_bytes
 from .step import PACKING, JobProfile, exchange_bytes, predict, rank_memory
 
 _SCHEDULES = '1f1b', 'gpipe', 'zero_bubble', 'interleaved'
@@ -271,8 +271,8 @@ class Choices:
         if limit is None or most <= limit:
             return found
         self._refuse(way.stages, (
-            f'needs {said_bytes(most, up=True)} on the fullest rank, '
-            f'{said_bytes(most - limit, up=True)} too much'), most)
+            f'needs {size(most, up=True)} on the fullest rank, '
+            f'{size(most - limit, up=True)} too much'), most)
         return None
 
     def _refuse(self, stages: int, reason: str, needed: float = 0.0) -> None:

@@ -28,10 +28,10 @@ from typing import Any
 import numpy
 
 from ..pipeline.schedules import Kind, Schedule, make_schedule
+from ..report.quantities import counted, size
 from .intervals import Intervals
 from .partition_plan import PartitionPlan, Predicted
 from .schedule_time import Costs, Link, step_time
-from .sizes import counted, said_bytes
 
 #: By how much the slowest stage may be slower if fewer bytes cross then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
@@ -318,11 +318,11 @@ def _why(intervals: Intervals, problem: CutProblem) -> str:
     assert problem.memory is not None
     needed = least_memory(intervals, problem)
     said = (f'no cut into {counted(problem.stages, "stage")} fits into '
-            f'{said_bytes(problem.memory)} per rank; the best needs '
-            f'{said_bytes(needed, up=True)}, '
-            f'{said_bytes(needed - problem.memory, up=True)} more')
+            f'{size(problem.memory)} per rank; the best needs '
+            f'{size(needed, up=True)}, '
+            f'{size(needed - problem.memory, up=True)} more')
     if problem.memory <= problem.overhead:
-        return (f'{said}. A rank takes {said_bytes(problem.overhead)} for '
+        return (f'{said}. A rank takes {size(problem.overhead)} for '
                 'code and buffers, whatever the model is; raise the limit')
     ways = {f'{problem.stages * factor} ranks': dataclasses.replace(
         problem, stages=problem.stages * factor) for factor in (2, 4)}
@@ -330,7 +330,7 @@ def _why(intervals: Intervals, problem: CutProblem) -> str:
         ways = {"recompute='auto'": dataclasses.replace(
             problem, recompute='auto'), **ways}
     least = {name: least_memory(intervals, way) for name, way in ways.items()}
-    helps = [f'{name} ({said_bytes(size, up=True)})'
-             for name, size in least.items() if size <= problem.memory]
+    helps = [f'{name} ({size(most, up=True)})'
+             for name, most in least.items() if most <= problem.memory]
     return (f'{said}. What would help: '
             f'{"; ".join([*helps, "smaller micro-batches"])}')

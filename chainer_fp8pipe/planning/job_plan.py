@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from ..pipeline.schedules import make_schedule
+from ..report import stored
+from ..report.quantities import columns, counted, size
 from .partition_plan import PartitionPlan
-from .sizes import counted, said_bytes
-from .stored import made, read_json, write_json
 
 #: What a codec does to a mean, by the communicator's name.
 ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',
@@ -208,7 +208,7 @@ class JobPlan:
 
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
-        write_json(path, self.as_dict())
+        stored.save(path, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
@@ -253,50 +253,43 @@ class JobPlan:
                   for name, seconds in self.parts.items() if seconds]
         if self.memory:
             lines.append('memory per rank, beyond the interpreter, predicted: '
-                         + ', '.join(f'stage {stage}: ' * stages
-                                     + said_bytes(size)
-                                     for stage, size in enumerate(self.memory))
-                         + (f' of {said_bytes(self.memory_limit)}'
+                         + ', '.join(f'stage {stage}: ' * stages + size(most)
+                                     for stage, most in enumerate(self.memory))
+                         + (f' of {size(self.memory_limit)}'
                             if self.memory_limit else ''))
         if self.choice.replicas > 1:
             lines.append(f'gradients are {ACCURACY[self.choice.codec]} '
                          f'({self.choice.codec})')
         if self.trials:
-            lines += ['', 'tried on these ranks, an update takes:', *_table([
+            lines += ['', 'tried on these ranks, an update takes:', *_rows([
                 (_ms(one.seconds), f'+- {100 * one.spread:.0f} %', one.way,
                  '<- this plan' if one.way == str(self.choice) else '')
                 for one in self.trials]), '']
         lines += [f'note: {remark}' for remark in self.remarks]
         if self.alternatives:
             lines += ['', f'not tried (the best of each kind, of '
-                      f'{self.looked_at} ways, predicted):', *_table([
+                      f'{self.looked_at} ways, predicted):', *_rows([
                           ('-' if one.reason else _ms(one.seconds), one.way,
                            one.reason)
                           for one in self.alternatives])]
         return '\n'.join(lines)
 
 
-def load_job_plan(source: str | Mapping[str, Any] | JobPlan, remedy: str =
-                  'make the plan again') -> JobPlan:
+def load_job_plan(source: Any, remedy: str = 'make the plan again'
+                  ) -> JobPlan:
     """Reads a plan, and checks all that can be checked without its model.
 
     Args:
         source: The path of a file that :meth:`JobPlan.save` has written, the
-            dictionary in such a file, or a plan, which is returned as it is.
+            dictionary in such a file, or a plan, which is returned as it is,
+            also the one in a :class:`.PlannedJob`.
         remedy: The end of messages.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: The source is no plan, or a plan that contradicts itself;
-            the message says how.
+        ValueError: The file cannot be read, or the source is no plan, or one
+            that contradicts itself; the message says how.
     """
-    name = 'the plan'
-    if isinstance(source, str):
-        name, source = source, read_json(source, remedy)
-    try:
-        return made(JobPlan, source)
-    except ValueError as error:
-        raise ValueError(f'{name}: {error}; {remedy}') from None
+    return stored.load(JobPlan, getattr(source, 'plan', source), remedy)
 
 
 def _check_numbers(plan: Any, *names: str) -> None:
@@ -315,8 +308,5 @@ def _ms(seconds: float) -> str:
     return f'{seconds * 1e3:.4g} ms'
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ['  ' + '  '.join(
-        text.ljust(width) for text, width in zip(row, widths, strict=True)
-    ).rstrip() for row in rows]
+def _rows(rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f'  {line}' for line in columns(rows)]

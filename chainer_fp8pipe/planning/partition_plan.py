@@ -2,12 +2,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .calls import Order, Position
-from .stored import made, read_json, write_json
+from ..report import stored
+from ..report.quantities import counted, size
+from .calls import Order, Position, Value
 
 
 @dataclass(frozen=True)
@@ -78,18 +79,41 @@ class PartitionPlan:
         return {name: sum(cut <= Position(place, 0) for cut in self.cuts)
                 for place, group in enumerate(self.order) for name in group}
 
+    def first(self, chunk: int) -> str:
+        """The path of the chunk's first parameter; '' if it has none."""
+        homes = self.homes()
+        return next((group[0] for group in self.order
+                     if homes[group[0]] == chunk), '')
+
+    def label(self, chunk: int) -> str:
+        """The stage of a chunk in words, and which of its chunks it is."""
+        return str(chunk % self.stages) + (
+            f'.{chunk // self.stages}' if self.chunks > 1 else '')
+
+    def headline(self, title: str = '', replicas: int = 1) -> str:
+        """The plan in a line; ``title`` is the model's, if known."""
+        busy, seconds = self.predicted.busy, self.predicted.seconds
+        return (f'{title}: ' * bool(title) + counted(self.stages, 'stage')
+                + f' x {replicas} replicas' * (replicas > 1)
+                + f', {self.schedule} with '
+                + counted(self.micro_batches, 'micro-batch') + (
+                    f', balance {sum(busy) / len(busy) / max(busy):.2f}'
+                    if any(busy) else '')
+                + f', {1e3 * seconds:.3g} ms a step predicted' * bool(seconds))
+
     @staticmethod
     def before_made(data: Any, where: str) -> Any:
         """What a file has, with cuts as they are here."""
         if not isinstance(data, Mapping) or not {'order', 'cuts'} <= set(data):
             return data
         prefix = where and f'{where}.'
-        order = made(Order, data['order'], f'{prefix}order')
+        order = stored.made(Order, data['order'], f'{prefix}order')
         if not all(order):
             raise ValueError('the order of parameters has an empty group')
         place_of = {name: place for place, group in enumerate(order)
                     for name in group}
-        cuts = made(tuple[_NamedCut, ...], data['cuts'], f'{prefix}cuts')
+        cuts = stored.made(tuple[_NamedCut, ...], data['cuts'],
+                           f'{prefix}cuts')
         for cut in cuts:
             if cut.before not in place_of:
                 raise ValueError(f'the plan cuts before {cut.before}, which '
@@ -99,7 +123,7 @@ class PartitionPlan:
 
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
-        write_json(path, self.as_dict())
+        stored.save(path, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
@@ -117,6 +141,15 @@ class _NamedCut:
     calls_later: int = 0
 
 
+def values_in_words(values: Sequence[tuple[str, Value]], most: int) -> str:
+    """Bytes of values that cross a boundary, and what so many of them are."""
+    names = ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
+                      for name, value in values[:most])
+    return (size(sum(value.nbytes for _, value in values))
+            + f': {names}' * bool(values)
+            + f' and {len(values) - most} more' * (len(values) > most))
+
+
 def load_plan(source: str | Mapping[str, Any] | PartitionPlan
               ) -> PartitionPlan:
     """Reads a plan, and checks that its parts agree with each other.
@@ -127,14 +160,7 @@ def load_plan(source: str | Mapping[str, Any] | PartitionPlan
             is returned as it is.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: The source is no plan, or a plan that contradicts itself;
-            the message says how.
+        ValueError: The file cannot be read, or the source is no plan, or one
+            that contradicts itself; the message says how.
     """
-    name = 'this'
-    if isinstance(source, str):
-        name, source = source, read_json(source)
-    try:
-        return made(PartitionPlan, source)
-    except ValueError as error:
-        raise ValueError(f'{name} is no plan: {error}') from None
+    return stored.load(PartitionPlan, source)

@@ -1,22 +1,51 @@
-"""Draws where a model is cut, and what each stage gets."""
+"""Shows where a model is cut, and what each stage gets: table and picture."""
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .partition_plan import PartitionPlan
-from .sizes import counted, said_bytes
+from ..report.quantities import columns, size
+from .partition_plan import PartitionPlan, values_in_words
 
 # Light and dark enough to be told apart without seeing colours.
 _TIME, _PARAMETERS, _MEMORY = '#3366ab', '#de701f', '#f5b359'
 _CROSSING, _GREY = '#9e2973', '#666666'
-# Inches: the margin; of the names, a panel, its longest bar; of the title, a
-# row, a bar's height, a note.
-_EDGE, _LEFT, _PANEL, _LONGEST = 0.15, 2.3, 2.25, 1.25
-_TOP, _ROW, _BAR, _NOTE = 0.8, 0.62, 0.28, 0.18
+# Inches: the names, a panel; title and limit, a row, a note.
+_NAMES, _PANEL, _ENDS, _ROW, _NOTE = 2.3, 2.25, 1.3, 0.62, 0.18
+_BAR = 0.45             # of a row
 _LETTERS, _LETTERS_OF_A_LINE, _MOST_NOTES = 34, 92, 6
+
+
+def table(part: Any) -> str:
+    """A line per chunk: ranks, time, memory, and what is sent on.
+
+    Args:
+        part: The ``partition`` of a model that
+            :func:`~chainer_fp8pipe.partition` has cut.
+    """
+    plan, predicted = part.plan, part.plan.predicted
+    total = sum(predicted.busy) or 1.0
+    rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
+             'first parameter']]
+    for chunk, again in enumerate(plan.recompute):
+        stage = chunk % plan.stages
+        rows.append([
+            plan.label(chunk),
+            ' '.join(map(str, part.grid.placement.ranks[stage])),
+            f'{100 * predicted.busy[chunk] / total:.0f} %'
+            if predicted.busy else '',
+            size(sum(map(part.parameter_bytes, part.used[chunk]))),
+            size(predicted.memory[stage]) if predicted.memory else '',
+            ''.join(values_in_words(values, 2)
+                    for values in part.crossing[chunk:chunk + 1]),
+            plan.first(chunk) + ' (again)' * again])
+    notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
+        plan.recompute)
+    return '\n'.join([
+        plan.headline(part.title, part.grid.replicas), *columns(rows), *notes,
+        *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
+          'its gradient' for name, ranks in part.ties.items())])
 
 
 def plot_plan(cut: Any, path: str | os.PathLike[str],
@@ -51,23 +80,30 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
     known = None if part is plan else part
     if memory is None and known is not None:
         memory = known.limit
-    panels, notes = list(_panels(plan, known)), list(_notes(plan, known))
-    bottom = _TOP + _ROW * len(plan.recompute)
-    width = _LEFT + max(2, len(panels)) * _PANEL
-    height = bottom + 0.35 + _NOTE * len(notes)
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((0, 0, 1, 1))    # in inches from the upper left
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.axis('off')
-    write = functools.partial(axes.text, va='center', fontsize=8)
-    write(_EDGE, 0.22, _title(plan, known), fontsize=11)
-    for number, panel in enumerate(panels):
-        limit = memory if panel[1] is _MEMORY else None
-        _draw(axes, write, _LEFT + number * _PANEL, panel, plan, limit)
-    for chunk in range(len(plan.recompute)):
-        _name(write, chunk, plan, known)
-    for number, note in enumerate(notes):
-        write(_EDGE, bottom + 0.35 + _NOTE * number, note, color=_GREY)
+    chunks = range(len(plan.recompute))
+    panels, notes = [*_panels(plan, known)], [*_notes(plan, known)]
+    figure = Figure(layout='constrained', figsize=(
+        _NAMES + max(2, len(panels)) * _PANEL,
+        _ENDS + len(chunks) * _ROW + len(notes) * _NOTE))
+    figure.suptitle(plan.headline(known.title, known.grid.replicas)
+                    if known else plan.headline(), x=0.01, ha='left',
+                    fontsize=11)
+    figure.supxlabel('\n'.join(notes), x=0.01, ha='left', fontsize=8,
+                     color=_GREY)
+    plots = figure.subplots(1, max(1, len(panels)), sharey=True,
+                            squeeze=False, subplot_kw={'frameon': False})[0]
+    for plot in plots:
+        plot.set(xticks=[], xlim=(0, 1))
+        plot.tick_params(length=0)
+    for plot, panel in zip(plots, panels, strict=False):
+        _draw(plot, panel, plan, memory if panel[1] is _MEMORY else None)
+    plots[0].set_yticks(chunks, [_name(chunk, plan, known)
+                                 for chunk in chunks], fontsize=8)
+    plots[0].set_ylim(len(chunks) - 0.4, -0.5)      # the first one on top
+    for chunk in chunks[:-1]:
+        if text := _crossing(chunk, plan, known):
+            plots[0].text(0, chunk + 0.5, f'↓ {text}', va='center',
+                          fontsize=8, color=_CROSSING, in_layout=False)
     figure.savefig(path, dpi=150)
 
 
@@ -85,73 +121,59 @@ def _panels(plan: PartitionPlan, part: Any) -> Iterator[_Panel]:
     if part:
         yield ('parameters', _PARAMETERS, [
             sum(map(part.parameter_bytes, part.used[chunk]))
-            for chunk in chunks], said_bytes)
+            for chunk in chunks], size)
     if predicted.memory:        # a rank's memory stands at its first chunk
         yield ('memory, predicted', _MEMORY, [
             predicted.memory[chunk] if chunk < plan.stages else None
-            for chunk in chunks], said_bytes)
+            for chunk in chunks], size)
 
 
-def _middle(chunk: int) -> float:
-    return _TOP + _ROW * (chunk + 0.5)
-
-
-def _draw(axes: Any, write: Callable[..., Any], left: float, panel: _Panel,
-          plan: PartitionPlan, limit: float | None) -> None:
+def _draw(plot: Any, panel: _Panel, plan: PartitionPlan, limit: float | None
+          ) -> None:
     title, colour, values, said = panel
     known = [value or 0.0 for value in values]
-    scale = _LONGEST / (max(*known, limit or 0.0) or 1.0)
-    write(left, _TOP - 0.08, title, color=_GREY, fontsize=9)
-    rows = [_middle(chunk) for chunk in range(len(values))]
-    bars = axes.barh(rows, [value * scale for value in known], _BAR, left=left,
-                     label=title, linewidth=0, color=colour, edgecolor='white')
-    for bar, row, value, again in zip(bars, rows, values, plan.recompute,
-                                      strict=True):
-        axes.vlines(left, row - _BAR / 2, row + _BAR / 2, color=_GREY)
+    bars = plot.barh(range(len(known)), known, _BAR, label=title, linewidth=0,
+                     color=colour, edgecolor='white')
+    plot.bar_label(
+        bars, ['' if value is None else said(value) for value in values],
+        padding=4, fontsize=8, zorder=4,
+        bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 0.5})
+    plot.set_title(title, loc='left', fontsize=9, color=_GREY)
+    plot.set_xlim(0, 1.7 * max(*known, limit or 1e-9))
+    for row, (bar, again) in enumerate(zip(bars, plan.recompute,
+                                           strict=True)):
+        plot.vlines(0, row - _BAR / 2, row + _BAR / 2, color=_GREY)
         if again and colour is _TIME:
             bar.set_hatch(r'\\\\')
-        if value is not None:
-            write(left + value * scale + 0.06, row, said(value), zorder=4,
-                  bbox={'facecolor': 'white', 'linewidth': 0, 'pad': 0.5})
     if limit is not None:
-        end = rows[-1] + _ROW / 2
-        axes.vlines(left + limit * scale, _TOP, end, color='black',
-                    linewidth=1, linestyles='--', zorder=2)
-        write(left + limit * scale, end + 0.1, f'limit {said_bytes(limit)}',
-              ha='center')
+        end = len(known) - 0.6
+        plot.vlines(limit, -_BAR, end, color='black', linewidth=1,
+                    linestyles='--', zorder=2)
+        plot.text(limit, end, f'limit {size(limit)}', ha='center', va='top',
+                  fontsize=8)
 
 
-def _name(write: Callable[..., Any], chunk: int, plan: PartitionPlan,
-          part: Any) -> None:
-    """Writes the names of a row, and what crosses below the row."""
-    row, homes = _middle(chunk), plan.homes()
-    write(_EDGE, row - 0.06, _stage(plan, chunk), fontsize=10, weight='bold')
-    if part:
-        ranks = part.grid.placement.ranks[chunk % plan.stages]
-        said = (' '.join(map(str, ranks)) if len(ranks) < 4 else
-                f'{ranks[0]} to {ranks[-1]}')
-        write(0.95, row - 0.06, f'rank{"s" * (len(ranks) > 1)} {said}',
-              fontsize=9)
-    first = next((group[0] for group in plan.order
-                  if homes[group[0]] == chunk), '')
-    half = (_LETTERS - 1) // 2
-    write(_EDGE, row + 0.11, first if len(first) <= _LETTERS else (
-        first[:half] + '…' + first[-half:]), fontsize=7, color=_GREY)
-    if chunk + 1 == len(plan.recompute):
-        return
-    text = ''
-    if part:
-        values = part.crossing[chunk]
-        text = said_bytes(sum(value.nbytes for _, value in values)) + (
-            ': ' + ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
-                             for name, value in values[:3])) * bool(values)
-        text += f' and {len(values) - 3} more' * (len(values) > 3)
-    elif plan.predicted.crossing:
-        text = said_bytes(plan.predicted.crossing[chunk])
-    if len(text) > _LETTERS_OF_A_LINE:
-        text = text[:_LETTERS_OF_A_LINE - 1] + '…'
-    if text:
-        write(_LEFT, row + _ROW / 2, '↓ ' + text, color=_CROSSING, zorder=3)
+def _name(chunk: int, plan: PartitionPlan, part: Any) -> str:
+    """What stands before a row."""
+    ranks: Any = (part.grid.placement.ranks[chunk % plan.stages] if part
+                  else ())
+    said = (' '.join(map(str, ranks)) if len(ranks) < 4 else
+            f'{ranks[0]} to {ranks[-1]}')
+    first, half = plan.first(chunk), (_LETTERS - 1) // 2
+    if len(first) > _LETTERS:
+        first = first[:half] + '…' + first[-half:]
+    return f'stage {plan.label(chunk)}' + (
+        f'   rank{"s" * (len(ranks) > 1)} {said}' if ranks else ''
+        ) + f'\n{first}'
+
+
+def _crossing(chunk: int, plan: PartitionPlan, part: Any) -> str:
+    """What stands below a row."""
+    if not part:
+        return ''.join(map(size, plan.predicted.crossing[chunk:chunk + 1]))
+    text = values_in_words(part.crossing[chunk], 3)
+    return text if len(text) < _LETTERS_OF_A_LINE else (
+        text[:_LETTERS_OF_A_LINE - 1] + '…')
 
 
 def _notes(plan: PartitionPlan, part: Any) -> Iterator[str]:
@@ -164,26 +186,7 @@ def _notes(plan: PartitionPlan, part: Any) -> Iterator[str]:
     ties = list(part.ties) if part else []
     for name in ties[:_MOST_NOTES]:
         yield f'{name} is on ' + ', '.join(
-            _stage(plan, chunk) for chunk in chunks
+            f'stage {plan.label(chunk)}' for chunk in chunks
             if name in part.used[chunk])
     if len(ties) > _MOST_NOTES:
         yield f'and {len(ties) - _MOST_NOTES} more'
-
-
-def _stage(plan: PartitionPlan, chunk: int) -> str:
-    return f'stage {chunk % plan.stages}' + (
-        f'.{chunk // plan.stages}' if plan.chunks > 1 else '')
-
-
-def _title(plan: PartitionPlan, part: Any) -> str:
-    busy, seconds = plan.predicted.busy, plan.predicted.seconds
-    text = counted(plan.stages, 'stage')
-    if part is not None:
-        text = f'{part.title}: {text}'
-        if part.grid.replicas > 1:
-            text += f' x {part.grid.replicas} replicas'
-    text += (f', {plan.schedule} with '
-             f'{counted(plan.micro_batches, "micro-batch")}')
-    if any(busy):
-        text += f', balance {sum(busy) / len(busy) / max(busy):.2f}'
-    return text + f', {1e3 * seconds:.3g} ms a step predicted' * bool(seconds)

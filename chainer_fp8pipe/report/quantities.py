@@ -1,11 +1,19 @@
-"""Numbers as people read them, and what the system says of memory."""
+"""Quantities as people write and read them, and memory as the system has it.
+"""
 from __future__ import annotations
 
 import contextlib
+import decimal
 import math
+import re
+from collections.abc import Sequence
+from typing import Any
 
 _TIMES = ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'µs'))
-_SIZES = ((1e9, 'GB'), (1e6, 'MB'), (1e3, 'kB'))
+_SIZES = ('B', 'kB', 'MB', 'GB', 'TB')
+_UNITS = {'': 1, 'b': 1, 'kb': 10 ** 3, 'mb': 10 ** 6, 'gb': 10 ** 9,
+          'tb': 10 ** 12, 'kib': 2 ** 10, 'mib': 2 ** 20, 'gib': 2 ** 30,
+          'tib': 2 ** 40}
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -18,31 +26,83 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds, with a unit that suits; from two minutes on as h:mm:ss."""
+    """Seconds, with a unit that suits, as in ``'12.3 ms'``, ``'3 min 20 s'``.
+    """
     if not math.isfinite(value):
         return str(value)
-    if value >= 120:
+    if value >= 99.5:
         minutes, rest = divmod(round(value), 60)
-        return f'{minutes // 60}:{minutes % 60:02}:{rest:02} h'
+        hours, minutes = divmod(minutes, 60)
+        return f'{hours} h {minutes} min' if hours else (
+            f'{minutes} min {rest} s')
     # 0.9996 ms are 1 ms with three digits, not 1000 us.
     scale, unit = next((pair for pair in _TIMES
                         if float(f'{abs(value):.3g}') >= pair[0]), _TIMES[-1])
     return f'{number(value / scale, 3)} {unit}' if value else '0 s'
 
 
-def size(value: float) -> str:
-    """Bytes, with a unit that suits (powers of 1,000)."""
+def size(value: float, up: bool = False) -> str:
+    """Bytes in up to three digits, as in ``'2.15 GB'`` or ``'400 MB'``.
+
+    Args:
+        value: Bytes.
+        up: Round up, for text that tells the user a sufficient limit.
+    """
     if not math.isfinite(value):
         return str(value)
-    for scale, unit in _SIZES:
-        if abs(value) >= scale:
-            return f'{number(value / scale, 3)} {unit}'
-    return f'{value:.0f} bytes'
+    rounding = decimal.ROUND_CEILING if up else decimal.ROUND_HALF_EVEN
+    three = decimal.Context(prec=3, rounding=rounding).create_decimal(
+        int(math.ceil(value) if up else round(value)))
+    power = min(three.adjusted() // 3, len(_SIZES) - 1)
+    return f'{three.scaleb(-3 * power).normalize():f} {_SIZES[power]}'
+
+
+def parse_bytes(text: Any) -> float | None:
+    """The number of bytes in ``'300 MB'``, ``'2 GiB'`` or a number.
+
+    Args:
+        text: Text, a number, or None for no limit.
+
+    Raises:
+        ValueError: ``text`` is none of these, or not positive.
+    """
+    if text is None:
+        return None
+    if (isinstance(text, (int, float)) and 0 < text < math.inf
+            and text is not True):
+        return float(text)
+    match = re.fullmatch(r'\s*([0-9.]+)\s*([a-zA-Z]*)\s*', str(text))
+    if match and match[2].lower() in _UNITS:
+        with contextlib.suppress(ValueError):
+            found = float(match[1]) * _UNITS[match[2].lower()]
+            if 0 < found < math.inf:
+                return found
+    raise ValueError(f'{text!r} is no size; write it as in 300 MB or 2 GiB')
 
 
 def share(value: float) -> str:
     """A part of one, in per cent."""
     return f'{number(100 * value, 3)} %'
+
+
+def counted(count: int, what: str) -> str:
+    """``'1 stage'``, ``'2 stages'``, ``'2 micro-batches'``."""
+    ending = '' if count == 1 else 'es' if what.endswith('h') else 's'
+    return f'{count} {what}{ending}'
+
+
+def columns(rows: Sequence[Sequence[str]], right: bool = False) -> list[str]:
+    """Lines of text, one for each row, with cells below each other.
+
+    Args:
+        rows: Of equally many cells.
+        right: Whether cells are aligned to the right.
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ['  '.join(
+        cell.rjust(width) if right else cell.ljust(width)
+        for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows]
 
 
 def bytes_in(field: str) -> float | None:

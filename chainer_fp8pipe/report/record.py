@@ -18,11 +18,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
-import types
-import typing
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +27,7 @@ from typing import Any, NamedTuple, TextIO
 
 import numpy
 
+from . import stored
 from .events import Event
 
 #: Of the file in the result folder.
@@ -250,19 +248,36 @@ class TensorHealth(NamedTuple):
 
 
 class RecordedUpdate(NamedTuple):
-    """The events of one update on all ranks.
+    """The events of one update, on all ranks in a record.
 
     Attributes:
         start: Number of the start.
         iteration: The update.
         is_slow: Whether it was kept as one that took long.
         events: By their start; their ``iteration`` is None.
+        seconds: That it took, on the slowest rank.
     """
 
     start: int
     iteration: int
     is_slow: bool
     events: tuple[Event, ...]
+    seconds: float = 0.0
+
+    @staticmethod
+    def before_made(data: Any, where: str) -> Any:
+        """Of a line, whose events are rows.
+
+        They are many: one stands for all with fields of the same types.
+        """
+        for row in {tuple(map(type, row)): row
+                    for row in data['events']}.values():
+            stored.made(Event, dict(zip(Event._fields, row, strict=False)),
+                        strict=False)
+        return {**data, 'events': [
+            Event(*row[:10], *(tuple(map(tuple, values))
+                               for values in row[10:]))
+            for row in data['events']]}
 
 
 @dataclass
@@ -509,7 +524,8 @@ def _read(path: str, record: RunRecord) -> None:
                 record.left_out += int(fields['updates'])
             elif name in _KINDS:
                 kind, place = _KINDS[name]
-                getattr(record, place).append(_part(kind, fields))
+                getattr(record, place).append(
+                    stored.made(kind, fields, strict=False))
         except (IndexError, KeyError, TypeError, ValueError) as error:
             record.remarks.append(
                 f'A line {name!r} of {RECORD} is damaged and is left out '
@@ -546,55 +562,6 @@ def _lines(path: str, remarks: list[str]
                     f'{path!r} has format {fields.get("format")!r} and this '
                     f'version of chainer_fp8pipe reads format {_FORMAT}; '
                     'read it with the version that wrote it, or a newer one')
-
-
-def _part(kind: Any, fields: dict[str, Any]) -> Any:
-    """A part of a record; fields that this version does not know are left.
-
-    Raises:
-        TypeError: Fields are missing, or are of other types.
-    """
-    hints = _hints(kind)
-    return kind(**{name: _read_as(hints[name], value)
-                   for name, value in fields.items() if name in hints})
-
-
-#: Annotations, evaluated once: for each line it took two thirds of reading.
-_hints = functools.cache(typing.get_type_hints)
-
-
-def _read_as(hint: Any, value: Any) -> Any:
-    """A value of JSON as an annotation of this module says.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if inner == (Event, ...):
-        return _events(value)
-    if origin is types.UnionType:       # of a type and None
-        return None if value is None else _read_as(inner[0], value)
-    if origin is tuple and isinstance(value, list):
-        hints = inner[:1] * len(value) if inner[-1] is ... else inner
-        if len(hints) == len(value):
-            return tuple(map(_read_as, hints, value))
-    elif origin is Mapping and isinstance(value, dict):
-        return {name: _read_as(inner[1], part)
-                for name, part in value.items()}
-    elif origin is None and isinstance(
-            value, (int, float) if hint is float else hint):
-        return value
-    raise TypeError(f'{value!r} is no {hint}')
-
-
-def _events(rows: list[list[Any]]) -> tuple[Event, ...]:
-    """They are many: one stands for all with fields of the same types."""
-    hints = [*_hints(Event).values()]
-    for row in {tuple(map(type, row)): row for row in rows}.values():
-        for hint, value in zip(hints, row, strict=False):
-            _read_as(hint, value)
-    return tuple(Event(*row[:10], *(tuple(map(tuple, values))
-                                    for values in row[10:])) for row in rows)
 
 
 def _read_log(path: str, record: RunRecord) -> None:

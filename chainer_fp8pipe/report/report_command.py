@@ -3,14 +3,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 from ..command_line import Parser
 from . import page
 from .diagnosis import diagnose
 from .record import RunRecord, is_record, read_record
 
-_HELP = 'make an HTML page about one run, or several'
 _DESCRIPTION = """
 Makes one HTML file about a run, to be opened in a browser: curves, where the
 time of each rank goes, updates on all ranks, which rank or link is slow,
@@ -30,11 +28,6 @@ printed.  The ranks need not be there: call it without mpiexec, anywhere.
 _EPILOG = """
 exit codes: 0; 2: a folder has no record, or one that cannot be read
 """
-
-
-def add_report(commands: Any) -> None:
-    """Adds the command to the list of all; :func:`main` runs it."""
-    commands.add_parser('report', help=_HELP)
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ _EXCHANGE = ('encode', 'exchange', 'decode')
 
 
 class EventStream:
-    """Adds up seconds and bytes, and keeps events while it records.
+    """Adds up seconds and bytes, and keeps events for those who ask.
 
     Timelines, :class:`CommunicationReport`, :class:`RunReport` and a
     communicator's counters all read from here; the pipeline, the exchange
@@ -42,7 +42,6 @@ class EventStream:
             other: time in an inner one does not count for the outer.
         hidden: The same of what was done beside the backward pass, in the
             thread that called :meth:`hide`.
-        events: Those kept since :meth:`record`, in the order of their ends.
     """
 
     def __init__(self) -> None:
@@ -51,38 +50,19 @@ class EventStream:
         self.seconds: dict[str, float] = defaultdict(
             float, dict.fromkeys(_EXCHANGE, 0.0))
         self.hidden = self.seconds.copy()
-        self._own: Kept = []        # of record()
-        self._origin = 0, 0.0
         self._keeping: tuple[Kept, ...] = ()
         self._thread = _Thread(self.seconds)
-
-    @property
-    def events(self) -> list[Event]:
-        return events_of(self._own, *self._origin)
 
     @property
     def waited(self) -> float:
         """Seconds that updates had to wait for their exchange, in all."""
         return sum(self.seconds[name] for name in _EXCHANGE)
 
-    def record(self, rank: int, origin: float) -> None:
-        """Forgets the events kept so far and keeps those that follow.
-
-        Args:
-            rank: This rank's number among all whose events are compared.
-            origin: What this rank's ``time.monotonic`` says at time zero.
-        """
-        self.stop()
-        self._own, self._origin = [], (rank, origin)
-        self.keep(self._own)
-
-    def stop(self) -> None:
-        """Keeps no more events for :meth:`record`."""
-        self.keep_no_more(self._own)
-
-    def keep(self, kept: Kept) -> None:
-        """Appends what follows to a list, for :func:`events_of`."""
+    def keep(self) -> Kept:
+        """A list to which what follows is appended, for :func:`events_of`."""
+        kept: Kept = []
         self._keeping = (*self._keeping, kept)
+        return kept
 
     def keep_no_more(self, kept: Kept) -> None:
         """Appends nothing more to that list, if it did."""
@@ -148,7 +128,7 @@ class EventStream:
 
         Returns:
             What to call when the bucket has arrived, which keeps the event;
-            None while nothing is recorded.
+            None while nobody keeps it.
         """
         if not self._keeping:
             return None
@@ -161,7 +141,7 @@ class EventStream:
         return arrive
 
     def mark(self, name: str, about: str, **values: float) -> None:
-        """Keeps an event without duration, while recording.
+        """Keeps an event without duration.
 
         Args:
             name: Of the event.

@@ -10,10 +10,7 @@ import numpy
 import pytest
 
 from tests.ranks import on_ranks
-from tests.training.updaters import test_hybrid
-from tests.training.updaters.networks import Plain as PlainStages
-from tests.training.updaters.networks import dataset
-from tests.training.updaters.test_pipeline_updater import update as step
+from tests.training import trainers
 
 from ..communicators.networks import NETWORKS, Plain
 from .jobs import make, wrapped
@@ -158,17 +155,11 @@ def test_nan_that_all_ranks_have_is_no_difference(comm):
 
 @on_ranks(4)
 def test_replicas_of_a_stage_are_compared(comm):
-    grid, updater = test_hybrid.make(
-        comm, 2, PlainStages, dataset(16), 8, micro_batches=2, rate=0.1,
-        options={'check_every': 1})
-    step(updater)
-    step(updater)
-    model = updater.get_optimizer('main').target
-    if grid.replica_index:
-        flip(next(iter(model.params())).array)
+    job = trainers.Job(comm, 'Plain', 2, codec={'check_every': 1}).updated(2)
+    if job.grid.replica_index:
+        flip(next(iter(job.model.params())).array)
     with pytest.raises(ReplicaDrift, match=r'rank 0 \| rank 1'):
-        step(updater)
-    grid.free()
+        job.update()
 
 
 @pytest.mark.parametrize(('values', 'majority'), [

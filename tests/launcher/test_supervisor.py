@@ -78,7 +78,7 @@ def test_each_start_has_a_row():
                             'by']
     assert first.startswith('    1')
     assert first.endswith('      8     1-90  1 min 40 s  rank 1 was killed')
-    assert second.endswith('     16     none       2.0 s  exit code 3')
+    assert second.endswith('     16     none         2 s  exit code 3')
 
 
 def test_the_snapshot_that_is_furthest_is_found(tmp_path):

@@ -11,7 +11,7 @@ import chainer_fp8pipe
 from chainer_fp8pipe.mpi import abort
 from chainer_fp8pipe.mpi.abort import ALONE, StartError, enter_world
 from chainer_fp8pipe.mpi.agreement import raise_together
-from chainer_fp8pipe.planning.sizes import parse_bytes
+from chainer_fp8pipe.report.quantities import parse_bytes
 
 import pytest
 from mpi4py import MPI

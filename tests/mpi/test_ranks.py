@@ -4,13 +4,14 @@ from types import SimpleNamespace
 from chainer_fp8pipe.mpi import all_ranks, ranks
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.mpi.ranks import cores_each, once, own_cores, pools_of
+from chainer_fp8pipe.training.updater import PipelineUpdater
 
+import chainer
 import chainermn
 import pytest
 
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import Plain, dataset
-from tests.training.updaters.test_pipeline_updater import make_updater
 
 from .scarcity import communicators_left
 
@@ -39,7 +40,11 @@ def test_once_makes_an_object_per_communicator(comm):
 def test_there_can_be_more_pipelines_than_mpi_has_communicators(comm):
     with communicators_left(comm, 30):
         for _ in range(40):
-            updater = make_updater(comm, Plain, dataset(4), micro_batches=2)
+            updater = PipelineUpdater(
+                chainer.iterators.SerialIterator(
+                    chainer.datasets.TupleDataset(*dataset(4)), 4),
+                chainer.optimizers.SGD().setup(Plain().stage(comm)), comm,
+                micro_batches=2)
         updater.update()
 
 

@@ -231,7 +231,8 @@ def test_what_is_a_wait(frame, call):
 
 #: A rank sends to the watchdog, or does, what standard input says.
 RANK = """
-import json, os, socket, sys
+import json, os, signal, socket, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)    # ignored in the background
 line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 line.connect(b'\\0' + sys.argv[1].encode())
 for text in sys.stdin:

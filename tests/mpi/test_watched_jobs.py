@@ -18,8 +18,7 @@ from tests.ranks import end_with_parent, environment, mpiexec
 
 SCRIPT = """
 import contextlib, os, signal, sys, threading, time
-import chainer_fp8pipe
-from chainer_fp8pipe import ProcessGrid, create_communicator
+import chainer_fp8pipe      # and no Chainer, unless a job needs it
 from chainer_fp8pipe.mpi.abort import abort_on_exception
 from chainer_fp8pipe.mpi.watch import watch
 from mpi4py import MPI
@@ -142,7 +141,8 @@ def job(tmp_path):
 
 KILLED = r'was killed by SIGKILL \(the system does that when memory is short\)'
 GRID = """
-create_communicator('fp8', ProcessGrid(world, pipeline=2).data)
+chainer_fp8pipe.create_communicator(
+    'fp8', chainer_fp8pipe.ProcessGrid(world, pipeline=2).data)
 world.rank == 3 and die(lambda: os._exit(7))
 wait_for_ever()
 """
@@ -155,7 +155,7 @@ wait_for_ever()
 """
 AGGREGATOR = """
 world.rank == 2 and die()
-create_communicator('fp8', algorithm='aggregator')
+chainer_fp8pipe.create_communicator('fp8', algorithm='aggregator')
 wait_for_ever()
 """
 SWITCHED_OFF = """
@@ -280,7 +280,8 @@ import chainer, chainer.functions as F, chainer.links as L, chainermn, numpy
 def fail():
     {fault}
 numpy.random.seed(1)
-communicator = create_communicator('fp8', warmup=1, overlap={overlap!r})
+communicator = chainer_fp8pipe.create_communicator(
+    'fp8', warmup=1, overlap={overlap!r})
 model = L.Classifier(chainer.Sequential(L.Linear(100, 200), L.Linear(200, 9)))
 optimizer = chainermn.create_multi_node_optimizer(
     chainer.optimizers.SGD(), communicator).setup(model)
@@ -378,7 +379,8 @@ STALLS = {
         rf'rank {other} of 4 \(worker\), process' for other in (0, 2, 3)]),
     # Without --communicator: updates of ChainerMN's own count, too.
     'run': (2, train(1, STOP).replace(
-        "create_communicator('fp8', warmup=1, overlap=False)",
+        "chainer_fp8pipe.create_communicator(\n    'fp8', warmup=1, "
+        'overlap=False)',
         "chainermn.create_communicator('naive')"), '1', BROKEN, []),
 }
 
@@ -491,6 +493,7 @@ if world.rank == 0:
 
 def test_a_variable_with_a_wrong_value_is_an_error_on_all_ranks(job):
     job.environment[SECONDS] = 'soon'
-    code, _, errors = job.run(2, "create_communicator('float32')")
+    code, _, errors = job.run(
+        2, "chainer_fp8pipe.create_communicator('float32')")
     assert code != 0
     assert f'{SECONDS} must be seconds' in errors

@@ -109,10 +109,10 @@ CUTS = CUT.as_dict()['cuts']
 
 @pytest.mark.parametrize(('where', 'value', 'message'), [
     ('cuts.0.before', '/x', 'cuts before /x, which is not in its order'),
-    ('cuts.0.before', ..., 'no plan: cuts.0.before is missing'),
+    ('cuts.0.before', ..., 'the plan: cuts.0.before is missing'),
     ('cuts', CUTS[::-1], 'in the order of parameters'),
     ('cuts', CUTS[:1] * 3, 'in the order of parameters'),
-    ('cuts', 3, 'this is no plan: cuts must be a list, not 3'),
+    ('cuts', 3, 'the plan: cuts must be a list, not 3'),
     ('stages', 3, '4 chunks cannot be on 3 stages equally'),
     ('stages', 0, '4 chunks cannot be on 0 stages equally'),
     ('stages', -1, 'stages must be 0 or more, and finite'),
@@ -122,7 +122,7 @@ CUTS = CUT.as_dict()['cuts']
     ('order', [[], ['/a/W']], 'has an empty group'),
     ('predicted.colour', 1, 'predicted.colour is no field of a plan'),
     ('predicted', [], 'predicted must be an object'),
-    *((name, ..., f'no plan: {name} is missing')
+    *((name, ..., f'the plan: {name} is missing')
       for name in list(CUT.as_dict())[:-1])])
 def test_a_cut_that_contradicts_itself_says_how(where, value, message):
     with pytest.raises(ValueError, match=message):
@@ -143,9 +143,9 @@ def test_a_parameter_belongs_to_the_chunk_that_begins_at_or_before_it():
 
 
 @pytest.mark.parametrize(('text', 'of_a_job', 'of_a_cut'), [
-    ('{', 'is no JSON .*again', 'is no JSON: '), ('', 'no JSON', 'no JSON'),
-    ('\ud800', 'is no JSON', 'is no JSON'),
-    *((text, 'this is no plan of a job', 'plan.json is no plan: ')
+    ('{', 'is no JSON .*again', 'is no JSON .*again'),
+    ('', 'is no JSON', 'is no JSON'), ('\ud800', 'is no JSON', 'is no JSON'),
+    *((text, 'this is no plan of a job', 'json: the plan must be an object')
       for text in ('[]', '3', '"plan"', 'null')),
     ('{"cuts": []}', r'given to partition\(plan=', 'order is missing')])
 def test_other_files(tmp_path, text, of_a_job, of_a_cut):

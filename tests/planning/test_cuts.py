@@ -13,7 +13,7 @@ from chainer_fp8pipe.planning.cuts import (
 )
 from chainer_fp8pipe.planning.intervals import Intervals
 from chainer_fp8pipe.planning.schedule_time import Link
-from chainer_fp8pipe.planning.sizes import parse_bytes
+from chainer_fp8pipe.report.quantities import parse_bytes
 
 import pytest
 from hypothesis import given

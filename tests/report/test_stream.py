@@ -24,8 +24,7 @@ def clock(monkeypatch):
 
 def recording():
     events = EventStream()
-    events.record(0, 0.0)
-    return events
+    return events, events.keep()
 
 
 def in_thread(work):
@@ -73,14 +72,15 @@ def test_threads_have_sections_of_their_own(clock):
 
 
 def test_a_part_of_a_section_can_be_given_to_others_afterwards(clock):
-    events = recording()
+    events, kept = recording()
     with events.section('exchange'):
         clock.now += 10
         with events.section('decode'), events.section('exchange'):
             events.divide(encode=0.25, decode=0.0)
         events.divide(encode=2.75, decode=4.0)
     assert events.seconds == {'encode': 3, 'exchange': 3, 'decode': 4}
-    assert events.events[-1].values == (('encode', 3.0), ('decode', 4.0))
+    assert events_of(kept, 0, 0.0)[-1].values == (
+        ('encode', 3.0), ('decode', 4.0))
     events.divide(encode=1.0)         # of no section
     assert events.seconds['encode'] == 4
 
@@ -93,7 +93,6 @@ def test_nothing_is_kept_unless_it_is_recorded(clock):
         clock.now += 1
     assert events.travel(['W'], 8) is None
     events.mark('compression', 'W', q=0.5)
-    assert events.events == []
     assert events.seconds['forward'] == 1
 
 
@@ -101,7 +100,7 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
     clock.now = 100.0
     events = EventStream()
     with events.section('update'):      # began before the recording
-        events.record(rank=3, origin=100.0)
+        kept = events.keep()
         clock.now += 1
     clock.now += 1
     with events.section('exchange'):
@@ -115,10 +114,10 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
     with events.section('send', 1, 0):
         events.carried(10, 40)
     events.mark('compression', 'W', q=0.5)
-    events.stop()
+    events.keep_no_more(kept)
     with events.section('update'):
         clock.now += 1
-    assert events.events == [
+    assert events_of(kept, 3, 100.0) == [
         Event(3, 'update', 0, 1), Event(3, 'encode', 3, 5, bytes=40),
         Event(3, 'exchange', 2, 5, bytes=2), Event(3, 'forward', 5, 6, 4, 1),
         Event(3, 'send', 6, 6, 1, 0, bytes=10),
@@ -128,24 +127,24 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
 
 
 def test_a_section_in_one_of_its_name_is_no_event_of_its_own(clock):
-    events = recording()
+    events, kept = recording()
     with events.section('exchange'):
         clock.now += 1
         with events.section('decode'), events.section('exchange'):
             events.sent(5)
             clock.now += 1
-    assert events.events == [
+    assert events_of(kept, 0, 0.0) == [
         Event(0, 'decode', 1, 2), Event(0, 'exchange', 0, 2, bytes=5)]
     assert events.seconds['exchange'] == 2
 
 
 def test_a_thread_that_polls_makes_one_event(clock):
-    events = EventStream()
+    events, kept = EventStream(), []
 
     def work():
         events.hide()
         with events.section('exchange'):
-            events.record(0, clock.now)     # in the middle of a poll
+            kept.append(events.keep())      # in the middle of a poll
             clock.now += 1
         for wait in (50e-6, 50e-6, 1.0, 50e-6):
             with events.section('exchange'):
@@ -154,7 +153,7 @@ def test_a_thread_that_polls_makes_one_event(clock):
             clock.now += wait
     in_thread(work)
     assert [(event.lane, event.bytes, round(event.start), round(event.end))
-            for event in events.events] == [
+            for event in events_of(*kept, 0, 0.0)] == [
                 (EXCHANGE, 3, 0, 4), (EXCHANGE, 1, 5, 6)]
     assert events.hidden['exchange'] == pytest.approx(5)
 
@@ -162,30 +161,28 @@ def test_a_thread_that_polls_makes_one_event(clock):
 @pytest.mark.parametrize(('names', 'about'), [
     (['W'], 'W'), (['W', 'b', 'gamma'], 'W and 2 more'), ([], '')])
 def test_a_bucket_is_an_event_from_its_start_to_its_mean(clock, names, about):
-    events = recording()
+    events, kept = recording()
     clock.now = 1.0
     arrive = events.travel(names, 64)
     clock.now = 3.0
     arrive()
-    assert events.events == [Event(0, 'bucket', 1, 3, lane=BUCKETS, bytes=64,
-                                   about=about)]
+    assert events_of(kept, 0, 0.0) == [Event(
+        0, 'bucket', 1, 3, lane=BUCKETS, bytes=64, about=about)]
 
 
 def test_several_keep_the_same_events(clock):
     """Each from its own time on, and on its own clock."""
-    events, kept = recording(), []
+    events, first = recording()
     for seconds in 1, 2:
         with events.section('forward'):
             clock.now += seconds
-        events.keep(kept)
+        second = events.keep()
         events.keep_no_more([])      # not one of these
-    assert events_of(kept, 7, 1.0) == [Event(7, 'forward', 0, 2)]
-    assert events.events == [Event(0, 'forward', 0, 1),
-                             Event(0, 'forward', 1, 3)]
-    events.stop()
-    events.keep_no_more(kept)
-    events.keep_no_more(kept)
+    clock.now += 1
+    events.keep_no_more(first)
+    events.keep_no_more(first)
     with events.section('forward'):
         clock.now += 1
-    assert len(kept) == 1
-    assert len(events.events) == 2
+    assert events_of(first, 0, 0.0) == [Event(0, 'forward', 0, 1),
+                                        Event(0, 'forward', 1, 3)]
+    assert events_of(second, 7, 1.0) == [Event(7, 'forward', 3, 4)]

@@ -10,8 +10,9 @@ one does.
 """
 import os
 
-from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe import Divisible, create_communicator, partition
 from chainer_fp8pipe.mpi.grid import ProcessGrid
+from chainer_fp8pipe.mpi.ranks import once
 from chainer_fp8pipe.training.iterators import ReplicaIterator
 from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 from chainer_fp8pipe.training.updater import PipelineUpdater
@@ -26,6 +27,7 @@ from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
 from .updaters.networks import NETWORKS, dataset, gathered, gradients
+from .updaters.partitions import counted_times
 
 #: Ways that have no stages: Chainer's own, on every rank for itself, and
 #: ChainerMN's, with the whole model and a share of each batch on every rank.
@@ -40,15 +42,17 @@ class Job:
 
     Args:
         comm: All ranks.
-        network: A name of ``NETWORKS``, or what makes a ``Divisible``.
+        network: A name of ``NETWORKS``, or what makes a ``Divisible``, or
+            else a Chain that returns its loss and reports it.
         stages: Of one replica; the other ranks are more replicas.  None: all
-            ranks; or :data:`SERIAL` or :data:`REPLICAS`.
+            ranks; or a ``ProcessGrid``, :data:`SERIAL` or :data:`REPLICAS`.
         data: Inputs and labels; default: 36 samples.
-        batch: Samples of all replicas together.
+        batch: Samples of all replicas together; default: 12, or all of the
+            data that are given.
         optimizer: Not set up; default: momentum SGD.
         communicator: Of replicas: a name, or a communicator.
         codec: Options of the communicator; default: those of ``CODECS``.
-        cut: Options of ``stage``.
+        cut: Options of ``stage``, or of ``partition``.
         iterator: In place of one that gives the samples in their order.
         settings: Of ``PipelineUpdater``; default: 3 micro-batches.
 
@@ -57,15 +61,21 @@ class Job:
     """
 
     def __init__(self, comm, network='Plain', stages=None, *, data=None,
-                 batch=12, optimizer=None, communicator='float32', codec=None,
-                 cut=None, iterator=None, shuffle=False, **settings):
+                 batch=None, optimizer=None, communicator='float32',
+                 codec=None, cut=None, iterator=None, shuffle=False,
+                 **settings):
         self.comm = MPI.COMM_SELF if stages == SERIAL else comm
+        batch = batch or (12 if data is None else len(data[0]))
         self.data = dataset(36) if data is None else data
-        model = NETWORKS[network]() if network in NETWORKS else network()
+        self.network = NETWORKS.get(network, network)
+        model = self.network()
         optimizer = optimizer or chainer.optimizers.MomentumSGD(0.1)
         whole = stages in (SERIAL, REPLICAS)
-        self.grid = grid = ProcessGrid(
-            self.comm, 1 if whole else stages or comm.size)
+        number = 1 if whole else stages or comm.size
+        self.grid = grid = (
+            stages if isinstance(stages, ProcessGrid) else once(
+                self.comm, f'{number} stages',
+                lambda: ProcessGrid(self.comm, number)))
         self.communicator, self.ranks = None, grid
         if grid.replicas > 1:
             if isinstance(communicator, str):
@@ -80,20 +90,30 @@ class Job:
             iterator = ReplicaIterator(
                 chainer.datasets.TupleDataset(*self.data), batch, grid=grid,
                 shuffle=shuffle, seed=1)
+        layers = isinstance(model, Divisible)
         if whole:
-            self.model = model.divide(0, len(model))
+            self.model = model.divide(0, len(model)) if layers else model
             self.updater = StandardUpdater(
-                iterator, optimizer.setup(self.model), loss_func=self._loss)
+                iterator, optimizer.setup(self.model),
+                loss_func=self._loss if layers else None)
             if grid.replicas > 1:
                 self.ranks = communicator
                 # Or ChainerMN would spend the first update on a broadcast.
                 optimizer.is_changed(self.model)
         else:
-            self.model = model.stage(grid, **{'balance': 'layers',
-                                              **(cut or {})})
+            settings = {'micro_batches': 3, **settings}
+            if layers:
+                self.model = model.stage(grid, **{'balance': 'layers',
+                                                  **(cut or {})})
+            else:
+                samples = batch // grid.replicas // settings['micro_batches']
+                with counted_times():
+                    self.model = partition(
+                        model, tuple(array[:samples] for array in self.data),
+                        grid, micro_batches=settings['micro_batches'],
+                        **(cut or {}))
             self.updater = PipelineUpdater(
-                iterator, optimizer.setup(self.model), grid,
-                **{'micro_batches': 3, **settings})
+                iterator, optimizer.setup(self.model), grid, **settings)
         self.optimizer = optimizer
 
     def _loss(self, x, t):

@@ -47,7 +47,6 @@ class PredictedTime(extension.Extension):
         clock: Gives seconds.
 
     Raises:
-        OSError: The file cannot be read.
         ValueError: The plan is none, or an argument is out of range.  When
             the training begins, on all ranks: the plan is for another number
             of ranks, or predicts no time.
@@ -65,7 +64,7 @@ class PredictedTime(extension.Extension):
             raise ValueError(f'interval must be at least 1, not {interval!r}')
         if not tolerance > 0:
             raise ValueError(f'tolerance must be above 0, not {tolerance!r}')
-        self._plan = load_job_plan(getattr(plan, 'plan', plan))
+        self._plan = load_job_plan(plan)
         self._comm = MPI.COMM_WORLD if comm is None else all_ranks(comm)
         self._interval, self._tolerance = interval, tolerance
         self._clock = clock

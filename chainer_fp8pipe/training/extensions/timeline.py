@@ -1,6 +1,7 @@
 """A picture of what the ranks of a pipeline do in one update."""
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -12,9 +13,11 @@ import chainer
 from chainer.training import extension
 from mpi4py import MPI
 
+from ...intercept.patching import AroundCalls
 from ...mpi.agreement import raise_together
-from ...planning.sizes import counted
 from ...report.events import Event, chrome_trace
+from ...report.quantities import counted
+from ...report.stream import Kept, events_of
 
 
 class PipelineTimeline(extension.Extension):
@@ -52,20 +55,25 @@ class PipelineTimeline(extension.Extension):
         self._iteration = iteration
         self._name = name
         self._title = title
+        self._calls = AroundCalls()
+        self._recording = Recording(updater)
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        self._start_before(trainer.updater.iteration + 1)
+        self._calls.add(self._updater, 'update', lambda: (
+            self._recording
+            if self._updater.iteration + 1 == self._iteration
+            else contextlib.nullcontext()))
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._updater.iteration == self._iteration:
-            events = gather_events(self._updater)
+            events = self._recording.gather()
             raise_together(self._updater.grid.comm, lambda: self._write(
                 trainer.out, events))
-        self._start_before(self._updater.iteration + 1)
+            self.finalize()
 
-    def _start_before(self, iteration: int) -> None:
-        if iteration == self._iteration:
-            start_recording(self._updater)
+    def finalize(self) -> None:
+        """Records nothing any more."""
+        self._calls.remove()
 
     def _write(self, directory: str, events: list[Event] | None) -> None:
         if events is None:
@@ -92,25 +100,37 @@ class PipelineTimeline(extension.Extension):
         return ', '.join(parts)
 
 
-def start_recording(updater: Any) -> None:
-    """Records the next update; call it on all ranks.
+class Recording:
+    """The events of an update that is made in this ``with`` block.
 
-    The ranks of a node have one clock.  Those of different nodes take the end
-    of a barrier, some tens of microseconds apart, for the same moment.
+    On all ranks.  The ranks of a node have one clock.  Those of different
+    nodes take the end of a barrier, some tens of microseconds apart, for the
+    same moment.
     """
-    comm = updater.grid.comm
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    comm.Barrier()
-    updater.events.record(comm.rank, node.bcast(time.monotonic()))
-    node.Free()
 
+    def __init__(self, updater: Any) -> None:
+        self._updater = updater
+        self._kept: Kept = []
+        self._origin = 0.0
 
-def gather_events(updater: Any) -> list[Event] | None:
-    """Gathers the events of the last update; call it on all ranks.
+    def __enter__(self) -> None:
+        comm = self._updater.grid.comm
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        comm.Barrier()
+        self._origin = node.bcast(time.monotonic())
+        node.Free()
+        self._kept = self._updater.events.keep()
 
-    Rank 0 gets the events, the others None.
-    """
-    everyone = updater.grid.comm.gather([
-        event._replace(iteration=updater.iteration)
-        for event in updater.events.events])
-    return everyone and [*itertools.chain(*everyone)]
+    def __exit__(self, *exception: object) -> None:
+        self._updater.events.keep_no_more(self._kept)
+
+    def events(self) -> list[Event]:
+        """Those of this rank, in the order of their ends."""
+        return [event._replace(iteration=self._updater.iteration)
+                for event in events_of(
+                    self._kept, self._updater.grid.comm.rank, self._origin)]
+
+    def gather(self) -> list[Event] | None:
+        """Those of all ranks on rank 0, None elsewhere; on all ranks."""
+        everyone = self._updater.grid.comm.gather(self.events())
+        return everyone and [*itertools.chain(*everyone)]

@@ -143,7 +143,7 @@ class Recorder:
                           pair.target, pair.bandwidth, pair.latency)
               for pair in pairs),
             *self._tensors(health),
-            *together(self._number, [kept for _, kept in everyone])])
+            *together([kept for _, kept in everyone])])
         if page and time.monotonic() >= self._page_at:
             self._attempt(self._page)
             self._page_at = time.monotonic() + _PAGES
@@ -160,8 +160,7 @@ class Recorder:
     def _open(self, there: tuple[int, ...], ranks: int, iteration: int,
               plan: Any) -> RunStart | None:
         """What this start is; None: the folder cannot be written."""
-        plan = None if plan is None else load_job_plan(
-            getattr(plan, 'plan', plan))
+        plan = None if plan is None else load_job_plan(plan)
         if problem := plan and plan.problem(plan.model, ranks):
             raise ValueError(problem)
         try:

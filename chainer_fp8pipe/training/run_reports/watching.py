@@ -11,7 +11,6 @@ import chainer
 import numpy
 
 from ...intercept.patching import AroundCalls
-from ...report.events import Event
 from ...report.record import (
     COMMUNICATION,
     PHASES,
@@ -20,7 +19,7 @@ from ...report.record import (
     RankInterval,
     RecordedUpdate,
 )
-from ...report.stream import EventStream, Kept, Section, events_of
+from ...report.stream import EventStream, Section, events_of
 from ..extensions.update_marks import CallMark, mark_update
 
 _NAME = 'RunReport'
@@ -173,22 +172,6 @@ class CurveMeans:
 
 # --- times of updates --------------------------------------------------------
 
-class KeptEvents(NamedTuple):
-    """One rank's events of an update.
-
-    Attributes:
-        iteration: The update.
-        is_slow: Whether it is offered as one that took long.
-        seconds: That the update took.
-        events: On the rank's own clock.
-    """
-
-    iteration: int
-    is_slow: bool
-    seconds: float
-    events: list[Event]
-
-
 class _Lap(NamedTuple):
     """From the end of an update to the end of the next."""
 
@@ -216,8 +199,7 @@ class UpdateTimes:
         self._stream, self._rank = stream, rank
         # It connects, allocates, and sends parameters only: like no other.
         self._first = iteration + 1
-        self._written: Kept = []
-        stream.keep(self._written)
+        self._written = stream.keep()
         self.update_begins(now)
         self._before = self._lap(iteration, now)
         self.choose(())
@@ -249,9 +231,9 @@ class UpdateTimes:
                 len(self._slow) >= _OFFERED
                 and busy <= self._slow[-1].seconds):
             return
-        kept = KeptEvents(iteration, is_slow, busy, [
+        kept = RecordedUpdate(0, iteration, is_slow, tuple(
             event for event in events_of(taken, self._rank, 0.0)
-            if event.end > self._begin or event.lane])
+            if event.end > self._begin or event.lane), busy)
         if is_slow:
             self._slow.append(kept)
             self._slow.sort(key=lambda one: -one.seconds)
@@ -261,7 +243,7 @@ class UpdateTimes:
 
     def summary(self, start: int) -> tuple[
             RankInterval | None, tuple[float, float, float],
-            list[KeptEvents]]:
+            list[RecordedUpdate]]:
         """What this rank did since the last call.
 
         Args:
@@ -270,8 +252,8 @@ class UpdateTimes:
         Returns:
             The interval, None if no update has ended in it; the mean bytes
             of an update: of gradients, sent to stages, and what that was
-            before a codec; the events that were kept, and those offered as
-            slow ones.
+            before a codec; the updates whose events were kept, on this
+            rank's own clock, and those offered as slow ones.
         """
         if not self._laps:
             return None, (0.0, 0.0, 0.0), []
@@ -301,17 +283,17 @@ class UpdateTimes:
             {name: seconds for name, seconds in hidden.items() if seconds})
         gradients, to_stages, whole = (
             (numpy.array(laps[-1].bytes) - laps[0].bytes) / len(steps))
-        kept = [*self._kept, *(
+        kept = [one._replace(start=start) for one in (*self._kept, *(
             one for one in self._slow
-            if one.seconds > _SLOW_FROM * numpy.median(busy))]
+            if one.seconds > _SLOW_FROM * numpy.median(busy)))]
         self._clear()
         return interval, (float(gradients), float(to_stages),
                           float(whole)), kept
 
     def _clear(self) -> None:
         self._laps: list[_Lap] = []
-        self._kept: list[KeptEvents] = []
-        self._slow: list[KeptEvents] = []
+        self._kept: list[RecordedUpdate] = []
+        self._slow: list[RecordedUpdate] = []
 
     def _lap(self, iteration: int, now: float) -> _Lap:
         stream = self._stream
@@ -321,27 +303,24 @@ class UpdateTimes:
                         stream.stage_arrays))
 
 
-def together(start: int, everyone: Sequence[Sequence[KeptEvents]]
+def together(everyone: Sequence[Sequence[RecordedUpdate]]
              ) -> list[RecordedUpdate]:
-    """The updates of which all ranks have kept the events.
+    """The updates of which all ranks have kept the events, with all of them.
 
     Of those that were slow on a rank, the slowest; ``everyone`` has what each
-    rank has kept, of the start of that number.
+    rank has kept.
     """
-    by_update: dict[int, list[KeptEvents]] = defaultdict(list)
+    by_update: dict[int, list[RecordedUpdate]] = defaultdict(list)
     for one in (one for kept in everyone for one in kept):
         by_update[one.iteration].append(one)
-    whole = {iteration: found for iteration, found in by_update.items()
-             if len(found) == len(everyone)}
-    slow = sorted((iteration for iteration, found in whole.items()
-                   if any(one.is_slow for one in found)),
-                  key=lambda iteration: -max(
-                      one.seconds for one in whole[iteration]))
-    for iteration in slow[_KEPT_SLOW:]:
-        del whole[iteration]
-    return [RecordedUpdate(start, iteration, iteration in slow, tuple(
-        event for one in found for event in one.events))
-        for iteration, found in sorted(whole.items())]
+    whole = [found[0]._replace(
+        is_slow=any(one.is_slow for one in found),
+        events=tuple(event for one in found for event in one.events),
+        seconds=max(one.seconds for one in found))
+        for found in by_update.values() if len(found) == len(everyone)]
+    slow = sorted((one for one in whole if one.is_slow),
+                  key=lambda one: -one.seconds)
+    return sorted(one for one in whole if one not in slow[_KEPT_SLOW:])
 
 
 def _quartiles(numbers: numpy.ndarray) -> Quartiles:

@@ -34,7 +34,7 @@ from ...chains.valueless_parameters import (
 from ...intercept.function_calls import Creation, creating, suspended
 from ...intercept.patching import Patch
 from ...pipeline.randomness import preserved
-from ...planning.sizes import said_bytes
+from ...report.quantities import size
 
 #: Bytes of a parameter that gets its values at once.
 _SMALL = 1 << 16
@@ -171,7 +171,7 @@ class Undrawn(Creation):
         why = ('the script makes them of arrays or by an initializer of its '
                'own' if not self.first_read else
                f'{self.first_read} is the first to look at them')
-        return (f"{said_bytes(held)} of the model's {said_bytes(whole)} are "
+        return (f"{size(held)} of the model's {size(whole)} are "
                 'on each rank until the model is divided, as '
                 f'{why}; afterwards each rank has its part')
 

@@ -7,10 +7,7 @@ from chainer_fp8pipe.pipeline.backprop import Tape
 from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, chrome_trace
 from chainer_fp8pipe.report.timeline import plot_timeline
 from chainer_fp8pipe.training.extensions import PipelineTimeline
-from chainer_fp8pipe.training.extensions.timeline import (
-    gather_events,
-    start_recording,
-)
+from chainer_fp8pipe.training.extensions.timeline import Recording
 
 import chainer
 import pytest
@@ -18,30 +15,22 @@ from chainer.training import extensions
 
 from tests.images.processes import eventually
 from tests.ranks import on_ranks
-from tests.training.updaters.networks import Plain, dataset
-from tests.training.updaters.test_hybrid import make
-from tests.training.updaters.test_pipeline_updater import make_updater
-
-
-def run(comm, out, iteration=3, **options):
-    updater = make_updater(comm, Plain, dataset(12), batch=6, **options)
-    trainer = chainer.training.Trainer(updater, (4, 'iteration'), out)
-    trainer.extend(PipelineTimeline(updater, iteration))
-    data = chainer.datasets.TupleDataset(*dataset(12))
-    trainer.extend(extensions.Evaluator(
-        chainer.iterators.SerialIterator(data, 4, repeat=False,
-                                         shuffle=False),
-        updater.get_optimizer('main').target, eval_func=updater.evaluate),
-        trigger=(1, 'iteration'))
-    trainer.run()
-    comm.Barrier()
+from tests.training.trainers import Job
 
 
 @on_ranks(2)
 @pytest.mark.parametrize('schedule', ['1f1b', 'zero_bubble'])
 def test_one_update_of_all_ranks_is_drawn_and_traced(
         comm, tmp_path, schedule):
-    run(comm, tmp_path, micro_batches=3, schedule=schedule)
+    job = Job(comm, schedule=schedule)
+    trainer = job.trainer(tmp_path, 4)
+    trainer.extend(PipelineTimeline(job.updater, 3))
+    trainer.extend(extensions.Evaluator(
+        chainer.iterators.SerialIterator(
+            chainer.datasets.TupleDataset(*job.data), 4, repeat=False),
+        job.model, eval_func=job.updater.evaluate), trigger=(1, 'iteration'))
+    trainer.run()
+    comm.Barrier()
     assert os.path.getsize(tmp_path / 'timeline.png') > 5000
     with open(tmp_path / 'timeline.json') as file:
         events = [event for event in json.load(file)['traceEvents']
@@ -79,21 +68,19 @@ def hold_backward(passes, until):
 @pytest.mark.parametrize('overlap', [False, True])
 def test_what_replicas_exchange_is_seen_beside_what_they_compute(
         comm, tmp_path, overlap):
-    grid, updater = make(
-        comm, 2, Plain, dataset(24), 12, 'fp8', 0.05, {
-            'warmup': 1, 'overlap': overlap, 'bucket_bytes': 100,
-            'frame_bytes': 64}, micro_batches=3)
-    for _ in range(4):
-        updater.update()
-    model = updater.get_optimizer('main').target
-    sent = updater.events.bytes_sent
-    start_recording(updater)
+    job = Job(comm, 'Plain', 2, communicator='fp8', codec={
+        'warmup': 1, 'overlap': overlap, 'bucket_bytes': 100,
+        'frame_bytes': 64}).updated(4)
+    stream = job.updater.events
+    sent = stream.bytes_sent
+    recording = Recording(job.updater)
     # Or the thread may come too late on a busy machine.
-    with hold_backward(3, lambda: not overlap or {BUCKETS, EXCHANGE} <= {
-            event.lane for event in updater.events.events}):
-        updater.update()
-    sent = updater.events.bytes_sent - sent
-    own = updater.events.events
+    both = {BUCKETS, EXCHANGE}
+    with recording, hold_backward(3, lambda: not overlap or both <= {
+            event.lane for event in recording.events()}):
+        job.update()
+    sent = stream.bytes_sent - sent
+    own = recording.events()
     backward = max(event.end for event in own if event.name == 'backward')
     buckets = [event for event in own if event.lane == BUCKETS]
     assert overlap == any(event.start < backward for event in buckets)
@@ -102,10 +89,10 @@ def test_what_replicas_exchange_is_seen_beside_what_they_compute(
     assert sum(event.bytes for event in own if event.lane != BUCKETS
                and event.name != 'send') == sent
     # A byte an element, each in one bucket.
-    assert sum(event.bytes for event in buckets) == model.count_params()
+    assert sum(event.bytes for event in buckets) == job.model.count_params()
     assert {event.about.split()[0] for event in buckets} <= {
-        name for name, _ in model.namedparams()}
-    events = gather_events(updater)
+        name for name, _ in job.model.namedparams()}
+    events = recording.gather()
     if events:
         plot_timeline(events, tmp_path / 'timeline.png')
         trace = chrome_trace(events)['traceEvents']
@@ -125,5 +112,4 @@ def test_what_replicas_exchange_is_seen_beside_what_they_compute(
                 end = event['ts'] + event['dur']
                 assert not ends or end <= ends[-1] + 2e-3, event
                 ends.append(end)
-    updater.get_optimizer('main').communicator.finalize()
-    grid.free()
+    job.communicator.finalize()

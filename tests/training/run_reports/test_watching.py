@@ -4,11 +4,11 @@ from unittest import mock
 
 from chainer_fp8pipe.report import stream
 from chainer_fp8pipe.report.events import Event
-from chainer_fp8pipe.report.stream import EventStream
+from chainer_fp8pipe.report.record import RecordedUpdate
+from chainer_fp8pipe.report.stream import EventStream, events_of
 from chainer_fp8pipe.training.run_reports import watching
 from chainer_fp8pipe.training.run_reports.watching import (
     CurveMeans,
-    KeptEvents,
     UpdateSections,
     UpdateTimes,
     together,
@@ -49,7 +49,7 @@ def optimizer():
 def names(updater, work=None):
     """Events of one update, by their start."""
     stream = EventStream()
-    stream.record(0, 0.0)
+    kept = stream.keep()
     sections = UpdateSections(stream, updater, writes_itself=False)
     try:
         (work or updater.update)()
@@ -57,7 +57,8 @@ def names(updater, work=None):
         sections.settle()
         sections.remove()
     return [event.name for event in sorted(
-        stream.events, key=lambda event: (event.start, -event.end))]
+        events_of(kept, 0, 0.0),
+        key=lambda event: (event.start, -event.end))]
 
 
 def test_each_model_has_passes_and_an_update_of_its_own():
@@ -189,7 +190,7 @@ def test_events_of_chosen_and_slow_updates_are_kept(rank):
     _, _, kept = rank.times.summary(0)
     assert [(one.iteration, one.is_slow) for one in kept] == [
         (4, False), (7, True), (9, True)]
-    assert kept[1].events == [Event(3, 'forward', 114.0, 117.0)]
+    assert kept[1].events == (Event(3, 'forward', 114.0, 117.0),)
 
 
 def test_what_lies_between_updates_is_no_part_of_one(rank):
@@ -200,7 +201,7 @@ def test_what_lies_between_updates_is_no_part_of_one(rank):
     rank.update(forward=1)
     interval, _, (kept,) = rank.times.summary(0)
     assert interval.phases == {'forward': 1, 'between': 2.5}
-    assert kept.events == [Event(3, 'forward', 106.0, 107.0)]
+    assert kept.events == (Event(3, 'forward', 106.0, 107.0),)
 
 
 def test_nothing_is_noted_after_the_end(rank):
@@ -220,13 +221,13 @@ def test_only_the_slowest_of_many_slow_updates_are_offered(rank):
 
 # --- of all ranks ------------------------------------------------------------
 
-def kept(iteration, is_slow, seconds, rank):
-    return KeptEvents(iteration, is_slow, seconds, [
-        Event(rank, 'forward', seconds, 2 * seconds)])
+def kept(iteration, is_slow, seconds, rank, start=7):
+    return RecordedUpdate(start, iteration, is_slow, (
+        Event(rank, 'forward', seconds, 2 * seconds),), seconds)
 
 
 def test_updates_that_not_all_ranks_have_kept_are_left():
-    found = together(7, [
+    found = together([
         [kept(3, False, 1.0, 0), kept(5, True, 2.0, 0)],
         [kept(5, True, 2.0, 1), kept(3, False, 1.0, 1),
          kept(8, True, 2.0, 1)]])
@@ -236,7 +237,7 @@ def test_updates_that_not_all_ranks_have_kept_are_left():
 
 
 def test_the_slowest_updates_of_an_interval_are_kept():
-    found = together(0, [[
+    found = together([[
         kept(number, True, float(number % 7), rank)
         for number in range(1, 7)] for rank in range(2)])
     assert [one.iteration for one in found] == [5, 6]

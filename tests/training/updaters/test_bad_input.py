@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from tests.models import MODELS
 from tests.ranks import on_ranks
+from tests.training.trainers import Job
 from tests.training.updaters.networks import Plain, dataset
 from tests.training.updaters.partitions import (
     Batches,
@@ -31,7 +31,6 @@ from tests.training.updaters.partitions import (
     make,
     updater_of,
 )
-from tests.training.updaters.test_pipeline_updater import make_updater
 
 X = np.random.RandomState(0).randn(8, 4).astype('f')
 
@@ -154,7 +153,7 @@ REFUSED = {
     'other recompute': (
         "recompute is True on rank 0 but 'auto' on rank 1",
         lambda rank: {'recompute': 'auto' if rank else True}),
-    'no plan': ('is no plan', lambda rank: {'plan': {}}),
+    'no plan': ('the plan: order is missing', lambda rank: {'plan': {}}),
 }
 
 
@@ -185,11 +184,9 @@ def test_other_numbers_of_ranks_refuse_as_well(comm):
                                   'moving_average'])
 @on_ranks(2)
 def test_models_of_the_collection_that_look_are_refused(comm, name):
-    case = MODELS[name]
     with pytest.raises(ValueError, match=r'tests/models/vectors.py:\d+: '
                        r'.*chainer_fp8pipe\.atomic'):
         partition(make(name), batch_of(name, samples=4), comm)
-    assert case.reads
 
 
 @on_ranks(2)
@@ -217,7 +214,7 @@ def test_a_plan_that_is_not_this_models_is_refused(comm, tmp_path):
         path.write_text(json.dumps(good)[:-30])
     comm.Barrier()
     refused(comm, 'plan.json is no JSON', plan=str(path))
-    refused(comm, 'no_such.json', FileNotFoundError,
+    refused(comm, r'no_such.json cannot be read \(No such file',
             plan=str(tmp_path / 'no_such.json'))
 
 
@@ -261,51 +258,43 @@ def test_after_a_cut_an_error_ends_all_ranks(comm):
 
 # --- updaters --------------------------------------------------------------
 
-#: Of a list of layers, on rank 1 or on both: what is said, and options.
+#: Of a list of layers, on all ranks: what is said of values.
 OPTIONS = {
-    'schedule': ('gpipe, 1f1b, interleaved, zero_bubble', 'zigzag'),
-    'recompute': ("'every stage but the last'", 'some'),
-    'micro_batches': ('must be a positive integer, not 2.0', 2.0),
-    'activation_codec': ('fp8', 'fp4'),
-    'label_key': ('label_key must be', 1.5),
-    'loss_fun': ('loss_fun must be a function', 'mse'),
-    'loss_weight': ('loss_weight must be a function', 2),
-    'metrics': ("other than 'loss'", {'loss': F.accuracy}),
-    'seed': ('seed must be an integer', 'one'),
+    'schedule': {'gpipe, 1f1b, interleaved, zero_bubble': 'zigzag'},
+    'recompute': {"'every stage but the last'": 'some'},
+    'micro_batches': {'must be a positive integer, not 2.0': 2.0},
+    'activation_codec': {'fp8': 'fp4'},
+    'label_key': {'label_key must be': 1.5},
+    'loss_fun': {'loss_fun must be a function': 'mse'},
+    'loss_weight': {'loss_weight must be a function': 2},
+    'metrics': {"other than 'loss'": {'loss': F.accuracy},
+                'and functions or pairs': {'right': 'accuracy'}},
+    'seed': {'seed must be an integer': 'one'},
 }
 
 
 @on_ranks(1, 2)
 @pytest.mark.parametrize('option', OPTIONS)
 def test_an_unknown_option_is_an_error_that_lists_the_known(comm, option):
-    said, value = OPTIONS[option]
-    with pytest.raises(ValueError, match=said):
-        make_updater(comm, Plain, dataset(8), **{option: value})
-    if option == 'metrics':
-        with pytest.raises(ValueError, match='and functions or pairs'):
-            make_updater(comm, Plain, dataset(8),
-                         metrics={'right': 'accuracy'})
+    for said, value in OPTIONS[option].items():
+        with pytest.raises(ValueError, match=said):
+            Job(comm, **{option: value})
 
 
 @on_ranks(2, 3)
-@pytest.mark.parametrize(('option', 'values'), [
-    ('micro_batches', (2, 3)), ('schedule', ('gpipe', '1f1b')),
-    ('seed', (0, 1)), ('recompute', (True, False)),
-    ('activation_codec', (None, 'fp8'))])
-def test_options_that_differ_between_ranks_are_an_error(
-        comm, option, values):
-    value = values[comm.rank == comm.size - 1]
-    with pytest.raises(ValueError, match=f'{option} is .* on rank 0 but .* '
-                       f'on rank {comm.size - 1}'):
-        make_updater(comm, Plain, dataset(8), **{option: value})
-
-
-@on_ranks(2)
-def test_a_bad_option_on_one_rank_is_an_error_on_all(comm):
-    with pytest.raises(ValueError, match='rank 1: ValueError: micro_batches '
-                                         'must be a positive integer'):
-        make_updater(comm, Plain, dataset(8), micro_batches=4 * (
-            comm.rank == 0))
+@pytest.mark.parametrize(('option', 'values', 'said'), [
+    *((option, values, f'{option} is .* on rank 0 but .* on rank ')
+      for option, values in (
+          ('micro_batches', (2, 3)), ('schedule', ('gpipe', '1f1b')),
+          ('seed', (0, 1)), ('recompute', (True, False)),
+          ('activation_codec', (None, 'fp8')))),
+    ('micro_batches', (4, 0), 'ValueError: micro_batches must be a positive')])
+def test_options_of_the_last_rank_alone_are_an_error_on_all(
+        comm, option, values, said):
+    last = comm.size - 1
+    with pytest.raises(ValueError, match=f'{said}{last}' if said.endswith(
+            ' ') else f'rank {last}: {said}'):
+        Job(comm, **{option: values[comm.rank == last]})
 
 
 @on_ranks(2)
@@ -327,29 +316,21 @@ def test_what_an_updater_cannot_train_is_refused(comm):
                                            'label_key'),
             ({'loss_fun': F.mean_squared_error, 'label_key': 0},
              'loss_fun and label_key')):
-        refused_by(f'{said} cannot be given', cut(comm), **options)
-    model = cut(comm)
+        refused_by(f'{said} cannot be given', model, **options)
     PipelineUpdater(Batches((X,)), chainer.optimizers.SGD().setup(model),
                     comm)
     refused_by('another optimizer trains', model)
+    for cuts, said in (
+            ([(0, 7), (0, 7)],
+             'rank 1 starts at layer 0 but layer 7 is to follow'),
+            ([(0, 4), (4, 6)],
+             'rank 1 ends at layer 5 but the model has 7 layers'),
+            ([(0, 4), (5, 7)],
+             'rank 1 starts at layer 5 but layer 4 is to follow')):
+        refused_by(said, Plain().divide(*cuts[comm.rank]))
 
 
-@on_ranks(2)
-@pytest.mark.parametrize(('cuts', 'said'), [
-    ([(0, 7), (0, 7)],
-     'rank 1 starts at layer 0 but layer 7 is to follow'),
-    ([(0, 4), (4, 6)], 'rank 1 ends at layer 5 but the model has 7 layers'),
-    ([(0, 4), (5, 7)],
-     'rank 1 starts at layer 5 but layer 4 is to follow'),
-])
-def test_stages_that_do_not_make_up_the_model_are_an_error(comm, cuts, said):
-    model = Plain().divide(*cuts[comm.rank])
-    iterator = chainer.iterators.SerialIterator([0], 1)
-    with pytest.raises(ValueError, match=said):
-        PipelineUpdater(iterator, chainer.optimizers.SGD().setup(model), comm)
-
-
-# --- updates ---------------------------------------------------------------
+# --- updates of layers -----------------------------------------------------
 
 def fails(updater, match):
     with pytest.raises((RuntimeError, ValueError), match=match):
@@ -383,7 +364,20 @@ def four(bad, place):
     return layers
 
 
-#: What is said of an update, layers, and options.
+class Broken(chainer.dataset.DatasetMixin):
+    def __len__(self):
+        return 4
+
+    def get_example(self, i):
+        raise OSError('unreadable')
+
+
+def on_one(prepare):
+    """Does something to the optimizer of one rank alone."""
+    return lambda job: prepare(job.optimizer) if job.comm.rank == 0 else None
+
+
+#: What is said of an update, layers, options, and what is done before.
 LAYERS = {
     **{f'{_none.__name__} {place}, {schedule}': (
         fr'layer {place} \(_none\), micro-batch 0: TypeError: it returned '
@@ -411,82 +405,60 @@ LAYERS = {
        for key in ('label', 2, -3)},
     'small batch': ('a batch of 8 cannot be cut into 9 micro-batches; lower',
                     lambda: four(F.relu, 1), {'micro_batches': 9}),
+    **{said: (said, lambda: four(F.relu, 1), {
+        'iterator': lambda data=data: chainer.iterators.SerialIterator(
+            data, 4)}) for said, data in (
+        ('OSError: unreadable', Broken()),
+        ('an example has no target', dataset(8)[0]))},
+    'clipping': ('the gradient clipping is', lambda: four(F.relu, 1), {},
+                 on_one(lambda optimizer: optimizer.add_hook(
+                     chainer.optimizer_hooks.GradientClipping(1.0)))),
+    'loss scaling': ('dynamic loss scaling is', lambda: four(F.relu, 1), {},
+                     lambda job: job.optimizer.loss_scaling(
+                         scale=None if job.comm.rank else 1.0)),
 }
 
 
 @on_ranks(1, 2, 4)
 @pytest.mark.parametrize('wrong', LAYERS)
 def test_a_failing_update_of_layers_is_an_error_on_every_rank(comm, wrong):
-    match, layers, options = LAYERS[wrong]
-    fails(make_updater(comm, lambda: Divisible(*layers()), dataset(8),
-                       **{'micro_batches': 2, **options}), match)
+    match, layers, options, *prepare = LAYERS[wrong]
+    if prepare and comm.size == 1:
+        return                  # on one rank of several
+    options = {name: value() if name == 'iterator' else value
+               for name, value in options.items()}
+    job = Job(comm, lambda: Divisible(*layers()), data=dataset(8),
+              **{'micro_batches': 2, **options})
+    for act in prepare:
+        act(job)
+    fails(job, match)
 
 
 @on_ranks(2)
 def test_the_rank_that_failed_has_its_own_exception(comm):
-    updater = make_updater(comm, lambda: Divisible(L.Linear(8, 5), F.relu),
-                           dataset(8), micro_batches=2,
-                           loss_fun=lambda y, t: y)
+    job = Job(comm, loss_fun=lambda y, t: y)
     with pytest.raises(RuntimeError) as caught:
-        updater.update()
+        job.update()
     names = comm.allgather(type(caught.value).__name__)
     assert names == ['RemoteError', 'LayerError']
     assert comm.rank == 1 or str(caught.value).startswith('rank 1: the loss')
     with pytest.raises(ValueError, match='failed before.*the loss.*make a '
                                          'new updater'):
-        updater.update()
-    make_updater(comm, Plain, dataset(8), micro_batches=2).update()
-
-
-class Broken(chainer.dataset.DatasetMixin):
-    def __len__(self):
-        return 4
-
-    def get_example(self, i):
-        raise OSError('unreadable')
-
-
-@on_ranks(1, 2)
-@pytest.mark.parametrize(('data', 'said'), [
-    (Broken(), 'OSError: unreadable'),
-    (dataset(8)[0], 'an example has no target')])
-def test_examples_that_cannot_be_read_are_an_error(comm, data, said):
-    fails(PipelineUpdater(
-        chainer.iterators.SerialIterator(data, 4),
-        chainer.optimizers.SGD().setup(Plain().stage(comm)), comm,
-        micro_batches=2), said)
+        job.update()
+    Job(comm).update()
 
 
 @on_ranks(2)
 def test_a_gradient_of_zeros_is_no_error(comm):
     inputs, labels = dataset(8)
     labels[:] = -1          # nothing counts
-    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=2)
-    updater.update()
-    assert all(not np.any(parameter.grad) for parameter
-               in updater.get_optimizer('main').target.params())
-
-
-@on_ranks(2)
-@pytest.mark.parametrize(('prepare', 'said'), [
-    ('clip', 'the gradient clipping is'),
-    ('scale', 'dynamic loss scaling is'),
-])
-def test_decisions_of_one_stage_alone_are_an_error(comm, prepare, said):
-    optimizer = chainer.optimizers.SGD()
-    updater = make_updater(comm, Plain, dataset(8), optimizer,
-                           micro_batches=2)
-    if comm.rank == 0 and prepare == 'clip':
-        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(1.0))
-    if prepare == 'scale':
-        optimizer.loss_scaling(scale=None if comm.rank else 1.0)
-    fails(updater, said)
+    found = Job(comm, data=(inputs, labels)).updated(1).gradients()
+    assert not any(map(np.any, found.values()))
 
 
 @on_ranks(1, 2)
 def test_what_cannot_be_predicted_is_an_error(comm):
-    updater = make_updater(comm, lambda: Divisible(L.Linear(8, 5), F.sum),
-                           dataset(8), micro_batches=2)
+    updater = Job(comm, lambda: Divisible(L.Linear(8, 5), F.sum)).updater
     for given in (), (None,), (np.zeros((0, 8), 'f'),):
         with pytest.raises(ValueError, match='rank' if given else
                            'first stage of each pipeline needs arrays'):
@@ -497,93 +469,101 @@ def test_what_cannot_be_predicted_is_an_error(comm):
 
 # --- updates of a partition ------------------------------------------------
 
-@on_ranks(2)
-def test_a_parameter_that_was_replaced_is_named(comm):
-    model = Net()
-    updater = updater_of(comm, model, [(X,)])
-    if comm.rank == 0:
-        with model.init_scope():
-            model.l1.W = chainer.Parameter(0, (5, 4))
-    fails(updater, 'parameter /l1/W was replaced after partition')
+def calls_that_fail_later():
+    """One, in its third run from then on, wherever that is."""
+    runs, last = itertools.count(1), []
 
-
-@on_ranks(2)
-def test_values_on_a_rank_that_has_them_not_are_named(comm):
-    model = Net()
-    updater = updater_of(comm, model, [(X,)])
-    name = model.plan.order[-1][0]
-    if comm.rank == 0:
-        parameter = model.partition.names.parameters[name]
-        parameter.array = np.zeros(parameter.shape, 'f')
-    fails(updater, f'parameter {name} has values on stage 0; change '
-          'parameters on the rank that has them only')
-
-
-class Bomb:
-    """Fails in its third run, wherever that is."""
-
-    runs, after = 0, 10 ** 9
-    __name__ = 'bomb'
-
-    def __call__(self, h):
-        self.runs += 1
-        if self.runs > self.after:
+    def bomb(h):
+        run = next(runs)
+        if last and run > last[0]:
             raise ArithmeticError('in the middle')
         return h * 2
 
-
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
-@on_ranks(2, 3)
-def test_an_exception_in_a_call_reaches_every_rank(comm, schedule):
-    """In one stage only, in the middle of training."""
-    bomb = Bomb()
-    updater = updater_of(comm, Net(atomic(bomb)), [(X,)], micro_batches=4,
-                         schedule=schedule)
-    updater.update()
-    bomb.after = bomb.runs + 2 if bomb.runs else 0
-    fails(updater, 'micro-batch [0-3].*ArithmeticError: in the middle')
+    def light(comm, model):
+        done = next(runs)
+        last.extend([done + 2] if done > 1 else [])
+    return Net(atomic(bomb)), light
 
 
-class Breaking(L.Linear):
-    def forward(self, x):
-        return Backward().apply((super().forward(x),))[0]
+def fails_on_the_way_back():
+    class Later(Backward):
+        broken = False
 
-
-@on_ranks(2)
-def test_an_exception_on_the_way_back_names_its_call_on_every_rank(comm):
+    class Breaking(L.Linear):
+        def forward(self, x):
+            return Later().apply((super().forward(x),))[0]
     model = Net()
     del model.l2
     with model.init_scope():
         model.l2 = Breaking(5, 5)
-    Backward.broken = False
-    try:
-        updater = updater_of(comm, model, [(X,)])
-        updater.update()
-    finally:
-        Backward.broken = True
-    fails(updater, 'the backward pass of Backward in /l2, on .*, '
-          'micro-batch 0: ArithmeticError: on the way back')
+    return model, lambda comm, model: setattr(Later, 'broken', True)
 
 
-@on_ranks(2)
-@pytest.mark.parametrize(('batch', 'said'), [
-    ((X[:, :3],), 'InvalidType'),
-    ((X[:1],), 'a batch of 1 cannot be cut into 2 micro-batches'),
-    ((X, X[:3]), r'have \[3, 8\] samples')])
-def test_a_bad_batch_reaches_every_rank(comm, batch, said):
-    updater = updater_of(comm, Net(), [(X,), batch])
+def replaced(comm, model):
+    if comm.rank == 0:
+        with model.init_scope():
+            model.l1.W = chainer.Parameter(0, (5, 4))
+
+
+def misplaced(comm, model):
+    """Values on a rank that has them not."""
+    if comm.rank == 0:
+        parameter = model.partition.names.parameters[model.plan.order[-1][0]]
+        parameter.array = np.zeros(parameter.shape, 'f')
+
+
+def other_calls(comm, model):
+    model.between = F.sigmoid if comm.rank == 1 else F.relu
+
+
+#: In a module, where no pass puts it back.
+COUNT = itertools.count()
+
+
+def calls_by_turns(comm, model):
+    model.between = lambda h: (F.relu if next(COUNT) % 2 else F.sigmoid)(h)
+
+
+def nothing(comm, model):
+    pass
+
+
+#: What is said of an update, the model and what is done to it before,
+#: options, and the batch.
+CHAINS = {
+    **{f'a call, {schedule}': (
+        'micro-batch [0-3].*ArithmeticError: in the middle',
+        calls_that_fail_later, {'micro_batches': 4, 'schedule': schedule})
+       for schedule in ('gpipe', '1f1b', 'zero_bubble')},
+    'backward': ('the backward pass of Later in /l2, on .*, micro-batch 0: '
+                 'ArithmeticError: on the way back', fails_on_the_way_back),
+    'replaced': ('parameter /l1/W was replaced after partition',
+                 lambda: (Net(), replaced)),
+    'misplaced': (r'parameter /l3/\w has values on stage 0; change parameters '
+                  'on the rank that has them only',
+                  lambda: (Net(), misplaced)),
+    'other calls': ('must not depend on the rank',
+                    lambda: (Net(), other_calls)),
+    'by turns': ('makes other calls each time, for the same inputs',
+                 lambda: (Net(), calls_by_turns)),
+    **{said: (said, lambda: (Net(), nothing), {}, batch) for said, batch in (
+        ('InvalidType', (X[:, :3],)),
+        ('a batch of 1 cannot be cut into 2 micro-batches', (X[:1],)),
+        (r'have \[3, 8\] samples', (X, X[:3])))},
+}
+
+
+@pytest.mark.parametrize('wrong', CHAINS)
+@on_ranks(2, 3)
+def test_a_failing_update_of_a_chain_is_an_error_on_every_rank(comm, wrong):
+    """In the middle of training."""
+    match, make, *more = CHAINS[wrong]
+    options, batch = (*more, *({}, (X,))[len(more):])
+    model, spoil = make()
+    updater = updater_of(comm, model, [(X,), batch], **options)
     updater.update()
-    fails(updater, said)
-
-
-@on_ranks(2)
-def test_calls_that_depend_on_the_rank_later_are_told(comm):
-    kind = {'now': F.relu}
-    updater = updater_of(comm, Net(lambda h: kind['now'](h)), [(X,)])
-    updater.update()
-    if comm.rank == 1:
-        kind['now'] = F.sigmoid
-    fails(updater, 'must not depend on the rank')
+    spoil(comm, model)
+    fails(updater, match)
 
 
 @on_ranks(2)
@@ -594,19 +574,6 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         fails(updater, 'UserWarning: 2 of 2 micro-batches have shapes')
-
-
-#: In a module, where no pass puts it back.
-COUNT = itertools.count()
-
-
-@on_ranks(2)
-def test_a_model_that_calls_otherwise_each_time_is_told(comm):
-    def counting(h):
-        return (F.relu if next(COUNT) % 2 else F.sigmoid)(h)
-    updater = updater_of(comm, Net(), [(X,)])
-    updater.get_optimizer('main').target.between = counting
-    fails(updater, 'makes other calls each time, for the same inputs')
 
 
 @on_ranks(2)

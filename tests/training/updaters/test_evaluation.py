@@ -1,50 +1,51 @@
+"""An Evaluator over stages and replicas gives what it gives serially."""
 from chainer_fp8pipe.links import Divisible
+from chainer_fp8pipe.training.iterators import ReplicaIterator
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 import numpy as np
 import pytest
 from chainer.training import extensions
 
 from tests.ranks import on_ranks
-from tests.training.trainers import bits
-from tests.training.updaters.networks import (
-    NETWORKS,
-    Normalised,
-    Plain,
-    dataset,
-)
-from tests.training.updaters.test_pipeline_updater import make_updater, update
+from tests.training.trainers import Job, bits
+from tests.training.updaters.networks import NETWORKS, Normalised, dataset
+from tests.training.updaters.test_pipeline_updater import doubled, serial
 
 
-def serially(network, inputs, labels, batch):
+def serially(model, data, batch):
     """What Chainer's Evaluator gives for the whole model."""
-    model = L.Classifier(network())
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(inputs, labels), batch, repeat=False,
-        shuffle=False)
-    return extensions.Evaluator(iterator, model)()
+    return extensions.Evaluator(serial(data, batch, repeat=False),
+                                L.Classifier(model))()
 
 
 @on_ranks(1, 2, 4)
-@pytest.mark.parametrize('network', ['Plain', 'Noisy'])
-def test_the_evaluator_gives_what_it_gives_serially(comm, network):
-    inputs, labels = dataset(23)
-    updater = make_updater(comm, NETWORKS[network], (inputs, labels),
-                           micro_batches=4)
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(inputs, labels), 10, repeat=False,
-        shuffle=False)      # a short last batch of 3
-    evaluator = extensions.Evaluator(
-        iterator, updater.get_optimizer('main').target,
-        eval_func=updater.evaluate)
-    expected = serially(NETWORKS[network], inputs, labels, 10)
-    first = evaluator()
-    assert first == pytest.approx(expected, rel=1e-5)
-    update(updater)         # learning rate 0
-    assert evaluator() == first
-    assert comm.allgather(first) == [first] * comm.size
+@pytest.mark.parametrize(('network', 'stages', 'shared'), [
+    ('Plain', None, False), ('Noisy', None, False), ('Plain', 2, False),
+    ('Plain', 2, True)])
+def test_the_evaluator_gives_what_it_gives_serially(
+        comm, network, stages, shared):
+    """Where each pipeline evaluates all data, and where each its share."""
+    data = dataset(20)      # the last batch is short
+    job = Job(comm, network, stages if comm.size > 1 else 1, data=data,
+              micro_batches=4,
+              optimizer=chainer.optimizers.SGD(0.0))
+    evaluator = extensions.Evaluator(ReplicaIterator(
+        chainer.datasets.TupleDataset(*data), 8,
+        grid=job.grid if shared else None, repeat=False, shuffle=False),
+        job.model, eval_func=job.updater.evaluate)
+    if shared and job.communicator is not None:
+        evaluator = chainermn.create_multi_node_evaluator(
+            evaluator, job.communicator)
+    found = evaluator()
+    assert found == pytest.approx(
+        serially(NETWORKS[network](), data, 8), rel=1e-5)
+    job.update()
+    assert evaluator() == found
+    assert comm.allgather(found) == [found] * comm.size
 
 
 class Inputs(chainer.LinkHook):
@@ -88,83 +89,58 @@ def train_serially(model, data, sizes, optimizer, updates):
 @pytest.mark.parametrize('recompute', [False, True])
 def test_an_evaluation_after_training_uses_the_statistics_of_the_batches(
         comm, recompute):
-    data = dataset(14)
-    whole = Normalised()
+    data, whole = dataset(14), Normalised()
     train_serially(whole, data, [5, 5, 4],
                    chainer.optimizers.MomentumSGD(0.1), 3)
-    optimizer = chainer.optimizers.MomentumSGD(0.1)
-    updater = make_updater(comm, Normalised, data, optimizer,
-                           micro_batches=3, recompute=recompute)
-    for _ in range(3):
-        update(updater)
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(*data), 6, repeat=False, shuffle=False)
-    found = extensions.Evaluator(iterator, optimizer.target,
-                                 eval_func=updater.evaluate)()
-    assert found == pytest.approx(serially(lambda: whole, *data, 6), rel=1e-4)
-    assert found != pytest.approx(serially(Normalised, *data, 6), rel=1e-2)
-
-
-@on_ranks(1, 2)
-def test_only_the_first_ranks_arrays_count(comm):
-    inputs, labels = dataset(12)
-    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=4)
-    seen = []
-    for array in (inputs, inputs if comm.rank == 0 else 0 * inputs):
-        reporter, found = chainer.Reporter(), {}
-        reporter.add_observer('main', updater.get_optimizer('main').target)
-        with reporter.scope(found):
-            updater.evaluate(array, labels)
-        seen.append(found)
-    assert seen[0] == seen[1]
+    job = Job(comm, 'Normalised', data=data, recompute=recompute).updated(3)
+    found = extensions.Evaluator(serial(data, 6, repeat=False), job.model,
+                                 eval_func=job.updater.evaluate)()
+    assert found == pytest.approx(serially(whole, data, 6), rel=1e-4)
+    assert found != pytest.approx(serially(Normalised(), data, 6), rel=1e-2)
 
 
 @on_ranks(1, 2, 4)
-def test_an_evaluation_does_not_change_the_model(comm):
-    data = dataset(12)
-    updater = make_updater(comm, Normalised, data, micro_batches=2)
-    updater.evaluate(*data)
-    model = updater.get_optimizer('main').target
-    before = bits(model)
-    updater.evaluate(*data)
-    assert bits(model) == before
+def test_only_the_first_ranks_arrays_count_and_the_model_does_not_change(
+        comm):
+    inputs, labels = dataset(12)
+    job = Job(comm, 'Normalised', data=(inputs, labels))
+    job.updater.evaluate(inputs, labels)
+    before, seen = bits(job.model), []
+    for array in (inputs, 0 * inputs if comm.rank else inputs):
+        reporter, found = chainer.Reporter(), {}
+        reporter.add_observer('main', job.model)
+        with reporter.scope(found):
+            job.updater.evaluate(array, labels)
+        seen.append(found)
+    assert seen[0] == seen[1]
+    assert bits(job.model) == before
 
 
 @on_ranks(2)
 def test_ranks_that_want_different_steps_get_an_error(comm):
-    inputs, labels = dataset(8)
-    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=2)
-    step = updater.evaluate if comm.rank else updater.predict
-    arguments = (inputs, labels) if comm.rank else (inputs,)
+    job = Job(comm)
+    step = job.updater.evaluate if comm.rank else job.updater.predict
     with pytest.raises(ValueError, match='rank 1: this rank is about to '
                                          'evaluate, but the first stage to '
                                          'predict'):
-        step(*arguments)
+        step(*job.data[:1 + comm.rank])
 
 
 class InPlace(Divisible):
     """Layers that would change an array that is not a variable."""
 
     def __init__(self):
-        super().__init__()
         np.random.seed(0)
-        self.append(_doubled)
-        self.append(L.Linear(8, 8))
-        self.append(lambda h: h / np.sqrt(8))
-        self.append(L.Linear(8, 5))
-
-
-def _doubled(h):
-    h += h
-    return h
+        super().__init__(doubled, L.Linear(8, 8), lambda h: h / np.sqrt(8),
+                         L.Linear(8, 5))
 
 
 @on_ranks(1, 2)
 def test_layers_get_variables_in_evaluation_as_in_training(comm):
-    inputs, labels = dataset(6)
-    updater = make_updater(comm, InPlace, (inputs, labels), micro_batches=2)
+    job = Job(comm, InPlace)
+    inputs = job.data[0]
     before = inputs.copy()
-    first = updater.predict(inputs)
+    first = job.updater.predict(inputs)
     assert first.dtype == np.float32
-    assert np.array_equal(updater.predict(inputs), first)
+    assert np.array_equal(job.updater.predict(inputs), first)
     assert np.array_equal(inputs, before)

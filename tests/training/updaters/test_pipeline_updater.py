@@ -1,4 +1,8 @@
+"""Layers over stages and replicas, against serial Chainer."""
+import contextlib
+
 from chainer_fp8pipe.links import Divisible, lazy
+from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.schedules import bounds
 from chainer_fp8pipe.training.updater import PipelineUpdater
 
@@ -10,47 +14,32 @@ import pytest
 
 from tests.pipeline.graphs import peak_live
 from tests.ranks import on_ranks
+from tests.training.trainers import Job, arrays, bits
 from tests.training.updaters.networks import (
     NETWORKS,
     Plain,
     close,
     dataset,
-    gathered,
-    gradients,
     serial_gradients,
 )
 
 
-def make_updater(comm, network, data, optimizer=None, batch=None, chunks=1,
-                 **options):
-    model = network().stage(comm, balance='layers', chunks=chunks)
-    optimizer = (optimizer or chainer.optimizers.SGD(0.0)).setup(model)
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(*data), batch or len(data[0]),
-        shuffle=False)
-    return PipelineUpdater(iterator, optimizer, comm, **options)
+def trains_as_serially(job, sizes, tolerance=1e-6):
+    """An update of all samples; sizes of micro-batches, where they matter."""
+    seen, = job.update()
+    loss, expected = serial_gradients(job.network, job.data, sizes)
+    assert seen['main/loss'] == pytest.approx(loss, rel=tolerance)
+    assert job.comm.allgather(seen) == [seen] * job.comm.size
+    close(job.gradients(), expected, tolerance)
 
 
-def update(updater):
-    """One update; what was reported."""
-    reporter, seen = chainer.Reporter(), {}
-    reporter.add_observer('main', updater.get_optimizer('main').target)
-    with reporter.scope(seen):
-        updater.update()
-    return {key: float(value) for key, value in seen.items()}
-
-
-def trains_as_serially(comm, network, micro_batches, ignored, **options):
-    data = dataset(13, ignored=ignored)
-    for count in micro_batches:
-        updater = make_updater(comm, network, data, micro_batches=count,
-                               **options)
-        seen = update(updater)
-        sizes = [end - start for start, end in bounds(13, count)]
-        loss, expected = serial_gradients(network, data, sizes)
-        assert seen['main/loss'] == pytest.approx(loss, rel=1e-6)
-        model = updater.get_optimizer('main').target
-        close(gathered(comm, gradients(model)), expected)
+def trains_in_micro_batches(comm, network, schedule, recompute, chunks=1):
+    for count in (1, 2, 5, 8):
+        job = Job(comm, network, data=dataset(13, ignored=[2, 3, 7]),
+                  cut={'chunks': chunks}, micro_batches=count,
+                  schedule=schedule, recompute=recompute)
+        trains_as_serially(job, [end - start for start, end
+                                 in bounds(13, count)])
 
 
 @on_ranks(1, 2, 3, 4)
@@ -62,8 +51,7 @@ def trains_as_serially(comm, network, micro_batches, ignored, **options):
 @pytest.mark.parametrize('network', NETWORKS)
 def test_loss_and_gradients_are_those_of_serial_training(
         comm, network, schedule, recompute):
-    trains_as_serially(comm, NETWORKS[network], (1, 2, 5, 8), [2, 3, 7],
-                       schedule=schedule, recompute=recompute)
+    trains_in_micro_batches(comm, network, schedule, recompute)
 
 
 @on_ranks(1, 2, 3)
@@ -71,10 +59,46 @@ def test_loss_and_gradients_are_those_of_serial_training(
 @pytest.mark.parametrize('recompute', [False, True])
 @pytest.mark.parametrize('chunks', [2, 3])
 def test_interleaved_stages_give_the_same(comm, chunks, recompute, schedule):
-    if chunks * comm.size > 7:
-        chunks = 2
-    trains_as_serially(comm, Plain, (1, 3, 4, 8), [2], schedule=schedule,
-                       chunks=chunks, recompute=recompute)
+    trains_in_micro_batches(comm, 'Plain', schedule, recompute,
+                            chunks if chunks * comm.size <= 7 else 2)
+
+
+@on_ranks(2, 4, 6)
+@pytest.mark.parametrize('stages', [1, 2, 3])
+@pytest.mark.parametrize('ignored', [(), (0, 1, 2, 9)])
+def test_loss_and_gradients_are_those_of_the_whole_batch(
+        comm, stages, ignored):
+    """Without dropout or normalisation the cut does not matter."""
+    trains_as_serially(Job(
+        comm, 'Plain', comm.size if comm.size % stages else stages,
+        data=dataset(13, ignored=ignored), micro_batches=2), [13], 1e-5)
+
+
+@on_ranks(4)
+def test_dropout_masks_depend_on_the_sample_and_not_on_the_replica(comm):
+    trains_as_serially(Job(comm, 'Noisy', 2, data=dataset(12)), [2] * 6, 1e-5)
+
+
+def doubled(h):
+    h += h
+    return h
+
+
+class InPlace(Divisible):
+    """A first layer of each chunk that would change what was kept."""
+
+    def __init__(self):
+        super().__init__(seed=1)
+        for width in (8, 8):
+            self.append(doubled)
+            self.append(lazy(L.Linear, width, 8))
+        self.append(lazy(L.Linear, 8, 5))
+
+
+@on_ranks(1, 2)
+def test_recomputation_starts_from_what_came_in(comm):
+    trains_as_serially(Job(comm, InPlace, data=dataset(6), recompute=True,
+                           micro_batches=2), [3, 3])
 
 
 @on_ranks(2, 3, 4)
@@ -82,26 +106,20 @@ def test_interleaved_stages_give_the_same(comm, chunks, recompute, schedule):
     ('Plain', 'gpipe'), ('Plain', '1f1b'), ('Plain', 'zero_bubble'),
     ('Skipping', '1f1b'), ('Noisy', '1f1b'), ('Normalised', '1f1b')])
 def test_the_bits_do_not_depend_on_the_cut(comm, network, schedule):
+    """They are those of one rank, whose pipeline has one stage."""
     alone = comm.Split(comm.rank, 0)
-    data = dataset(12)
-    found = []
-    for ranks in (alone, comm):
-        updater = make_updater(ranks, NETWORKS[network], data,
-                               micro_batches=4, schedule=schedule)
-        update(updater)
-        found.append(gathered(ranks, gradients(
-            updater.get_optimizer('main').target)))
-    alone.Free()
-    assert found[0].keys() == found[1].keys()
-    for name in found[0]:
-        assert found[0][name].tobytes() == found[1][name].tobytes()
+    one, two = (
+        {name: array.tobytes() for name, array in Job(
+            ranks, network, data=dataset(12), micro_batches=4,
+            schedule=schedule).updated(1).gradients().items()}
+        for ranks in (alone, comm))
+    assert one == two
 
 
 @on_ranks(1, 3)
 def test_all_ranks_report_the_same_loss_and_accuracy(comm):
     inputs, labels = dataset(10)
-    updater = make_updater(comm, Plain, (inputs, labels), micro_batches=3)
-    seen = update(updater)
+    seen, = Job(comm, data=(inputs, labels)).update()
     assert comm.allgather(seen) == [seen] * comm.size
     whole = Plain()
     with chainer.using_config('train', False):
@@ -112,14 +130,16 @@ def test_all_ranks_report_the_same_loss_and_accuracy(comm):
 
 
 @on_ranks(2)
-def test_only_the_owner_of_a_layer_has_its_parameters(comm):
-    updater = make_updater(comm, Plain, dataset(8), micro_batches=2)
-    names = [name for name, _ in updater.get_optimizer(
-        'main').target.namedparams()]
-    everyone = comm.allgather(names)
+def test_only_the_owner_of_a_layer_has_its_parameters_and_their_state(comm):
+    job = Job(comm, optimizer=chainer.optimizers.Adam()).updated(1)
+    everyone = comm.allgather([name for name, _ in job.model.namedparams()])
     assert not set(everyone[0]) & set(everyone[1])
     assert sorted(everyone[0] + everyone[1]) == sorted(
         name for name, _ in Plain().namedparams())
+    sizes = sum(state.size for parameter in job.model.params()
+                for state in parameter.update_rule.state.values()
+                if hasattr(state, 'size'))
+    assert sizes == 2 * job.model.count_params()
 
 
 @on_ranks(1, 2)
@@ -132,34 +152,29 @@ def test_a_parameter_that_was_not_used_gets_no_gradient(comm):
 
         def forward(self, x):
             return self.used(x)
-
-    updater = make_updater(comm, lambda: Divisible(Unused(), L.Linear(4, 5)),
-                           dataset(6), micro_batches=2)
-    optimizer = updater.get_optimizer('main')
+    job = Job(comm, lambda: Divisible(Unused(), L.Linear(4, 5)))
     # It makes zeros of what has no gradient.
-    optimizer.update = lambda: None
-    updater.update()
-    if comm.rank == 0:
-        layer = dict(optimizer.target.pieces[0])[0]
-        assert layer.unused.W.grad is None
-        assert layer.used.W.grad is not None
+    job.optimizer.update = lambda: None
+    found = job.updated(1).gradients()
+    assert [found[f'/0/{name}/W'] is None for name in ('used', 'unused')] == [
+        False, True]
 
 
 @on_ranks(1, 2, 4)
-def test_the_users_random_numbers_are_left_alone(comm):
-    updater = make_updater(comm, NETWORKS['Noisy'], dataset(8),
-                           micro_batches=2)
+def test_dropout_changes_and_the_users_random_numbers_do_not(comm):
+    job = Job(comm, 'Noisy', data=dataset(8), micro_batches=2,
+              optimizer=chainer.optimizers.SGD(0.0))
     np.random.seed(5)
-    expected = np.random.RandomState(5).rand()
-    update(updater)
-    assert np.random.rand() == expected
+    one, two = job.update(2)
+    assert np.random.rand() == np.random.RandomState(5).rand()
+    assert one != two
 
 
-@on_ranks(2)
-def test_dropout_masks_change_from_update_to_update(comm):
-    updater = make_updater(comm, NETWORKS['Noisy'], dataset(8),
-                           micro_batches=2)
-    assert update(updater)['main/loss'] != update(updater)['main/loss']
+def serial(data, batch, **options):
+    return chainer.iterators.SerialIterator(
+        data if isinstance(data, list)
+        else chainer.datasets.TupleDataset(*data), batch,
+        **{'shuffle': False, **options})
 
 
 @on_ranks(2)
@@ -167,27 +182,19 @@ def test_examples_may_be_dictionaries(comm):
     inputs, labels = dataset(8)
     data = [{'x': x, 'label': t} for x, t in zip(
         inputs, labels, strict=True)]
-    model = Plain().stage(comm)
-    updater = PipelineUpdater(
-        chainer.iterators.SerialIterator(data, 8, shuffle=False),
-        chainer.optimizers.SGD(0).setup(model), comm, label_key='label',
-        micro_batches=2)
-    expected = make_updater(comm, Plain, (inputs, labels), micro_batches=2)
-    assert update(updater) == update(expected)
+    assert Job(comm, iterator=serial(data, 8), label_key='label').update(
+        ) == Job(comm, data=(inputs, labels)).update()
 
 
 @on_ranks(2)
 def test_ranks_that_read_no_data_need_no_iterator(comm):
-    model = Plain().stage(comm)
-    data = chainer.datasets.TupleDataset(*dataset(8))
-    iterator = None if comm.rank else chainer.iterators.SerialIterator(
-        data, 4)
+    iterator = None if comm.rank else serial(dataset(8), 4)
     updater = PipelineUpdater(
-        iterator, chainer.optimizers.SGD(0).setup(model), comm,
+        iterator, chainer.optimizers.SGD(0).setup(Plain().stage(comm)), comm,
         micro_batches=2)
     details = []
     for _ in range(3):
-        update(updater)
+        updater.update()
         details.append((updater.epoch, updater.epoch_detail,
                         updater.previous_epoch_detail, updater.is_new_epoch))
     assert comm.allgather(details) == [details] * 2
@@ -197,55 +204,17 @@ def test_ranks_that_read_no_data_need_no_iterator(comm):
 
 @on_ranks(1, 3)
 def test_an_iterator_that_ends_ends_on_all_ranks(comm):
-    model = Plain().stage(comm)
-    iterator = chainer.iterators.SerialIterator(
-        chainer.datasets.TupleDataset(*dataset(8)), 8, repeat=False)
-    updater = PipelineUpdater(
-        iterator, chainer.optimizers.SGD(0).setup(model), comm,
-        micro_batches=2)
-    updater.update()
+    job = Job(comm, iterator=serial(dataset(8), 8, repeat=False)).updated(1)
     with pytest.raises(StopIteration):
-        updater.update()
-
-
-class InPlace(Divisible):
-    """A first layer of each chunk that would change what was kept."""
-
-    def __init__(self):
-        super().__init__(seed=1)
-        for width in (8, 8):
-            self.append(_doubled)
-            self.append(lazy(L.Linear, width, 8))
-        self.append(lazy(L.Linear, 8, 5))
-
-
-def _doubled(h):
-    h += h
-    return h
-
-
-@on_ranks(1, 2)
-def test_recomputation_starts_from_what_came_in(comm):
-    data = dataset(6)
-    updater = make_updater(comm, InPlace, data, recompute=True,
-                           micro_batches=2)
-    update(updater)
-    _, expected = serial_gradients(InPlace, data, [3, 3])
-    close(gathered(comm, gradients(updater.get_optimizer('main').target)),
-          expected)
+        job.update()
 
 
 @on_ranks(2)
 def test_fp8_activations_give_nearly_the_same(comm):
-    data = dataset(12)
-    found = []
-    for codec in (None, 'fp8'):
-        updater = make_updater(comm, Plain, data, micro_batches=3,
-                               activation_codec=codec)
-        seen = update(updater)
-        found.append((seen['main/loss'], gathered(comm, gradients(
-            updater.get_optimizer('main').target))))
-    (exact, wanted), (rounded, got) = found
+    (exact, wanted), (rounded, got) = (
+        (job.update()[0]['main/loss'], job.gradients()) for job in (
+            Job(comm, data=dataset(12), activation_codec=codec)
+            for codec in (None, 'fp8')))
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=0.05)
     for name, value in wanted.items():
@@ -259,36 +228,17 @@ def test_fp8_activations_give_nearly_the_same(comm):
 def test_running_statistics_are_those_of_the_whole_batch(
         comm, schedule, recompute):
     data = dataset(13)
-    updater = make_updater(comm, NETWORKS['Normalised'], data,
-                           schedule=schedule, recompute=recompute,
-                           micro_batches=4)
-    update(updater)
+    found = Job(comm, 'Normalised', data=data, schedule=schedule,
+                recompute=recompute, micro_batches=4).updated(1).values()
     whole = NETWORKS['Normalised']()
     with chainer.using_config('train', False):
         h, _ = data[0], whole(data[0])      # draws the late parameters
     with chainer.using_config('train', True):
         for layer in list(whole)[:3]:       # to the first normalisation
             h = layer(h)
-    averages = {}
-    for piece in updater.get_optimizer('main').target.pieces:
-        for index, layer in piece:
-            if index == 2:
-                averages = {'mean': layer.avg_mean, 'var': layer.avg_var}
-    found = gathered(comm, averages)
-    np.testing.assert_allclose(found['mean'], whole[2].avg_mean, rtol=1e-5,
-                               atol=1e-7)
-    np.testing.assert_allclose(found['var'], whole[2].avg_var, rtol=1e-5)
-
-
-@on_ranks(1, 2, 4)
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
-def test_as_many_micro_batches_are_live_as_the_checker_says(comm, schedule):
-    updater = make_updater(comm, Plain, dataset(12), micro_batches=6,
-                           schedule=schedule)
-    live = updater.pipeline._stage._tapes = Counted()
-    update(updater)
-    assert live.most == peak_live(updater.schedule)[comm.rank]
-    assert not live
+    for name, value in arrays(whole[2]).items():
+        if name.startswith('avg'):
+            np.testing.assert_allclose(found[f'2/{name}'], value, 1e-5, 1e-7)
 
 
 class Counted(dict):
@@ -299,16 +249,142 @@ class Counted(dict):
         self.most = max(self.most, len(self))
 
 
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
+def test_as_many_micro_batches_are_live_as_the_checker_says(comm, schedule):
+    job = Job(comm, data=dataset(12), micro_batches=6, schedule=schedule)
+    live = job.updater.pipeline._stage._tapes = Counted()
+    job.update()
+    assert live.most == peak_live(job.updater.schedule)[comm.rank]
+    assert not live
+
+
+# --- replicas ----------------------------------------------------------------
+
+@on_ranks(4, 6)
+@pytest.mark.parametrize('communicator', ['fp8', 'fp8_paper', 'float16',
+                                          'float32', 'naive'])
+def test_replicas_keep_the_same_bits(comm, communicator):
+    job = Job(comm, 'Normalised', 2, data=dataset(24), batch=12,
+              communicator=communicator, micro_batches=2)
+    losses = [seen['main/loss'] for seen in job.update(5)]
+    own = {name: parameter.array.tobytes()
+           for name, parameter in job.model.namedparams()}
+    assert job.grid.data.allgather(own) == [own] * job.grid.replicas
+    assert np.isfinite(losses).all()
+    assert len(set(losses)) == 5
+
+
+@on_ranks(4)
+def test_replicas_are_brought_together_and_no_update_is_lost_to_it(comm):
+    job = Job(comm, 'Plain', 2)
+    before = arrays(job.model)
+    for parameter in job.model.params():
+        parameter.array += job.grid.replica_index
+    job.update()
+    assert job.grid.data.allgather(bits(job.model)) == [bits(job.model)] * 2
+    assert all((array != before[name]).any()
+               for name, array in arrays(job.model).items())
+
+
+@on_ranks(4)
+@pytest.mark.parametrize(('of', 'match'), [
+    (None, '2 replicas would go apart; wrap'),
+    ('all ranks', 'has 4 ranks but a stage has 2 replicas')])
+def test_a_communicator_of_other_ranks_or_none_is_an_error(comm, of, match):
+    grid = ProcessGrid(comm, pipeline=2)
+    optimizer = chainer.optimizers.SGD()
+    if of:
+        optimizer = Job(comm, stages=1).optimizer
+    with pytest.raises(ValueError, match=match):
+        PipelineUpdater(serial(dataset(4), 4), optimizer.setup(
+            Plain().stage(grid)), grid)
+    grid.free()
+
+
+class Odd(Plain):
+    """Its layer 5 fails."""
+
+    def __init__(self):
+        super().__init__()
+        self[5] = lambda x: None
+
+
+@on_ranks(4)
+def test_what_a_failed_step_leaves_does_not_reach_a_new_grid(comm):
+    """Rank 3 is the last stage of the second replica."""
+    for alone in (True, False, False):
+        for fails in (True, False):
+            grid = ProcessGrid(comm, 2)
+            with (pytest.raises((ValueError, RuntimeError), match='layer 5')
+                  if fails else contextlib.nullcontext()):
+                Job(comm, Odd if fails and (comm.rank == 3 or not alone)
+                    else Plain, grid, micro_batches=4).update()
+            grid.free()
+
+
+@on_ranks(4)
+def test_a_replica_whose_data_end_first_is_an_error(comm):
+    grid = ProcessGrid(comm, 2)
+    job = Job(comm, stages=grid, micro_batches=2, iterator=serial(
+        dataset(6 if grid.replica_index else 12), 6, repeat=False)).updated(1)
+    with pytest.raises(ValueError, match='the step is (train|stop) on rank '
+                                         '.*equal length'):
+        job.update()
+    grid.free()
+
+
+# --- their exchange, before the step is over ---------------------------------
+
+def overlapped(comm, network, stages, overlap, communicator='fp8', **settings):
+    """Bytes of parameters after each update, and buckets sent early."""
+    job = Job(comm, network, stages, data=dataset(24), batch=12,
+              communicator=communicator, codec={
+                  **({'warmup': 1} if communicator == 'fp8' else {}),
+                  'overlap': overlap, 'bucket_bytes': 100, 'frame_bytes': 64},
+              **settings)
+    mean, sent, found = job.communicator.multi_node_mean_grad, [], []
+
+    def counting(model, *arguments):
+        if overlap:
+            known = job.communicator._reducer.known(model)
+            sent.append(known.update.ready if known else 0)
+        mean(model, *arguments)
+    job.communicator.multi_node_mean_grad = counting
+    for _ in range(6):
+        job.update()
+        found.append(b''.join(parameter.array.tobytes() for _, parameter
+                              in sorted(job.model.namedparams())))
+    job.communicator.finalize()
+    return found, sent
+
+
+@pytest.mark.parametrize(('network', 'settings'), [
+    *((network, {'schedule': schedule}) for network in sorted(NETWORKS)
+      for schedule in ('gpipe', '1f1b', 'zero_bubble')),
+    *(('Plain', {'micro_batches': 4, 'recompute': 'every stage',
+                 'communicator': communicator})
+      for communicator in ('float32', 'float16'))])
+@on_ranks(2, 4)
+def test_results_are_those_without_overlap_bit_for_bit(
+        comm, network, settings):
+    stages = comm.size // 2
+    (plain, _), (early, sent), (late, _) = (
+        overlapped(comm, network, stages, overlap, **settings)
+        for overlap in (False, True, 'next_forward'))
+    assert plain == early == late
+    assert len(set(plain)) == 6
+    assert min(sent[2:]) > 0, sent
+
+
 @on_ranks(2)
-def test_only_the_owner_of_a_layer_has_its_optimizers_state(comm):
-    optimizer = chainer.optimizers.Adam()
-    updater = make_updater(comm, Plain, dataset(8), optimizer,
-                           micro_batches=2)
-    update(updater)
-    sizes = sum(state.size for parameter in optimizer.target.params()
-                for state in parameter.update_rule.state.values()
-                if hasattr(state, 'size'))
-    own = sum(parameter.size for parameter in optimizer.target.params())
-    assert sizes == 2 * own
-    assert comm.allreduce(own) == sum(
-        parameter.size for parameter in Plain().params())
+def test_a_step_that_fails_half_way_is_not_forgotten(comm):
+    """The sums are kept in the same arrays at the next step."""
+    job = Job(comm, 'Plain', 1, micro_batches=2, codec={
+        'overlap': True, 'bucket_bytes': 100}).updated(4)
+    with job.communicator.announced(job.model, None) as final:
+        for parameter in job.model.params():
+            final(parameter, np.zeros_like(parameter.array))
+    with pytest.raises(ValueError, match='ended without an update'):
+        job.update()
+    job.communicator.finalize()

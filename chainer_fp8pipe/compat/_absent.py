@@ -1,0 +1,78 @@
+"""What an installation may lack: the import says so, with the line to type.
+
+``pip install chainer_fp8pipe`` brings no MPI; no installer can bring Chainer;
+and where there was no C compiler the package has no compiled parts.
+"""
+# The finder of _hook.py asks explain() where no other has found a module.  So
+# whoever imports it, this package, ChainerMN or a script, says the same, and
+# no module of this package has to look first.
+import importlib.abc
+import importlib.machinery
+
+_CHAINER = (
+    '{} is not installed: installing chainer_fp8pipe does not bring Chainer, '
+    'which no current setuptools can build; this command does:  '
+    'python -m chainer_fp8pipe install-chainer')
+_MPI = (
+    "{}, and what works over ranks needs MPI; this line brings it:  "
+    "python -m pip install 'chainer_fp8pipe[mpich]'  "
+    '(with an MPI of your own: [mpi] in place of [mpich])')
+_ONNX = ("{} is not installed; this line brings it:  "
+         "python -m pip install 'chainer_fp8pipe[onnx]'")
+_COMPILED = (
+    'the compiled part {} is missing: chainer_fp8pipe was installed where it '
+    'could not be compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
+    'apt install gcc python3-dev) this line builds it:  '
+    'python -m pip install --force-reinstall --no-deps --no-cache-dir '
+    '--no-binary chainer_fp8pipe chainer_fp8pipe  '
+    '(in a checkout: python setup.py build_ext --inplace)')
+
+#: By module, what is said where it cannot be found.
+ABSENT = {
+    **{name: _CHAINER.format(name) for name in ('chainer', 'chainermn')},
+    **{name: _ONNX.format(name) for name in ('onnx', 'onnxruntime')},
+    'mpi4py': _MPI.format('mpi4py is not installed'),
+    'mpi4py.MPI': _MPI.format('mpi4py finds no MPI library'),
+    **{name: _COMPILED.format(name) for name in (
+        'chainer_fp8pipe.formats._formats',
+        'chainer_fp8pipe.allreduce._engine')},
+}
+
+
+def explain(name, frame):
+    """The words for a module that no finder has found.
+
+    Returns:
+        None where there are none, or the caller only asks whether it is
+        there; for a compiled part the spec of a module that has them, so
+        that what does not use it works.
+
+    Raises:
+        ModuleNotFoundError: With the words.
+    """
+    if name not in ABSENT or _only_asked_for(frame):
+        return None
+    if name.startswith('chainer_fp8pipe.'):
+        return importlib.machinery.ModuleSpec(name, _Absent())
+    raise ModuleNotFoundError(ABSENT[name], name=name)
+
+
+def _only_asked_for(frame):
+    """Whether importlib.util.find_spec() asks, to which None is an answer."""
+    return any(
+        f is not None and f.f_globals.get('__name__') == 'importlib.util'
+        for f in (frame, frame.f_back))
+
+
+class _Absent(importlib.abc.Loader):
+    """Loads a module that raises ImportError when something of it is used."""
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        def missing(name):
+            if name.startswith('__'):       # whoever looks at modules asks
+                raise AttributeError(name)
+            raise ImportError(ABSENT[module.__name__], name=module.__name__)
+        module.__getattr__ = missing

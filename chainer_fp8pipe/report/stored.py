@@ -1,0 +1,139 @@
+"""Objects as JSON, which people may edit and a kill may cut."""
+# A plan or a part of a record is stored as what it is, field by field, and
+# what may stand in a field is what its class says in its annotations.  So
+# there is one reader for all classes, and none of them has a second list of
+# its fields.  What fields mean together (stages times replicas are the ranks)
+# is checked by the classes themselves when an object is made.
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+#: What a value of a type is called in messages.
+_NAMES = {int: 'a whole number', float: 'a number', str: 'a text',
+          bool: 'true or false'}
+
+
+def load(kind: Any, source: Any, remedy: str = 'make the plan again') -> Any:
+    """Reads an object, and checks that its parts agree with each other.
+
+    Args:
+        kind: As for :func:`made`.
+        source: The path of a file, its content, or an object, which is
+            returned as it is.
+        remedy: The end of messages.
+
+    Raises:
+        ValueError: The file cannot be read, or the source is no such object,
+            or one that contradicts itself; the message names file, field and
+            remedy.
+    """
+    name = source if isinstance(source, str) else 'the plan'
+    try:
+        if isinstance(source, str):
+            with open(source, encoding='utf-8') as file:
+                source = json.load(file)
+        return made(kind, source)
+    except OSError as error:
+        reason = f'{name} cannot be read ({error.strerror})'
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = f'{name} is no JSON ({error})'
+    except ValueError as error:
+        reason = f'{name}: {error}'
+    raise ValueError(f'{reason}; {remedy}')
+
+
+def save(path: str, data: Any) -> None:
+    """Writes a file that people can read and edit."""
+    with open(path, 'w', encoding='utf-8') as file:
+        json.dump(data, file, indent=1)
+        file.write('\n')
+
+
+def made(kind: Any, data: Any, where: str = '', strict: bool = True) -> Any:
+    """An object of a type, of what JSON has of it.
+
+    Args:
+        kind: A data class or named tuple, whose ``before_made(data, where)``
+            may change the data before, ``tuple[...]``, ``Mapping[str, ...]``,
+            ``Literal``, ``... | None``, or one of JSON's types.
+        data: Of a JSON file; what is an object already, of a class or another
+            one, is taken as it is.
+        where: Path of fields, for messages.
+        strict: Numbers are finite and not negative, and a field that the
+            class does not have is an error; or else it is left out.
+
+    Raises:
+        ValueError: The data is no such object; the message says where.
+    """
+    if kind is Any or kind not in _NAMES and type(data) is kind:
+        return data
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:       # of a type and None
+        return None if data is None else made(inner[0], data, where, strict)
+    if origin is typing.Literal:
+        if not any(type(data) is type(one) and data == one for one in inner):
+            raise ValueError(f'{where} must be one of '
+                             f'{", ".join(map(repr, inner))}, not {data!r}')
+        return data
+    if origin is tuple:
+        kinds = inner[:1] * len(data) if inner[-1] is ... and isinstance(
+            data, (list, tuple)) else inner
+        _check(isinstance(data, (list, tuple)) and len(kinds) == len(data),
+               where, 'a list', data)
+        return tuple(made(one, value, f'{where}.{number}', strict)
+                     for number, (one, value) in enumerate(
+                         zip(kinds, data, strict=True)))
+    if origin is Mapping:
+        _check(isinstance(data, Mapping), where, 'an object', data)
+        return {key: made(inner[1], value, f'{where}.{key}', strict)
+                for key, value in data.items()}
+    return (_value if kind in _NAMES else _object)(kind, data, where, strict)
+
+
+def _object(kind: Any, data: Any, where: str, strict: bool) -> Any:
+    if hasattr(kind, 'before_made'):
+        data = kind.before_made(data, where)
+    _check(isinstance(data, Mapping), where, 'an object', data)
+    kinds, needed = _fields(kind)
+    prefix = where and f'{where}.'
+    for name in (*needed, *data):
+        if name not in data:
+            raise ValueError(f'{prefix}{name} is missing')
+        if strict and name not in kinds:
+            raise ValueError(f'{prefix}{name} is no field of a plan')
+    return kind(**{name: made(kinds[name], value, f'{prefix}{name}', strict)
+                   for name, value in data.items() if name in kinds})
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
+    """Types of all fields, and which have no default."""
+    return typing.get_type_hints(kind), [
+        name for name, one in inspect.signature(kind).parameters.items()
+        if one.default is one.empty]
+
+
+def _value(kind: Any, data: Any, where: str, strict: bool) -> Any:
+    if kind is float and type(data) is int:
+        try:
+            data = float(data)
+        except OverflowError:
+            data = math.inf
+    _check(type(data) is kind, where, _NAMES[kind], data)
+    if strict and kind in (int, float) and not 0 <= data < math.inf:
+        raise ValueError(f'{where} must be 0 or more, and finite, not '
+                         f'{data!r}')
+    return data
+
+
+def _check(is_right: bool, where: str, wanted: str, data: Any) -> None:
+    if not is_right:
+        raise ValueError(f'{where or "the plan"} must be {wanted}, not '
+                         f'{data!r:.80}')
