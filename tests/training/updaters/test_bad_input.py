@@ -154,7 +154,7 @@ REFUSED = {
     'other recompute': (
         "recompute is True on rank 0 but 'auto' on rank 1",
         lambda rank: {'recompute': 'auto' if rank else True}),
-    'no plan': ('is no plan', lambda rank: {'plan': {}}),
+    'no plan': ('the plan: order is missing', lambda rank: {'plan': {}}),
 }
 
 
