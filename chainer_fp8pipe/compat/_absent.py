@@ -17,6 +17,8 @@ _MPI = (
     "{}, and what works over ranks needs MPI; this line brings it:  "
     "python -m pip install 'chainer_fp8pipe[mpich]'  "
     '(with an MPI of your own: [mpi] in place of [mpich])')
+_ONNX = ("{} is not installed; this line brings it:  "
+         "python -m pip install 'chainer_fp8pipe[onnx]'")
 _COMPILED = (
     'the compiled part {} is missing: chainer_fp8pipe was installed where it '
     'could not be compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
@@ -28,6 +30,7 @@ _COMPILED = (
 #: By module, what is said where it cannot be found.
 ABSENT = {
     **{name: _CHAINER.format(name) for name in ('chainer', 'chainermn')},
+    **{name: _ONNX.format(name) for name in ('onnx', 'onnxruntime')},
     'mpi4py': _MPI.format('mpi4py is not installed'),
     'mpi4py.MPI': _MPI.format('mpi4py finds no MPI library'),
     **{name: _COMPILED.format(name) for name in (

@@ -217,7 +217,7 @@ def test_a_plan_that_is_not_this_models_is_refused(comm, tmp_path):
         path.write_text(json.dumps(good)[:-30])
     comm.Barrier()
     refused(comm, 'plan.json is no JSON', plan=str(path))
-    refused(comm, 'no_such.json cannot be read',
+    refused(comm, r'no_such.json cannot be read \(No such file',
             plan=str(tmp_path / 'no_such.json'))
 
 
