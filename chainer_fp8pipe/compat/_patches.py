@@ -283,7 +283,8 @@ def _finalized_when_python_ends(name, lines, expects, begins):
     @_patch(f'chainer.iterators.{name.lower()}_iterator', lines,
             'an iterator that is collected only when Python ends finds multi'
             'processing half gone (until 3.12), or waits for a daemon thread '
-            'that is stopped but called alive (from 3.13 on)',
+            'that is stopped but called alive (3.13), or must not be joined '
+            '(from 3.14 on)',
             expects, lambda: True)
     def apply(module, run):
         run()
