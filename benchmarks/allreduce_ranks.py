@@ -128,12 +128,13 @@ def _alone(case, comm, link):
     codec = _CODECS.get(name, lambda: Cast(name))()
     tensors = Tensors(['/x'], [link.x.grad], [link.x.array],
                       grain=codec.grain)
-    coding = begin(codec.init(), tensors, lambda found: comm.Allreduce(
+    state = codec.init()
+    begin(state, tensors, lambda found: comm.Allreduce(
         MPI.IN_PLACE, found, MPI.MAX), algorithm.prescale(codec))
     wire = numpy.empty(tensors.size, codec.wire_dtype)
-    coding.encode(wire)
+    tensors.encode(wire)
     return lambda: algorithm.finish(algorithm.submit(
-        Bucket(coding.state, tensors, wire, coding=coding)))
+        Bucket(state, tensors, wire)))
 
 
 def _aggregated(case, everyone, workers, link):

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 
 def begin(state, tensors, maximum=lambda array: None, prescale=1.0):
-    """Begins an update of one group of tensors; returns its coding.
+    """Begins an update of one group of tensors; returns them, coded.
 
     Args:
         state: Of a codec.
@@ -17,4 +17,5 @@ def begin(state, tensors, maximum=lambda array: None, prescale=1.0):
     found = codec.propose(state, tensors)
     if found is not None:
         maximum(found)
-    return codec.step(state, tensors, found, prescale)
+    codec.step(state, tensors, found, prescale)
+    return tensors

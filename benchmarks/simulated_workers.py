@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from chainer_fp8pipe.codecs import Codec, Coding, Tensors
+from chainer_fp8pipe.codecs import Codec, Tensors
 from chainer_fp8pipe.formats import FORMATS, accumulate
 
 import numpy
@@ -47,37 +47,37 @@ class SimulatedWorkers:
             Tensors(names, [array.reshape(-1) for array in own], weights,
                     grain=state.codec.grain)
             for own, state in zip(gradients, self.states, strict=True)]
-        codings = self._settle(workers)
-        codings[0].decode(self._sum_and_encode(codings))
+        self._settle(workers)
+        workers[0].decode(self._sum_and_encode(workers))
         return [flat.reshape(array.shape) for flat, array in zip(
             workers[0].gradients, parameters, strict=True)]
 
-    def _settle(self, workers: list[Tensors]) -> list[Coding]:
+    def _settle(self, workers: list[Tensors]) -> None:
         found = []
         for state, tensors in zip(self.states, workers, strict=True):
             state.codec.begin(state, 1.0)
             found.append(state.codec.propose(state, tensors))
         largest = None if found[0] is None else numpy.max(found, axis=0)
-        return [state.codec.step(state, tensors, largest) for state, tensors
-                in zip(self.states, workers, strict=True)]
+        for state, tensors in zip(self.states, workers, strict=True):
+            state.codec.step(state, tensors, largest)
 
-    def _sum_and_encode(self, codings: list[Coding]) -> numpy.ndarray:
-        count, codec = len(codings), codings[0].codec
-        size = codings[0].tensors.size
+    def _sum_and_encode(self, workers: list[Tensors]) -> numpy.ndarray:
+        count, codec = len(workers), self.states[0].codec
+        size = workers[0].size
         total = numpy.zeros(size * codec.grain, numpy.float32)
         add = (accumulate if codec.name == 'fp8'
                else FORMATS[codec.name].accumulate)
-        for coding in codings:
+        for tensors in workers:
             wire = numpy.empty(size, codec.wire_dtype)
-            coding.encode(wire)
+            tensors.encode(wire)
             add(wire, total)
         means = numpy.empty(size, codec.wire_dtype)
         bounds = [size * number // count for number in range(count + 1)]
-        for number, coding in enumerate(codings):
+        for number, tensors in enumerate(workers):
             start, stop = bounds[number:number + 2]
             if start < stop:
-                coding.mean(
+                tensors.mean(
                     total[start * codec.grain:stop * codec.grain], count,
                     means[start:stop], start,
-                    coding.means([('mean', (start, stop))])[0])
+                    tensors.means([('mean', (start, stop))])[0])
         return means

@@ -1,7 +1,7 @@
 """``python -m chainer_fp8pipe``: commands for scripts, clusters and Chainer.
 
 ``run``, ``plan`` and ``bench`` are started on ranks by ``mpiexec``;
-``launch``, ``report`` and ``install-chainer`` are called without it.
+``export``, ``launch``, ``report`` and ``install-chainer`` without it.
 """
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from .compat._absent import ABSENT
 #: By command, its module and what it does.
 _COMMANDS = {
     'bench': ('bench', 'measure this cluster'),
+    'export': ('export', 'write a trained model as ONNX, and prove that it '
+               'computes the same'),
     'install-chainer': ('compat.install_chainer',
                         'install Chainer, which pip alone cannot build'),
     'launch': ('launcher.launch_command',
@@ -31,19 +33,19 @@ _COMMANDS = {
 }
 #: They are no ranks, which importing the others would make them, and ranks
 #: need not wait for what they need.
-_ALONE = 'install-chainer', 'launch', 'report'
+_ALONE = 'export', 'install-chainer', 'launch', 'report'
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     command = next(iter(given), '')
-    if command in _ALONE:
-        sys.exit(_module(command).main(given[1:]))
     if given == ['--version']:
         print(f'chainer_fp8pipe {__version__}')
         return
     try:
+        if command in _ALONE:
+            sys.exit(_module(command).main(given[1:]))
         action = _on_ranks(given)
     except ImportError as error:
         if error.name not in ABSENT:

@@ -126,6 +126,9 @@ def test_an_mpi4py_without_a_library_says_so(tmp_path):
     ('mpi4py', 'run train.py', f'run: mpi4py is not installed.*{MPI}'),
     ('mpi4py', 'plan train.py', f'plan: mpi4py.*{MPI}'),
     ('mpi4py', 'rum train.py', 'error: .*did you mean run'),
+    *((name, 'export model.npz --class nets:Net --example x.npy',
+       rf"export: {name} is not installed.*'chainer_fp8pipe\[onnx\]'")
+      for name in ('onnx', 'onnxruntime')),
     (ENGINE, 'bench allreduce', f'bench: the compiled part.*{COMPILED}'),
 ])
 def test_a_command_that_needs_what_is_absent_is_refused_in_a_line(

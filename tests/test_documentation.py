@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import chainer_fp8pipe
+from chainer_fp8pipe import export
 from chainer_fp8pipe.__main__ import _COMMANDS, _parser
 from chainer_fp8pipe.communicators.factory import CHAINERMN
 from chainer_fp8pipe.communicators.options import FAMILIES, OPTIONS
@@ -218,7 +219,9 @@ def test_a_command_of_the_package_has_options_that_it_knows(words):
         at = options.index('-n')
         options = options[:at] + options[at + 2:]
         command = 'run'
-    if command != 'install-chainer':
+    if command == 'export':
+        export._parser().parse_args(options)
+    elif command != 'install-chainer':
         _parser([command]).parse_args([command, *options])
 
 

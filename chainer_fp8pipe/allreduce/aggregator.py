@@ -5,10 +5,9 @@
 # run their part of the plan as workers do theirs.  Nothing else is said, so
 # orders may pile up: several buckets can be under way at a time.
 #
-# An order says what a codec must know of the tensors in a range, to encode
-# their means without parameters (Codec.relay).  That is the same at nearly
-# every update, so it is sent once, under a number.  Residuals of means belong
-# to a state of the codec on each aggregator, one for each state of worker 0's.
+# An order says what a codec must know of the bucket's tensors, to encode
+# their means without parameters (Codec.relay).  Residuals of means belong to a
+# state of the codec on each aggregator, one for each state of worker 0's.
 #
 # Sums are made chunk by chunk as frames arrive, and sent back at once
 # (cut-through, paper 003), unless the framing puts a whole vector into one
@@ -28,33 +27,26 @@ from ..mpi.abort import end_all_ranks
 from ..mpi.finalizing import HeldRequest, before_finalize, forget
 from ..mpi.waiting import BRIEF, Pauses, wait_until
 from ..report.stream import EventStream
-from .engine import PARTS, Bucket, Engine
+from .engine import Bucket, Engine
 from .plan import Framing, Plan
 
-# Recipes that an aggregator remembers; there is one for each bucket.
-_REMEMBERED = 256
 # Seconds to sleep at most while there are no orders.
 _IDLE = 1e-3
-
-Recipe = tuple[Codec, tuple[Part, ...]]
 
 
 class Order(NamedTuple):
     """A bucket, as aggregators know it.
 
     Attributes:
-        length: Entries of its range.
+        codec: Of its wire.
+        parts: Its tensors.
         state: Number of the codec's state.
-        slot: Number of the recipe.
-        recipe: The codec and what of tensors lies in the range; None: as it
-            was when this number was used before.
         gone: Numbers of states that are no more.
     """
 
-    length: int
+    codec: Codec
+    parts: tuple[Part, ...]
     state: int
-    slot: int
-    recipe: Recipe | None
     gone: tuple[int, ...]
 
 
@@ -70,7 +62,7 @@ class WorkerComm(MPI.Intracomm):
 
 
 class Aggregated(Engine):
-    """Makes a range of all workers' wires their mean, through aggregators.
+    """Makes all workers' wires their mean, through aggregators.
 
     Aggregators are told to leave by :meth:`free`, or else when the program
     ends.
@@ -95,8 +87,7 @@ class Aggregated(Engine):
         self._states: weakref.WeakKeyDictionary[State, int] = (
             weakref.WeakKeyDictionary())
         self._gone: list[int] = []
-        self._slots: dict[Recipe, int] = {}
-        self._states_count = self._recipes_count = 0
+        self._states_count = 0
         self._first = comm.size         # of the aggregators
         self._tell((tuple(plans), framing))
         super().__init__(self._everyone, plans, events, framing, comm)
@@ -105,12 +96,11 @@ class Aggregated(Engine):
 
     def prepare(self, bucket: Bucket) -> None:
         super().prepare(bucket)
-        if self.comm.rank == 0 and bucket.start < bucket.stop:
-            self._tell(self._order(bucket))
-
-    def let_in(self, bucket: Bucket, until: int) -> None:
-        assert until == PARTS
-        super().let_in(bucket, until)
+        if self.comm.rank == 0 and bucket.tensors.size:
+            gone, self._gone[:] = tuple(self._gone), []
+            self._tell(Order(
+                bucket.codec, bucket.codec.parts(bucket.state, bucket.tensors),
+                self._number(bucket.state), gone))
 
     def free(self) -> None:
         """Finishes what is under way, and lets the aggregators leave."""
@@ -121,7 +111,7 @@ class Aggregated(Engine):
 
     def leave_at_exit(self) -> None:
         """Lets the aggregators leave when the program ends without free."""
-        if self.busy:
+        if not self.idle:
             comm = MPI.COMM_WORLD
             end_all_ranks(f'\nrank {comm.rank} of {comm.size} left in the '
                           'middle of an all-reduce, ending all\n', 1)
@@ -141,20 +131,6 @@ class Aggregated(Engine):
             self._sent = [request for request in self._sent
                           if not request.test()]
             self._sent += _send(self._everyone, self._first, message)
-
-    def _order(self, bucket: Bucket) -> Order:
-        recipe = bucket.codec, bucket.codec.parts(
-            bucket.state, bucket.tensors, bucket.start, bucket.stop)
-        slot = self._slots.get(recipe)
-        new = slot is None
-        if slot is None:
-            if len(self._slots) == _REMEMBERED:     # the oldest makes room
-                del self._slots[next(iter(self._slots))]
-            slot = self._slots[recipe] = self._recipes_count % _REMEMBERED
-            self._recipes_count += 1
-        gone, self._gone[:] = tuple(self._gone), []
-        return Order(bucket.stop - bucket.start, self._number(bucket.state),
-                     slot, recipe if new else None, gone)
 
     def _number(self, state: State) -> int:
         number = self._states.get(state)
@@ -203,12 +179,11 @@ def serve(everyone: MPI.Comm) -> None:
 
 def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
     engine = Engine(everyone, plans, EventStream(), framing, MPI.COMM_SELF)
-    recipes: dict[int, Recipe] = {}
     states: dict[int, State] = {}
     pauses = Pauses()
     while (order := _receive(everyone)) != ():
         if order:
-            engine.submit(_ordered(order, recipes, states, everyone.rank))
+            engine.submit(_ordered(order, states, everyone.rank))
         if engine.work(_IDLE, BRIEF) or order:
             pauses.restart()
         elif not engine.busy:
@@ -218,17 +193,15 @@ def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
     engine.free()
 
 
-def _ordered(order: Order, recipes: dict[int, Recipe],
-             states: dict[int, State], rank: int) -> Bucket:
+def _ordered(order: Order, states: dict[int, State], rank: int) -> Bucket:
     for number in order.gone:
         states.pop(number, None)
-    codec, parts = recipes[order.slot] = order.recipe or recipes[order.slot]
+    codec = order.codec
     if order.state not in states:
         states[order.state] = codec.init()
     state = states[order.state]
-    coding = codec.relay(state, parts, rank)
-    return Bucket(state, coding.tensors, numpy.empty(0, codec.wire_dtype), 0,
-                  order.length, coding)
+    return Bucket(state, codec.relay(state, order.parts, rank),
+                  numpy.empty(0, codec.wire_dtype))
 
 
 def _send(everyone: MPI.Comm, workers: int, message: tuple

@@ -30,14 +30,13 @@
 from __future__ import annotations
 
 import collections
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Coding, State, Tensors
+from ..codecs import Codec, State, Tensors
 from ..codecs.staging import empty_wire
 from ..mpi.finalizing import HeldRequest
 from ..mpi.functions import exception, handle, library
@@ -56,8 +55,6 @@ _LITTLE = 1e-3
 _LARGEST = (1 << 31) // 4 - 1
 # Bytes of a line of the processor's caches, where memory begins.
 _LINE = 64
-# Ranges whose cut is remembered; there are a few for each model.
-_REMEMBERED = 1024
 # Numbers of instructions in compiled code.
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
@@ -69,16 +66,14 @@ _AWAITED = {_KINDS[Opcode.RECEIVE_PARTIAL]: 'the sum',
 
 
 class Bucket(_engine.Job):
-    """A range of the fused vector whose mean is wanted, until that is there.
+    """Tensors whose mean is wanted, until that is there.
 
     Args:
         state: Of the wire's codec; its update has begun.
-        tensors: The fused vector.
-        wire: Of all of the vector; the mean replaces the contribution.
-        start: First entry of the range.
-        stop: Last entry plus one; None: all of the wire.
-        coding: What the codec does in this update, if that is known: then the
-            wire holds the contribution already, unless ``encodes``.
+        tensors: The fused vector; means are written into its gradients.  If
+            it has been coded, the wire holds the contribution already, unless
+            ``encodes``.
+        wire: Of the fused vector; the mean replaces the contribution.
         encodes: Gradients are encoded frame by frame, before they are sent.
         decodes: Means may be written into the gradients frame by frame, as
             they come.
@@ -88,38 +83,31 @@ class Bucket(_engine.Job):
 
     Attributes:
         codec: Of the wire.
-        uses_wire: Frames lie in the wire; else in their chunks, only as long
-            as those are on their way.
-        maxima: Of all ranks, on their way; None if the codec needs none.
+        proposed: The codec's maxima, of all ranks when they have arrived;
+            None if it needs none.
+        is_submitted: The codec has proposed its maxima.
+        is_prepared: Compiled code knows the bucket.
         finished: The mean is in the wire, or decoded, and nothing is on its
             way.
         failure: Why the bucket was not launched; '' if nothing has gone
             wrong.
+        nonfinite: Names of tensors whose mean is not finite; None before
+            :meth:`decode`.
     """
 
     def __init__(self, state: State, tensors: Tensors, wire: numpy.ndarray,
-                 start: int = 0, stop: int | None = None,
-                 coding: Coding | None = None, encodes: bool = False,
-                 decodes: bool = False, contributes: bool = True,
-                 number: int = 0) -> None:
+                 encodes: bool = False, decodes: bool = False,
+                 contributes: bool = True, number: int = 0) -> None:
         self.state, self.codec = state, state.codec
-        self.tensors = tensors
-        self.wire = wire
-        self.start = start
-        self.stop = wire.size if stop is None else stop
-        self.coding = coding
-        self.encodes = encodes
-        self.decodes = decodes
-        self.contributes = contributes
-        self.number = number
-        self.uses_wire = True
-        self.finished = False
+        self.tensors, self.wire = tensors, wire
+        self.encodes, self.decodes = encodes, decodes
+        self.contributes, self.number = contributes, number
+        self.is_submitted = self.is_prepared = self.finished = False
         self.failure = ''
-        self._algorithm: Engine | None = None    # when it is launched
-        self._arrive: Callable[[], None] | None = None
-        self._proposed: numpy.ndarray | None = None
-        self.maxima: HeldRequest | None = None
-        self._means: list[tuple[int, int]] = []
+        self.nonfinite: list[str] | None = None
+        self.proposed: numpy.ndarray | None = None
+        self.maxima: HeldRequest | None = None      # on their way
+        self.arrive: Callable[[], None] | None = None
 
     @property
     def name(self) -> str:
@@ -128,104 +116,40 @@ class Bucket(_engine.Job):
         return f'bucket {self.number} ({names[0]}' + (
             f' and {len(names) - 1} more)' if names[1:] else ')')
 
-    def propose(self, comm: MPI.Comm, events: EventStream) -> None:
-        """Asks all ranks for the codec's maxima."""
-        self._arrive = events.travel(self.tensors.names, (
-            self.stop - self.start) * self.wire.itemsize)
-        self._proposed = self.codec.propose(self.state, self.tensors)
-        if self._proposed is None:
-            return
-        if not self.contributes:
-            self._proposed[...] = 0
-        # This cannot wait for others: they may be in their backward pass.
-        self.maxima = HeldRequest(
-            comm.Iallreduce(MPI.IN_PLACE, self._proposed, MPI.MAX),
-            self._proposed)
-        events.sent(self._proposed.nbytes)
-
-    def launch(self, algorithm: Engine, until: int) -> None:
-        """Lets the bucket in until this part; the first time, encodes it."""
-        if self._algorithm is None:
-            if self.failure:    # what the codec keeps must not change twice
-                raise RuntimeError(self.failure)
-            if self.coding is None:
-                self._code(algorithm)
-            algorithm.prepare(self)
-            self._algorithm = algorithm
-        algorithm.let_in(self, until)
-
-    def _code(self, algorithm: Engine) -> None:
-        self.coding = self.codec.step(
-            self.state, self.tensors, self._proposed,
-            algorithm.prescale(self.codec))
-        by_frame = algorithm.by_frame and self.tensors.xp is numpy
-        if not self.contributes:
-            self.wire.view(numpy.uint8)[...] = 0    # 0 in every format
-        elif by_frame:
-            self.encodes = True
-        else:
-            self.coding.encode(self.wire)
-        self.decodes &= by_frame
-
-    def begin_decoding(self, tensors: Tensors) -> None:
-        """Has means written into gradients as they come, from now on.
-
-        Args:
-            tensors: As for :meth:`decode`.
-        """
-        if self._algorithm is None:
-            self.tensors, self.decodes = tensors, True
-        elif self.encodes:
-            self.tensors = tensors
-            self._algorithm.begin_decoding(self)
-
-    def decoded(self) -> list[tuple[int, int]]:
-        """Ranges of the fused vector whose means are in the gradients so far.
+    def decoded(self) -> list[list[int]]:
+        """Ranges whose means have come into the gradients since the last call.
 
         Not while another thread works at the exchange.
         """
-        if self.decodes:
-            pairs = numpy.frombuffer(self.taken(), numpy.int64)
-            self._means += [(start, stop) for start, stop
-                            in pairs.reshape(-1, 2).tolist()]
-        return self._means
+        pairs = self.taken() if self.decodes else b''
+        return numpy.frombuffer(pairs, numpy.int64).reshape(-1, 2).tolist()
 
     @property
     def wire_is_finite(self) -> bool:
-        """Whether the mean as it has travelled has no NaN and no infinity."""
-        assert self.coding is not None
-        return (self.codec.is_finite(self.wire) if self.uses_wire
-                else self.coding.wire_is_finite)
+        """Whether the mean as it has travelled has no NaN and no infinity.
 
-    def conclude(self) -> None:
-        """Marks the bucket finished, as its mean is there."""
-        assert self.coding is not None
-        self.coding.conclude()
-        if self._arrive:
-            self._arrive()
-        self.finished = True        # other threads may go on from here
+        After :meth:`decode`; on the host, the wire may not have been used.
+        """
+        return (self.tensors.wire_is_finite if self.tensors.xp is numpy
+                else self.codec.is_finite(self.wire))
 
-    def decode(self, tensors: Tensors) -> list[str]:
+    def decode(self) -> list[str]:
         """Writes means into gradients, if that has not been done.
-
-        Args:
-            tensors: The bucket, or as ``decodes`` was given, others of the
-                same names and parameters.
 
         Returns:
             Names of tensors whose gradient is now not finite.
         """
-        assert self.coding is not None
-        if self.decodes:
-            return self.coding.nonfinite
-        self.coding.decode_into(tensors.gradients)
-        return self.coding.decode(self.wire)
+        if self.nonfinite is None:
+            if not self.decodes:
+                self.tensors.decode(self.wire)
+            self.nonfinite = self.tensors.nonfinite
+        return self.nonfinite
 
 
 class Engine:
     """Makes buckets their mean over all ranks, in the order of submission.
 
-    It runs one or more plans side by side, each on its piece of a range.
+    It runs one or more plans side by side, each on its piece of a wire.
     Chunks start in one order on all ranks; messages find their chunk by their
     tag.  Beside the wire, memory is needed for ``frames_in_flight`` chunks of
     each plan: a frame of every message and, for wide sums, 4 bytes for each
@@ -242,7 +166,7 @@ class Engine:
     Attributes:
         listen: Called from time to time while :meth:`finish` waits; may
             raise.
-        by_frame: It encodes and decodes frame by frame; others are given
+        by_frame: It encodes and decodes frame by frame; others exchange
             wires that are encoded.
         one_order: All buckets come in one order on all ranks, whatever model
             they are of.
@@ -265,6 +189,8 @@ class Engine:
         self._waiting: collections.deque[tuple[Bucket, int]] = (
             collections.deque())
         self._steps = [steps_of(plan, comm.rank) for plan in plans]
+        # By size and kind of a wire; there are a few for each model.
+        self._divided: dict[tuple[int, int, int], list[_Share]] = {}
         self._workers = plans[0].workers if plans else comm.size
         self._contributes = comm.rank < self._workers
         self._world_ranks = world_ranks(self.comm)
@@ -310,7 +236,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing is on its way."""
-        return not self._waiting and not self.busy
+        return not self._waiting and not self._compiled.busy
 
     @property
     def patience(self) -> float:
@@ -322,31 +248,36 @@ class Engine:
         return self._compiled.patience
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
-        """Puts a bucket behind the others, and returns it; does not wait.
+        """Puts a bucket, or more of it, behind the others; does not wait.
 
         Args:
             bucket: What is to become its mean.
             until: How much of the bucket, in parts of :data:`PARTS`; the
-                rest comes with :meth:`resume`, behind what is submitted
-                until then.
+                rest comes with other calls, behind what is submitted until
+                then.
+
+        Returns:
+            The bucket.
         """
-        if bucket.coding is None:
+        if bucket.tensors.codec is None and not bucket.is_submitted:
+            bucket.is_submitted = True
+            bucket.arrive = self.events.travel(
+                bucket.tensors.names, bucket.wire.nbytes)
             with self.events.section('encode'):
-                bucket.propose(self._maxima, self.events)
+                found = bucket.codec.propose(bucket.state, bucket.tensors)
+            if found is not None:
+                if not bucket.contributes:
+                    found[...] = 0
+                # This cannot wait for others, which may be in their backward
+                # pass.
+                bucket.maxima = HeldRequest(self._maxima.Iallreduce(
+                    MPI.IN_PLACE, found, MPI.MAX), found)
+                bucket.proposed = found
+                self.events.sent(found.nbytes)
         self._waiting.append((bucket, until))
-        if bucket.coding is not None:
-            self._launch()
         return bucket
 
-    def resume(self, bucket: Bucket, until: int = PARTS) -> None:
-        """Puts more of a bucket behind the others."""
-        self._waiting.append((bucket, until))
-
-    def advance(self) -> bool:
-        """Does what can be done without waiting; whether it was anything."""
-        return self.work(0.0)
-
-    def work(self, seconds: float = LONG, brief: float = 0.0) -> bool:
+    def work(self, seconds: float = 0.0, brief: float = 0.0) -> bool:
         """Does what there is to do, and pauses in between.
 
         Returns when a bucket is finished, when there is none, when another
@@ -361,8 +292,12 @@ class Engine:
             Whether anything was done.
         """
         moved = self._launch()
-        # While maxima are on their way, the caller polls them in turns.
-        return self._run(0.0 if self._waiting else seconds, brief) or moved
+        try:
+            # While maxima are on their way, the caller polls them in turns.
+            return self._compiled.run(
+                0.0 if self._waiting else seconds, brief) or moved
+        finally:
+            self._collect()
 
     def interrupt(self) -> None:
         """Makes :meth:`work` return; for other threads."""
@@ -391,8 +326,8 @@ class Engine:
                     raise RuntimeError(
                         'gradients could not be sent: ' + bucket.failure)
                 if not self._waiting:
-                    self._run(0.0 if more else usual, BRIEF)
-                elif self.advance():
+                    self.work(0.0 if more else usual, BRIEF)
+                elif self.work():
                     pauses.restart()
                 else:
                     pauses.pause(self.patience)
@@ -475,74 +410,96 @@ class Engine:
             size: Entries of the bucket's wire.
             codec: Of the wire.
         """
-        return max((share.chunks for share in self._shares(0, size, codec)),
+        return max((share.chunks for share in self._shares(size, codec)),
                    default=1)
 
-    # --- what buckets use ----------------------------------------------------
+    def decode_into(self, bucket: Bucket, gradients: Sequence[Any]) -> None:
+        """Has means written into these arrays, if possible as they come.
+
+        Args:
+            bucket: One that was submitted.
+            gradients: Of the bucket's tensors.
+        """
+        bucket.tensors.decode_into(gradients)
+        if not bucket.is_prepared:
+            bucket.decodes = True
+        elif bucket.encodes:
+            bucket.decodes = True
+            try:
+                self._compiled.decode(bucket)
+            finally:
+                self._collect()
+
+    # --- how a bucket goes in ------------------------------------------------
+
+    def _launch(self) -> bool:
+        """Lets the next bucket in, if all ranks have its maxima."""
+        if not self._waiting or (
+                (maxima := self._waiting[0][0].maxima) and not maxima.test()):
+            return False
+        with self.events.section('encode'):
+            bucket, until = self._waiting.popleft()
+            if bucket.failure:  # what the codec keeps must not change twice
+                raise RuntimeError(bucket.failure)
+            try:
+                if not bucket.is_prepared:
+                    self.code(bucket)
+                    self.prepare(bucket)
+                    bucket.is_prepared = True
+                self._compiled.let_in(bucket, until, PARTS)
+            except BaseException as error:
+                bucket.failure = repr(error)
+                raise
+        return True
 
     def prescale(self, codec: Codec) -> float:
         """The factor that gradients must carry when they are encoded.
 
         With 1 / ranks, sums in the wire's own format cannot overflow.
         """
-        return 1.0 / self._workers if self._sums(codec).in_place else 1.0
+        in_place, *_ = self._sums(codec)
+        return 1.0 / self._workers if in_place else 1.0
+
+    def code(self, bucket: Bucket) -> None:
+        """Has a bucket's codec make its step; encodes what goes in as such."""
+        if bucket.tensors.codec is None:
+            bucket.codec.step(bucket.state, bucket.tensors, bucket.proposed,
+                              self.prescale(bucket.codec))
+            by_frame = self.by_frame and bucket.tensors.xp is numpy
+            if not bucket.contributes:
+                bucket.wire.view(numpy.uint8)[...] = 0    # 0 in every format
+            elif by_frame:
+                bucket.encodes = True
+            else:
+                bucket.tensors.encode(bucket.wire)
+            bucket.decodes &= by_frame
 
     def prepare(self, bucket: Bucket) -> None:
-        """Makes a bucket ready to go in; its ``coding`` is there."""
-        bucket.uses_wire = self._contributes and not (
+        """Makes a bucket that has been coded ready to go in."""
+        tensors = bucket.tensors
+        if self._contributes and bucket.wire.size != tensors.size:
+            raise ValueError(f'{tensors.size} entries are not in a wire of '
+                             f'{bucket.wire.size}')
+        # Else frames lie in their chunks, as long as those are on their way.
+        uses_wire = self._contributes and not (
             bucket.encodes and bucket.decodes)
-        if self._contributes and (
-                not 0 <= bucket.start <= bucket.stop <= bucket.wire.size
-                or (bucket.encodes
-                    and bucket.tensors.size != bucket.wire.size)):
-            raise ValueError(
-                f'entries {bucket.start} to {bucket.stop} of '
-                f'{bucket.tensors.size} are not in a wire of '
-                f'{bucket.wire.size}')
-        coding, sums = bucket.coding, self._sums(bucket.codec)
-        assert coding is not None
+        in_place, itemsize, shrink = self._sums(bucket.codec)
         if bucket.decodes:
-            coding.decode_into(bucket.tensors.gradients)
-        shares = self._shares(bucket.start, bucket.stop, bucket.codec)
-        means = coding.means([] if sums.in_place else [
+            tensors.decode_into(tensors.gradients)
+        shares = self._shares(tensors.size, bucket.codec)
+        means = tensors.means([] if in_place else [
             site for share in shares for site in share.sites])
         given = []
         for share in shares:
             given.append((*share[:4], means[:len(share.sites)]))
             means = means[len(share.sites):]
         self._compiled.prepare(
-            bucket, coding.tables, bucket.wire.view(numpy.uint8),
-            sums.itemsize, sums.shrink, sums.in_place, bucket.uses_wire,
+            bucket, tensors.tables, bucket.wire.view(numpy.uint8), itemsize,
+            shrink, in_place, uses_wire,
             # Only a GPU's wires are ever there.
-            bool(bucket.tensors.xp is not numpy and self._memory
+            bool(tensors.xp is not numpy and self._memory
                  and self._memory.holds(bucket.wire)),
             bucket.encodes, bucket.decodes, tuple(given))
-
-    def let_in(self, bucket: Bucket, until: int) -> None:
-        """Lets a bucket in until this part of :data:`PARTS`.
-
-        Its wire is there, if it does not encode.  When the mean is there,
-        :meth:`Bucket.conclude` is called.
-        """
-        self._compiled.let_in(bucket, until, PARTS)
-        self._collect()
-
-    def begin_decoding(self, bucket: Bucket) -> None:
-        """Lets means be decoded as they come from now on."""
-        assert bucket.coding is not None
-        bucket.coding.decode_into(bucket.tensors.gradients)
-        bucket.decodes = True
-        try:
-            self._compiled.decode(bucket)
-        finally:
-            self._collect()
-
-    def _run(self, seconds: float, brief: float) -> bool:
-        """Has compiled code work on buckets that have gone in."""
-        try:
-            return self._compiled.run(seconds, brief)
-        finally:
-            self._collect()
 
     def _collect(self) -> None:
         """Records what compiled code has done, and ends finished buckets."""
@@ -550,59 +507,48 @@ class Engine:
         self.events.sent(sent)
         self.events.divide(encode=encoding, decode=decoding)
         for bucket in finished:
-            bucket.conclude()
+            bucket.tensors.conclude()
+            if bucket.arrive:
+                bucket.arrive()
+            bucket.finished = True      # other threads may go on from here
 
-    def _launch(self) -> bool:
-        """Lets the next bucket in, if all ranks have its maxima."""
-        if not self._waiting:
-            return False
-        maxima = self._waiting[0][0].maxima
-        if maxima and not maxima.test():
-            return False
-        with self.events.section('encode'):
-            bucket, until = self._waiting.popleft()
-            try:
-                bucket.launch(self, until)
-            except BaseException as error:
-                bucket.failure = bucket.failure or repr(error)
-                raise
-        return True
+    def _sums(self, codec: Codec) -> tuple[bool, int, float]:
+        """How sums of a codec's wires are held and travel.
 
-    def _shares(self, start: int, stop: int, codec: Codec
-                ) -> tuple[_Share, ...]:
-        return _shares(self.plans, self.comm.rank, start, stop,
-                       self.framing.frame_bytes // codec.wire_dtype.itemsize,
-                       codec.grain)
-
-    def _sums(self, codec: Codec) -> _Sums:
+        Returns:
+            Whether in the wire itself: contributions are divided by the
+            number of workers before they are encoded; a sum is a mean, and
+            cannot overflow.  Bytes of an element.  The power of two that they
+            carry: in float16, a sum of saturated values of so many workers
+            would overflow; its 11 significant bits lose little beside the 3
+            of fp8.
+        """
         form, wire = self.framing.form, codec.wire_dtype
         if form == 'wire' or wire == numpy.float32:
-            return _Sums(True, wire.itemsize, 1.0)
+            return True, wire.itemsize, 1.0
         if form == 'float16':
-            return _Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())
-        return _Sums(False, 4, 1.0)
+            return False, 2, 0.5 ** (self._workers - 1).bit_length()
+        return False, 4, 1.0
 
-
-class _Sums(NamedTuple):
-    """How sums of a codec's wires are held and travel.
-
-    Attributes:
-        in_place: In the wire itself: contributions are divided by the number
-            of workers before they are encoded; a sum is a mean, and cannot
-            overflow.
-        itemsize: Bytes of an element.
-        shrink: The power of two that they carry.  In float16, a sum of
-            saturated values of so many workers would overflow; its 11
-            significant bits lose little beside the 3 of fp8.
-    """
-
-    in_place: bool
-    itemsize: int
-    shrink: float
+    def _shares(self, size: int, codec: Codec) -> list[_Share]:
+        """Divides a wire among plans, and into frames."""
+        grain, itemsize = codec.grain, codec.wire_dtype.itemsize
+        found = self._divided.get((size, grain, itemsize))
+        if found is None:
+            most = max((step.action.stop - step.action.start
+                        for steps in self._steps for step in steps), default=1)
+            frame = max(1, min(self.framing.frame_bytes // itemsize,
+                               _LARGEST // grain // most))
+            pieces = cut(0, size, len(self.plans) or 1)
+            found = self._divided[size, grain, itemsize] = [
+                _share(lane, plan.blocks, steps, pieces[lane:lane + 2], frame)
+                for lane, (plan, steps) in enumerate(zip(
+                    self.plans, self._steps, strict=True))]
+        return found
 
 
 class _Share(NamedTuple):
-    """A plan's piece of a range.
+    """A plan's piece of a wire.
 
     Attributes:
         start: First entry.
@@ -620,27 +566,17 @@ class _Share(NamedTuple):
     sites: tuple[tuple[str, tuple[int, int]], ...]
 
 
-@functools.lru_cache(_REMEMBERED)
-def _shares(plans: tuple[Plan, ...], rank: int, start: int, stop: int,
-            frame: int, grain: int) -> tuple[_Share, ...]:
-    """Divides a range among plans, and into frames."""
-    every = [steps_of(plan, rank) for plan in plans]
-    most = max((step.action.stop - step.action.start
-                for steps in every for step in steps), default=1)
-    frame = max(1, min(frame, _LARGEST // grain // most))
-    pieces, found = cut(start, stop, len(plans) or 1), []
-    for lane, (plan, steps) in enumerate(zip(plans, every, strict=True)):
-        first, last = pieces[lane], pieces[lane + 1]
-        bounds = cut(first, last, plan.blocks)
-        longest = -(-(last - first) // plan.blocks)
-        means = [step.action for step in steps
-                 if step.action.kind is Opcode.ENCODE and not step.fresh]
-        found.append(_Share(
-            first, last, min(frame, longest), -(-longest // frame), tuple(
-                (f'sum {lane} {site}',
-                 (bounds[action.start], bounds[action.stop]))
-                for site, action in enumerate(means))))
-    return tuple(found)
+def _share(lane: int, blocks: int, steps: Sequence[Step], piece: Sequence[int],
+           frame: int) -> _Share:
+    first, last = piece
+    bounds = cut(first, last, blocks)
+    longest = -(-(last - first) // blocks)
+    means = [step.action for step in steps
+             if step.action.kind is Opcode.ENCODE and not step.fresh]
+    return _Share(
+        first, last, min(frame, longest), -(-longest // frame), tuple(
+            (f'sum {lane} {site}', (bounds[action.start], bounds[action.stop]))
+            for site, action in enumerate(means)))
 
 
 def _way(step: Step) -> tuple[int, bool]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Coding
+from ..codecs import Codec, Tensors
 from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
@@ -56,21 +56,14 @@ class MpiOp(Engine):
         return 1.0 / (self._inside or self.comm).size
 
     def prepare(self, bucket: Bucket) -> None:
-        pass        # a wire is all that is needed
-
-    def let_in(self, bucket: Bucket, until: int) -> None:
-        coding, wire = bucket.coding, bucket.wire[bucket.start:bucket.stop]
-        assert coding is not None
-        if bucket.finished:
-            return
+        tensors, wire = bucket.tensors, bucket.wire
         if self._inside and self._between:
-            own = self._sum_of_node(self._inside, coding, wire)
-            coding.rescale(own, 1.0 / self._between.size)
-            self._allreduce(self._between, coding, own)
+            own = self._sum_of_node(self._inside, tensors, wire)
+            tensors.rescale(own, 1.0 / self._between.size)
+            self._allreduce(self._between, tensors, own)
             self._gather_in_node(self._inside, own, wire)
         else:
-            self._allreduce(self.comm, coding, wire)
-        bucket.conclude()
+            self._allreduce(self.comm, tensors, wire)
 
     def share_inside(self, node: Collection[int]) -> float:
         if not self._inside or not self._between:
@@ -88,10 +81,10 @@ class MpiOp(Engine):
             self._inside.Free()
             self._between.Free()
 
-    def _allreduce(self, comm: MPI.Comm, coding: Coding,
+    def _allreduce(self, comm: MPI.Comm, tensors: Tensors,
                    buffer: numpy.ndarray) -> None:
         def add(wire: Any, total: Any, datatype: MPI.Datatype) -> None:
-            coding.add(numpy.frombuffer(wire, buffer.dtype),
+            tensors.add(numpy.frombuffer(wire, buffer.dtype),
                        numpy.frombuffer(total, buffer.dtype))
 
         # What MPI sends inside is not to be seen; this is what its
@@ -106,7 +99,7 @@ class MpiOp(Engine):
         finally:
             operation.Free()
 
-    def _sum_of_node(self, comm: MPI.Comm, coding: Coding,
+    def _sum_of_node(self, comm: MPI.Comm, tensors: Tensors,
                      wire: numpy.ndarray) -> numpy.ndarray:
         """This rank's piece of all ranks' sum, added up in their order."""
         bounds = cut(0, wire.size, comm.size)
@@ -118,7 +111,7 @@ class MpiOp(Engine):
             [_numbers(came), came[0].size]), wire, came).test)
         with self.events.section('decode'):
             for piece in came[1:]:
-                coding.add(piece, came[0])
+                tensors.add(piece, came[0])
         return came[0]
 
     def _gather_in_node(self, comm: MPI.Comm, own: numpy.ndarray,

@@ -102,10 +102,6 @@ class Plan:
     reduce: tuple[Actions, ...]
     gather: tuple[Actions, ...]
 
-    def __hash__(self) -> int:
-        # Of all actions, a hash would take longer than what it saves.
-        return hash((self.name, self.ranks, self.workers, self.blocks))
-
     def actions(self, rank: int) -> Actions:
         """All that ``rank`` does, in this order, with every frame."""
         return (*self.reduce[rank], *self.gather[rank])
@@ -131,8 +127,7 @@ class Step(NamedTuple):
     gathered: int = 0
 
 
-@functools.lru_cache(1024)
-def steps_of(plan: Plan, rank: int) -> tuple[Step, ...]:
+def steps_of(plan: Plan, rank: int) -> list[Step]:
     """All that ``rank`` does, in this order, with every chunk."""
     steps = []
     # By sender, whether each of its messages is a sum.
@@ -145,7 +140,7 @@ def steps_of(plan: Plan, rank: int) -> tuple[Step, ...]:
         summed = (next(incoming[action.peer])
                   if action.kind is Opcode.RECEIVE_PARTIAL else bool(added))
         steps.append(Step(action, summed, not added))
-    return tuple(_looked_ahead(steps))
+    return _looked_ahead(steps)
 
 
 def _looked_ahead(steps: list[Step]) -> list[Step]:

@@ -220,6 +220,11 @@ class ChainPart:
         run = Run(program.trace, program.stages, chunk,
                   dict(zip(incoming, variables, strict=True)),
                   program.wanted[chunk], passes.names, place, passes.where)
+        # What a link has kept here may be needed by later chunks only.
+        run.made.update({
+            source: chainer.Variable(value, requires_grad=False)
+            for source, value in one.before.items()
+            if source in program.wanted[chunk]})
         args, kwargs = one.arguments()
         passes.reporter.observation = {}
         with self._state(one), between_calls(place), \

@@ -9,8 +9,9 @@
 #
 # A parameter stays where the example has put it.  A batch whose program needs
 # it elsewhere (tied weights in another branch) borrows its values for one step
-# (`lend`); gradients go home.  Links with running values are on one chunk for
-# good, as nobody could say whose values count.
+# (`lend`); gradients go home.  Between steps a rank may borrow the whole model
+# (`borrow`), for code that calls it.  Links with running values are on one
+# chunk for good, as nobody could say whose values count.
 from __future__ import annotations
 
 import collections
@@ -242,6 +243,34 @@ class Partition:
         except ValueError:
             self.give_back()
             raise
+
+    def borrow(self) -> None:
+        """Gives all ranks the whole model, until :meth:`give_back`.
+
+        Call it on all ranks of the pipeline, between steps.
+        """
+        comm, me = self.grid.pipeline, self.grid.stage_index
+        self.lend({
+            (name, stage) for name, ranks in self.ranks.items()
+            for stage in range(comm.size) if stage not in ranks
+            and self.names.parameters[name]._data[0] is not None})
+        for stage in range(comm.size):
+            values = comm.bcast({
+                (path, name): chainer.backends.cuda.to_cpu(value)
+                if isinstance(value := vars(link)[name],
+                              chainer.get_array_types()) else value
+                for path, link in self.names.links.items()
+                if self._owners.get(path) == stage
+                for name in link._persistent} if stage == me else None, stage)
+            for (path, name), value in ({} if stage == me else values).items():
+                link = self.names.links[path]
+                setattr(link, name, link.device.send(value) if isinstance(
+                    value, numpy.ndarray) else value)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all parameters now."""
+        return len(self.own) == len(self.names.parameters)
 
     def give_back(self) -> bool:
         """Leaves ghosts of what was lent; whether anything was."""

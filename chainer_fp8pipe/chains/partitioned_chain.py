@@ -12,6 +12,7 @@ from ..planning.partition_plan import PartitionPlan, values_in_words
 from ..report.quantities import columns, size
 from .ghost import GhostError, user_line
 from .partitioned import Partition
+from .valueless_parameters import fetching
 
 
 class PartitionedChain:
@@ -29,7 +30,9 @@ class PartitionedChain:
         return self.partition.plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if current() is None:
+        if current() is None and fetching.now is not None:
+            fetching.now()
+        elif current() is None and not self.partition.is_whole:
             raise GhostError(
                 f'{user_line()}: this model is on several ranks, and each '
                 "has a part: call the updater's update(), evaluate() or "
@@ -47,9 +50,11 @@ class PartitionedChain:
                     ) -> Iterator[tuple[str, chainer.Parameter]]:
         """The parameters on this rank, with their names in the model.
 
-        In the model's own forward: all parameters.
+        In the model's own forward, and where somebody fetches the others'
+        values: all parameters.
         """
-        found = (self.partition.own if current() is None
+        found = (self.partition.own
+                 if current() is None and fetching.now is None
                  else self.partition.names.parameters)
         for name, parameter in found.items():
             if include_uninit or parameter.is_initialized:

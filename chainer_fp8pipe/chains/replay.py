@@ -106,6 +106,9 @@ class Rehearsal(Replay):
         super().__init__(trace, names)
         self.labels: list[tuple[int, int]] = []
         self._shaped: list[chainer.Parameter] = []
+        # Of the calls that make labels: function and inputs.
+        self._of_labels: dict[int, tuple[Any, tuple]] = {}
+        self._makers = trace.labels
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         # Each call of each micro-batch comes here: no helpers are called
@@ -132,14 +135,21 @@ class Rehearsal(Replay):
                     f'call {number} ({call.name} in {call.link}) has '
                     f'{one.name} = {found!r:.40}, and had {one}')
                 raise Diverged
-        if call.ignores is not None:
-            label, index = call.ignores
-            self.leave_out(None if index is None else inputs[index], label)
+        if call.ignores is not None or number in self._makers:
+            self._see_labels(number, call, node, inputs)
         if call.attributes:
             own.update(call.attributes)
         if call.error is not None:
             raise call.error.with_traceback(None)   # it holds the batch
         return call.ghosts
+
+    def _see_labels(self, number: int, call: TracedCall, node: Any,
+                    inputs: tuple) -> None:
+        if number in self._makers:
+            self._of_labels[number] = node, inputs
+        if call.ignores is not None:
+            label, index = call.ignores
+            self.leave_out(None if index is None else inputs[index], label)
 
     def communicate(self, operation: Any, original: Callable) -> Any:
         return operation.answered(original, inside=False)
@@ -157,12 +167,30 @@ class Rehearsal(Replay):
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Counts labels: an array, a variable or None if unknown."""
-        array = nested.array_of(labels)
-        if array is None or is_ghost(array):
+        array = self._label(labels)
+        if array is None:
             self.labels.append((-1, 1))
         else:
             left = int((array == label).sum())
             self.labels.append((array.size - left, left))
+
+    def _label(self, value: Any) -> Any:
+        """The array of labels, which is made if need be; None: unknown."""
+        array = nested.array_of(value)
+        if not is_ghost(array):
+            return array
+        if array.recipe:
+            node, inputs = None, array.recipe.leaves
+        elif isinstance(array.source, Source):
+            node, inputs = self._of_labels.get(array.source.call, (None, ()))
+        else:
+            return None
+        found = list(map(self._label, inputs))
+        if not found or any(one is None for one in found):
+            return None
+        with suspended(), chainer.no_backprop_mode():
+            return (evaluated(array.recipe, found) if node is None else
+                    node.apply(tuple(found))[array.source.output].array)
 
 
 class Run(Replay):

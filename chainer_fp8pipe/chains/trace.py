@@ -16,7 +16,7 @@ from chainer.functions.util.forget import Forget
 from ..planning.calls import Call, Source
 from . import nested
 from .attributes import Attribute, LinkState
-from .ghost import GhostError, is_ghost, looked_at
+from .ghost import GhostError, is_ghost, looked_at, sources
 from .whole_call import Identity, WholeCall
 
 #: Attributes of functions that Chainer itself sets.
@@ -120,6 +120,33 @@ class Trace:
         """The name of a value in messages."""
         call = self.calls[source.call]
         return f'call {source.call} ({call.name} in {call.link})'
+
+    @functools.cached_property
+    def labels(self) -> frozenset[int]:
+        """Numbers of the calls that make labels of the batch's integers.
+
+        Of the labels of losses that leave some out.
+        """
+        found: set[int] = set()
+        for call in self.calls:
+            if call.ignores is None or call.ignores[1] is None:
+                continue
+            given = call.expected[call.ignores[1]]
+            array = nested.array_of(given)
+            needed = list(sources(array) if is_ghost(array) else [
+                one for one in given if isinstance(one, Source)])
+            makers: set[int] = set()
+            while needed:
+                number = needed.pop().call
+                if number not in makers:
+                    makers.add(number)
+                    needed.extend(self.calls[number].inputs)
+            if all(number >= self.first and not self.calls[number].parameters
+                   and all(value.dtype.kind in 'biu' for value
+                           in self.calls[number].outputs.values())
+                   for number in makers):
+                found |= makers
+        return frozenset(found)
 
     @functools.cached_property
     def digest(self) -> str:

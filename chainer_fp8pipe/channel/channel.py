@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import weakref
 from collections import deque
@@ -66,25 +65,18 @@ class _Spec(NamedTuple):
     Attributes:
         dtype: As ``numpy.dtype.str`` writes it, e.g. ``'<f2'``.
         shape: Of the array.
-        order: Its axes from the largest steps in memory to the smallest;
-            None: as in C.  Sums over an array are rounded in its order.
+        size: How many numbers cross: what is repeated in memory, as
+            ``broadcast_to`` makes it, once.
+        steps: From one number to the next along each axis, in numbers; None:
+            as in C.  Sums over an array are rounded in its order of memory.
         coded: Whether it crosses as fp8 codes.
-        repeated: Axes along which the same number is repeated, as
-            ``broadcast_to`` makes them; they cross once, and are repeated
-            again, as sums over them are rounded otherwise.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    order: tuple[int, ...] | None
+    size: int
+    steps: tuple[int, ...] | None
     coded: bool
-    repeated: tuple[int, ...] = ()
-
-    @property
-    def sent(self) -> tuple[int, ...]:
-        """The shape of what crosses."""
-        return tuple([1 if axis in self.repeated else length
-                      for axis, length in enumerate(self.shape)])
 
 
 Specs = tuple[_Spec | None, ...]
@@ -177,7 +169,7 @@ class Sender(_End):
                 f'the channel to rank {self._peer} was closed by a failure')
         specs = describe(arrays, self._codec)
         parts = [_wire(array, spec) for array, spec in zip(
-            arrays, specs, strict=True) if spec is not None and array.size]
+            arrays, specs, strict=True) if spec and spec.size]
         if specs != self._specs:
             self._specs = specs
             self._tag = self._next_tag()
@@ -317,9 +309,8 @@ class Receiver(_End):
         self._tag, *specs = said
         # JSON has lists where specs have tuples.
         self._specs = tuple([spec and _Spec(
-            spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]), spec[3],
-            tuple(spec[4]))
-            for spec in specs])
+            spec[0], tuple(spec[1]), spec[2], spec[3] and tuple(spec[3]),
+            spec[4]) for spec in specs])
         if any(spec.coded != _is_coded(numpy.dtype(spec.dtype), self._codec)
                for spec in self._specs if spec):
             raise ValueError(
@@ -347,10 +338,10 @@ class _Posted:
         self.requests: list[MPI.Request] = []
         for spec in specs:
             wire = None
-            if spec and 0 not in spec.shape:
-                size = math.prod(spec.sent)
-                wire = (empty_wire(xp, fp8_wire.EXPONENT + size, numpy.uint8)
-                        if spec.coded else empty_wire(xp, size, spec.dtype))
+            if spec and spec.size:
+                wire = (empty_wire(xp, fp8_wire.EXPONENT + spec.size,
+                                   numpy.uint8) if spec.coded else
+                        empty_wire(xp, spec.size, spec.dtype))
                 self.requests.append(comm.Irecv(
                     [wire.view(numpy.uint8), MPI.BYTE], source, tag))
             self._parts.append((spec, wire))
@@ -387,25 +378,32 @@ def _spec(array: Any, codec: str | None, number: int) -> _Spec:
             f'array {number} of a message is of type '
             f'{type(array).__name__}; expected NumPy or CuPy arrays and '
             'None') from None
-    order: tuple[int, ...] | None = None
-    repeated: tuple[int, ...] = ()
-    if not flags.c_contiguous:
-        repeated = tuple([axis for axis, stride in enumerate(array.strides)
-                          if not stride and shape[axis] > 1])
-        array = _at_first(array, repeated)
-        if not array.flags.c_contiguous:
-            order = tuple(sorted(range(array.ndim),
-                                 key=lambda axis: -array.strides[axis]))
-            if not array.transpose(order).flags.c_contiguous:
-                order = None        # it has gaps
-    return _Spec(_name(dtype), shape, order, _is_coded(dtype, codec),
-                 repeated)
+    if flags.c_contiguous:
+        size, steps = array.size, None
+    else:
+        packed, steps = _packed(array)
+        size = packed.size
+    return _Spec(_name(dtype), shape, size, steps, _is_coded(dtype, codec))
 
 
-def _at_first(array: Any, axes: tuple[int, ...]) -> Any:
-    """The array at the first place of these axes, which stay."""
-    return array[tuple([slice(1) if axis in axes else slice(None)
-                        for axis in range(array.ndim)])] if axes else array
+def _packed(array: Any) -> tuple[Any, tuple[int, ...]]:
+    """What crosses of an array, and the steps of the array's axes in that.
+
+    Each number once; in their order of memory, unless there are gaps.
+    """
+    order: Sequence[int] = sorted(range(array.ndim),
+                                  key=lambda axis: -array.strides[axis])
+    once = array[tuple([slice(None if stride else 1)
+                        for stride in array.strides])]
+    packed = once.transpose(order)
+    if not packed.flags.c_contiguous:
+        packed, order = once, range(array.ndim)
+    steps, step = [0] * array.ndim, 1
+    for axis in reversed(order):
+        if array.strides[axis]:
+            steps[axis] = step
+            step *= array.shape[axis]
+    return packed, tuple(steps)
 
 
 @functools.lru_cache(256)
@@ -423,9 +421,8 @@ def _is_coded(dtype: numpy.dtype, codec: str | None) -> bool:
 
 def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
     """The bytes of an array, uint8; its own memory where MPI can take it."""
-    array = _at_first(array, spec.repeated)
-    if spec.order is not None:
-        array = array.transpose(spec.order)
+    if spec.steps:
+        array, _ = _packed(array)
     if isinstance(array, numpy.ndarray) and not spec.coded:
         return _bytes(numpy.ascontiguousarray(array))
     flat, xp = array.reshape(-1), array_module(array)
@@ -441,18 +438,14 @@ def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
 def _read(wire: Any, spec: _Spec, xp: Any) -> Any:
     """The array of its bytes, in the order of memory that it had."""
     dtype = numpy.dtype(spec.dtype)
-    if 0 in spec.shape:
+    if not spec.size:
         return xp.empty(spec.shape, dtype)
-    if spec.coded:
-        array = fp8_wire.decode(wire, dtype, xp)
-    else:
-        array = upload_now(xp, wire)
-    if spec.order is None:
-        array = array.reshape(spec.sent)
-    else:
-        lengths = [spec.sent[axis] for axis in spec.order]
-        array = array.reshape(lengths).transpose(numpy.argsort(spec.order))
-    return xp.broadcast_to(array, spec.shape) if spec.repeated else array
+    array = (fp8_wire.decode(wire, dtype, xp) if spec.coded
+             else upload_now(xp, wire))
+    if spec.steps is None:
+        return array.reshape(spec.shape)
+    return xp.lib.stride_tricks.as_strided(array, spec.shape, tuple(
+        [step * dtype.itemsize for step in spec.steps]))
 
 
 def _bytes(array: numpy.ndarray) -> numpy.ndarray:

@@ -6,18 +6,19 @@
 #     codec.begin(state, loss_scale)
 #     found = codec.propose(state, tensors)     # e.g. new scales
 #     ...                                       # the largest of all ranks
-#     coding = codec.step(state, tensors, found)
-#     coding.encode(wire)                       # this rank's gradients
+#     codec.step(state, tensors, found)
+#     tensors.encode(wire)                      # this rank's gradients
 #     ...                                       # bytes travel, means are made
-#     coding.decode(wire)                       # means into the gradients
-#     coding.conclude()                         # counts, to the state
+#     tensors.decode(wire)                      # means into the gradients
+#     tensors.conclude()                        # counts, to the state
 #
 # After `begin` the tensors may come in groups (buckets), each with a wire, a
 # `propose` and a `step` of its own, in any order.
 #
-# A Coding is data: tables of addresses, scales and keys of random numbers, on
-# which compiled code works, called from here or by an all-reduce in its own
-# threads, and so piece by piece or in one go with the same bits.  Only
+# Tensors that are coded are data: tables of addresses, scales and keys of
+# random numbers, on which compiled code works, called from here or by an
+# all-reduce in its own threads, and so piece by piece or in one go with the
+# same bits.  Only
 # gradients on a GPU are encoded and decoded elsewhere: there, in one go, with
 # the bits of the CPU.
 #
@@ -46,24 +47,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy
 
 from ..formats import FORMATS, RECORD, RecordFormat
-from .coding import (
-    FLOAT16,
-    FLOAT32,
-    GRADIENT,
-    RECORDS,
-    Coding,
-    Tensors,
-    named_parts,
-    tensors_of,
-)
 from .staging import to_host
+from .tensors import FLOAT16, FLOAT32, GRADIENT, RECORDS, Tensors
 
 
 class Part(NamedTuple):
-    """A tensor, or a part of it, as a rank without a model knows it.
+    """A tensor as a rank without a model knows it.
 
     Attributes:
-        name: Different from that of any other part.
+        name: Of the tensor.
         size: Elements.
         unit: A number on the wire, times this, grows with the gradient and
             nothing else; 0 if that is not known.
@@ -241,8 +233,10 @@ class Codec(abc.ABC):
     @abc.abstractmethod
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
-             ) -> Coding:
-        """The coding of some tensors in the update that has begun.
+             ) -> None:
+        """Says how tensors are encoded in the update that has begun.
+
+        It calls :meth:`.Tensors.code`.
 
         Args:
             state: Of their model.
@@ -254,15 +248,19 @@ class Codec(abc.ABC):
             ValueError: Compiled code cannot read an array.
         """
 
-    def parts(self, state: State, tensors: Tensors, start: int, stop: int
-              ) -> tuple[Part, ...]:
-        """What :meth:`relay` must know of a range of the fused vector."""
-        return ()
+    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
+        """What :meth:`relay` must know of the tensors."""
+        return tuple(Part(name, gradient.size, self._unit_of(state, name))
+                     for name, gradient in zip(
+                         tensors.names, tensors.gradients, strict=True))
 
-    @abc.abstractmethod
+    def _unit_of(self, state: State, name: str) -> float:
+        """See :class:`Part`."""
+        return 0.0
+
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Coding:
-        """The coding of a range on a rank without a model.
+              ) -> Tensors:
+        """Tensors on a rank without a model, ready for their means.
 
         It has no parameters to turn a ratio back into a gradient: it sums
         wires, and encodes means in the wire's own units, in which residuals
@@ -274,6 +272,19 @@ class Codec(abc.ABC):
             parts: What a worker's :meth:`parts` gave.
             rank: This rank: random numbers depend on it.
         """
+        # Values that take no memory.
+        nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
+                   for part in parts]
+        tensors = Tensors([part.name for part in parts], nothing, nothing,
+                          grain=self.grain)
+        self._relay(state, tensors, {part.name: part.unit for part in parts},
+                    rank)
+        return tensors
+
+    @abc.abstractmethod
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
+        """Says how the means of a relay's tensors are encoded."""
 
     @abc.abstractmethod
     def is_finite(self, wire: numpy.ndarray) -> bool:
@@ -314,13 +325,12 @@ class Cast(Codec):
 
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
-             ) -> Coding:
-        return Coding(self, state, tensors, self._number, prescale=prescale)
+             ) -> None:
+        tensors.code(state, self._number, prescale=prescale)
 
-    def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Coding:
-        return Coding(self, state, tensors_of(parts, 1), self._number,
-                      units={})
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
+        tensors.code(state, self._number, units=units)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return bool(numpy.isfinite(wire).all())
@@ -359,25 +369,17 @@ class BlockScaled(Codec):
 
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
-             ) -> Coding:
+             ) -> None:
         unit = _unit(state.loss_scale)
-        return Coding(self, state, tensors, RECORDS,
-                      format=self.format, scales=numpy.tile(
-                          [prescale / unit, 0.0, unit, 0.0, 0.0],
-                          (len(tensors.names), 1)))
+        tensors.code(state, RECORDS, format=self.format, scales=numpy.tile(
+            [prescale / unit, 0.0, unit, 0.0, 0.0], (len(tensors.names), 1)))
 
-    def parts(self, state: State, tensors: Tensors, start: int, stop: int
-              ) -> tuple[Part, ...]:
-        unit = 1 / _over_unit(state.loss_scale)
-        return tuple(
-            Part(name, part.stop - part.start, unit)
-            for _, part, name in named_parts(tensors, start, stop))
+    def _unit_of(self, state: State, name: str) -> float:
+        return 1 / _over_unit(state.loss_scale)
 
-    def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Coding:
-        return Coding(self, state, tensors_of(parts, RECORD), RECORDS,
-                      format=self.format,
-                      units={part.name: part.unit for part in parts})
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
+        tensors.code(state, RECORDS, format=self.format, units=units)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not (self.format.rows(wire)[:, -1] == 255).any()

@@ -46,9 +46,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import formats
-from .codec import Codec, Part, State
-from .coding import FP8, RELAY, Coding, Tensors, named_parts, tensors_of
+from .codec import Codec, State
 from .staging import array_module, to_host
+from .tensors import FP8, RELAY, Tensors
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
@@ -118,7 +118,7 @@ class Fp8Ratio(Codec):
 
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
-             ) -> Coding:
+             ) -> None:
         ages = state.numbers.setdefault('age', {})
         known = state.numbers.setdefault('q', {})
         bounds = state.numbers.setdefault('bound', {})
@@ -139,31 +139,23 @@ class Fp8Ratio(Codec):
             scales.append((*formats.with_inverse(scale * prescale),
                            *formats.with_inverse(scale),
                            bounds.get(name, math.inf)))
-        return Coding(
-            self, state, tensors, FP8,
-            rounding=formats.ROUNDINGS.index(self.rounding),
+        tensors.code(
+            state, FP8, rounding=formats.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=scales, seed_of=self._seeds(state))
 
-    def parts(self, state: State, tensors: Tensors, start: int, stop: int
-              ) -> tuple[Part, ...]:
-        known = state.numbers.get('q', {})
-        return tuple(
-            Part(name, part.stop - part.start,
-                 known.get(tensors.names[index], 0.0) / tensors.loss_scale)
-            for index, part, name in named_parts(tensors, start, stop))
+    def _unit_of(self, state: State, name: str) -> float:
+        return state.numbers.get('q', {}).get(name, 0.0) / state.loss_scale
 
-    def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Coding:
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
         state.updates += 1
-        there = dataclasses.replace(self, rank=rank)
         # q, as the wire has it, is the largest residual: the gradients
         # themselves are not known.
-        return Coding(
-            there, state, tensors_of(parts, 1), RELAY,
-            rounding=formats.ROUNDINGS.index(self.rounding),
-            scales=numpy.full((len(parts), 5), formats.MAX / self.headroom),
-            seed_of=there._seeds(state),
-            units={part.name: part.unit for part in parts})
+        tensors.code(
+            state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
+            scales=numpy.full((len(units), 5), formats.MAX / self.headroom),
+            seed_of=dataclasses.replace(self, rank=rank)._seeds(state),
+            units=units, bound=formats.MAX / self.headroom)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not ((wire & _EXPONENT) == _EXPONENT).any()

@@ -54,8 +54,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._node = next(node for node in nodes if mpi_comm.rank in node)
         self._reducer = Reducer(
             mpi_comm, make_algorithm(mpi_comm, options, nodes, self.events),
-            _codec(options, mpi_comm.rank), options.warmup, self.events,
-            options.bucket_bytes, options.nonfinite, options.check_every,
+            _codec(options, mpi_comm.rank), self.events, options,
             _overlap(mpi_comm, options))
 
     # --- what ChainerMN's optimizers call -----------------------------------

@@ -18,6 +18,8 @@ _MPI = (
     "{}, and what works over ranks needs MPI; this line brings it:  "
     "python -m pip install 'chainer_fp8pipe[mpich]'  "
     '(with an MPI of your own: {})')
+_ONNX = ("{} is not installed; this line brings it:  "
+         "python -m pip install 'chainer_fp8pipe[onnx]'")
 _COMPILED = (
     'the compiled part {} is missing: chainer_fp8pipe was installed where it '
     'could not be compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
@@ -26,6 +28,7 @@ _COMPILED = (
 #: By module, what is said where it cannot be found.
 ABSENT = {
     **{name: _CHAINER.format(name) for name in ('chainer', 'chainermn')},
+    **{name: _ONNX.format(name) for name in ('onnx', 'onnxruntime')},
     'mpi4py': _MPI.format(
         'mpi4py is not installed', '[mpi] in place of [mpich]'),
     'mpi4py.MPI': _MPI.format(

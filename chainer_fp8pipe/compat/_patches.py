@@ -1,7 +1,7 @@
 """The patches: for each module of Chainer 7.8.1 its line, cause and remedy.
 
-All but those of SciPy are for what would fail; those are for time, of which
-every rank needs its own when it starts.
+Some are for what would fail, and some for time, of which every rank needs its
+own when it starts.
 
 Deprecated in NumPy 2.5 but working, so not patched yet:
 ``links/activation/maxout.py:75`` (setting an array's shape),
@@ -117,30 +117,22 @@ def _deconvolution_2d(module, run):
     node._set_cover_all = from_shapes
 
 
-# --- strings of h5py --------------------------------------------------------
+# --- h5py -------------------------------------------------------------------
 
-def _h5py_gives_bytes():
-    try:        # not _imports, which remembers: Chainer asks at every import
-        import h5py
-    except ImportError:
-        return False
-    with h5py.File('in memory', 'w', driver='core',
-                   backing_store=False) as file:
-        file['text'] = 'abc'
-        return isinstance(file['text'][()], bytes)
-
-
-@_patch('chainer.serializers.hdf5', '157,168',
-        'h5py 3.0 reads strings as bytes, which str() makes "b\'...\'"',
-        'value = type(value)(numpy.asarray(dataset))', _h5py_gives_bytes)
+@_patch('chainer.serializers.hdf5', '15,157,168',
+        'h5py 3.0 reads strings as bytes, which str() makes "b\'...\'"; and '
+        'import chainer would import it for all, a sixth of its time',
+        'value = type(value)(numpy.asarray(dataset))',
+        lambda: importlib.util.find_spec('h5py') is not None)
 def _hdf5(module, run):
-    run()
+    _run_with(module, run, h5py=_OnDemand('h5py'))
     h5py = module.h5py
 
     def asarray(value, *args, **kwargs):
         # Values that were saved as bytes stay bytes, as with h5py 2.
-        if isinstance(value, h5py.Dataset) and h5py.check_string_dtype(
-                value.dtype) == ('utf-8', None):
+        if isinstance(value, h5py.Dataset) and hasattr(
+                value, 'asstr') and h5py.check_string_dtype(
+                    value.dtype) == ('utf-8', None):
             return numpy.asarray(value.asstr()[()], object)
         return numpy.asarray(value, *args, **kwargs)
 
@@ -228,18 +220,21 @@ def _scipy_can_wait():
             and importlib.util.find_spec('scipy') is not None)
 
 
+def _run_with(module, run, **found):
+    """Runs a module that finds stand-ins where it imports these names."""
+    def import_(name, *arguments, **options):
+        stand_in = found.get(name.partition('.')[0])
+        return stand_in or builtins.__import__(name, *arguments, **options)
+    # For this module alone: a stand-in in sys.modules would be found by a
+    # thread that imports the real one meanwhile.
+    module.__builtins__ = {**vars(builtins), '__import__': import_}
+    run()
+
+
 def _run_with_scipy_on_demand(module, run, part):
     scipy = types.ModuleType('scipy')
     setattr(scipy, part, _OnDemand(f'scipy.{part}'))
-
-    def import_(name, *arguments, **options):
-        if name in ('scipy', f'scipy.{part}'):
-            return scipy
-        return builtins.__import__(name, *arguments, **options)
-    # For this module alone: a stand-in in sys.modules would be found by a
-    # thread that imports SciPy meanwhile.
-    module.__builtins__ = {**vars(builtins), '__import__': import_}
-    run()
+    _run_with(module, run, scipy=scipy)
 
 
 def _scipy_when_used(module, lines, part, expects):
@@ -275,6 +270,13 @@ def _sparse_matmul(module, run):
         return sparse.coo_matrix((data, places), **options)
 
     module.sparse = _stand_in(sparse, coo_matrix=coo_matrix)
+
+
+_patch('chainer.dataset.download', '6', 'filelock is imported by import '
+       'chainer, an eighth of its time, and locks downloads only',
+       'with filelock.FileLock(lock_path):',
+       lambda: importlib.util.find_spec('filelock') is not None)(
+           functools.partial(_run_with, filelock=_OnDemand('filelock')))
 
 
 # --- interpreter shutdown ----------------------------------------------------

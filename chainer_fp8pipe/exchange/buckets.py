@@ -5,10 +5,10 @@
 # and sizes alone, and the order from times that all ranks have averaged.
 #
 # Three moments decide what overlap earns.  When is a gradient final?  In the
-# last of the backward passes before an all-reduce, which LastBackward
-# predicts from the updates before; a wrong guess is noticed, and is an error
-# in words, never a wrong sum.  When is a bucket complete?  ReadyTimes measures
-# that, as it depends on the exchange beside it.  When is its mean wanted?  By
+# last of the backward passes before an all-reduce, which Passes predicts from
+# the updates before; a wrong guess is noticed, and is an error in words, never
+# a wrong sum.  When is a bucket complete?  That is measured, as it depends on
+# the exchange beside it.  When is its mean wanted?  By
 # the next forward pass, which begins where backward ends: so the bucket that
 # is final last is the most urgent one, and interrupts what is on its way
 # (send_order).  Buckets are cut into slices for that, 64 at most.
@@ -152,35 +152,73 @@ def send_order(buckets: Sequence[BucketNames], finals: Mapping[str, float],
 
 # --- when gradients are final ---
 
-class ReadyTimes:
-    """When gradients become final in one model's backward passes.
+class Passes:
+    """What one model's backward passes teach about the next ones.
 
-    A backward pass takes longer beside an exchange than without one, by an
-    amount that depends on the order of buckets.  With times that are too
-    short, the wire stands idle until a bucket is complete; so the times are
-    measured, and the order chosen, more than once.
+    Between two means of its gradients there may be several passes, whose
+    gradients add up; or the loss of a generator goes through a
+    discriminator, whose own pass is still to come.  Gradients become final
+    only in the last pass.
+
+    A pass takes longer beside an exchange than without one, by an amount that
+    depends on the order of buckets.  With times that are too short, the wire
+    stands idle until a bucket is complete; so the times are measured, and the
+    order chosen, more than once.
     """
 
     def __init__(self) -> None:
-        self._last: dict[str, float] = {}
+        # Of the passes since the last mean.
+        self._counts: collections.Counter[Hashable] = collections.Counter()
+        self._last: Hashable = None
+        self._finals: dict[str, float] = {}     # in the last one
+        # Of the updates before.
+        self._usual: Hashable = None
+        self._often = 0
+        self._models: int | None = None
+        self._complete = False
         self._kept: collections.deque[Mapping[str, float]] = (
             collections.deque(maxlen=KEPT))
-        self._updates = 0
-        self._next = FIRST
+        self._updates, self._next = 0, FIRST
 
-    def begin(self) -> None:
-        """A pass begins."""
-        self._last = {}
+    def begin(self, kind: Hashable, models: int) -> bool:
+        """A pass begins; returns whether it should be the last.
+
+        Args:
+            kind: Passes of the same kind cannot be told apart.
+            models: How many models were watched so far; with another one,
+                kinds have another meaning.
+        """
+        self._finals = {}
+        if models != self._models:
+            if self._models is not None:
+                self._usual = None
+                self._complete = False
+            self._models = models
+        self._counts[kind] += 1
+        self._last = kind
+        return kind == self._usual and self._counts[kind] >= self._often
 
     def note(self, name: str) -> None:
         """A gradient is final."""
-        self._last[name] = time.perf_counter()
+        self._finals[name] = time.perf_counter()
+
+    def averaged(self) -> None:
+        """The gradients have been averaged."""
+        if self._complete and self._last is not None:
+            often = self._counts[self._last]
+            if self._last == self._usual:
+                # An update with fewer passes than usual is no new rule.
+                often = max(often, self._often)
+            self._usual, self._often = self._last, often
+        self._counts.clear()
+        self._last = None
+        self._complete = True
 
     def keep(self, early: bool) -> bool:
-        """An update is over.
+        """Remembers the times of the last pass before a mean.
 
         Args:
-            early: Buckets were sent while its last pass went on.
+            early: Buckets were sent while the pass went on.
 
         Returns:
             Whether to choose a new order: after each update without early
@@ -189,9 +227,9 @@ class ReadyTimes:
         """
         if not early or not self._updates:
             self._kept.clear()
-        first = min(self._last.values(), default=0.0)
+        first = min(self._finals.values(), default=0.0)
         self._kept.append({name: moment - first
-                           for name, moment in self._last.items()})
+                           for name, moment in self._finals.items()})
         if not early:
             self._updates, self._next = 0, FIRST
             return True
@@ -206,50 +244,3 @@ class ReadyTimes:
         return [statistics.median_high(times.get(name, math.inf)
                                        for times in self._kept)
                 for name in names]
-
-
-class LastBackward:
-    """Predicts which backward pass is the last before an all-reduce.
-
-    Between two means of a model's gradients there may be several passes,
-    whose gradients add up; or the loss of a generator goes through a
-    discriminator, whose own pass is still to come.  Gradients become final
-    only in the last pass.
-    """
-
-    def __init__(self) -> None:
-        self._counts: collections.Counter[Hashable] = collections.Counter()
-        self._last: Hashable = None
-        self._usual: Hashable = None
-        self._often = 0
-        self._models: int | None = None
-        self._complete = False
-
-    def begin(self, kind: Hashable, models: int) -> bool:
-        """Counts a pass; returns whether it should be the last.
-
-        Args:
-            kind: Passes of the same kind cannot be told apart.
-            models: How many models were watched so far; with another one,
-                kinds have another meaning.
-        """
-        if models != self._models:
-            if self._models is not None:
-                self._usual = None
-                self._complete = False
-            self._models = models
-        self._counts[kind] += 1
-        self._last = kind
-        return kind == self._usual and self._counts[kind] >= self._often
-
-    def averaged(self) -> None:
-        """The gradients have been averaged."""
-        if self._complete and self._last is not None:
-            often = self._counts[self._last]
-            if self._last == self._usual:
-                # An update with fewer passes than usual is no new rule.
-                often = max(often, self._often)
-            self._usual, self._often = self._last, often
-        self._counts.clear()
-        self._last = None
-        self._complete = True

@@ -3,14 +3,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
-from ..codecs import Tensors
-from ..codecs.coding import places
+from ..codecs.tensors import places
 
 _FLOAT32 = numpy.dtype('float32')
 
@@ -37,8 +36,11 @@ class Gradients:
         problem: What forbids an exchange on this rank; '' if nothing.
         sizes: Elements of every parameter that has some, by name, whether
             it has a gradient or not.
-        arrays: By the parameter's name, the gradients as they were found.
-        parameters: Whose gradients these are, by name.
+        parameters: Those with a gradient, by name.
+        arrays: Their gradients as they were found.
+        flat: Their gradients as they are exchanged: flat, float32.
+        values: Their arrays, likewise.
+        copied: Names of those of which that is another array.
         share_parameters: Parameters have memory in common
             (``copy('share')``).
     """
@@ -47,54 +49,66 @@ class Gradients:
         self.entries: dict[str, str] = {}
         self.problem = ''
         self.sizes: dict[str, int] = {}
-        self.arrays: dict[str, Any] = {}
         self.parameters: dict[str, chainer.Parameter] = {}
-        self.loss_scale: float | None = None
+        self.arrays: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
+        self.flat: dict[str, Any] = {}
         self.share_parameters = False
-        self._flat: dict[str, tuple[Any, Any]] = {}
-        self._copied: set[str] = set()
+        self.copied: set[str] = set()
         self._scales: dict[float | None, str] = {}      # and whose they are
         self._filled: list[chainer.Parameter] = []
-        values = [value for name, parameter in distinct_parameters(model)
-                  if (value := self._take(name, parameter, zero_fill))
-                  is not None]
+        for name, parameter in distinct_parameters(model):
+            if problem := self._take(name, parameter, zero_fill):
+                self.problem = self.problem or problem
         if len(self._scales) > 1:
             (one, name), (two, other), *_ = self._scales.items()
             self.problem = self.problem or (
                 f'the gradients of parameters {name} and {other} have '
                 f'different loss scales, {one} and {two}; scale all losses '
                 'alike and clear gradients before each backward pass')
-        gradients = list(self.arrays.values())
-        in_place = _are_apart(gradients, True)
+        in_place = _are_apart(self.arrays, True)
         if not in_place:
-            self.problem = self.problem or self._different_devices(values)
-        if self.problem:
-            return
+            self.problem = self.problem or self._different_devices()
         self.loss_scale = next(iter(self._scales), None)
+        if not self.problem:
+            self._lay_flat(in_place)
+
+    def _lay_flat(self, in_place: bool) -> None:
+        """Copies what cannot be exchanged, or shared, where it is."""
         # backward() sets the scale only of parameters that it reaches.
         for parameter in self._filled:
             parameter._loss_scale = self.loss_scale
-        if gradients:
+        if self.arrays:
             self.entries['the loss scale'] = str(self.loss_scale)
-        if in_place and _are_apart(values, False):
-            self._flat = {name: (gradient.reshape(-1), value.reshape(-1))
-                          for (name, gradient), value in zip(
-                              self.arrays.items(), values, strict=True)}
-        else:
-            self._flatten(gradients, values)
+        if in_place and _are_apart(self.values, False):
+            self.flat, self.values = ({
+                name: array.reshape(-1) for name, array in arrays.items()}
+                for arrays in (self.arrays, self.values))
+            return
+        self.share_parameters = bool(_overlapping(self.values))
+        overlapping = _overlapping(self.arrays)
+        for name, gradient in self.arrays.items():
+            flat = flat_float32(gradient)
+            # The gradient of a sum is a view of one number, for example.
+            if (name in overlapping or gradient.dtype != _FLOAT32
+                    or not gradient.flags.c_contiguous
+                    or not getattr(gradient.flags, 'writeable', True)):
+                flat = flat.copy()
+                self.copied.add(name)
+            self.flat[name] = flat
+            self.values[name] = flat_float32(self.values[name])
 
-    def _take(self, name: str, parameter: chainer.Parameter,
-              zero_fill: bool) -> Any:
-        """Notes a parameter; its array, if there is a gradient."""
+    def _take(self, name: str, parameter: chainer.Parameter, zero_fill: bool
+              ) -> str:
+        """Notes a parameter; what forbids to exchange it, '' if nothing."""
         value = parameter.array
         if value is None:       # Chainer raises an error for its gradient
             self.entries[f'parameter {name}'] = 'not initialised'
-            return None
+            return ''
         gradient = parameter.grad
         problem = problem_of(name, value, gradient)
         if problem:
-            self.problem = self.problem or problem
-            return None
+            return problem
         if value.size:
             self.sizes[name] = value.size
         if gradient is not None:
@@ -105,40 +119,18 @@ class Gradients:
         self.entries[f'parameter {name}'] = _text(
             value.dtype, value.shape,
             None if gradient is None else gradient.dtype)
-        if gradient is None:
-            return None
-        self.arrays[name], self.parameters[name] = gradient, parameter
-        return value
+        if gradient is not None:
+            self.parameters[name] = parameter
+            self.arrays[name], self.values[name] = gradient, value
+        return ''
 
-    def part(self, names: Iterable[str], grain: int = 1) -> Tensors:
-        """Tensors of those of these parameters that have a gradient.
-
-        Args:
-            names: Of the parameters.
-            grain: Of the codec.
-        """
-        flat = self._flat
-        found = [name for name in names if name in flat]
-        return Tensors(found, [flat[name][0] for name in found],
-                       [flat[name][1] for name in found],
-                       1.0 if self.loss_scale is None else self.loss_scale,
-                       grain)
-
-    def is_in_place(self, name: str) -> bool:
-        """Whether a gradient's own memory is what is exchanged."""
-        return name not in self._copied
-
-    def write_back(self, name: str | None = None) -> None:
-        """Brings the result into gradients that had to be copied.
+    def write_back(self, names: Iterable[str]) -> None:
+        """Brings the result into those gradients that had to be copied.
 
         A finite value that is too large for float16 becomes the largest.
-
-        Args:
-            name: Of one of them; None: all.
         """
-        for chosen in (self._copied if name is None
-                       else self._copied & {name}):
-            flat, parameter = self._flat[chosen][0], self.parameters[chosen]
+        for name in self.copied.intersection(names):
+            flat, parameter = self.flat[name], self.parameters[name]
             gradient, xp = parameter.grad, parameter.xp
             largest = numpy.finfo(gradient.dtype).max
             if largest < numpy.finfo(numpy.float32).max:
@@ -148,34 +140,21 @@ class Gradients:
             parameter.grad = flat.reshape(gradient.shape).astype(
                 gradient.dtype)
 
-    def _flatten(self, gradients: list[Any], values: list[Any]) -> None:
-        """Copies what cannot be exchanged, or shared, in place."""
-        self.share_parameters = bool(_overlapping(values))
-        overlapping = _overlapping(gradients)
-        for place, (name, gradient, value) in enumerate(
-                zip(self.arrays, gradients, values, strict=True)):
-            flat = flat_float32(gradient)
-            # The gradient of a sum is a view of one number, for example.
-            if (place in overlapping or gradient.dtype != flat.dtype
-                    or not gradient.flags.c_contiguous
-                    or not getattr(gradient.flags, 'writeable', True)):
-                flat = flat.copy()
-                self._copied.add(name)
-            self._flat[name] = flat, flat_float32(value)
-
-    def _different_devices(self, values: list[Any]) -> str:
+    def _different_devices(self) -> str:
         """Names an array on another device than the first; '' if none is."""
-        found = [(f'{kind} {name}', name, 'the CPU' if isinstance(
-            array, numpy.ndarray) else f'GPU {array.device.id}')
-            for (name, gradient), value in zip(
-                self.arrays.items(), values, strict=True)
-            for kind, array in (('parameter', value),
-                                ('the gradient of parameter', gradient))]
-        return next((
-            f'{what} is on {place} but parameter {found[0][1]} is on '
-            f'{found[0][2]}; move the whole model to one device '
-            '(model.to_device)' for what, _, place in found
-            if place != found[0][2]), '')
+        first = None
+        for name, gradient in self.arrays.items():
+            for kind, array in (('parameter', self.values[name]),
+                                ('the gradient of parameter', gradient)):
+                place = ('the CPU' if isinstance(array, numpy.ndarray)
+                         else f'GPU {array.device.id}')
+                first = first or (name, place)
+                if place != first[1]:
+                    return (
+                        f'{kind} {name} is on {place} but parameter '
+                        f'{first[0]} is on {first[1]}; move the whole model '
+                        'to one device (model.to_device)')
+        return ''
 
 
 def flat_float32(array: Any) -> Any:
@@ -234,34 +213,34 @@ def _text(dtype: numpy.dtype, shape: tuple[int, ...],
         f'{text} with a gradient of {gradient.name}')
 
 
-def _are_apart(arrays: list[Any], writeable: bool) -> bool:
+def _are_apart(arrays: Mapping[str, Any], writeable: bool) -> bool:
     """Whether it is certain, at a glance, that arrays can be used in place.
 
     They are float32, C-contiguous, on the host, and none overlaps another.
     """
-    found = places(arrays, writeable)
-    if found is None or len(arrays) < 2:
+    found = places([*arrays.values()], writeable)
+    if found is None or not arrays:
         return found is not None
     starts, sizes = found[numpy.argsort(found[:, 0])].T
     return bool((starts[:-1] + _FLOAT32.itemsize * sizes[:-1]
                  <= starts[1:]).all())
 
 
-def _overlapping(arrays: list[Any]) -> set[int]:
-    """Numbers of contiguous arrays that share memory with another one.
+def _overlapping(arrays: Mapping[str, Any]) -> set[str]:
+    """Names of contiguous arrays that share memory with another one.
 
     The gradients of a sum's terms may be one array, for example.
     """
     spans = sorted(
         (array.__array_interface__['data'][0] if isinstance(
-            array, numpy.ndarray) else array.data.ptr, array.nbytes, place)
-        for place, array in enumerate(arrays)
+            array, numpy.ndarray) else array.data.ptr, array.nbytes, name)
+        for name, array in arrays.items()
         if array.nbytes and array.flags.c_contiguous)
     found = set()
-    end, last = 0, -1
-    for start, size, place in spans:
+    end, last = 0, ''
+    for start, size, name in spans:
         if start < end:
-            found |= {last, place}
+            found |= {last, name}
         if start + size > end:
-            end, last = start + size, place
+            end, last = start + size, name
     return found

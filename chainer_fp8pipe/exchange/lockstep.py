@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 from mpi4py import MPI
 
-from ..mpi.agreement import all_values, is_raised_by_all
+from ..mpi.agreement import Meeting, is_raised_by_all
 from ..mpi.finalizing import HeldRequest, keep_forever
 from ..mpi.waiting import wait_until
 
@@ -118,7 +118,7 @@ class Lockstep:
 
     def allgather(self, value: Any) -> list[Any]:
         """All ranks' values."""
-        return all_values(self.comm, value, self.wait)
+        return Meeting(self.comm, self.wait).say(value)
 
     def free(self) -> None:
         """Gives the duplicate back to MPI, unless messages may be left in it.

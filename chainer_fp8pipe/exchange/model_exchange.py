@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import math
 import time
 import weakref
@@ -57,15 +58,8 @@ from ..mpi.agreement import (
     is_raised_by_all,
     raised_by_all,
 )
-from ..mpi.waiting import give_way
-from .buckets import (
-    BucketNames,
-    LastBackward,
-    ReadyTimes,
-    Slice,
-    divide,
-    send_order,
-)
+from ..mpi.waiting import LONG, give_way
+from .buckets import BucketNames, Passes, Slice, divide, send_order
 from .deferred_update import DeferredUpdate, Use
 from .drift import ReplicaDrift, compare
 from .gradients import (
@@ -97,35 +91,38 @@ class NonfiniteMean(RuntimeError):
     """A mean is NaN or infinite, which the option ``nonfinite`` forbids."""
 
 
+@dataclasses.dataclass(eq=False)
 class Update:
     """Gradients and buckets of one update, until their means are there.
 
-    Args:
-        values: Parameters' arrays, by name; {} while nothing is sent early.
+    Attributes:
+        values: Parameters' arrays, flat, by name; {} while nothing is sent
+            early.
         loss_scale: The factor of the gradients; None for none.
         missing: By the bucket's number, names of gradients that are not
             final yet.
+        arrays: Gradients that are final, by name.
+        ready: How many slices are of complete buckets.
+        todo: Those of them that were not sent yet, each with the event that a
+            GPU reaches when it has computed them.
+        begun: How many slices have been sent.
+        sent: Buckets, by number.
+        frozen: Arrays that must not be changed now.
+        announced: Gradients are reported by what computes them, and nothing
+            else can change them.
     """
 
-    def __init__(self, values: Mapping[str, Any], loss_scale: float | None,
-                 missing: dict[int, set[str]]) -> None:
-        self.values, self.loss_scale = values, loss_scale
-        self.missing = missing
-        self.arrays: dict[str, Any] = {}    # gradients that are final
-        # Slices of complete buckets: how many; and those not sent yet, each
-        # with the event that a GPU reaches when it has computed them.
-        self.ready = 0
-        self.todo: collections.deque[tuple[Slice, Any]] = collections.deque()
-        self.begun = 0                      # slices that have been sent
-        # By the bucket's number: what is on its way, what its mean is written
-        # into, and, when that is there, names of tensors that are not finite.
-        self.sent: dict[int, Bucket] = {}
-        self.parts: dict[int, Tensors] = {}
-        self.nonfinite: dict[int, list[str]] = {}
-        self.frozen: list[numpy.ndarray] = []   # must not be changed now
-        # Gradients are reported by what computes them, and nothing else can
-        # change them.
-        self.announced = False
+    values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    loss_scale: float | None = None
+    missing: dict[int, set[str]] = dataclasses.field(default_factory=dict)
+    arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
+    ready: int = 0
+    todo: collections.deque[tuple[Slice, Any]] = dataclasses.field(
+        default_factory=collections.deque)
+    begun: int = 0
+    sent: dict[int, Bucket] = dataclasses.field(default_factory=dict)
+    frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
+    announced: bool = False
 
     def thaw(self) -> None:
         """Lets gradients be changed again."""
@@ -152,7 +149,7 @@ class ModelExchange:
         sizes: How many elements each parameter has, by name.
         buckets: As :func:`.divide` gives them.
         slices: In the order in which they are sent.
-        times: When gradients became final.
+        passes: What backward passes have taught.
         seconds: How long all buckets together travel.
         queue: The engine that sends the buckets; None before the first
             update.
@@ -170,7 +167,7 @@ class ModelExchange:
         self._first = Cast('float32').init()
         self.number = -1
         self.codec_state = reducer.codec.init()
-        self.update = Update({}, None, {})
+        self.update = Update()
         self.deferred: DeferredUpdate | None = None
         self._parameters: Mapping[str, chainer.Parameter] = {}
         self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
@@ -181,7 +178,7 @@ class ModelExchange:
     @property
     def current(self) -> State:
         """The codec's state in the next update: float32's during warm-up."""
-        return (self._first if self.updates < self._reducer.warm_up
+        return (self._first if self.updates < self._reducer.options.warmup
                 else self.codec_state)
 
     def save(self) -> Saved:
@@ -217,9 +214,8 @@ class ModelExchange:
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
         self.update.thaw()
         # What has been sent of an update stays where it is.
-        self.update, self.failure = Update({}, None, {}), ''
+        self.update, self.failure = Update(), ''
         self.queue: Engine | None = None
-        self._passes = LastBackward()
         self._follow({})
 
     # --- a mean --------------------------------------------------------------
@@ -249,17 +245,21 @@ class ModelExchange:
                 if defers:
                     self._defer(gradients)
                 else:
-                    for number in update.sent:
-                        self._receive(update, number)
+                    for bucket in update.sent.values():
+                        self._receive(bucket)
                     if not self.ready:
                         self.seconds = time.perf_counter() - start
                 self.end()
-            if reducer.overlap and not is_new:
-                self._learn()
+            if reducer.overlap:
+                self.passes.averaged()
+                if not is_new:
+                    self._learn()
         if not defers:
-            if any(update.nonfinite.values()) and self._must_be_finite:
-                raise self._nonfinite_error(state, update)
-            gradients.write_back()
+            bad = [bucket for bucket in update.sent.values()
+                   if bucket.nonfinite]
+            if bad and self._must_be_finite:
+                raise self._nonfinite_error(state, bad)
+            gradients.write_back(gradients.arrays)
         self.updates += 1
         if self.current is not state and reducer.overlap == 'next_forward':
             self.ready = False      # buckets will take another time
@@ -268,7 +268,7 @@ class ModelExchange:
                ) -> None:
         """Raises on all ranks if they cannot go on together."""
         reducer = self._reducer
-        ranks, every = reducer.ranks, reducer.check_every
+        ranks, every = reducer.ranks, reducer.options.check_every
         entries = {**gradients.entries,
                    # A rank resumed from another snapshot must not go unseen.
                    'the number of updates': str(self.updates),
@@ -327,30 +327,29 @@ class ModelExchange:
         self.scaling_is_dynamic |= changed or loss_scale == 1.0
         self._loss_scale = loss_scale
 
-    def _receive(self, update: Update, number: int,
+    def _receive(self, bucket: Bucket,
                  beside: Callable[[], bool] | None = None) -> None:
         """Waits for a bucket's mean, and writes it into the gradients."""
         assert self.queue is not None
-        bucket = update.sent[number]
         if not bucket.finished:
             self.queue.finish(bucket, beside)
         with self._reducer.events.section('decode'):
-            update.nonfinite[number] = bucket.decode(update.parts[number])
+            bucket.decode()
 
     @property
     def _must_be_finite(self) -> bool:
         """Whether an update must not go on with a mean that is not finite."""
-        wanted = self._reducer.nonfinite
+        wanted = self._reducer.options.nonfinite
         return (not self.scaling_is_dynamic if wanted == 'auto'
                 else wanted == 'raise')
 
-    def _nonfinite_error(self, state: State, update: Update) -> NonfiniteMean:
+    def _nonfinite_error(self, state: State, bad: list[Bucket]
+                         ) -> NonfiniteMean:
         """The same error on all ranks, before any parameter is updated."""
         ranks = self._reducer.ranks
-        bad = [number for number, names in update.nonfinite.items() if names]
-        name = update.nonfinite[bad[0]][0]
+        name = bad[0].decode()[0]
         # All ranks have the wires alike, so that the others are not here.
-        if all(update.sent[number].wire_is_finite for number in bad):
+        if all(bucket.wire_is_finite for bucket in bad):
             return NonfiniteMean(
                 f'the value of {name}, or its product with the ratio, is '
                 f'not finite on rank {ranks.comm.rank}. No parameter was '
@@ -367,9 +366,8 @@ class ModelExchange:
 
     def end(self) -> None:
         """Ends the update: what was sent of it is no longer known."""
-        self._passes.averaged()
         self.update.thaw()
-        self.update = Update({}, None, {})
+        self.update = Update()
 
     # --- means that are waited for at an access ------------------------------
 
@@ -380,54 +378,51 @@ class ModelExchange:
         """
         reducer, update, state = self._reducer, self.update, self.current
         must_be_finite = self._must_be_finite
-        bucket_of = {name: number for number, part in update.parts.items()
-                     for name in part.names}
+        bucket_of = {name: bucket for bucket in update.sent.values()
+                     for name in bucket.tensors.names}
 
         def finish(name: str, use: Use | None) -> None:
-            number = bucket_of.get(name)
-            if number is None:      # the parameter has no elements
+            bucket = bucket_of.get(name)
+            if bucket is None:      # the parameter has no elements
                 return
-            if number not in update.nonfinite:
+            if bucket.nonfinite is None:
                 # The thread may be in the middle of something longer, or
                 # fail until it is taken.
                 with reducer.events.section('exchange'), (
                         contextlib.nullcontext() if self.failure
-                        or update.sent[number].finished else reducer.taken()):
+                        or bucket.finished else reducer.taken()):
                     self._raise_failure()
-                    self._receive(update, number, self._feeder(
-                        update, number, name, use, must_be_finite)
-                        if use and gradients.is_in_place(name) else None)
-            if update.nonfinite[number] and must_be_finite:
-                raise _error_at_access(update.nonfinite[number][0], state)
-            gradients.write_back(name)
+                    self._receive(bucket, self._feeder(
+                        bucket, name, use, must_be_finite)
+                        if use and name not in gradients.copied else None)
+            if bucket.nonfinite and must_be_finite:
+                raise _error_at_access(bucket.nonfinite[0], state)
+            gradients.write_back([name])
 
         self._parameters = gradients.parameters
         self.deferred = DeferredUpdate(gradients.parameters, finish,
                                        reducer.ranks.tell)
         reducer.wake()
 
-    def _feeder(self, update: Update, number: int, name: str, use: Use,
+    def _feeder(self, bucket: Bucket, name: str, use: Use,
                 must_be_finite: bool) -> Callable[[], bool]:
         """Feeds decoded ranges to the update; True while any remain."""
-        bucket, tensors = update.sent[number], update.parts[number]
+        tensors = bucket.tensors
         tensor = tensors.names.index(name)
         gradient = tensors.gradients[tensor]
-        given = 0
+        ranges: collections.deque[list[int]] = collections.deque()
 
         def feed() -> bool:
-            nonlocal given
-            ranges = bucket.decoded()
-            if given == len(ranges) or (must_be_finite and bucket.coding
-                                        and bucket.coding.nonfinite):
+            ranges.extend(bucket.decoded())
+            if not ranges or (must_be_finite and tensors.nonfinite):
                 return False        # there is none, or it will be an error
             with self._reducer.events.section('update'):
                 used = False
-                while given < len(ranges) and not used:
-                    part = tensors.elements(tensor, *ranges[given])
-                    given += 1
+                while ranges and not used:
+                    part = tensors.elements(tensor, *ranges.popleft())
                     if part.start < part.stop:
                         used = use(part.start, part.stop, gradient)
-            return given < len(ranges)
+            return bool(ranges)
         return feed
 
     def complete(self) -> None:
@@ -442,9 +437,9 @@ class ModelExchange:
         """Divides a new set of parameters into buckets."""
         self.ready, self.sizes = False, dict(sizes)
         self.buckets: tuple[BucketNames, ...] = divide(
-            sizes, self._reducer.bucket_bytes)
+            sizes, self._reducer.options.bucket_bytes)
         self.slices = [(number, PARTS) for number in range(len(self.buckets))]
-        self.times = ReadyTimes()
+        self.passes = Passes()
         self._bucket_of = {name: number
                            for number, names in enumerate(self.buckets)
                            for name in names}
@@ -456,7 +451,7 @@ class ModelExchange:
         """
         reducer = self._reducer
         is_first, defers = not self.ready, reducer.overlap == 'next_forward'
-        is_time = self.times.keep(self.ready)
+        is_time = self.passes.keep(self.ready)
         self.ready = True
         if reducer.algorithm.one_order or not (is_first or is_time and defers):
             return
@@ -464,22 +459,19 @@ class ModelExchange:
         # that and the next: the longest of these times are not those that
         # pass between the last rank's gradients, but their means nearly are.
         names = sorted(self.sizes)
-        found = numpy.array([*self.times.usual(names), self.seconds])
+        found = numpy.array([*self.passes.usual(names), self.seconds])
         reducer.ranks.allreduce(found, MPI.SUM)
         *usual, self.seconds = (found / reducer.ranks.comm.size).tolist()
         # Later ones only where all gradients were final.
         if is_first or math.inf not in usual:
             finals = dict(zip(names, usual, strict=True))
-            self.slices = send_order(self.buckets, finals, *(
-                self._travel() if defers else ()))
-
-    def _travel(self) -> tuple[list[float], list[int]]:
-        """How long each bucket travels, and in how many chunks."""
-        assert self.queue is not None
-        codec, queue = self.current.codec, self.queue
-        sizes = [sum(self.sizes[name] for name in names)
-                 for names in self.buckets]
-        return ([self.seconds * size / sum(sizes) for size in sizes],
+            codec, queue = self.current.codec, self.queue
+            assert queue is not None
+            sizes = [sum(self.sizes[name] for name in names)
+                     for names in self.buckets] if defers else []
+            self.slices = send_order(
+                self.buckets, finals,
+                [self.seconds * size / sum(sizes) for size in sizes],
                 [queue.chunks(-(-size // codec.grain), codec)
                  for size in sizes])
 
@@ -510,15 +502,14 @@ class ModelExchange:
               loss_scale: float | None) -> bool:
         """See :class:`.ready_gradients.Watcher`."""
         self.complete()
-        last = self._passes.begin(kind, models)
-        self.times.begin()
+        last = self.passes.begin(kind, models)
         if not self.ready:
             return True
         if not last or self.update.values or self.failure:
             return False
         # Plain arrays: touching a parameter in the exchange's thread would
         # wait for its deferred update.
-        values = {name: parameter.array
+        values = {name: flat_float32(parameter.array)
                   for name, parameter in self.parameters().items()}
         if self.sizes != {name: array.size for name, array in values.items()}:
             return False
@@ -545,7 +536,7 @@ class ModelExchange:
 
     def final(self, name: str, gradient: Any) -> None:
         """See :class:`.ready_gradients.Watcher`."""
-        self.times.note(name)
+        self.passes.note(name)
         update = self.update
         missing = update.missing.get(self._bucket_of.get(name, -1))
         if not missing:
@@ -574,10 +565,10 @@ class ModelExchange:
     # --- sending -------------------------------------------------------------
 
     @property
-    def idle(self) -> bool:
-        """Whether :meth:`step` would find nothing to do."""
-        return not self.update.todo and (
-            self.queue is None or self.queue.idle)
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return not self.failure and bool(self.update.todo or (
+            self.queue and not self.queue.idle))
 
     def step(self, alone: bool) -> bool:
         """Sends and receives; returns whether anything moved.
@@ -599,19 +590,22 @@ class ModelExchange:
                 piece, computed = update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self._send(piece, self._tensors(
-                    piece, update.loss_scale, update.arrays, update.values))
+                self._send(piece, self._tensors(piece[0], {
+                    name: flat_float32(update.arrays[name])
+                    for name in self.buckets[piece[0]]}, update.values,
+                    update.loss_scale))
             if alone and not update.todo:
-                return self.queue.work() or moved
-            return self.queue.advance() or moved
+                return self.queue.work(LONG) or moved
+            return self.queue.work() or moved
 
-    def _tensors(self, piece: Slice, loss_scale: float | None,
-                 gradients: Mapping[str, Any], values: Mapping[str, Any]
+    def _tensors(self, number: int, gradients: Mapping[str, Any],
+                 values: Mapping[str, Any], loss_scale: float | None
                  ) -> Tensors:
-        names = self.buckets[piece[0]]
+        """Those of a bucket's parameters that have a gradient; all flat."""
+        names = [name for name in self.buckets[number] if name in gradients]
         return Tensors(names,
-                       [flat_float32(gradients[name]) for name in names],
-                       [flat_float32(values[name]) for name in names],
+                       [gradients[name] for name in names],
+                       [values[name] for name in names],
                        1.0 if loss_scale is None else loss_scale,
                        self.current.codec.grain)
 
@@ -627,27 +621,26 @@ class ModelExchange:
             state.codec.begin(state, tensors.loss_scale)
         update.begun += 1
         bucket = update.sent.get(number)
-        if bucket:
-            self.queue.resume(bucket, until)
-            return
-        bucket = update.sent[number] = Bucket(
-            state, tensors, self.wire(number, tensors.xp, tensors.size),
-            contributes=contributes, decodes=decodes, number=number)
+        if bucket is None:
+            bucket = update.sent[number] = Bucket(
+                state, tensors, self.wire(number, tensors.xp, tensors.size),
+                contributes=contributes, decodes=decodes, number=number)
         self.queue.submit(bucket, until)
 
     def _send_rest(self, gradients: Gradients) -> None:
         """Sends what has not been sent yet."""
         assert self.queue is not None
-        update, grain = self.update, self.current.codec.grain
-        early = tuple(update.sent)
-        parts = [gradients.part(names, grain) for names in self.buckets]
+        update = self.update
+        early = list(update.sent.values())
         for piece in self.slices[update.begun:]:
-            if parts[piece[0]].size:
-                self._send(piece, parts[piece[0]], decodes=True)
-                self.queue.advance()
-        update.parts = {number: parts[number] for number in update.sent}
-        for number in early:        # which backward could not let
-            update.sent[number].begin_decoding(parts[number])
+            tensors = self._tensors(piece[0], gradients.flat, gradients.values,
+                                    gradients.loss_scale)
+            if tensors.size:
+                self._send(piece, tensors, decodes=True)
+                self.queue.work()
+        for bucket in early:    # while backward went on, that was not allowed
+            self.queue.decode_into(bucket, [
+                gradients.flat[name] for name in bucket.tensors.names])
 
     def send_zeros(self, count: int, loss_scale: float) -> None:
         """Sends zeros for slices that other ranks have sent; waits for all.
@@ -661,16 +654,16 @@ class ModelExchange:
         update.todo.clear()
         # Means are encoded by their ratio to the parameters, and the residual
         # is kept: the parameters must be the real ones.
-        values = {name: parameter.array
+        values = {name: flat_float32(parameter.array)
                   for name, parameter in self.parameters().items()}
         zeros = {name: numpy.zeros_like(array)
                  for name, array in values.items()}
         for piece in self.slices[update.begun:count]:
-            self._send(piece, self._tensors(piece, loss_scale, zeros, values),
-                       contributes=False)
+            self._send(piece, self._tensors(
+                piece[0], zeros, values, loss_scale), contributes=False)
         for number, until in self.slices[count:]:   # the rest of begun buckets
             if number in update.sent:
-                self.queue.resume(update.sent[number], until)
+                self.queue.submit(update.sent[number], until)
         for bucket in update.sent.values():
             self.queue.finish(bucket)
 

@@ -40,15 +40,9 @@ class Reducer:
         comm: The ranks.
         algorithm: Makes buckets their mean.
         codec: Of gradients after the warm-up.
-        warm_up: Updates in float32.
         events: Where to write what happens.
-        bucket_bytes: Bytes of float32 of gradients that travel together; 0:
-            all.
-        nonfinite: Means that are NaN or infinite are errors (``'raise'``),
-            are not (``'pass'``), or are unless the loss is scaled dynamically
-            (``'auto'``).
-        check_every: Updates from one comparison of all replicas to the next;
-            0: there is none.
+        options: The communicator's ``Options``, of which ``warmup``,
+            ``bucket_bytes``, ``nonfinite`` and ``check_every`` count here.
         overlap: ``False``, ``True`` or ``'next_forward'``, see
             ``model_exchange.py``.
 
@@ -60,14 +54,11 @@ class Reducer:
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Engine, codec: Codec,
-                 warm_up: int, events: EventStream, bucket_bytes: int,
-                 nonfinite: str, check_every: int, overlap: bool | str
+                 events: EventStream, options: Any, overlap: bool | str
                  ) -> None:
         self.ranks = Lockstep(comm)
-        self.algorithm, self.codec, self.warm_up = algorithm, codec, warm_up
-        self.events = events
-        self.bucket_bytes, self.nonfinite = bucket_bytes, nonfinite
-        self.check_every, self.overlap = check_every, overlap
+        self.algorithm, self.codec, self.events = algorithm, codec, events
+        self.options, self.overlap = options, overlap
         algorithm.listen = self.ranks.listen
         self.queues = [algorithm]
         self._exchanges: dict[int, ModelExchange] = {}  # by the model's id
@@ -141,6 +132,7 @@ class Reducer:
             elif sent and exchange:
                 exchange.send_zeros(sent, max(factors))
             if exchange:
+                exchange.passes.averaged()
                 exchange.end()
         return sent > 0
 
@@ -195,7 +187,7 @@ class Reducer:
                 with contextlib.suppress(Exception):    # nobody's concern
                     dead.complete()
                 del self._exchanges[key_of]
-                if dead.idle and not dead.failure:
+                if not dead.busy and not dead.failure:
                     ready_gradients.unwatch(dead)
                 else:       # its queue is not for others
                     self._exchanges[id(dead)] = dead
@@ -229,6 +221,9 @@ class Reducer:
     @contextlib.contextmanager
     def taken(self) -> Iterator[None]:
         """A ``with`` block during which the exchange's thread stands still."""
+        if not self.overlap:
+            yield               # there is none
+            return
         try:
             self._main_waits = True
             for queue in self.queues:
@@ -240,11 +235,10 @@ class Reducer:
             self._main_waits = False
 
     @property
-    def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
-        return not self._is_free and any(
-            not exchange.idle and not exchange.failure
-            for exchange in self.exchanges)
+    def busy(self) -> list[ModelExchange]:
+        """Those for which :meth:`step` has something to do."""
+        return [] if self._is_free else [
+            exchange for exchange in self.exchanges if exchange.busy]
 
     def step(self, alone: bool) -> bool:
         """Sends and receives a little, in the exchange's thread.
@@ -259,12 +253,10 @@ class Reducer:
                 timeout=0.05 if alone else 1e-3):
             return False
         try:
-            if self._is_free:
+            busy, moved = self.busy, False
+            if not busy:
                 return False
             self.events.hide()
-            busy = [exchange for exchange in self.exchanges
-                    if not exchange.idle]
-            moved = False
             with self.events.section('exchange'):
                 for exchange in busy:
                     try:

@@ -3,7 +3,7 @@
  *
  * A Coding is a codec's part in one update of one bucket.  It is data: a table
  * with a row for each tensor (addresses, scales, keys of random numbers) and
- * one that is written (findings).  codecs/coding.py fills them in and says
+ * one that is written (findings).  codecs/tensors.py fills them in and says
  * what is in them; the structs here have the same columns.  Nothing in it is
  * changed while it works but findings, which several threads add to, and
  * residuals, each element of which belongs to one range.
@@ -73,8 +73,8 @@ static void coding_close(Coding *coding)
         PyBuffer_Release(&coding->buffers[i]);
 }
 
-/* Fills a zeroed Coding from Coding.tables of codecs/coding.py, and holds the
- * tables; 0 and an exception if they are not as they should be. */
+/* Fills a zeroed Coding from Tensors.tables of codecs/tensors.py, and holds
+ * the tables; 0 and an exception if they are not as they should be. */
 static int coding_open(PyObject *tables, Coding *coding)
 {
     PyObject *parts[3];

@@ -28,6 +28,8 @@ Waiter = Callable[[Callable[[], bool]], object]
 
 # What a rank says that has failed.
 _PROBLEM = (1 << 64) - 1
+# Bytes that say how long what a rank says is.
+_LENGTH = 8
 
 
 class Signature:
@@ -80,7 +82,7 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
     if not are_equal(comm, _PROBLEM if problem else signature.number,
                      wait) or problem:
         raise raised_by_all(error(_explain(
-            all_values(comm, (problem, signature), wait), remedy)))
+            Meeting(comm, wait).say((problem, signature)), remedy)))
 
 
 def raised_by_all(error: _Error) -> _Error:
@@ -106,18 +108,40 @@ def are_equal(comm: MPI.Comm, number: int, wait: Waiter = wait_until) -> bool:
     return bool(extremes[0] == ~extremes[1])
 
 
-def all_values(comm: MPI.Comm, value: Any, wait: Waiter = wait_until
-               ) -> list[Any]:
-    """``comm.allgather(value)`` with a wait of its own."""
-    data = numpy.frombuffer(pickle.dumps(value), numpy.uint8)
-    size = numpy.array([data.size], numpy.int64)
-    sizes = numpy.empty(comm.size, numpy.int64)
-    wait(HeldRequest(comm.Iallgather(size, sizes), size, sizes).test)
-    found = numpy.empty(sizes.sum(), numpy.uint8)
-    wait(HeldRequest(comm.Iallgatherv(data, [found, sizes.tolist()]),
-                     data, found).test)
-    return [pickle.loads(part.tobytes())
-            for part in numpy.split(found, numpy.cumsum(sizes)[:-1])]
+class Meeting:
+    """Exchanges small objects, in one collective call each.
+
+    What is said is pickled and padded to a length that all ranks know; only
+    what is longer than ever before takes another call.
+
+    Args:
+        comm: The ranks.
+        wait: How to wait.
+    """
+
+    def __init__(self, comm: MPI.Comm, wait: Waiter = wait_until) -> None:
+        self.comm, self._wait = comm, wait
+        self._room = 256        # bytes; the same on all ranks
+
+    def say(self, thing: Any) -> list[Any]:
+        """The things of all ranks, in their order, pickled on the way."""
+        words = pickle.dumps(thing)
+        while True:
+            mine = numpy.zeros(_LENGTH + self._room, numpy.uint8)
+            mine[:_LENGTH].view(numpy.int64)[0] = len(words)
+            part = words[:self._room]
+            mine[_LENGTH:_LENGTH + len(part)] = numpy.frombuffer(
+                part, numpy.uint8)
+            found = numpy.empty((self.comm.size, mine.size), numpy.uint8)
+            self._wait(HeldRequest(self.comm.Iallgather(mine, found), mine,
+                                   found).test)
+            lengths = found[:, :_LENGTH].copy().view(numpy.int64)[:, 0]
+            longest = int(lengths.max())
+            if longest <= self._room:
+                return [pickle.loads(row[_LENGTH:_LENGTH + length].tobytes())
+                        for row, length in zip(found, lengths.tolist(),
+                                               strict=True)]
+            self._room = 2 * longest
 
 
 def raise_together(comm: MPI.Comm, action: Callable[[], Any],

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ..report.quantities import counted
 from .abort import enter_world
-from .agreement import Signature, agree, all_values
+from .agreement import Meeting, Signature, agree
 from .finalizing import HeldRequest, keep_forever
 from .placement import AXES, divisors, place, torus_shape
 from .ranks import free_with_kept, kept_with, nodes_of, once
@@ -281,7 +281,7 @@ class Group:
         if self.size == 1:
             return [thing]
         self._must_go_on()
-        return all_values(self._comm, thing, self._wait)
+        return Meeting(self._comm, self._wait).say(thing)
 
     def give_up(self, text: str) -> None:
         """Tells the others that this rank will not answer any more.

@@ -8,7 +8,7 @@ import chainer
 import numpy
 
 from ..images.shards import epoch_order
-from .learning_rate import check_count
+from .checks import check_count
 
 
 class ReplicaIterator(chainer.dataset.Iterator):

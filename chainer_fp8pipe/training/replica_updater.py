@@ -13,16 +13,10 @@ from ..chains.nested import arguments_of
 from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
-from .meetings import (
-    Reports,
-    Together,
-    give_up,
-    hear_failures,
-    means,
-    report_of,
-    show_traceback,
-)
-from .updater import FollowingIterator, progress
+from .group_failures import give_up, hear_failures
+from .meetings import Together, show_traceback
+from .reported import Reports, means, report_of
+from .updater import follow, progress
 from .whole_model import draw_alike
 
 
@@ -76,10 +70,8 @@ class ReplicaUpdater(StandardUpdater):
         ``resume`` calls this on all ranks.
         """
         iterator = self.get_iterator('main')
-        now = self._comm.bcast(raise_together(
-            self._comm, lambda: progress(iterator)))
-        if isinstance(iterator, FollowingIterator):
-            iterator.follow(now)
+        follow(iterator, self._comm.bcast(raise_together(
+            self._comm, lambda: progress(iterator))))
 
     def _open(self) -> tuple[Any, int]:
         """This rank's converted share of a batch, and its samples.
@@ -91,10 +83,7 @@ class ReplicaUpdater(StandardUpdater):
         share: Any = None
         error: BaseException | None = None
         try:
-            if self._together.broken:
-                raise ValueError('these replicas failed before '
-                                 f'({self._together.broken}); make a new '
-                                 'updater')
+            self._together.must_go_on()
             share = self._read()
         except StopIteration as reason:
             share = reason

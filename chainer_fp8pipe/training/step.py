@@ -54,15 +54,17 @@ from ..pipeline.schedules import (
 )
 from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
-from .learning_rate import check_count
-from .meetings import Together, give_up, hear_failures, means, show_traceback
+from .checks import check_count
+from .group_failures import give_up, hear_failures
+from .meetings import Together, show_traceback
+from .reported import means
 from .whole_model import (
     TiedGradients,
     decide_together,
     decisions,
     draw_alike,
 )
-from .work import Batch, Opened, Work, cut, samples_of, work_of
+from .work import Batch, Opened, Work, micro_batches, samples_of, work_of
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -342,9 +344,7 @@ class Pipeline:
         mine: dict[str, str] = {}
         try:
             mine = dict(entries())
-            if together.broken:         # other replicas may not know
-                raise ValueError('this pipeline failed before '
-                                 f'({together.broken}); make a new updater')
+            together.must_go_on()       # other replicas may not know
         except BaseException as reason:     # the others wait for this rank
             error = reason
         head, opened = _Head(step), _NOTHING_READ
@@ -387,14 +387,13 @@ class Pipeline:
         if error is None:
             try:
                 batch = read()
-                samples = samples_of(batch.arrays or [batch.target])
+                samples = samples_of(batch.arrays or [batch.target],
+                                     lists=True)
                 sizes = [end - start for start, end in bounds(
                     samples, self._parts(step, samples))]
                 opened = Opened(
-                    sizes, 0, batch.progress, batch.tree,
-                    [list(of) for of in zip(*[
-                        cut(array, sizes) for array in batch.arrays],
-                        strict=True)] or [[] for _ in sizes], batch.target)
+                    sizes, 0, batch.progress,
+                    *micro_batches(batch, sizes), batch.target)
             except StopIteration:
                 head = _Head(step, ended=True)
             except BaseException as reason:     # the others wait
@@ -421,7 +420,7 @@ class Pipeline:
         if after is not None:
             after.send(message)
         parts = opened.parts
-        for number in range(len(opened.sizes) * (opened.tree is not None)):
+        for number in range(len(opened.trees)):
             if before is not None:
                 before.expect(1)
                 parts.append(list(before.receive()))
@@ -514,7 +513,7 @@ class Pipeline:
             0.0 if self.grid.replica_index else number)
 
 
-_NOTHING_READ = Opened([], 0, (), None, [])
+_NOTHING_READ = Opened([], 0, (), [], [])
 _forward = functools.lru_cache(16)(forward_schedule)
 
 

@@ -40,6 +40,12 @@ def progress(iterator: Any) -> tuple[float, ...]:
     return tuple(-1.0 if value is None else float(value) for value in values)
 
 
+def follow(iterator: Any, now: tuple[float, ...]) -> None:
+    """Tells an iterator that follows how far the first stage's is."""
+    if isinstance(iterator, FollowingIterator):
+        iterator.follow(now)
+
+
 class PipelineUpdater(StandardUpdater):
     """Trains one model over several ranks, each with some of its layers.
 
@@ -160,8 +166,7 @@ class PipelineUpdater(StandardUpdater):
         iterator = self.get_iterator('main')
         self.pipeline.iteration = self.iteration
         _, now = self.pipeline.train(self._read)
-        if isinstance(iterator, FollowingIterator):
-            iterator.follow(now)
+        follow(iterator, now)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self.get_optimizer('main').new_epoch(auto=True)
 
@@ -211,8 +216,7 @@ class PipelineUpdater(StandardUpdater):
         iterator = self.get_iterator('main')
         now = [serializer(f'progress_{number}', value)
                for number, value in enumerate(progress(iterator))]
-        if isinstance(iterator, FollowingIterator):
-            iterator.follow(tuple(float(value) for value in now))
+        follow(iterator, tuple(map(float, now)))
 
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.
@@ -221,15 +225,11 @@ class PipelineUpdater(StandardUpdater):
         does not say so in this updater's way.
         """
         iterator, grid = self.get_iterator('main'), self.grid
-        raise_together(grid.comm, lambda: progress(iterator))
+        now = raise_together(grid.comm, lambda: progress(iterator))
         if grid.stage_index == 0:
             # The first replica's may read for the others.
-            now = grid.data.bcast(progress(iterator))
-            if isinstance(iterator, FollowingIterator):
-                iterator.follow(now)
-        now = grid.pipeline.bcast(progress(iterator))
-        if isinstance(iterator, FollowingIterator):
-            iterator.follow(now)
+            follow(iterator, grid.data.bcast(now))
+        follow(iterator, grid.pipeline.bcast(progress(iterator)))
 
     def _read(self) -> Batch:
         iterator = self.get_iterator('main')

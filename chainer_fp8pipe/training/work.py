@@ -34,7 +34,7 @@ from ..pipeline.loss import (
 )
 from ..pipeline.randomness import Place
 from ..pipeline.stage import Channels
-from .meetings import Report, Reports, add, report_of
+from .reported import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
@@ -45,11 +45,11 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 class Batch(NamedTuple):
     """The batch of one step, as the first stage reads it."""
 
-    arrays: list[Any]   # cut into micro-batches
+    arrays: list[Any]   # cut into micro-batches; or lists, of a Chain's batch
     target: Any = None  # for the loss of layers
-    #: Of the arguments that all ranks make of the arrays; None: the arrays
+    #: Names of the last ones, which are keyword arguments; None: the arrays
     #: are inputs of the first layer, and stay on the first stage.
-    tree: Any = None
+    names: tuple[str, ...] | None = None
     #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = ()
 
@@ -60,24 +60,32 @@ class Opened(NamedTuple):
     sizes: list[int]                # of the micro-batches
     first_sample: int               # index in the batch of all replicas
     progress: tuple[float, ...]     # of the first stage's iterator
-    tree: Any                       # of the batch
+    #: Of the arguments that all ranks make of the arrays of each
+    #: micro-batch; (): these stay on the first stage.
+    trees: list[Any]
     #: The arrays of each micro-batch, where they are known.
     parts: list[list[Any]]
     target: Any = None              # None but on the first stage
 
 
-def samples_of(arrays: list[Any]) -> int:
+def samples_of(arrays: list[Any], lists: bool = False) -> int:
     """How many samples a batch has.
+
+    Args:
+        arrays: Of the batch, with a row for each sample.
+        lists: Whether some may be lists or tuples, with an item for each.
 
     Raises:
         TypeError: Something in it is no array.
         ValueError: Its arrays have not equally many samples, or none.
     """
     for array in arrays:
-        if not hasattr(array, 'shape'):
+        if not hasattr(array, 'shape') and not (
+                lists and isinstance(array, (list, tuple))):
             raise TypeError(
-                f'a batch holds a {type(array).__name__}, not an array; '
-                'have the converter make arrays of inputs and target')
+                f'a batch holds a {type(array).__name__}, not an array'
+                + ' or a list with an item for each sample' * lists
+                + '; have the converter make arrays of inputs and target')
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) != 1:
         raise ValueError(f'the arrays of a batch have {lengths} samples; '
@@ -91,6 +99,21 @@ def cut(array: Any, sizes: list[int]) -> list[Any]:
     """The micro-batches of an array of a batch."""
     ends = [0, *itertools.accumulate(sizes)]
     return [array[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def micro_batches(batch: Batch, sizes: list[int]
+                  ) -> tuple[list[Any], list[list[Any]]]:
+    """Trees and arrays of the micro-batches, as for :class:`Opened`."""
+    parts = [list(of) for of in zip(*[
+        cut(array, sizes) for array in batch.arrays],
+        strict=True)] or [[] for _ in sizes]
+    if batch.names is None:
+        return [], parts
+    first = len(batch.arrays) - len(batch.names)
+    found = [nested.leaves((tuple(part[:first]), dict(zip(
+        batch.names, part[first:], strict=True)))) for part in parts]
+    return ([tree for _, tree in found],
+            [list(map(_host, leaves)) for leaves, _ in found])
 
 
 class Work:
@@ -250,9 +273,10 @@ class ChainWork(Work):
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
         args, kwargs = nested.arguments_of(arrays)
-        samples_of([*args, *kwargs.values()])
-        leaves, tree = nested.leaves((args, kwargs))
-        return Batch(list(map(_host, leaves)), None, tree)
+        given = [*args, *kwargs.values()]
+        samples_of(given, lists=True)
+        return Batch([_host(one) if hasattr(one, 'shape') else one
+                      for one in given], None, tuple(kwargs))
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
         """Finds the known traces of this rank's share of the micro-batches.
@@ -268,9 +292,9 @@ class ChainWork(Work):
         function = self._method if step == 'predict' else self._model
         assert function is not None
         self._micro_batches = []
-        for number, (arrays, place) in enumerate(zip(
-                opened.parts, places, strict=True)):
-            args, kwargs = nested.rebuilt(opened.tree, [
+        for number, (tree, arrays, place) in enumerate(zip(
+                opened.trees, opened.parts, places, strict=True)):
+            args, kwargs = nested.rebuilt(tree, [
                 self._model.device.send(array) for array in arrays])
             self._micro_batches.append(MicroBatch(
                 function, args, kwargs, place, *kept[number:number + 1]))

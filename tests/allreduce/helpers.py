@@ -169,19 +169,18 @@ def begin_on(comm, state, tensors, prescale=1.0):
         MPI.IN_PLACE, array, MPI.MAX), prescale)
 
 
-def bucket_of(codec, tensors, wire=None, start=0, stop=None, prescale=1.0,
-              **options):
+def bucket_of(codec, tensors, wire=None, prescale=1.0, **options):
     """A bucket of one rank's own scales."""
     coding = begin(codec.init(), tensors, prescale=prescale)
     if wire is None:
         wire = numpy.zeros(tensors.size, codec.wire_dtype)
-    return Bucket(coding.state, tensors, wire, start, stop, coding, **options)
+    return Bucket(coding.state, tensors, wire, **options)
 
 
-def average(algorithm, coding, wire, start=0, stop=None):
-    """Makes a wire, or a range of it, the mean of all ranks' wires."""
+def average(algorithm, coding, wire):
+    """Makes a wire the mean of all ranks' wires."""
     algorithm.finish(algorithm.submit(Bucket(
-        coding.state, coding.tensors, wire, start, stop, coding)))
+        coding.state, coding, wire)))
 
 
 def exchange(algorithm, state, comm, tensors):

@@ -20,7 +20,6 @@ from tests.ranks import on_ranks
 
 from .helpers import (
     average,
-    begin_on,
     bucket_of,
     check_mean,
     exchange,
@@ -58,25 +57,22 @@ def test_stochastic_rounding_is_repeatable_and_follows_the_seed(comm):
 
 @on_ranks(4)
 def test_buckets_are_ordered_without_waiting(comm):
-    """Ranges of several updates that start before others are done."""
+    """Several that start before others are done."""
     def body(algorithm, workers):
         state = Fp8Ratio(period=1, error_feedback=False).init()
-        sizes = [3000, 500, 2500]
-        bounds = [(3500, 6000), (3000, 3500), (0, 3000)]
         for step in range(3):
-            tensors = tensors_of(workers.rank, sizes, step)
-            wire = numpy.empty(6000, numpy.uint8)
-            coding = begin_on(workers, state, tensors,
-                              algorithm.prescale(state.codec))
-            coding.encode(wire)
-            buckets = [algorithm.submit(Bucket(
-                state, tensors, wire, *bound, coding)) for bound in bounds]
+            state.codec.begin(state, 1.0)
+            buckets = []
+            for size in [2500, 500, 3000]:
+                tensors = tensors_of(workers.rank, [size], step)
+                buckets.append(algorithm.submit(Bucket(
+                    state, tensors, numpy.empty(size, numpy.uint8))))
             assert not any(bucket.finished for bucket in buckets)
             algorithm.finish_all()
-            assert all(bucket.finished for bucket in buckets)
-            coding.decode(wire)
-            check_mean(workers, numpy.concatenate(tensors.gradients), 'fp8',
-                       sizes, 2, step)
+            for bucket in buckets:
+                assert bucket.decode() == []
+                gradient, = bucket.tensors.gradients
+                check_mean(workers, gradient, 'fp8', [gradient.size], 2, step)
     on_workers(comm, body)
 
 
@@ -92,7 +88,7 @@ def test_one_worker_may_be_a_bucket_ahead_of_the_others(comm):
                 bucket_of(Cast('float32'), tensors, wire)))
             while workers.rank == 0 and len(buckets) > 1 and (
                     not buckets[-2].finished):
-                algorithm.advance()
+                algorithm.work()
         algorithm.finish_all()
         for step, bucket in enumerate(buckets):
             mean, _ = mean_and_spread(workers.size, [100], step)
@@ -100,25 +96,6 @@ def test_one_worker_may_be_a_bucket_ahead_of_the_others(comm):
                                           atol=1e-6)
     with unbuffered():
         on_workers(comm, body)
-
-
-@on_ranks(2)
-def test_a_recipe_is_sent_once_and_again_when_it_was_forgotten(comm):
-    def body(algorithm, workers):
-        sent, tell = [], algorithm._tell
-        algorithm._tell = lambda message: (sent.append(message),
-                                           tell(message))
-        wire = numpy.empty(300, numpy.uint8)
-        coding = begin(Fp8Ratio().init(), tensors_of(0, [300]))
-        coding.encode(wire)
-        expected = wire.copy()
-        for start in [*range(299), *range(299), 298]:
-            average(algorithm, coding, wire, start)
-        numpy.testing.assert_array_equal(wire, expected)    # one worker
-        assert len(sent) == 599
-        assert all(order.recipe for order in sent[:598])
-        assert sent[598].recipe is None
-    on_workers(comm, body)
 
 
 @on_ranks(2)
@@ -137,8 +114,8 @@ def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
     with pytest.MonkeyPatch.context() as patch:
         ordered = module._ordered
 
-        def note(order, recipes, states, rank):
-            bucket = ordered(order, recipes, states, rank)
+        def note(order, states, rank):
+            bucket = ordered(order, states, rank)
             kept.append(len(states))
             return bucket
         patch.setattr(module, '_ordered', note)

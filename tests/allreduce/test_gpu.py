@@ -25,7 +25,9 @@ CODECS = {
     'fp8': lambda: Fp8Ratio(period=2, headroom=1.0),
     'fp8 without feedback': lambda: Fp8Ratio(error_feedback=False),
     'stochastic': lambda: Fp8Ratio(rounding='stochastic'),
-    'int4': BlockScaled, 'e2m1': lambda: BlockScaled('e2m1')}
+    'truncate': lambda: Fp8Ratio(rounding='truncate'),
+    'int4': BlockScaled, 'e2m1': lambda: BlockScaled('e2m1'),
+    'int5 without feedback': lambda: BlockScaled('int5', False)}
 PLANS = 'direct', 'ring', 'torus', 'two_level_direct_ring'
 
 
@@ -76,7 +78,7 @@ class Job:
         bucket = Bucket(kept, tensors, self.state.wire(
             0, tensors.xp, tensors.size), decodes=True)
         self.algorithm.finish(self.algorithm.submit(bucket))
-        self.found = bucket.decode(tensors)
+        self.found = bucket.decode()
         return bucket
 
     def close(self):

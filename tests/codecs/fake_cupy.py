@@ -171,6 +171,9 @@ def modules():
         setattr(cupy, name, lambda *args, _function=function: _wrap(
             _function(*map(_unwrap, args))))
     cupy.multiply = numpy.multiply      # a universal function
+    cupy.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(
+        as_strided=lambda array, *layout: ndarray(
+            numpy.lib.stride_tricks.as_strided(array._array, *layout))))
     cupy.count_nonzero = lambda array: ndarray(
         numpy.asarray(numpy.count_nonzero(array._array)))
     ndarray.__int__ = lambda self: int(self._array)

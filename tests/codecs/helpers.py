@@ -24,7 +24,7 @@ def random_tensors(sizes, seed=0, spread=1.0, grain=1, loss_scale=1.0):
 
 
 def encode(state, tensors, prescale=1.0):
-    """The wire of an update, and its coding."""
+    """The wire of an update, and the tensors, coded."""
     coding = begin(state, tensors, prescale=prescale)
     wire = numpy.zeros(tensors.size, state.codec.wire_dtype)
     coding.encode(wire)
@@ -35,10 +35,11 @@ def encode(state, tensors, prescale=1.0):
 def round_trip(state, tensors):
     """Encodes and decodes; returns whether finite, and the gradients."""
     wire, coding = encode(state, tensors)
-    after = [gradient.copy() for gradient in tensors.gradients]
-    coding.decode_into(after)
+    before = tensors.gradients
+    coding.decode_into([gradient.copy() for gradient in before])
     finite = not coding.decode(wire)
     assert finite == coding.codec.is_finite(wire) == coding.wire_is_finite
+    after, tensors.gradients = tensors.gradients, before
     return finite, after
 
 
@@ -61,7 +62,7 @@ def mean_of(coding, total, count, start=0, site=SITE, owned=None, means=None):
     wire = numpy.zeros(total.size // coding.codec.grain,
                        coding.codec.wire_dtype)
     if means is None:
-        means = coding.means([(site, owned or (0, coding.tensors.size))])[0]
+        means = coding.means([(site, owned or (0, coding.size))])[0]
     coding.mean(numpy.array(total, numpy.float32), count, wire, start, means)
     return wire
 

@@ -63,7 +63,7 @@ def test_pieces_have_the_bits_and_the_state_of_the_whole(codec, cuts,
         bounds = [(start * tensors.size // 1000, stop * tensors.size // 1000)
                   for start, stop in cuts]
         wire, coding = encode(whole, tensors, prescale)
-        parts = begin(cut, tensors, prescale=prescale)
+        parts = begin(cut, tensors_of(codec, step), prescale=prescale)
         found, mean = numpy.zeros_like(wire), numpy.zeros_like(wire)
         owned = [(SITE, (0, tensors.size))]
         total = sum_of([wire], codec.grain)
@@ -230,17 +230,16 @@ def mean_error(codec, steps=60, loss_scales=(1.0,), relayed=False,
             codec.begin(state, scale)
             proposed.append(state.codec.propose(state, tensors))
         both = None if proposed[0] is None else numpy.max(proposed, 0)
-        codings = [state.codec.step(state, tensors, both) for state, tensors
-                   in zip(states, ranks, strict=True)]
         wires = [numpy.zeros(ranks[0].size, codec.wire_dtype)
                  for _ in range(2)]
-        for coding, wire in zip(codings, wires, strict=True):
-            coding.encode(wire)
+        for state, tensors, wire in zip(states, ranks, wires, strict=True):
+            state.codec.step(state, tensors, both)
+            tensors.encode(wire)
         making = codec.relay(aggregator, codec.parts(
-            states[0], ranks[0], 0, ranks[0].size), 2) if relayed else (
-            codings[0])
+            states[0], ranks[0]), 2) if relayed else (
+            ranks[0])
         total = sum_of(wires, codec.grain, codec.name)
-        assert codings[0].decode(mean_of(making, total, 2)) == []
+        assert ranks[0].decode(mean_of(making, total, 2)) == []
         sent = sent + fused(ranks[0]) / scale
     true = sum(fused(tensors_of(codec, seed, 1.0, sizes))
                for seed in range(2)) / 2

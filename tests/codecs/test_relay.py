@@ -38,32 +38,33 @@ def normal(size, spread=1000.0, seed=0):
 
 # --- parts -----------------------------------------------------------------
 
-def test_parts_name_what_lies_in_the_range_and_its_unit():
+def test_parts_are_tensors_and_their_units():
     state = Fp8Ratio().init()
     tensors = random_tensors(SIZES, loss_scale=8.0)
     encode(state, tensors)
     units = {name: report.q / 8
              for name, report in state.codec.report(state).items()}
-    assert state.codec.parts(state, tensors, 100, 311) == (
-        ('/l0/W[100:300]', 200, units['/l0/W']),
-        ('/l2/W', 1, units['/l2/W']), ('/l3/W[0:10]', 10, units['/l3/W']))
+    assert state.codec.parts(state, tensors) == tuple(
+        (f'/l{number}/W', size, units.get(f'/l{number}/W', 0.0))
+        for number, size in enumerate(SIZES))
     cast = Cast('float16')
-    assert cast.parts(cast.init(), tensors, 0, 801) == ()
+    assert cast.parts(cast.init(), tensors) == tuple(
+        (f'/l{number}/W', size, 0.0) for number, size in enumerate(SIZES))
     blocks = BlockScaled()
     state = blocks.init()
     tensors = random_tensors(SIZES, grain=32, loss_scale=1000.0)
     encode(state, tensors)
-    assert blocks.parts(state, tensors, 0, 11) == (
-        ('/l0/W', 300, 1.024), ('/l2/W', 1, 1.024))
+    assert blocks.parts(state, tensors) == tuple(
+        (f'/l{number}/W', size, 1.024) for number, size in enumerate(SIZES))
 
 
 def test_parts_take_no_memory():
     coding = relay(PLAIN.init(), [('a', 10 ** 12, 1.0), ('b', 5, 1.0)])
-    assert coding.tensors.offsets == [0, 10 ** 12, 10 ** 12 + 5]
+    assert coding.offsets == [0, 10 ** 12, 10 ** 12 + 5]
 
 
-def test_the_mean_of_floats_needs_no_parts():
-    coding = relay(Cast('float16').init(), [])
+def test_the_mean_of_floats_needs_no_units():
+    coding = relay(Cast('float16').init(), [('', 100, 0.0)])
     total = normal(100)
     numpy.testing.assert_array_equal(
         mean_of(coding, total, 3),
@@ -105,7 +106,7 @@ def test_a_loss_scale_that_the_unit_follows_changes_no_residual():
     for loss_scale in (1.0, 1024.0):
         tensors = random_tensors([400], loss_scale=loss_scale)
         encode(state, tensors)
-        units.append(state.codec.parts(state, tensors, 0, 400)[0].unit)
+        units.append(state.codec.parts(state, tensors)[0].unit)
     assert units[0] == pytest.approx(units[1])
 
 

@@ -3,6 +3,7 @@ import contextlib
 from unittest import mock
 
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.communicators.options import Options
 from chainer_fp8pipe.exchange import deferred_update
 from chainer_fp8pipe.exchange.deferred_update import deferred
 from chainer_fp8pipe.exchange.model_exchange import ModelExchange
@@ -33,15 +34,14 @@ OPTIMIZERS = {
 class OneModel:
     """Stands for a reducer, by itself."""
 
-    bucket_bytes = 0
+    def __init__(self, codec, warmup=0):
+        self.codec = codec
+        self.options = Options('fp8', warmup=warmup, bucket_bytes=0)
 
-    def __init__(self, codec, warm_up=0):
-        self.codec, self.warm_up = codec, warm_up
 
-
-def exchange_of(codec, warm_up=0):
+def exchange_of(codec, warmup=0):
     """A model's exchange without a model."""
-    reducer = OneModel(codec, warm_up)
+    reducer = OneModel(codec, warmup)
     exchange = ModelExchange(lambda: None, reducer)
     exchange.kept = reducer
     return exchange

@@ -7,8 +7,7 @@ from fractions import Fraction
 
 from chainer_fp8pipe.allreduce.engine import PARTS
 from chainer_fp8pipe.exchange.buckets import (
-    LastBackward,
-    ReadyTimes,
+    Passes,
     divide,
     send_order,
 )
@@ -164,18 +163,18 @@ def arrival(order, buckets, finals, seconds):
 def test_usual_times(monkeypatch, passes, usual):
     moments = itertools.count()
     monkeypatch.setattr(time, 'perf_counter', lambda: float(next(moments)))
-    times = ReadyTimes()
+    taught = Passes()
     for names, early in passes:
         for one in names.split():
-            times.begin()
+            taught.begin('kind', 1)
             for name in one:
-                times.note(name)
-        times.keep(early)
-    assert times.usual('abc') == usual
+                taught.note(name)
+        taught.keep(early)
+    assert taught.usual('abc') == usual
 
 
 def test_looks_become_rarer():
-    times = ReadyTimes()
+    times = Passes()
     assert times.keep(False)
     looks = [number for number in range(1, 100) if times.keep(True)]
     assert looks == [5, 10, 20, 40, 80]
@@ -197,7 +196,7 @@ def test_looks_become_rarer():
     # An interval without a pass teaches nothing.
     (['a', 'a', '', 'a'], ['-', '-', '', '+'])])
 def test_the_last_backward_pass_is_guessed(intervals, expected):
-    passes, models, found = LastBackward(), 1, []
+    passes, models, found = Passes(), 1, []
     for interval in intervals:
         if interval[:1].isdigit():
             models, interval = int(interval[0]), interval[1:]

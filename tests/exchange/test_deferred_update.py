@@ -188,8 +188,18 @@ def one_hook_more(model, optimizer):
     (lambda model, optimizer: model[0].disable_update(), False),
     (lambda model, optimizer: model[0].enable_update(), True),
     (lambda model, optimizer: optimizer.remove_hook('WeightDecay'), False),
-    (lambda model, optimizer: optimizer.use_fp32_update(), False)])
-def test_what_is_changed_now_is_for_the_next_update(change, frozen):
+    (lambda model, optimizer: optimizer.use_fp32_update(), False),
+    # A second update of the same gradients, by another optimizer or not:
+    # each has a rule, and a state, of its own.
+    (lambda model, optimizer: optimizer.update(), False),
+    (lambda model, optimizer: optimizers.SGD(50.0).setup(model), False),
+    (lambda model, optimizer: optimizers.SGD(0.5).setup(model).update(),
+     False)])
+@pytest.mark.parametrize('block', [1, deferred_update.BLOCK])
+def test_what_is_changed_now_is_for_the_next_update(
+        monkeypatch, change, frozen, block):
+    monkeypatch.setattr(deferred_update, 'BLOCK', block)
+
     def before(optimizer):
         if frozen:
             optimizer.target[0].disable_update()
@@ -203,14 +213,6 @@ def test_what_is_changed_now_is_for_the_next_update(change, frozen):
                                 strict=True):
         change(model, optimizer)
     assert waiting.same()
-
-
-def test_a_new_optimizer_does_not_get_the_old_ones_update():
-    waiting = Waiting()
-    optimizers.SGD(50.0).setup(waiting.late)
-    for one, other in zip(waiting.late.params(), waiting.plain.params(),
-                          strict=True):
-        assert one.array.tobytes() == other.array.tobytes()
 
 
 class Counting:
@@ -252,22 +254,6 @@ def hook_of_rules(one):
 def test_an_optimizer_waits_if_parameters_may_come_one_by_one(before, waits):
     waiting = Waiting(before=before)
     assert sorted(waiting.finished) == ([] if waits else ALL)
-    assert waiting.same()
-
-
-def test_a_second_update_of_the_same_gradients_is_done_as_well():
-    waiting = Waiting()
-    for optimizer in waiting.optimizers:
-        optimizer.update()
-    assert waiting.same()
-
-
-def test_a_second_optimizers_update_is_its_own(monkeypatch):
-    """Each has a rule, and a state, of its own."""
-    monkeypatch.setattr(deferred_update, 'BLOCK', 1)
-    waiting = Waiting()
-    for model in waiting.models:
-        optimizers.SGD(0.5).setup(model).update()
     assert waiting.same()
 
 

@@ -11,24 +11,17 @@ import pytest
 from ..communicators.helpers import Model, set_gradients
 
 
-def found_in(model, zero_fill=False):
-    """The gradients, and what is exchanged of them."""
-    gradients = Gradients(model, zero_fill)
-    return gradients, gradients.part(gradients.arrays)
-
-
 def test_what_is_float32_is_exchanged_where_it_lies():
     model = Model(shapes=((2,), (3,), (0,), (5, 2)))
     set_gradients(model, 0)
     model.p1.grad = None
-    gradients, part = found_in(model)
-    assert (part.names, part.size) == (('/p0', '/p2', '/p3'), 12)
+    gradients = Gradients(model, zero_fill=False)
     assert gradients.sizes == {'/p0': 2, '/p1': 3, '/p3': 10}
-    chosen = gradients.part(['/p3', '/p1', '/p0'])
-    assert (chosen.names, chosen.size) == (('/p3', '/p0'), 12)
-    for one in part, chosen:
-        assert numpy.shares_memory(
-            one.gradients[one.names.index('/p3')], model.p3.grad)
+    assert {name: (flat.shape, gradients.values[name].shape)
+            for name, flat in gradients.flat.items()} == {
+        '/p0': ((2,), (2,)), '/p2': ((0,), (0,)), '/p3': ((10,), (10,))}
+    assert numpy.shares_memory(gradients.flat['/p3'], model.p3.grad)
+    assert numpy.shares_memory(gradients.values['/p3'], model.p3.array)
 
 
 def one_view(model):
@@ -52,13 +45,13 @@ def test_what_is_not_is_copied_and_brought_back(
         shapes, dtypes, change, result):
     model = Model(shapes=shapes, dtypes=dtypes)
     change(model)
-    gradients, part = found_in(model)
+    gradients = Gradients(model, zero_fill=False)
     means = [result[0] if result else number + 7
              for number in range(len(shapes))]
-    for flat, mean in zip(part.gradients, means, strict=True):
+    for flat, mean in zip(gradients.flat.values(), means, strict=True):
         assert flat.dtype == numpy.float32
         flat[...] = mean
-    gradients.write_back()
+    gradients.write_back(gradients.arrays)
     for parameter, mean in zip(model.params(), means, strict=True):
         numpy.testing.assert_array_equal(
             parameter.grad, result[1] if result else mean)
@@ -79,11 +72,10 @@ def test_entries_describe_what_must_be_equal():
 def test_filled_gradients_get_the_loss_scale_of_the_others():
     model = Model(shapes=((2,), (3,)))
     set_gradients(model, 0)
-    assert found_in(model)[1].loss_scale == 1.0
+    assert Gradients(model, zero_fill=False).loss_scale is None
     model.p1.grad = None
     model.p0._loss_scale, model.p1._loss_scale = 64.0, 8.0      # an old one
-    gradients, part = found_in(model, zero_fill=True)
-    assert gradients.loss_scale == part.loss_scale == 64.0
+    assert Gradients(model, zero_fill=True).loss_scale == 64.0
     assert model.p1._loss_scale == 64.0
 
 

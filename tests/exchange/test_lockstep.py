@@ -5,9 +5,9 @@ import threading
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
-from chainer_fp8pipe.codecs import Coding, Fp8Ratio
-from chainer_fp8pipe.exchange import drift, lockstep
-from chainer_fp8pipe.exchange.buckets import ReadyTimes
+from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
+from chainer_fp8pipe.exchange import drift, lockstep, model_exchange
+from chainer_fp8pipe.exchange.buckets import Passes
 from chainer_fp8pipe.exchange.deferred_update import DeferredUpdate
 from chainer_fp8pipe.exchange.gradients import Gradients
 from chainer_fp8pipe.exchange.lockstep import Lockstep
@@ -32,8 +32,8 @@ ALWAYS = {
     'maxima are found': (Fp8Ratio, 'propose'),
     'maxima are there': (Fp8Ratio, 'step'),
     'a bucket is submitted': (Engine, 'submit'),
-    'residuals are looked up': (Coding, 'means'),
-    'a bucket is finished': (Coding, 'conclude'),
+    'residuals are looked up': (Tensors, 'means'),
+    'a bucket is finished': (Tensors, 'conclude'),
     'means are looked at': (Bucket, 'decode'),
 }
 MODES = False, True, 'next_forward'
@@ -49,8 +49,8 @@ PLACES = [(MODES[(number + other) % 3], place) for other in range(2)
 OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Engine, 'finish'),
-    'an order is due': (ReadyTimes, 'keep'),
-    'an order is chosen': (ModelExchange, '_travel'),
+    'an order is due': (Passes, 'keep'),
+    'an order is chosen': (model_exchange, 'send_order'),
     'the rest is sent': (ModelExchange, '_send_rest'),
     'the rest is left for later': (DeferredUpdate, '__init__'),
     'a parameter is updated': (SGDRule, 'update_core_cpu'),

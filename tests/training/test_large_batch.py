@@ -13,18 +13,16 @@ from chainer_fp8pipe.training.extensions import (
     Snapshot,
     resume,
 )
-from chainer_fp8pipe.training.hooks import (
+from chainer_fp8pipe.training.large_batch import (
     LARS,
+    LearningRate,
+    Polynomial,
     RateSchedule,
+    Steps,
     StopWhenDiverged,
     WeightDecay,
     is_weight,
-)
-from chainer_fp8pipe.training.large_batch import large_batch
-from chainer_fp8pipe.training.learning_rate import (
-    LearningRate,
-    Polynomial,
-    Steps,
+    large_batch,
 )
 
 import chainer

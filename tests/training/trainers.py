@@ -10,7 +10,7 @@ one does.
 """
 import os
 
-from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe import Divisible, create_communicator, partition
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.mpi.ranks import once
 from chainer_fp8pipe.training.iterators import ReplicaIterator
@@ -27,6 +27,7 @@ from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
 from .updaters.networks import NETWORKS, dataset, gathered, gradients
+from .updaters.partitions import counted_times
 
 #: Ways that have no stages: Chainer's own, on every rank for itself, and
 #: ChainerMN's, with the whole model and a share of each batch on every rank.
@@ -41,7 +42,8 @@ class Job:
 
     Args:
         comm: All ranks.
-        network: A name of ``NETWORKS``, or what makes a ``Divisible``.
+        network: A name of ``NETWORKS``, or what makes a ``Divisible``, or
+            else a Chain that returns its loss and reports it.
         stages: Of one replica; the other ranks are more replicas.  None: all
             ranks; or a ``ProcessGrid``, :data:`SERIAL` or :data:`REPLICAS`.
         data: Inputs and labels; default: 36 samples.
@@ -50,7 +52,7 @@ class Job:
         optimizer: Not set up; default: momentum SGD.
         communicator: Of replicas: a name, or a communicator.
         codec: Options of the communicator; default: those of ``CODECS``.
-        cut: Options of ``stage``.
+        cut: Options of ``stage``, or of ``partition``.
         iterator: In place of one that gives the samples in their order.
         settings: Of ``PipelineUpdater``; default: 3 micro-batches.
 
@@ -88,20 +90,30 @@ class Job:
             iterator = ReplicaIterator(
                 chainer.datasets.TupleDataset(*self.data), batch, grid=grid,
                 shuffle=shuffle, seed=1)
+        layers = isinstance(model, Divisible)
         if whole:
-            self.model = model.divide(0, len(model))
+            self.model = model.divide(0, len(model)) if layers else model
             self.updater = StandardUpdater(
-                iterator, optimizer.setup(self.model), loss_func=self._loss)
+                iterator, optimizer.setup(self.model),
+                loss_func=self._loss if layers else None)
             if grid.replicas > 1:
                 self.ranks = communicator
                 # Or ChainerMN would spend the first update on a broadcast.
                 optimizer.is_changed(self.model)
         else:
-            self.model = model.stage(grid, **{'balance': 'layers',
-                                              **(cut or {})})
+            settings = {'micro_batches': 3, **settings}
+            if layers:
+                self.model = model.stage(grid, **{'balance': 'layers',
+                                                  **(cut or {})})
+            else:
+                samples = batch // grid.replicas // settings['micro_batches']
+                with counted_times():
+                    self.model = partition(
+                        model, tuple(array[:samples] for array in self.data),
+                        grid, micro_batches=settings['micro_batches'],
+                        **(cut or {}))
             self.updater = PipelineUpdater(
-                iterator, optimizer.setup(self.model), grid,
-                **{'micro_batches': 3, **settings})
+                iterator, optimizer.setup(self.model), grid, **settings)
         self.optimizer = optimizer
 
     def _loss(self, x, t):

@@ -8,7 +8,7 @@ _HOMES = {name: f'chainer_fp8pipe.training.{module}'
           for name, module in (
               ('CommunicationReport', 'extensions.reports'),
               ('CompressionReport', 'extensions.reports'),
-              ('FollowEpochs', 'hooks'),
+              ('FollowEpochs', 'large_batch'),
               ('MovingAverage', 'extensions.moving_average'),
               ('PipelineTimeline', 'extensions.timeline'),
               ('PredictedTime', 'extensions.predicted_time'),

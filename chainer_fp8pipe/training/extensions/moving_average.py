@@ -9,7 +9,7 @@ import chainer
 import numpy
 from chainer.training import extension
 
-from ..learning_rate import check_number
+from ..checks import check_number
 
 
 class _Place(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 import chainer
 
-from ..hooks import UpdateHook
+from ..large_batch import UpdateHook
 
 
 class EveryUpdate:

@@ -28,7 +28,7 @@ from ..trainers import (
     first,
     same_bits,
 )
-from ..updaters.networks import close, dataset
+from ..updaters.networks import Tied, close, dataset
 
 STOP, LAST = 5, 10
 
@@ -51,6 +51,7 @@ def network(normalised=False, random=True, width=9, layers=3):
 
 NORMALISED = functools.partial(network, normalised=True)
 CALM = functools.partial(network, random=False)
+CALM_CHAIN = functools.partial(Tied, normalised=False)
 
 
 def job_of(comm, stages, model=None, optimizer=None, **options):
@@ -89,7 +90,8 @@ def go(comm, out, stages, last, resumed=None, **options):
     job, losses = job_of(comm, stages, **options), []
     trainer = job.trainer(out, last)
     trainer.extend(lambda trainer: losses.append(
-        float(trainer.observation['main/loss'])),
+        float(getattr(trainer.observation['main/loss'], 'array',
+                      trainer.observation['main/loss']))),
         name='losses', trigger=(1, 'iteration'))
     trainer.extend(Snapshot(job.ranks), trigger=(STOP, 'iteration'))
     if job.comm.rank == 0:
@@ -139,7 +141,9 @@ def test_a_run_at_any_depth_gives_the_same_bits(comm, name, tmp_path):
     ((4, 2), (2, 2), {}), ((2, 2), (4, 2), {}), ((4, 1), (4, 4), {}),
     ((1, 1), (4, 2), {}), ((4, 2), (1, 1), {}),
     ((1, SERIAL), (4, 4), {'model': CALM}),
-    ((4, 4), (1, SERIAL), {'model': CALM})])
+    ((4, 4), (1, SERIAL), {'model': CALM}),
+    ((2, 2), (3, 3), {'model': Tied}),
+    ((2, 2), (1, SERIAL), {'model': CALM_CHAIN})])
 @on_ranks(4)
 def test_a_run_at_any_width_gives_the_same_losses(comm, before, after,
                                                   options, tmp_path):
@@ -155,12 +159,12 @@ def test_a_run_at_any_width_gives_the_same_losses(comm, before, after,
         close(job.values(), whole.values(), 2e-5)
 
 
-@pytest.mark.parametrize('communicator', ['fp8', 'float32'])
+@pytest.mark.parametrize(('communicator', 'model'), [
+    ('fp8', NORMALISED), ('float32', NORMALISED), ('fp8', Tied)])
 @on_ranks(4)
-def test_a_hybrid_run_goes_on_exactly(comm, communicator, tmp_path):
+def test_a_hybrid_run_goes_on_exactly(comm, communicator, model, tmp_path):
     """2 stages x 2 replicas, the residuals of each rank included."""
-    options = {'model': NORMALISED,
-               'communicator': communicator}
+    options = {'model': model, 'communicator': communicator}
     whole, losses = go(comm, tmp_path / 'whole', 2, LAST, **options)
     go(comm, tmp_path / 'part', 2, STOP, **options)
     job, second = go(comm, tmp_path / 'part', 2, LAST, resumed=True,
@@ -169,11 +173,21 @@ def test_a_hybrid_run_goes_on_exactly(comm, communicator, tmp_path):
     same_bits(arrays(job.model), arrays(whole.model))
     # Chainer's load_npz reads it, too.
     if comm.rank == 0:
-        model = NORMALISED()
+        plain = model()
         chainer.serializers.load_npz(
-            tmp_path / 'part/snapshot_iter_10.npz', model,
+            tmp_path / 'part/snapshot_iter_10.npz', plain,
             'all/trainer/updater/model:main/')
-        same_bits(arrays(job.model), arrays(model))
+        same_bits(arrays(job.model), arrays(plain))
+
+
+@on_ranks(2)
+def test_a_partition_reads_what_plain_chainer_wrote(comm, tmp_path):
+    plain = Job(comm, Tied, SERIAL).updated(1)
+    path = tmp_path / f'{comm.rank}.npz'
+    chainer.serializers.save_npz(path, plain.model)
+    job = Job(comm, Tied)
+    chainer.serializers.load_npz(path, job.model)
+    close(job.values(), plain.values(), 0)
 
 
 @on_ranks(4)

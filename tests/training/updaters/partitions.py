@@ -1,5 +1,6 @@
 """Partitioned models, and what plain Chainer makes of the same ones."""
 import contextlib
+import copy
 import itertools
 from unittest import mock
 
@@ -10,6 +11,7 @@ from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import numpy
+import pytest
 
 from tests.models import MODELS
 
@@ -102,15 +104,22 @@ def counted_times():
 
 
 def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
-               schedule='1f1b', cut=None, example=None, **options):
+               schedule='1f1b', cut=None, example=None, plan=None, **options):
     """Cuts a model; its updater.
 
     Args:
         batches: One after the other, then again.
         cut: Options of ``partition``.
         example: Of a micro-batch; default: the first of the first batch.
+        plan: Of :func:`plan_of`, to be followed.
+        optimizer: Or what makes it of the model.
         options: Of ``PipelineUpdater``.
     """
+    if plan is not None:
+        schedule = plan['schedule']
+        plan = {**plan, 'micro_batches': micro_batches}
+        cut = {**(cut or {}), 'plan': plan,
+               'chunks': (len(plan['cuts']) + 1) // plan['stages']}
     if example is None:
         start, end = bounds(samples_of(batches[0]), micro_batches)[0]
         example = part(batches[0], start, end)
@@ -118,7 +127,9 @@ def updater_of(comm, model, batches, *, optimizer=None, micro_batches=2,
         partition(model, example, comm, micro_batches=micro_batches,
                   schedule=schedule, **(cut or {}))
     optimizer = optimizer or chainer.optimizers.SGD(0.1)
-    if optimizer.target is None:
+    if callable(optimizer):
+        optimizer = optimizer(model)
+    elif optimizer.target is None:
         optimizer.setup(model)
     return PipelineUpdater(
         Batches(*batches), optimizer, comm, micro_batches=micro_batches,
@@ -207,7 +218,8 @@ def serially(model, batch, micro_batches, weight=None):
     """
     losses, weights = [], []
     for start, end in bounds(samples_of(batch), micro_batches):
-        few = part(batch, start, end)
+        # Arrays of their own, to which a model may write.
+        few = copy.deepcopy(part(batch, start, end))
         losses.append(model(**few) if isinstance(few, dict)
                       else model(*few))
         weights.append(weight(few) if weight else float(end - start))
@@ -218,6 +230,72 @@ def serially(model, batch, micro_batches, weight=None):
     sum(loss * (weight / total) for loss, weight
         in zip(losses, weights, strict=True)).backward()
     return mean
+
+
+def still(model):
+    """An optimizer that does not learn."""
+    return chainer.optimizers.SGD(0.).setup(model)
+
+
+class Both:
+    """A partitioned model, and the same one that plain Chainer trains.
+
+        both = Both(comm, Net, batch, plan=plan)
+        both.update()
+        assert both.model.seen == both.plain.seen
+
+    Args:
+        comm: The ranks.
+        make: Makes a model, or is one, which is copied.
+        batches: One after the other, then again.
+        micro_batches: Into which each is cut.
+        weight: Of a micro-batch, as for :func:`serially`.
+        tolerance: Of each gradient.
+        optimizer: Makes an optimizer of a model; default: of one that does
+            not learn.
+        options: As for :func:`updater_of`.
+    """
+
+    def __init__(self, comm, make, *batches, micro_batches=2, weight=None,
+                 tolerance=1e-6, optimizer=still, **options):
+        self.comm, self.batches = comm, batches
+        self.model, self.plain = (
+            reporting(copy.deepcopy(make) if isinstance(make, chainer.Link)
+                      else make()) for _ in range(2))
+        self.updater = updater_of(
+            comm, self.model, batches, micro_batches=micro_batches,
+            optimizer=optimizer, **options)
+        self._optimizer = optimizer(self.plain)
+        self._serially = micro_batches, weight
+        self._tolerance = tolerance
+
+    def update(self, times=None):
+        """Compares losses, gradients, values; what the last one reported.
+
+        Each update begins with the same values; default: one of each batch.
+        """
+        for _ in range(times or len(self.batches)):
+            batch = self.batches[self.updater.iteration % len(self.batches)]
+            self.give()
+            found = observed(self.model, self.updater.update)
+            loss = serially(self.plain, batch, *self._serially)
+            self._optimizer.update()
+            assert found['total'] == pytest.approx(loss, rel=1e-6)
+            close(self.gradients(), own(self.plain), self._tolerance)
+            expected = own(self.plain, 'array')
+            for name, value in values(self.comm, self.model).items():
+                if value is not None:   # of a shape that comes later
+                    numpy.testing.assert_allclose(
+                        value, expected[name], atol=1e-4, err_msg=name)
+        return found
+
+    def give(self):
+        """Gives the plain model the values of the other one."""
+        give(self.plain, values(self.comm, self.model))
+
+    def gradients(self):
+        """Those of the partitioned model, on all ranks."""
+        return gradients(self.comm, self.model)
 
 
 def close(found, expected, tolerance=1e-6):

@@ -1,5 +1,4 @@
 """What a model's forward changes: the batch, attributes, the graph."""
-import copy
 import functools
 import random
 import warnings
@@ -17,19 +16,24 @@ import pytest
 from tests.ranks import on_ranks
 from tests.training.updaters import partitions
 from tests.training.updaters.partitions import (
+    Both,
     close,
-    give,
     gradients,
     observed,
     own,
     running,
     serially,
     updater_of,
-    values,
 )
 
 plan_of = functools.partial(
     partitions.plan_of, [[f'/{name}/W', f'/{name}/b'] for name in 'abcd'])
+PLANS = {
+    'two stages': plan_of('/c/W'),
+    'again before backward': plan_of('/c/W', again=True),
+    'chunks': plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved'),
+    'chunks, again': plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved',
+                             again=True)}
 
 
 def batch_of(seed=0, samples=8):
@@ -38,8 +42,14 @@ def batch_of(seed=0, samples=8):
             draw.randint(0, 3, samples).astype('i'))
 
 
+def both(comm, make, *batches, plan='two stages', **options):
+    return Both(comm, make, *(batches or [batch_of()]),
+                plan=PLANS.get(plan, plan) if isinstance(plan, str) else plan,
+                **options)
+
+
 class Layers(chainer.Chain):
-    """Four layers; subclasses do something in between."""
+    """Four layers; subclasses do something to what goes in and between."""
 
     def __init__(self):
         super().__init__()
@@ -48,30 +58,12 @@ class Layers(chainer.Chain):
             self.a, self.b = L.Linear(4, 5), L.Linear(5, 5)
             self.c, self.d = L.Linear(5, 5), L.Linear(5, 3)
 
-    def forward(self, x, t):
-        h = F.tanh(self.b(F.tanh(self.a(x))))
-        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+    def forward(self, x, t, one=1, two=1):
+        h = F.tanh(self.b(F.tanh(self.a(x)) * one))
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h)) * two), t)
 
 
-def cut(comm, model, *batches, plan=None, **options):
-    plan = plan or plan_of('/c/W')
-    chunks = (len(plan['cuts']) + 1) // 2
-    return updater_of(
-        comm, model, batches or [batch_of()], schedule=plan['schedule'],
-        cut={'plan': plan, 'chunks': chunks},
-        optimizer=chainer.optimizers.SGD(0.), **options)
-
-
-def compare(comm, model, updater, plain, *batches):
-    """Updates, without learning, have the gradients of plain Chainer."""
-    give(plain, values(comm, model))
-    for batch in batches or [batch_of()]:
-        updater.update()
-        serially(plain, copy.deepcopy(batch), 2)
-        close(gradients(comm, model), own(plain))
-
-
-# --- the batch ---------------------------------------------------------------
+# --- the batch, and attributes -----------------------------------------------
 
 class Halving(Layers):
     """Writes to what it is given."""
@@ -81,19 +73,14 @@ class Halving(Layers):
         return super().forward(x, t)
 
 
+@pytest.mark.parametrize('plan', ['again before backward', 'chunks'])
 @on_ranks(2)
-def test_forward_may_write_to_its_batch(comm):
+def test_forward_may_write_to_its_batch(comm, plan):
     """Which a micro-batch's other forward passes do not see."""
-    for plan in (plan_of('/c/W', again=True),
-                 plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved')):
-        batch = batch_of()
-        model = Halving()
-        updater = cut(comm, model, batch, plan=plan)
-        compare(comm, model, updater, Halving(), batch_of(), batch_of())
-        numpy.testing.assert_array_equal(batch[0], batch_of()[0])
+    one = both(comm, Halving, batch_of(), plan=plan)
+    one.update(2)
+    numpy.testing.assert_array_equal(one.batches[0][0], batch_of()[0])
 
-
-# --- attributes --------------------------------------------------------------
 
 class Averaging(Layers):
     """Keeps an average of its inputs, which NumPy changes in place."""
@@ -111,13 +98,12 @@ class Averaging(Layers):
 
 @on_ranks(2)
 def test_an_array_that_forward_changes_in_place_is_as_in_plain_chainer(comm):
-    model, plain = Averaging(), Averaging()
-    updater = cut(comm, model)
-    assert model.seen[0].tolist() == [0]        # partition() leaves no trace
-    assert model.mean.tolist() == [0] * 4
-    compare(comm, model, updater, plain, batch_of(), batch_of())
-    assert model.seen[0].tolist() == plain.seen[0].tolist() == [16]
-    numpy.testing.assert_allclose(model.mean, plain.mean)
+    one = both(comm, Averaging)
+    assert one.model.seen[0].tolist() == [0]    # partition() leaves no trace
+    assert one.model.mean.tolist() == [0] * 4
+    one.update(2)
+    assert one.model.seen[0].tolist() == one.plain.seen[0].tolist() == [16]
+    numpy.testing.assert_allclose(one.model.mean, one.plain.mean)
 
 
 class Behind(Layers):
@@ -149,12 +135,10 @@ class Behind(Layers):
 
 @on_ranks(2)
 def test_a_chain_may_have_properties_shared_links_and_any_names(comm):
-    model, plain = Behind(), Behind()
-    updater = updater_of(comm, model, [batch_of()],
-                         optimizer=chainer.optimizers.SGD(0.))
-    compare(comm, model, updater, plain, batch_of(), batch_of())
-    assert model.kept.tolist() == plain.kept.tolist() == [4] * 5
-    assert 'first' in str(model)
+    one = both(comm, Behind, plan=None)
+    one.update(2)
+    assert one.model.kept.tolist() == one.plain.kept.tolist() == [4] * 5
+    assert 'first' in str(one.model)
 
 
 class Counting(Layers):
@@ -167,22 +151,19 @@ class Counting(Layers):
     def forward(self, x, t):
         self.calls += 1
         self.seen += len(x)
-        h = F.tanh(self.b(F.tanh(self.a(x)) * self.calls))
-        h = F.tanh(self.c(h) * float(self.seen)) * self.calls
-        return F.softmax_cross_entropy(self.d(h), t)
+        return super().forward(x, t, self.calls,
+                               float(self.seen) * self.calls)
 
 
 @pytest.mark.parametrize('plan', [
-    plan_of('/c/W'), plan_of('/c/W', again=True),
-    plan_of('/b/W', '/c/W', '/d/W', schedule='interleaved', again=True)])
+    'two stages', 'again before backward', 'chunks, again'])
 @on_ranks(2)
 def test_a_micro_batch_is_counted_once_however_often_it_runs(comm, plan):
     """In each chunk, and again before backward."""
-    model, plain = Counting(), Counting()
-    updater = cut(comm, model, plan=plan)
-    compare(comm, model, updater, plain, batch_of(), batch_of())
-    assert model.calls == plain.calls == 4
-    assert model.seen == plain.seen == 16
+    one = both(comm, Counting, plan=plan)
+    one.update(2)
+    assert one.model.calls == one.plain.calls == 4
+    assert one.model.seen == one.plain.seen == 16
 
 
 class Keeping(Layers):
@@ -207,21 +188,21 @@ class Keeping(Layers):
 
 @on_ranks(2)
 def test_state_may_be_made_by_numpy_on_any_stage(comm):
-    model = Keeping()
-    updater = cut(comm, model)
+    """Each micro-batch has its own: there is one plain model for each."""
+    found = both(comm, Keeping)
     plain = [Keeping() for _ in range(2)]
-    for one in plain:
-        give(one, values(comm, model))
     for _ in range(3):
-        updater.update()
+        found.updater.update()
     for one, few in zip(plain, (slice(0, 4), slice(4, 8)), strict=True):
         for _ in range(3):
             one.cleargrads()
             one(*(array[few] for array in batch_of())).backward()
-    close(gradients(comm, model), {
+    close(found.gradients(), {
         name: (grad + own(plain[1])[name]) / 2
         for name, grad in own(plain[0]).items()})
 
+
+# --- random numbers ----------------------------------------------------------
 
 class Drawing(Layers):
     """Draws with a generator of its own what two stages use."""
@@ -232,8 +213,7 @@ class Drawing(Layers):
 
     def forward(self, x, t):
         mask = numpy.asarray(self.draw(), 'f')
-        h = F.tanh(self.b(F.tanh(self.a(x)) * mask))
-        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h)) * mask), t)
+        return super().forward(x, t, mask, mask)
 
 
 class Source:
@@ -261,18 +241,12 @@ DRAWS = {
 @on_ranks(2)
 def test_a_generator_of_a_link_draws_the_same_on_all_ranks(comm, name):
     """Three micro-batches, of which the first rank rehearses two."""
-    batch = batch_of(samples=9)
     # Each rank seeds it otherwise; the first one's counts.
-    model, plain = Drawing(DRAWS[name](comm.rank)), Drawing(DRAWS[name](0))
-    updater = updater_of(comm, model, [batch], micro_batches=3, cut={
-        'plan': {**plan_of('/c/W'), 'micro_batches': 3}},
-        optimizer=chainer.optimizers.SGD(0.))
-    give(plain, values(comm, model))
-    for _ in range(3):
-        updater.update()
-        serially(plain, batch, 3)
-        close(gradients(comm, model), own(plain), 1e-5)
-    assert model.draw() == pytest.approx(plain.draw())
+    seeds = iter([comm.rank, 0])
+    one = both(comm, lambda: Drawing(DRAWS[name](next(seeds))),
+               batch_of(samples=9), micro_batches=3, tolerance=1e-5)
+    one.update(3)
+    assert one.model.draw() == pytest.approx(one.plain.draw())
 
 
 class Chance(Layers):
@@ -280,24 +254,24 @@ class Chance(Layers):
 
     def forward(self, x, t):
         factor = random.random()
-        h = F.tanh(self.b(F.tanh(self.a(x)) * factor))
         chainer.report({'factor': factor, 'used': F.mean(
             self.d.b * 0 + factor)}, self)
-        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
+        return super().forward(x, t, 1, factor)
 
 
 @on_ranks(2)
 def test_pythons_generator_draws_the_same_on_all_ranks(comm):
-    model = Chance()
-    updater = cut(comm, model)
+    one = both(comm, Chance)
     random.seed(comm.rank)
     for _ in range(3):
-        found = observed(model, updater.update)
+        found = observed(one.model, one.updater.update)
         assert found['factor'] == pytest.approx(found['used'])
     drawn = random.random()
     random.seed(comm.rank)
     assert drawn == random.random()     # it goes on as if nothing was drawn
 
+
+# --- numbers -----------------------------------------------------------------
 
 class Annealed(Layers):
     """A weight, a ratio and a temperature that grow with each update."""
@@ -314,17 +288,13 @@ class Annealed(Layers):
 
 @on_ranks(2)
 def test_numbers_that_grow_are_no_reason_for_another_trace(comm):
-    model, plain = Annealed(), Annealed()
-    updater = cut(comm, model)
-    give(plain, values(comm, model))
-    updater.update()
-    with mock.patch.object(model.partition, 'traced',
+    one = both(comm, Annealed, tolerance=1e-5)
+    one.update()
+    with mock.patch.object(one.model.partition, 'traced',
                            side_effect=AssertionError):
         for now in range(1, 4):
-            model.now = plain.now = now
-            updater.update()
-            serially(plain, batch_of(), 2)
-            close(gradients(comm, model), own(plain), 1e-5)
+            one.model.now = one.plain.now = now
+            one.update()
 
 
 class Widening(Layers):
@@ -340,12 +310,11 @@ class Widening(Layers):
 
 @on_ranks(2)
 def test_a_number_that_makes_traces_is_named(comm):
-    model = Widening()
-    updater = cut(comm, model)
+    one = both(comm, Widening)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter('always')
-        for model.now in (1, 1, 2, 3):
-            updater.update()
+        for one.model.now in (1, 1, 2, 3):
+            one.updater.update()
     said = [str(one.message) for one in caught
             if 'traced again' in str(one.message)]
     assert len(said) == (comm.rank == 0)
@@ -354,22 +323,24 @@ def test_a_number_that_makes_traces_is_named(comm):
 
 # --- running averages --------------------------------------------------------
 
-class Normalised(Layers):
-    """Normalises, without parameters, what it is given and what it makes."""
+def bare(size):
+    """A normalisation without parameters."""
+    return L.BatchNormalization(size, decay=.5, use_gamma=False,
+                                use_beta=False)
 
-    def __init__(self, **options):
+
+class Normalised(Layers):
+    """Normalises what it is given and what it makes."""
+
+    def __init__(self):
         super().__init__()
         with self.init_scope():
-            self.enter = L.BatchNormalization(4, decay=.5, **_BARE)
-            self.norm = L.BatchNormalization(5, decay=.5, **_BARE)
+            self.enter, self.norm = bare(4), bare(5)
 
     def forward(self, x, t):
         h = self.norm(F.tanh(self.a(self.enter(x))))
         h = F.tanh(self.c(F.tanh(self.b(h))))
         return F.softmax_cross_entropy(self.d(h), t)
-
-
-_BARE = {'use_gamma': False, 'use_beta': False}
 
 
 def averages(comm, model):
@@ -382,35 +353,31 @@ def averages(comm, model):
 def test_a_chunk_that_only_calls_a_normalisation_does_not_count(comm):
     """Wherever the rank's other chunk normalises."""
     found = []
-    for plan in (plan_of('/c/W'), plan_of('/b/W', '/c/W', '/d/W',
-                                          schedule='interleaved')):
-        model = Normalised()
-        updater = cut(comm, model, plan=plan)
+    for plan in 'two stages', 'chunks':
+        one = both(comm, Normalised, plan=plan)
         for _ in range(3):
-            updater.update()
-        found.append(averages(comm, model))
+            one.updater.update()
+        found.append(averages(comm, one.model))
     close(found[1], found[0])
-    x = batch_of()[0]
     numpy.testing.assert_allclose(
-        found[0]['/enter', 'avg_mean'], x.mean(axis=0) * .875, 1e-5)
+        found[0]['/enter', 'avg_mean'],
+        batch_of()[0].mean(axis=0) * .875, 1e-5)
 
 
 class Late(Layers):
-    """Normalises without parameters, behind what is not always there."""
+    """Normalises behind what is not always there."""
 
     def __init__(self):
         super().__init__()
         with self.init_scope():
-            self.norm = L.BatchNormalization(5, decay=.5, **_BARE)
+            self.norm = bare(5)
 
     def forward(self, x, t):
         h = F.dropout(F.tanh(self.a(x)))
         for _ in range(len(x) % 4):
             h = F.relu(h)
         h = F.tanh(self.b(self.norm(h)))
-        loss = F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
-        chainer.report({'loss': loss}, self)
-        return loss
+        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
 
 
 @pytest.mark.parametrize(('sizes', 'later', 'owner'), [
@@ -419,23 +386,23 @@ class Late(Layers):
 def test_whatever_else_is_called_the_owner_normalises(
         comm, sizes, later, owner):
     """Without dropout, as in evaluation, and with less or more before it."""
-    model, plain = Late(), Late()
-    updater = cut(comm, model, *[batch_of(samples=2 * size)
-                                 for size in sizes],
-                  plan=plan_of('/a/W', later=later))
-    before = plain.norm.avg_mean, plain.norm.avg_var
+    one = both(comm, Late, *[batch_of(samples=2 * size) for size in sizes],
+               plan=plan_of('/a/W', later=later))
+    norm = one.plain.norm
+    before = norm.avg_mean, norm.avg_var
     for _ in range(2):          # both count
-        updater.update()
-        now = averages(comm, model)
+        one.updater.update()
+        now = averages(comm, one.model)
         found = now['/norm', 'avg_mean'], now['/norm', 'avg_var']
         assert not numpy.equal(found, before).any()
         before = found
-    assert model.partition._owners == {'/norm': owner}
-    plain.norm.avg_mean[...], plain.norm.avg_var[...] = found
-    give(plain, values(comm, model))
-    loss = observed(model, lambda: updater.evaluate(*batch_of()))['loss']
+    assert one.model.partition._owners == {'/norm': owner}
+    norm.avg_mean[...], norm.avg_var[...] = found
+    one.give()
+    loss = observed(one.model, lambda: one.updater.evaluate(*batch_of()))
     with chainer.using_config('train', False):
-        assert loss == pytest.approx(serially(plain, batch_of(), 2), 1e-6)
+        assert loss['total'] == pytest.approx(
+            serially(one.plain, batch_of(), 2), 1e-6)
 
 
 # --- replicas ----------------------------------------------------------------
@@ -447,10 +414,7 @@ class Labelling(Layers):
         loss = F.softmax_cross_entropy(F.stack([
             self.d(F.tanh(self.c(self.a(x)))) * factor
             for factor in (1, 2)], axis=2), t)
-        if x[0, 0] > 0:
-            chainer.report({'high': loss}, self)
-        else:
-            chainer.report({'low': loss}, self)
+        chainer.report({'high' if x[0, 0] > 0 else 'low': loss}, self)
         return loss
 
 

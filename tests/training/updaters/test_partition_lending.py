@@ -9,9 +9,8 @@ import pytest
 
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
+    Both,
     close,
-    give,
-    own,
     plan_of,
     updater_of,
     values,
@@ -47,49 +46,39 @@ def batch_of(seed=0):
     return random.randn(8, 4).astype('f'), numpy.arange(8, dtype='i') % 3
 
 
-def optimizer_of(rate):
-    kind, rate = rate
-    return getattr(chainer.optimizers, kind)(rate)
+OPTIMIZERS = {
+    'MomentumSGD': lambda: chainer.optimizers.MomentumSGD(.1),
+    'Adam': lambda: chainer.optimizers.Adam(.01)}
 
 
-def cut(comm, optimizer):
-    model = Returning()
-    return model, updater_of(comm, model, [batch_of()], optimizer=optimizer,
-                             cut={'plan': PLAN})
-
-
-@pytest.mark.parametrize('rate', [
-    ('MomentumSGD', .1), ('Adam', .01)])
+@pytest.mark.parametrize('optimizer', OPTIMIZERS)
 @on_ranks(2)
-def test_training_is_that_of_one_process(comm, rate):
+def test_training_is_that_of_one_process(comm, optimizer):
     """Also where the optimizer keeps state, and a hook cannot be pickled."""
     seen = []
-    model, updater = cut(comm, optimizer_of(rate))
-    plain, optimizer = Returning(), optimizer_of(rate)
-    give(plain, values(comm, model))
-    optimizer.setup(plain)
-    for one in model, plain:
-        for parameter in one.params():
+
+    def set_up(model):
+        made = OPTIMIZERS[optimizer]().setup(model)
+        for parameter in model.params():
             if parameter.name in ('W', 'scale'):
                 parameter.update_rule.add_hook(
                     lambda rule, _: seen.append(rule.t), 'seen')
-    before = dict(model.partition.ranks)
+        return made
+    both = Both(comm, Returning, batch_of(), optimizer=set_up, plan=PLAN,
+                tolerance=1e-5)
+    before = dict(both.model.partition.ranks)
     for again in False, True, True, False, True:
-        model.again = plain.again = again
-        updater.update()
-        plain.cleargrads()
-        loss = sum(plain(*[array[few] for array in batch_of()]) for few in (
-            slice(0, 4), slice(4, 8))) / 2
-        loss.backward()
-        optimizer.update()
-        close(values(comm, model), own(plain, 'array'), 1e-5)
-    assert model.partition.ranks == before
+        both.model.again = both.plain.again = again
+        both.update()
+    assert both.model.partition.ranks == before
     assert comm.allreduce(len(seen)) > 0
 
 
 @on_ranks(2)
 def test_an_evaluation_with_averages_leaves_none_behind(comm):
-    model, updater = cut(comm, chainer.optimizers.SGD(.5))
+    model = Returning()
+    updater = updater_of(comm, model, [batch_of()], plan=PLAN,
+                         optimizer=chainer.optimizers.SGD(.5))
     average = MovingAverage(model, .9)
     for _ in range(3):
         updater.update()
@@ -111,18 +100,9 @@ class Late(Returning):
 
 @on_ranks(2)
 def test_a_layer_that_gets_its_shape_in_a_later_batch_learns(comm):
-    model = Late()
-    updater = updater_of(comm, model, [batch_of()], cut={'plan': PLAN},
-                         optimizer=chainer.optimizers.SGD(.5))
-    updater.update()
-    model.again = True
-    updater.update()
-    first = values(comm, model)
-    updater.update()
-    plain = Late()
-    plain.again = True
-    give(plain, first)
-    plain.cleargrads()
-    plain(*batch_of()).backward()
-    chainer.optimizers.SGD(.5).setup(plain).update()
-    close(values(comm, model), own(plain, 'array'), 1e-5)
+    both = Both(comm, Late, batch_of(), plan=PLAN, optimizer=(
+        lambda model: chainer.optimizers.SGD(.5).setup(model)))
+    both.updater.update()
+    both.model.again = both.plain.again = True
+    both.updater.update()
+    both.update()

@@ -9,6 +9,7 @@ from mpi4py import MPI
 from tests.models import MODELS
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
+    Both,
     batch_of,
     close,
     give,
@@ -19,7 +20,7 @@ from tests.training.updaters.partitions import (
     part,
     running,
     samples_of,
-    serially,
+    still,
     updater_of,
     values,
 )
@@ -48,46 +49,52 @@ def labels(name):
     return lambda few: float((few[IGNORING[name]] >= 0).sum())
 
 
-def check(comm, name, micro_batches=2, batch=None, **options):
-    """One update over the ranks against plain Chainer, or one rank."""
-    batch = batch_of(name) if batch is None else batch
+def learning(model):
+    return chainer.optimizers.SGD(.1).setup(model)
+
+
+def both_of(comm, name, *batches, **options):
+    # Chainer updates a parameter once for each link that has it.
+    optimizer = still if name == 'shared_parameters' else learning
+    return Both(comm, lambda: make(name), *(batches or [batch_of(name)]),
+                weight=labels(name), optimizer=optimizer, **options)
+
+
+def check(comm, name, *batches, **options):
+    """Updates over the ranks against plain Chainer, or one rank."""
+    if not MODELS[name].draws:
+        both_of(comm, name, *batches, **options).update()
+        return
+    batch = batch_of(name)
     model, plain = make(name), make(name)
-    updater = updater_of(comm, model, [batch], micro_batches=micro_batches,
-                         **options)
+    updater = updater_of(comm, model, [batch], **options)
+    alone = updater_of(MPI.COMM_SELF, plain, [batch], micro_batches=(
+        options.get('micro_batches', 2)))
+    give(plain, values(comm, model))
+    found, expected = (observed(*one) for one in (
+        (model, updater.update), (plain, alone.update)))
+    assert found == pytest.approx(expected, rel=1e-6)
+    close(gradients(comm, model), own(plain))
+    close(values(comm, model), own(plain, 'array'))
+
+
+@pytest.mark.parametrize('name', [*STILL, *DRAWING])
+@on_ranks(2)
+def test_a_model_learns_as_in_one_process(comm, name):
+    check(comm, name)
+
+
+@on_ranks(2)
+def test_a_shared_parameter_is_updated_once(comm):
+    model = make('shared_parameters')
+    updater = updater_of(comm, model, [batch_of('shared_parameters')],
+                         optimizer=learning)
     before = values(comm, model)
-    give(plain, before)
-    found = observed(model, updater.update)
-    after = gradients(comm, model)
-    if MODELS[name].draws:
-        alone = updater_of(MPI.COMM_SELF, plain, [batch],
-                           micro_batches=micro_batches)
-        give(plain, before)
-        expected = observed(plain, alone.update)
-    else:
-        expected = {'total': serially(plain, batch, micro_batches,
-                                      labels(name))}
-    close(after, own(plain))
-    for key, value in expected.items():
-        assert found[key] == value, key
-    # SGD at 0.1, on the rank that has the parameter.
-    moved = values(comm, model)
-    for path, value in before.items():
-        if after[path] is not None:
-            numpy.testing.assert_allclose(
-                moved[path], value - .1 * after[path], 1e-5, 1e-6, path)
-    return updater
-
-
-@pytest.mark.parametrize('name', STILL)
-@on_ranks(2)
-def test_loss_and_gradients_are_those_of_plain_chainer(comm, name):
-    check(comm, name)
-
-
-@pytest.mark.parametrize('name', DRAWING)
-@on_ranks(2)
-def test_what_is_drawn_does_not_depend_on_the_ranks(comm, name):
-    check(comm, name)
+    updater.update()
+    found = gradients(comm, model)
+    close(values(comm, model), {
+        name: value if found[name] is None else value - .1 * found[name]
+        for name, value in before.items()})
 
 
 @pytest.mark.parametrize('name', [
@@ -95,20 +102,20 @@ def test_what_is_drawn_does_not_depend_on_the_ranks(comm, name):
     'encoder', 'vae'])
 @on_ranks(3)
 def test_three_ranks_give_the_same(comm, name):
-    check(comm, name, 4)
+    check(comm, name, micro_batches=4)
 
 
 @pytest.mark.parametrize(('schedule', 'chunks'), SCHEDULES)
 @pytest.mark.parametrize('name', ['encoder', 'wide_and_deep'])
 @on_ranks(2)
 def test_every_schedule_gives_the_same(comm, name, schedule, chunks):
-    updater = check(comm, name, 4, schedule=schedule, cut={'chunks': chunks})
-    assert updater.get_optimizer('main').target.plan.chunks == chunks
+    check(comm, name, micro_batches=4, schedule=schedule,
+          cut={'chunks': chunks})
 
 
 @on_ranks(4)
 def test_four_ranks_with_recomputation_give_the_same(comm):
-    check(comm, 'encoder', 4, cut={'recompute': True})
+    check(comm, 'encoder', micro_batches=4, cut={'recompute': True})
 
 
 @pytest.mark.parametrize('name', ['encoder', 'conditional'])
@@ -135,18 +142,16 @@ def test_recomputation_changes_nothing(comm, name):
 @on_ranks(2)
 def test_a_last_micro_batch_may_be_shorter(comm, name):
     """Seven samples in four parts: the shorter one counts less."""
-    check(comm, name, 4, part(batch_of(name), 0, 7))
+    check(comm, name, part(batch_of(name), 0, 7), micro_batches=4)
 
 
 @on_ranks(2)
 def test_micro_batches_count_by_their_labels(comm):
     """Most labels of the first one are ignored."""
     image, label = batch_of('segmentation')
-    label = label.copy()
-    label[:4, :, 1:] = -1
-    check(comm, 'segmentation', 2, (image, label))
-    label[:4] = -1              # none of it counts
-    check(comm, 'segmentation', 2, (image, label))
+    few, none = label.copy(), label.copy()
+    few[:4, :, 1:], none[:4] = -1, -1       # of which none of it counts
+    check(comm, 'segmentation', (image, few), (image, none))
 
 
 class Ignoring(chainer.Chain):
@@ -178,17 +183,9 @@ def test_labels_that_nobody_knows_before_need_a_weight(comm):
 
 @on_ranks(2)
 def test_a_weight_of_ones_own_is_a_function_of_the_batch(comm):
-    batch = batch_of('keyword_tagger')
-
-    def weight(x, t, mask):
-        return mask.sum()
-    model, plain = make('keyword_tagger'), make('keyword_tagger')
-    updater = updater_of(comm, model, [batch], loss_weight=weight)
-    give(plain, values(comm, model))
-    found = observed(model, updater.update)
-    assert found['total'] == serially(
-        plain, batch, 2, lambda few: float(few['mask'].sum()))
-    close(gradients(comm, model), own(plain))
+    Both(comm, lambda: make('keyword_tagger'), batch_of('keyword_tagger'),
+         weight=lambda few: float(few['mask'].sum()),
+         loss_weight=lambda x, t, mask: mask.sum()).update()
 
 
 @on_ranks(2)
@@ -199,14 +196,7 @@ def test_a_batch_of_another_form_is_traced_and_trained(comm):
         if name == 'seq2seq':
             source, target = batches[1]
             batches.append((source[:6, :4], target[:6, :5]))
-        model = make(name)
-        updater = updater_of(comm, model, batches)
-        for batch in batches:
-            plain = make(name)
-            give(plain, values(comm, model))
-            found = observed(model, updater.update)
-            assert found['total'] == serially(plain, batch, 2)
-            close(gradients(comm, model), own(plain))
+        check(comm, name, *batches)
 
 
 @on_ranks(2)

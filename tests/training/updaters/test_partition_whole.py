@@ -1,6 +1,4 @@
 """Links and functions that are run as one call, in models over two ranks."""
-import copy
-
 from chainer_fp8pipe import atomic
 
 import chainer
@@ -11,16 +9,12 @@ import pytest
 
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
+    Both,
     close,
-    give,
-    gradients,
-    observed,
     own,
     plan_of,
     running,
-    serially,
     updater_of,
-    values,
 )
 
 DRAW = numpy.random.RandomState(0)
@@ -31,11 +25,13 @@ BATCH = (DRAW.randn(8, 4).astype('f'),
 class Around(chainer.Chain):
     """A layer on the first rank, a link, and a layer on the second."""
 
-    def __init__(self, link):
+    def __init__(self, link, **more):
         super().__init__()
         with self.init_scope():
             self.a, self.k = L.Linear(4, 5), link
             self.b = L.Linear(5, 3)
+            for name, other in more.items():
+                setattr(self, name, other)
 
     def middle(self, h):
         return self.k(h)
@@ -44,17 +40,15 @@ class Around(chainer.Chain):
         return F.softmax_cross_entropy(y, t)
 
     def forward(self, x, t):
-        loss = self.loss(self.b(self.middle(F.tanh(self.a(x)))), t)
-        chainer.report({'total': loss}, self)
-        return loss
+        return self.loss(self.b(self.middle(F.tanh(self.a(x)))), t)
 
 
-def cut_before(model, recompute=False):
+def plan(model, again=False):
     """A plan that cuts before the last layer."""
     names = sorted((name for name, _ in model.namedparams()),
                    key=lambda name: (name.startswith('/b/'), name))
     return plan_of([[name] for name in names], '/b/W') | {
-        'recompute': [recompute, False]}
+        'recompute': [again, False]}
 
 
 def made(model, seed=1):
@@ -65,17 +59,10 @@ def made(model, seed=1):
     return model
 
 
-def compared(comm, model, batch=BATCH, weight=None, recompute=False):
-    """One update over two ranks beside plain Chainer; what is reported."""
-    plain = copy.deepcopy(made(model))
-    updater = updater_of(comm, model, [batch], cut={
-        'plan': cut_before(model, recompute=recompute)})
-    give(plain, values(comm, model))
-    found = observed(model, updater.update)
-    expected = serially(plain, batch, 2, weight)
-    close(gradients(comm, model), own(plain))
-    numpy.testing.assert_allclose(found['total'], expected, 1e-6)
-    return found, updater
+def both(comm, model, *batches, again=False, **options):
+    made(model)
+    return Both(comm, model, *(batches or [BATCH]),
+                plan=plan(model, again), **options)
 
 
 class Looking(chainer.Chain):
@@ -97,30 +84,6 @@ class Returning(chainer.Chain):
         return h if float(abs(h.array).max()) < 1e9 else h * .5
 
 
-@on_ranks(2)
-def test_a_link_that_returns_its_input_passes_the_gradient_on(comm):
-    compared(comm, Around(Returning()))
-
-
-@on_ranks(2)
-def test_what_is_reported_inside_comes_from_the_rank_that_runs_it(comm):
-    found, _ = compared(comm, Around(Looking()))
-    assert found['top'] > 0
-
-
-@on_ranks(2)
-def test_averages_inside_belong_to_the_rank_that_runs_it(comm):
-    model = Around(Looking(L.BatchNormalization(5)))
-    plain = copy.deepcopy(made(model))
-    updater = updater_of(comm, model, [BATCH], cut={
-        'plan': cut_before(model)})
-    give(plain, values(comm, model))
-    updater.update()
-    assert len({path for path, _ in running(comm, model)}) == 1
-    owners = comm.allgather(model.partition.is_own(model.k.l, 'avg_mean'))
-    assert owners == [True, False]
-
-
 class Penalty(Around):
     """A parameter is used inside of a call and outside."""
 
@@ -138,32 +101,98 @@ class Penalty(Around):
         return F.softmax_cross_entropy(y, t) + .5 * self.extra
 
 
-@pytest.mark.parametrize('recompute', [False, True])
-@on_ranks(2)
-def test_a_gradient_from_inside_and_one_from_outside_are_added(
-        comm, recompute):
-    compared(comm, Penalty(L.Linear(5, 5)), recompute=recompute)
-
-
 class Choosing(Around):
     """The batch decides which of two links is called."""
-
-    def __init__(self):
-        super().__init__(atomic(Looking(L.Linear(5, 5, nobias=True))))
-        with self.init_scope():
-            self.q = atomic(Looking(L.Linear(5, 5, nobias=True)))
 
     def forward(self, x, t):
         h = F.tanh(self.a(x))
         h = self.k(h) if (t == 0).sum() > 1 else self.q(h)
-        loss = F.softmax_cross_entropy(self.b(h), t)
-        chainer.report({'total': loss}, self)
-        return loss
+        return self.loss(self.b(h), t)
+
+
+class Counting(Looking):
+    """Keeps and returns numbers that do not depend on data."""
+
+    calls = 0
+
+    def forward(self, h):
+        self.calls += 1
+        return super().forward(h), len(h)
+
+
+class Counted(Around):
+    def middle(self, h):
+        h, self.length = self.k(h)
+        return h * self.length
+
+
+class Loss(chainer.Chain):
+    def forward(self, y, t):
+        loss = F.softmax_cross_entropy(y, t)
+        return loss * 0 if float(loss.array) > 1e9 else loss
+
+
+class LossInside(Around):
+    def loss(self, y, t):
+        return self.measure(y, t)
+
+
+class TwiceDifferentiable(Around):
+    def loss(self, y, t):
+        return F.softmax_cross_entropy(y, t, enable_double_backprop=True)
+
+
+class Rows(Around):
+    """A loop over a variable, which ends on all ranks."""
+
+    def middle(self, h):
+        rows = [self.k(F.reshape(row, (1, -1))) for row in h]
+        return F.concat(rows, axis=0)
+
+
+def square(nobias=True):
+    return L.Linear(5, 5, nobias=nobias)
+
+
+#: Some labels are ignored.
+IGNORING = BATCH[0], numpy.where(numpy.arange(8) < 3, -1, BATCH[1])
+VALID = {'weight': lambda few: float((few[1] >= 0).sum())}
+#: A model, options, and batches.
+CASES = {
+    'a link that returns its input passes the gradient on': (
+        lambda: Around(Returning()), {}),
+    **{f'gradients from inside and outside are added, {again}': (
+        lambda: Penalty(square(False)), {'again': again})
+       for again in (False, True)},
+    'two links that are run as one call are not confused': (
+        lambda: Choosing(atomic(Looking(square())),
+                         q=atomic(Looking(square()))), {}),
+    'a number that all ranks know may be returned': (
+        lambda: Counted(Counting()), {}),
+    'labels are counted in a loss inside': (
+        lambda: LossInside(square(False), measure=Loss()), VALID, IGNORING),
+    'labels are counted in a loss outside': (
+        lambda: TwiceDifferentiable(square(False)), VALID, IGNORING),
+    'a loop over a variable ends': (lambda: Rows(square(False)), {},
+                                    BATCH, BATCH),
+}
+
+
+@pytest.mark.parametrize('case', CASES)
+@on_ranks(2)
+def test_what_is_run_as_one_call_learns_as_in_plain_chainer(comm, case):
+    make, options, *batches = CASES[case]
+    both(comm, make(), *batches, **options).update()
 
 
 @on_ranks(2)
-def test_two_links_that_are_run_as_one_call_are_not_confused(comm):
-    compared(comm, Choosing())
+def test_what_is_reported_and_kept_inside_is_of_the_rank_that_runs_it(comm):
+    one = both(comm, Around(Looking(L.BatchNormalization(5))))
+    assert one.update()['top'] > 0
+    assert len({path for path, _ in running(comm, one.model)}) == 1
+    owners = comm.allgather(one.model.partition.is_own(one.model.k.l,
+                                                       'avg_mean'))
+    assert owners == [True, False]
 
 
 class Telling(chainer.Chain):
@@ -198,62 +227,6 @@ def test_a_number_that_one_rank_knows_is_refused(comm, model, said):
         updater_of(comm, made(model), [BATCH])
 
 
-class Counting(Looking):
-    """Keeps and returns numbers that do not depend on data."""
-
-    calls = 0
-
-    def forward(self, h):
-        self.calls += 1
-        return super().forward(h), len(h)
-
-
-class Counted(Around):
-    def middle(self, h):
-        h, self.length = self.k(h)
-        return h * self.length
-
-
-@on_ranks(2)
-def test_a_number_that_all_ranks_know_may_be_returned(comm):
-    compared(comm, Counted(Counting()))
-
-
-class Loss(chainer.Chain):
-    def forward(self, y, t):
-        loss = F.softmax_cross_entropy(y, t)
-        return loss * 0 if float(loss.array) > 1e9 else loss
-
-
-class LossInside(Around):
-    def __init__(self):
-        super().__init__(L.Linear(5, 5))
-        with self.init_scope():
-            self.measure = Loss()
-
-    def loss(self, y, t):
-        return self.measure(y, t)
-
-
-class TwiceDifferentiable(Around):
-    def loss(self, y, t):
-        return F.softmax_cross_entropy(y, t, enable_double_backprop=True)
-
-
-def ignoring():
-    labels = BATCH[1].copy()
-    labels[:3] = -1
-    return BATCH[0], labels
-
-
-@pytest.mark.parametrize('model', [
-    LossInside(), TwiceDifferentiable(L.Linear(5, 5))])
-@on_ranks(2)
-def test_labels_that_a_loss_ignores_are_counted_wherever_it_is(comm, model):
-    compared(comm, model, ignoring(),
-             weight=lambda few: float((few[1] >= 0).sum()))
-
-
 class Noise(chainer.Chain):
     """Draws only where the data are large, as a trace's are not."""
 
@@ -273,53 +246,24 @@ class Drawing(Around):
 @on_ranks(2)
 def test_what_is_drawn_inside_moves_nobody_elses_generator(comm):
     model = made(Drawing(Noise()))
-    updater_of(comm, model, [BATCH], cut={
-        'plan': cut_before(model)}).update()
+    updater_of(comm, model, [BATCH], plan=plan(model)).update()
     mine = comm.allgather(model.drawn)
     assert mine[0] == mine[1]
 
 
-class Rows(Around):
-    def middle(self, h):
-        rows = [self.k(F.reshape(row, (1, -1))) for row in h]
-        return F.concat(rows, axis=0)
-
-
-@on_ranks(2)
-def test_a_loop_over_a_variable_ends_on_all_ranks(comm):
-    _, updater = compared(comm, Rows(L.Linear(5, 5)))
-    updater.update()
-
-
-class LaterLooking(Around):
-    """A link that looks at data comes in the second batch only."""
-
-    def __init__(self):
-        super().__init__(Looking())
-        with self.init_scope():
-            self.q = Looking()
-
-    def forward(self, x, t):
-        h = F.tanh(self.a(x))
-        h = self.k(h) if (t == 0).sum() > 0 else self.q(h)
-        return F.softmax_cross_entropy(self.b(h), t)
-
-
 @on_ranks(2)
 def test_a_link_may_look_at_data_in_a_later_batch(comm):
-    model = made(LaterLooking())
-    first = BATCH[0], numpy.zeros(8, 'i')
-    second = BATCH[0], numpy.ones(8, 'i')
-    updater = updater_of(comm, model, [first, second], cut={
-        'plan': cut_before(model)})
-    updater.update()
-    plain = LaterLooking()
-    give(plain, values(comm, model))
-    updater.update()
-    serially(plain, second, 2)
-    found = gradients(comm, model)
+    """The second one comes in that batch only."""
+    one = both(comm, Choosing(Looking(), q=Looking()), *(
+        (BATCH[0], numpy.full(8, label, 'i')) for label in (0, 1)))
+    one.updater.update()
+    one.give()
+    one.updater.update()
+    one.plain.cleargrads()
+    one.plain(*one.batches[1]).backward()
+    found = one.gradients()
     for path in '/a/W', '/q/l/W', '/b/W':
-        close({path: found[path]}, {path: own(plain)[path]})
+        close({path: found[path]}, {path: own(one.plain)[path]})
 
 
 def looking(self, h):
@@ -367,14 +311,5 @@ INNER = {'forward': type('Inner', (Inner,), {'forward': looking}),
 @pytest.mark.parametrize('outer', ['forward', '__call__'])
 @on_ranks(2)
 def test_links_may_have_a_call_of_their_own(comm, outer, inner):
-    make = type('Outer', (Outer,), {outer: Outer.loss})
-    batch = (numpy.random.RandomState(0).randn(4, 4).astype('f'),
-             numpy.arange(4, dtype='i') % 3)
-    model, plain = make(INNER[inner]), make(INNER[inner])
-    plan = plan_of([['/a/W', '/a/b'], [
-        '/between/one/W', '/between/one/b'], ['/b/W', '/b/b']], '/b/W')
-    updater = updater_of(comm, model, [batch], cut={'plan': plan})
-    give(plain, values(comm, model))
-    updater.update()
-    serially(plain, batch, 2)
-    close(gradients(comm, model), own(plain), 1e-5)
+    both(comm, type('Outer', (Outer,), {outer: Outer.loss})(INNER[inner]),
+         tolerance=1e-5).update()

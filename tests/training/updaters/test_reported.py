@@ -1,9 +1,10 @@
 """Whatever a model reports is what it reports on the whole batch."""
 import chainer_fp8pipe
 from chainer_fp8pipe import PipelineUpdater, partition
-from chainer_fp8pipe.training.meetings import Meeting, add, report_of
-from chainer_fp8pipe.training.meetings import means as means_of
+from chainer_fp8pipe.mpi.agreement import Meeting
 from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
+from chainer_fp8pipe.training.reported import add, report_of
+from chainer_fp8pipe.training.reported import means as means_of
 
 import chainer
 import chainer.functions as F

@@ -1,6 +1,6 @@
 """Tensors laid end to end, and what compiled code is told of arrays."""
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.codecs.coding import places
+from chainer_fp8pipe.codecs.tensors import places
 
 import numpy
 import pytest
@@ -83,11 +83,11 @@ def test_other_arrays_than_float32_in_a_row_are_refused(codec, kind, array):
 
 def test_means_are_not_decoded_into_what_cannot_be_written():
     codec, tensors = Cast('float32'), random_tensors(SIZES)
-    coding = codec.step(codec.init(), tensors)
-    coding.decode_into(tensors.gradients)
+    codec.step(codec.init(), tensors)
+    tensors.decode_into(tensors.gradients)
     tensors.gradients[0].flags.writeable = False
     with pytest.raises(ValueError, match='writeable'):
-        coding.decode_into(tensors.gradients)
+        tensors.decode_into(tensors.gradients)
 
 
 def test_arrays_live_as_long_as_their_addresses_are_known():

@@ -12,7 +12,7 @@ from ..formats import RecordFormat, _formats
 from .staging import array_module, download, empty_wire, output, upload_now
 
 if TYPE_CHECKING:
-    from .codec import Codec, Part, State
+    from .codec import Codec, State
 
 #: The site where gradients are encoded.
 GRADIENT = 'gradient'
@@ -44,6 +44,9 @@ class Tensors:
     entries are those of a wire: of ``grain`` elements each, of which a
     tensor's last one may have fewer.
 
+    What a codec does with them in an update is added by :meth:`code`, which
+    :meth:`.Codec.step` calls; see ``codec.py``.
+
     Args:
         names: One name per tensor, unique, in the same order on all ranks.
         gradients: Flat float32 arrays, all NumPy or all CuPy.
@@ -55,7 +58,14 @@ class Tensors:
         size: Number of entries of the fused vector.
         offsets: Index of each tensor's first entry, and ``size``.
         xp: ``numpy`` or ``cupy``.
+        codec: What they are coded for; None before :meth:`code`.
+        state: Of the model and that codec.
+        tables: For compiled code; ``formats/coding.h`` reads them.
     """
+
+    codec: Codec | None = None
+    state: State
+    tables: tuple
 
     def __init__(self, names: Sequence[str], gradients: Sequence[Any],
                  parameters: Sequence[Any], loss_scale: float = 1.0,
@@ -91,90 +101,67 @@ class Tensors:
         return slice(max(start - offset, 0) * self.grain,
                      min(max(stop - offset, 0) * self.grain, size))
 
+    def code(self, state: State, number: int, *, prescale: float = 1.0,
+             rounding: int = 0, format: RecordFormat | None = None,
+             epsilon: float = 0.0, scales: Any = None,
+             seed_of: Callable[[str, str], int] | None = None,
+             units: Mapping[str, float] | None = None, bound: float = 1e38
+             ) -> None:
+        """Makes the tables with which tensors are encoded in this update.
 
-def named_parts(tensors: Tensors, start: int, stop: int
-                ) -> Iterator[tuple[int, slice, str]]:
-    """Tensors in a range, what of each, and a name of no other part."""
-    for index, part in tensors.overlaps(start, stop):
-        whole = part.stop - part.start == tensors.gradients[index].size
-        yield index, part, tensors.names[index] + (
-            '' if whole else f'[{part.start}:{part.stop}]')
+        Args:
+            state: Of the model.
+            number: Of the codec.
+            prescale: Factor of gradients when they are encoded, of floats.
+            rounding: Number of fp8's rounding.
+            format: Of records.
+            epsilon: Of fp8.
+            scales: float32 rows: the scale of encodings and its inverse, the
+                same for decoding and for means, and the largest residual, of
+                fp8.
+            seed_of: Seed of the random numbers of a tensor (by name) at a
+                site; None: nothing is random.
+            units: By name, if this is a relay.
+            bound: The largest residual of a relay; beyond 1e38 its sum with
+                a mean might be infinite.
 
-
-def tensors_of(parts: Sequence[Part], grain: int) -> Tensors:
-    """Parts end to end, as tensors without values: they take no memory."""
-    nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
-               for part in parts]
-    return Tensors([part.name for part in parts], nothing, nothing,
-                   grain=grain)
-
-
-class Coding:
-    """A codec's part in one update of one fused vector; see ``codec.py``.
-
-    Args:
-        codec: The codec.
-        state: Of the model.
-        tensors: The fused vector.
-        number: Of the codec.
-        prescale: Factor of gradients when they are encoded, of floats.
-        rounding: Number of fp8's rounding.
-        format: Of records.
-        epsilon: Of fp8.
-        scales: float32 rows: the scale of encodings and its inverse, the same
-            for decoding and for means, and the largest residual, of fp8.
-        seed_of: Seed of the random numbers of a tensor (by name) at a site;
-            None: nothing is random.
-        units: By name of the parts, if this is a relay.
-
-    Attributes:
-        tables: For compiled code; ``formats/coding.h`` reads them.
-    """
-
-    def __init__(self, codec: Codec, state: State, tensors: Tensors,
-                 number: int, *, prescale: float = 1.0, rounding: int = 0,
-                 format: RecordFormat | None = None, epsilon: float = 0.0,
-                 scales: Any = None,
-                 seed_of: Callable[[str, str], int] | None = None,
-                 units: Mapping[str, float] | None = None) -> None:
-        self.codec, self.state, self.tensors = codec, state, tensors
+        Raises:
+            ValueError: Compiled code cannot read an array.
+        """
+        self.state = state
         self.prescale, self.epsilon = prescale, epsilon
-        self.seed_of = seed_of
-        count = len(tensors.names)
+        self.seed_of, self._bound = seed_of, bound
+        count = len(self.names)
         self.scales = numpy.asarray(
             numpy.zeros((count, 5)) if scales is None else scales,
             numpy.float32).reshape(count, 5)
         self._units, self._format = units, format
         self._number = number
-        self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
+        rows = self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
         self._findings = numpy.zeros((count, 4), numpy.int64)
         self._kept: list[Any] = []      # arrays whose addresses are in tables
-        self._rows[:, 0] = tensors.offsets[:-1]
-        self._rows[:, 1] = tensors.offsets[1:]
-        self._rows[:, _ELEMENTS] = [one.size for one in tensors.gradients]
-        if units is None and tensors.xp is numpy:
-            self._take_gradients()
+        rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
+        rows[:, _ELEMENTS] = [one.size for one in self.gradients]
+        if units is None and self.xp is numpy:
+            gradients = self._places(self.gradients)
+            parameters = self._places(self.parameters)
+            if (gradients[:, 1] != parameters[:, 1]).any():
+                raise ValueError('gradients and parameters differ in size')
+            rows[:, _GRADIENT] = gradients[:, 0]
+            rows[:, _PARAMETER] = parameters[:, 0]
+            if state.codec.error_feedback:
+                rows[:, _RESIDUAL] = self._places([
+                    state.residual(numpy, GRADIENT, name, 0, one.size)
+                    if one.size else _NOTHING for name, one
+                    in zip(self.names, self.gradients, strict=True)],
+                    writeable=True)[:, 0]
+            if seed_of:
+                rows[:, _KEYS] = [_keys(seed_of(GRADIENT, name))
+                                  for name in self.names]
         self.tables = (number, rounding, format.number if format else 0,
-                       codec.wire_dtype.itemsize, codec.grain, prescale,
-                       epsilon, self._rows, self.scales, self._findings)
-
-    def _take_gradients(self) -> None:
-        tensors, rows = self.tensors, self._rows
-        gradients = self._places(tensors.gradients)
-        parameters = self._places(tensors.parameters)
-        if (gradients[:, 1] != parameters[:, 1]).any():
-            raise ValueError('gradients and parameters differ in size')
-        rows[:, _GRADIENT] = gradients[:, 0]
-        rows[:, _PARAMETER] = parameters[:, 0]
-        if self.codec.error_feedback:
-            rows[:, _RESIDUAL] = self._places([
-                self.state.residual(numpy, GRADIENT, name, 0, one.size)
-                if one.size else _NOTHING for name, one
-                in zip(tensors.names, tensors.gradients, strict=True)],
-                writeable=True)[:, 0]
-        if self.seed_of:
-            rows[:, _KEYS] = [_keys(self.seed_of(GRADIENT, name))
-                              for name in tensors.names]
+                       state.codec.wire_dtype.itemsize, self.grain, prescale,
+                       epsilon, rows, self.scales, self._findings)
+        self.codec = state.codec
 
     def _places(self, arrays: Sequence[Any], writeable: bool = False
                 ) -> numpy.ndarray:
@@ -196,11 +183,11 @@ class Coding:
                 to be encoded once.
             start: Where in the fused vector the piece begins.
         """
-        if self.tensors.xp is numpy:
+        if self.xp is numpy:
             self._code('encode', start, wire)
             return
         there = self._on_device(wire)
-        out = output(self.tensors.xp, there)
+        out = output(self.xp, there)
         for index, entries in self._whole_tensors():
             self._encode_on_device(index, out[entries])
         download(out, there)
@@ -211,22 +198,25 @@ class Coding:
         Returns:
             Names of tensors to which a NaN or an infinity was written so far.
         """
-        if self.tensors.xp is numpy:
+        if self.xp is numpy:
             if not self._rows[:, _OUT].any():
-                self.decode_into(self.tensors.gradients)
+                self.decode_into(self.gradients)
             self._code('decode', start, wire)
         else:
-            there = upload_now(self.tensors.xp, self._on_device(wire))
+            there = upload_now(self.xp, self._on_device(wire))
             for index, entries in self._whole_tensors():
                 self._decode_on_device(index, there[entries])
         return self.nonfinite
 
     def decode_into(self, gradients: Sequence[Any]) -> None:
-        """Has means decoded into these arrays; raises as ``Codec.step``."""
-        if self.tensors.xp is numpy:
+        """Has means decoded into these arrays from now on.
+
+        Raises:
+            ValueError: Compiled code cannot write one.
+        """
+        self.gradients = list(gradients)
+        if self.xp is numpy and self.codec:
             self._rows[:, _OUT] = self._places(gradients, writeable=True)[:, 0]
-        else:
-            self.tensors.gradients = list(gradients)
 
     def means(self, sites: Iterable[tuple[str, tuple[int, int]]]
               ) -> numpy.ndarray:
@@ -241,21 +231,26 @@ class Coding:
             (of its first element, which may lie outside; 0: nothing is kept)
             and the keys of its random numbers.
         """
-        sites, tensors = list(sites), self.tensors
-        found = numpy.zeros((len(sites), len(tensors.names), 2), numpy.int64)
+        sites = list(sites)
+        found = numpy.zeros((len(sites), len(self.names), 2), numpy.int64)
         for row, (site, owned) in zip(found, sites, strict=True):
             if self.seed_of:
                 row[:, 1] = [_keys(self.seed_of(site, name))
-                             for name in tensors.names]
-            if not self.codec.error_feedback:
+                             for name in self.names]
+            if not self.state.codec.error_feedback:
                 continue
-            kept = list(tensors.overlaps(*owned))
-            residuals = [self._residual_of_mean(
-                site, tensors.names[index], part) for index, part in kept]
+            kept, residuals = list(self.overlaps(*owned)), []
+            for index, part in kept:
+                name = self.names[index]
+                residuals.append(self.state.residual(
+                    numpy, site, name, part.start, part.stop))
+                if self._units is not None:
+                    self.state.in_unit(site, name, self._units[name],
+                                       residuals[-1], self._bound)
             addresses = self._places(residuals, writeable=True)[:, 0].tolist()
             for (index, part), address in zip(kept, addresses, strict=True):
                 row[index, 0] = address - part.start * _NOTHING.itemsize
-        if tensors.xp is not numpy and self._number == FP8:
+        if self.xp is not numpy and self._number == FP8:
             self._fetch_parameters([owned for _, owned in sites])
         return found
 
@@ -303,7 +298,7 @@ class Coding:
     def nonfinite(self) -> list[str]:
         """Names of the tensors whose decoded mean is not finite."""
         return [name for name, found in zip(
-            self.tensors.names, self._findings[:, _NONFINITE].tolist(),
+            self.names, self._findings[:, _NONFINITE].tolist(),
             strict=True) if found]
 
     @property
@@ -317,7 +312,7 @@ class Coding:
 
     def conclude(self) -> None:
         """Adds what has been found since the last call to the state."""
-        found, names = self._findings, self.tensors.names
+        found, names = self._findings, self.names
         for kind, bit in _BLAMED.items():
             for index in numpy.flatnonzero(found[:, _BLAME] & bit):
                 self.state.blame(f'the {kind} of {names[index]}')
@@ -335,16 +330,15 @@ class Coding:
     # --- on a GPU -----------------------------------------------------------
 
     def _encode_on_device(self, index: int, out: Any) -> None:
-        tensors, codec = self.tensors, self.codec
-        gradient, name = tensors.gradients[index], tensors.names[index]
+        gradient, name = self.gradients[index], self.names[index]
         scale, *_, bound = self.scales[index].tolist()
         residual = self.state.residual(
-            tensors.xp, GRADIENT, name, 0, gradient.size
-            ) if codec.error_feedback else None
+            self.xp, GRADIENT, name, 0, gradient.size
+            ) if self.state.codec.error_feedback else None
         clipped = 0
         if self._number == FP8:
             clipped, nonfinite = formats.ratio_encode(
-                gradient, tensors.parameters[index], out, scale=scale,
+                gradient, self.parameters[index], out, scale=scale,
                 epsilon=self.epsilon, residual=residual, bound=bound,
                 rounding=formats.ROUNDINGS[self.tables[1]],
                 seed=self.seed_of(GRADIENT, name) if self.seed_of else 0)
@@ -358,16 +352,16 @@ class Coding:
         self._findings[index, :2] += clipped, gradient.size
         if nonfinite:       # of a ratio, the parameter may be to blame
             is_value = self._number == FP8 and bool(
-                tensors.xp.isfinite(gradient).all())
+                self.xp.isfinite(gradient).all())
             self._findings[index, _BLAME] |= _BLAMED[
                 'value' if is_value else 'gradient']
 
     def _decode_on_device(self, index: int, wire: Any) -> None:
-        gradient, scale = (self.tensors.gradients[index],
+        gradient, scale = (self.gradients[index],
                            float(self.scales[index, 2]))
         if self._number == FP8:
             nonfinite = formats.ratio_decode(
-                wire, self.tensors.parameters[index], gradient, scale=scale,
+                wire, self.parameters[index], gradient, scale=scale,
                 epsilon=self.epsilon)
         elif self._format:
             nonfinite = self._format.decode(wire, gradient, factor=scale)
@@ -382,9 +376,9 @@ class Coding:
                 wire.view(numpy.uint8).reshape(-1, wire.itemsize))
 
     def _whole_tensors(self) -> Iterator[tuple[int, slice]]:
-        offsets = self.tensors.offsets
+        offsets = self.offsets
         return ((index, slice(*offsets[index:index + 2]))
-                for index, gradient in enumerate(self.tensors.gradients)
+                for index, gradient in enumerate(self.gradients)
                 if gradient.size)
 
     # --- details ------------------------------------------------------------
@@ -395,18 +389,9 @@ class Coding:
                       if other is None else other.view(numpy.uint8), count,
                       means)
 
-    def _residual_of_mean(self, site: str, name: str, part: slice) -> Any:
-        array = self.state.residual(numpy, site, name, part.start, part.stop)
-        if self._units is not None:
-            # Beyond 1e38 the sum of a residual and a mean might be infinite.
-            bound = 1e38 if self._number == RECORDS else float(
-                self.scales[0, 4])
-            self.state.in_unit(site, name, self._units[name], array, bound)
-        return array
-
     def _must_have_sums(self) -> None:
         if self._number == RECORDS:
-            raise TypeError(f'{self.codec.name} has no sums')
+            raise TypeError(f'{self.state.codec.name} has no sums')
 
     def _fetch_parameters(self, owned: Sequence[tuple[int, int]]) -> None:
         """Copies parameters from a device to where compiled code reads them.
@@ -416,12 +401,12 @@ class Coding:
         """
         spans: dict[int, tuple[int, int]] = {}
         for start, stop in owned:
-            for index, part in self.tensors.overlaps(start, stop):
+            for index, part in self.overlaps(start, stop):
                 first, last = spans.get(index, (part.start, part.stop))
                 spans[index] = min(first, part.start), max(last, part.stop)
         for index, (start, stop) in spans.items():
-            host = empty_wire(self.tensors.xp, stop - start, numpy.float32)
-            download(self.tensors.parameters[index][start:stop], host)
+            host = empty_wire(self.xp, stop - start, numpy.float32)
+            download(self.parameters[index][start:stop], host)
             self._rows[index, _PARAMETER] = (
                 host.ctypes.data - start * host.itemsize)
             self._kept.append(host)
