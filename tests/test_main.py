@@ -134,21 +134,40 @@ def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
     assert 'out of luck' in done.stderr
 
 
-@pytest.mark.parametrize(('head', 'message'), [
-    ('', 'creates no communicator, so each of the 2 ranks would train a '
+_COMM = "import chainermn\ncomm = chainermn.create_communicator('naive')\n"
+
+
+@pytest.mark.parametrize(('head', 'before', 'message'), [
+    ('', '', 'creates no communicator, so each of the 2 ranks would train a '
      'model of its own'),
-    ('from mpi4py import MPI', ''),
+    ('from mpi4py import MPI', '', ''),
+    (_COMM, '', 'the SGD of a Classifier is updated without averaging'),
+    (_COMM + 'mean = chainermn.create_multi_node_optimizer\n',
+     'optimizer = mean(optimizer, comm).setup(model)', ''),
+    (_COMM + 'mean = chainermn.create_multi_node_optimizer\n',
+     'mean(optimizer, comm).setup(model).update(model, x, t)\n'
+     'model = chainer.links.Classifier(chainer.links.Linear(3, 2))\n'
+     'optimizer = chainer.optimizers.Adam().setup(model)',
+     'the Adam of a Classifier is updated without averaging'),
+    (_COMM, 'model.cleargrads()\nmodel(x, t).backward()\n'
+     'comm.multi_node_mean_grad(model)\noptimizer.update()', ''),
+    (_COMM, 'comm.allreduce(x)', ''),
 ])
-def test_a_script_without_communicator_is_refused_at_its_first_update(
-        tmp_path, head, message):
-    """Unless it uses MPI itself."""
+def test_what_no_communicator_averages_is_refused_at_its_first_update(
+        tmp_path, head, before, message):
+    """Unless the script shares arrays in a way of its own, as by MPI."""
     path = tmp_path / 'train.py'
-    path.write_text(head + '''
+    path.write_text(f'''
+import os
+{head}
 import chainer, numpy
+os.makedirs('made/by/all')
+x, t = numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i')
 model = chainer.links.Classifier(chainer.links.Linear(3, 2))
 optimizer = chainer.optimizers.SGD().setup(model)
+{before}
 for _ in range(2):
-    optimizer.update(model, numpy.ones((4, 3), 'f'), numpy.zeros(4, 'i'))
+    optimizer.update(model, x, t)
     print('an update')
 ''')
     done = run(path, '--communicator', 'fp8')

@@ -191,11 +191,6 @@ REFUSED = [
      'call optimizer.setup(model)'),
     ('training.StandardUpdater(chainer.iterators.SerialIterator(data, 2), '
      'optimizer)', 'lower --micro-batches'),
-    (_UPDATER + 'trainer.extend(evaluator(eval_func=lambda x, t: None))',
-     'an eval_func of its own'),
-    (_UPDATER + 'trainer.extend(evaluator(model.copy()))\ntrainer.run()\n'
-     'trainer.get_extension("validation")()',
-     'is not the model which the optimizer'),
     (_UPDATER + 'trainer.extend(extensions.snapshot(savefun=print))',
      'another function than save_npz'),
     (_UPDATER + "chainer.serializers.load_npz('x', trainer)",
@@ -205,13 +200,6 @@ REFUSED = [
     ('print(1)', 'has made no chainer.training.StandardUpdater'),
     ('optimizer.update(model, *chainer.dataset.concat_examples(data))\n'
      'raise SystemExit("days later")', 'in a loop of its own'),
-    (_UPDATER + 'trainer.extend(lambda _: model(data[0][0][None], None), '
-     "name='look', trigger=(1, 'iteration'))\ntrainer.run()",
-     "call the updater's update(), evaluate() or predict()"),
-    (_UPDATER + 'class Own(extensions.Evaluator):\n'
-     '    def evaluate(self): return self.get_target("main").calls\n'
-     'trainer.extend(Own(iterator, model.predictor))',
-     'Own, an Evaluator, has an evaluate() of its own'),
     ('class Net(L.Classifier):\n'
      '    def forward(self, x, t): return self.predictor(x)\n'
      'optimizer.setup(Net(model.predictor))\n'
@@ -344,6 +332,97 @@ chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
             for key, value in values.items():
                 np.testing.assert_allclose(found[key], value, 1e-4, 1e-6)
     assert os.path.exists('other.npz')
+
+
+LOOKS = '''
+np.random.seed(3)
+model = L.Classifier(chainer.Sequential(
+    L.Linear(3, 8), F.relu, L.BatchNormalization(8), L.Linear(8, 8), F.relu,
+    L.Linear(8, 2)))
+optimizer.setup(model)
+iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
+before = model.copy()
+seen = []
+''' + _UPDATER + '''
+inputs = np.array([x for x, _ in data])
+labels = np.array([t for _, t in data])
+def look(name, value):
+    value = getattr(value, 'array', value)
+    seen.append((name, np.asarray(value, 'd').ravel().tolist()))
+def infer(function, *args):
+    with chainer.using_config('train', False):
+        return function(*args)
+class Own(extensions.Evaluator):
+    name = 'own'
+    def evaluate(self):
+        found = {}
+        target = self.get_target('main')
+        with chainer.reporter.report_scope(found):
+            chainer.report({'mean': F.mean(target(inputs)).array}, target)
+        return found
+class OneLayer(training.Extension):
+    trigger = 2, 'iteration'
+    def initialize(self, trainer):
+        look('at the beginning', model.predictor[0].W)
+    def __call__(self, trainer):
+        look('the first layer', model.predictor[0](inputs))
+        look('the last layer', model.predictor[-1].b)
+@training.make_extension(trigger=(1, 'iteration'))
+def whole(trainer):
+    look('loss', infer(model, inputs, labels))
+@training.make_extension(trigger=(2, 'iteration'))
+def several(trainer):
+    look('norm', sum(float((p.array ** 2).sum()) for p in model.params()))
+    chainer.serializers.save_npz('inside.npz', model)
+    look('a copy', infer(model.copy().predictor, inputs))
+    look('an older copy', infer(before.predictor, inputs))
+    look('evaluated', trainer.get_extension('validation')()[
+        'validation/main/loss'])
+    look('statistics', model.predictor[2].avg_mean)
+trainer.extend(evaluator(model), trigger=(4, 'iteration'))
+trainer.extend(evaluator(before), name='b', trigger=(2, 'iteration'))
+trainer.extend(evaluator(model, eval_func=lambda x, t: chainer.report(
+    {'sum': F.sum(model.predictor(x))}, model)), name='f',
+    trigger=(2, 'iteration'))
+trainer.extend(Own(chainer.iterators.SerialIterator(
+    data, 4), model.predictor), name='own', trigger=(2, 'iteration'))
+for one in OneLayer(), whole, several:
+    trainer.extend(one)
+trainer.extend(extensions.LogReport(trigger=(2, 'iteration')))
+look('before', infer(model.predictor, inputs))
+trainer.run()
+look('after', infer(model.predictor, inputs))
+before.to_cpu()
+updater.update()
+whole(trainer)
+'''
+
+
+def test_what_a_script_does_with_its_model_is_done_with_the_whole(
+        tmp_path, monkeypatch):
+    """In extensions, evaluators of its own, and outside of the training."""
+    (tmp_path / 'script.py').write_text(
+        _HEAD + LOOKS + 'import json\nprint(json.dumps(seen))')
+    done = run(tmp_path, 2, before=['--pipeline', 2, '--micro-batches', 1],
+               script='script.py')
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    log, inside = log_of(tmp_path), dict(np.load(tmp_path / 'inside.npz'))
+    (tmp_path / 'serial').mkdir()
+    monkeypatch.chdir(tmp_path / 'serial')
+    serial = {}
+    exec(_HEAD + LOOKS, serial)
+    assert len(found) == len(serial['seen']) > 15
+    for (name, values), (expected, others) in zip(
+            found, serial['seen'], strict=True):
+        assert name == expected
+        np.testing.assert_allclose(values, others, 1e-4, 1e-6, err_msg=name)
+    for entry, other in zip(log, log_of(tmp_path / 'serial'), strict=True):
+        assert entry.keys() == other.keys()
+        for key in entry.keys() - {'elapsed_time'}:
+            assert entry[key] == pytest.approx(other[key], rel=1e-4), key
+    for key, value in np.load('inside.npz').items():
+        np.testing.assert_allclose(inside[key], value, 1e-4, 1e-6)
 
 
 def test_examples_that_cannot_go_to_another_replica_are_named(tmp_path):

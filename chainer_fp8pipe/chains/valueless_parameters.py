@@ -12,12 +12,18 @@
 # leaves the ghost of the shape; a rehearsal leaves nothing; a run keeps what
 # is there; and a model that was traced but not cut loses the shapes again
 # (`without_shapes`).
+#
+# A parameter that another rank has is a ghost, too, and nothing is drawn for
+# it; code outside of passes may look at it where somebody fetches it
+# (`fetching`).  While `notice_looks` holds it, `Parameter.raw_array`, which
+# Chainer 7.8.1 inherits from `Variable` (chainer/variable.py, line 935), is
+# replaced for that.
 from __future__ import annotations
 
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
@@ -30,7 +36,7 @@ from ..intercept.function_calls import (
     current,
     suspended,
 )
-from ..intercept.patching import Current
+from ..intercept.patching import Current, Patch
 from ..pipeline.randomness import preserved
 from .ghost import ghost, is_ghost
 
@@ -51,6 +57,34 @@ def without_drawing() -> contextlib.AbstractContextManager:
     return _not_drawing.set_to(True)
 
 
+#: Fetches the parameters of other ranks for code of this thread that looks at
+#: one outside of passes; None: nobody does.
+fetching = Current()
+
+
+def _fetched(parameter: chainer.Parameter) -> Any:
+    """The array, after a look at it."""
+    array = parameter._data[0]
+    if is_ghost(array) and fetching.now is not None and (
+            current() is None and is_elsewhere(array)):
+        fetching.now()
+    return parameter._data[0]
+
+
+def is_elsewhere(array: Any) -> bool:
+    """Whether a parameter's ghost is of one that another rank has."""
+    return str(array.source).startswith('/')
+
+
+_LOOKS = Patch(chainer.Parameter, 'raw_array',
+               lambda original: property(_fetched))
+
+
+def notice_looks(owner: Any) -> None:
+    """Has :data:`fetching` asked as long as an object lives."""
+    _LOOKS.hold(owner)
+
+
 class DeferredParameter(chainer.Parameter):
     """A parameter that is drawn when its array is first asked for."""
 
@@ -62,10 +96,11 @@ class DeferredParameter(chainer.Parameter):
     @property
     def raw_array(self) -> Any:
         """The array, which is drawn now unless a trace asks."""
-        if (is_ghost(self._data[0]) and current() is None
-                and not _not_drawing.now):
+        array = self._data[0]
+        if (is_ghost(array) and current() is None and not _not_drawing.now
+                and not is_elsewhere(array)):
             draw(self)
-        return self._data[0]
+        return _fetched(self)
 
     def initialize(self, shape: Any) -> None:
         """Draws values for a shape that is known only now."""
@@ -232,19 +267,19 @@ def place_values_later(parameter: chainer.Parameter, shape: tuple[int, ...],
 
 
 @contextlib.contextmanager
-def without_shapes(model: Any, always: bool) -> Iterator[None]:
-    """A block after which a model has only the shapes that it had before.
+def without_shapes(parameters: Iterable[chainer.Parameter],
+                   always: bool = True) -> Iterator[None]:
+    """A block after which parameters have only the shapes of before.
 
     A trace leaves ghosts of parameters that get their shape in forward.  If
     the model is not cut then, a later forward pass must draw them, as usual.
 
     Args:
-        model: Is traced in the block.
+        parameters: Of the model that is traced in the block.
         always: Not only if the block raises an error.
     """
-    shapeless = [parameter for parameter in model.params()
-                 if parameter._data[0] is None] if isinstance(
-        model, chainer.Link) else []
+    shapeless = [parameter for parameter in parameters
+                 if parameter._data[0] is None]
     done = False
     try:
         yield

@@ -10,6 +10,7 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
+from ..chains.valueless_parameters import fetching
 from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
@@ -27,6 +28,7 @@ from ..training.unmodified.launch import (
     RankAware,
     Refusal,
     as_one_process,
+    as_ranks,
     launch,
     refuse_together,
 )
@@ -139,6 +141,7 @@ def _as_one(quiet: contextlib.ExitStack, job: Any) -> None:
     quiet.enter_context(as_one_process())
     if job.divides:
         quiet.enter_context(job.undrawn.building())
+        quiet.enter_context(fetching.set_to(None))
 
 
 def size(text: str) -> str:
@@ -185,13 +188,15 @@ def _as_given(options: argparse.Namespace) -> _Prepare:
 
     def prepare(quiet: contextlib.ExitStack) -> tuple[Any, Callable]:
         if pipeline is None:
-            return RankAware(comm, options.script), create
+            quiet.enter_context(as_ranks())
+            job = RankAware(comm, options.script)
+            return job, job.noting(create)
         from ..training.unmodified.jobs import PipelineJob
-        job = PipelineJob(comm, pipeline, lambda replicas:
-                          create_communicator(name or 'float32', replicas,
-                                              **given))
-        _as_one(quiet, job)
-        return job, create
+        divided = PipelineJob(comm, pipeline, lambda replicas:
+                              create_communicator(name or 'float32', replicas,
+                                                  **given))
+        _as_one(quiet, divided)
+        return divided, create
     return prepare
 
 

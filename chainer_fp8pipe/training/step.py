@@ -40,9 +40,8 @@ from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
-from ..pipeline.backprop import Arrays
+from ..pipeline.backprop import Arrays, GradientSums
 from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.layers import blame
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import (
@@ -55,7 +54,7 @@ from ..pipeline.schedules import (
 from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
 from .checks import check_count
-from .grouped_bn_model import give_up, hear_failures
+from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback
 from .reported import means
 from .whole_model import (
@@ -64,7 +63,7 @@ from .whole_model import (
     decisions,
     draw_alike,
 )
-from .work import Batch, Opened, Work, cut, samples_of, work_of
+from .work import Batch, Opened, Work, micro_batches, samples_of, work_of
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -387,14 +386,13 @@ class Pipeline:
         if error is None:
             try:
                 batch = read()
-                samples = samples_of(batch.arrays or [batch.target])
+                samples = samples_of(batch.arrays or [batch.target],
+                                     lists=True)
                 sizes = [end - start for start, end in bounds(
                     samples, self._parts(step, samples))]
                 opened = Opened(
-                    sizes, 0, batch.progress, batch.tree,
-                    [list(of) for of in zip(*[
-                        cut(array, sizes) for array in batch.arrays],
-                        strict=True)] or [[] for _ in sizes], batch.target)
+                    sizes, 0, batch.progress,
+                    *micro_batches(batch, sizes), batch.target)
             except StopIteration:
                 head = _Head(step, ended=True)
             except BaseException as reason:     # the others wait
@@ -421,7 +419,7 @@ class Pipeline:
         if after is not None:
             after.send(message)
         parts = opened.parts
-        for number in range(len(opened.sizes) * (opened.tree is not None)):
+        for number in range(len(opened.trees)):
             if before is not None:
                 before.expect(1)
                 parts.append(list(before.receive()))
@@ -514,7 +512,7 @@ class Pipeline:
             0.0 if self.grid.replica_index else number)
 
 
-_NOTHING_READ = Opened([], 0, (), None, [])
+_NOTHING_READ = Opened([], 0, (), [], [])
 _forward = functools.lru_cache(16)(forward_schedule)
 
 

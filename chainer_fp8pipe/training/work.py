@@ -18,22 +18,20 @@ import numpy
 
 from ..chains import nested
 from ..chains.names import OBSERVER
-from ..chains.part import ChainPart, MicroBatch
-from ..chains.partitioned import Partition
-from ..chains.partitioned_chain import PartitionedChain
-from ..chains.program import StagedTrace
+from ..chains.partitioned import ChainPart, Partition, PartitionedChain
+from ..chains.replay import MicroBatch
+from ..chains.trace import StagedTrace
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
-from ..pipeline.layers import LayersPart, as_tuple
-from ..pipeline.loss import (
+from ..pipeline.layers import (
     LayersLoss,
-    MeanLoss,
+    LayersPart,
+    as_tuple,
     checked_weight,
-    weights_of,
 )
 from ..pipeline.randomness import Place
-from ..pipeline.stage import Channels
+from ..pipeline.stage import Channels, MeanLoss, weights_of
 from .reported import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.
@@ -45,11 +43,11 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
 class Batch(NamedTuple):
     """The batch of one step, as the first stage reads it."""
 
-    arrays: list[Any]   # cut into micro-batches
+    arrays: list[Any]   # cut into micro-batches; or lists, of a Chain's batch
     target: Any = None  # for the loss of layers
-    #: Of the arguments that all ranks make of the arrays; None: the arrays
+    #: Names of the last ones, which are keyword arguments; None: the arrays
     #: are inputs of the first layer, and stay on the first stage.
-    tree: Any = None
+    names: tuple[str, ...] | None = None
     #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = ()
 
@@ -60,24 +58,32 @@ class Opened(NamedTuple):
     sizes: list[int]                # of the micro-batches
     first_sample: int               # index in the batch of all replicas
     progress: tuple[float, ...]     # of the first stage's iterator
-    tree: Any                       # of the batch
+    #: Of the arguments that all ranks make of the arrays of each
+    #: micro-batch; (): these stay on the first stage.
+    trees: list[Any]
     #: The arrays of each micro-batch, where they are known.
     parts: list[list[Any]]
     target: Any = None              # None but on the first stage
 
 
-def samples_of(arrays: list[Any]) -> int:
+def samples_of(arrays: list[Any], lists: bool = False) -> int:
     """How many samples a batch has.
+
+    Args:
+        arrays: Of the batch, with a row for each sample.
+        lists: Whether some may be lists or tuples, with an item for each.
 
     Raises:
         TypeError: Something in it is no array.
         ValueError: Its arrays have not equally many samples, or none.
     """
     for array in arrays:
-        if not hasattr(array, 'shape'):
+        if not hasattr(array, 'shape') and not (
+                lists and isinstance(array, (list, tuple))):
             raise TypeError(
-                f'a batch holds a {type(array).__name__}, not an array; '
-                'have the converter make arrays of inputs and target')
+                f'a batch holds a {type(array).__name__}, not an array'
+                + ' or a list with an item for each sample' * lists
+                + '; have the converter make arrays of inputs and target')
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) != 1:
         raise ValueError(f'the arrays of a batch have {lengths} samples; '
@@ -91,6 +97,21 @@ def cut(array: Any, sizes: list[int]) -> list[Any]:
     """The micro-batches of an array of a batch."""
     ends = [0, *itertools.accumulate(sizes)]
     return [array[start:end] for start, end in itertools.pairwise(ends)]
+
+
+def micro_batches(batch: Batch, sizes: list[int]
+                  ) -> tuple[list[Any], list[list[Any]]]:
+    """Trees and arrays of the micro-batches, as for :class:`Opened`."""
+    parts = [list(of) for of in zip(*[
+        cut(array, sizes) for array in batch.arrays],
+        strict=True)] or [[] for _ in sizes]
+    if batch.names is None:
+        return [], parts
+    first = len(batch.arrays) - len(batch.names)
+    found = [nested.leaves((tuple(part[:first]), dict(zip(
+        batch.names, part[first:], strict=True)))) for part in parts]
+    return ([tree for _, tree in found],
+            [list(map(_host, leaves)) for leaves, _ in found])
 
 
 class Work:
@@ -216,7 +237,7 @@ class ChainWork(Work):
     def parts(self, statistics: Any) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.optimizer = self._optimizer
-        self._partition.passes.statistics = statistics
+        self._partition.statistics = statistics
         return self._partition.parts()
 
     def choose(self, method: str | None) -> str:
@@ -250,9 +271,10 @@ class ChainWork(Work):
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
         args, kwargs = nested.arguments_of(arrays)
-        samples_of([*args, *kwargs.values()])
-        leaves, tree = nested.leaves((args, kwargs))
-        return Batch(list(map(_host, leaves)), None, tree)
+        given = [*args, *kwargs.values()]
+        samples_of(given, lists=True)
+        return Batch([_host(one) if hasattr(one, 'shape') else one
+                      for one in given], None, tuple(kwargs))
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
         """Finds the known traces of this rank's share of the micro-batches.
@@ -264,13 +286,13 @@ class ChainWork(Work):
         problem = part.problem()
         if problem:
             raise ValueError(problem)
-        kept = part.passes.resume(step)
+        kept = part.resume(step)
         function = self._method if step == 'predict' else self._model
         assert function is not None
         self._micro_batches = []
-        for number, (arrays, place) in enumerate(zip(
-                opened.parts, places, strict=True)):
-            args, kwargs = nested.rebuilt(opened.tree, [
+        for number, (tree, arrays, place) in enumerate(zip(
+                opened.trees, opened.parts, places, strict=True)):
+            args, kwargs = nested.rebuilt(tree, [
                 self._model.device.send(array) for array in arrays])
             self._micro_batches.append(MicroBatch(
                 function, args, kwargs, place, *kept[number:number + 1]))
@@ -325,7 +347,7 @@ class ChainWork(Work):
         Of each micro-batch.
         """
         self._trained += step == 'train'
-        self._partition.passes.begin(step, self._micro_batches)
+        self._partition.begin(step, self._micro_batches)
         inputs: list[Arrays] = [()] * len(self._micro_batches)
         if self._grid.stage_index > 0:
             inputs = []
@@ -372,7 +394,7 @@ class ChainWork(Work):
 
     def end(self) -> None:
         """See :meth:`.Work.end`."""
-        self._partition.passes.end()
+        self._partition.end()
 
     def give_back(self) -> None:
         """See :meth:`.Work.give_back`."""
@@ -381,7 +403,7 @@ class ChainWork(Work):
     def forget(self) -> None:
         """See :meth:`.Work.forget`."""
         self.give_back()
-        self._partition.passes.forget()
+        self._partition.forget()
 
     # --- details ------------------------------------------------------------
 
@@ -399,7 +421,7 @@ class ChainWork(Work):
         # The second step may begin with state that the first one has left.
         if step == 'train' and self._trained > 2:
             new = sum(one is None for one in found)
-            why = self._partition.passes.mismatch
+            why = self._partition.mismatch
             self._partition.tell_once(
                 f'{new} of {len(found)} micro-batches have shapes, or make '
                 'the model call what it has not called before, so the model '

@@ -24,6 +24,7 @@ from ..extensions.update_marks import EveryUpdate
 from ..snapshots.snapshot import Snapshot, resume
 from ..snapshots.snapshot import save as save_job
 from .launch import Refusal, refusing
+from .whole import looking
 
 _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
@@ -43,26 +44,8 @@ def adapted(extension: Any, job: Any) -> Any:
         return None
     if isinstance(extension, _snapshot._Snapshot):
         return _whole(extension, job)
-    if job.divides and _evaluates_itself(type(extension)):
-        raise Refusal(
-            f'{type(extension).__name__}, an Evaluator, has an evaluate() of '
-            'its own, which would call a model of which each rank has a '
-            "part; have it call super().evaluate(), whose results are the "
-            "model's chainer.report(...), or evaluate the model that the "
-            'script saves in another script')
-    if job.comm.rank:
-        return _silent(extension)
-    return extension
-
-
-def _evaluates_itself(kind: type) -> bool:
-    """Whether a kind of Evaluator does not ask Chainer's ``evaluate()``."""
-    if not issubclass(kind, extensions.Evaluator):
-        return False
-    function = next(vars(one)['evaluate'] for one in kind.__mro__
-                    if 'evaluate' in vars(one))
-    return (function is not vars(extensions.Evaluator)['evaluate']
-            and 'evaluate' not in function.__code__.co_names)
+    found = _silent(extension) if job.comm.rank else extension
+    return looking(found, job) if job.divides and found else found
 
 
 def _silent(extension: Any) -> Any:

@@ -18,7 +18,9 @@
 # error of the script's own code keeps its traceback.
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import inspect
 import random
 import sys
@@ -58,6 +60,7 @@ from .dividing import check_examples, divided, obstacle
 from .files import adapted, follow_rank_0
 from .launch import Refusal, quietly, refuse_together, refusing
 from .undrawn import Undrawn
+from .whole import WholeModel, evaluates_itself
 
 #: About a script that trains before it has made its updater.
 OWN_LOOP = (
@@ -81,6 +84,17 @@ class Options(NamedTuple):
         if self.cut is not None:
             return self.cut.chunks
         return 2 if self.schedule == 'interleaved' else 1
+
+
+def _together(method: Callable) -> Callable:
+    """A method in which all ranks communicate."""
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.whole is None:
+            return method(self, *args, **kwargs)
+        with self.whole.closed():
+            return method(self, *args, **kwargs)
+    return call
 
 
 class PipelineJob(Originals):
@@ -113,12 +127,15 @@ class PipelineJob(Originals):
         self.updater: Any = None
         self.undrawn = Undrawn(lambda: self.updater is None)
         self.grid: Any = None
+        #: The divided model, for the script's own code.
+        self.whole: WholeModel | None = None
 
     @property
     def model(self) -> Any:
         """The model that was cut; None before."""
         return self.updater and self.updater.get_optimizer('main').target
 
+    @_together
     def finish(self) -> None:
         """Raises Refusal if the script has made no pipeline."""
         if self.updater is None:
@@ -147,6 +164,11 @@ class PipelineJob(Originals):
             raise Refusal(OWN_LOOP.format(self.title))
         original(optimizer, *args, **kwargs)
 
+    @_together
+    def update(self, original: Callable, updater: Any) -> None:
+        original(updater)
+
+    @_together
     def make_trainer(self, original: Callable, trainer: Any, *args: Any,
                      **kwargs: Any) -> None:
         updater = args[0] if args else kwargs.get('updater')
@@ -157,12 +179,14 @@ class PipelineJob(Originals):
         original(trainer, *args, **kwargs)
         trainer.out = self.comm.bcast(trainer.out)
 
+    @_together
     def extend(self, original: Callable, trainer: Any, extension: Any,
                *args: Any, **kwargs: Any) -> None:
         found = adapted(extension, self)
         if found is not None:
             original(trainer, found, *args, **kwargs)
 
+    @_together
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         follow_rank_0(trainer, self.comm)
@@ -181,21 +205,31 @@ class PipelineJob(Originals):
         if not self.divides:
             return
         target = evaluator.get_all_targets().get('main')
-        if evaluator.eval_func is not None and not is_model(
-                evaluator.eval_func, target):
-            raise Refusal(
-                'the Evaluator has an eval_func of its own; a pipeline '
-                'evaluates the model that it trains: leave eval_func out')
-        evaluator.eval_func = self._evaluation(target)
+        if not evaluates_itself(type(evaluator)) and (
+                evaluator.eval_func is None
+                or is_model(evaluator.eval_func, target)):
+            evaluator.eval_func = _Evaluation(self, target)
 
+    @_together
     def evaluate(self, original: Callable, evaluator: Any) -> Any:
+        function = evaluator.eval_func
+        is_shared = self.whole is None or (
+            isinstance(function, _Evaluation) and function.is_shared)
+        with (contextlib.nullcontext() if is_shared or self.whole is None
+              else self.whole.lent()):
+            found = original(evaluator)
         # Sets that were divided by chance differ between ranks; triggers
         # must not.
-        return self.comm.bcast(original(evaluator))
+        return self.comm.bcast(found)
 
-    save, load = files.save, files.load
+    save, load = _together(files.save), _together(files.load)
 
     # --- details ------------------------------------------------------------
+
+    @_together
+    def as_rank_0(self, value: Any) -> Any:
+        """The value that rank 0 has found; call it on all ranks."""
+        return self.comm.bcast(value)
 
     def warn(self, text: str) -> None:
         """Prints a warning on rank 0."""
@@ -223,6 +257,9 @@ class PipelineJob(Originals):
         self._become(updater, iterator, optimizer, given)
         updater._device, updater._input_device = device, input_device
         self.updater = updater
+        if self.divides:
+            self.whole = WholeModel(model.partition)
+            self.whole.open()
 
     def _place(self, optimizer: Any, example: Callable[[], Any]) -> None:
         """Gives this rank its part of the model, and of its optimizer.
@@ -293,18 +330,24 @@ class PipelineJob(Originals):
         with preserved():
             return self.comm.bcast(int(numpy.random.randint(1 << 31)))
 
-    def _evaluation(self, target: Any) -> Callable:
-        """The function of an ``Evaluator``, which may precede the updater."""
-        def evaluate(*args: Any, **kwargs: Any) -> Any:
-            if self.updater is None:
-                return target(*args, **kwargs)
-            if target is not self.model:
-                raise Refusal(
-                    f'the Evaluator looks at a {type(target).__name__} that '
-                    'is not the model which the optimizer was set up with; a '
-                    'pipeline evaluates the model that it trains')
-            return self.updater.evaluate(*args, **kwargs)
-        return evaluate
+
+class _Evaluation:
+    """The function of an ``Evaluator``, which may precede the updater.
+
+    Ranks share the work where the target is the model that is trained, and
+    each of them has the whole model where it is another.
+    """
+
+    def __init__(self, job: PipelineJob, target: Any) -> None:
+        self._job, self._target = job, target
+
+    @property
+    def is_shared(self) -> bool:
+        return self._target is self._job.model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._job.updater.evaluate if self.is_shared
+                else self._target)(*args, **kwargs)
 
 
 class ReplicaJob(PipelineJob):

@@ -12,9 +12,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,10 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from chainermn.communicators.communicator_base import CommunicatorBase
+from chainermn.optimizers import (
+    _DoubleBufferingOptimizer,
+    _MultiNodeOptimizer,
+)
 from mpi4py import MPI
 
 from ...compat import run_path
@@ -194,6 +200,8 @@ def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
 
 #: Seconds in which rank 0 makes a directory.
 _DIRECTORY_PATIENCE = 5.0
+#: Seconds by which the clocks of ranks and disks may differ.
+_CLOCKS = 1.0
 
 
 @contextlib.contextmanager
@@ -206,18 +214,49 @@ def as_one_process() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_rank_0_prints(contextlib.redirect_stdout))
         if MPI.COMM_WORLD.rank:
-            stack.enter_context(Patch(os, 'mkdir', _after_rank_0))
-            if sys.version_info < (3, 11):
-                stack.enter_context(Patch(
-                    vars(pathlib)['_normal_accessor'], 'mkdir',
-                    _after_rank_0))
+            _replace_mkdir(stack, _after_rank_0)
         yield
+
+
+@contextlib.contextmanager
+def as_ranks() -> Iterator[None]:
+    """A block for a script that may know of ranks, on all of them.
+
+    A directory that another rank has just made is no error.
+    """
+    start = MPI.COMM_WORLD.allreduce(time.time(), MPI.MIN)
+
+    def make(original: Callable) -> Callable:
+        def mkdir(path: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                original(path, *args, **kwargs)
+            except FileExistsError:
+                if (kwargs.get('dir_fd') is not None or _is_tempfile()
+                        or not os.path.isdir(path)
+                        or os.stat(path).st_ctime < start - _CLOCKS):
+                    raise
+        return mkdir
+    with contextlib.ExitStack() as stack:
+        if MPI.COMM_WORLD.size > 1:
+            _replace_mkdir(stack, make)
+        yield
+
+
+def _replace_mkdir(stack: contextlib.ExitStack, make: Callable) -> None:
+    stack.enter_context(Patch(os, 'mkdir', make))
+    if sys.version_info < (3, 11):
+        stack.enter_context(Patch(
+            vars(pathlib)['_normal_accessor'], 'mkdir', make))
+
+
+def _is_tempfile() -> bool:
+    """Whether the caller of ``mkdir`` makes names by chance."""
+    return sys._getframe(3).f_globals.get('__name__') == 'tempfile'
 
 
 def _after_rank_0(original: Callable) -> Callable:
     def mkdir(path: Any, mode: int = 0o777, *, dir_fd: Any = None) -> None:
-        caller = sys._getframe(2).f_globals.get('__name__')
-        if dir_fd is not None or caller == 'tempfile':  # with names by chance
+        if dir_fd is not None or _is_tempfile():
             original(path, mode, dir_fd=dir_fd)
             return
         end = time.monotonic() + _DIRECTORY_PATIENCE
@@ -235,8 +274,15 @@ def _after_rank_0(original: Callable) -> Callable:
 _OURS = 'chainer_fp8pipe', 'chainermn', 'mpi4py'
 
 
+#: Methods of communicators that average gradients, given a model.
+_MEANS = 'multi_node_mean_grad', 'allreduce_grad'
+#: Those by which a script may share arrays in a way of its own.
+_SHARE = ('allgather', 'allreduce', 'allreduce_obj', 'alltoall', 'gather',
+          'multi_node_mean', 'recv', 'scatter', 'send')
+
+
 class RankAware(Originals):
-    """Refuses the first update of a script that does not know of ranks.
+    """Refuses the first update that would not be averaged over the ranks.
 
     For scripts that average their gradients themselves, by ChainerMN, by
     this package or by mpi4py; Chainer makes all that they make.
@@ -249,9 +295,38 @@ class RankAware(Originals):
     def __init__(self, comm: MPI.Comm, script: str) -> None:
         self._size, self._script = comm.size, script
         self._is_checked = comm.size == 1
+        # Optimizers that were found to be right, and models that a
+        # communicator has had.
+        self._right: list[Any] = []
+        self._averaged: set[int] = set()
+        self._shares = comm.size == 1
 
     def finish(self) -> None:
         """The script has ended."""
+
+    def noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
+        """Makes communicators, and notes what they are used for."""
+        @functools.wraps(create)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            found = create(*args, **kwargs)
+            for names, note in (_MEANS, self._average), (_SHARE, self._share):
+                for name in names:
+                    if hasattr(type(found), name):
+                        Patch(type(found), name, note).hold(found)
+            return found
+        return call
+
+    def _average(self, original: Callable) -> Callable:
+        def mean(comm: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            self._averaged.add(id(model))
+            return original(comm, model, *args, **kwargs)
+        return mean
+
+    def _share(self, original: Callable) -> Callable:
+        def share(*args: Any, **kwargs: Any) -> Any:
+            self._shares = True
+            return original(*args, **kwargs)
+        return share
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
@@ -261,13 +336,19 @@ class RankAware(Originals):
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
         self._check()
+        if not self._shares and not any(
+                optimizer is one for one in self._right):
+            self._check_averaged(optimizer)
+            self._right.append(optimizer)
         original(optimizer, *args, **kwargs)
 
     def _check(self) -> None:
         if self._is_checked:
             return
         self._is_checked = True
-        if not _has_communicator() and not _knows_mpi(self._script):
+        if _knows_mpi(self._script) or _alive(ProcessGrid):
+            self._shares = True
+        elif not _alive(CommunicatorBase):
             raise Refusal(
                 'the script creates no communicator, so each of the '
                 f'{self._size} ranks would train a model of its own on all '
@@ -277,17 +358,33 @@ class RankAware(Originals):
                 'the script as it is and run it with --pipeline '
                 f'{self._size}')
 
+    def _check_averaged(self, optimizer: Any) -> None:
+        if id(optimizer.target) in self._averaged or any(
+                getattr(one, 'actual_optimizer', None) is optimizer
+                for one in _alive(_MultiNodeOptimizer,
+                                  _DoubleBufferingOptimizer)):
+            return
+        kind, target = type(optimizer).__name__, type(optimizer.target)
+        raise Refusal(
+            f'the {kind} of a {target.__name__} is updated without '
+            f'averaging, so each of the {self._size} ranks would train a '
+            'model of its own; give it to chainermn.'
+            'create_multi_node_optimizer(optimizer, comm) before '
+            'optimizer.setup(model), or call '
+            'comm.multi_node_mean_grad(model) before optimizer.update() '
+            '(a script that imports mpi4py may do as it likes)')
 
-def _has_communicator() -> bool:
+
+def _alive(*kinds: type) -> list[Any]:
+    """All objects of some kinds."""
     # By its class alone: a proxy's attributes may do anything.
-    return any(issubclass(type(one), (CommunicatorBase, ProcessGrid))
-               for one in gc.get_objects())
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
 
 
 def _knows_mpi(script: str) -> bool:
     """Whether the script, or a module that it has imported, uses mpi4py."""
     with open(script, 'rb') as file:
-        if b'mpi4py' in file.read():
+        if re.search(b'mpi4py|mpi_comm', file.read()):
             return True
     for name, module in list(sys.modules.items()):
         if (isinstance(module, ModuleType)

@@ -1,0 +1,310 @@
+"""Scripts in the usual styles of 2016 to 2019, in all ways of running them.
+
+Each works with the numbers of one process, or is refused in a line.
+"""
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import chainer
+import numpy as np
+import pytest
+
+from tests.ranks import (
+    end_with_parent,
+    environment,
+    on_ranks,
+    run_script,
+)
+
+FOLDER = os.path.join(os.path.dirname(__file__), 'usual_scripts')
+ALONE = 'creates no communicator'
+#: By script: what --communicator fp8 and --pipeline 2 refuse ('': it works).
+SCRIPTS = {
+    'call_links': (ALONE, ''),
+    'detection': (ALONE, ''),
+    'forkserver': ('', "is ChainerMN's multi-node optimizer"),
+    'gan': (ALONE, 'trains with a DCGANUpdater'),
+    'graph_network': ('', "is ChainerMN's multi-node optimizer"),
+    'language_model': (ALONE, 'trains with a BPTTUpdater'),
+    'own_loop': (ALONE, 'in a loop of its own'),
+    'reinforcement': (ALONE, 'in a loop of its own'),
+    'sampling': (ALONE, ''),
+    'segmentation': (ALONE, ''),
+    'transformer': (ALONE, ''),
+    'vae': (ALONE, 'a loss function of its own, lf'),
+}
+#: Those whose numbers depend on the micro-batch: batch normalisation, and
+#: reports that are no means.
+WHOLE_BATCHES = 'segmentation', 'transformer'
+#: Those that one job of many scripts can show.
+QUICK = 'call_links', 'gan', 'graph_network', 'own_loop', 'sampling', 'vae'
+
+
+def path_of(name):
+    return os.path.join(FOLDER, f'{name}.py')
+
+
+def run(folder, name, ranks, *options):
+    folder.mkdir()
+    return run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *options,
+                      path_of(name), cwd=folder)
+
+
+def results(folder):
+    """The log, where there is one, and the parameters in the end."""
+    out, = [path for path in folder.iterdir()
+            if (path / 'model.npz').exists()]
+    log = []
+    if (out / 'log').exists():
+        log = json.loads((out / 'log').read_text())
+    return log, dict(np.load(out / 'model.npz'))
+
+
+@pytest.fixture(scope='module')
+def serial(tmp_path_factory):
+    """What a script leaves in one process, by its name."""
+    found = {}
+
+    def of(name):
+        if name not in found:
+            folder = tmp_path_factory.mktemp('serial')
+            done = subprocess.run(
+                [sys.executable, '-m', 'chainer_fp8pipe', 'run',
+                 path_of(name)], cwd=folder, env=environment(),
+                capture_output=True, text=True, timeout=300,
+                preexec_fn=end_with_parent)
+            assert done.returncode == 0, done.stderr
+            found[name] = results(folder)
+        return found[name]
+    return of
+
+
+def check(folder, expected, tolerance=1e-4, but=()):
+    """Whether a run has left the numbers of another."""
+    (log, values), (other_log, others) = results(folder), expected
+    assert len(log) == len(other_log)
+    for entry, other in zip(log, other_log, strict=True):
+        assert entry.keys() == other.keys()
+        for key in entry.keys() - {'elapsed_time', *but}:
+            assert entry[key] == pytest.approx(
+                other[key], rel=tolerance, abs=tolerance), key
+    assert values.keys() == others.keys()
+    for key, value in values.items():
+        np.testing.assert_allclose(value, others[key], tolerance, tolerance,
+                                   err_msg=key)
+
+
+def check_refusal(done, message, folder):
+    """Whether one line says why, and nothing was trained."""
+    assert done.returncode == 2, done.stderr
+    said = [line for line in done.stderr.splitlines()
+            if line.startswith('chainer_fp8pipe run: ')]
+    assert len(said) == 1, done.stderr
+    assert message in said[0]
+    assert 'Traceback' not in done.stderr
+    assert not list(folder.rglob('log')) + list(folder.rglob('*.npz'))
+
+
+def some(names):
+    return [name if name in QUICK else pytest.param(
+        name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize('name', some(SCRIPTS))
+def test_a_pipeline_gives_the_numbers_of_one_process_or_refuses(
+        tmp_path, name, serial):
+    options = ['--micro-batches', '1'] * (name in WHOLE_BATCHES)
+    done = run(tmp_path / 'here', name, 2, '--pipeline', 2, *options)
+    message = SCRIPTS[name][1]
+    if message:
+        check_refusal(done, message, tmp_path / 'here')
+        return
+    assert done.returncode == 0, done.stderr
+    check(tmp_path / 'here', serial(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('ranks', [2, 4])
+@pytest.mark.parametrize('name', [
+    name for name, (_, refused) in SCRIPTS.items() if not refused])
+def test_micro_batches_and_replicas_give_the_losses_of_one_process(
+        tmp_path, name, ranks, serial):
+    if name == 'segmentation':
+        pytest.skip('its batch normalisation sees micro-batches')
+    done = run(tmp_path / 'here', name, ranks, '--pipeline', 2,
+               '--micro-batches', 2)
+    assert done.returncode == 0, done.stderr
+    check(tmp_path / 'here', serial(name), 1e-3,
+          ('main/perp', 'validation/main/perp'))
+
+
+@pytest.mark.parametrize('name', [pytest.param(
+    name, marks=[] if name in ('graph_network', 'own_loop')
+    else pytest.mark.slow) for name in SCRIPTS])
+def test_a_communicator_gives_the_numbers_of_one_process_or_refuses(
+        tmp_path, name, serial):
+    """Its first updates are in float32, and the rest near it."""
+    message = SCRIPTS[name][0]
+    done = run(tmp_path / 'here', name, 2, '--communicator', 'fp8')
+    if message:
+        check_refusal(done, message, tmp_path / 'here')
+        return
+    assert done.returncode == 0, done.stderr
+    own = 'main/loss', 'main/accuracy'      # of rank 0's share of the data
+    check(tmp_path / 'here', serial(name), 1e-4, own)
+    done = run(tmp_path / 'fp8', name, 2, '--communicator', 'fp8',
+               '--warmup', 1)
+    assert done.returncode == 0, done.stderr
+    check(tmp_path / 'fp8', serial(name), 0.1, own)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', SCRIPTS)
+def test_several_ranks_without_options_are_for_chainermn(
+        tmp_path, name, serial):
+    message = SCRIPTS[name][0]
+    done = run(tmp_path / 'here', name, 2)
+    if message:
+        check_refusal(done, message, tmp_path / 'here')
+    else:
+        assert done.returncode == 0, done.stderr
+        check(tmp_path / 'here', serial(name), 1e-4,
+              ('main/loss', 'main/accuracy'))
+
+
+# --- partition() ------------------------------------------------------------
+
+def detection(script, rand):
+    data = script.Images(8)
+    return script.MultiboxTrainChain(script.SSD()), (
+        chainer.dataset.concat_examples(data[:]))
+
+
+def forkserver(script, rand):
+    return script.NIN(), (rand.rand(8, 3, 6, 6).astype('f'),
+                          np.arange(8, dtype='i') % 4)
+
+
+def graph_network(script, rand):
+    return script.Regressor(script.GGNN()), chainer.dataset.concat_examples(
+        list(script.molecules(8)))
+
+
+def segmentation(script, rand):
+    return script.PixelwiseSoftmaxClassifier(script.SegNet(3)), (
+        rand.rand(8, 3, 8, 8).astype('f'),
+        rand.randint(-1, 3, (8, 8, 8)).astype('i'))
+
+
+def transformer(script, rand):
+    sentences = [rand.randint(3, 12, 2 + place % 3).astype('i')
+                 for place in range(8)]
+    return script.Transformer(1, 12, 8), (
+        script.seq2seq_pad_concat_convert(
+            list(zip(sentences, sentences, strict=True)), None))
+
+
+def sampling(script, rand):
+    return script.CharLM(9, 8), {
+        'xs': [np.arange(4 + place % 3, dtype='i') for place in range(8)]}
+
+
+def classifier(net, shape):
+    def make(script, rand):
+        return chainer.links.Classifier(net(script)), (
+            rand.rand(8, *shape).astype('f'), np.arange(8, dtype='i') % 3)
+    return make
+
+
+def words(script, rand):
+    return chainer.links.Classifier(script.RNNForLM(10, 8)), (
+        rand.randint(0, 10, 8).astype('i'), rand.randint(0, 10, 8).astype('i'))
+
+
+#: By script, what makes its model and a batch; or what is said of a model
+#: whose call gives no loss.
+MODELS = {
+    'call_links': classifier(lambda script: script.MLP(8, 3), (6,)),
+    'detection': detection,
+    'forkserver': forkserver,
+    'gan': lambda script, rand: (
+        script.Discriminator(), rand.rand(8, 8).astype('f')),
+    'graph_network': graph_network,
+    'language_model': words,
+    'own_loop': classifier(lambda script: script.ConvNet(), (1, 8, 8)),
+    'reinforcement': lambda script, rand: (
+        script.QFunction(6, 2), rand.rand(8, 6).astype('f')),
+    'sampling': sampling,
+    'segmentation': segmentation,
+    'transformer': transformer,
+    'vae': lambda script, rand: (
+        script.VAE(16, 2, 8), rand.rand(8, 16).astype('f')),
+}
+NO_LOSS = 'gan', 'reinforcement', 'vae'
+
+
+def made(name):
+    """A script's model and batch, the same each time."""
+    spec = importlib.util.spec_from_file_location(f'usual_{name}',
+                                                  path_of(name))
+    script = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'argv', [name])
+        patch.setattr(np, 'int', int, raising=False)
+        if name == 'own_loop':      # without a guard; before it trains
+            with open(path_of(name)) as file:
+                text = file.read()
+            start, net, data = map(text.index, (
+                'parser =', 'class ConvNet', 'x_train ='))
+            exec(text[:start] + text[net:data], vars(script))
+        else:
+            spec.loader.exec_module(script)
+    np.random.seed(5)
+    model, batch = MODELS[name](script, np.random.RandomState(5))
+    if name == 'own_loop':
+        model.predictor.train = False       # no dropout
+    return model, batch
+
+
+#: Inside of an LSTM, whose state is where the cell is, and used after the cut.
+IN_THE_LSTM = [{'before': '/predictor/l1/upward/W', 'calls_later': 2}]
+
+
+@pytest.mark.parametrize(('name', 'cuts'), [
+    *[(name, None) for name in MODELS], ('language_model', IN_THE_LSTM)])
+@on_ranks(2)
+def test_partition_gives_the_numbers_of_one_process_or_refuses(
+        comm, name, cuts):
+    from chainer_fp8pipe import partition
+    from chainer_fp8pipe.training.step import Pipeline
+    model, batch = made(name)
+    if name in NO_LOSS:
+        with pytest.raises(ValueError, match='it must return its loss'):
+            partition(model, batch, comm, micro_batches=1)
+        return
+    partition(model, batch, comm, micro_batches=1)
+    if cuts:
+        plan = dict(model.plan.as_dict(), cuts=cuts)
+        model, _ = made(name)
+        partition(model, batch, comm, micro_batches=1, plan=plan)
+    pipeline = Pipeline(chainer.optimizers.SGD(0.1).setup(model), comm,
+                        micro_batches=1)
+    named = isinstance(batch, dict)
+    args, kwargs = ((), batch) if named else (batch, {})
+    losses = [pipeline.step(*args, **kwargs)['loss'] for _ in range(3)]
+    plain, _ = made(name)
+    optimizer = chainer.optimizers.SGD(0.1).setup(plain)
+    for found in losses:
+        loss = plain(*args, **kwargs)
+        assert float(found) == pytest.approx(float(loss.array), rel=1e-4)
+        plain.cleargrads()
+        loss.backward()
+        loss.unchain_backward()
+        optimizer.update()
+    serial = dict(plain.namedparams())
+    for path, parameter in model.namedparams():
+        np.testing.assert_allclose(parameter.array, serial[path].array,
+                                   1e-4, 1e-5, err_msg=path)

@@ -1,0 +1,106 @@
+"""train_mnist.py of Chainer 2: links have __call__ and look at values."""
+from __future__ import print_function
+
+import argparse
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+from chainer import training
+from chainer.training import extensions
+
+
+class SpectralLinear(chainer.Chain):
+    """One power iteration a call; u is kept in snapshots."""
+
+    def __init__(self, n_in, n_out):
+        super(SpectralLinear, self).__init__()
+        with self.init_scope():
+            self.l = L.Linear(n_in, n_out)
+        self.add_persistent('u', np.ones(n_out, np.float32))
+
+    def __call__(self, x):
+        W = self.l.W.data
+        v = W.T.dot(self.u)
+        v /= np.linalg.norm(v) + 1e-8
+        u = W.dot(v)
+        sigma = np.linalg.norm(u)
+        return F.linear(x, self.l.W / float(sigma), self.l.b)
+
+
+class Gate(chainer.Chain):
+    def __init__(self, n):
+        super(Gate, self).__init__()
+        with self.init_scope():
+            self.gate = L.Linear(n, n)
+
+    def __call__(self, x):
+        g = F.sigmoid(self.gate(x))
+        if np.isnan(g.data).any():
+            raise ValueError('diverged')
+        mask = self.xp.zeros(x.shape, np.float32)
+        mask[g.data > 0.1] = 1
+        return x * g * mask
+
+
+class MLP(chainer.Chain):
+    def __init__(self, n_units, n_out):
+        super(MLP, self).__init__()
+        with self.init_scope():
+            self.l1 = SpectralLinear(6, n_units)
+            self.gate = Gate(n_units)
+            self.l2 = L.Linear(None, n_units)
+            self.l3 = L.Linear(None, n_out)
+
+    def __call__(self, x):
+        h1 = self.gate(F.relu(self.l1(x)))
+        h2 = F.relu(self.l2(h1))
+        return self.l3(h2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description='Chainer example: MNIST')
+    parser.add_argument('--batchsize', '-b', type=int, default=8)
+    parser.add_argument('--epoch', '-e', type=int, default=3)
+    parser.add_argument('--gpu', '-g', type=int, default=-1)
+    parser.add_argument('--out', '-o', default='result')
+    parser.add_argument('--resume', '-r', default='')
+    args = parser.parse_args()
+    print('GPU: {}'.format(args.gpu))
+    np.random.seed(0)
+    model = L.Classifier(MLP(8, 3))
+    if args.gpu >= 0:
+        chainer.cuda.get_device(args.gpu).use()
+        model.to_gpu()
+    optimizer = chainer.optimizers.Adam()
+    optimizer.setup(model)
+    x = np.random.rand(32, 6).astype(np.float32)
+    t = (x.sum(axis=1) * 3).astype(np.int) % 3
+    data = chainer.datasets.TupleDataset(x, t.astype(np.int32))
+    train, test = chainer.datasets.split_dataset_random(data, 24, seed=0)
+    train_iter = chainer.iterators.SerialIterator(train, args.batchsize)
+    test_iter = chainer.iterators.SerialIterator(
+        test, args.batchsize, repeat=False, shuffle=False)
+    updater = training.StandardUpdater(train_iter, optimizer, device=args.gpu)
+    trainer = training.Trainer(updater, (args.epoch, 'epoch'), out=args.out)
+    trainer.extend(extensions.Evaluator(test_iter, model, device=args.gpu))
+    trainer.extend(extensions.dump_graph('main/loss'))
+    trainer.extend(extensions.snapshot(), trigger=(args.epoch, 'epoch'))
+    trainer.extend(extensions.LogReport())
+    if extensions.PlotReport.available():
+        trainer.extend(extensions.PlotReport(
+            ['main/loss', 'validation/main/loss'], 'epoch',
+            file_name='loss.png'))
+    trainer.extend(extensions.PrintReport(
+        ['epoch', 'main/loss', 'validation/main/loss', 'main/accuracy',
+         'validation/main/accuracy', 'elapsed_time']))
+    trainer.extend(extensions.ProgressBar(update_interval=2))
+    if args.resume:
+        chainer.serializers.load_npz(args.resume, trainer)
+    trainer.run()
+    chainer.serializers.save_npz(args.out + '/model.npz', model)
+
+
+if __name__ == '__main__':
+    main()
