@@ -83,8 +83,6 @@ class Bucket(_engine.Job):
 
     Attributes:
         codec: Of the wire.
-        uses_wire: Frames lie in the wire; else in their chunks, only as long
-            as those are on their way.
         proposed: The codec's maxima, of all ranks when they have arrived;
             None if it needs none.
         is_submitted: The codec has proposed its maxima.
@@ -104,14 +102,12 @@ class Bucket(_engine.Job):
         self.tensors, self.wire = tensors, wire
         self.encodes, self.decodes = encodes, decodes
         self.contributes, self.number = contributes, number
-        self.uses_wire = True
         self.is_submitted = self.is_prepared = self.finished = False
         self.failure = ''
         self.nonfinite: list[str] | None = None
         self.proposed: numpy.ndarray | None = None
         self.maxima: HeldRequest | None = None      # on their way
         self.arrive: Callable[[], None] | None = None
-        self._means: list[tuple[int, int]] = []
 
     @property
     def name(self) -> str:
@@ -120,22 +116,22 @@ class Bucket(_engine.Job):
         return f'bucket {self.number} ({names[0]}' + (
             f' and {len(names) - 1} more)' if names[1:] else ')')
 
-    def decoded(self) -> list[tuple[int, int]]:
-        """Ranges of the fused vector whose means are in the gradients so far.
+    def decoded(self) -> list[list[int]]:
+        """Ranges whose means have come into the gradients since the last call.
 
         Not while another thread works at the exchange.
         """
-        if self.decodes:
-            pairs = numpy.frombuffer(self.taken(), numpy.int64)
-            self._means += [(start, stop) for start, stop
-                            in pairs.reshape(-1, 2).tolist()]
-        return self._means
+        pairs = self.taken() if self.decodes else b''
+        return numpy.frombuffer(pairs, numpy.int64).reshape(-1, 2).tolist()
 
     @property
     def wire_is_finite(self) -> bool:
-        """Whether the mean as it has travelled has no NaN and no infinity."""
-        return (self.codec.is_finite(self.wire) if self.uses_wire
-                else self.tensors.wire_is_finite)
+        """Whether the mean as it has travelled has no NaN and no infinity.
+
+        After :meth:`decode`; on the host, the wire may not have been used.
+        """
+        return (self.tensors.wire_is_finite if self.tensors.xp is numpy
+                else self.codec.is_finite(self.wire))
 
     def decode(self) -> list[str]:
         """Writes means into gradients, if that has not been done.
@@ -240,7 +236,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing is on its way."""
-        return not self._waiting and not self.busy
+        return not self._waiting and not self._compiled.busy
 
     @property
     def patience(self) -> float:
@@ -481,7 +477,11 @@ class Engine:
     def prepare(self, bucket: Bucket) -> None:
         """Makes a bucket that has been coded ready to go in."""
         tensors = bucket.tensors
-        bucket.uses_wire = self._contributes and not (
+        if self._contributes and bucket.wire.size != tensors.size:
+            raise ValueError(f'{tensors.size} entries are not in a wire of '
+                             f'{bucket.wire.size}')
+        # Else frames lie in their chunks, as long as those are on their way.
+        uses_wire = self._contributes and not (
             bucket.encodes and bucket.decodes)
         in_place, itemsize, shrink = self._sums(bucket.codec)
         if bucket.decodes:
@@ -495,7 +495,7 @@ class Engine:
             means = means[len(share.sites):]
         self._compiled.prepare(
             bucket, tensors.tables, bucket.wire.view(numpy.uint8), itemsize,
-            shrink, in_place, bucket.uses_wire,
+            shrink, in_place, uses_wire,
             # Only a GPU's wires are ever there.
             bool(tensors.xp is not numpy and self._memory
                  and self._memory.holds(bucket.wire)),

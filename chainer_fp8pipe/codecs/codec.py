@@ -48,14 +48,7 @@ import numpy
 
 from ..formats import FORMATS, RECORD, RecordFormat
 from .staging import to_host
-from .tensors import (
-    FLOAT16,
-    FLOAT32,
-    GRADIENT,
-    RECORDS,
-    Tensors,
-    tensors_of,
-)
+from .tensors import FLOAT16, FLOAT32, GRADIENT, RECORDS, Tensors
 
 
 class Part(NamedTuple):
@@ -257,9 +250,14 @@ class Codec(abc.ABC):
 
     def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
         """What :meth:`relay` must know of the tensors."""
-        return Part('', tensors.size, 0.0),
+        return tuple(Part(name, gradient.size, self._unit_of(state, name))
+                     for name, gradient in zip(
+                         tensors.names, tensors.gradients, strict=True))
 
-    @abc.abstractmethod
+    def _unit_of(self, state: State, name: str) -> float:
+        """See :class:`Part`."""
+        return 0.0
+
     def relay(self, state: State, parts: tuple[Part, ...], rank: int
               ) -> Tensors:
         """Tensors on a rank without a model, ready for their means.
@@ -274,6 +272,19 @@ class Codec(abc.ABC):
             parts: What a worker's :meth:`parts` gave.
             rank: This rank: random numbers depend on it.
         """
+        # Values that take no memory.
+        nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
+                   for part in parts]
+        tensors = Tensors([part.name for part in parts], nothing, nothing,
+                          grain=self.grain)
+        self._relay(state, tensors, {part.name: part.unit for part in parts},
+                    rank)
+        return tensors
+
+    @abc.abstractmethod
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
+        """Says how the means of a relay's tensors are encoded."""
 
     @abc.abstractmethod
     def is_finite(self, wire: numpy.ndarray) -> bool:
@@ -317,11 +328,9 @@ class Cast(Codec):
              ) -> None:
         tensors.code(state, self._number, prescale=prescale)
 
-    def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Tensors:
-        tensors = tensors_of(parts, 1)
-        tensors.code(state, self._number, units={})
-        return tensors
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
+        tensors.code(state, self._number, units=units)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return bool(numpy.isfinite(wire).all())
@@ -365,17 +374,12 @@ class BlockScaled(Codec):
         tensors.code(state, RECORDS, format=self.format, scales=numpy.tile(
             [prescale / unit, 0.0, unit, 0.0, 0.0], (len(tensors.names), 1)))
 
-    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
-        unit = 1 / _over_unit(state.loss_scale)
-        return tuple(Part(name, gradient.size, unit) for name, gradient in zip(
-            tensors.names, tensors.gradients, strict=True))
+    def _unit_of(self, state: State, name: str) -> float:
+        return 1 / _over_unit(state.loss_scale)
 
-    def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Tensors:
-        tensors = tensors_of(parts, RECORD)
-        tensors.code(state, RECORDS, format=self.format,
-                     units={part.name: part.unit for part in parts})
-        return tensors
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
+        tensors.code(state, RECORDS, format=self.format, units=units)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not (self.format.rows(wire)[:, -1] == 255).any()

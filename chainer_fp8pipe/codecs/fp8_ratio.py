@@ -46,9 +46,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from .. import formats
-from .codec import Codec, Part, State
+from .codec import Codec, State
 from .staging import array_module, to_host
-from .tensors import FP8, RELAY, Tensors, tensors_of
+from .tensors import FP8, RELAY, Tensors
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
@@ -143,26 +143,19 @@ class Fp8Ratio(Codec):
             state, FP8, rounding=formats.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=scales, seed_of=self._seeds(state))
 
-    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
-        known = state.numbers.get('q', {})
-        return tuple(
-            Part(name, gradient.size, known.get(name, 0.0)
-                 / tensors.loss_scale) for name, gradient in zip(
-                     tensors.names, tensors.gradients, strict=True))
+    def _unit_of(self, state: State, name: str) -> float:
+        return state.numbers.get('q', {}).get(name, 0.0) / state.loss_scale
 
-    def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Tensors:
+    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
+               rank: int) -> None:
         state.updates += 1
-        tensors = tensors_of(parts, 1)
         # q, as the wire has it, is the largest residual: the gradients
         # themselves are not known.
         tensors.code(
             state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
-            scales=numpy.full((len(parts), 5), formats.MAX / self.headroom),
+            scales=numpy.full((len(units), 5), formats.MAX / self.headroom),
             seed_of=dataclasses.replace(self, rank=rank)._seeds(state),
-            units={part.name: part.unit for part in parts},
-            bound=formats.MAX / self.headroom)
-        return tensors
+            units=units, bound=formats.MAX / self.headroom)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not ((wire & _EXPONENT) == _EXPONENT).any()

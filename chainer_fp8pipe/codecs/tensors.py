@@ -12,7 +12,7 @@ from ..formats import RecordFormat, _formats
 from .staging import array_module, download, empty_wire, output, upload_now
 
 if TYPE_CHECKING:
-    from .codec import Codec, Part, State
+    from .codec import Codec, State
 
 #: The site where gradients are encoded.
 GRADIENT = 'gradient'
@@ -58,13 +58,13 @@ class Tensors:
         size: Number of entries of the fused vector.
         offsets: Index of each tensor's first entry, and ``size``.
         xp: ``numpy`` or ``cupy``.
-        state: Of the model and its codec; None before :meth:`code`.
-        codec: The codec; None before :meth:`code`.
+        codec: What they are coded for; None before :meth:`code`.
+        state: Of the model and that codec.
         tables: For compiled code; ``formats/coding.h`` reads them.
     """
 
-    state: State
     codec: Codec | None = None
+    state: State
     tables: tuple
 
     def __init__(self, names: Sequence[str], gradients: Sequence[Any],
@@ -128,7 +128,7 @@ class Tensors:
         Raises:
             ValueError: Compiled code cannot read an array.
         """
-        self.state, self.codec = state, state.codec
+        self.state = state
         self.prescale, self.epsilon = prescale, epsilon
         self.seed_of, self._bound = seed_of, bound
         count = len(self.names)
@@ -149,7 +149,7 @@ class Tensors:
                 raise ValueError('gradients and parameters differ in size')
             rows[:, _GRADIENT] = gradients[:, 0]
             rows[:, _PARAMETER] = parameters[:, 0]
-            if self.codec.error_feedback:
+            if state.codec.error_feedback:
                 rows[:, _RESIDUAL] = self._places([
                     state.residual(numpy, GRADIENT, name, 0, one.size)
                     if one.size else _NOTHING for name, one
@@ -159,8 +159,9 @@ class Tensors:
                 rows[:, _KEYS] = [_keys(seed_of(GRADIENT, name))
                                   for name in self.names]
         self.tables = (number, rounding, format.number if format else 0,
-                       self.codec.wire_dtype.itemsize, self.grain, prescale,
+                       state.codec.wire_dtype.itemsize, self.grain, prescale,
                        epsilon, rows, self.scales, self._findings)
+        self.codec = state.codec
 
     def _places(self, arrays: Sequence[Any], writeable: bool = False
                 ) -> numpy.ndarray:
@@ -409,14 +410,6 @@ class Tensors:
             self._rows[index, _PARAMETER] = (
                 host.ctypes.data - start * host.itemsize)
             self._kept.append(host)
-
-
-def tensors_of(parts: Sequence[Part], grain: int) -> Tensors:
-    """Tensors without values, which take no memory."""
-    nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
-               for part in parts]
-    return Tensors([part.name for part in parts], nothing, nothing,
-                   grain=grain)
 
 
 def _keys(seed: int) -> int:

@@ -410,22 +410,19 @@ class ModelExchange:
         tensors = bucket.tensors
         tensor = tensors.names.index(name)
         gradient = tensors.gradients[tensor]
-        given = 0
+        ranges: collections.deque[list[int]] = collections.deque()
 
         def feed() -> bool:
-            nonlocal given
-            ranges = bucket.decoded()
-            if given == len(ranges) or (must_be_finite and tensors.codec
-                                        and tensors.nonfinite):
+            ranges.extend(bucket.decoded())
+            if not ranges or (must_be_finite and tensors.nonfinite):
                 return False        # there is none, or it will be an error
             with self._reducer.events.section('update'):
                 used = False
-                while given < len(ranges) and not used:
-                    part = tensors.elements(tensor, *ranges[given])
-                    given += 1
+                while ranges and not used:
+                    part = tensors.elements(tensor, *ranges.popleft())
                     if part.start < part.stop:
                         used = use(part.start, part.stop, gradient)
-            return given < len(ranges)
+            return bool(ranges)
         return feed
 
     def complete(self) -> None:
@@ -468,16 +465,13 @@ class ModelExchange:
         # Later ones only where all gradients were final.
         if is_first or math.inf not in usual:
             finals = dict(zip(names, usual, strict=True))
-            self.slices = send_order(self.buckets, finals, *(
-                self._travel() if defers else ()))
-
-    def _travel(self) -> tuple[list[float], list[int]]:
-        """How long each bucket travels, and in how many chunks."""
-        assert self.queue is not None
-        codec, queue = self.current.codec, self.queue
-        sizes = [sum(self.sizes[name] for name in names)
-                 for names in self.buckets]
-        return ([self.seconds * size / sum(sizes) for size in sizes],
+            codec, queue = self.current.codec, self.queue
+            assert queue is not None
+            sizes = [sum(self.sizes[name] for name in names)
+                     for names in self.buckets] if defers else []
+            self.slices = send_order(
+                self.buckets, finals,
+                [self.seconds * size / sum(sizes) for size in sizes],
                 [queue.chunks(-(-size // codec.grain), codec)
                  for size in sizes])
 
@@ -571,10 +565,10 @@ class ModelExchange:
     # --- sending -------------------------------------------------------------
 
     @property
-    def idle(self) -> bool:
-        """Whether :meth:`step` would find nothing to do."""
-        return not self.update.todo and (
-            self.queue is None or self.queue.idle)
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return not self.failure and bool(self.update.todo or (
+            self.queue and not self.queue.idle))
 
     def step(self, alone: bool) -> bool:
         """Sends and receives; returns whether anything moved.

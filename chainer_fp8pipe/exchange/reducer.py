@@ -187,7 +187,7 @@ class Reducer:
                 with contextlib.suppress(Exception):    # nobody's concern
                     dead.complete()
                 del self._exchanges[key_of]
-                if dead.idle and not dead.failure:
+                if not dead.busy and not dead.failure:
                     ready_gradients.unwatch(dead)
                 else:       # its queue is not for others
                     self._exchanges[id(dead)] = dead
@@ -235,11 +235,10 @@ class Reducer:
             self._main_waits = False
 
     @property
-    def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
-        return not self._is_free and any(
-            not exchange.idle and not exchange.failure
-            for exchange in self.exchanges)
+    def busy(self) -> list[ModelExchange]:
+        """Those for which :meth:`step` has something to do."""
+        return [] if self._is_free else [
+            exchange for exchange in self.exchanges if exchange.busy]
 
     def step(self, alone: bool) -> bool:
         """Sends and receives a little, in the exchange's thread.
@@ -254,12 +253,10 @@ class Reducer:
                 timeout=0.05 if alone else 1e-3):
             return False
         try:
-            if self._is_free:
+            busy, moved = self.busy, False
+            if not busy:
                 return False
             self.events.hide()
-            busy = [exchange for exchange in self.exchanges
-                    if not exchange.idle]
-            moved = False
             with self.events.section('exchange'):
                 for exchange in busy:
                     try:

@@ -13,7 +13,7 @@ from ..chains.nested import arguments_of
 from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
-from .grouped_bn_model import give_up, hear_failures
+from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback
 from .reported import Reports, means, report_of
 from .updater import follow, progress

@@ -40,9 +40,8 @@ from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
-from ..pipeline.backprop import Arrays
+from ..pipeline.backprop import Arrays, GradientSums
 from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.layers import blame
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import (
@@ -55,7 +54,7 @@ from ..pipeline.schedules import (
 from ..pipeline.stage import Channels, Stage
 from ..report.stream import EventStream
 from .checks import check_count
-from .grouped_bn_model import give_up, hear_failures
+from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback
 from .reported import means
 from .whole_model import (

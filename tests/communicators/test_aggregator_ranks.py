@@ -114,11 +114,6 @@ def with_another_period(comm):
     divide(comm, 'fp8', period=7 if comm.rank == 2 else 100)
 
 
-def with_another_algorithm(comm):
-    create_communicator('float32', comm, **(
-        {} if comm.rank else {'algorithm': 'aggregator'}))
-
-
 def alone(comm):
     divide(MPI.COMM_SELF, 'fp8')
 
@@ -139,7 +134,6 @@ def a_grids_axis(comm):
 
 @pytest.mark.parametrize(('make', 'message'), [
     (with_another_period, 'period=100.*on rank 0 but.*period=7.* on rank 2'),
-    (with_another_algorithm, 'aggregator.*on rank 0 but.*direct.* on rank 1'),
     (the_class_itself, 'these 4 ranks have no aggregators.*'
      'create_communicator'),
     (partial(divide, name='fp8', aggregators=4),

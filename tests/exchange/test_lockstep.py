@@ -6,7 +6,7 @@ import threading
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
-from chainer_fp8pipe.exchange import drift, lockstep
+from chainer_fp8pipe.exchange import drift, lockstep, model_exchange
 from chainer_fp8pipe.exchange.buckets import Passes
 from chainer_fp8pipe.exchange.deferred_update import DeferredUpdate
 from chainer_fp8pipe.exchange.gradients import Gradients
@@ -50,7 +50,7 @@ OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Engine, 'finish'),
     'an order is due': (Passes, 'keep'),
-    'an order is chosen': (ModelExchange, '_travel'),
+    'an order is chosen': (model_exchange, 'send_order'),
     'the rest is sent': (ModelExchange, '_send_rest'),
     'the rest is left for later': (DeferredUpdate, '__init__'),
     'a parameter is updated': (SGDRule, 'update_core_cpu'),

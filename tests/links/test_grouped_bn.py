@@ -60,6 +60,43 @@ def batch(shape, sizes, seed, spread=3.0, centre=5.0):
             random.randn(*shape).astype('f'))
 
 
+def is_one_process(case, sizes, seed=0, spread=3.0, centre=5.0, of=np.float32,
+                   tolerance=1e-5, **options):
+    """A batch through a group, against the definition of the whole batch."""
+    shape, axis = CASES[case]
+    threads, links = make(case, len(sizes), **options)
+    link, places = links[0], parts(sizes)
+    before = link.avg_mean.astype(float)
+    x, gy = (item.astype(of) for item in batch(
+        shape, sizes, seed, spread, centre))
+    found = results(threads, lambda rank: train(
+        links[rank], x[places[rank]], gy[places[rank]]))
+    scale, shift = (
+        getattr(link, name).array.astype(float)
+        if options.get(f'use_{name}', True) else np.full_like(before, default)
+        for name, default in (('gamma', 1), ('beta', 0)))
+    wanted = reference(x, scale, shift, gy, axis)
+    for name, largest in (('y', None), ('gx', wanted['terms'])):
+        array = np.concatenate([item[name] for item in found])
+        assert array.dtype == of
+        assert_close(array, wanted[name], max(
+            tolerance if of == np.float32 else 0, 4 * np.finfo(of).eps),
+            largest=largest)
+    for name in 'gamma', 'beta':
+        if options.get(f'use_{name}', True):
+            grads = [getattr(one, name).grad for one in links]
+            assert grads[0].dtype == options.get('dtype', np.float32)
+            assert_close(sum(grad.astype(float) for grad in grads),
+                         wanted[f'g{name}'], tolerance)
+    decay = options.get('decay', .9)
+    for one in links:
+        assert_close(one.avg_mean, decay * before
+                     + (1 - decay) * wanted['mean'], tolerance)
+        assert_close(one.avg_var, decay + (1 - decay) * wanted['unbiased'],
+                     tolerance)
+        assert one.avg_mean.tobytes() == link.avg_mean.tobytes()
+
+
 @pytest.mark.filterwarnings('ignore:.*one element per channel')
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(CASES)),
@@ -68,32 +105,8 @@ def batch(shape, sizes, seed, spread=3.0, centre=5.0):
        st.integers(0, 9), st.sampled_from([0, 5, -300]))
 def test_a_group_is_one_process_with_the_whole_batch(
         case, sizes, decay, use_gamma, use_beta, seed, centre):
-    shape, axis = CASES[case]
-    threads, links = make(case, len(sizes), decay=decay, use_gamma=use_gamma,
-                          use_beta=use_beta)
-    before = links[0].avg_mean.copy()
-    x, gy = batch(shape, sizes, seed, centre=centre)
-    places = parts(sizes)
-    found = results(threads, lambda rank: train(
-        links[rank], x[places[rank]], gy[places[rank]]))
-    ones, zeros = np.ones_like(before), np.zeros_like(before)
-    wanted = reference(
-        x, links[0].gamma.array if use_gamma else ones,
-        links[0].beta.array if use_beta else zeros, gy, axis)
-    assert_close(np.concatenate([item['y'] for item in found]), wanted['y'])
-    assert_close(np.concatenate([item['gx'] for item in found]),
-                 wanted['gx'], largest=wanted['terms'])
-    if use_gamma:
-        assert_close(sum(link.gamma.grad.astype(float) for link in links),
-                     wanted['ggamma'])
-    if use_beta:
-        assert_close(sum(link.beta.grad.astype(float) for link in links),
-                     wanted['gbeta'])
-    for link in links:
-        assert_close(link.avg_mean,
-                     decay * before + (1 - decay) * wanted['mean'])
-        assert_close(link.avg_var, decay + (1 - decay) * wanted['unbiased'])
-        assert link.avg_mean.tobytes() == links[0].avg_mean.tobytes()
+    is_one_process(case, sizes, seed, centre=centre, decay=decay,
+                   use_gamma=use_gamma, use_beta=use_beta)
 
 
 # The backward pass of Chainer's fails if gamma has no dimensions.
@@ -121,37 +134,13 @@ def test_one_rank_normalises_as_chainer_does(case):
     (np.float64, np.float64, 1e-12), (np.float32, np.float64, 1e-12)])
 def test_statistics_are_float32_or_better(dtype, parameters, tolerance):
     """The first is Chainer's mixed16."""
-    shape, axis = CASES['images']
-    threads, links = make('images', dtype=parameters)
-    x, gy = (item.astype(dtype) for item in batch(shape, [40, 30], 0))
-    before = links[0].avg_mean.astype(float)
-    found = results(threads, lambda rank: train(
-        links[rank], x[rank::2], gy[rank::2]))
-    wanted = reference(x, *(parameter.array.astype(float) for parameter in (
-        links[0].gamma, links[0].beta)), gy, axis)
-    for name in ('y', 'gx'):
-        assert found[0][name].dtype == dtype
-        assert_close(found[0][name], wanted[name][::2],
-                     2e-6 if dtype == 'f' else 4 * np.finfo(dtype).eps)
-    assert links[0].gamma.grad.dtype == parameters
-    assert_close(sum(link.gamma.grad.astype(float) for link in links),
-                 wanted['ggamma'], tolerance)
-    assert_close(links[1].avg_mean, .9 * before + .1 * wanted['mean'],
-                 tolerance)
-    assert_close(links[1].avg_var, .9 + .1 * wanted['unbiased'], tolerance)
+    is_one_process('images', [40, 30], of=dtype, tolerance=tolerance,
+                   dtype=parameters)
 
 
 def test_nothing_cancels_where_the_mean_is_large():
     """ChainerMN's takes the mean of squares less the square of the mean."""
-    shape, axis = CASES['images']
-    threads, links = make('images', decay=0)
-    x, gy = batch(shape, [16, 16], 0, spread=1, centre=3000)
-    places = parts([16, 16])
-    found = results(threads, lambda rank: train(
-        links[rank], x[places[rank]], gy[places[rank]]))
-    wanted = reference(x, links[0].gamma.array, links[0].beta.array, gy, axis)
-    assert_close(links[0].avg_var, wanted['unbiased'])
-    assert_close(np.concatenate([item['y'] for item in found]), wanted['y'])
+    is_one_process('images', [16, 16], spread=1, centre=3000, decay=0)
 
 
 def test_finetuning_counts_batches():

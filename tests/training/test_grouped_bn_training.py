@@ -1,4 +1,6 @@
 """Grouped batch normalisation in pipelines, and beside other exchanges."""
+import sys
+
 from chainer_fp8pipe import (
     Divisible,
     PipelineUpdater,
@@ -18,7 +20,7 @@ import numpy as np
 import pytest
 
 from ..links.groups import assert_close
-from ..ranks import on_ranks, run_script
+from ..ranks import on_ranks
 from .updaters.networks import (
     Normalised,
     dataset,
@@ -183,24 +185,12 @@ def test_a_failing_layer_is_an_error_on_every_rank(comm, layer):
             pipeline(grid, dataset(12), model, before_stage=False)
 
 
-SCRIPT = """
-import chainer_fp8pipe
-from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
-
-import chainer.links as L
-import numpy
-from mpi4py import MPI
-
-link = create_grouped_bn_model(L.BatchNormalization(2), MPI.COMM_WORLD)
-if MPI.COMM_WORLD.rank == 1:
-    raise OSError('no more paper')
-link(numpy.ones((3, 2), 'f'))
-"""
-
-
-def test_a_rank_that_fails_ends_the_job(tmp_path):
-    """Nobody waits for it in the next batch normalisation."""
-    (tmp_path / 'script.py').write_text(SCRIPT)
-    done = run_script(2, tmp_path / 'script.py', timeout=300)
-    assert done.returncode
-    assert 'rank 1 of 2 failed' in done.stderr
+@on_ranks(2)
+def test_from_then_on_an_error_ends_all_ranks(comm):
+    """Nobody waits for its rank in the next batch normalisation."""
+    before, sys.excepthook = sys.excepthook, sys.__excepthook__
+    try:
+        create_grouped_bn_model(L.BatchNormalization(2), comm)
+        assert sys.excepthook is not sys.__excepthook__
+    finally:
+        sys.excepthook = before

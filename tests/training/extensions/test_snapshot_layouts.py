@@ -28,7 +28,7 @@ from ..trainers import (
     first,
     same_bits,
 )
-from ..updaters.networks import close, dataset
+from ..updaters.networks import Tied, close, dataset
 
 STOP, LAST = 5, 10
 
@@ -47,25 +47,6 @@ def network(normalised=False, random=True, width=9, layers=3):
     for _ in range(layers - 2):
         model.append(lazy(L.Linear, 8, 8))
     return model
-
-
-class Tied(chainer.Chain):
-    """A model to be partitioned; its last layer is its first one."""
-
-    def __init__(self, normalised=True):
-        super().__init__()
-        numpy.random.seed(3)
-        with self.init_scope():
-            self.first = L.Linear(8, 8)
-            self.body = chainer.Sequential(
-                L.BatchNormalization(8) if normalised else L.Bias(1, (8,)),
-                L.Linear(8, 8), F.tanh)
-
-    def forward(self, x, t):
-        loss = F.softmax_cross_entropy(
-            self.first(self.body(F.tanh(self.first(x)))), t)
-        chainer.report({'loss': loss}, self)
-        return loss
 
 
 NORMALISED = functools.partial(network, normalised=True)

@@ -77,6 +77,25 @@ NETWORKS = {network.__name__: network
             for network in (Plain, Skipping, Noisy, Normalised)}
 
 
+class Tied(chainer.Chain):
+    """A model to be partitioned; its last layer is its first one."""
+
+    def __init__(self, normalised=True):
+        super().__init__()
+        np.random.seed(3)
+        with self.init_scope():
+            self.first = L.Linear(8, 8)
+            self.body = chainer.Sequential(
+                L.BatchNormalization(8) if normalised else L.Bias(1, (8,)),
+                L.Linear(8, 8), F.tanh)
+
+    def forward(self, x, t):
+        loss = F.softmax_cross_entropy(
+            self.first(self.body(F.tanh(self.first(x)))), t)
+        chainer.report({'loss': loss}, self)
+        return loss
+
+
 def dataset(samples, ignored=(), seed=0):
     """Arrays of inputs and labels; some are to be ignored."""
     random = np.random.RandomState(seed)

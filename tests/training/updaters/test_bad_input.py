@@ -21,7 +21,6 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from tests.models import MODELS
 from tests.ranks import on_ranks
 from tests.training.trainers import Job
 from tests.training.updaters.networks import Plain, dataset
@@ -154,7 +153,7 @@ REFUSED = {
     'other recompute': (
         "recompute is True on rank 0 but 'auto' on rank 1",
         lambda rank: {'recompute': 'auto' if rank else True}),
-    'no plan': ('is no plan', lambda rank: {'plan': {}}),
+    'no plan': ('the plan: order is missing', lambda rank: {'plan': {}}),
 }
 
 
@@ -185,11 +184,9 @@ def test_other_numbers_of_ranks_refuse_as_well(comm):
                                   'moving_average'])
 @on_ranks(2)
 def test_models_of_the_collection_that_look_are_refused(comm, name):
-    case = MODELS[name]
     with pytest.raises(ValueError, match=r'tests/models/vectors.py:\d+: '
                        r'.*chainer_fp8pipe\.atomic'):
         partition(make(name), batch_of(name, samples=4), comm)
-    assert case.reads
 
 
 @on_ranks(2)
@@ -217,7 +214,7 @@ def test_a_plan_that_is_not_this_models_is_refused(comm, tmp_path):
         path.write_text(json.dumps(good)[:-30])
     comm.Barrier()
     refused(comm, 'plan.json is no JSON', plan=str(path))
-    refused(comm, 'no_such.json', FileNotFoundError,
+    refused(comm, r'no_such.json cannot be read \(No such file',
             plan=str(tmp_path / 'no_such.json'))
 
 

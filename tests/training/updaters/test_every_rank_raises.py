@@ -254,58 +254,50 @@ HOOKS = ('hook before clipping', 'hook after clipping',
 ERRORS = (KeyError, SystemExit, KeyboardInterrupt)
 
 
-def numbered(cases):
-    """Cases with errors of all kinds."""
+def cases(*steps):
+    """Each (job, step, places, ranks) at each place and rank, by an error.
+
+    Errors of all kinds come in turn.
+    """
+    found = [(make, step, place, rank) for make, step, places, ranks in steps
+             for rank in ranks for place in places]
     return [(*case, ERRORS[number % len(ERRORS)]('here'))
-            for number, case in enumerate(cases)]
+            for number, case in enumerate(found)]
 
 
-@pytest.mark.parametrize(('step', 'place', 'rank', 'error'), numbered([
-    *(('update', place, 0) for place in ('iterator', 'converter')),
-    *(('update', place, rank) for rank in (0, 1) for place in (
-        'cleargrads', 'layer', 'link hook', 'backward', *HOOKS)),
-    *(('update', place, 1) for place in ('loss', 'metric', 'loss_weight')),
-    *(('evaluate', place, rank) for rank in (0, 1)
-      for place in ('layer', 'report')),
-    ('evaluate', 'loss', 1), ('evaluate', 'metric', 1),
-    *(('predict', place, rank) for rank in (0, 1)
-      for place in ('layer', 'wanted'))]))
+READING = 'iterator', 'converter'
+LAYERS = 'cleargrads', 'layer', 'backward', *HOOKS
+
+
+@pytest.mark.parametrize(('make', 'step', 'place', 'rank', 'error'), cases(
+    (of_layers, 'update', READING, [0]),
+    (of_layers, 'update', ('link hook', *LAYERS), [0, 1]),
+    (of_layers, 'update', ('loss', 'metric', 'loss_weight'), [1]),
+    (of_layers, 'evaluate', ('layer', 'report'), [0, 1]),
+    (of_layers, 'evaluate', ('loss', 'metric'), [1]),
+    (of_layers, 'predict', ('layer', 'wanted'), [0, 1]),
+    (of_a_chain, 'update', READING, [0]),
+    (of_a_chain, 'update', ('forward', 'function', 'link hook',
+                            'loss_weight', *LAYERS), [0, 1]),
+    (of_a_chain, 'evaluate', ('forward', 'loss_weight', 'function',
+                              'report'), [0, 1]),
+    (of_a_chain, 'predict', ('predict', 'function', 'wanted'), [0, 1]),
+    (of_replicas, 'update', (*READING, 'forward', 'function', 'backward',
+                             *HOOKS), [1])))
 @on_ranks(2, timeout=60)
-def test_in_a_pipeline_of_layers(comm, step, place, rank, error):
-    everywhere(comm, of_layers(comm), step, place, comm.rank == rank, error)
+def test_on_one_of_two_ranks(comm, make, step, place, rank, error):
+    everywhere(comm, make(comm), step, place, comm.rank == rank, error)
 
 
-@pytest.mark.parametrize(('step', 'place', 'rank', 'error'), numbered([
-    *(('update', place, 0) for place in ('iterator', 'converter')),
-    *(('update', place, rank) for rank in (0, 1) for place in (
-        'forward', 'layer', 'function', 'link hook', 'backward', 'cleargrads',
-        'loss_weight', *HOOKS)),
-    *(('evaluate', place, rank) for rank in (0, 1)
-      for place in ('forward', 'loss_weight', 'function', 'report')),
-    *(('predict', place, rank) for rank in (0, 1)
-      for place in ('predict', 'function', 'wanted'))]))
-@on_ranks(2, timeout=60)
-def test_in_a_partitioned_chain(comm, step, place, rank, error):
-    everywhere(comm, of_a_chain(comm), step, place, comm.rank == rank, error)
-
-
-@pytest.mark.parametrize(('place', 'error'), numbered([(place,) for place in (
-    'iterator', 'converter', 'forward', 'function', 'backward', *HOOKS)]))
-@on_ranks(2, timeout=60)
-def test_in_replicas_of_a_whole_model(comm, place, error):
-    everywhere(comm, of_replicas(comm), 'update', place, comm.rank == 1,
-               error)
-
-
-@pytest.mark.parametrize(('place', 'stage', 'error'), numbered([
-    ('iterator', 0), ('converter', 0), ('loss', 1), ('loss_weight', 1),
-    *((place, stage) for stage in (0, 1)
-      for place in ('cleargrads', 'layer', 'backward', *HOOKS))]))
+@pytest.mark.parametrize(('make', 'step', 'place', 'stage', 'error'), cases(
+    (of_layers, 'update', READING, [0]),
+    (of_layers, 'update', ('loss', 'loss_weight'), [1]),
+    (of_layers, 'update', LAYERS, [0, 1])))
 @on_ranks(4, timeout=60)
-def test_in_one_replica_of_a_pipeline(comm, place, stage, error):
-    updater = of_layers(comm)
+def test_in_one_replica_of_a_pipeline(comm, make, step, place, stage, error):
+    updater = make(comm)
     grid = updater.grid
-    everywhere(comm, updater, 'update', place,
+    everywhere(comm, updater, step, place,
                (grid.stage_index, grid.replica_index) == (stage, 1), error)
     grid.free()
 
@@ -377,17 +369,6 @@ def test_in_the_exchange_of_one_stage(comm):
         exchange(model, zero_fill)
     actual.multi_node_mean_grad = spoiled
     with pytest.raises(RuntimeError, match='rank|NaN|finite'):
-        updater.update()
-    grid.free()
-
-
-@on_ranks(4, timeout=60)
-def test_data_that_end_on_one_replica_only(comm):
-    updater = of_layers(comm)
-    grid = updater.grid
-    if grid.replica_index:
-        updater.get_iterator('main').next = lambda: next(iter(()))
-    with pytest.raises(ValueError, match='although the data have ended'):
         updater.update()
     grid.free()
 

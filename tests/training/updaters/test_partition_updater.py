@@ -1,20 +1,17 @@
 """Training a partitioned model for some steps, as serial training goes."""
 import itertools
 import json
-import warnings
 from traceback import walk_tb
 from unittest import mock
 
-from chainer_fp8pipe import Dropout, create_communicator, deferred
+from chainer_fp8pipe import Dropout, deferred
 from chainer_fp8pipe.chains import partitioned
 from chainer_fp8pipe.links import dropout
-from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import chainermn
 import numpy
 import pytest
 
@@ -27,7 +24,6 @@ from tests.training.updaters.partitions import (
     gradients,
     make,
     observed,
-    own,
     part,
     plan_of,
     reporting,
@@ -211,42 +207,6 @@ def test_running_averages_are_those_of_the_whole_batch(comm):
         found['avg_var'], .9 + .1 * whole.var(axis=0, ddof=1), 1e-5)
 
 
-def replicated(comm, name, steps, batches):
-    """2 stages x 2 replicas; losses and values after some steps."""
-    grid = ProcessGrid(comm, 2)
-    options = {'warmup': 0, 'period': 1} if name == 'fp8' else {}
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.Adam(.01),
-        create_communicator(name, grid.data, **options))
-    model = tied()
-    updater = updater_of(grid, model, [
-        part(batch, grid.replica_index * 4, grid.replica_index * 4 + 4)
-        for batch in batches], optimizer=optimizer)
-    losses = [observed(model, updater.update)['total']
-              for _ in range(steps)]
-    found = values(comm, model)     # the same on all replicas, all holders
-    grid.free()
-    return losses, found
-
-
-@on_ranks(4)
-def test_replicas_of_a_pipeline_learn_as_one(comm):
-    batches = [words(seed) for seed in range(4)]
-    losses, found = replicated(comm, 'float32', 8, batches)
-    plain = tied()
-    optimizer = chainer.optimizers.Adam(.01).setup(plain)
-    expected = []
-    for step in range(8):
-        expected.append(serially(plain, batches[step % 4], 4))
-        optimizer.update()
-    numpy.testing.assert_allclose(losses, expected, 1e-5)
-    close(found, own(plain, 'array'), 1e-3)
-    compressed, other = replicated(comm, 'fp8', 8, batches)
-    assert compressed[0] == losses[0]
-    numpy.testing.assert_allclose(compressed, losses, .05)
-    assert any(numpy.any(other[name] != found[name]) for name in found)
-
-
 @on_ranks(2)
 def test_a_loss_scale_changes_nothing(comm):
     found = []
@@ -260,41 +220,6 @@ def test_a_loss_scale_changes_nothing(comm):
         found.append((losses, values(comm, model)))
     numpy.testing.assert_allclose(found[0][0], found[1][0], 1e-6)
     close(found[1][1], found[0][1], 1e-5)
-
-
-class Overflowing(chainer.Chain):
-    """Large inputs make the gradient of its first layer overflow, only."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.one, self.two = L.Linear(8, 4), L.Linear(4, 1)
-
-    def forward(self, x):
-        return F.mean(self.two(F.sin(self.one(x))))
-
-
-@on_ranks(2)
-def test_one_stages_overflow_makes_all_stages_skip_the_update(comm):
-    x, = normal(8, 8)
-    numpy.random.seed(0)
-    model, optimizer = Overflowing(), chainer.optimizers.SGD(.1)
-    updater = updater_of(
-        comm, model, [(x,)], optimizer=optimizer, plan=plan_of(
-            [['/one/W', '/one/b'], ['/two/W', '/two/b']], '/two/W'))
-    optimizer.loss_scaling()
-    optimizer._loss_scale = 2.0 ** 14
-    initial = values(comm, model)
-    updater.update()
-    scale, before = optimizer._loss_scale, values(comm, model)
-    assert scale > 2 ** 14
-    assert all(numpy.any(before[name] != initial[name]) for name in before)
-    x[0] = 1e37
-    with numpy.errstate(all='ignore'), warnings.catch_warnings():
-        warnings.simplefilter('ignore')     # Chainer's, of what is skipped
-        updater.update()
-    assert optimizer._loss_scale == scale / 2
-    close(values(comm, model), before, 0)
 
 
 # --- state between batches ---------------------------------------------------
