@@ -25,12 +25,16 @@ from .attributes import generators, saved, set_state, state_of
 from .ghost import is_ghost
 from .names import Names, parameters_of
 from .nested import arguments_of
-from .part import MicroBatch, between_calls
-from .partitioned import Partition, check_result, reads_state
-from .partitioned_chain import PartitionedChain, class_of
-from .program import StagedTrace
+from .partitioned import (
+    Partition,
+    PartitionedChain,
+    check_result,
+    class_of,
+    reads_state,
+)
 from .recorder import OTHER_CALLS, Tracer
-from .trace import PLAIN, Trace
+from .replay import MicroBatch, between_calls
+from .trace import PLAIN, StagedTrace, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -97,7 +101,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             another rank (:func:`atomic` helps); on all ranks.
     """
     enter_world()
-    with without_shapes(model, always=False):
+    with without_shapes(model.params() if isinstance(
+            model, chainer.Link) else (), always=False):
         grid = grid_of(comm)
         limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
             'micro_batches': micro_batches, 'schedule': schedule,
@@ -113,13 +118,11 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         def cut() -> tuple[Partition, Any]:
             live = reads_state(tracer, trace, call)
             program = StagedTrace(trace, found, None, live, {})
-            part = Partition(model, names, tracer, found, grid, program)
+            part = Partition(model, names, tracer, found, grid, program, live,
+                             limit)
             with preserved():
-                if part.passes.rehearse(program, call) is None:
+                if part.rehearse(program, call) is None:
                     raise ValueError(OTHER_CALLS)
-            part.live_state['train'] = live
-            part.limit = limit
-            part.describe(program)
             kind: Any = type(model)
             return part, class_of(kind)
         part, kind = _together(grid.comm, cut)
@@ -235,7 +238,7 @@ def _plan(names: Names, trace: Trace, problem: CutProblem, given: Any,
                     trace.calls, order_of(trace.calls, list(names.parameters)),
                     parameters_of(names)), problem)
             found = plan.as_dict()
-        except (DoesNotFit, FileNotFoundError) as error:
+        except DoesNotFit as error:
             found = type(error), str(error)
         except ValueError as error:
             found = ValueError, str(error)

@@ -7,6 +7,11 @@
 # (`known`).  All ranks must know the same programs, or they would do other
 # calls: they note and forget them together, in the same order.
 #
+# Links that keep computed values (an LSTM's state) get the values of the last
+# batch's same micro-batch on the rank that has them, and ghosts elsewhere.
+# Between steps they have ghosts, so that reset_state() can be told from a
+# state that was left alone.
+#
 # A parameter stays where the example has put it.  A batch whose program needs
 # it elsewhere (tied weights in another branch) borrows its values for one step
 # (`lend`); gradients go home.  Between steps a rank may borrow the whole model
@@ -15,29 +20,168 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from typing import Any
 
 import chainer
 import numpy
 
-from ..intercept import function_calls
+from ..intercept.function_calls import current, hold, intercepting
 from ..mpi.agreement import raise_together
 from ..mpi.arrays import receive_array, send_array
-from ..pipeline.randomness import at, preserved
+from ..pipeline.backprop import Arrays, Tape
+from ..pipeline.batch_statistics import BatchStatistics
+from ..pipeline.randomness import Place, at, preserved
+from ..planning.calls import Source
 from ..planning.partition_plan import PartitionPlan
-from .ghost import is_ghost
-from .names import Names, parameters_of
-from .part import ChainPart, MicroBatch, Passes, between_calls
-from .program import StagedTrace
+from ..planning.partition_plot import table
+from . import nested
+from .attributes import LinkState, saved
+from .ghost import GhostError, ghost, is_ghost, user_line
+from .names import Names, parameters_of, reporter_of
 from .recorder import OTHER_CALLS, Tracer
-from .trace import Trace
-from .valueless_parameters import draw, settle, take_away
+from .replay import Kept, MicroBatch, Run, between_calls, rehearse
+from .trace import StagedTrace, Trace, TracedCall
+from .valueless_parameters import draw, fetching, settle, take_away
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
 #: that make different calls.
 _FORMS, _ALIKE = 64, 8
+
+
+class ChainPart:
+    """The calls of one chunk, see :class:`.Part`.
+
+    Args:
+        partition: Of the model.
+        chunk: Number of the chunk.
+    """
+
+    def __init__(self, partition: Partition, chunk: int) -> None:
+        self.name = f'stage {chunk}'
+        self._partition, self._chunk = partition, chunk
+        self._parameters = {name: partition.names.parameters[name]
+                            for name in partition.used[chunk]}
+
+    def normalises(self, micro_batch: int) -> bool:
+        """See :meth:`.Part.normalises`."""
+        return self._partition.micro_batches[
+            micro_batch].program.trace.normalises
+
+    def record(self, micro_batch: int, inputs: Arrays, place: Place
+               ) -> tuple[Tape, Arrays]:
+        """Runs the model's forward, in which this chunk's calls are done."""
+        part, chunk = self._partition, self._chunk
+        one, reporter = part.micro_batches[micro_batch], part.reporter
+        program = one.program
+        incoming = program.incoming[chunk]
+        if len(inputs) != len(incoming):
+            raise RuntimeError(
+                f'{len(inputs)} values came, {len(incoming)} were expected; '
+                'the ranks have different plans')
+        variables = tuple([
+            chainer.Variable(array,
+                             requires_grad=program.wants_gradient(source))
+            for source, array in zip(incoming, inputs, strict=True)])
+        run = Run(program, chunk, dict(zip(incoming, variables, strict=True)),
+                  part.names, place, part.where)
+        # What a link has kept here may be needed by later chunks only.
+        run.made.update({
+            source: chainer.Variable(value, requires_grad=False)
+            for source, value in one.before.items()
+            if source in program.wanted[chunk]})
+        args, kwargs = one.arguments()
+        reporter.observation = {}
+        # All ranks call all links, but one normalises.
+        with self._state(one), between_calls(place), reporter, (
+                part.statistics.counting(self._keeps)
+                if program.trace.normalises and part.statistics
+                else contextlib.nullcontext()), intercepting(run):
+            one.function(*args, **kwargs)
+            run.finish()
+            if program.after:
+                self._keep(program.after, one.kept, run)
+            reports = reporter.observation
+        for name, value in reports.items():
+            if program.reporters.get(name) == chunk:
+                leaves, tree = nested.leaves(value)
+                one.reports[name] = nested.rebuilt(tree, [
+                    nested.array_of(run.real(leaf)) for leaf in leaves])
+        reporter.observation = {}
+        outputs = tuple([run.value(source)
+                         for source in program.outgoing[chunk]])
+        inner = {self._parameters[name].node for name in program.inner
+                 if name in self._parameters}
+        uses = {node: count for node, count in run.uses.items()
+                if node not in inner}
+        return (Tape(variables, outputs, uses,
+                     said=functools.partial(_said, run.own, self.name)),
+                tuple([output.array for output in outputs]))
+
+    def params(self) -> Iterable[chainer.Parameter]:
+        """See :meth:`.Part.params`."""
+        return self._parameters.values()
+
+    def links(self) -> Iterable[chainer.Link]:
+        """See :meth:`.Part.links`."""
+        return self._partition.names.links.values()
+
+    def _keeps(self, link: chainer.Link) -> bool:
+        """Whether a link's running values, if it has any, are this chunk's."""
+        part = self._partition
+        return part.keepers.get(
+            part.names.of(link) or '', self._chunk) == self._chunk
+
+    @contextlib.contextmanager
+    def _state(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """A block in which links have the state of this micro-batch.
+
+        Python counts once per micro-batch in attributes: later runs, of
+        another chunk or before backward, begin with the attributes that the
+        first run began with, and restore those that it left.
+        """
+        links, program = self._partition.names.links, micro_batch.program
+        again = micro_batch.found
+        # Not the persistent arrays that a link makes in its first call.
+        counted = {(path, name) for path, name
+                   in program.trace.touched - program.attributes
+                   if name not in links[path]._persistent
+                   or vars(links[path]).get(name) is not None
+                   } if again is None else program.trace.touched
+        if again is None:
+            micro_batch.found = saved(links, counted).note()
+        with saved(links, program.attributes if again is None
+                   else counted | program.attributes):
+            if again is not None:
+                again.put_back()
+            program.put_state(links, micro_batch.before, self._chunk)
+            yield
+
+    def _keep(self, after: LinkState, into: dict[Source, Any],
+              run: Run) -> None:
+        """Keeps this chunk's state, by its pinned calls in the next trace."""
+        number = 0
+        for entry in after.entries:
+            leaves, _ = nested.leaves(getattr(
+                self._partition.names.links[entry.link], entry.name))
+            for leaf, found in zip(entry.leaves, leaves, strict=True):
+                if leaf.stage == self._chunk:
+                    into[Source(number, 0)] = run.real(
+                        nested.array_of(found))
+                number += 1
+
+
+def _said(own: dict[int, TracedCall], name: str, function: Any) -> str:
+    call = own.get(id(function))
+    return f'{call.name} in {call.link}, on {name}' if call else name
 
 
 class Partition:
@@ -50,8 +194,17 @@ class Partition:
         plan: Where the model is cut.
         grid: The ranks.
         program: Of the example, in training.
+        live: Whether a step goes on from what links kept in the last one.
+        limit: Bytes that each rank may use; None: no limit.
 
     Attributes:
+        crossing: For each boundary name and form of the values that are sent
+            in training.
+        micro_batches: Of this step.
+        mismatch: Why a rehearsal has failed, if a constant was another one.
+        statistics: Of batch normalisations; None: there are none.
+        keepers: The chunk with the calls of a link that keeps running
+            values, by the link's path.
         used: The paths of the parameters of each chunk.
         own: The parameters on this rank, by path.
         ranks: The ranks of the pipeline that have a parameter, by its path;
@@ -60,28 +213,41 @@ class Partition:
     """
 
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
-                 plan: PartitionPlan, grid: Any,
-                 program: StagedTrace) -> None:
+                 plan: PartitionPlan, grid: Any, program: StagedTrace,
+                 live: bool, limit: float | None) -> None:
         self.names, self.plan, self.grid = names, plan, grid
-        self.tracer = tracer
-        self.passes = Passes(names, self.where)
+        self.tracer, self.limit = tracer, limit
         self.title = type(model).__name__
-        self.crossing: list[list[tuple[str, Any]]] = []
         self.optimizer: Any = None
-        self.device = model.device
-        self.own: dict[str, chainer.Parameter] = {}
+        self.reporter = reporter_of(names)
+        self.statistics: BatchStatistics | None = None
+        self.micro_batches: Sequence[MicroBatch] = []
+        self.mismatch = ''
+        self.keepers = dict(program.keepers)
+        calls = program.trace.calls
+        self.crossing = [
+            [(calls[source.call].name,
+              calls[source.call].outputs[source.output])
+             for source in sources] for sources in program.incoming[1:]]
+        self._bytes = {name: parameter.nbytes for name, parameter
+                       in parameters_of(names).items()}
+        self._live = {'train': live}
         self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
         self._told = False
-        #: The chunk with the calls of a link that keeps running values.
-        self._keepers: dict[str, int] = {}
-        self.live_state: dict[str, bool] = {}
-        #: Bytes that each rank may use; None: no limit.
-        self.limit: float | None = None
-        # What lend() has changed: used, ranks, ties and own of before.
-        self._placed: Any = None
-        self.place(program)
-        function_calls.hold(self)
+        # The chunks of each parameter, before lend() has changed them.
+        self._before: dict[str, tuple[int, ...]] | None = None
+        # By step: what links kept of the last one's micro-batches.
+        self._kept: dict[str, list[Kept]] = {}
+        self._after: LinkState | None = None
+        # By link and name: the attribute before the step, and a ghost.
+        self._marks: dict[Any, tuple[Any, Any]] = {}
+        homes = plan.homes()
+        self._place({name: tuple(sorted(
+            program.holders.get(name) or (homes.get(name, self.last),),
+            key=lambda chunk: chunk % plan.stages))
+            for name in names.parameters})
+        hold(self)
 
     @property
     def chunks(self) -> range:
@@ -102,11 +268,62 @@ class Partition:
 
     def parts(self) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
-        return {chunk: ChainPart(
-            self.passes, chunk,
-            {name: self.names.parameters[name]
-             for name in self.used[chunk]})
-            for chunk in self.chunks}
+        return {chunk: ChainPart(self, chunk) for chunk in self.chunks}
+
+    # --- a step --------------------------------------------------------------
+
+    def begin(self, step: str, micro_batches: Sequence[MicroBatch]) -> None:
+        """Starts a step: ``'train'``, ``'evaluate'`` or ``'predict'``."""
+        self.micro_batches = micro_batches
+        self._kept[step] = [(one.program.after, one.kept)
+                            for one in micro_batches]
+        if step == 'train':
+            self._after = micro_batches[-1].program.after
+
+    def end(self) -> None:
+        """Ends a step; sets attributes that keep state to ghosts."""
+        self._marks = {}
+        for entry in self._after.entries if self._after else ():
+            ghosts = [ghost(leaf.shape, leaf.dtype, 'of an earlier batch',
+                            leaf.xp) for leaf in entry.leaves]
+            mark = nested.rebuilt(entry.tree, [
+                chainer.Variable(array, requires_grad=False)
+                if leaf.is_variable else array
+                for leaf, array in zip(entry.leaves, ghosts, strict=True)])
+            link = self.names.links[entry.link]
+            self._marks[link, entry.name] = getattr(link, entry.name), mark
+            setattr(link, entry.name, mark)
+
+    def resume(self, step: str) -> list[Kept]:
+        """The state that links go on from in a step, by micro-batch.
+
+        They do not if one of the attributes was set since the last step
+        (``reset_state()``).  Evaluation has a state of its own.
+        """
+        for (link, name), (initial, mark) in self._marks.items():
+            if getattr(link, name) is mark:
+                setattr(link, name, initial)
+            else:
+                self._kept.pop('train', None)
+                self._after = None
+        self._marks = {}
+        if step == 'train':
+            self._kept.pop('evaluate', None)
+        return self._kept.get(step, [])
+
+    def forget(self) -> None:
+        """Drops what links kept, after a step that failed."""
+        self._kept.clear()
+        self.micro_batches, self._after = [], None
+
+    # --- programs ------------------------------------------------------------
+
+    def rehearse(self, program: StagedTrace, micro_batch: MicroBatch
+                 ) -> list[tuple[int, int]] | None:
+        """See :attr:`.Rehearsal.labels`; None: other calls were made."""
+        found = rehearse(program, micro_batch, self.names, self.reporter)
+        self.mismatch = found.why or self.mismatch
+        return found.labels if found.fits else None
 
     def rehearsed(self, mode: str, micro_batch: MicroBatch
                  ) -> tuple[StagedTrace, Any] | None:
@@ -121,7 +338,7 @@ class Partition:
             to be traced.
         """
         for program in self._programs.get(micro_batch.key(mode), []):
-            labels = self.passes.rehearse(program, micro_batch)
+            labels = self.rehearse(program, micro_batch)
             if labels is not None:
                 return program, labels
         return None
@@ -165,7 +382,7 @@ class Partition:
                     draw(self.names.parameters[name])
         with between_calls(place):
             program = self._program(mode, trace, micro_batch)
-        labels = self.passes.rehearse(program, micro_batch)
+        labels = self.rehearse(program, micro_batch)
         if labels is None:
             raise ValueError(OTHER_CALLS)
         key = micro_batch.key(mode)
@@ -180,26 +397,28 @@ class Partition:
                  ) -> StagedTrace:
         if mode != 'predict':
             check_result(trace.result)
-        if mode not in self.live_state:
-            self.live_state[mode] = reads_state(
+        if mode not in self._live:
+            self._live[mode] = reads_state(
                 self.tracer, trace, micro_batch)
         program = StagedTrace(trace, self.plan, micro_batch.state,
-                              self.live_state[mode], self._keepers)
-        if not program.keepers.keys() <= self._keepers.keys():
+                              self._live[mode], self.keepers)
+        if not program.keepers.keys() <= self.keepers.keys():
             # Programs that only read these values may do so on other chunks.
             self._programs.clear()
-            self._note_keepers(program)
-        program.missing = self.missing(program)
+            self.keepers.update(program.keepers)
+        program.missing = self._missing(program)
         return program
 
-    def missing(self, program: StagedTrace) -> set[tuple[str, int]]:
+    def _missing(self, program: StagedTrace) -> set[tuple[str, int]]:
         """Paths of parameters that a rank lacks, with the chunk's number."""
         return {(name, chunk) for name, chunks in program.holders.items()
                 for chunk in chunks
                 if chunk % self.plan.stages not in self.ranks[name]}
 
+    # --- parameters ----------------------------------------------------------
+
     def lend(self, missing: set[tuple[str, int]]) -> None:
-        """Gives ranks the :meth:`missing` parameters' values for a step.
+        """Gives ranks the missing parameters' values for a step.
 
         Call it on all ranks of the pipeline.  Whoever has a parameter stays
         its home: gradients are added up there, and its optimizer's state
@@ -211,22 +430,21 @@ class Partition:
         """
         comm, before = self.grid.pipeline, self.ranks
         me = self.grid.stage_index
-        used = {chunk: list(names) for chunk, names in self.used.items()}
-        ranks, names = dict(before), sorted({name for name, _ in missing})
+        chunks, names = dict(self._chunks), sorted({
+            name for name, _ in missing})
         for name, chunk in sorted(missing):
-            used[chunk] = sorted({*used[chunk], name})
-            ranks[name] = tuple(dict.fromkeys((
-                *ranks[name], chunk % self.plan.stages)))
+            chunks[name] += chunk,
 
         def own_values() -> dict[str, Any]:
             return {name: self._host_value(name) for name in names
                     if before[name][0] == me}
         # Before the first message: who waits for one learns of no error.
         values = raise_together(comm, own_values, error=ValueError)
-        received = {}
+        self._before, received = self._chunks, {}
+        self._place(chunks)
         for name in names:
             home, *_ = before[name]
-            for stage in ranks[name][len(before[name]):]:
+            for stage in self.ranks[name][len(before[name]):]:
                 if home == me:
                     send_array(comm, values[name], stage)
                 elif stage == me:
@@ -236,8 +454,6 @@ class Partition:
             for name, value in received.items():
                 parameter = self.names.parameters[name]
                 settle(parameter, parameter._initial_device.send(value))
-        self._placed = self.used, self.ranks, self.ties, self.own
-        self._note_ranks(used, ranks)
         try:
             raise_together(comm, settle_all, error=ValueError)
         except ValueError:
@@ -260,7 +476,8 @@ class Partition:
                 if isinstance(value := vars(link)[name],
                               chainer.get_array_types()) else value
                 for path, link in self.names.links.items()
-                if self._owners.get(path) == stage
+                if path in self.keepers
+                and self.keepers[path] % self.plan.stages == stage
                 for name in link._persistent} if stage == me else None, stage)
             for (path, name), value in ({} if stage == me else values).items():
                 link = self.names.links[path]
@@ -274,11 +491,11 @@ class Partition:
 
     def give_back(self) -> bool:
         """Leaves ghosts of what was lent; whether anything was."""
-        if self._placed is None:
+        if self._before is None:
             return False
         lent = set(self.own)
-        self.used, self.ranks, self.ties, self.own = self._placed
-        self._placed = None
+        self._place(self._before)
+        self._before = None
         for name in lent.difference(self.own):
             take_away(name, self.names.parameters[name])
         return True
@@ -291,59 +508,48 @@ class Partition:
                 'stage; make the partition with such an example')
         return numpy.asarray(chainer.backends.cuda.to_cpu(array))
 
-    def describe(self, program: StagedTrace) -> None:
-        """Notes the values that are sent in training, for the table."""
-        calls = program.trace.calls
-        self.crossing = [
-            [(calls[source.call].name,
-              calls[source.call].outputs[source.output])
-             for source in sources] for sources in program.incoming[1:]]
-        self._bytes = {name: parameter.nbytes for name, parameter
-                       in parameters_of(self.names).items()}
-
     def parameter_bytes(self, name: str) -> int:
         """Bytes of a parameter, which may be on another rank."""
         return self._bytes[name]
 
-    def place(self, program: StagedTrace) -> None:
-        """Notes which rank has which parameter, by the calls of training."""
-        homes = self.plan.homes()
-        used: dict[int, set[str]] = {
-            chunk: set() for chunk in range(self.last + 1)}
-        for name in self.names.parameters:
-            chunks = program.holders.get(name)
-            for chunk in chunks or (homes.get(name, self.last),):
-                used[chunk].add(name)
-        self._note_ranks(
-            {chunk: sorted(names) for chunk, names in used.items()},
-            {name: tuple(sorted({
-                chunk % self.plan.stages for chunk, names in used.items()
-                if name in names})) for name in self.names.parameters})
-        self._note_keepers(program)
-
-    def _note_keepers(self, program: StagedTrace) -> None:
-        self._keepers.update(program.keepers)
-        me = self.grid.stage_index
-        self._owners = {name: chunk % self.plan.stages
-                        for name, chunk in self._keepers.items()}
-        self._own_links = {name for name in self.names.links
-                           if self._owners.get(name, me) == me}
-
-    def _note_ranks(self, used: dict[int, list[str]],
-                    ranks: dict[str, tuple[int, ...]]) -> None:
-        self.used, self.ranks = used, ranks
+    def _place(self, chunks: dict[str, tuple[int, ...]]) -> None:
+        """Notes the chunks that use each parameter, its home's first."""
+        self._chunks = chunks
+        self.used = {chunk: sorted(name for name, of in chunks.items()
+                                   if chunk in of)
+                     for chunk in range(self.last + 1)}
+        self.ranks = {name: tuple(dict.fromkeys(
+            chunk % self.plan.stages for chunk in of))
+            for name, of in chunks.items()}
         self.ties = {name: ranks for name, ranks in self.ranks.items()
                      if len(ranks) > 1}
         self.own = {name: parameter for name, parameter
                     in self.names.parameters.items()
                     if self.grid.stage_index in self.ranks[name]}
 
+    @contextlib.contextmanager
+    def own_alone(self) -> Iterator[None]:
+        """A block in which links have registered what is this rank's only."""
+        links = [(link, link._params, link._persistent)
+                 for link in self.names.links.values()]
+        try:
+            for link, *both in links:
+                link._params, link._persistent = (
+                    {name for name in names if self.is_own(link, name)}
+                    for names in both)
+            yield
+        finally:
+            for link, parameters, persistent in links:
+                link._params, link._persistent = parameters, persistent
+
     def is_own(self, link: chainer.Link, name: str) -> bool:
         """Whether this rank saves and loads an attribute of a link."""
         value = vars(link).get(name)
         if isinstance(value, chainer.Parameter):
             return self.names.of(value) in self.own
-        return self.names.of(link) in self._own_links
+        me, path = self.grid.stage_index, self.names.of(link)
+        return path is not None and (
+            self.keepers.get(path, me) % self.plan.stages == me)
 
     def counted(self) -> list[chainer.Parameter]:
         """This rank's parameters; those on several ranks on the first."""
@@ -373,6 +579,73 @@ class Partition:
         if not self._told and self.grid.comm.rank == 0:
             warnings.warn(text, stacklevel=2)
         self._told = True
+
+
+class PartitionedChain:
+    """What :func:`partition` adds to the class of a model.
+
+    Attributes:
+        partition: What this rank knows of the cut.
+    """
+
+    partition: Partition
+
+    @property
+    def plan(self) -> PartitionPlan:
+        """Where the model is cut."""
+        return self.partition.plan
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if current() is None and fetching.now is not None:
+            fetching.now()
+        elif current() is None and not self.partition.is_whole:
+            raise GhostError(
+                f'{user_line()}: this model is on several ranks, and each '
+                "has a part: call the updater's update(), evaluate() or "
+                'predict() on all ranks instead of the model')
+        model: Any = super()
+        return model.__call__(*args, **kwargs)
+
+    def params(self, include_uninit: bool = True
+               ) -> Iterator[chainer.Parameter]:
+        """The parameters on this rank."""
+        for _, parameter in self.namedparams(include_uninit):
+            yield parameter
+
+    def namedparams(self, include_uninit: bool = True
+                    ) -> Iterator[tuple[str, chainer.Parameter]]:
+        """The parameters on this rank, with their names in the model.
+
+        In the model's own forward, and where somebody fetches the others'
+        values: all parameters.
+        """
+        found = (self.partition.own
+                 if current() is None and fetching.now is None
+                 else self.partition.names.parameters)
+        for name, parameter in found.items():
+            if include_uninit or parameter.is_initialized:
+                yield name, parameter
+
+    def serialize(self, serializer: Any) -> None:
+        """Saves or loads what is on this rank, under the model's names."""
+        model: Any = super()
+        with self.partition.own_alone():
+            model.serialize(serializer)
+
+    def __str__(self) -> str:
+        return table(self.partition)
+
+    def __repr__(self) -> str:
+        plan = self.partition.plan
+        return (f'<{type(self).__name__}: stage '
+                f'{self.partition.grid.stage_index} of {plan.stages}>')
+
+
+@functools.lru_cache(None)
+def class_of(kind: Any) -> Any:
+    """The class that a partitioned model of a class gets."""
+    return type(kind.__name__, (PartitionedChain, kind), {
+        '__module__': kind.__module__, '__qualname__': kind.__qualname__})
 
 
 def check_result(result: Any) -> None:

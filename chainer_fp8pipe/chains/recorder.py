@@ -22,6 +22,7 @@ from typing import Any
 
 import chainer
 from chainer.functions.array.as_strided import AsStrided
+from chainer.links import BatchNormalization
 
 from ..intercept.function_calls import (
     Interceptor,
@@ -56,10 +57,11 @@ from .trace import (
     ignored_label,
     kind_of,
     label_of,
+    link_of,
     loosened,
 )
 from .valueless_parameters import place_array, place_ghost
-from .whole_call import LinkCall, WholeCall, call_whole, is_marked, link_of
+from .whole_call import LinkCall, WholeCall, call_whole, is_marked
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
 _MEASURED = 4096
@@ -201,6 +203,8 @@ class CallRecorder(Interceptor):
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
+        if isinstance(link, BatchNormalization):
+            self.trace.normalises = True
         if self.inside:
             self._once |= bool(why_once(link))
             return original(link, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Goes through a forward pass with a trace, and does some of its calls."""
+"""Forward passes along a trace: rehearsals, and a chunk's own calls."""
 # The user's own forward runs on every rank, for every micro-batch, and each of
 # its calls comes here.  A rehearsal does none of them: it compares what they
 # are given with the trace, which takes some microseconds a call, and gives
@@ -11,10 +11,17 @@
 # model is traced anew.  A rehearsal also counts the labels that losses leave
 # out: micro-batches are weighted by the number of the others, before the first
 # backward pass.
+#
+# Each pass must find what the only pass would.  So the arrays of the batch are
+# copied for each, as forward may write to them; random numbers between calls
+# are seeded by the place of the micro-batch in the training; and what Python
+# counts in attributes of links begins where the first pass of this micro-batch
+# began.
 from __future__ import annotations
 
 import collections
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -22,29 +29,38 @@ import chainer
 from chainer import Variable
 from chainer.function import FunctionAdapter
 
-from ..intercept import unchecked_calls
-from ..intercept.function_calls import Interceptor, suspended
+from ..intercept.function_calls import (
+    Interceptor,
+    call_unchecked,
+    intercepting,
+    suspended,
+)
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from . import nested
+from .attributes import LinkState, saved
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .names import Names
 from .trace import (
+    StagedTrace,
     Trace,
     TracedCall,
     attributes_of,
     kind_of,
     label_of,
+    link_of,
 )
-from .valueless_parameters import place_array, place_ghost
-from .whole_call import LinkCall, call_whole, link_of
+from .valueless_parameters import place_ghost, without_shapes
+from .whole_call import LinkCall, call_whole
 
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
            'and on numpy.random only; mark a function that branches on '
            'computed values by chainer_fp8pipe.atomic')
-
-
-_AS_IT_IS = contextlib.nullcontext()
+#: Seeds what Python draws between calls, in place of a call's number.
+_BETWEEN = (1 << 31) - 1
+#: What links keep of a micro-batch: the program's ``after``, and the values of
+#: this rank by their pinned calls in the next trace.
+Kept = tuple[LinkState | None, dict[Source, Any]]
 
 
 class Diverged(RuntimeError):
@@ -97,15 +113,15 @@ class Rehearsal(Replay):
     Attributes:
         labels: For each loss that leaves labels out, how many labels count,
             and how many it leaves out.
+        fits: Whether all calls are those of the trace; see :func:`rehearse`.
         why: The constant that is not the trace's; '' if none was found.
     """
 
-    why = ''
+    fits, why = False, ''
 
     def __init__(self, trace: Trace, names: Names) -> None:
         super().__init__(trace, names)
         self.labels: list[tuple[int, int]] = []
-        self._shaped: list[chainer.Parameter] = []
         # Of the calls that make labels: function and inputs.
         self._of_labels: dict[int, tuple[Any, tuple]] = {}
         self._makers = trace.labels
@@ -129,8 +145,10 @@ class Rehearsal(Replay):
                 raise Diverged
         own = function.__dict__
         for one in call.demands:
-            found = own.get(one.name)
-            if found is not one.value and not one.fits(found):
+            found, value = own.get(one.name), one.value
+            if found is not value and (
+                    type(found) is not type(value) or found != value) and (
+                    not one.fits(found)):
                 self.why = (
                     f'call {number} ({call.name} in {call.link}) has '
                     f'{one.name} = {found!r:.40}, and had {one}')
@@ -156,14 +174,8 @@ class Rehearsal(Replay):
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         if parameter._data[0] is None:
-            self._shaped.append(parameter)
             place_ghost(parameter, shape, 'that gets its shape')
         return True
-
-    def end(self) -> None:
-        """Takes away the shapes that parameters got in the rehearsal."""
-        for parameter in self._shaped:
-            place_array(parameter, None)
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Counts labels: an array, a variable or None if unknown."""
@@ -197,11 +209,9 @@ class Run(Replay):
     """Does the calls of one chunk in a forward pass.
 
     Args:
-        trace: Of such a pass.
-        stages: The chunk of each call.
+        program: Of such a pass.
         chunk: Number of this chunk.
         received: Values of other chunks.
-        wanted: The values of this chunk that others, or reports, need.
         names: Of the model's links and parameters.
         place: Where in the training the pass is; seeds what calls draw.
         where: Says which rank has a chunk.
@@ -213,30 +223,29 @@ class Run(Replay):
         own: The calls that were done, by the ids of their functions.
     """
 
-    def __init__(self, trace: Trace, stages: tuple[int, ...], chunk: int,
-                 received: Mapping[Source, chainer.Variable],
-                 wanted: frozenset[Source], names: Names, place: Place,
-                 where: Callable[[int], str]) -> None:
-        super().__init__(trace, names)
+    def __init__(self, program: StagedTrace, chunk: int,
+                 received: Mapping[Source, chainer.Variable], names: Names,
+                 place: Place, where: Callable[[int], str]) -> None:
+        super().__init__(program.trace, names)
         self.made: dict[Source, chainer.Variable] = {}
         self.uses: collections.Counter[Any] = collections.Counter()
         self.own: dict[int, TracedCall] = {}
-        self._stages, self._chunk, self._received = stages, chunk, received
-        self._wanted, self._asked = wanted, {one.call for one in wanted}
+        self._stages, self._chunk = program.stages, chunk
+        self._received, self._wanted = received, program.wanted[chunk]
+        self._asked = {one.call for one in self._wanted}
         self._place, self._where = place, where
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self._inside:
-            return unchecked_calls.apply(node, inputs, original)
+            return call_unchecked(node, inputs, original)
         number = self._number
         self._number = number + 1
-        call = self._expected(number, node)
+        call = self._calls[number] if number < len(self._calls) else None
+        if call is None or (call.kind is not type(node)
+                            and call.kind is not kind_of(node)):
+            raise self._diverged(number, call, node)
         if self._stages[number] != self._chunk:
-            if call.error is not None:
-                raise call.error.with_traceback(None)   # it holds the batch
-            if call.attributes:
-                attributes_of(node).update(call.attributes)
-            return call.ghosts
+            return self._elsewhere(call, node)
         arguments = self._arguments(inputs)
         own = attributes_of(node) if call.hidden else {}
         for name in call.hidden:
@@ -244,9 +253,11 @@ class Run(Replay):
             own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
         self._inside = True
         try:
-            with self._seeded(number, node, arguments) if call.draws else (
-                    _AS_IT_IS):
-                outs = unchecked_calls.apply(node, arguments, original)
+            if call.draws:
+                with self._seeded(number, node, arguments):
+                    outs = call_unchecked(node, arguments, original)
+            else:
+                outs = call_unchecked(node, arguments, original)
         except (GhostError, Diverged):
             raise
         except Exception as error:
@@ -300,31 +311,35 @@ class Run(Replay):
 
     # --- details -------------------------------------------------------------
 
-    def _expected(self, number: int, node: Any) -> TracedCall:
-        """The call of this number, which is one of this function."""
-        if number >= len(self._calls):
-            raise Diverged(
-                f'{user_line()}: {label_of(node)} is called, and no such call '
-                f'was there when the model was traced. {_REMEDY}')
-        call = self._calls[number]
-        if call.kind is not type(node) and call.kind is not kind_of(node):
-            raise Diverged(
-                f'{user_line()}: call {number} is {label_of(node)}, and was '
-                f'{call.name} in {call.link} when the model was traced. '
-                f'{_REMEDY}')
-        return call
+    def _elsewhere(self, call: TracedCall, node: Any) -> tuple:
+        """The outputs of a call that another rank does."""
+        if call.error is not None:
+            raise call.error.with_traceback(None)   # it holds the batch
+        if call.attributes:
+            attributes_of(node).update(call.attributes)
+        return call.ghosts
+
+    def _diverged(self, number: int, call: TracedCall | None, node: Any
+                  ) -> Diverged:
+        """The error for a call that the trace has not got here."""
+        return Diverged(f'{user_line()}: ' + (
+            f'{label_of(node)} is called, and no such call was there'
+            if call is None else
+            f'call {number} is {label_of(node)}, and was {call.name} in '
+            f'{call.link}') + f' when the model was traced. {_REMEDY}')
 
     def _arguments(self, inputs: tuple) -> tuple:
         """The inputs of a call with their values; counts parameters."""
         arguments = []
         read = set()
         for x in inputs:
-            if is_ghost(nested.array_of(x)):
+            is_variable = isinstance(x, Variable)
+            if is_ghost(x._data[0] if is_variable else x):
                 x = self.real(x)
             if isinstance(x, chainer.Parameter):
-                read.add(x.node)
-            elif isinstance(x, chainer.Variable):
-                creator = x.creator_node
+                read.add(x._node)
+            elif is_variable:
+                creator = x._node._creator_node
                 # Backward would go through an earlier micro-batch's graph.
                 if creator is not None and id(creator) not in self.own:
                     raise ValueError(
@@ -374,6 +389,90 @@ class Run(Replay):
             if source in self._wanted:
                 self.made[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
+
+
+class MicroBatch(nested.Fresh):
+    """A micro-batch that a model, or a method of it, is called with.
+
+    Args:
+        function: Is called with ``args`` and ``kwargs``.
+        args: Arrays.
+        kwargs: Arrays, by name.
+        place: Where in the training the micro-batch is; seeds what Python
+            draws in forward.
+        before: What links kept of the last batch's.
+
+    Attributes:
+        program: The calls that the function makes; known before the step.
+        reports: What was reported in the calls of this rank, by name.
+        kept: What links keep of it on this rank.
+        found: The attributes before the first run on this rank.
+    """
+
+    program: StagedTrace
+
+    def __init__(self, function: Callable, args: tuple,
+                 kwargs: dict[str, Any], place: Place,
+                 before: Kept = (None, {})) -> None:
+        super().__init__(function, args, kwargs)
+        self.place = place
+        self.state, self.before = before
+        self.reports: dict[str, Any] = {}
+        self.kept: dict[Source, Any] = {}
+        self.found: saved | None = None
+
+    def key(self, mode: str) -> Any:
+        """A key that micro-batches share if one trace may do for both."""
+        return (mode, getattr(self.function, '__func__', self.function),
+                nested.signature(self._tree),
+                tuple((leaf.shape, leaf.dtype.str) for leaf in self._leaves),
+                self.state.signature() if self.state else None)
+
+
+def rehearse(program: StagedTrace, micro_batch: MicroBatch, names: Names,
+             reporter: chainer.Reporter) -> Rehearsal:
+    """Compares the calls of a micro-batch with those of a program.
+
+    Args:
+        program: Of a similar forward pass.
+        micro_batch: Calls the model.
+        names: Of the model's links and parameters.
+        reporter: Of its links.
+    """
+    trace = program.trace
+    rehearsal = Rehearsal(trace, names)
+    reporter.observation = {}
+    try:
+        with saved(names.links, trace.touched | program.attributes), \
+                without_shapes(names.parameters.values()), \
+                between_calls(micro_batch.place), reporter, \
+                intercepting(rehearsal):
+            program.put_state(names.links, {}, None)
+            micro_batch()
+            rehearsal.finish()
+        rehearsal.fits = not (reporter.observation.keys()
+                              ^ trace.reports.keys()) - trace.inside.keys()
+    except Exception:           # a new trace raises the model's own
+        rehearsal.fits = False
+    finally:
+        reporter.observation = {}
+    return rehearsal
+
+
+@contextlib.contextmanager
+def between_calls(place: Place) -> Iterator[None]:
+    """A block in which all ranks draw the same numbers between calls.
+
+    The place seeds ``numpy.random`` and ``random``; the latter gets its state
+    back.
+    """
+    state = random.getstate()
+    random.seed(repr(place))
+    try:
+        with at(place._replace(layer=_BETWEEN)):
+            yield
+    finally:
+        random.setstate(state)
 
 
 def _is_alike(array: Any, expected: Any) -> bool:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
@@ -267,19 +267,19 @@ def place_values_later(parameter: chainer.Parameter, shape: tuple[int, ...],
 
 
 @contextlib.contextmanager
-def without_shapes(model: Any, always: bool) -> Iterator[None]:
-    """A block after which a model has only the shapes that it had before.
+def without_shapes(parameters: Iterable[chainer.Parameter],
+                   always: bool = True) -> Iterator[None]:
+    """A block after which parameters have only the shapes of before.
 
     A trace leaves ghosts of parameters that get their shape in forward.  If
     the model is not cut then, a later forward pass must draw them, as usual.
 
     Args:
-        model: Is traced in the block.
+        parameters: Of the model that is traced in the block.
         always: Not only if the block raises an error.
     """
-    shapeless = [parameter for parameter in model.params()
-                 if parameter._data[0] is None] if isinstance(
-        model, chainer.Link) else []
+    shapeless = [parameter for parameter in parameters
+                 if parameter._data[0] is None]
     done = False
     try:
         yield

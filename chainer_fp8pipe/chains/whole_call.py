@@ -166,11 +166,6 @@ class LinkCall:
         return self._original(self.link, *args, **kwargs)
 
 
-def link_of(node: Any) -> chainer.Link | None:
-    """The link that a call runs as a whole; None: none."""
-    return getattr(getattr(node, 'run', None), 'link', None)
-
-
 def call_whole(function: Any, args: Any, kwargs: Any,
                form_of: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
     """Calls a function as one node, and returns what the function returns.

@@ -18,7 +18,7 @@ class _Standing(NamedTuple):
     original: Any       # the attribute, inherited or not
     made: Any           # what ``make`` has returned
     replacement: Any    # what the attribute was set to
-    target: list[Any]   # the function that the replacement calls
+    target: list[Any]   # the function that the replacement may call
 
 
 class Current(threading.local):
@@ -61,13 +61,14 @@ class Patch:
         name: Of the attribute.
         make: Is given the original and returns the replacement: a function,
             or an object that behaves as the original without users.
+        direct: Whether that function does so, too; the replacement is one
+            frame then instead of two.
     """
 
-    def __init__(self, owner: Any, name: str,
-                 make: Callable[[Any], Any]) -> None:
-        self._owner = owner
-        self._name = name
-        self._make = make
+    def __init__(self, owner: Any, name: str, make: Callable[[Any], Any],
+                 direct: bool = False) -> None:
+        self._owner, self._name = owner, name
+        self._make, self._direct = make, direct
         self._users = 0
         self._standing: _Standing | None = None
         # Below patches of others that were there when the last user left.
@@ -121,7 +122,8 @@ class Patch:
         made = replacement = self._make(original)
         target = [made]
         if callable(made):
-            replacement = _calling(target, original)
+            replacement = functools.wraps(original)(
+                made if self._direct else _calling(target))
         self._standing = _Standing(before, original, made, replacement,
                                    target)
         setattr(self._owner, self._name, replacement)
@@ -139,9 +141,8 @@ class Patch:
         standing.target[0] = standing.original
 
 
-def _calling(target: list[Any], original: Any) -> Any:
+def _calling(target: list[Any]) -> Any:
     """A function, which is a method in a class, that calls the target."""
-    @functools.wraps(original)
     def replacement(*args: Any, **kwargs: Any) -> Any:
         return target[0](*args, **kwargs)
     return replacement

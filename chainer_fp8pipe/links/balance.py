@@ -4,12 +4,12 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import chainer
 
+from ..chains.measure import clock_of
 from ..mpi import all_ranks
 from ..pipeline.layers import LayerError, as_variables, layer_name
 from ..pipeline.randomness import preserved
@@ -148,7 +148,8 @@ def _run(layer: Any, arrays: tuple, wanted: bool, backward: bool,
     inputs = [chainer.Variable(
         array, requires_grad=wanted and array.dtype.kind == 'f')
         for array in arrays]
-    start = _now(device)
+    now = clock_of(device)
+    start = now()
     outputs = as_variables(layer(*inputs))
     ends = [output for output in outputs
             if backward and output.creator_node is not None]
@@ -156,14 +157,8 @@ def _run(layer: Any, arrays: tuple, wanted: bool, backward: bool,
         end.grad = device.xp.ones_like(end.array)
     if ends:
         chainer.backward(ends)
-    seconds = _now(device) - start
+    seconds = now() - start
     return tuple(output.array for output in outputs), seconds
-
-
-def _now(device: Any) -> float:
-    if isinstance(device, chainer.backend.GpuDevice):
-        device.device.synchronize()
-    return time.perf_counter()
 
 
 # --- dividing ---------------------------------------------------------------

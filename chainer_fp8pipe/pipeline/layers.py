@@ -12,13 +12,19 @@
 # they use a parameter, so that `Backprop` knows when its gradient is final,
 # numbers them, so that it adds in the same order whatever the cut, and notes
 # which layer has called a function, for messages.
+#
+# Behind the last layer stands the loss, of which the arguments of Chainer's
+# functions say how much each micro-batch counts; a function that ignores
+# labels without such an argument is found in the loss's graph.
 from __future__ import annotations
 
 import bisect
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -26,14 +32,20 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 
-from ..intercept import unchecked_calls
-from ..intercept.function_calls import Interceptor, intercepting
+from ..intercept.function_calls import (
+    Interceptor,
+    call_unchecked,
+    check_types,
+    intercepting,
+)
 from .backprop import Arrays, Tape
 from .batch_statistics import BatchStatistics
 from .randomness import Place, at
 
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
+#: How much a target counts in a mean.
+Count = Callable[[Any], float]
 
 #: Layers that draw no random numbers, and so are run without seeding, which
 #: costs as much as a small layer.
@@ -143,6 +155,10 @@ class LayersPart:
                      numbers=calls.numbers),
                 tuple([value.array for value in values]))
 
+    def normalises(self, micro_batch: int) -> bool:
+        """See :meth:`.Part.normalises`; a function may use any link."""
+        return True
+
     def params(self) -> Iterable[chainer.Parameter]:
         """See :meth:`.Part.params`."""
         return {id(parameter): parameter for _, layer, _ in self._layers
@@ -199,15 +215,15 @@ class _Calls(Interceptor):
                         'layer to layer, as one of a tuple')
         if self._inside:        # of a function that calls others
             self._inner.update(parameters)
-            return unchecked_calls.apply(node, inputs, original)
+            return call_unchecked(node, inputs, original)
         key = (self._number, type(node), *[(x.shape, x.dtype)
                                            for x in inputs])
         if key not in self._checked:
-            unchecked_calls.check(node, inputs)
+            check_types(node, inputs)
             self._checked.add(key)
         self._inside = True
         try:
-            outputs = unchecked_calls.apply(node, inputs, original)
+            outputs = call_unchecked(node, inputs, original)
         finally:
             self._inside = False
         self._uses.update(set(parameters))
@@ -225,6 +241,164 @@ class _Calls(Interceptor):
         return {node: count for node, count in self._uses.items()
                 if node not in self._inner}
 
+
+# --- the loss ----------------------------------------------------------------
+
+class LayersLoss:
+    """The loss behind a list of layers, and metrics.
+
+    Args:
+        loss_fun: ``loss_fun(*outputs, target)``, a mean.
+        metrics: Name to a function of the same arguments, a mean as well, or
+            to a pair of such a function and its count.
+        count: ``count(target)``: the weight of a micro-batch in the loss;
+            None: its labels that are not ignored, or else its samples.
+
+    Attributes:
+        targets: Of the micro-batches of this step.
+        metrics: Their names.
+        found: For each micro-batch and metric its name, value and weight.
+    """
+
+    def __init__(self, loss_fun: Callable, metrics: Mapping[str, Any],
+                 count: Count | None) -> None:
+        self._loss = loss_fun, count or counting(loss_fun)
+        self._metrics = {
+            name: metric if isinstance(metric, tuple)
+            else (metric, counting(metric))
+            for name, metric in metrics.items()}
+        self.targets: list[Any] = []
+        self.found: list[tuple[str, float, float]] = []
+
+    def begin(self, targets: list[Any]) -> list[float]:
+        """Starts a batch; the weight of each micro-batch in the loss."""
+        self.targets, self.found = targets, []
+        return [checked_weight(self._loss[1](target)) for target in targets]
+
+    def __call__(self, micro_batch: int, outputs: tuple,
+                 seeded: Callable) -> tuple[chainer.Variable]:
+        """The loss of a micro-batch; notes the metrics.
+
+        Raises:
+            LayerError: The loss cannot be computed, or is no scalar.
+        """
+        target = self.targets[micro_batch]
+        # With a graph, which shows the labels that are ignored.
+        with blame('the loss', micro_batch), seeded(), \
+                chainer.force_backprop_mode():
+            loss = self._loss[0](*outputs, target)
+            if not isinstance(loss, chainer.Variable):
+                raise TypeError(f'loss_fun returned a {type(loss).__name__}; '
+                                'it must return a variable')
+            _check('loss', loss, target, self._loss[1])
+        # No metric changes what the loss has been given.
+        arrays = [output.array for output in outputs]
+        for name, (function, count) in self._metrics.items():
+            with blame(f'metric {name!r}', micro_batch), seeded(), \
+                    chainer.force_backprop_mode():
+                value = function(*map(chainer.Variable, arrays), target)
+                _check(name, value, target, count)
+                weight = checked_weight(count(target))
+                array = getattr(value, 'array', value)
+                self.found.append((name, float(
+                    array.item() if hasattr(array, 'item') else array
+                ) if weight else 0.0, weight))
+        return (loss,)
+
+
+def _check(name: str, value: Any, target: Any, count: Count) -> None:
+    if getattr(value, 'size', 1) != 1:
+        raise ValueError(f'it returned shape {value.shape}; it must return a '
+                         'scalar, the mean over a micro-batch')
+    if count is samples and isinstance(value, chainer.Variable):
+        refuse_hidden_labels(name, value, target)
+
+
+def checked_weight(value: Any) -> float:
+    """A micro-batch's weight as a float.
+
+    Raises:
+        ValueError: It is not one that a mean can have.
+    """
+    weight = float(getattr(value, 'array', value))
+    if not 0 <= weight < math.inf:
+        raise ValueError(f'the weight of a micro-batch is {weight}; '
+                         'loss_weight must give finite numbers of at least 0')
+    return weight
+
+
+def counting(function: Callable) -> Count:
+    """How much a loss or metric counts in a target, for its mean.
+
+    Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
+    functions, also when they were bound by :func:`functools.partial`.
+    """
+    bound: dict[str, Any] = {}
+    inner = function
+    while isinstance(inner, functools.partial):
+        bound = {**inner.keywords, **bound}
+        inner = inner.func
+    try:
+        known = inspect.signature(inner).parameters
+    except (TypeError, ValueError):
+        return samples
+    values = {name: known[name].default for name in (
+        'ignore_label', 'normalize') if name in known} | bound
+    if inner is F.sigmoid_cross_entropy:
+        values['ignore_label'] = -1     # built in
+    label = values.get('ignore_label')
+    if label is None or not values.get('normalize', True):
+        return samples
+    return functools.partial(_not_ignored, label)
+
+
+def samples(target: Any) -> float:
+    """The number of samples in a micro-batch's target."""
+    return len(target)
+
+
+def refuse_hidden_labels(name: str, value: chainer.Variable,
+                         target: Any) -> None:
+    """Refuses a mean over fewer than all samples that is weighted by samples.
+
+    Args:
+        name: ``'loss'``, or that of a metric.
+        value: The mean of a micro-batch, with its graph.
+        target: Of that micro-batch.
+
+    Raises:
+        ValueError: A function in the graph ignores a label that occurs; the
+            message names the label and the remedy.
+    """
+    for function in _functions(value):
+        label = getattr(function, 'ignore_label', None)
+        if (label is not None and getattr(function, 'normalize', True)
+                and bool((target == label).any())):
+            weight = f'lambda t: (t != {label}).sum()'
+            remedy = (f'loss_weight={weight}' if name == 'loss' else
+                      f'metrics={{{name!r}: (function, {weight})}}')
+            raise ValueError(
+                f'label {label} occurs and is ignored inside of a function '
+                f'that does not say how many count; pass {remedy}')
+
+
+def _functions(loss: chainer.Variable) -> Iterator[Any]:
+    """All functions in the graph of a loss."""
+    waiting, seen = [loss.creator_node], set()
+    while waiting:
+        function = waiting.pop()
+        if function is not None and id(function) not in seen:
+            seen.add(id(function))
+            yield getattr(function, 'function', function)   # old style
+            waiting += [node.creator_node for node in function.inputs]
+
+
+def _not_ignored(label: Any, target: Any) -> float:
+    return float(numpy.count_nonzero(
+        chainer.backends.cuda.to_cpu(target) != label))
+
+
+# --- drawing -----------------------------------------------------------------
 
 def _hooks_may_draw() -> bool:
     """Whether somebody's hooks see all layers."""

@@ -14,6 +14,10 @@
 # many will come.  A rank that fails tells its neighbours through the channels
 # in place of what they wait for; they pass it on in the same way.
 #
+# A mean over a batch is not the mean of its micro-batches' means where one is
+# shorter or labels are ignored.  So each micro-batch is weighted by its number
+# of samples, or of labels that are not ignored (`weights_of`, `MeanLoss`).
+#
 # A chunk that recomputes keeps the inputs of a micro-batch only, and runs
 # forward again before backward (Griewank and Walther, Algorithm 799; Chen et
 # al. 2016, where it is called checkpointing of activations).  What it draws is
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import chainer
@@ -30,15 +34,12 @@ import numpy
 from mpi4py import MPI
 
 from ..channel.channel import Receiver, Sender
-from ..intercept.function_calls import hold
-from ..intercept.unchecked_calls import unchecked
+from ..intercept.function_calls import hold, unchecked
 from ..mpi.ranks import nodes_of, once
 from ..report.stream import EventStream
-from .backprop import Arrays, Tape
+from .backprop import Arrays, GradientSums, Tape
 from .batch_statistics import BatchStatistics, recomputing, why_once
-from .gradient_sums import GradientSums
 from .layers import LayerError, blame
-from .loss import MeanLoss
 from .randomness import Place
 from .schedules import Action, Kind, Schedule
 
@@ -66,11 +67,57 @@ class Part(Protocol):
             The tape for backward, and the outputs.
         """
 
+    def normalises(self, micro_batch: int) -> bool:
+        """Whether batch normalisations may run for a micro-batch."""
+
     def params(self) -> Iterable[chainer.Parameter]:
         """The parameters that the part uses on this rank."""
 
     def links(self) -> Iterable[chainer.Link]:
         """All links of the part."""
+
+
+class MeanLoss:
+    """The mean of the losses of micro-batches, and where backward begins.
+
+    The last chunk's output is the loss of a micro-batch, itself a mean.
+
+    Attributes:
+        sum: Of losses times their weights.
+        weight: The sum of these weights.
+    """
+
+    sum = weight = 0.0
+
+    def begin(self, weights: list[float], total: float,
+              loss_scale: float | None) -> None:
+        """Starts a batch.
+
+        Args:
+            weights: Of the micro-batches.
+            total: Sum of all weights in the mean, of other replicas too.
+            loss_scale: Factor of all gradients; None for 1.
+        """
+        self._weights, self._total = weights, total or 1.0
+        self._scale = 1.0 if loss_scale is None else loss_scale
+        self._losses: dict[int, Any] = {}
+        self.sum = self.weight = 0.0
+
+    def forward(self, micro_batch: int, outputs: Arrays) -> None:
+        """Takes the loss of a micro-batch."""
+        loss, = outputs
+        self._losses[micro_batch] = loss
+        weight = self._weights[micro_batch]
+        if weight:      # or it may be NaN
+            self.sum += weight * float(loss.item())
+            self.weight += weight
+
+    def backward(self, micro_batch: int) -> Arrays:
+        """The gradient of the loss of a micro-batch."""
+        loss = self._losses.pop(micro_batch)
+        xp = chainer.backend.get_array_module(loss)
+        return (xp.full_like(loss, self._weights[micro_batch] / self._total
+                             * self._scale),)
 
 
 class _Shared:
@@ -304,11 +351,12 @@ class Stage:
         if again:
             self._refuse_moving_weights(number)
             self._inputs[key] = arrays
-        if self._train:
+        normalises = self._train and part.normalises(micro_batch)
+        if normalises:
             self._statistics.next_micro_batch(number)
         with self._events.section('forward', *key), blame(
                 part.name, micro_batch), _if(
-                self._train, self._statistics), _if(
+                normalises, self._statistics), _if(
                 again, chainer.no_backprop_mode()):
             tape, arrays = part.record(micro_batch, arrays,
                                        self._places[micro_batch])
@@ -418,6 +466,51 @@ class Stage:
                 raise LayerError(
                     f'{part.name} has {reason}; it cannot be recomputed: '
                     "pass recompute='no stage'")
+
+
+def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
+               sizes: Sequence[int], replicas: int = 1) -> list[float]:
+    """How much each micro-batch counts in the mean loss.
+
+    That is its number of labels that count, if a loss may leave some out,
+    else of samples.  A loss that leaves out none here may leave out some on
+    other replicas, and weights are added over all replicas.
+
+    Args:
+        labels: Of each micro-batch, for each loss that may leave out labels:
+            how many count (-1: unknown), and how many are left out.
+        sizes: Samples of each micro-batch.
+        replicas: Number of replicas, each with a batch of its own.
+
+    Raises:
+        ValueError: Several losses leave out labels, and not equally many.
+    """
+    samples = [float(size) for size in sizes]
+    every = [one for several in labels for one in several]
+    if not every or len(sizes) == replicas == 1:
+        return samples
+    if any(count < 0 for count, _ in every):
+        raise ValueError(
+            'a loss ignores some of the labels that the model computes '
+            'itself, so that nobody knows before how many count; pass '
+            'loss_weight=, a function of the batch, to PipelineUpdater')
+    leaves_out = any(left for _, left in every)
+    if len({len(several) for several in labels}) == 1:
+        table = numpy.array([[float(count) for count, _ in several]
+                             for several in labels])
+        shares = table / numpy.maximum(table.sum(0), 1)
+        # No replica knows the others' shares, so numbers must be equal.
+        if (abs(shares - shares[:, :1]) < 1e-12).all() and (
+                replicas == 1 or not leaves_out
+                or (table == table[:, :1]).all()):
+            return [float(count) for count in table[:, 0]]
+    if not leaves_out:
+        return samples
+    raise ValueError(
+        'several losses of the model ignore labels, and not equally many of '
+        'each micro-batch, so that no weights of micro-batches give the loss '
+        'of the whole batch; pass loss_weight=, a function of the batch, to '
+        'PipelineUpdater')
 
 
 def _if(condition: bool, block: Any) -> Any:

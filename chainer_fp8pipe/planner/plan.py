@@ -155,7 +155,7 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
     """
     before, model = resident(), trained.model
     say(f'measuring the model with a batch of {trained.example.samples}')
-    with without_shapes(model, always=True):
+    with without_shapes(model.params()):
         figures, slowdown, spare = measure_model(
             comm, model, trained.example, trained.optimizer,
             max(1, wanted.batch // comm.size // 4), _has_room(model, wanted))

@@ -1,11 +1,11 @@
-"""Draws where a model is cut, and what each stage gets."""
+"""Shows where a model is cut, and what each stage gets: table and picture."""
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..report.quantities import size
+from ..report.quantities import columns, size
 from .partition_plan import PartitionPlan, values_in_words
 
 # Light and dark enough to be told apart without seeing colours.
@@ -15,6 +15,37 @@ _CROSSING, _GREY = '#9e2973', '#666666'
 _NAMES, _PANEL, _ENDS, _ROW, _NOTE = 2.3, 2.25, 1.3, 0.62, 0.18
 _BAR = 0.45             # of a row
 _LETTERS, _LETTERS_OF_A_LINE, _MOST_NOTES = 34, 92, 6
+
+
+def table(part: Any) -> str:
+    """A line per chunk: ranks, time, memory, and what is sent on.
+
+    Args:
+        part: The ``partition`` of a model that
+            :func:`~chainer_fp8pipe.partition` has cut.
+    """
+    plan, predicted = part.plan, part.plan.predicted
+    total = sum(predicted.busy) or 1.0
+    rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
+             'first parameter']]
+    for chunk, again in enumerate(plan.recompute):
+        stage = chunk % plan.stages
+        rows.append([
+            plan.label(chunk),
+            ' '.join(map(str, part.grid.placement.ranks[stage])),
+            f'{100 * predicted.busy[chunk] / total:.0f} %'
+            if predicted.busy else '',
+            size(sum(map(part.parameter_bytes, part.used[chunk]))),
+            size(predicted.memory[stage]) if predicted.memory else '',
+            ''.join(values_in_words(values, 2)
+                    for values in part.crossing[chunk:chunk + 1]),
+            plan.first(chunk) + ' (again)' * again])
+    notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
+        plan.recompute)
+    return '\n'.join([
+        plan.headline(part.title, part.grid.replicas), *columns(rows), *notes,
+        *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
+          'its gradient' for name, ranks in part.ties.items())])
 
 
 def plot_plan(cut: Any, path: str | os.PathLike[str],

@@ -40,9 +40,8 @@ from ..mpi.abort import enter_world
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
-from ..pipeline.backprop import Arrays
+from ..pipeline.backprop import Arrays, GradientSums
 from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.gradient_sums import GradientSums
 from ..pipeline.layers import blame
 from ..pipeline.randomness import Place, preserved
 from ..pipeline.schedules import (

@@ -18,22 +18,20 @@ import numpy
 
 from ..chains import nested
 from ..chains.names import OBSERVER
-from ..chains.part import ChainPart, MicroBatch
-from ..chains.partitioned import Partition
-from ..chains.partitioned_chain import PartitionedChain
-from ..chains.program import StagedTrace
+from ..chains.partitioned import ChainPart, Partition, PartitionedChain
+from ..chains.replay import MicroBatch
+from ..chains.trace import StagedTrace
 from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
-from ..pipeline.layers import LayersPart, as_tuple
-from ..pipeline.loss import (
+from ..pipeline.layers import (
     LayersLoss,
-    MeanLoss,
+    LayersPart,
+    as_tuple,
     checked_weight,
-    weights_of,
 )
 from ..pipeline.randomness import Place
-from ..pipeline.stage import Channels
+from ..pipeline.stage import Channels, MeanLoss, weights_of
 from .reported import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.
@@ -239,7 +237,7 @@ class ChainWork(Work):
     def parts(self, statistics: Any) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.optimizer = self._optimizer
-        self._partition.passes.statistics = statistics
+        self._partition.statistics = statistics
         return self._partition.parts()
 
     def choose(self, method: str | None) -> str:
@@ -288,7 +286,7 @@ class ChainWork(Work):
         problem = part.problem()
         if problem:
             raise ValueError(problem)
-        kept = part.passes.resume(step)
+        kept = part.resume(step)
         function = self._method if step == 'predict' else self._model
         assert function is not None
         self._micro_batches = []
@@ -349,7 +347,7 @@ class ChainWork(Work):
         Of each micro-batch.
         """
         self._trained += step == 'train'
-        self._partition.passes.begin(step, self._micro_batches)
+        self._partition.begin(step, self._micro_batches)
         inputs: list[Arrays] = [()] * len(self._micro_batches)
         if self._grid.stage_index > 0:
             inputs = []
@@ -396,7 +394,7 @@ class ChainWork(Work):
 
     def end(self) -> None:
         """See :meth:`.Work.end`."""
-        self._partition.passes.end()
+        self._partition.end()
 
     def give_back(self) -> None:
         """See :meth:`.Work.give_back`."""
@@ -405,7 +403,7 @@ class ChainWork(Work):
     def forget(self) -> None:
         """See :meth:`.Work.forget`."""
         self.give_back()
-        self._partition.passes.forget()
+        self._partition.forget()
 
     # --- details ------------------------------------------------------------
 
@@ -423,7 +421,7 @@ class ChainWork(Work):
         # The second step may begin with state that the first one has left.
         if step == 'train' and self._trained > 2:
             new = sum(one is None for one in found)
-            why = self._partition.passes.mismatch
+            why = self._partition.mismatch
             self._partition.tell_once(
                 f'{new} of {len(found)} micro-batches have shapes, or make '
                 'the model call what it has not called before, so the model '

@@ -104,7 +104,7 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm, number):
 STEPS = [(owner, name, rank) for owner, name in (
     (partitioned.Partition, 'problem'), (partitioned.Partition, 'rehearsed'),
     (partitioned.Partition, 'known'), (partitioned.Partition, 'traced'),
-    (partitioned.Partition, 'missing'), (recorder.Tracer, 'trace'),
+    (partitioned.Partition, '_missing'), (recorder.Tracer, 'trace'),
     (partitioned, 'StagedTrace'), (partitioned, 'check_result'),
     (work, 'MicroBatch'),
     (trace.Trace, 'digest'))
@@ -121,3 +121,23 @@ def test_a_raise_in_a_new_trace_is_one_on_all_ranks(comm, number):
     with failing(comm, rank, owner, name), \
             pytest.raises((ValueError, RuntimeError), match='luck'):
         updater.update()
+
+
+@on_ranks(2)
+def test_a_file_that_cannot_be_written_leaves_the_links_as_they_were(comm):
+    """What other ranks have is hidden while a rank writes its own."""
+    model = partition(Net(), batch_of(2), comm)
+
+    def registered():
+        return {path: (link._params, sorted(link._params), link._persistent,
+                       sorted(link._persistent))
+                for path, link in model.partition.names.links.items()}
+    before, own = registered(), chainer.serializers.DictionarySerializer()
+    model.serialize(own)
+    every = comm.allgather({name.lstrip('/') for name in own.target})
+    assert {'a/W', 'b/W', 'norm/avg_mean', 'scale'} <= every[0] | every[1]
+    assert not every[0] & every[1] & {'a/W', 'b/W', 'norm/avg_mean'}
+    with pytest.raises(Unlucky):
+        model.serialize(mock.Mock(__getitem__=fail, side_effect=fail,
+                                  spec=chainer.Serializer))
+    assert registered() == before

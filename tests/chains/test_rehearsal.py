@@ -3,13 +3,17 @@ from traceback import walk_tb
 from types import SimpleNamespace
 
 from chainer_fp8pipe import atomic
-from chainer_fp8pipe.chains.names import Names
-from chainer_fp8pipe.chains.part import MicroBatch, Passes
+from chainer_fp8pipe.chains.names import Names, reporter_of
 from chainer_fp8pipe.chains.recorder import Tracer
-from chainer_fp8pipe.chains.replay import Diverged, Rehearsal
+from chainer_fp8pipe.chains.replay import (
+    Diverged,
+    MicroBatch,
+    Rehearsal,
+    rehearse,
+)
 from chainer_fp8pipe.intercept.function_calls import intercepting
-from chainer_fp8pipe.pipeline.loss import weights_of
 from chainer_fp8pipe.pipeline.randomness import Place
+from chainer_fp8pipe.pipeline.stage import weights_of
 
 import chainer
 import chainer.functions as F
@@ -211,13 +215,14 @@ def test_what_a_rehearsal_reports_that_fails_is_forgotten():
             F.relu if net.heads else F.tanh)(h)
     x = numpy.ones((4, 3), 'f')
     trace, names = traced(net, x)
-    passes = Passes(names, str)
-    program = SimpleNamespace(trace=trace, state=None)
-    found = []
+    program = SimpleNamespace(trace=trace, attributes=frozenset(),
+                              put_state=lambda *_: None)
+    reporter, found = reporter_of(names), []
     for net.heads in (True, False, True):
-        found.append(passes.rehearse(program, MicroBatch(
-            net, (x,), {}, Place(0, 0, 0, 0))))
-    assert found == [[], None, []]
+        found.append(rehearse(program, MicroBatch(
+            net, (x,), {}, Place(0, 0, 0, 0)), names, reporter).fits)
+        assert not reporter.observation
+    assert found == [True, False, True]
 
 
 def test_labels_that_count_are_counted():

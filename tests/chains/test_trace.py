@@ -331,6 +331,15 @@ def test_links_that_keep_running_values_stay_whole():
                if call.whole)
 
 
+@pytest.mark.parametrize(('between', 'expected'), [
+    (lambda net, h: h, False), (lambda net, h: net.extra(h), True),
+    (atomic(lambda net, h: net.extra(h)), True)])
+def test_whether_a_batch_normalisation_is_called_is_known(between, expected):
+    """Only then statistics are gathered."""
+    assert traced(Net(between, L.BatchNormalization(5)), X
+                  ).normalises == expected
+
+
 def test_what_reads_running_values_is_known():
     norm = L.BatchNormalization(5)
     net = Net(lambda net, h: net.extra(h) - norm.avg_mean[None], norm)

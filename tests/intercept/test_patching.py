@@ -65,6 +65,18 @@ def test_the_replacement_stands_while_there_are_users():
     assert owner.method is original
 
 
+def test_a_direct_replacement_is_what_was_made():
+    """No frame is between; it has the name and the words of the original."""
+    owner, _ = fresh()
+    made = []
+    with Patch(owner, 'method', lambda original: made.append(
+            tenfold(original)) or made[0], direct=True):
+        assert vars(owner)['method'] is made[0]
+        assert owner().method(1) == ['ours', 'original', 10]
+        assert made[0].__doc__ == 'What the method does.'
+    assert owner().method(1) == ['original', 1]
+
+
 def test_an_attribute_may_be_inherited_static_or_no_function():
     _, child = fresh()
     with Patch(child, 'method', tenfold):

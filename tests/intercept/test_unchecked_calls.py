@@ -1,5 +1,5 @@
 """Calls without checks give what Chainer's own give, bit for bit."""
-from chainer_fp8pipe.intercept.unchecked_calls import unchecked
+from chainer_fp8pipe.intercept.function_calls import unchecked
 
 import chainer
 import chainer.functions as F

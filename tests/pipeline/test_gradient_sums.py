@@ -1,7 +1,7 @@
 import itertools
 import weakref
 
-from chainer_fp8pipe.pipeline.gradient_sums import ENOUGH, GradientSums
+from chainer_fp8pipe.pipeline.backprop import ENOUGH, GradientSums
 
 import chainer
 import chainer.links as L

@@ -1,6 +1,5 @@
 """The way back through any graph is Chainer's, cut out of a larger one."""
-from chainer_fp8pipe.pipeline.backprop import Tape
-from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
+from chainer_fp8pipe.pipeline.backprop import GradientSums, Tape
 
 import chainer
 import chainer.functions as F

@@ -1,14 +1,13 @@
 import contextlib
 import functools
 
-from chainer_fp8pipe.pipeline.layers import LayerError
-from chainer_fp8pipe.pipeline.loss import (
+from chainer_fp8pipe.pipeline.layers import (
+    LayerError,
     LayersLoss,
-    MeanLoss,
     counting,
     refuse_hidden_labels,
-    weights_of,
 )
+from chainer_fp8pipe.pipeline.stage import MeanLoss, weights_of
 
 import chainer
 import chainer.functions as F

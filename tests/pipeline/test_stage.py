@@ -2,13 +2,12 @@
 import itertools
 import weakref
 
+from chainer_fp8pipe.pipeline.backprop import GradientSums
 from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
-from chainer_fp8pipe.pipeline.gradient_sums import GradientSums
 from chainer_fp8pipe.pipeline.layers import LayerError, LayersPart
-from chainer_fp8pipe.pipeline.loss import MeanLoss
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.schedules import make_schedule
-from chainer_fp8pipe.pipeline.stage import Channels, Stage
+from chainer_fp8pipe.pipeline.stage import Channels, MeanLoss, Stage
 from chainer_fp8pipe.report.stream import EventStream
 
 import chainer

@@ -396,7 +396,7 @@ def test_whatever_else_is_called_the_owner_normalises(
         found = now['/norm', 'avg_mean'], now['/norm', 'avg_var']
         assert not numpy.equal(found, before).any()
         before = found
-    assert one.model.partition._owners == {'/norm': owner}
+    assert one.model.partition.keepers == {'/norm': owner}
     norm.avg_mean[...], norm.avg_var[...] = found
     one.give()
     loss = observed(one.model, lambda: one.updater.evaluate(*batch_of()))
