@@ -19,7 +19,8 @@ PYTHON := $(wildcard $(BIN)/python)
 endif
 ifeq ($(strip $(PYTHON)),)
 PYTHON := $(or $(shell \
-    for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+    for python in python3 python3.14 python3.13 python3.12 python3.11 \
+        python3.10; do \
         $$python tools/check_python.py 2> /dev/null \
             && echo $$python && break; \
     done),python3)
@@ -179,7 +180,7 @@ clean:  ## remove .venv and everything built
 # A .venv without .made-by-make is somebody's own and is not touched.
 $(VENV)/.origin:
 	@"$(PYTHON)" -c '' 2> /dev/null || { echo 'Cannot set up:' \
-	    '"$(PYTHON)" does not run; name a Python of 3.10 to 3.13,' \
+	    '"$(PYTHON)" does not run; name a Python of 3.10 to 3.14,' \
 	    'as in  PYTHON=python3.12 make demo' >&2; exit 1; }
 	@"$(PYTHON)" tools/check_python.py
 	@test ! -e $(VENV) || test -e $(VENV)/.made-by-make || { \

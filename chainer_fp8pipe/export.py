@@ -449,7 +449,9 @@ def _call(model: chainer.Link, inputs: Mapping[str, chainer.Variable],
             + ', '.join(f'{name}: {_kind(one)}'
                         for name, one in inputs.items())
             + f'): {_in_words(error)}') from error
-    outputs = dict(_outputs(found, ''))
+    # A name means one value of the graph.
+    outputs = {name + '_output' * (name in inputs): value
+               for name, value in _outputs(found, '')}
     for name, value in outputs.items():
         if not isinstance(value, chainer.Variable):
             raise ValueError(
@@ -688,7 +690,8 @@ _LINKS = os.path.join(_CHAINER, 'links', '')
 _PYTHON = os.path.join(sysconfig.get_path('stdlib'), '')
 #: Folders of what the user has not written.
 _LIBRARIES = tuple(os.path.join(folder, '') for folder in (
-    _CHAINER, os.path.join(os.path.dirname(_CHAINER), 'onnx_chainer'),
+    _CHAINER, *(os.path.join(os.path.dirname(_CHAINER), name)
+                for name in ('onnx_chainer', 'onnx')),
     os.path.dirname(os.path.abspath(numpy.__file__)),
     os.path.dirname(os.path.abspath(__file__))))
 

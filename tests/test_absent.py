@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 
+from chainer_fp8pipe.compat import _absent
+
 import pytest
 
 from tests.ranks import environment
 
 MPI = r"pip install 'chainer_fp8pipe\[mpich\]'"
-COMPILED = '--no-binary chainer_fp8pipe chainer_fp8pipe'
+COMPILED = '(build_ext --inplace|--no-binary)'
 HIDE = '''
 import importlib.machinery, sys
 _find = importlib.machinery.PathFinder.find_spec
@@ -135,6 +137,24 @@ def test_a_command_that_needs_what_is_absent_is_refused_in_a_line(
     assert run.returncode == 2
     assert re.search(said, run.stderr)
     assert 'Traceback' not in run.stderr
+
+
+@pytest.mark.parametrize(('noted', 'line'), [
+    (None, 'chainer_fp8pipe chainer_fp8pipe'),
+    ('{"url": "file:///a/chainer_fp8pipe-1.tar.gz", "archive_info": {}}',
+     'chainer_fp8pipe file:///a/chainer_fp8pipe-1.tar.gz'),
+    ('{"url": "file:///a", "dir_info": {}}', 'chainer_fp8pipe file:///a'),
+    ('{"url": "file:///a", "dir_info": {"editable": true}}',
+     'python setup.py build_ext --inplace  (in the checkout)')])
+def test_what_builds_the_compiled_parts_is_where_they_are_from(
+        noted, line, monkeypatch):
+    class Distribution:
+        def read_text(self, name):
+            return noted if name == 'direct_url.json' else None
+
+    monkeypatch.setattr(_absent.metadata, 'distribution',
+                        lambda name: Distribution())
+    assert _absent.compiling().endswith(line)
 
 
 def test_help_needs_no_mpi(tmp_path):

@@ -567,6 +567,24 @@ def test_a_multiprocess_iterator_works(method, tmp_path):
     assert (passes(run), run.stderr) == ('[0, 1, 2, 3]\n', '')
 
 
+def test_a_multiprocess_iterator_forks_on_linux_where_nothing_is_chosen(
+        tmp_path):
+    # As before Python 3.14: a script without a guard, data without a pickle.
+    run = run_script(tmp_path, """
+        import sys
+        import chainer_fp8pipe
+        import chainer
+        if sys.platform != 'linux':
+            sys.exit()
+        data = chainer.datasets.TransformDataset([1, 2, 3, 4], lambda x: -x)
+        batches = chainer.iterators.MultiprocessIterator(
+            data, 2, repeat=False, shuffle=False, n_processes=2)
+        assert list(batches) == [[-1, -2], [-3, -4]]
+        batches.finalize()
+        """)
+    assert (passes(run), run.stderr) == ('', '')
+
+
 @pytest.mark.parametrize(('name', 'patched'), [
     ('Multiprocess', True), ('Multithread', True),
     pytest.param('Multiprocess', False, marks=pytest.mark.skipif(
@@ -595,4 +613,6 @@ def test_an_iterator_that_nobody_finalizes_ends_with_python(
     if patched:
         assert (passes(run), run.stderr) == ('updated\n', '')
     else:
-        assert 'multiprocess_iterator.py", line 404 in terminate' in run.stderr
+        assert ('multiprocess_iterator.py", line 404 in terminate'
+                if sys.version_info < (3, 14) else
+                'cannot join thread at interpreter shutdown') in run.stderr

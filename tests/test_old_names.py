@@ -3,6 +3,8 @@ import collections.abc
 import importlib
 import itertools
 import math
+import os
+import subprocess
 import sys
 import textwrap
 import traceback
@@ -61,6 +63,13 @@ def found(imported, text):
     ('import numpy\nfound = numpy.ones(1, ">i2").newbyteorder()[0]', 256),
     ('import numpy\nfound = float(numpy.ones((1, 1))), int(numpy.ones(1))',
      (1., 1)),
+    # NumPy 1.24
+    ('import numpy\nfound = numpy.array([[1], [2, 3]]).tolist()',
+     [[1], [2, 3]]),
+    ('import numpy\nfound = sorted(numpy.random.permutation([[1], [2, 3]]))',
+     [[1], [2, 3]]),
+    ('import numpy\nfound = numpy.vstack(iter([[1], [2]])).tolist()',
+     [[1], [2]]),
     # A GPU is told from a CPU by this.
     ('import numpy, numpy as np\nx = np.float\n'
      'found = chainer.backend.get_array_module(np.ones(1)) is np is numpy',
@@ -197,6 +206,7 @@ def test_the_report_says_who_got_what(imported):
     ('"abc".clock', AttributeError),
     ('float(numpy.ones(2))', TypeError),
     ('float("a")', ValueError),
+    ('numpy.array([[1], [2, 3]], "f")', ValueError),
 ])
 def test_what_never_was_stays_an_error_of_its_line(imported, text, error):
     module = imported(f'''
@@ -227,3 +237,31 @@ def test_what_an_old_protoc_wrote_is_read(imported):
         ''').Box
     box = message_type(width=3)
     assert message_type.FromString(box.SerializeToString()).width == 3
+
+
+@pytest.mark.parametrize('method', ['forkserver', 'spawn'])
+def test_a_script_gets_them_in_its_workers_too(method, tmp_path):
+    (tmp_path / 'helper.py').write_text(ASKS)
+    script = tmp_path / 'script.py'
+    script.write_text(textwrap.dedent(f"""
+        import multiprocessing, sys
+        import chainer, numpy
+        import helper
+
+        ONE = numpy.product([1])
+
+        def worker(number):
+            return int(number * helper.found * ONE), sys.argv
+
+        if __name__ == '__main__':
+            with multiprocessing.get_context({method!r}).Pool(1) as pool:
+                print(pool.map(worker, [1, 2]))
+        """))
+    run = subprocess.run(
+        [sys.executable, '-c', 'import sys; sys.path[0] = sys.argv[1]\n'
+         'from chainer_fp8pipe.compat import run_path\n'
+         'sys.argv[1:] = ["-x"]; run_path("script.py")', tmp_path],
+        cwd=tmp_path, env={**os.environ, 'PYTHONPATH': os.getcwd()},
+        capture_output=True, text=True, timeout=300)
+    given = ['script.py', '-x']
+    assert (run.stdout, run.stderr) == (f'{[(6, given), (12, given)]}\n', '')

@@ -425,6 +425,28 @@ def test_what_a_script_does_with_its_model_is_done_with_the_whole(
         np.testing.assert_allclose(inside[key], value, 1e-4, 1e-6)
 
 
+def test_a_loop_asks_the_scripts_own_iterator_how_far_it_is(tmp_path):
+    """On all ranks, of which one reads; a hook sees one stage's parameters."""
+    done = run_lines(tmp_path, '''
+class Norm:
+    name, call_for_each_param, timing = 'Norm', False, 'pre'
+    def __call__(self, optimizer):
+        pass
+optimizer.add_hook(Norm())
+updater = training.StandardUpdater(iterator, optimizer)
+while iterator.epoch < 3:
+    updater.update()
+    if iterator.is_new_epoch:
+        x, t = chainer.dataset.concat_examples(data)
+        print('loss', float(model(x, t).array), iterator.epoch_detail)
+print('end', type(iterator).__name__, updater.epoch)
+''', 4)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count('loss') == 3
+    assert 'end SerialIterator 3' in done.stdout
+    assert done.stderr.count('the hook Norm gets the parameters of one') == 1
+
+
 def test_examples_that_cannot_go_to_another_replica_are_named(tmp_path):
     np.random.seed(1)
     chainer.serializers.save_npz(tmp_path / 'part.npz',

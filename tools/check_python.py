@@ -8,7 +8,7 @@ import shlex
 import sys
 import sysconfig
 
-OLDEST, NEWEST = (3, 10), (3, 13)
+OLDEST, NEWEST = (3, 10), (3, 14)
 
 
 def missing():
@@ -16,7 +16,7 @@ def missing():
     version = '.'.join(map(str, sys.version_info[:3]))
     if not OLDEST <= tuple(sys.version_info[:2]) <= NEWEST:
         return (
-            'Python ' + version + ' is not supported, 3.10 to 3.13 are: '
+            'Python ' + version + ' is not supported, 3.10 to 3.14 are: '
             'name one, as in  PYTHON=python3.12 make demo'
         )
     from importlib.util import find_spec

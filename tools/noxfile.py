@@ -13,7 +13,7 @@ import nox
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # The first NumPy with wheels for that Python, but none before 1.23.
 OLDEST = {'3.10': '1.23.5', '3.11': '1.23.5', '3.12': '1.26.0',
-          '3.13': '2.1.0'}
+          '3.13': '2.1.0', '3.14': '2.3.2'}
 TESTS = ['tests/test_compat.py', 'tests/formats', 'tests/allreduce']
 nox.options.envdir = str(ROOT / '.nox')
 nox.options.error_on_missing_interpreters = False

@@ -8,6 +8,7 @@ and where there was no C compiler the package has no compiled parts.
 # no module of this package has to look first.
 import importlib.abc
 import importlib.machinery
+from importlib import metadata
 
 _CHAINER = (
     '{} is not installed: installing chainer_fp8pipe does not bring Chainer, '
@@ -16,23 +17,22 @@ _CHAINER = (
 _MPI = (
     "{}, and what works over ranks needs MPI; this line brings it:  "
     "python -m pip install 'chainer_fp8pipe[mpich]'  "
-    '(with an MPI of your own: [mpi] in place of [mpich])')
+    '(with an MPI of your own: {})')
 _ONNX = ("{} is not installed; this line brings it:  "
          "python -m pip install 'chainer_fp8pipe[onnx]'")
 _COMPILED = (
     'the compiled part {} is missing: chainer_fp8pipe was installed where it '
     'could not be compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
-    'apt install gcc python3-dev) this line builds it:  '
-    'python -m pip install --force-reinstall --no-deps --no-cache-dir '
-    '--no-binary chainer_fp8pipe chainer_fp8pipe  '
-    '(in a checkout: python setup.py build_ext --inplace)')
+    'apt install gcc python3-dev) this line builds it:  ')
 
 #: By module, what is said where it cannot be found.
 ABSENT = {
     **{name: _CHAINER.format(name) for name in ('chainer', 'chainermn')},
     **{name: _ONNX.format(name) for name in ('onnx', 'onnxruntime')},
-    'mpi4py': _MPI.format('mpi4py is not installed'),
-    'mpi4py.MPI': _MPI.format('mpi4py finds no MPI library'),
+    'mpi4py': _MPI.format(
+        'mpi4py is not installed', '[mpi] in place of [mpich]'),
+    'mpi4py.MPI': _MPI.format(
+        'mpi4py finds no MPI library', 'name its libmpi.so in MPI4PY_LIBMPI'),
     **{name: _COMPILED.format(name) for name in (
         'chainer_fp8pipe.formats._formats',
         'chainer_fp8pipe.allreduce._engine')},
@@ -74,5 +74,22 @@ class _Absent(importlib.abc.Loader):
         def missing(name):
             if name.startswith('__'):       # whoever looks at modules asks
                 raise AttributeError(name)
-            raise ImportError(ABSENT[module.__name__], name=module.__name__)
+            raise ImportError(ABSENT[module.__name__] + compiling(),
+                              name=module.__name__)
         module.__getattr__ = missing
+
+
+def compiling():
+    """The line that builds the compiled parts of this installation."""
+    import json
+    try:
+        noted = metadata.distribution('chainer_fp8pipe').read_text(
+            'direct_url.json')      # PEP 610; without one an index had it
+    except metadata.PackageNotFoundError:
+        noted = '{"dir_info": {"editable": true}}'
+    source = json.loads(noted or '{}')
+    if source.get('dir_info', {}).get('editable'):
+        return 'python setup.py build_ext --inplace  (in the checkout)'
+    return ('python -m pip install --force-reinstall --no-deps --no-cache-dir '
+            '--no-binary chainer_fp8pipe '
+            + source.get('url', 'chainer_fp8pipe'))

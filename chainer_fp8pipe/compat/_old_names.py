@@ -1,14 +1,15 @@
 """Names that libraries have removed, for code of Chainer's world alone."""
 # Chainer's world has stopped: packages and scripts of 2016 to 2020 ask for
 # numpy.float, scipy.misc.imread, Image.ANTIALIAS, collections.Iterable or
-# array.ptp(), and call float() of an array of one element.  To put all of
-# that back into NumPy would change NumPy for everybody in the process, and a
-# stand-in for the module numpy breaks "xp is numpy", by which such code tells
-# a GPU from a CPU.  So the code that asks is changed, not what it asks: the
-# source of a module is compiled with "numpy.float" as a call that gets the
-# attribute and, only where there is none, takes it from _old_values;
-# float(x) becomes a call that takes x's element where x is an array of one.
-# Files, lines and columns stay as they are.
+# array.ptp(), call float() of an array of one element, and make arrays of rows
+# of several lengths.  To put all of that back into NumPy would change NumPy
+# for everybody in the process, and a stand-in for the module numpy breaks "xp
+# is numpy", by which such code tells a GPU from a CPU.  So the code that asks
+# is changed, not what it asks: the source of a module is compiled with
+# "numpy.float" as a call that gets the attribute and, only where there is
+# none, takes it from _old_values; float(x) becomes a call that takes x's
+# element where x is an array of one, and numpy.array(x) one of objects where
+# NumPy refuses x.  Files, lines and columns stay as they are.
 #
 # A module gets this if it belongs to Chainer's world, by its name or by what
 # it or its importer imports (belongs), and if its source mentions one of the
@@ -22,6 +23,7 @@ import contextlib
 import functools
 import importlib
 import importlib.machinery
+import importlib.util
 import os
 import re
 import runpy
@@ -39,6 +41,8 @@ from ._old_values import METHODS, OLD, version
 
 #: Turns this off if its value is ``0``.
 SWITCH = 'CHAINER_FP8PIPE_OLD_NAMES'
+#: Has the path of the script for its workers.
+MAIN = '_CHAINER_FP8PIPE_MAIN'
 _ASKED = '_chainer_fp8pipe_old'
 
 #: What modules have got: pairs of their name and the old one.
@@ -91,6 +95,24 @@ class _Old:
             return number.item()
         return number
 
+    def maker(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that makes arrays, of what NumPy now refuses, too."""
+        if any(function is maker for maker in _MAKERS) or type(getattr(
+                function, '__self__', None)).__name__ == 'RandomState':
+            return functools.partial(self._make, function)
+        return function
+
+    def _make(self, function, *arguments, **options):
+        try:
+            return function(*arguments, **options)
+        except (TypeError, ValueError) as error:
+            refused = [row for row in _REFUSED if row[0] in str(error)]
+            if not refused or not arguments:
+                raise
+        (_, what, change), = refused
+        used[self._user, what] = None
+        return function(change(arguments[0]), *arguments[1:], **options)
+
     def _value(self, full):
         used[self._user, full] = None
         return OLD[full]()
@@ -103,6 +125,17 @@ def _refuses_arrays() -> bool:
         try:
             float(numpy.ones(1))
         except TypeError:
+            return True
+    return False
+
+
+@functools.cache
+def _refuses_rows() -> bool:
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        try:
+            numpy.array([[1], [1, 2]])
+        except ValueError:
             return True
     return False
 
@@ -123,6 +156,9 @@ class _Asking(ast.NodeTransformer):
                 and not isinstance(node.args[0], ast.Starred)
                 and _refuses_arrays()):
             node.args = [_ask(node, 'element', node.args[0])]
+        elif (isinstance(node.func, ast.Attribute)
+                and node.func.attr in _MAKER_NAMES and _refuses_rows()):
+            node.func = _ask(node.func, 'maker', node.func)
         return node
 
     def visit_Import(self, node):
@@ -168,6 +204,16 @@ _MENTIONS = re.compile(rb'\.\s*(?:%s)\b|\b(?:%s)\b' % tuple(
     '|'.join(sorted(names)).encode()
     for names in (_NAMES, _NAMES - {*dir(builtins), 'math'})))
 _NUMBERS = re.compile(rb'\b(?:float|int)\(')
+#: What makes an array of its first argument.
+_MAKERS = (numpy.array, numpy.asarray, numpy.column_stack, numpy.dstack,
+           numpy.hstack, numpy.stack, numpy.vstack)
+_MAKER_NAMES = {'permutation', *(maker.__name__ for maker in _MAKERS)}
+_MAKES = re.compile(rb'\.(?:%s)\(' % '|'.join(_MAKER_NAMES).encode())
+#: What an error says, what it is about, and what NumPy took it for.
+_REFUSED: tuple[tuple[str, str, Callable[[Any], Any]], ...] = (
+    ('inhomogeneous', 'an array of rows of several lengths',
+     lambda rows: numpy.array(rows, object)),
+    ('arrays to stack', 'a stack of what an iterator gives', list))
 #: What an old protoc wrote; protobuf 4 makes no descriptors one by one.
 _OLD_PROTOC = re.compile(rb'^ *serialized_pb=_b\(', re.MULTILINE)
 
@@ -186,7 +232,8 @@ def code_of(source: bytes, path: str, name: str,
         The code; None where the source mentions no old name.
     """
     if not (_MENTIONS.search(source)
-            or _refuses_arrays() and _NUMBERS.search(source)):
+            or _refuses_arrays() and _NUMBERS.search(source)
+            or _refuses_rows() and _MAKES.search(source)):
         return None
     namespace[_ASKED] = _Old(name)
     return compile(_Asking().visit(ast.parse(source, path)), path, 'exec',
@@ -293,15 +340,21 @@ def belongs(name: str, spec: importlib.machinery.ModuleSpec,
 
 def run_path(path: str) -> None:
     """Runs a script as Python does; it and its helpers get old names."""
-    if os.environ.get(SWITCH) != '0' and os.path.isfile(path):
-        main = types.ModuleType('__main__')
-        main.__file__ = path
-        _modules.add('__main__')
-        with open(path, 'rb') as file:
-            code = code_of(file.read(), path, '__main__', vars(main))
-        if code is not None:
-            sys.argv[0] = path
-            sys.modules['__main__'] = main
-            exec(code, vars(main))
-            return
-    runpy.run_path(path, run_name='__main__')
+    if os.environ.get(SWITCH) == '0' or not os.path.isfile(path):
+        runpy.run_path(path, run_name='__main__')
+        return
+    main = sys.modules['__main__'] = types.ModuleType('__main__')
+    # Workers of spawn and forkserver run the module that this names.
+    main.__spec__ = importlib.util.find_spec(f'{__package__}._worker_main')
+    os.environ[MAIN] = os.path.abspath(path)
+    run_main(path, vars(main))
+
+
+def run_main(path: str, namespace: dict[str, Any]) -> None:
+    """Runs a script in the namespace of a main module."""
+    sys.argv[0] = namespace['__file__'] = path
+    _modules.add(namespace['__name__'])
+    with open(path, 'rb') as file:
+        source = file.read()
+    exec(code_of(source, path, namespace['__name__'], namespace)
+         or compile(source, path, 'exec', dont_inherit=True), namespace)

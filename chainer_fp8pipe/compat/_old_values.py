@@ -39,6 +39,7 @@ _RENAMED = {
         LINEAR=Resampling.BILINEAR''',
     'collections': ' '.join(
         f'{name}=abc.{name}' for name in collections.abc.__all__),
+    'gevent': 'signal=signal_handler',
     'scipy.integrate':
         'cumtrapz=cumulative_trapezoid simps=simpson trapz=trapezoid',
     'scipy.linalg': 'pinv2=pinv',

@@ -279,13 +279,28 @@ _patch('chainer.dataset.download', '6', 'filelock is imported by import '
            functools.partial(_run_with, filelock=_OnDemand('filelock')))
 
 
-# --- interpreter shutdown ----------------------------------------------------
+# --- processes ---------------------------------------------------------------
+
+def _pool_as_before(*args, **kwargs):
+    """A pool of processes that are forked on Linux, where nothing is chosen.
+
+    Python 3.14 starts them by a server, which runs a script again that has no
+    ``if __name__ == '__main__'`` and wants data that can be pickled.  A script
+    that has used multiprocessing before has chosen that without a word.
+    """
+    import multiprocessing
+    method = multiprocessing.get_start_method(allow_none=True) or (
+        'fork' if sys.platform == 'linux' else None)
+    return multiprocessing.get_context(method).Pool(*args, **kwargs)
+
 
 def _finalized_when_python_ends(name, lines, expects, begins):
     @_patch(f'chainer.iterators.{name.lower()}_iterator', lines,
+            'Python 3.14 no longer forks; and '
             'an iterator that is collected only when Python ends finds multi'
             'processing half gone (until 3.12), or waits for a daemon thread '
-            'that is stopped but called alive (from 3.13 on)',
+            'that is stopped but called alive (3.13), or must not be joined '
+            '(from 3.14 on)',
             expects, lambda: True)
     def apply(module, run):
         run()
@@ -304,6 +319,9 @@ def _finalized_when_python_ends(name, lines, expects, begins):
                 for iterator in list(iterators):
                     iterator.finalize()
 
+        if hasattr(module, 'multiprocessing'):
+            module.multiprocessing = _stand_in(
+                module.multiprocessing, Pool=_pool_as_before)
         setattr(iterator_type, begins, begin_noted)
         atexit.register(finalize_all)
 

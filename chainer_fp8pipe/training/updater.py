@@ -1,6 +1,7 @@
 """``PipelineUpdater``: pipeline-parallel training under Chainer's Trainer."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,6 +45,23 @@ def follow(iterator: Any, now: tuple[float, ...]) -> None:
     """Tells an iterator that follows how far the first stage's is."""
     if isinstance(iterator, FollowingIterator):
         iterator.follow(now)
+
+
+def show_progress_of(followed: Any, iterator: Any) -> None:
+    """Has an iterator that is not used say how far another one is."""
+    kind: Any = type(iterator)
+    iterator.__class__ = type(kind.__name__, (kind,), {
+        '__module__': kind.__module__, **{name: property(
+            functools.partial(_field, followed, name), _leave)
+            for name in _FIELDS}})
+
+
+def _field(followed: Any, name: str, iterator: Any) -> Any:
+    return getattr(followed, name)
+
+
+def _leave(iterator: Any, value: Any) -> None:
+    """Of an iterator that says how far another one is."""
 
 
 class PipelineUpdater(StandardUpdater):

@@ -1,7 +1,6 @@
 """What forward passes change in attributes of links is put back."""
 import collections
 import functools
-import itertools
 import random
 import reprlib
 
@@ -136,11 +135,11 @@ def test_an_attribute_is_as_it_was_though_it_was_changed_in_place(name):
 
 def test_what_cannot_be_set_is_made_anew():
     link = chainer.Link()
-    link.kept = itertools.count(3)
+    link.kept = enumerate('abc', 3)
     with saved({'/': link}) as before:
-        assert next(link.kept) == 3
+        assert next(link.kept) == (3, 'a')
         assert before.changed() == {('/', 'kept')}
-    assert next(link.kept) == 3
+    assert next(link.kept) == (3, 'a')
 
 
 def test_what_two_links_share_they_share_afterwards():

@@ -12,7 +12,8 @@ from mpi4py import MPI
 from tests.ranks import on_ranks, run_script
 
 SCRIPT = """
-import atexit, os, sys, time
+import atexit, os, sys, time, warnings
+warnings.simplefilter('ignore', DeprecationWarning)     # fork, from 3.12 on
 import chainer_fp8pipe
 import chainer, chainer.functions as F, chainer.links as L, chainermn, numpy
 from chainer_fp8pipe.mpi import finalizing

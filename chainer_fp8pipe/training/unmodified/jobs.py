@@ -54,7 +54,11 @@ from ...pipeline.randomness import preserved
 from ...planning.partition_plan import PartitionPlan
 from ...report.quantities import counted
 from ..replica_updater import ReplicaUpdater
-from ..updater import PipelineUpdater
+from ..updater import (
+    FollowingIterator,
+    PipelineUpdater,
+    show_progress_of,
+)
 from . import files
 from .dividing import check_examples, divided, obstacle
 from .files import adapted, follow_rank_0
@@ -238,7 +242,7 @@ class PipelineJob(Originals):
 
     def _build(self, updater: Any, given: dict[str, Any]) -> None:
         iterator, optimizer, samples = self._checked(given)
-        model, device = optimizer.target, given['device']
+        own, model, device = iterator, optimizer.target, given['device']
         if device is not None:
             device = chainer.get_device(device)
             model.to_device(device)
@@ -256,6 +260,9 @@ class PipelineJob(Originals):
                 iterator = divided(iterator, self.grid.data)
         self._become(updater, iterator, optimizer, given)
         updater._device, updater._input_device = device, input_device
+        used = updater.get_iterator('main')
+        if isinstance(used, FollowingIterator):
+            show_progress_of(used, own)     # the script's loop may ask it
         self.updater = updater
         if self.divides:
             self.whole = WholeModel(model.partition)
@@ -269,6 +276,9 @@ class PipelineJob(Originals):
         rules, and the model names no others then.
         """
         options, model = self._options, optimizer.target
+        if options.pipeline > 1 and (names := hooks_of_a_stage(optimizer)):
+            self.warn(f'the hook {names} gets the parameters of one stage on '
+                      'each rank; what it sums over them is of one stage')
         if held := self.undrawn.held(model):
             self.warn(held)
         self.undrawn.draw_others(model)
@@ -509,6 +519,17 @@ def the_optimizer(given: Any, replicas: int) -> Any:
                 'GradientNoise would be another one on each replica; leave '
                 'it out, or start as many ranks as there are stages')
     return optimizer
+
+
+def hooks_of_a_stage(optimizer: Any) -> str:
+    """Names of a script's own hooks that get all parameters at once."""
+    hookable = optimizer._hookable
+    return ', '.join(
+        name for hooks in (hookable._pre_update_hooks,
+                           hookable._post_update_hooks)
+        for name, hook in hooks.items()
+        if getattr(hook, '__module__', '').partition('.')[0] not in (
+            'chainer', 'chainer_fp8pipe'))
 
 
 def check_loss(loss_func: Any, model: chainer.Link) -> None:
