@@ -35,7 +35,9 @@ class Suite(NamedTuple):
 
 _CHAINER = Suite(
     'chainer/chainer', 'chainer==7.8.1', needs=(
-        'h5py', 'matplotlib', 'onnx', 'onnxruntime', 'pillow'))
+        # The last onnxruntime for Python 3.10 reads no newer file.
+        "onnx<1.18; python_version < '3.11'", 'h5py', 'matplotlib', 'onnx',
+        'onnxruntime', 'pillow'))
 _CYTHON = 'Cython', 'numpy', 'setuptools', 'wheel'
 SUITES = {
     'chainer': _CHAINER._replace(tests='tests/chainer_tests'),
@@ -48,7 +50,7 @@ SUITES = {
         'chainer/chainercv', 'chainercv==0.13.1', build=_CYTHON,
         needs=('matplotlib', 'opencv-python-headless')),
     'chainerrl': Suite(
-        'chainer/chainerrl', 'chainerrl==0.8.0', needs=('gym==0.22',),
+        'chainer/chainerrl', 'chainerrl==0.8.0', needs=('gym==0.22', 'pygame'),
         build=('setuptools<66', 'wheel<0.40')),
     'chainer-chemistry': Suite(
         'chainer/chainer-chemistry', 'chainer-chemistry==0.7.1',
@@ -59,7 +61,8 @@ SUITES = {
             'werkzeug<2.1')),
     'chainer-mask-rcnn': Suite(
         'wkentaro/chainer-mask-rcnn', 'chainer-mask-rcnn==0.5.24',
-        build=_CYTHON, needs=('chainercv==0.13.1',)),
+        build=_CYTHON,
+        needs=('chainercv==0.13.1', 'opencv-python-headless')),
 }
 SKIPPED = ('chainerx', 'cudnn', 'gpu', 'ideep', 'multi_gpu', 'slow', 'theano')
 #: Reasons that are not this package's to mend, and what their errors say.
@@ -198,7 +201,8 @@ def show(suite, cases):
                        if re.search(pattern, text)), None)
         reasons[reason or 'not known'] += 1
         if reason is None:
-            unknown.append(f'    {name}: {found[0].get("message")}')
+            message = found[0].get('message').partition('\n')[0]
+            unknown.append(f'    {name}: {message}')
     print(f'{suite:18}{passed:8}{sum(reasons.values()):8}', *(
         f'\n{"":26}{count:8}  {reason}' for reason, count
         in reasons.most_common()), sep='', flush=True)

@@ -123,7 +123,8 @@ def repeated(comm: MPI.Comm, work: Callable[[], Any], seconds: float,
 
     Args:
         comm: The ranks, which repeat the work equally often.
-        work: The first time, which connects ranks, does not count.
+        work: The first time, which connects ranks and gets memory, does not
+            count.
         seconds: After which the work is not repeated again.
         clock: Gives seconds.
     """

@@ -22,7 +22,6 @@ import dataclasses
 import functools
 import gc
 import statistics
-import time
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -48,8 +47,8 @@ from ..training.updater import PipelineUpdater
 from .example import Example, Repeating, as_it_is, call_with
 from .exchange_times import repeated
 
-#: Rounds of what is timed in turns, and seconds after which there are no more.
-_FEWEST, _MOST, _ENOUGH = 3, 20, 3.0
+#: Seconds after which what is timed in turns is not timed again.
+_ENOUGH = 3.0
 #: Elements of parameters with which an optimizer is timed, and the bytes that
 #: empty caches before that, as a pass does.
 _ELEMENTS, _CACHES = 1 << 22, 1 << 26
@@ -198,17 +197,10 @@ def _in_training(model: Any, example: Example, sizes: Sequence[int],
 def _in_turns(works: Sequence[Callable[[], tuple[float, float]]]
               ) -> list[tuple[float, float]]:
     """Medians of the seconds that each kind of work returns."""
-    for work in works:              # gets memory, and imports
-        work()
-    found: list[list[tuple[float, float]]] = [[] for _ in works]
-    begin = time.perf_counter()
-    while len(found[0]) < _FEWEST or (
-            len(found[0]) < _MOST
-            and time.perf_counter() - begin < _ENOUGH):
-        for work, of in zip(works, found, strict=True):
-            of.append(work())
-    medians = [numpy.median(of, axis=0).tolist() for of in found]
-    return [(forward, backward) for forward, backward in medians]
+    found = repeated(MPI.COMM_SELF, lambda: [work() for work in works],
+                     _ENOUGH)
+    return [(forward, backward) for forward, backward
+            in numpy.median(found, axis=0).tolist()]
 
 
 def plain_pass(model: Any, batch: Any) -> Callable[[], tuple[float, float]]:
@@ -261,12 +253,8 @@ def _all_at_once(comm: MPI.Comm, model: Any, batch: Any, alone: float
     """Has all ranks train copies; ``alone`` is what the first one took."""
     work = plain_pass(raise_together(comm, lambda: copy.deepcopy(model)),
                       batch)
-
-    def timed() -> float:
-        begin = time.perf_counter()
-        work()
-        return time.perf_counter() - begin
-    found = repeated(comm, lambda: raise_together(comm, timed), _ENOUGH / 2)
+    found = repeated(comm, lambda: raise_together(comm, lambda: sum(work())),
+                     _ENOUGH / 2)
     return tuple(max(one / max(alone, 1e-9), 1.0)
                  for one in comm.allgather(statistics.median(found)))
 
@@ -310,7 +298,7 @@ def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
         parameter.grad = parameter.array * 1e-3
     now, caches = clock_of(device), numpy.zeros(_CACHES // 4, numpy.float32)
     found = []
-    for _ in range(_FEWEST + 1):
+    for _ in range(4):
         caches += 1
         start = now()
         clone.update()

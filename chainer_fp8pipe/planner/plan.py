@@ -33,7 +33,7 @@ from ..planning.job_plan import (
     JobPlan,
     Timing,
 )
-from ..planning.step import JobProfile, rank_memory
+from ..planning.step import JobProfile
 from ..report.quantities import parse_bytes
 from .example import Example
 from .exchange_times import measure_layouts
@@ -126,7 +126,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
 
     def ranked() -> list[Configuration]:
         choices.append(Choices(profile, wanted))
-        return _ways(choices[0])
+        return choices[0].promising()
     ways = of_first_rank(comm, ranked)
     found: list[tuple[Configuration, Timing]] = []
     remarks = _why_untried(model, wanted, comm.size, profile.ranks)
@@ -179,18 +179,6 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
 
 
 # --- choosing ---------------------------------------------------------------
-
-def _ways(choices: Choices) -> list[Configuration]:
-    """Those to try, if ways are tried."""
-    found = choices.promising()
-    ranks, limit = choices.profile.ranks, choices.wanted.memory
-    naive = Configuration(ranks, codec='naive')
-    if ranks > 1 and any(way.stages == 1 for way in found) and (
-            limit is None or max(rank_memory(
-                choices.profile, choices.wanted.batch, naive)) <= limit):
-        found.append(naive)
-    return found
-
 
 def _tried(ways: Sequence[Configuration], trained: Trained,
            comm: MPI.Comm, say: Callable[[str], None], budget: float

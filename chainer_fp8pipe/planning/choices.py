@@ -120,14 +120,18 @@ class Choices:
     def promising(self) -> list[Configuration]:
         """The ways to try.
 
-        The fastest, each with another layout, codec or overlap; and the
-        simplest one, plain replicas in float32, where it is possible.
+        The fastest, each with another layout, codec or overlap; and where
+        they are possible the simplest one, plain replicas in float32, and
+        ChainerMN's naive, of which nothing is predicted.
         """
-        found = [one.way for one in self.kinds]
-        plain = [way for way in found
-                 if way.stages == 1 and way.is_exact and not way.overlap]
+        ranks, found = self.profile.ranks, [one.way for one in self.kinds]
         tried = found[:TRIED]
-        return tried + [way for way in plain[:1] if way not in tried]
+        tried += [way for way in found if way.stages == 1 and way.is_exact
+                  and not way.overlap and way not in tried][:1]
+        naive = Configuration(ranks, codec='naive')
+        return tried + [naive] * (
+            ranks > 1 and any(way.stages == 1 for way in tried)
+            and self._memory(naive) is not None)
 
     def plan(self, way: Configuration, trials: Sequence[Timing] = (),
              remarks: Sequence[str] = ()) -> JobPlan:
