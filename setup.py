@@ -50,10 +50,10 @@ class WhereItCan(build_ext):
     What is missing then says so itself: chainer_fp8pipe/compat/_absent.py.
     """
 
-    def build_extensions(self):
+    def run(self):
         for extension in self.extensions:
             extension.optional = not (self.inplace or self.editable_mode)
-        super().build_extensions()
+        super().run()
 
 
 setup(

@@ -1,6 +1,7 @@
 """Paths of a model's links and parameters."""
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import chainer
@@ -18,6 +19,8 @@ class Names:
     Attributes:
         links: By path.
         parameters: By path.
+        times: By path, how many links have a parameter, a link with two paths
+            counted twice.
         shaped: Paths of the parameters that got their shape in a trace, in
             this order.
         made: Ghosts of the parameters that their links make in forward.
@@ -28,8 +31,10 @@ class Names:
         self.made: dict[str, Any] = {}
         self.links: dict[str, chainer.Link] = {}
         self.parameters: dict[str, chainer.Parameter] = {}
+        self.times: collections.Counter[str] = collections.Counter()
         self._of: dict[int, str] = {}
-        for name, link in model.namedlinks():
+        links = list(model.namedlinks())
+        for name, link in links:
             if id(link) not in self._of:
                 self._of[id(link)] = name
                 self.links[name] = link
@@ -41,6 +46,9 @@ class Names:
                     full = f'{path.rstrip("/")}/{name}'
                     self._of[id(parameter)] = full
                     self.parameters[full] = parameter
+        for _, link in links:
+            self.times.update(self._of[id(getattr(link, name))]
+                              for name in link._params)
 
     def of(self, thing: Any) -> str | None:
         """The path of a link or parameter; None: not of this model."""

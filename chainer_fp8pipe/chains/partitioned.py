@@ -552,8 +552,12 @@ class Partition:
             self.keepers.get(path, me) % self.plan.stages == me)
 
     def counted(self) -> list[chainer.Parameter]:
-        """This rank's parameters; those on several ranks on the first."""
+        """This rank's parameters, as the model's ``params()`` has them.
+
+        Those on several ranks are on the first.
+        """
         return [parameter for name, parameter in self.own.items()
+                for _ in range(self.names.times[name])
                 if self.ranks[name][0] == self.grid.stage_index]
 
     def problem(self) -> str:
@@ -608,9 +612,13 @@ class PartitionedChain:
 
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
-        """The parameters on this rank."""
-        for _, parameter in self.namedparams(include_uninit):
-            yield parameter
+        """The parameters on this rank, each as often as links have it.
+
+        So a shared one is updated as often as by plain Chainer.
+        """
+        times = self.partition.names.times
+        for name, parameter in self.namedparams(include_uninit):
+            yield from [parameter] * times[name]
 
     def namedparams(self, include_uninit: bool = True
                     ) -> Iterator[tuple[str, chainer.Parameter]]:

@@ -285,7 +285,8 @@ def _pool_as_before(*args, **kwargs):
     """A pool of processes that are forked on Linux, where nothing is chosen.
 
     Python 3.14 starts them by a server, which runs a script again that has no
-    ``if __name__ == '__main__'`` and wants data that can be pickled.
+    ``if __name__ == '__main__'`` and wants data that can be pickled.  A script
+    that has used multiprocessing before has chosen that without a word.
     """
     import multiprocessing
     method = multiprocessing.get_start_method(allow_none=True) or (

@@ -315,7 +315,8 @@ class Pipeline:
         self._work.changed = False
         self._stage.take(self._work.parts(self._statistics))
         self._tied = TiedGradients(self.grid, self._work.tied(),
-                                   list(self._model.params()))
+                                   [one for _, one in
+                                    self._model.namedparams()])
 
     def _open(self, step: str, read: Read,
               entries: Callable[[], Mapping[str, str]] = dict

@@ -49,7 +49,7 @@ class NIN(chainer.Chain):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument('--batchsize', '-B', type=int, default=16)
+    parser.add_argument('--batchsize', '-B', type=int, default=32)
     parser.add_argument('--communicator', default='naive')
     parser.add_argument('--loaderjob', '-j', type=int, default=2)
     parser.add_argument('--out', '-o', default='result')
@@ -71,7 +71,7 @@ def main():
         chainer.optimizers.MomentumSGD(lr=0.1, momentum=0.9), comm)
     optimizer.setup(model)
     updater = training.StandardUpdater(train_iter, optimizer, device=-1)
-    trainer = training.Trainer(updater, (2, 'epoch'), args.out)
+    trainer = training.Trainer(updater, (3, 'epoch'), args.out)
     if comm.rank == 0:
         trainer.extend(extensions.DumpGraph('main/loss'))
         trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))

@@ -20,7 +20,6 @@ from tests.training.updaters.partitions import (
     part,
     running,
     samples_of,
-    still,
     updater_of,
     values,
 )
@@ -54,10 +53,8 @@ def learning(model):
 
 
 def both_of(comm, name, *batches, **options):
-    # Chainer updates a parameter once for each link that has it.
-    optimizer = still if name == 'shared_parameters' else learning
     return Both(comm, lambda: make(name), *(batches or [batch_of(name)]),
-                weight=labels(name), optimizer=optimizer, **options)
+                weight=labels(name), optimizer=learning, **options)
 
 
 def check(comm, name, *batches, **options):
@@ -85,16 +82,15 @@ def test_a_model_learns_as_in_one_process(comm, name):
 
 
 @on_ranks(2)
-def test_a_shared_parameter_is_updated_once(comm):
-    model = make('shared_parameters')
-    updater = updater_of(comm, model, [batch_of('shared_parameters')],
-                         optimizer=learning)
-    before = values(comm, model)
-    updater.update()
-    found = gradients(comm, model)
-    close(values(comm, model), {
-        name: value if found[name] is None else value - .1 * found[name]
-        for name, value in before.items()})
+def test_a_shared_parameter_is_clipped_as_often_as_links_have_it(comm):
+    def clipping(model):
+        optimizer = learning(model)
+        optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(.01))
+        return optimizer
+
+    Both(comm, lambda: make('shared_parameters'),
+         batch_of('shared_parameters'), optimizer=clipping,
+         tolerance=1e-5).update(2)
 
 
 @pytest.mark.parametrize('name', [
