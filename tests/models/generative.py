@@ -102,6 +102,31 @@ def DistributionsVAE(self, x):
     return loss
 
 
+@net(lambda: dict(
+    conv1=L.Convolution2D(1, 8, 3, pad=1, nobias=True),
+    conv2=L.Convolution2D(8, 4, 3, pad=1, nobias=True),
+    deconv2=L.Deconvolution2D(4, 8, 3, pad=1, nobias=True),
+    deconv1=L.Deconvolution2D(8, 1, 4, stride=2, pad=1, nobias=True)))
+def ConvolutionalAutoencoder(self, x):
+    """Unpooling and deconvolution; no link has a bias."""
+    h = F.max_pooling_2d(F.relu(self.conv1(x)), 2)
+    h = F.average_pooling_2d(F.relu(self.conv2(h)), 2)
+    h = F.unpooling_2d(h, 2, cover_all=False)
+    h = self.deconv1(F.relu(self.deconv2(h)))
+    return F.mean_squared_error(h, x)
+
+
+@net(lambda: dict(
+    down=L.Convolution2D(1, 8, 3, pad=1), up=L.Convolution2D(8, 1, 3, pad=1)))
+def Indices(self, x):
+    """Where the maximum was tells where to put it back."""
+    h = F.leaky_relu(self.down(x))
+    pooled, indices = F.max_pooling_2d(h, 2, return_indices=True)
+    h = F.upsampling_2d(pooled, indices, ksize=2,
+                        outsize=h.shape[2:])
+    return F.mean_absolute_error(self.up(h), x)
+
+
 @net(lambda n_in=20, n_h=12: dict(
     encoder=L.Linear(n_in, n_h), bias=chainer.Parameter(0, (n_in,))))
 def Denoising(self, x):
@@ -113,6 +138,18 @@ def Denoising(self, x):
     h = F.sigmoid(self.encoder(noisy))
     y = F.linear(h, self.encoder.W.T, self.bias)
     return F.mean((y - x) ** 2)
+
+
+@net(lambda n_in=3, n_h=12, components=3: dict(
+    hidden=L.Linear(n_in, n_h), parameters=L.Linear(n_h, 3 * components)))
+def MixtureDensity(self, x, t):
+    """Its loss is made of operators and a logsumexp."""
+    pi, mu, ln_sigma = F.split_axis(
+        self.parameters(F.tanh(self.hidden(x))), 3, axis=1)
+    t = F.broadcast_to(F.reshape(t, (-1, 1)), mu.shape)
+    z = (t - mu) * F.exp(-ln_sigma)
+    log_density = -.5 * z * z - ln_sigma - .5 * math.log(2 * math.pi)
+    return -F.mean(F.logsumexp(F.log_softmax(pi) + log_density, axis=1))
 
 
 @net(lambda size, flip: dict(
@@ -253,12 +290,18 @@ CASES = [
     Case('vae', VAE, arrays(bits(20)), draws=True),
     Case('distributions_vae', DistributionsVAE, arrays(bits(20)),
          draws=True),
+    Case('convolutional_autoencoder', ConvolutionalAutoencoder,
+         arrays(floats(1, 8, 8))),
+    Case('pooling_indices', Indices, arrays(floats(1, 8, 8))),
     Case('denoising', Denoising, arrays(floats(20)), draws=True),
+    Case('mixture_density', MixtureDensity, arrays(floats(3), floats())),
     Case('flow', Flow, arrays(floats(6))),
-    Case('vector_quantised', VectorQuantised, arrays(floats(12))),
+    Case('vector_quantised', VectorQuantised, arrays(floats(12)),
+         reads=True),
     Case('made', Made, arrays(bits(10))),
     Case('discrete', Discrete, arrays(bits(12)), draws=True, stateful=True),
-    Case('gradient_penalty', Penalised, arrays(floats(8), floats(8))),
+    Case('gradient_penalty', Penalised, arrays(floats(8), floats(8)),
+         reads=True, reenters=True),
     Case('conditional', Conditional, arrays(floats(1, 6, 6), integers(5)),
          draws=True, batch_norm=True),
 ]

@@ -35,6 +35,8 @@ class Case:
     stateful: bool = False      # an update begins where the last one ended
     batch_norm: bool = False    # a sample's result depends on the others
     slow: bool = False          # more than half a second for a step
+    reads: bool = False         # forward reads `.array` of what it computed
+    reenters: bool = False      # backward within forward, or the reverse
     unused: tuple[str, ...] = ()    # parameters that get no gradient
 
     def loss(self, model, batch):

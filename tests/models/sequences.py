@@ -337,6 +337,19 @@ def StackedLSTM(self, series, target):
     return loss
 
 
+@net(lambda n_in=5, units=8: dict(
+    peephole=L.StatefulPeepholeLSTM(n_in, units),
+    zoneout=L.StatefulZoneoutLSTM(units, units, .1, .1),
+    mgu=L.StatefulMGU(units, units), out=L.Linear(units, 1)))
+def Recurrences(self, series, target):
+    """The rarer cells, one after the other."""
+    for cell in (self.peephole, self.zoneout, self.mgu):
+        cell.reset_state()
+    for step in range(series.shape[1]):
+        h = self.mgu(self.zoneout(self.peephole(series[:, step])))
+    return F.mean_squared_error(F.flatten(self.out(h)), target)
+
+
 class WaveNet(chainer.Chain):
     """Dilated causal convolutions, gated, with skips that are summed."""
 
@@ -478,14 +491,15 @@ _SERIES = arrays(floats(6, 5), floats())
 
 CASES = [
     Case('seq2seq', Seq2Seq, _PAIRS),
-    Case('input_feeding', InputFeeding, _PAIRS),
+    Case('input_feeding', InputFeeding, _PAIRS, reads=True),
     Case('scheduled_sampling', ScheduledSampling, arrays(integers(12, 6)),
-         draws=True),
+         draws=True, reads=True),
     Case('tree_lstm', TreeLSTM,
          arrays(integers(20, 4), children(4), integers(5)), samples=4),
     Case('recursive_net', RecursiveNet,
          arrays(integers(20, 5), integers(12, 4), integers(5)), samples=4),
-    Case('decoder', Decoder, arrays(integers(30, 9)), draws=True),
+    Case('decoder', Decoder, arrays(integers(30, 9)), draws=True,
+         reads=True),
     Case('ctc', Speech, arrays(floats(6, 9), integers(8, 3),
                                integers(4, low=1))),
     Case('keyword_tagger', KeywordTagger,
@@ -496,13 +510,14 @@ CASES = [
          keywords(t=integers(5, 6), x=padded(20, 6))),
     Case('n_step_lstm', SentenceLSTM,
          arrays(integers(20, 6), integers(7, low=1), integers(4)),
-         draws=True),
+         draws=True, reads=True),
     Case('n_step_bigru_crf', BidirectionalTagger,
          arrays(integers(20, 6), integers(4, 6), integers(7, low=1))),
     Case('truncated_lm', TruncatedLM, arrays(integers(20, 9))),
     Case('stateful_lm', StatefulLM,
          arrays(integers(20, 5), integers(20, 5)), stateful=True),
     Case('stacked_lstm', StackedLSTM, _SERIES, draws=True),
+    Case('recurrences', Recurrences, _SERIES, draws=True),
     Case('wavenet', WaveNet, arrays(integers(16, 20))),
     Case('token_tagger', TokenTagger,
          arrays(integers(20, 7), some(5, 7)), draws=True),

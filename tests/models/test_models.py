@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 from tests.models import MODELS
+from tests.training.updaters.partitions import part
 
 QUICK = [case for case in MODELS.values() if not case.slow]
 _STEPS = 10
@@ -15,15 +16,19 @@ def each(cases):
     return pytest.mark.parametrize('case', cases, ids=lambda case: case.name)
 
 
-def _made(case):
+def _made(case, samples=None):
     numpy.random.seed(0)
-    batch = case.batch(numpy.random.RandomState(1), case.samples)
+    batch = case.batch(numpy.random.RandomState(1), samples or case.samples)
     return case.make(), batch
 
 
 def _loss(case, model, batch, seed):
     numpy.random.seed(seed)
     return case.loss(model, batch)
+
+
+def _arrays(batch):
+    return list(batch.values() if isinstance(batch, dict) else batch)
 
 
 def _without_gradient(model):
@@ -52,6 +57,17 @@ def test_it_learns_one_batch_by_all_its_parameters(case):
 
 
 @each(QUICK)
+def test_a_batch_can_be_cut_along_its_first_axis(case):
+    model, batch = _made(case)
+    assert {len(array) for array in _arrays(batch)} == {case.samples}
+    size, rest = divmod(case.samples, 4)
+    assert not rest
+    for start in range(0, case.samples, size):
+        loss = case.loss(model, part(batch, start, start + size))
+        assert numpy.isfinite(loss.array)
+
+
+@each(QUICK)
 def test_it_is_what_it_says_it_is(case):
     """Random, stateful, or normalising."""
     model, batch = _made(case)
@@ -68,3 +84,23 @@ def test_it_is_what_it_says_it_is(case):
     assert case.batch_norm == any(
         isinstance(link, chainer.links.BatchNormalization)
         for name, link in model.namedlinks() if name not in unused)
+
+
+# The rest of the zoo takes seconds, and is built in the same ways.
+@each([MODELS['resnet50_features'], MODELS['googlenet']])
+def test_one_of_the_zoo_has_all_gradients(case):
+    model, batch = _made(case, 1 if case.name == 'googlenet' else 2)
+    loss = case.loss(model, batch)
+    model.cleargrads()      # they are NaN until then, not None
+    loss.backward()
+    assert numpy.isfinite(loss.array)
+    assert _without_gradient(model) == set(case.unused)
+
+
+def test_a_batch_is_that_of_its_seed():
+    for case in MODELS.values():
+        one, two = (_arrays(case.batch(numpy.random.RandomState(5), 2))
+                    for _ in range(2))
+        for a, b in zip(one, two, strict=True):
+            assert a.dtype in ('f', 'i')
+            numpy.testing.assert_array_equal(a, b)

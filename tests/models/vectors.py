@@ -249,6 +249,31 @@ class Regularised(Chain):
         return loss + self.decay * squares
 
 
+@net(lambda n_in=4, units=12: dict(
+    phi=chainer.Sequential(L.Linear(n_in, units), F.relu, L.Linear(units,
+        units)), rho=L.Linear(2 * units, 3)))
+def DeepSets(self, elements, label):
+    """A function of the set: elements by one link, then sum and max."""
+    n, count, size = elements.shape
+    h = self.phi(elements.reshape(n * count, size))
+    h = F.reshape(h, (n, count, -1))
+    h = F.concat((F.sum(h, axis=1) / count, F.max(h, axis=1)))
+    return F.softmax_cross_entropy(self.rho(h), label)
+
+
+@net(lambda features=30, size=6: dict(
+    w=L.EmbedID(features, 1),
+    v=L.EmbedID(features, size, initialW=chainer.initializers.Normal(.3)),
+    bias=L.Bias(axis=0, shape=())))
+def FactorisationMachine(self, ids, t):
+    v = self.v(ids)
+    pairs = F.sum(F.square(F.sum(v, 1)) - F.sum(F.square(v), 1), 1)
+    y = self.bias(F.sum(self.w(ids), axis=(1, 2)) + .5 * pairs)
+    loss = F.sigmoid_cross_entropy(y, t)
+    report({'loss': loss, 'accuracy': F.binary_accuracy(y, t)}, self)
+    return loss
+
+
 class WideAndDeep(Chain):
     """A dict of features; some columns are embedded, some are missing."""
 
@@ -269,6 +294,17 @@ class WideAndDeep(Chain):
             parts.append(self[f'embed_{name}'](columns[name]))
         y = self.wide(numbers) + self.deep(F.concat(parts))
         return F.sigmoid_cross_entropy(y, clicked[:, None])
+
+
+@net(lambda n_in=6, n_out=4, condition=3: dict(
+    n_out=n_out, make=L.Linear(condition, n_in * n_out),
+    last=L.Linear(n_out, 3)))
+def HyperNetwork(self, x, condition, label):
+    """The weights of a layer are what another one returns."""
+    n, n_in = x.shape
+    W = self.make(condition).reshape(n, self.n_out, n_in)
+    h = F.matmul(W, x[:, :, None]).reshape(n, self.n_out)
+    return F.softmax_cross_entropy(self.last(F.tanh(h)), label)
 
 
 class Ode(Chain):
@@ -440,6 +476,20 @@ class Methods(Chain):
         return total
 
 
+@net(lambda: dict(
+    left=L.Linear(12, 4), right=L.Linear(12, 5),
+    bilinear=L.Bilinear(4, 5, 6, nobias=True),
+    centres=Parameter(chainer.initializers.Normal(1.), (4, 6))))
+def OuterProduct(self, x, t):
+    """Bilinear of two views of x, a covariance, and a hinge."""
+    h = self.bilinear(self.left(x), self.right(x))
+    a, b = F.broadcast(h[:, None], self.centres[None])
+    y = -F.sum((a - b) ** 2, axis=2)
+    loss = F.hinge(y, t)
+    # About the batch as a whole, so it differs in a micro-batch.
+    return loss + .01 * F.cross_covariance(h[:, :3], h[:, 3:])
+
+
 class SharedParameters(Chain):
     """One link under two names, one parameter in two links."""
 
@@ -513,41 +563,48 @@ CASES = [
     Case('experts', Experts, _LABELLED),
     # A micro-batch may choose fewer experts than the batch.
     Case('sparse_experts', lambda: L.Classifier(SparseExperts()), _LABELLED,
-         samples=16),
+         samples=16, reads=True),
     Case('graph', Graph, keywords(**_GRAPHS)),
     Case('graph_attention', GraphAttention,
          arrays(floats(5, 6), adjacency(5), integers(3))),
     Case('thinking_time', lambda: L.Classifier(ThinkingTime()), _LABELLED),
-    Case('halting', Halting, _LABELLED),
+    Case('halting', Halting, _LABELLED, reads=True),
     # The input's running statistics.
     Case('regression', Regression, arrays(floats(12), floats(2)),
          stateful=True),
-    Case('arithmetic', Arithmetic, arrays(floats(6), floats())),
+    Case('arithmetic', Arithmetic, arrays(floats(6), floats()), reads=True),
     # Batch renormalisation trains by its running statistics.
     Case('dropout_and_norms', lambda: L.Classifier(DropoutAndNorms()),
          _LABELLED, draws=True, batch_norm=True, stateful=True),
     Case('regularised', lambda: Regularised(Layers(16, 10)), _LABELLED),
+    Case('deep_sets', DeepSets, arrays(floats(5, 4), integers(3))),
+    Case('factorisation_machine', FactorisationMachine,
+         arrays(integers(30, 4), integers(2))),
     Case('wide_and_deep', lambda: WideAndDeep({'user': 9, 'item': 7}),
          keywords(numbers=floats(4), user=some(9), item=integers(7),
                   clicked=integers(2))),
+    Case('hyper_network', HyperNetwork,
+         arrays(floats(6), floats(3), integers(3))),
     Case('ode', Ode, arrays(floats(6), floats(6))),
     Case('deep_q', DeepQ,
-         arrays(floats(6), integers(3), floats(), floats(6)),
+         arrays(floats(6), integers(3), floats(), floats(6)), reads=True,
          unused=('/target/0/0/W', '/target/0/0/b', '/target/1/W',
                  '/target/1/b')),
     Case('actor_critic', ActorCritic,
-         arrays(floats(6), integers(3), floats())),
+         arrays(floats(6), integers(3), floats()), reads=True),
     Case('distilled', Distilled, _LABELLED,
          unused=('/teacher/0/W', '/teacher/0/b', '/teacher/1/W',
                  '/teacher/1/b', '/teacher/2/beta', '/teacher/2/gamma')),
-    Case('forgetful', lambda: L.Classifier(Forgetful()), _LABELLED),
-    Case('frozen', lambda: L.Classifier(Frozen()), _LABELLED,
+    Case('forgetful', lambda: L.Classifier(Forgetful()), _LABELLED,
+         reenters=True),
+    Case('frozen', lambda: L.Classifier(Frozen()), _LABELLED, reads=True,
          unused=('/predictor/features/W', '/predictor/features/b')),
     Case('methods', Methods, _LABELLED),
+    Case('bilinear', OuterProduct, arrays(floats(12), integers(4))),
     Case('shared_parameters', lambda: L.Classifier(SharedParameters()),
          _LABELLED),
     Case('moving_average', Moving, arrays(floats(6), integers(3)),
-         stateful=True),
+         stateful=True, reads=True),
     Case('layer_drop', lambda: L.Classifier(LayerDrop()), _LABELLED,
          draws=True),
     Case('weighted', Weighted,

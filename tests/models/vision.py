@@ -135,6 +135,18 @@ def PreActivationResNet(self, x):
     return self.fc(F.mean(h, axis=(2, 3)))
 
 
+@net(lambda: dict(
+    conv=L.Convolution2D(1, 4, 3), bn=L.BatchNormalization((4, 6, 6), axis=0),
+    fc1=L.Linear(None, 32, nobias=True),
+    bn1=L.BatchNormalization(32, use_beta=True, use_gamma=False),
+    fc2=L.Linear(32, 10)))
+def StatisticsPerPixel(self, x):
+    """Batch normalisation over the samples alone, dropout after it."""
+    h = F.leaky_relu(self.bn(self.conv(x)), .1)
+    h = F.dropout(F.relu(self.bn1(self.fc1(h))), ratio=.3)
+    return self.fc2(h)
+
+
 class SqueezeExcitation(chainer.Chain):
     def __init__(self, channels, reduction=4):
         super(SqueezeExcitation, self).__init__()  # noqa: UP008, older code
@@ -222,6 +234,64 @@ def Mixer(self, x):
     return self.head(F.mean(self.blocks(h), axis=1))
 
 
+@net(lambda: dict(
+    stem=L.Convolution2D(3, 8, 3, pad=1), a=L.Inception(8, 4, 4, 4, 2, 4, 4),
+    b=L.InceptionBN(16, 4, 4, 4, 2, 4, 'avg', 4), fc=L.Linear(16, 10)))
+def Inceptions(self, x):
+    """Chainer's own Inception links, with and without normalisation."""
+    h = F.relu(self.stem(x))
+    h = F.max_pooling_2d(self.a(h), 3, stride=2)
+    h = self.b(h)
+    return self.fc(F.average(h, axis=(2, 3)))
+
+
+class MobileNet(chainer.Chain):
+    """Depthwise convolutions; blocks are kept in a list of names."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.names = []
+        with self.init_scope():
+            self.stem = L.Convolution2D(3, width, 3, 2, 1)
+            for i in range(3):
+                setattr(self, f'dw{i}', L.DepthwiseConvolution2D(
+                    width, 1, 3, pad=1, nobias=True))
+                setattr(self, f'bn{i}', L.BatchNormalization(width))
+                setattr(self, f'pw{i}', L.Convolution2D(width, width, 1))
+                self.names.append((f'dw{i}', f'bn{i}', f'pw{i}'))
+            self.fc = L.Linear(width, 10)
+
+    def forward(self, x):
+        h = self.stem(x)
+        for dw, bn, pw in self.names:
+            h = h + self[pw](F.clipped_relu(self[bn](self[dw](h)), 6.))
+        return self.fc(F.max(h, axis=(2, 3)))
+
+
+class ShuffleNet(chainer.Chain):
+    """Grouped convolutions, channels shuffled between by transposition."""
+
+    def __init__(self, groups=4, width=16):
+        super().__init__()
+        self.groups = groups
+        with self.init_scope():
+            self.stem = L.Convolution2D(3, width, 3, 2, 1)
+            self.g1 = L.Convolution2D(width, width, 1, groups=groups)
+            self.g2 = L.Convolution2D(width, width, 3, pad=1, groups=groups)
+            self.slope = L.PReLU((width,))
+            self.fc = L.Linear(width, 10)
+
+    def shuffle(self, h):
+        n, c, *size = h.shape
+        h = F.reshape(h, (n, self.groups, c // self.groups, *size))
+        return F.reshape(F.swapaxes(h, 1, 2), (n, c, *size))
+
+    def forward(self, x):
+        h = self.stem(x)
+        h = h + self.g2(self.shuffle(F.relu(self.g1(h))))
+        return self.fc(F.sum(self.slope(h), axis=(2, 3)) / 64)
+
+
 class WeightStandardised(chainer.Chain):
     """Parameters of its own, which functions change before they are used."""
 
@@ -246,6 +316,17 @@ class WeightStandardised(chainer.Chain):
         W2 = F.normalize(self.W2, axis=1)
         return F.matmul(h, W2, transb=True) + F.broadcast_to(
             self.b, (len(x), 10))
+
+
+@net(lambda: dict(
+    conv1=L.Convolution2D(3, 8, 5, stride=2),
+    conv2=L.DilatedConvolution2D(8, 8, 3, pad=2, dilate=2),
+    fc1=L.Linear(None, 32), fc2=L.Linear(32, 10)))
+def Pyramid(self, x):
+    """An AlexNet in small: normalised responses, pooled in a pyramid."""
+    h = F.local_response_normalization(F.relu(self.conv1(x)))
+    h = F.spatial_pyramid_pooling_2d(F.relu(self.conv2(h)), 3, 'max')
+    return self.fc2(F.dropout(F.elu(self.fc1(h)), .5))
 
 
 class Capsules(chainer.Chain):
@@ -303,6 +384,33 @@ def Segmentation(self, image, label):
     total = sum(F.resize_images(m, label.shape[1:]) for m in maps)
     return F.softmax_cross_entropy(self.head(total), label,
                                    ignore_label=-1)
+
+
+@net(lambda width=12: dict(
+    conv1=L.Convolution2D(1, width, 3, pad=1),
+    conv2=L.Convolution2D(width, 4, 3, pad=1)))
+def SuperResolution(self, x, t):
+    """Twice the size, by channels that become pixels."""
+    h = self.conv2(F.softplus(self.conv1(x)))
+    y = F.depth2space(h, 2) + F.resize_images(x, t.shape[2:])
+    loss = F.mean_absolute_error(y, t)
+    chainer.report({'loss': loss}, self)
+    chainer.report({'psnr': -10 * F.log10(F.mean_squared_error(y, t))},
+                   self)
+    return loss
+
+
+@net(lambda: dict(
+    conv=L.Convolution2D(3, 8, 3, stride=2), image=L.Linear(None, 16),
+    vector=L.Linear(5, 16), both=L.Bilinear(16, 16, 10)))
+def TwoViews(self, image, vector, t):
+    """An image and a vector, each with a branch of its own."""
+    a = F.tanh(self.image(F.relu(self.conv(image))))
+    b = F.tanh(self.vector(vector))
+    y = self.both(a, b)
+    loss = F.softmax_cross_entropy(y, t)
+    chainer.report({'loss': loss, 'accuracy': F.accuracy(y, t)}, self)
+    return loss
 
 
 class Siamese(chainer.Chain):
@@ -396,14 +504,24 @@ CASES = [
          batch_norm=True),
     Case('preactivation_resnet', _classifier(PreActivationResNet), _IMAGES,
          batch_norm=True),
+    Case('statistics_per_pixel', _classifier(StatisticsPerPixel), _DIGITS,
+         draws=True, batch_norm=True),
     Case('senet', _classifier(SENet), _IMAGES),
     Case('spatial_transformer', _classifier(SpatialTransformer),
          arrays(floats(1, 12, 12), integers(10))),
     Case('mixer', _classifier(Mixer), _IMAGES),
+    Case('inceptions', _classifier(Inceptions), _IMAGES, batch_norm=True),
+    Case('mobilenet', _classifier(MobileNet), _IMAGES, batch_norm=True),
+    Case('shufflenet', _classifier(ShuffleNet), _IMAGES),
     Case('weight_standardised', _classifier(WeightStandardised), _IMAGES),
+    Case('pyramid', _classifier(Pyramid), _IMAGES, draws=True),
     Case('capsules', Capsules, _DIGITS),
     Case('segmentation', Segmentation,
          arrays(floats(3, 16, 16), some(5, 16, 16))),
+    Case('super_resolution', SuperResolution,
+         arrays(floats(1, 8, 8), floats(1, 16, 16))),
+    Case('two_views', TwoViews,
+         arrays(floats(3, 8, 8), floats(5), integers(10))),
     Case('siamese', Siamese,
          arrays(floats(1, 8, 8), floats(1, 8, 8), integers(2))),
     Case('triplet', lambda: Triplet(_embedder()),

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from tests.models import MODELS
 from tests.ranks import on_ranks
 from tests.training.trainers import Job
 from tests.training.updaters.networks import Plain, dataset
@@ -184,9 +185,11 @@ def test_other_numbers_of_ranks_refuse_as_well(comm):
                                   'moving_average'])
 @on_ranks(2)
 def test_models_of_the_collection_that_look_are_refused(comm, name):
+    case = MODELS[name]
     with pytest.raises(ValueError, match=r'tests/models/vectors.py:\d+: '
                        r'.*chainer_fp8pipe\.atomic'):
         partition(make(name), batch_of(name, samples=4), comm)
+    assert case.reads
 
 
 @on_ranks(2)
