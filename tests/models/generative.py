@@ -1,6 +1,8 @@
 """Autoencoders, densities and other models of the input itself."""
 from __future__ import annotations
 
+import math
+
 import chainer_fp8pipe  # noqa: F401, before chainer
 
 import chainer
