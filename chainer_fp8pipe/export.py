@@ -38,6 +38,7 @@ import chainer.functions as F
 import numpy
 
 from .command_line import Parser, check_script, did_you_mean
+from .report.record import written_whole
 
 _DESCRIPTION = """
 Writes the model of a snapshot as ONNX, which runs without Chainer:
@@ -136,7 +137,8 @@ def main(arguments: Sequence[str]) -> int:
     if not is_proven:
         output += '.unproven'
     try:
-        _write(output, graph)
+        with written_whole(output, 'wb') as file:
+            file.write(graph)
     except OSError as error:
         parser.error(f'-o: {output} cannot be written: {error}')
     print(f'{output}: {len(graph):,} bytes, opset {options.opset}')
@@ -178,18 +180,6 @@ def _tolerance(text: str) -> float:
             return float(text)
     raise argparse.ArgumentTypeError(
         f'{text!r} is no part of 1, such as 1e-4')
-
-
-def _write(path: str, graph: bytes) -> None:
-    """The file gets its name when it is complete."""
-    partial = f'{path}.partial'
-    try:
-        with open(partial, 'wb') as file:
-            file.write(graph)
-        os.replace(partial, path)
-    finally:
-        with contextlib.suppress(OSError):      # it has its name
-            os.remove(partial)
 
 
 # --- the model ---------------------------------------------------------------
@@ -307,7 +297,7 @@ def load(model: chainer.Link, file: str, place: str | None = None) -> str:
 
 def _place(keys: Iterable[str], wanted: set[str], file: str,
            given: str | None) -> str:
-    """What the keys of a model begin with in a file."""
+    """The beginning that all keys of a model have in common in a file."""
     below: dict[str, set[str]] = defaultdict(set)
     for key in keys:
         for end in (0, *(at.end() for at in re.finditer('/', key))):
@@ -464,7 +454,7 @@ def _call(model: chainer.Link, inputs: Mapping[str, chainer.Variable],
 
 
 def _outputs(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What is returned, flat, with names: ``y``, ``output_0``."""
+    """Lists the returned values, however nested: ``y``, ``output_0``."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _outputs(item, f'{name}{name and "_"}{key}')

@@ -23,7 +23,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -424,15 +424,17 @@ class RecordWriter:
 
 
 @contextlib.contextmanager
-def written_whole(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """A text file to write, which takes the place of ``path`` at the end.
+def written_whole(path: str | os.PathLike[str], mode: str = 'w'
+                  ) -> Iterator[Any]:
+    """A file to write, which takes the place of ``path`` at the end.
 
     Until then it is called ``path`` with the process and ``.partial`` behind
     it, so that two processes can write one file; an error removes it.
     """
     partial = f'{os.fspath(path)}.{os.getpid()}.partial'
     try:
-        with open(partial, 'w', encoding='utf-8') as file:
+        with open(partial, mode,
+                  encoding=None if 'b' in mode else 'utf-8') as file:
             yield file
         os.replace(partial, path)
     except BaseException:
