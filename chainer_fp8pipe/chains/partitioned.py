@@ -93,7 +93,7 @@ class ChainPart:
             for source, array in zip(incoming, inputs, strict=True)])
         run = Run(program, chunk, dict(zip(incoming, variables, strict=True)),
                   part.names, place, part.where)
-        # What a link has kept here may be needed by later chunks only.
+        # A link may keep a value that only a later chunk uses.
         run.made.update({
             source: chainer.Variable(value, requires_grad=False)
             for source, value in one.before.items()

@@ -122,7 +122,7 @@ class Rehearsal(Replay):
     def __init__(self, trace: Trace, names: Names) -> None:
         super().__init__(trace, names)
         self.labels: list[tuple[int, int]] = []
-        # Of the calls that make labels: function and inputs.
+        # Function and inputs of each call that makes labels, by its number.
         self._of_labels: dict[int, tuple[Any, tuple]] = {}
         self._makers = trace.labels
 

@@ -479,6 +479,6 @@ def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
 
 
 def _sources_of(value: Any) -> tuple[Source, ...]:
-    """What a value is made of, or those in a tuple of values."""
+    """Names the calls that made a value, or the values in a tuple."""
     return tuple(source for leaf in nested.leaves(value)[0]
                  for source in sources(nested.array_of(leaf)))

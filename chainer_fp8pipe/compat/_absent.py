@@ -1,4 +1,4 @@
-"""What an installation may lack: the import says so, with the line to type.
+"""Importing a part that is not installed names the line that brings it.
 
 ``pip install chainer_fp8pipe`` brings no MPI; no installer can bring Chainer;
 and where there was no C compiler the package has no compiled parts.

@@ -167,11 +167,11 @@ class Passes:
     """
 
     def __init__(self) -> None:
-        # Of the passes since the last mean.
+        # These three describe the passes since the last mean.
         self._counts: collections.Counter[Hashable] = collections.Counter()
         self._last: Hashable = None
         self._finals: dict[str, float] = {}     # in the last one
-        # Of the updates before.
+        # The others describe the updates before it.
         self._usual: Hashable = None
         self._often = 0
         self._models: int | None = None
