@@ -30,6 +30,9 @@ CODECS = {
     'int5': lambda rank: BlockScaled('int5'),
     'int4': lambda rank: BlockScaled('int4'),
     'e2m1': lambda rank: BlockScaled('e2m1')}
+#: The same with tensors of one dimension in float32.
+EXEMPT = '-1d'
+CODECS.update({name + EXEMPT: CODECS[name] for name in ('fp8', 'int4')})
 #: Share of the updates in float32, before all others.
 _WARM = 0.05
 
@@ -73,7 +76,8 @@ def train(task, optimizer, workers, codec, seed):
     rule.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4)
                   if task == 'digits'
                   else chainer.optimizer_hooks.GradientClipping(1.0))
-    simulated = SimulatedWorkers(CODECS[codec], workers)
+    simulated = SimulatedWorkers(CODECS[codec], workers,
+                                 2 if codec.endswith(EXEMPT) else 0)
     iterator = chainer.iterators.SerialIterator(
         made.train, _BATCH[task, workers])
     for number in range(updates):
