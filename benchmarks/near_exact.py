@@ -24,10 +24,10 @@ and this is *shown* if the whole 95 % confidence interval of that mean
 fp8-1d and int4-1d send tensors of one dimension (biases, scales of norms) in
 float32.  The criterion for them, also written down before their first run: on
 the digits, and on language with Adam, with the first 6 seeds, the difference
-between int4 and int4-1d is taken in units of the case's limit.  int4-1d becomes
-the default if the means over the cases, one for each seed, have a mean of 0.1 at
-least and a 95 % confidence interval above 0, and no case has an interval below
-0.  The same holds for fp8.
+between int4 and int4-1d is taken in units of the case's limit.  int4-1d
+becomes the default if the means over the cases, one for each seed, have a mean
+of 0.1 at least and a 95 % confidence interval above 0, and no case has an
+interval below 0.  The same holds for fp8.
 
 Runs are added to the file as they end: the same command goes on where an
 earlier one stopped, and --table prints what is there.

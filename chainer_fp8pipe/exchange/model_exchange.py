@@ -14,14 +14,14 @@
 #
 # The results are the same bits in all three.
 #
-# Ranks agree once per update: a digest of names, shapes, dtypes, loss scale and
-# number of updates, 16 bytes in one all-reduce (mpi/agreement).  A rank whose
-# model and gradients are as they were agreed upon in the last update sends its
-# buckets while the digests travel: else a small model would be sent only after
-# a round trip, which takes as long.  With overlap, what is sent early has the
-# same effect.  Beside that, fp8 finds the largest scales of all ranks, in one
-# of 100 updates; times are averaged after 5, 10, 20, ... updates; replicas are
-# compared every 100.
+# Ranks agree once per update: a digest of names, shapes, dtypes, loss scale
+# and number of updates, 16 bytes in one all-reduce (mpi/agreement).  A rank
+# whose model and gradients are as they were agreed upon in the last update
+# sends its buckets while the digests travel: else a small model would wait for
+# a round trip that takes as long as its own.  With overlap, what is sent early
+# has the same effect.  Beside that, fp8 finds the largest scales of all ranks,
+# in one of 100 updates; times are averaged after 5, 10, 20, ... updates;
+# replicas are compared every 100.
 #
 # A bucket that was sent early can become void: its gradients are changed after
 # backward, another rank does not agree, or the script drops the update
@@ -247,8 +247,7 @@ class ModelExchange:
             with reducer.taken():
                 self._raise_failure()   # since the ranks have agreed
                 start = time.perf_counter()
-                if reducer.overlap or not update.begun:
-                    self._send_rest(gradients)
+                self._send_rest(gradients)
                 if defers:
                     self._defer(gradients)
                 else:
@@ -315,7 +314,7 @@ class ModelExchange:
         """Sends all buckets, and waits for the ranks' agreement meanwhile."""
         queue = self.queue
         assert queue is not None
-        if not self.update.begun:
+        if not self.update.begun:   # it waits again, to say who disagrees
             self._send_rest(gradients)
         self._reducer.ranks.wait(lambda: done() or (queue.work() and False))
 
@@ -658,7 +657,7 @@ class ModelExchange:
         """Sends what has not been sent yet."""
         assert self.queue is not None
         update = self.update
-        early = list(update.sent.values())
+        early = [one for one in update.sent.values() if not one.decodes]
         for piece in self.slices[update.begun:]:
             tensors = self._tensors(piece[0], gradients.flat, gradients.values,
                                     gradients.loss_scale)
