@@ -55,7 +55,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.engine import PARTS, Bucket, Engine
+from ..allreduce.engine import LITTLE, PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
 from ..mpi.agreement import (
     Signature,
@@ -63,7 +63,7 @@ from ..mpi.agreement import (
     is_raised_by_all,
     raised_by_all,
 )
-from ..mpi.waiting import LONG, give_way
+from ..mpi.waiting import BRIEF, LONG, give_way
 from .buckets import BucketNames, Passes, Slice, divide, send_order
 from .deferred_update import DeferredUpdate, Use
 from .drift import ReplicaDrift, compare
@@ -316,7 +316,8 @@ class ModelExchange:
         assert queue is not None
         if not self.update.begun:   # it waits again, to say who disagrees
             self._send_rest(gradients)
-        self._reducer.ranks.wait(lambda: done() or (queue.work() and False))
+        self._reducer.ranks.wait(
+            lambda: done() or (queue.work(LITTLE, BRIEF) and False))
 
     def _void(self, gradients: Gradients) -> str:
         """Why the buckets sent early are void; '' if they are valid."""
