@@ -155,7 +155,7 @@ def print_gains(runs, codec):
                 gain / LIMITS[case[0]][0] for gain in found]
     if gains:
         gains['all of these'] = [*map(statistics.mean, zip(
-            *gains.values(), strict=True))]
+            *gains.values(), strict=False))]
     for case, found in gains.items():
         print('{}{} gains {:+.2f} +- {:.2f} limits: {}'.format(
             codec, EXEMPT, *interval(found), case))
