@@ -30,6 +30,9 @@ GREY = '#8c8c8c'
 LINE_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00',
                 '#56b4e9', GREY)
 
+#: In legends: the lines at restarts.
+STARTED = 'started again'
+
 #: Bokeh reads text that begins so as mathematics, for which it would load a
 #: script; the zero-width space keeps it from that.
 _MATHEMATICS, _SPACE = ('$$', '\\[', '\\('), '\u200b'
@@ -62,7 +65,6 @@ class Drawing:
         plot: Bokeh's figure.
         tables: What it shows in numbers, for each of its choices.
         legend: Label, colour, and whether it is dashed.
-        hides: Whether a click on the legend hides a line.
         choices: What it can show, by name: columns of boxes.
         has_axes: Whether one can choose what it is drawn against.
         wide: Whether it has the page's whole width.
@@ -73,7 +75,6 @@ class Drawing:
     plot: Any
     tables: Sequence[Sequence[Table]]
     legend: Sequence[tuple[str, str, bool]] = ()
-    hides: bool = False
     choices: Mapping[str, Mapping[str, Any]] | None = None
     has_axes: bool = False
     wide: bool = False
@@ -103,7 +104,7 @@ def _figure(x_label: str, y_label: str, height: int, tools: str,
     plot.axis.major_tick_in = 0     # or ticks would lie on boxes
     for axis in plot.axis:
         if isinstance(axis.formatter, BasicTickFormatter):
-            axis.formatter.update(power_limit_low=-3, power_limit_high=6)
+            axis.formatter.use_scientific = False
     return plot
 
 
@@ -133,13 +134,11 @@ def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
         went_on: Where runs were started again, by column.
         styles: By name, the colour, and whether the line is dashed.
     """
-    from bokeh.models import Span
-    from bokeh.palettes import viridis
-    few = len(lines) <= len(LINE_COLOURS)
-    if styles is None:
-        palette = LINE_COLOURS if few else viridis(len(lines))
+    from bokeh.models import BasicTickFormatter, FixedTicker, Span
+    if styles is None:      # all that are left have one colour
+        colours = [*LINE_COLOURS[:-1], *[GREY] * len(lines)]
         styles = {name: (colour, False) for name, colour in zip(
-            lines, palette, strict=False)}
+            lines, colours, strict=False)}
     arrays = {name: numpy.array(points, float)
               for name, points in lines.items()}
     values = numpy.concatenate([array[:, 1] for array in arrays.values()])
@@ -147,31 +146,44 @@ def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
     is_log = len(values) and 0 < 20 * values.min() < values.max()
     plot = _figure('updates', unit, 300, 'xpan,xbox_zoom,reset,save',
                    y_axis_type='log' if is_log else 'linear')
-    _add_lines(plot, arrays, styles, 1.0 if few else 0.6)
     for place in went_on:       # the script moves it when the axis changes
         plot.add_layout(Span(
             location=place['iteration'], dimension='height', name='start',
             line_dash='dotted', line_color=GREY, tags=[dict(place)]))
-    names = [*lines]
-    hides = few or len(set(styles.values())) <= len(LINE_COLOURS)
-    legend = [(name, *styles[name]) for name in names]
-    if not hides:
-        legend = [legend[0], legend[len(names) // 2], legend[-1]]
-        legend[0] = (f'{names[0]} (colours go from first to last)',
-                     *legend[0][1:])
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for name in lines:
+        groups.setdefault(styles[name], []).append(name)
+    labels = {style: f'{names[0]} and {len(names) - 1} more'
+              if len(names) > 1 else names[0]
+              for style, names in groups.items()}
+    if is_log:      # Bokeh's own ticks leave half of an axis without any
+        low, high = numpy.floor(numpy.log10([values.min(), values.max()]))
+        plot.yaxis.formatter = BasicTickFormatter(use_scientific=False)
+        plot.yaxis.ticker = FixedTicker(ticks=[
+            step * 10.0 ** power for power in range(int(low), int(high) + 1)
+            for step in ((1, 2, 5) if high - low < 3 else (1,))])
+    # A mean of times would follow a single update that took long.
+    _add_lines(plot, arrays, styles, labels,
+               numpy.nanmedian if unit else numpy.nanmean)
+    legend = [(label, *style) for style, label in labels.items()]
+    if went_on:
+        legend.append((STARTED, GREY, True))
     more = ('epoch', 'seconds')[:next(iter(arrays.values())).shape[1] - 2]
     return Drawing(title, plot, [[Table(
         ('line', 'update', unit or 'value', *more),
         [(name, f'{point[0]:.0f}', number(point[1]),
           *(f'{one:.2f}' for one in point[2:]))
          for name, points in lines.items() for point in points])]],
-        legend, hides, has_lines=True)
+        legend, has_lines=True)
 
 
 def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
-               styles: Mapping[str, tuple[str, bool]], alpha: float) -> None:
+               styles: Mapping[str, tuple[str, bool]],
+               labels: Mapping[tuple[str, bool], str],
+               middle: Callable) -> None:
     """Lines with dots if points are few, else pale with a smooth one."""
     from bokeh.models import BooleanFilter, CDSView, ColumnDataSource
+    pale: list[dict[str, Any]] = []
     paths: list[dict[str, Any]] = []
     dots: list[dict[str, Any]] = []
     for name, array in arrays.items():
@@ -179,12 +191,14 @@ def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
         points = _fewer(array)
         points[~numpy.isfinite(points)] = numpy.nan
         keys = ('iteration', 'value', 'epoch', 'seconds')[:points.shape[1]]
-        line = {'title': name, 'colour': colour, 'alpha': alpha,
+        line = {'title': name, 'colour': colour, 'alpha': 1.0,
+                'label': labels[styles[name]],
                 'dash': 'dashed' if is_dashed else 'solid',
                 **dict(zip(keys, points.T.tolist(), strict=True))}
         if len(points) > _MANY_POINTS:
-            paths += [{**line, 'alpha': 0.3}, {
-                **line, 'value': _smooth(points[:, 1]).tolist()}]
+            pale.append({**line, 'alpha': 0.25 if len(arrays) < 4 else 0.12})
+            paths.append({**line, 'value': _smooth(
+                points[:, 1], middle).tolist()})
         else:       # a line of a single point would not be seen
             paths.append(line)
             dots += [{**line, **dict(zip(keys, point, strict=True))}
@@ -197,7 +211,7 @@ def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
                     booleans=[True] * len(rows)))}
     drawn = plot.multi_line(
         'iteration', 'value', line_color='colour', line_alpha='alpha',
-        line_dash='dash', line_width=2, **shown(paths))
+        line_dash='dash', line_width=2, **shown(pale + paths))
     _tell(plot, drawn, ('', '@title'), ('at', '$data_x'),
           ('value', '$data_y'), line_policy='nearest')
     if dots:
@@ -214,13 +228,15 @@ def _fewer(points: numpy.ndarray) -> numpy.ndarray:
                           for find in (numpy.argmin, numpy.argmax)})]
 
 
-def _smooth(values: numpy.ndarray) -> numpy.ndarray:
-    """Means of a fortieth of all values around each; NaN counts for none."""
-    window = numpy.ones(max(3, len(values) // 40))
-    there = numpy.isfinite(values)
-    count = numpy.convolve(there, window, 'same')
-    whole = numpy.convolve(numpy.where(there, values, 0.0), window, 'same')
-    return numpy.where(count > 0, whole / numpy.maximum(count, 1), numpy.nan)
+def _smooth(values: numpy.ndarray, middle: Callable) -> numpy.ndarray:
+    """The middle of a fortieth of all values around each, without NaN."""
+    width = max(3, len(values) // 40) | 1
+    around = numpy.lib.stride_tricks.sliding_window_view(numpy.pad(
+        values, width // 2, constant_values=numpy.nan), width)
+    found = numpy.full(len(values), numpy.nan)
+    some = numpy.isfinite(around).any(axis=1)
+    found[some] = middle(around[some], axis=1)
+    return found
 
 
 # --- boxes -------------------------------------------------------------------

@@ -22,7 +22,7 @@ import shlex
 import string
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy
@@ -43,8 +43,6 @@ from .figures import (
 from .quantities import number, seconds, share, size
 from .record import (
     PHASES,
-    PIPELINE,
-    ClockReading,
     RankInterval,
     RecordedUpdate,
     RunRecord,
@@ -53,20 +51,31 @@ from .record import (
     written_whole,
 )
 from .timeline import Look, boxes_of, look_of_name
+from .verdict import endings, mean_phases, rows, verdict
 
 #: A letter stands for each run on a page.
 _LETTERS = string.ascii_uppercase
 MOST_RUNS = len(_LETTERS)
+#: Behind the name of a setting that differs between runs.
+_DIFFERS = ' \u2260'
 #: A page holds the timelines of so many updates, and of so many events;
 #: further updates are left out.
 _MOST_UPDATES, MOST_EVENTS = 12, 60_000
 #: A figure has at most so many tensors.
 _MOST_TENSORS = 100
 
-#: Values that this package reports, which have a unit.
-_UNITS = {'bytes': 'bytes per update', 'encode': 'ms per update',
-          'exchange': 'ms per update', 'decode': 'ms per update',
-          'step_time': 's', 'predicted_step_time': 's'}
+#: Quantities that this package reports beside losses: title, unit, factor,
+#: and the section that shows them.
+_MEASURED = {
+    'bytes': ('Bytes of gradients that rank 0 sends', 'kB per update', 1e-3,
+              'bytes'),
+    'encode': ('Encoding of gradients', 'ms per update', 1.0, 'phases'),
+    'exchange': ('Exchange, with waiting for slower ranks', 'ms per update',
+                 1.0, 'phases'),
+    'decode': ('Decoding of gradients', 'ms per update', 1.0, 'phases'),
+    'step_time': ('Time of an update', 'ms', 1e3, 'phases'),
+    'predicted_step_time': ('Time of an update, as predicted', 'ms', 1e3,
+                            'phases')}
 
 #: By part, as plans name them, the phases that it is made of.
 _PHASES_OF_PARTS = {
@@ -77,11 +86,13 @@ _PHASES_OF_PARTS = {
     'update': ('update',),
     'other': ('input', 'other', 'between')}
 
-#: What tensors have readings of.
-_VALUES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',
-           'clipped': 'Share of elements that were clipped',
-           'residual': 'Norm of the residual (error feedback)',
-           'gradient': 'Norm of the mean gradient'}
+#: What tensors have readings of: title, unit, factor.
+_VALUES = {
+    'scale': ('Scale', '', 1.0),
+    'q': ('Quantile of |gradient / parameter| that sets the scale', '', 1.0),
+    'clipped': ('Elements that were clipped', '% of the tensor', 100.0),
+    'residual': ('Norm of the residual (error feedback)', '', 1.0),
+    'gradient': ('Norm of the mean gradient', '', 1.0)}
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -166,36 +177,35 @@ def _by_rank(runs: _Runs) -> dict[str, list[RankInterval]]:
     return found
 
 
-def _mean_phases(intervals: Sequence[RankInterval], attribute: str = 'phases'
-                 ) -> dict[str, float]:
-    """Means over all updates of intervals, by phase."""
-    count = sum(one.updates for one in intervals)
-    found: dict[str, float] = defaultdict(float)
-    for one in intervals:
-        for name, value in getattr(one, attribute).items():
-            found[name] += one.updates / count * value
-    return dict(found)
+def _side_by_side(found: Mapping[str, Mapping[str, str]], title: str = '',
+                  sign: str = '') -> Table:
+    """A column for each run, a row for each name that one of them has.
 
-
-def _side_by_side(found: Mapping[str, Mapping[str, str]], title: str = ''
-                  ) -> Table:
-    """A column for each run, a row for each name that one of them has."""
-    names = dict.fromkeys(name for values in found.values()
-                          for name in values)
-    return Table(('', *(f'run {run}' if run else '' for run in found)), [
-        (name, *(values.get(name, '-') for values in found.values()))
-        for name in names], title)
+    A sign stands behind names of rows in which runs differ.
+    """
+    rows = []
+    for name in dict.fromkeys(name for values in found.values()
+                              for name in values):
+        cells = [values.get(name, '-') for values in found.values()]
+        rows.append((name + sign * (len({*cells}) > 1), *cells))
+    return Table(('', *(f'run {run}' if run else '' for run in found)), rows,
+                 title)
 
 
 def _draw_ranks(title: str, unit: str, runs: _Runs,
-                value: Callable[[RankInterval], float | None]) -> Drawing:
-    """A line for each rank, of what it has a value of in an interval."""
+                value: Callable[[RankInterval], float | None]
+                ) -> Iterator[Drawing]:
+    """A line for each rank, of what it has a value of in an interval.
+
+    Nothing if there is one interval only, whose values a table has.
+    """
     lines = {name: [(one.last, found) for one in its
                     if (found := value(one)) is not None]
              for name, its in _by_rank(runs).items()}
-    return draw_lines(title, unit, {
-        name: points for name, points in lines.items() if points},
-        _went_on(runs))
+    if max(map(len, lines.values()), default=0) > 1:
+        yield draw_lines(title, unit, {
+            name: points for name, points in lines.items() if points},
+            _went_on(runs))
 
 
 def _went_on(runs: _Runs) -> list[dict[str, float]]:
@@ -210,47 +220,11 @@ def _went_on(runs: _Runs) -> list[dict[str, float]]:
 # --- what came out, and the curves -------------------------------------------
 
 def _result(runs: _Runs) -> _Answer:
-    """What one asks first, side by side for all runs."""
-    found = {run: dict(_results(record)) for run, record in runs.items()}
+    """The verdict of each run, side by side."""
+    found = {run: dict(rows(verdict(record)))
+             for run, record in runs.items()}
     if any(found.values()):
         yield _side_by_side(found)
-
-
-def _results(record: RunRecord) -> Iterator[tuple[str, str]]:
-    values: dict[str, list[float]] = defaultdict(list)
-    for point in record.curves:
-        for name, value in point.values.items():
-            values[name].append(value)
-    for name in sorted(values, key=lambda name: ('/' not in name, name)):
-        if name.rsplit('/', 1)[-1] in ('loss', 'accuracy'):
-            # Of updates there are many points, which are noisy.
-            last = values[name][-max(1, len(values[name]) // 20):]
-            yield f'{name}, at the end', number(fmean(last))
-    if record.curves:
-        point = record.curves[-1]
-        yield 'updates, epochs', f'{point.iteration:,}, {point.epoch:.2f}'
-    if not record.starts:
-        return
-    start = record.starts[-1]
-    ours = [one for one in record.intervals if one.start == start.number]
-    steps: dict[int, float] = {}
-    for one in ours:
-        steps[one.last] = max(one.step[1], steps.get(one.last, 0.0))
-    if steps:
-        yield 'an update (median, slowest rank)', seconds(
-            median(steps.values()))
-        to_stages = fmean(one.sent.get(PIPELINE, ('', 0.0, 0.0))[1]
-                          for one in ours)
-        whole = fmean(sum(sent for _, sent, _ in one.sent.values())
-                      for one in ours)
-        yield ('a rank sends in an update (gradients; to stages)',
-               f'{size(whole - to_stages)}, {size(to_stages)}')
-    began = record.starts[0].time
-    yield 'began (UTC)', _date(began)
-    yield 'lasted', seconds(max(0.0, *(end.time - began for end
-                                       in record.ends),
-                                record.last_seen - began))
-    yield 'ranks, hosts', f'{start.ranks}, {len({*start.hosts})}'
 
 
 def _date(time: float) -> str:
@@ -259,6 +233,14 @@ def _date(time: float) -> str:
 
 
 def _learning(runs: _Runs) -> _Answer:
+    """Curves of losses, accuracies, and all else that users report."""
+    for place, one in enumerate(_curves(runs, 'learning')):
+        if isinstance(one, Drawing):
+            one.has_axes = not place
+        yield one
+
+
+def _curves(runs: _Runs, section: str) -> _Answer:
     """A figure for each quantity, with a line per run and place."""
     quantities: dict[str, dict[tuple[str, str], list[tuple[float, ...]]]] = {}
     for run, record in runs.items():
@@ -267,10 +249,13 @@ def _learning(runs: _Runs) -> _Answer:
                 quantities.setdefault(name.rsplit('/', 1)[-1], {}).setdefault(
                     (run, name), []).append((
                         point.iteration, value, point.epoch, point.seconds))
-    letters, is_first = [*runs], True
+    letters = [*runs]
     for quantity, found in sorted(quantities.items(), key=lambda item: (
-            item[0] != 'loss', item[0] != 'accuracy', item[0] in _UNITS,
-            item[0])):
+            item[0] != 'loss', item[0] != 'accuracy', item[0])):
+        title, unit, factor, where = _MEASURED.get(
+            quantity, (quantity, '', 1.0, 'learning'))
+        if where != section:
+            continue
         places = sorted({name for _, name in found})
         styles = {}
         for order, (run, name) in enumerate(found):
@@ -280,11 +265,10 @@ def _learning(runs: _Runs) -> _Answer:
                 LINE_COLOURS[turn % len(LINE_COLOURS)],
                 places.index(name) > 0 if len(runs) > 1
                 else order >= len(LINE_COLOURS))
-        drawing = draw_lines(quantity, _UNITS.get(quantity, ''), {
-            _label(*key): points for key, points in found.items()},
-            _went_on(runs), styles)
-        drawing.has_axes, is_first = is_first, False
-        yield drawing
+        yield draw_lines(title, unit, {
+            _label(*key): [(point[0], factor * point[1], *point[2:])
+                           for point in points]
+            for key, points in found.items()}, _went_on(runs), styles)
         bad = sum(not numpy.isfinite(point[1]) for points in found.values()
                   for point in points)
         if bad:
@@ -299,7 +283,7 @@ def _phases(runs: _Runs) -> _Answer:
     for attribute, title in (
             ('phases', 'Mean time of an update by rank'),
             ('hidden', 'Done beside, in the thread that exchanges')):
-        bars = {name: _mean_phases(mine, attribute)
+        bars = {name: mean_phases(mine, attribute)
                 for name, mine in _by_rank(runs).items()}
         known = dict.fromkeys((*PHASES, *sorted({
             phase for bar in bars.values() for phase in bar})))
@@ -325,6 +309,7 @@ def _phases(runs: _Runs) -> _Answer:
             # Sends and receives look the same.
             [*dict.fromkeys((look.label, look.css)
                             for look in looks.values())], 24, wide=True)
+    yield from _curves(runs, 'phases')
 
 
 def _timeline(runs: _Runs) -> _Answer:
@@ -338,9 +323,10 @@ def _timeline(runs: _Runs) -> _Answer:
     first, *others = sorted(
         found, key=lambda name: abs(_length(found[name]) - usual))
     others.sort(key=lambda name: not found[name].is_slow)
+    found[typical := f'{first}, a typical one'] = found.pop(first)
     shown: dict[str, list[Event]] = {}
     room = MOST_EVENTS
-    for name in [first, *others][:_MOST_UPDATES]:
+    for name in [typical, *others][:_MOST_UPDATES]:
         events = [event for event in explain_waits(found[name].events)
                   if event.end > event.start]   # marks of codecs take no time
         if not shown or len(events) <= room:
@@ -360,7 +346,7 @@ def _timeline(runs: _Runs) -> _Answer:
              for name, events in shown.items()}
     yield draw_boxes(
         'Timeline of all ranks', 'ms from the start of the update',
-        [f'rank {rank}' for rank in ranks], boxes[first],
+        [f'rank {rank}' for rank in ranks], boxes[typical],
         [[_sums(events), _longest(events)] for events in shown.values()],
         [(look.label, colour) for look, colour in sorted(legend.items())],
         52, zooms=True, wide=True, choices={
@@ -465,26 +451,6 @@ def _slowness(runs: _Runs) -> _Answer:
     for run, record in runs.items():
         if record.links:
             yield _links(run, record)
-        clocks: dict[tuple[int, int], list[ClockReading]] = defaultdict(list)
-        for reading in record.clocks:
-            clocks[reading.start, reading.rank].append(reading)
-        if clocks:
-            yield Table(
-                ('start', 'rank', "ahead of rank 0's", 'right to', 'drift'),
-                [(str(start), str(rank), f'{number(mine[-1].offset)} s',
-                  seconds(mine[-1].error), seconds(_drift(mine)))
-                 for (start, rank), mine in sorted(clocks.items())],
-                _label(run, 'Clocks'))
-
-
-def _drift(readings: Sequence[ClockReading]) -> float:
-    """Seconds that the last is away from where two before have put it."""
-    if len(readings) < 2:
-        return 0.0
-    one, two, last = [readings[0], *readings][-3:]
-    rate = ((two.offset - one.offset) / (two.seconds - one.seconds)
-            if two.seconds > one.seconds else 0.0)
-    return abs(last.offset - two.offset - rate * (last.seconds - two.seconds))
 
 
 def _links(run: str, record: RunRecord) -> Drawing:
@@ -545,6 +511,7 @@ def _bytes(runs: _Runs) -> _Answer:
                   [(name, size(mine), size(max(found[name])[0]), size(whole),
                     share(mine / whole) if whole else '-')
                    for name, (mine, whole) in means.items()]))
+    yield from _curves(runs, 'bytes')
     for run, record in runs.items():
         part = _link_share(record)
         if part is not None:
@@ -608,19 +575,18 @@ def _compression(runs: _Runs) -> _Answer:
     yield from _worst_tensors({name: item.values
                                for name, item in last.items()})
     largest = sorted(last, key=lambda name: -last[name].elements)
-    if len(largest) > _MOST_TENSORS:
-        yield (f'The figures show the {_MOST_TENSORS} largest of '
-               f'{len(largest)} tensors.')
     values = [value for value in dict.fromkeys((*_VALUES, *sorted(
         value for item in last.values() for value in item.values)))
         if any(value in item.values for item in last.values())]
     for value in values:
-        lines = {name: [(item.iteration, item.values[value])
+        title, unit, factor = _VALUES.get(value, (value, '', 1.0))
+        lines = {name: [(item.iteration, factor * item.values[value])
                         for item in tensors[name] if value in item.values]
                  for name in largest[:_MOST_TENSORS]}
-        yield draw_lines(_VALUES.get(value, value), '', {
-            name: points for name, points in lines.items() if points},
-            _went_on(runs))
+        if max(map(len, lines.values())) > 1:
+            yield draw_lines(title, unit, {
+                name: points for name, points in lines.items() if points},
+                _went_on(runs))
     yield Table(
         ('tensor', 'elements', *values),
         [(name, f'{last[name].elements:,}', *(
@@ -656,12 +622,12 @@ def _memory(runs: _Runs) -> _Answer:
     peaks = {name: max(one.peak for one in its) for name, its in mine.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     yield f'The most: {size(peaks[worst])}, of {worst}.'
-    yield _draw_ranks('Memory of the process', 'MB', runs,
+    yield from _draw_ranks('Memory of the process', 'MB', runs,
                       lambda one: one.resident / 1e6)
     on_gpu = {name for name, its in mine.items()
               if any(one.gpu_used is not None for one in its)}
     if on_gpu:
-        yield _draw_ranks(
+        yield from _draw_ranks(
             'Arrays on the GPU', 'MB', runs, lambda one: (
                 None if one.gpu_used is None else one.gpu_used / 1e6))
     yield Table(
@@ -673,7 +639,7 @@ def _memory(runs: _Runs) -> _Answer:
 
 
 def _input(runs: _Runs) -> _Answer:
-    means = {name: _mean_phases(its) for name, its in _by_rank(runs).items()
+    means = {name: mean_phases(its) for name, its in _by_rank(runs).items()
              if any('input' in one.phases for one in its)}
     if not means:
         return
@@ -681,9 +647,10 @@ def _input(runs: _Runs) -> _Answer:
              for name, mean in means.items()}
     worst = max(parts, key=lambda name: parts[name])
     yield (f'{"Yes" if parts[worst] > INPUT_SHARE else "No"} '
-           f'({share(parts[worst])}). The longest on average: {worst}, '
-           f'{seconds(means[worst]["input"])} of an update.')
-    yield _draw_ranks('Mean time for a batch', 'ms', runs, lambda one: (
+           f'({number(100 * parts[worst], 2)} %). The longest wait on '
+           f'average is {seconds(means[worst]["input"])} an update, of '
+           f'{worst}.')
+    yield from _draw_ranks('Mean time for a batch', 'ms', runs, lambda one: (
         1e3 * one.phases['input'] if 'input' in one.phases else None))
     yield Table(
         ('rank', 'waits for a batch', 'of the update'),
@@ -700,7 +667,7 @@ def _starts(runs: _Runs) -> _Answer:
         rows += [(_label(run, str(start.number)), *_start_row(record, start))
                  for start in record.starts]
         if record.starts:
-            yield _label(run, _endings(record))
+            yield _label(run, endings(record))
             start = record.starts[-1]
             if 0 < len(start.reporting) < start.ranks:
                 yield _label(
@@ -712,26 +679,6 @@ def _starts(runs: _Runs) -> _Answer:
         yield Table(
             ('start', 'began (UTC)', 'from update', 'to update', 'lasted',
              'ranks', 'hosts', 'by the launcher', 'end'), rows, 'Starts')
-
-
-def _endings(record: RunRecord) -> str:
-    """How the starts ended, in one sentence."""
-    last = record.starts[-1].number
-    errors = {end.start: end.error for end in record.ends}
-    died = sum(bool(errors.get(start.number, start.number != last))
-               for start in record.starts)
-    count = len(record.starts)
-    if count == 1 and last not in errors:
-        return 'One start, which has no end: it runs, or was killed.'
-    if count == 1:
-        return (f'One start, which crashed: {errors[last]}.' if died
-                else 'Nothing died: one start.')
-    words = ([f'{died} crashed or {"was" if died == 1 else "were"} killed']
-             if died else [])
-    if last not in errors:
-        words.append('the last one has no end: it runs, or was killed')
-    return (f'{count} starts: {"; ".join(words)}.' if words
-            else f'Nothing died: {count} starts.')
 
 
 def _start_row(record: RunRecord, start: RunStart) -> tuple[str, ...]:
@@ -763,14 +710,18 @@ def _settings(runs: _Runs) -> _Answer:
               if record.starts}
     if not starts:
         return
-    yield _side_by_side({run: {
+    tables = {'Command': {run: {
         'command': shlex.join(start.command), 'ranks': str(start.ranks),
         'hosts': ', '.join(dict.fromkeys(start.hosts))}
-        for run, start in starts.items()}, 'Command')
-    for title in ('options', 'versions', 'environment'):
-        found = {run: getattr(start, title) for run, start in starts.items()}
+        for run, start in starts.items()}} | {
+            title.capitalize(): {run: getattr(start, title)
+                                 for run, start in starts.items()}
+            for title in ('options', 'versions', 'environment')}
+    for title, found in tables.items():
         if any(found.values()):
-            yield _side_by_side(found, title.capitalize())
+            yield _side_by_side(found, title, _DIFFERS)
+    if len(runs) > 1:
+        yield f'Settings that differ between runs have "{_DIFFERS[1:]}".'
 
 
 #: In the order of the page: a name for links, the question, what answers it,

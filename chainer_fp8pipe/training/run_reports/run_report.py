@@ -71,6 +71,9 @@ class RunReport(extension.Extension):
         plan: What :func:`chainer_fp8pipe.plan` gave, or its file: predicted
             times stand beside the measured ones.  It may be on rank 0 only.
         filename: Of the page; None for none, the record only.
+        prints: Whether rank 0 prints the verdict when the training ends: the
+            final loss and accuracy, times, bytes, restarts, the costliest
+            part of an update.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -87,13 +90,14 @@ class RunReport(extension.Extension):
     default_name = _NAME
 
     def __init__(self, comm: Any = None, plan: Any = None,
-                 filename: str | None = 'report.html') -> None:
+                 filename: str | None = 'report.html', prints: bool = True
+                 ) -> None:
         self._ranks = MPI.COMM_WORLD if comm is None else all_ranks(comm)
         if not isinstance(self._ranks, MPI.Comm):
             raise TypeError(
                 'RunReport needs a communicator of this package, ChainerMN '
                 f'or mpi4py, or a ProcessGrid, not {comm!r}')
-        self._plan, self._filename = plan, filename
+        self._plan, self._filename, self._prints = plan, filename, prints
         self._sections: UpdateSections | None = None
         self._recorder: Recorder | None = None
         self._next = self._last = 0
@@ -171,7 +175,7 @@ class RunReport(extension.Extension):
                 'it on all ranks', stacklevel=2)
         recorder = Recorder(
             self._ranks if everybody else MPI.COMM_SELF, trainer, self._times,
-            self._origin, self._filename)
+            self._origin, self._filename, self._prints)
         if recorder.begin(there, self._ranks.size, self._schedule.begun[0],
                           self._plan):
             self._recorder = recorder
