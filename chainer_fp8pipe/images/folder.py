@@ -174,9 +174,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         if self._reader.cache is not None:
             raise TypeError(
                 f'an ImageFolder with cache={self._reader.kind!r} cannot be '
-                'pickled, as its memory belongs to this process and its '
-                'forks: use its iterator(), whose workers share the cache, '
-                'or cache=None')
+                'pickled: only forks of this process share its memory; use '
+                'its iterator(), or cache=None')
         return dict(vars(self))
 
     def _together(self, action: Callable[[], Any],

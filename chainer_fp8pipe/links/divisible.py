@@ -66,9 +66,8 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(factory, chainer.Link):
         kind = type(factory).__name__
         raise TypeError(
-            f'lazy takes a class or function that makes a layer, and {kind} '
-            f'is a layer already; write lazy({kind}, ...), or use the layer '
-            'as it is')
+            f'lazy takes a maker of a layer, and this {kind} is a layer '
+            f'already; write lazy({kind}, ...), or use the layer as it is')
     if not callable(factory):
         raise TypeError('lazy takes a class or function that makes a layer, '
                         f'not {factory!r}')

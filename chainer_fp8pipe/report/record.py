@@ -561,9 +561,9 @@ def _lines(path: str, remarks: list[str]
                     'as one; move it away, or choose another result folder')
             elif number == 1 and fields != _HEADER[1]:
                 raise ValueError(
-                    f'{path!r} has format {fields.get("format")!r} and this '
-                    f'version of chainer_fp8pipe reads format {_FORMAT}; '
-                    'read it with the version that wrote it, or a newer one')
+                    f'{path!r} has format {fields.get("format")!r}, and this '
+                    f'chainer_fp8pipe reads format {_FORMAT}; read it with '
+                    'the version that wrote it, or a newer one')
 
 
 def _read_log(path: str, record: RunRecord) -> None:

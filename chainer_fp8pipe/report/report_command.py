@@ -15,12 +15,12 @@ Says what came out of a run, and makes one HTML file about it:
 
     python -m chainer_fp8pipe report result
 
-The verdict in the terminal has the final loss and accuracy, times, bytes,
-restarts, and the part of an update that costs most.  The page shows curves,
-the time of each rank, its slow ranks and links, compression and memory.
+The verdict in the terminal has the final loss and accuracy, times, bytes and
+restarts.  It names the part of an update that costs most.  The page shows
+curves, the time of each rank, slow ranks and links, compression and memory.
 
-A FOLDER is a training's result folder (Trainer's out).  The record in it comes
-from an extension, which makes the same page while the run goes on:
+A FOLDER is a training's result folder (Trainer's out).  An extension records
+the run there, and makes the same page while it goes on:
 
     trainer.extend(chainer_fp8pipe.RunReport(comm))
 
@@ -76,8 +76,7 @@ def _parser() -> Parser:
                     description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         'folders', nargs='+', metavar='FOLDER',
-        help='result folder of a run; one that has no record itself stands '
-        'for all those in it that have one')
+        help='result folder of a run, or a folder of such folders')
     parser.add_argument(
         '-o', '--output', metavar='FILE',
         help='the page (default: report.html, of one run in its folder)')

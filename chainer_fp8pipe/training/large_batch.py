@@ -72,9 +72,9 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     hyperparam = getattr(actual, 'hyperparam', None)
     if hyperparam is None or 'lr' not in hyperparam.get_dict():
         raise ValueError(
-            f'{type(actual).__name__} has no learning rate lr that could be '
-            'scaled with the batch; use MomentumSGD, NesterovAG, '
-            'CorrectedMomentumSGD, SGD or another optimizer that has one')
+            f'{type(actual).__name__} has no learning rate lr to scale with '
+            'the batch; use an optimizer that has one, such as MomentumSGD, '
+            'NesterovAG, CorrectedMomentumSGD or SGD')
     if getattr(vars(actual).get('setup'), 'func', None) is _set_up:
         raise ValueError('large_batch has been called on this optimizer '
                          'before; make a new one')

@@ -170,9 +170,9 @@ class RunReport(extension.Extension):
         if not everybody:
             warnings.warn(
                 f'RunReport is on rank{"s"[:len(there) - 1]} '
-                f'{", ".join(map(str, there))} of {self._ranks.size}: its '
-                'report has the data of rank 0 only; extend the trainer with '
-                'it on all ranks', stacklevel=2)
+                f'{", ".join(map(str, there))} of {self._ranks.size}, so it '
+                'has the data of rank 0 only; extend the trainer with it on '
+                'all ranks', stacklevel=2)
         recorder = Recorder(
             self._ranks if everybody else MPI.COMM_SELF, trainer, self._times,
             self._origin, self._filename, self._prints)
