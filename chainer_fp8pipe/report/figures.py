@@ -1,16 +1,12 @@
 """Figures of a page, drawn with Bokeh, and the tables of their numbers."""
-# There are two kinds of figures: lines over updates, and boxes (bars, squares
-# of links, timelines).  Each is one or two glyphs of Bokeh's with a column per
-# property, so that a hundred tensors, or ten thousand events, are no more
-# objects than one.  Bokeh draws, zooms, moves and tells what is under the
-# pointer; the page's own script hides lines and swaps what is shown.  An
-# earlier page drew its timeline itself, which took 700 lines to merge boxes
-# smaller than a pixel.  A page holds fewer events in place of that.
+# Figures are lines over updates, or boxes (bars, timelines).  Each is a few
+# glyphs of Bokeh's with a column per property: ten thousand events are no more
+# objects than one.  Bokeh draws, zooms and says what is under the pointer; the
+# page's script hides lines and swaps data.
 #
 # Canvas, and not WebGL: browsers give a page some sixteen contexts of it.
-# Colours of lines are told apart by the colour-blind, on white and on black
-# (Okabe and Ito 2008, without black and yellow); the script colours axes, as
-# the browser is dark or light.
+# The colour-blind tell colours of lines apart, on white and on black (Okabe
+# and Ito 2008, without black and yellow).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,8 +17,8 @@ import numpy
 
 from .quantities import number
 
-#: A table has at most so many rows, a line so many points.
-_MOST_ROWS, _MOST_POINTS = 200, 4000
+#: A table has at most so many rows.
+_MOST_ROWS = 200
 #: Lines with more points have a smooth line before the pale one.
 _MANY_POINTS = 60
 
@@ -188,8 +184,7 @@ def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
     dots: list[dict[str, Any]] = []
     for name, array in arrays.items():
         colour, is_dashed = styles[name]
-        points = _fewer(array)
-        points[~numpy.isfinite(points)] = numpy.nan
+        points = numpy.where(numpy.isfinite(array), array, numpy.nan)
         keys = ('iteration', 'value', 'epoch', 'seconds')[:points.shape[1]]
         line = {'title': name, 'colour': colour, 'alpha': 1.0,
                 'label': labels[styles[name]],
@@ -219,15 +214,6 @@ def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
                      alpha='alpha', **shown(dots))
 
 
-def _fewer(points: numpy.ndarray) -> numpy.ndarray:
-    """The lowest and the highest of each part, in their order."""
-    if len(points) <= _MOST_POINTS:
-        return points.copy()
-    parts = numpy.array_split(numpy.arange(len(points)), _MOST_POINTS // 2)
-    return points[sorted({int(part[find(points[part, 1])]) for part in parts
-                          for find in (numpy.argmin, numpy.argmax)})]
-
-
 def _smooth(values: numpy.ndarray, middle: Callable) -> numpy.ndarray:
     """The middle of a fortieth of all values around each, without NaN."""
     width = max(3, len(values) // 40) | 1
@@ -252,8 +238,7 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
                boxes: Iterable[Mapping[str, Any]],
                tables: Sequence[Sequence[Table]],
                legend: Sequence[tuple[str, str]], height: int,
-               x_names: Sequence[str] = (), zooms: bool = False,
-               **options: Any) -> Drawing:
+               zooms: bool = False, **options: Any) -> Drawing:
     """Boxes in named rows, the first of which is on top.
 
     Args:
@@ -264,7 +249,6 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
         tables: For each choice.
         legend: Labels and colours.
         height: Of a row, in pixels; less where rows are many.
-        x_names: Names of columns, if there are any.
         zooms: Whether one looks at parts of it.
         options: Of the drawing.
     """
@@ -276,8 +260,7 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
     )
     columns = columns_of(boxes)
     end = max(columns['right'])
-    x_range = (Range1d(-0.5, len(x_names) - 0.5) if x_names else
-               Range1d(0, end, bounds=(0, end)) if zooms else
+    x_range = (Range1d(0, end, bounds=(0, end)) if zooms else
                Range1d(0, 1.05 * end or 1.0))
     height = min(max(1000 // len(rows), 13), height)
     plot = _figure(x_label, '', 90 + height * len(rows),
@@ -287,12 +270,10 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
     plot.ygrid.visible = False
     # Names of rows may leave little room.
     plot.xaxis.ticker.desired_num_ticks = 4
-    for axis, names in (plot.yaxis, rows), (plot.xaxis, x_names):
-        if names:
-            axis.ticker = FixedTicker(ticks=[*range(len(names))])
-            axis.major_label_overrides = {
-                place: _SPACE * name.startswith(_MATHEMATICS) + name
-                for place, name in enumerate(names)}
+    plot.yaxis.ticker = FixedTicker(ticks=[*range(len(rows))])
+    plot.yaxis.major_label_overrides = {
+        place: _SPACE * name.startswith(_MATHEMATICS) + name
+        for place, name in enumerate(rows)}
     if zooms:
         # With Ctrl, as the page could not be scrolled otherwise; fingers that
         # spread on a touch pad count as that.

@@ -1,15 +1,13 @@
 """One HTML page about runs, which opens from disk without a network."""
-# A page is a list of sections.  Each asks a question that one has about a run,
-# and a function gives the answer piece by piece: sentences, figures, tables.
-# Numbers of figures follow in tables, for screen readers and for those without
-# JavaScript.  Text is plain here; the template, page.html, escapes it.  Bokeh,
-# the page's script and its data stand in the file, and a content security
-# policy names the scripts by their hashes and allows nothing else, so that no
-# name of a run, a parameter or a host becomes a script.  figures.py draws;
-# what is drawn and what is said is here, in the order of the page.
+# A page is a list of sections.  Each is a question about a run.  A function
+# answers piece by piece: sentences, figures, tables.  Tables repeat a figure's
+# numbers, for screen readers and without JavaScript.  Text is plain here; the
+# template, page.html, escapes it.  The file holds Bokeh, the page's script and
+# data; its content security policy allows these scripts, by their hashes, and
+# nothing else, so that no name in a run becomes a script.
 #
-# Several runs are compared on one page, in the same figures: a letter stands
-# for each, and begins the names of its lines, bars and sentences.
+# A page compares several runs in the same figures: a letter stands for each,
+# and begins the names of its lines, bars and sentences.
 from __future__ import annotations
 
 import base64
@@ -43,6 +41,7 @@ from .figures import (
 from .quantities import number, seconds, share, size
 from .record import (
     PHASES,
+    LinkReading,
     RankInterval,
     RecordedUpdate,
     RunRecord,
@@ -51,7 +50,7 @@ from .record import (
     written_whole,
 )
 from .timeline import Look, boxes_of, look_of_name
-from .verdict import endings, mean_phases, rows, verdict
+from .verdict import PARTS, endings, mean_phases, rows, verdict
 
 #: A letter stands for each run on a page.
 _LETTERS = string.ascii_uppercase
@@ -77,14 +76,9 @@ _MEASURED = {
     'predicted_step_time': ('Time of an update, as predicted', 'ms', 1e3,
                             'phases')}
 
-#: By part, as plans name them, the phases that it is made of.
-_PHASES_OF_PARTS = {
-    'forward and backward': ('forward', 'recompute', 'backward',
-                             'backward_weight'),
-    'waiting for stages': ('send', 'receive'),
-    'exchange': ('encode', 'exchange', 'decode'),
-    'update': ('update',),
-    'other': ('input', 'other', 'between')}
+#: Parts of an update that plans have, beside all others.
+_PLANNED = ('forward and backward', 'waiting for stages', 'exchange',
+            'update')
 
 #: What tensors have readings of: title, unit, factor.
 _VALUES = {
@@ -347,7 +341,7 @@ def _timeline(runs: _Runs) -> _Answer:
     yield draw_boxes(
         'Timeline of all ranks', 'ms from the start of the update',
         [f'rank {rank}' for rank in ranks], boxes[typical],
-        [[_sums(events), _longest(events)] for events in shown.values()],
+        [[_sums(events)] for events in shown.values()],
         [(look.label, colour) for look, colour in sorted(legend.items())],
         52, zooms=True, wide=True, choices={
             name: columns_of(found) for name, found in boxes.items()})
@@ -412,15 +406,6 @@ def _sums(events: Sequence[Event]) -> Table:
         'Time of each rank; what is inside of something else counts twice')
 
 
-def _longest(events: Sequence[Event]) -> Table:
-    origin = min(event.start for event in events)
-    found = sorted(events, key=lambda event: event.start - event.end)[:50]
-    return Table(('what', 'from'), [
-        (_what(event, look_of_name(event.name).label),
-         seconds(event.start - origin)) for event in found],
-        'The longest events')
-
-
 # --- what is slow ------------------------------------------------------------
 
 def _slowness(runs: _Runs) -> _Answer:
@@ -449,41 +434,19 @@ def _slowness(runs: _Runs) -> _Answer:
             [('median', LINE_COLOURS[5]), ('quartiles', LINE_COLOURS[1])],
             24)
     for run, record in runs.items():
-        if record.links:
-            yield _links(run, record)
-
-
-def _links(run: str, record: RunRecord) -> Drawing:
-    """A square for each pair of ranks: the darker, the slower."""
-    from bokeh.palettes import cividis
-    readings = defaultdict(list)
-    for link in record.links:
-        readings[link.source, link.target].append(link)
-    pairs = {pair: (median(link.bandwidth for link in found),
-                    median(link.latency for link in found))
-             for pair, found in sorted(readings.items())}
-    ranks = sorted({rank for pair in pairs for rank in pair})
-    usual = median(speed for speed, _ in pairs.values())
-    # Light from the usual bandwidth on, dark at a quarter of it.
-    shades, boxes = cividis(256), []
-    for (source, target), (speed, latency) in pairs.items():
-        part = min(max((speed / usual - 0.25) / 0.75, 0.0), 1.0)
-        x, y = ranks.index(target), ranks.index(source)
-        boxes.append(box(
-            x - 0.47, x + 0.47, y - 0.47, y + 0.47, shades[round(255 * part)],
-            f'rank {source} to rank {target}: {size(speed)}/s, '
-            f'{seconds(latency)}'))
-    names = [f'rank {rank}' for rank in ranks]
-    return draw_boxes(
-        _label(run, 'Links between hosts, from the rank of a row to that of '
-               'a column'), 'to', names, boxes, [[Table(
-                   ('from rank', 'to rank', 'bandwidth, median',
-                    'latency, median'),
-                   [(*map(str, pair), size(speed) + '/s', seconds(latency))
-                    for pair, (speed, latency) in sorted(
-                        pairs.items(), key=lambda item: item[1][0])])]],
-        [('as fast as usual', shades[255]), ('a quarter of that', shades[0])],
-        40, x_names=names)
+        speeds: dict[tuple[int, int], list[LinkReading]] = defaultdict(list)
+        for link in record.links:
+            speeds[link.source, link.target].append(link)
+        if speeds:
+            yield Table(
+                ('from rank', 'to rank', 'bandwidth, median',
+                 'latency, median'), [
+                    (*map(str, pair), f'{size(speed)}/s', seconds(median(
+                        link.latency for link in speeds[pair])))
+                    for speed, pair in sorted(
+                        (median(link.bandwidth for link in found), pair)
+                        for pair, found in speeds.items())],
+                _label(run, 'Links between hosts, the slowest first'))
 
 
 # --- bytes -------------------------------------------------------------------
@@ -513,29 +476,9 @@ def _bytes(runs: _Runs) -> _Answer:
                    for name, (mine, whole) in means.items()]))
     yield from _curves(runs, 'bytes')
     for run, record in runs.items():
-        part = _link_share(record)
-        if part is not None:
-            yield _label(run, 'Between hosts the busiest rank sends '
-                         f'{share(part)} of what a link carries, on average.')
         for start in record.starts:
             if start.planned:
                 yield _planned(run, record, start)
-
-
-def _link_share(record: RunRecord) -> float | None:
-    """Which share of its links' speed a rank's bytes between nodes need.
-
-    Of the busiest rank in the last start; None: nothing goes between nodes,
-    or no link was measured.
-    """
-    last = record.starts[-1].number if record.starts else 0
-    speeds = [link.bandwidth for link in record.links if link.start == last]
-    newest = {one.rank: one for one in record.intervals
-              if one.start == last and 'between nodes' in one.sent}
-    if not speeds or not newest:
-        return None
-    return max(one.sent['between nodes'][1] / one.seconds
-               for one in newest.values()) / median(speeds)
 
 
 def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
@@ -546,9 +489,11 @@ def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
     slowest = max((one for one in record.intervals
                    if one.start == start.number),
                   key=lambda one: (one.last, one.step[1]), default=None)
-    measured = {part: value for part, phases in _PHASES_OF_PARTS.items()
-                if slowest and (value := sum(
-                    slowest.phases.get(name, 0.0) for name in phases))}
+    measured: dict[str, float] = defaultdict(float)
+    for part, (phases, _) in PARTS.items():
+        if value := sum(slowest.phases.get(name, 0.0) if slowest else 0.0
+                        for name in phases):
+            measured[part if part in _PLANNED else 'other'] += value
     kinds = {'predicted': start.planned, 'measured': measured}
     rows = [(part, *(seconds(values[part]) if part in values else '-'
                      for values in kinds.values()))
@@ -667,7 +612,7 @@ def _starts(runs: _Runs) -> _Answer:
         rows += [(_label(run, str(start.number)), *_start_row(record, start))
                  for start in record.starts]
         if record.starts:
-            yield _label(run, endings(record))
+            yield _label(run, endings(record)[1])
             start = record.starts[-1]
             if 0 < len(start.reporting) < start.ranks:
                 yield _label(

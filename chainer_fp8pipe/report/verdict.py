@@ -11,22 +11,22 @@ from .diagnosis import diagnose
 from .quantities import columns, counted, number, seconds, share, size
 from .record import PIPELINE, RankInterval, RunRecord
 
-#: Into which parts an update is divided, by phase, and what makes each
-#: shorter.
-_PARTS = {
-    'computing': (
-        ('forward', 'recompute', 'backward', 'backward_weight', 'update'),
-        'More ranks or faster cores shorten it.'),
-    'the exchange of gradients': (('encode', 'exchange', 'decode'), ''),
-    'messages between stages': (
-        ('send', 'receive'), 'With more micro-batches stages wait less; '
-        '"plan" finds how many.'),
+#: The parts of an update: phases, and how to make them shorter.
+PARTS = {
+    'forward and backward': (
+        ('forward', 'recompute', 'backward', 'backward_weight'),
+        'More ranks or faster cores shorten them.'),
+    'waiting for stages': (
+        ('send', 'receive'),
+        'More micro-batches shorten it; "plan" finds how many.'),
+    'exchange': (('encode', 'exchange', 'decode'), ''),
+    'update': (('update',), 'A simpler optimizer shortens it.'),
     'reading batches': (
         ('input',), 'Read batches ahead, with more workers.'),
     'work between updates': (
         ('between',), 'Call evaluations, snapshots and other extensions less '
         'often.'),
-    'work without a name': (
+    'other': (
         ('other',), 'No section of an update covers it; a profiler shows it.')}
 #: A cost beside computing is named from this share of an update on.
 _WORTH = 0.05
@@ -79,8 +79,8 @@ def _of_starts(record: RunRecord) -> dict[str, Any]:
         'seconds': max(0.0, *(end.time - began for end in record.ends),
                        record.last_seen - began),
         'ranks': start.ranks, 'hosts': len({*start.hosts}),
-        'starts': len(record.starts), 'died': deaths(record),
-        'endings': endings(record)}
+        'starts': len(record.starts)}
+    found['died'], found['endings'] = endings(record)
     ours = [one for one in record.intervals if one.start == start.number]
     if ours:
         steps: dict[int, float] = {}
@@ -117,12 +117,12 @@ def _costs(phases: Mapping[str, float], options: Mapping[str, str]
            ) -> Iterator[dict[str, Any]]:
     whole = sum(phases.values())
     sums = {what: sum(phases.get(name, 0.0) for name in names)
-            for what, (names, _) in _PARTS.items()}
+            for what, (names, _) in PARTS.items()}
     for what in sorted(sums, key=lambda what: -sums[what]):
         if sums[what]:
             yield {'what': what, 'seconds': sums[what],
                    'share': sums[what] / whole,
-                   'remedy': _PARTS[what][1] or _faster_exchange(options)}
+                   'remedy': PARTS[what][1] or _faster_exchange(options)}
 
 
 def _faster_exchange(options: Mapping[str, str]) -> str:
@@ -134,30 +134,23 @@ def _faster_exchange(options: Mapping[str, str]) -> str:
             'exchange.')
 
 
-def deaths(record: RunRecord) -> int:
-    """How many starts crashed or were killed; the last may still run."""
-    last = record.starts[-1].number
+def endings(record: RunRecord) -> tuple[int, str]:
+    """How many starts crashed or were killed, and a sentence about all."""
+    last, count = record.starts[-1].number, len(record.starts)
     errors = {end.start: end.error for end in record.ends}
-    return sum(bool(errors.get(start.number, start.number != last))
+    died = sum(bool(errors.get(start.number, start.number != last))
                for start in record.starts)
-
-
-def endings(record: RunRecord) -> str:
-    """How the starts ended, in one sentence."""
-    last, died, count = (record.starts[-1].number, deaths(record),
-                         len(record.starts))
-    errors = {end.start: end.error for end in record.ends}
     if count == 1 and last not in errors:
-        return 'One start, which has no end: it runs, or was killed.'
+        return died, 'One start, which has no end: it runs, or was killed.'
     if count == 1:
-        return (f'One start, which crashed: {errors[last]}.' if died
-                else 'Nothing died: one start.')
-    words = ([f'{died} crashed or {"was" if died == 1 else "were"} killed']
-             if died else [])
+        return died, (f'One start, which crashed: {errors[last]}.' if died
+                      else 'Nothing died: one start.')
+    words = [f'{died} crashed or {"was" if died == 1 else "were"} killed'
+             ] * bool(died)
     if last not in errors:
         words.append('the last one has no end: it runs, or was killed')
-    return (f'{count} starts: {"; ".join(words)}.' if words
-            else f'Nothing died: {count} starts.')
+    return died, (f'{count} starts: {"; ".join(words)}.' if words
+                  else f'Nothing died: {count} starts.')
 
 
 # --- in words ----------------------------------------------------------------
@@ -204,7 +197,7 @@ def _cost_rows(costs: Sequence[Mapping[str, Any]]
             yield label, (f'{cost["what"]}, {seconds(cost["seconds"])} or '
                           f'{share(cost["share"])} of the mean update. '
                           f'{cost["remedy"]}')
-        if cost['what'] != 'computing':
+        if cost['what'] != 'forward and backward':
             return
 
 

@@ -73,11 +73,11 @@ def test_an_update_is_that_of_the_slowest_rank_and_bytes_are_means():
 
 @pytest.mark.parametrize(('options', 'phases', 'said'), [
     ({}, {'forward': 3.0, 'input': 1.0},
-     ['computing, 3 s or 75 %', 'reading batches, 1 s or 25 %']),
-    ({}, {'forward': 3.0, 'input': 0.1}, ['computing']),
+     ['forward and backward, 3 s or 75 %', 'reading batches, 1 s or 25 %']),
+    ({}, {'forward': 3.0, 'input': 0.1}, ['forward and backward']),
     ({}, {'input': 3.0, 'forward': 1.0}, ['reading batches']),
     ({'communicator': 'float32'}, {'exchange': 3.0, 'decode': 1.0},
-     ["exchange of gradients, 4 s or 100 % of the mean update. Between "
+     ["exchange, 4 s or 100 % of the mean update. Between "
       "hosts 'fp8'"]),
     ({'communicator': 'fp8', 'overlap': 'False'}, {'exchange': 3.0},
      ['overlap=True']),
