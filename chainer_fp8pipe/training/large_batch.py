@@ -28,10 +28,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 lars_coefficient: float | None = None) -> Any:
     """Prepares an optimizer for large batches.
 
-    The optimizer gets plain hooks at its ``setup``, or at once if that was
-    called: ``Schedule``, ``LARS`` or ``WeightDecay``, and
-    ``StopWhenDiverged``.
-    Parameters in float16 are updated in float32 (``use_fp32_update``).
+    The optimizer gets plain hooks, at its ``setup`` or at once if that was
+    called: ``Schedule``, ``StopWhenDiverged``, and ``LARS`` or
+    ``WeightDecay``.  Parameters in float16 are updated in float32
+    (``use_fp32_update``).
 
     Args:
         optimizer: One of Chainer's with a learning rate ``lr``, such as

@@ -45,24 +45,22 @@ _TINY = 1e-6
 
 
 class RunReport(extension.Extension):
-    """Records a run, and writes a page about it at the end of each epoch.
+    """Records a run, prints its verdict, and writes a page about it.
 
     Add it on all ranks, with any updater::
 
         trainer.extend(RunReport(comm))
 
-    The page is ``report.html`` in the result folder, in one file; it shows
-    results, curves, where the time of each rank goes, updates with all their
-    events on one clock, which rank or link is slow, what crosses the network,
-    what compression does, memory, and what died.  The record that it is made
-    of is ``report.jsonl`` beside it (:mod:`chainer_fp8pipe.report.record`);
-    a job that is started again goes on with it, and
-    ``python -m chainer_fp8pipe report`` makes pages of it later.
+    At the end rank 0 prints the verdict: final loss and accuracy, times,
+    bytes, restarts, and the costliest part of an update.  The page is the file
+    ``report.html`` in the result folder.  It shows the verdict, curves, times
+    of each rank, slow ranks and links, bytes, compression and memory.
 
-    It is written at the ends of epochs, but 10 seconds apart at least, within
-    long epochs every 10 minutes, and at the end; the page once a minute.
-    Where only rank 0 has the extension the record has rank 0's data alone,
-    and says so.  A report that cannot be written is a warning.
+    The record is ``report.jsonl`` beside it.  A job that is started again
+    goes on with it, and ``python -m chainer_fp8pipe report`` makes pages of
+    it later.  Ranks write it at ends of epochs 10 seconds apart or more, every
+    10 minutes in long epochs, and at the end; rank 0 writes the page once a
+    minute.  A report that cannot be written is a warning.
 
     Args:
         comm: All ranks: a communicator of this package, ChainerMN's or
@@ -71,17 +69,13 @@ class RunReport(extension.Extension):
         plan: What :func:`chainer_fp8pipe.plan` gave, or its file: predicted
             times stand beside the measured ones.  It may be on rank 0 only.
         filename: Of the page; None for none, the record only.
-        prints: Whether rank 0 prints the verdict when the training ends: the
-            final loss and accuracy, times, bytes, restarts, the costliest
-            part of an update.
+        prints: Whether rank 0 prints the verdict.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: When the first update is done, on all ranks: the plan is
-            none, or is for another job, or the result folder has something
-            else in the record's place.
-        RuntimeError: When the first update is done: rank 0 has no RunReport;
-            on the others.
+        ValueError: After the first update, on all ranks: the plan is none or
+            another job's, or another file is in the record's place.
+        RuntimeError: After the first update: rank 0 has no RunReport.
     """
 
     trigger = EveryUpdate()
