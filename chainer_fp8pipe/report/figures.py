@@ -59,12 +59,12 @@ class Drawing:
     Attributes:
         title: Above it.
         plot: Bokeh's figure.
-        tables: What it shows in numbers, for each of its choices.
+        tables: Its numbers, for each of its choices.
         legend: Label, colour, and whether it is dashed.
-        choices: What it can show, by name: columns of boxes.
-        has_axes: Whether one can choose what it is drawn against.
+        choices: By name, columns of boxes that it can show.
+        has_axes: Whether the page offers other horizontal axes.
         wide: Whether it has the page's whole width.
-        has_lines: Whether it shows lines, not boxes.
+        has_lines: Whether it shows lines, which a click on the legend hides.
     """
 
     title: str

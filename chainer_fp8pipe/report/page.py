@@ -226,16 +226,8 @@ def _date(time: float) -> str:
         time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S')
 
 
-def _learning(runs: _Runs) -> _Answer:
-    """Curves of losses, accuracies, and all else that users report."""
-    for place, one in enumerate(_curves(runs, 'learning')):
-        if isinstance(one, Drawing):
-            one.has_axes = not place
-        yield one
-
-
 def _curves(runs: _Runs, section: str) -> _Answer:
-    """A figure for each quantity, with a line per run and place."""
+    """A figure for each quantity of a section, a line per run and place."""
     quantities: dict[str, dict[tuple[str, str], list[tuple[float, ...]]]] = {}
     for run, record in runs.items():
         for point in record.curves:
@@ -243,7 +235,7 @@ def _curves(runs: _Runs, section: str) -> _Answer:
                 quantities.setdefault(name.rsplit('/', 1)[-1], {}).setdefault(
                     (run, name), []).append((
                         point.iteration, value, point.epoch, point.seconds))
-    letters = [*runs]
+    letters, is_first = [*runs], section == 'learning'
     for quantity, found in sorted(quantities.items(), key=lambda item: (
             item[0] != 'loss', item[0] != 'accuracy', item[0])):
         title, unit, factor, where = _MEASURED.get(
@@ -259,10 +251,12 @@ def _curves(runs: _Runs, section: str) -> _Answer:
                 LINE_COLOURS[turn % len(LINE_COLOURS)],
                 places.index(name) > 0 if len(runs) > 1
                 else order >= len(LINE_COLOURS))
-        yield draw_lines(title, unit, {
+        drawing = draw_lines(title, unit, {
             _label(*key): [(point[0], factor * point[1], *point[2:])
                            for point in points]
             for key, points in found.items()}, _went_on(runs), styles)
+        drawing.has_axes, is_first = is_first, False
+        yield drawing
         bad = sum(not numpy.isfinite(point[1]) for points in found.values()
                   for point in points)
         if bad:
@@ -409,7 +403,7 @@ def _sums(events: Sequence[Event]) -> Table:
 # --- what is slow ------------------------------------------------------------
 
 def _slowness(runs: _Runs) -> _Answer:
-    """What the diagnosis says, each rank's own work, links, and clocks."""
+    """What the diagnosis says, each rank's own work, and links."""
     last = {name: mine[-1] for name, mine in _by_rank(runs).items()}
     findings = [_label(run, finding.text) for run, record in runs.items()
                 for finding in diagnose(record)]
@@ -417,22 +411,12 @@ def _slowness(runs: _Runs) -> _Answer:
     if last and not findings:
         yield 'No rank and no link stands out.'
     if last:
-        boxes = []
-        for row, (name, one) in enumerate(last.items()):
-            low, middle, high = (1e3 * value for value in one.own)
-            what = f'{name}: median {number(middle)} ms'
-            boxes += [
-                box(0.0, middle, row - 0.3, row + 0.3, LINE_COLOURS[5], what),
-                box(low, high, row - 0.06, row + 0.06, LINE_COLOURS[1], what)]
-        yield draw_boxes(
-            "A rank's own work in an update, last interval", 'ms', [*last],
-            boxes, [[Table(
-                ('rank', 'lower quartile', 'median', 'upper quartile',
-                 'whole update, median'),
-                [(name, *map(seconds, (*one.own, one.step[1])))
-                 for name, one in last.items()])]],
-            [('median', LINE_COLOURS[5]), ('quartiles', LINE_COLOURS[1])],
-            24)
+        yield Table(
+            ('rank', 'lower quartile', 'median', 'upper quartile',
+             'whole update, median'),
+            [(name, *map(seconds, (*one.own, one.step[1])))
+             for name, one in last.items()],
+            "A rank's own work in an update, last interval")
     for run, record in runs.items():
         speeds: dict[tuple[int, int], list[LinkReading]] = defaultdict(list)
         for link in record.links:
@@ -595,8 +579,6 @@ def _input(runs: _Runs) -> _Answer:
            f'({number(100 * parts[worst], 2)} %). The longest wait on '
            f'average is {seconds(means[worst]["input"])} an update, of '
            f'{worst}.')
-    yield from _draw_ranks('Mean time for a batch', 'ms', runs, lambda one: (
-        1e3 * one.phases['input'] if 'input' in one.phases else None))
     yield Table(
         ('rank', 'waits for a batch', 'of the update'),
         [(name, seconds(mean['input']), share(parts[name]))
@@ -673,7 +655,7 @@ def _settings(runs: _Runs) -> _Answer:
 #: and what is said where there is no answer.
 _SECTIONS: tuple[tuple[str, str, Callable[[_Runs], _Answer], str], ...] = (
     ('result', 'What came out?', _result, 'Nothing yet.'),
-    ('learning', 'Is it learning?', _learning,
+    ('learning', 'Is it learning?', lambda runs: _curves(runs, 'learning'),
      'No losses or metrics were reported.'),
     ('phases', 'Where does the time go?', _phases,
      'No times of updates were recorded.'),

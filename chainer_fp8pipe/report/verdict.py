@@ -36,16 +36,15 @@ def verdict(record: RunRecord) -> dict[str, Any]:
     """What came out of a run, as numbers that JSON can hold.
 
     Returns:
-        ``name``; ``final``: losses and accuracies by name, None if not
-        finite; ``averaged``: of how many readings each is the mean;
-        ``updates`` and ``epochs``; ``seconds`` from the first start to the
-        last sign of life; ``ranks`` and ``hosts``; ``starts``, ``died`` and
-        ``endings``; ``update``: seconds, the median of the slowest rank;
-        ``bytes``: mean bytes that a rank sends in an update, and those that
-        float32 gradients would take; ``costs``: parts of an update, the
-        longest first, each with ``what``, ``seconds``, ``share`` and
-        ``remedy``; ``findings`` and ``remarks``: sentences.  What the record
-        does not know is missing.
+        ``name``; ``final``, losses and accuracies by name (None if not
+        finite), and ``averaged``, the readings of which each is the mean;
+        ``updates``; ``epochs``; ``seconds`` from the first start to the last
+        sign of life; ``ranks``; ``hosts``; ``starts``, ``died`` and
+        ``endings``; ``update``, seconds, the slowest rank's median; ``bytes``
+        that a rank sends in an update, means, and those of float32;
+        ``costs``, parts of an update with ``what``, ``seconds``, ``share``
+        and ``remedy``, the longest first; ``findings`` and ``remarks``,
+        sentences.  What the record does not know is missing.
     """
     found: dict[str, Any] = {'name': record.name, 'final': {}, 'averaged': {}}
     values: dict[str, list[float]] = defaultdict(list)

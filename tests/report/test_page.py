@@ -93,7 +93,7 @@ def test_a_page_is_there_whole_or_not_at_all(read, tmp_path, monkeypatch):
 
 
 def test_a_page_runs_its_own_scripts_only_and_leads_nowhere_else(read):
-    page = read(*[MadeUpRun(name, epochs=1, overlaps=True).record()
+    page = read(*[MadeUpRun(name, epochs=2, overlaps=True).record()
                   for name in 'ab'])
     policy = next(attributes['content'] for tag, attributes in page.elements
                   if attributes.get('http-equiv'))

@@ -1,11 +1,7 @@
 """What all ranks bring together for a record, and what rank 0 writes."""
-# All that is collective is in two calls, begin() and write(); files are rank
-# 0's, and a file that cannot be written is a warning, as a training is worth
-# more than its report.  end() has no messages, as other ranks may have failed.
-#
-# A write gathers what each rank has measured since the last one: times and
-# bytes of its updates, memory, the events of a few of them.  Rank 0 adds what
-# it has itself: curves, clocks, links, what compression does to each tensor.
+# All that is collective is in begin() and write(); files are rank 0's, and one
+# that cannot be written is a warning, as a training is worth more than its
+# report.  end() has no messages, as other ranks may have failed.
 from __future__ import annotations
 
 import importlib.metadata

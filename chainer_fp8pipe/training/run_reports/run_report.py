@@ -1,10 +1,8 @@
 """``RunReport``: what a run does, in one page that is written as it goes."""
 # After each update a rank notes its times (UpdateTimes), and rank 0 what was
-# reported (CurveMeans).  Now and then, after an update that all ranks know,
-# they bring together what they have, and rank 0 writes it (Recorder).
-#
-# When that is, is a plain rule: at the ends of epochs, 10 seconds apart at
-# least, within long epochs every 10 minutes, and after the last update; all
+# reported (CurveMeans).  Now and then all ranks bring together what they have,
+# and rank 0 writes it (Recorder): at the ends of epochs, 10 seconds apart at
+# least, within long epochs every 10 minutes, and after the last update.  All
 # distances double after 256 writes, which bounds the record of a long run.
 # Rank 0 says it as the number of an update, so that no rank asks its clock.
 #
