@@ -47,33 +47,35 @@ Writes the model of a snapshot as ONNX, which runs without Chainer:
         --example example.npz -o model.onnx
 
 Chainer and onnxruntime then both compute the outputs, for the example and for
-its values in reverse order.  The largest difference of each output is printed.
-Functions that cannot be converted are named, with the lines that call them.
+its values in reverse order, and the largest difference of each output is
+printed.  Functions that cannot be converted are named, with the lines that
+call them.
 
 MODEL is a file of save_npz, of extensions.snapshot, or of this package's
-snapshots.  The command finds the model's place in it, such as
-updater/model:main/ or predictor/, by the names of its parameters.
+snapshots.  Where the model is in it, such as below updater/model:main/ or
+predictor/, is found by the names of its parameters, and said.
 
---class is a module or a script, a colon, and a class or an expression in the
-names of that module:
+--class is a module or a script, and after a colon what makes the model: a
+class, or an expression in the names of that module:
 
     --class train.py:Net
     --class 'models.cnn:Net(100, n_out=10)'
     --class 'chainer.links:ResNet50Layers(None)'
 
-A script is imported: the part under "if __name__ == '__main__':" is not run.
-The model works as in a prediction, with chainer.config.train False.
+A script is imported: what it does under "if __name__ == '__main__':" is not
+done.  The model works as in a prediction, with chainer.config.train False.
 
---example holds the arguments of forward: a batch, in the shapes and dtypes of
-the ONNX file:
+--example has what forward is called with, a batch, in the shapes and dtypes
+that it is to have as ONNX:
 
     numpy.save('example.npy', x)                    one array
     numpy.savez('example.npz', x=x, mask=mask)      by forward's parameters
     numpy.savez('example.npz', x, mask)             in their order
 """
 _EPILOG = """
-exit codes: 0: proven; 1: not converted (nothing is written) or not proven (the
-file is FILE.unproven); 2: wrong arguments
+exit codes: 0: proven; 1: something cannot be converted, and nothing is
+written, or the proof has failed, and the file is FILE.unproven; 2: what was
+given is wrong
 """
 _OPSETS = range(7, 12)      # those that onnx_chainer has been made for
 #: Of the file's format, not of its functions.  onnx would write the newest,
@@ -150,25 +152,25 @@ def _parser() -> Parser:
                         "model's parameters, .npz")
     parser.add_argument(
         '--class', required=True, dest='model_class', metavar='WHERE:MODEL',
-        help="maker of the model, such as 'train.py:Net(100)'")
+        help="what makes the model, such as 'train.py:Net(100)'")
     parser.add_argument('--example', required=True, metavar='FILE',
-                        help='arguments of forward, .npz or .npy')
+                        help='what forward is called with, .npz or .npy')
     parser.add_argument('-o', '--output', metavar='FILE', help='the file to '
                         'write (default: MODEL with the ending .onnx)')
     parser.add_argument(
-        '--path', metavar='KEYS', help='place of the parameters in '
-        'MODEL, such as updater/model:main/ (default: found by their names)')
+        '--path', metavar='KEYS', help='where in MODEL the parameters are, '
+        'such as updater/model:main/ (default: where their names are)')
     parser.add_argument(
         '--any-batch', action='store_true', help='leave the first axis of '
-        "each input open, and prove it with a batch twice as large (default: "
-        "the example's batch size)")
+        "each input open (default: the example's batch size); the proof then "
+        'computes a batch twice as large, too')
     parser.add_argument(
         '--opset', type=int, choices=_OPSETS, default=_OPSETS[-1],
         help='version of the functions in the file (default: %(default)s)')
     parser.add_argument(
         '--tolerance', type=_tolerance, default=1e-4, metavar='X',
-        help='largest difference of a proof, as a part of an '
-        "output's largest value (default: %(default)s)")
+        help='largest difference that is proof, as a part of the largest '
+        'value of an output (default: %(default)s)')
     return parser
 
 
@@ -633,9 +635,9 @@ def prove(graph: bytes, cases: Sequence[_Case], tolerance: float) -> bool:
         return True
     print('Not proven: ' + '; '.join(differing))
     if not any(text.endswith('the example') for text in differing):
-        print('It is right for the example, not for other inputs. The file '
-              'has a constant for each value that forward computes without '
-              "Chainer's functions, such as from x.array or x.shape")
+        print('It is right for the example, not for other inputs: what '
+              'forward computes without functions of Chainer, such as from '
+              'x.array or x.shape, is a constant in it')
     return False
 
 

@@ -132,11 +132,11 @@ class Divisible(chainer.ChainList):
         model = NN().divide(start, end)     # the layers start to end - 1
         model = NN().stage(comm)            # or an even share for this rank
 
-    Layers are links, functions and other callables.  A layer that returns a
-    tuple calls the next one with so many arguments: values that skip layers
-    travel along.  Names of links and parameters and keys of snapshots contain
-    the index in the whole model, functions included.  They are the same for
-    every cut: ``'/2/W'`` above.
+    Links, functions and other callables are layers.  A layer that returns a
+    tuple calls the next one with as many arguments: values that skip layers
+    travel along.  Names of parameters and keys of snapshots come from the
+    index in the whole model, as ``'/2/W'`` above, so they are the same for
+    every cut.
 
     ``append`` and ``extend`` add layers at the end; ``model[i] = layer``
     replaces one.  ``model[i]`` is the link at a place of the whole model,

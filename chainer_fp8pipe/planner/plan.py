@@ -57,12 +57,12 @@ def plan(model: Any, example: Any, comm: Any = None, *,
          ) -> PlannedJob:
     """Finds the fastest way to train a model on these ranks.
 
-    It measures the model, and exchanges and links of the ranks, in some 10
-    seconds, and ranks every way to run the job.  Copies of the model then run
-    some updates in the first five ways that fit into memory, in ChainerMN's
-    ``naive``, and in one process.  The plan is the fastest of these.  Call it
-    on all ranks; the model stays as it is.  A model that
-    :func:`chainer_fp8pipe.partition` cannot cut gets replicas only.
+    Measures the model, exchanges and links (some 10 seconds), and ranks every
+    way to run the job.  The first five that fit into memory, ChainerMN's
+    ``naive`` and one process are run for some updates on copies of the model.
+    The plan is the fastest of these.  Call it on all ranks; the model stays as
+    it is.  A model that :func:`chainer_fp8pipe.partition` cannot cut is
+    planned with replicas only.
 
     Args:
         model: The whole model, as it is written; it returns its loss.  Or a

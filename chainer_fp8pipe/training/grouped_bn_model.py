@@ -45,9 +45,10 @@ def create_grouped_bn_model(
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: On all ranks: the groups do not fit, models differ
-            between ranks, or a normalisation cannot be replaced: a subclass
-            such as ``BatchRenormalization``, or one in a function's closure.
+        ValueError: On all ranks: the groups do not fit (the message names
+            those that do); the ranks' models differ; or a link cannot be
+            replaced, such as a ``BatchRenormalization`` or one that only a
+            closure holds.
     """
     ranks = ranks_of(comm)
     enter_world()        # or the others would wait in their next batch

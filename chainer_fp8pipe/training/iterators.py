@@ -14,10 +14,10 @@ from .checks import check_count
 class ReplicaIterator(chainer.dataset.Iterator):
     """Divides each batch over the replicas of a model.
 
-    Every sample comes once in an epoch, in an order that depends on the seed
-    and the epoch alone: the batch of all replicas together is the same for
-    every number of replicas.  Each replica takes consecutive samples, one
-    more or fewer than the others.  All stages of a pipeline use the same
+    A batch of all replicas together is the same for any number of replicas,
+    and every sample comes once in an epoch.  The order depends on the seed and
+    the epoch's number alone.  Each replica takes consecutive samples,
+    one more or fewer than the others.  All stages of a pipeline use the same
     share.
 
     With ``repeat``, a batch at the end of an epoch takes samples of the next,
