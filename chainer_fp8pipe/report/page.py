@@ -308,8 +308,8 @@ def _timeline(runs: _Runs) -> _Answer:
     if not found:
         return
     usual = median(map(_length, found.values()))
-    first, *others = sorted(
-        found, key=lambda name: abs(_length(found[name]) - usual))
+    first, *others = sorted(found, key=lambda name: (
+        found[name].is_slow, abs(_length(found[name]) - usual)))
     others.sort(key=lambda name: not found[name].is_slow)
     found[typical := f'{first}, a typical one'] = found.pop(first)
     shown: dict[str, list[Event]] = {}
