@@ -35,7 +35,7 @@ def _options(parser):
     for action in parser._actions:
         if action.option_strings and action.dest != 'help':
             value = '' if action.nargs == 0 else ' ' + str(
-                action.metavar or (action.choices and '|'.join(map(str, action.choices)))
+                action.metavar or '|'.join(map(str, action.choices or ()))
                 or action.dest.upper())
             yield (', '.join(action.option_strings) + value,
                    helper._expand_help(action))
