@@ -518,6 +518,18 @@ def test_every_benchmark_is_listed():
     assert listed - {'benchmark'} == scripts
 
 
+@pytest.mark.parametrize('row', [
+    pytest.param(row, id=row[0]) for row in rows_of('benchmarks/figures.rst')
+    if ':download:' in row[-1]])
+def test_a_figure_is_in_the_raw_text_beside_it(row):
+    raw = re.sub(r'(?<=\d),(?=\d{3})', '', (DOCS / 'benchmarks' / re.search(
+        r'<(.*)>', row[-1])[1]).read_text())
+    shown = re.findall(r'(?<![\w.])\d[\d.]*(?= (?:ms|MB|s|%|\+-)(?!\w))',
+                       ' '.join(row[1:3]))
+    assert len(shown) >= 2
+    assert set(re.findall(r'[\d.]*\d', raw)) >= set(shown)
+
+
 def test_the_files_that_the_readme_links_to_exist():
     text = README.read_text() if README.exists() else ''
     for target in re.findall(r'\]\(([^)#:]+)[^):]*\)', text):
