@@ -38,8 +38,10 @@ def pages_of(site):
 
 
 def words(text):
-    """How many a page's article has, code and tables included."""
+    """How many a page's article has: code and tables, too; a formula is one.
+    """
     article = re.search(r'(?s)<article[^>]*>(.*)</article>', text)[1]
+    article = re.sub(r'(?s)<math.*?</math>', 'x', article)
     return len(html.unescape(re.sub(r'<[^>]+>', ' ', article)).split())
 
 
