@@ -102,7 +102,7 @@ def run(directory, code, *arguments, ranks=2):
 #: They have tests of their own.
 NOT_ALONE = {'train', 'train-reports', 'train-resume', 'survival',
              'pipeline-train', 'pipeline-resume', 'pipeline-load',
-             'pipeline-predict', 'pipeline-timeline', 'grid', 'how-many',
+             'pipeline-predict', 'pipeline-timeline', 'grid',
              'partition-train', 'partition-plot', 'partition-save'}
 
 
@@ -466,12 +466,6 @@ def test_every_schedule_and_recomputation_is_in_a_table():
     first = [row[0] for row in rows_of('pipeline.rst')]
     for name in (*SCHEDULES, *RECOMPUTE):
         assert any(cell.startswith(f"``'{name}'``") for cell in first), name
-
-
-def test_the_times_by_micro_batches_are_those_of_the_script(tmp_path):
-    printed = run(tmp_path, block('pipeline', 'how-many'), ranks=1)
-    assert [line.split() for line in printed.splitlines()] == [
-        row for row in rows_of('pipeline.rst') if len(row) == 7][1:]
 
 
 def test_every_public_name_is_in_the_api():
