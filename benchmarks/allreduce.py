@@ -12,7 +12,6 @@ that of the all-reduce alone.  All cases are timed in turns in one run.
 """
 from __future__ import annotations
 
-import itertools
 import statistics
 import sys
 
@@ -21,7 +20,6 @@ from environment import (
     milliseconds,
     parser,
     ranks_of,
-    spread,
     with_torch,
     write_json,
 )
@@ -137,9 +135,6 @@ def main() -> None:
                                   'payload': payload,
                                   'burst': network.burst, 'cases': cases,
                                   **found})
-    if options.plot:
-        _plot(found, cases, payload, options)
-        print(f'figure: {options.plot}')
 
 
 def seconds_at_the_limit(case, size, payload, what, workers):
@@ -175,39 +170,13 @@ def _table(found, cases, payload, what):
     return '\n'.join(lines)
 
 
-def _plot(found, cases, payload, options):
-    """Time against elements; with an aggregator, as the paper's figure 1(d),
-    against bytes."""
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout='constrained')
-    by_bytes = options.what == 'aggregator'
-    for case, marker in zip(cases, itertools.cycle('osv^D<>X'),
-                            strict=False):
-        rows = [row for row in found['rows'] if row['label'] == case['label']]
-        axes.errorbar(
-            [row['size'] * (case['bytes'] if by_bytes else 1)
-             for row in rows], *spread([row['seconds'] for row in rows]),
-            marker=marker, markersize=5, capsize=3, linewidth=1.2,
-            label=case['label'])
-    axes.set(xscale='log', yscale='log', ylabel='ms (median, range)',
-             xlabel="bytes of a rank's gradients on the wire" if by_bytes
-             else "elements of a rank's gradients",
-             title=f'All-reduce, {options.what}: {found["workers"]} ranks, '
-             f'links with {payload / 1e6:.0f} Mbit/s of payload')
-    axes.grid(True, which='major', alpha=0.4)
-    axes.legend(fontsize='small')
-    figure.savefig(options.plot, dpi=120)
-
-
 def elements(text):
     """Numbers of elements; its name is in argparse's message."""
     return [round(float(part)) for part in text.split(',')]
 
 
 def _arguments():
-    given = parser(__doc__, 'plot', 'torch')
+    given = parser(__doc__, 'torch')
     given.add_argument('what', choices=list(CASES))
     given.add_argument('--sizes', type=elements, metavar='N,...',
                        help='elements, e.g. 1e6,8e6')

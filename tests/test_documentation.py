@@ -101,7 +101,7 @@ def run(directory, code, *arguments, ranks=2):
 # --- code blocks -------------------------------------------------------------
 
 #: They have tests of their own.
-NOT_ALONE = {'train', 'train-reports', 'train-resume', 'survival',
+NOT_ALONE = {'train', 'train-reports', 'train-resume',
              'pipeline-train', 'pipeline-resume', 'pipeline-load',
              'pipeline-predict', 'pipeline-timeline', 'grid',
              'partition-train', 'partition-plot', 'partition-save'}
@@ -462,8 +462,8 @@ def test_every_schedule_and_recomputation_is_in_a_table():
 
 
 def test_every_public_name_is_in_the_api():
-    listed = re.findall(r'^\.\. auto\w+:: (\S+)', (DOCS / 'api.rst'
-                                                ).read_text(), re.MULTILINE)
+    listed = re.findall(r'^\.\. auto\w+:: (\S+)', ''.join(
+        page.read_text() for page in DOCS.glob('api/*.rst')), re.MULTILINE)
     names = {name.rpartition('.')[2].partition('(')[0] for name in listed}
     for name in chainer_fp8pipe.__all__:
         assert name in names | {'__version__'}, name
@@ -485,7 +485,7 @@ def test_the_algorithms_constants_are_the_defaults():
 
 
 def test_the_shares_that_survive_are_those_of_the_script(tmp_path):
-    code = block('algorithm', 'survival').replace('100_000', '20_000')
+    code = (DOCS / 'survival.py').read_text().replace('100_000', '20_000')
     printed = [line.split() for line in run(
         tmp_path, code, ranks=1).splitlines()]
     table = [row for row in rows_of('algorithm.rst') if len(row) == 8][1:]
@@ -536,6 +536,18 @@ def test_the_errors_that_are_explained_are_those_of_the_package():
     assert len(explained) > 15
     package = '\n'.join(strings_of_the_package())
     assert [text for text in explained if text not in package] == []
+
+
+@pytest.mark.parametrize('row', [
+    pytest.param(row, id=row[0]) for row in rows_of('benchmarks/figures.rst')
+    if ':download:' in row[-1]])
+def test_a_figure_is_in_the_raw_text_beside_it(row):
+    raw = re.sub(r'(?<=\d),(?=\d{3})', '', (DOCS / 'benchmarks' / re.search(
+        r'<(.*)>', row[-1])[1]).read_text())
+    shown = re.findall(r'(?<![\w.])\d[\d.]*(?= (?:ms|MB|s|%|\+-)(?!\w))',
+                       ' '.join(row[1:3]))
+    assert len(shown) >= 2
+    assert set(re.findall(r'[\d.]*\d', raw)) >= set(shown)
 
 
 def test_the_files_that_the_readme_links_to_exist():
