@@ -4,6 +4,7 @@
     python benchmarks/allreduce.py two-level    # 4 hosts of 2 ranks
     python benchmarks/allreduce.py aggregator   # 4 hosts, 1 rank that sums
     python benchmarks/allreduce.py torus        # 3 x 3 hosts, a ring in them
+    python benchmarks/allreduce.py node         # 4 ranks on one host
 
 Hosts are network namespaces of this machine (see benchmarks/network), so it
 needs root and iproute2.  A time is that of an update's whole exchange,
@@ -16,6 +17,7 @@ import statistics
 import sys
 
 from environment import (
+    RANKS,
     describe,
     milliseconds,
     parser,
@@ -25,6 +27,9 @@ from environment import (
 )
 from network import NetworkError, Star, Torus
 
+#: PyTorch's gloo between ranks of this machine.
+ALONE = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29500',
+         'GLOO_SOCKET_IFNAME': 'lo'}
 _BYTES = {'fp8': 1, 'int4': 17 / 32, 'float16': 2, 'float32': 4}
 
 
@@ -94,7 +99,9 @@ CASES = {
                  shape=(3, 3), **WIRE))
         for variant in (dict, alone)],
 }
-SIZES = {'star': [10 ** 6, 8 * 10 ** 6, 64 * 10 ** 6],
+CASES['node'] = CASES['star']
+SIZES = {'node': [10 ** 6, 8 * 10 ** 6],
+         'star': [10 ** 6, 8 * 10 ** 6, 64 * 10 ** 6],
          'two-level': [10 ** 6, 8 * 10 ** 6],
          'aggregator': [10 ** 3, 10 ** 4, 10 ** 5, 10 ** 6, 10 ** 7,
                         10 ** 8],
@@ -113,6 +120,12 @@ def main() -> None:
     if any(case['kind'] == 'gloo' for case in cases) and not with_torch(
             not options.without_torch):
         cases = [case for case in cases if case['kind'] != 'gloo']
+    if options.what == 'node':      # no network, which would set a limit
+        print(describe(), flush=True)
+        ranks_of('allreduce_ranks.py', {
+            'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
+            'aggregators': 0}, 4, env={**RANKS, **ALONE})
+        return
     aggregators = options.what == 'aggregator'
     try:
         network = (Torus(3, 3, rate) if options.what == 'torus'
