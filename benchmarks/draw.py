@@ -22,7 +22,7 @@ PARTS = {'everything': 'all four parts', 'without cache': 'without the cache',
          'without workers': 'without processes', 'nothing': 'none of these'}
 LOOK = {'axes.spines.top': False, 'axes.spines.right': False,
         'axes.titlelocation': 'left', 'axes.titlesize': 'medium',
-        'figure.constrained_layout.use': True, 'savefig.dpi': 120,
+        'figure.constrained_layout.use': True, 'savefig.dpi': 150,
         'font.size': 11}
 
 
@@ -36,15 +36,16 @@ def training_steps():
     rows = [(label.strip(), *map(float, numbers)) for label, *numbers in
             re.findall(r'^(.{32}) +([\d.]+) +([\d.]+) - ([\d.]+) ',
                        read('training_steps'), re.MULTILINE)]
-    figure, axis = pyplot.subplots(figsize=(9, 4.4))
+    figure, axis = pyplot.subplots(figsize=(7, 3.8))
     bars(axis, [row[0].replace(', wait in', ', wait in the')
                 .replace('overlapped', 'beside the backward pass')
                 for row in rows], [row[1:] for row in rows],
          [OTHERS if 'PyTorch' in row[0] or row[0] == 'float32' else OURS
           for row in rows])
     axis.set(xlabel='ms, medians and spreads', title=(
-        'A training step takes a third of its time in fp8, a fifth in int4\n'
-        '(4.2 million parameters, 4 virtual hosts, links of 500 Mbit/s)'))
+        'A training step takes a third of its time in\nfp8, a fifth in '
+        'int4 (4.2 million parameters,\n4 virtual hosts, links of 500 '
+        'Mbit/s)'))
     return figure
 
 
@@ -52,27 +53,28 @@ def training_breakdown():
     """What an update of two networks is spent on."""
     rows = re.findall(r'^(\w+) +[\d.]+ M +(\w+)' + 5 * r' +([\d.]+)' + ' ',
                       read('training_breakdown'), re.MULTILINE)
-    figure, axis = pyplot.subplots(figsize=(9, 2.8))
+    figure, axis = pyplot.subplots(figsize=(7, 2.8))
     for place, (*_, passes, encode, exchange, decode, rest) in enumerate(rows):
         left = 0.0
         for value, colour in ((float(passes), OTHERS), (float(exchange), OURS),
                               (float(encode) + float(decode) + float(rest),
                                '#d8a13a')):
             axis.barh(place, value, left=left, color=colour, height=0.7)
-            if value > 300:
+            if value > 310:
                 axis.annotate(f'{value:.0f}', (left + value / 2, place),
-                              ha='center', va='center', color='white')
+                              ha='center', va='center', color='white',
+                              fontsize=9)
             left += value
     axis.set_yticks(range(len(rows)), [
         f'{network}, {codec}' for network, codec, *_ in rows])
     axis.invert_yaxis()
-    for colour, text, place in ((OTHERS, 'forward and backward', 0.42),
-                                (OURS, 'exchange', 0.66),
-                                ('#d8a13a', 'encode, decode, other', 0.77)):
-        axis.annotate(text, (place, 0.1), xycoords='axes fraction',
-                      color=colour, fontsize=10)
+    for colour, text, height in ((OTHERS, 'forward and backward', 0.45),
+                                 (OURS, 'exchange', 0.3),
+                                 ('#d8a13a', 'encode, decode, other', 0.15)):
+        axis.annotate(text, (0.55, height), xycoords='axes fraction',
+                      color=colour)
     axis.set(xlabel='ms of an update, 4 virtual hosts, 500 Mbit/s', title=(
-        'The exchange of CaffeNet and GoogLeNet falls to a quarter in fp8'))
+        'The exchange falls to a quarter in fp8'))
     return figure
 
 
@@ -82,7 +84,7 @@ def large_batch():
     rows = [[float(number) for number in re.findall(r'[\d.]+', row)]
             for row in re.findall(r'^ +\d+ +\d+ .*', table, re.MULTILINE)]
     batches = [row[0] for row in rows]
-    figure, axis = pyplot.subplots(figsize=(8.5, 4.4))
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
     for place, (name, colour) in enumerate((
             ('linear scaling', OTHERS), ('+ warm-up', '#c05a1e'),
             ('+ LARS', OURS), ('+ grouped BN', '#3a8a4d'))):
@@ -104,8 +106,8 @@ def large_batch():
     axis.set_xlim(26, 2900)
     axis.set(xlabel='samples per update; 1200 are the whole set',
              ylabel='test error [%]', title=(
-                 'Up to 256 samples no method is better; with 1200 only LARS '
-                 'helps\n(digits, 20 epochs, mean and standard deviation of 5 '
+                 'Up to 256 samples no method is better; with 1200\nonly LARS '
+                 'helps (digits, 20 epochs, mean and\nstandard deviation of 5 '
                  'seeds)'))
     return figure
 
@@ -116,7 +118,7 @@ def allreduce():
             'int4 direct': 'int4'}
     texts = [read('allreduce_int4'), *re.split(
         r'(?=python bench.*--rate 10e9)', read('allreduce_fast'))]
-    figure, every = pyplot.subplots(1, 3, figsize=(9, 2.6), sharey=True)
+    figure, every = pyplot.subplots(1, 3, figsize=(7, 2.4), sharey=True)
     for axis, text, link in zip(every, texts, (
             '500 Mbit/s', '2 Gbit/s', '10 Gbit/s'), strict=True):
         found = [tuple(map(float, re.search(
@@ -124,7 +126,7 @@ def allreduce():
         ).groups())) for row in rows]
         bars(axis, list(rows.values()), found, [OTHERS, OURS, OURS])
         axis.set(title=link, xlabel='ms')
-    figure.suptitle('Mean of 8 million gradients over 4 hosts: compression '
+    figure.suptitle('Mean of 8 million gradients over 4 hosts: compression\n'
                     'pays less on faster links', x=0.01, ha='left')
     return figure
 
@@ -134,7 +136,7 @@ def near_exact():
     rows = re.findall(r'^(digits|language) +(\w+) +(\d+) +(fp8|int5|int4|e2m1)'
                       r' .* ([+-][\d.]+) \+- ([\d.]+) +([\d.]+) ',
                       read('near_exact'), re.MULTILINE)
-    figure, every = pyplot.subplots(1, 2, figsize=(9.5, 5))
+    figure, every = pyplot.subplots(1, 2, figsize=(8, 4.6))
     for axis, task, unit in zip(every, ('digits', 'language'), (
             'points of accuracy', '% of the test loss'), strict=True):
         chosen = [row for row in rows if row[0] == task][::-1]
@@ -153,8 +155,9 @@ def near_exact():
         axis.set_title(task)
         axis.set_xlabel(f'lost against float32, {unit}', fontsize=9)
     figure.suptitle(
-        'Most runs cannot tell a loss from none.  Blue: the 95 % interval '
-        'ends below the limit.\nRows: codec, optimizer, workers; 10 seeds',
+        'Most runs cannot tell a loss from none.  Blue: the 95 % '
+        'interval ends\nbelow the limit.  Rows: codec, optimizer, workers; '
+        '10 seeds',
         x=0.01, ha='left', fontsize='medium')
     return figure
 
@@ -165,7 +168,7 @@ def pipeline():
         r'^ +(\d+) +(\d+) +([\d.]+) +([\d.]+) +([\d.]+) - +([\d.]+) .* (\d+)'
         r' +[\d.]+ x as', read('pipeline'), re.MULTILINE)]
     widths = sorted({row[0] for row in rows})
-    figure, every = pyplot.subplots(1, len(widths), figsize=(9.5, 3.2),
+    figure, every = pyplot.subplots(1, len(widths), figsize=(7, 2.8),
                                     sharey=True)
     for axis, width in zip(every, widths, strict=True):
         parts, serial, ours, least, most, torch = zip(*(
@@ -195,14 +198,14 @@ def input_pipeline():
     """Images per second in training, and how long it waits for them."""
     rows = re.findall(r'^(everything|without \w+|nothing) +[\d.]+ +([\d.]+) '
                       r'+([\d.]+) %', read('input_pipeline'), re.MULTILINE)
-    figure, axis = pyplot.subplots(figsize=(8, 3))
+    figure, axis = pyplot.subplots(figsize=(7, 2.8))
     bars(axis, [PARTS[name] for name, *_ in rows],
          [(float(speed),) * 3 for _, speed, _ in rows],
          [OURS, *[OTHERS] * 5], [
-             f'{speed}, waits {waits} % of the time'
+             f'{speed}, waits {waits} %'
              for _, speed, waits in rows])
-    axis.set(title='Training is slower as soon as one part of the input '
-             'pipeline is missing', xlabel='images per second, while training')
+    axis.set(title='Training is slower as soon as one part is missing',
+             xlabel='images per second, and share of time that training waits')
     return figure
 
 

@@ -31,6 +31,7 @@ autodoc_typehints = 'description'
 smartquotes = False         # --plan is no dash
 
 html_theme = 'furo'
+html_show_copyright = False
 html_title = f'{project} {release}'
 html_static_path = ['_static']
 html_css_files = ['pages.css']

@@ -59,9 +59,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         classes: Their names; the index is the label.
 
     Raises:
-        ValueError: The folder is missing or empty, a class has no images,
-            the cache does not hold the first image or is larger than the
-            memory, or an argument is none of the above or differs on a rank.
+        ValueError: The folder is missing or empty, or a class has no images;
+            the cache does not hold the first image, or is larger than the
+            memory; an argument is wrong, or differs on a rank.
     """
 
     def __init__(self, root: str | os.PathLike[str],

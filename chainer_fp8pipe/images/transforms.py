@@ -237,10 +237,9 @@ class RandomResizedCrop(_Crop):
 class CenterCrop(_Crop):
     """The central part, resized: for evaluation.
 
-    The same as resizing the image until its shorter side has ``resize``
-    pixels and cutting ``size`` out of its centre, in one step: the part's
-    edges are rounded to whole pixels of the image, so that its scale differs
-    by less than one pixel over its side.
+    Equals resizing the image until its shorter side has ``resize`` pixels and
+    cutting ``size`` out of its centre.  The part's edges are rounded to whole
+    pixels of the image.
 
     Args:
         size: Height and width of the result, or one number for both.

@@ -133,11 +133,11 @@ class Divisible(chainer.ChainList):
         model = NN().divide(start, end)     # the layers start to end - 1
         model = NN().stage(comm)            # or an even share for this rank
 
-    Links, functions and whatever else can be called are layers.  A layer
-    that returns a tuple calls the next one with so many arguments, so that
-    what skips layers can travel along.  Names of links and parameters and
-    keys of snapshots come from the index in the whole model, functions
-    included, and so are the same for every cut: ``'/2/W'`` above.
+    Links, functions and other callables are layers.  A layer that returns a
+    tuple calls the next one with as many arguments: values that skip layers
+    travel along.  Names of parameters and keys of snapshots come from the
+    index in the whole model, as ``'/2/W'`` above, so they are the same for
+    every cut.
 
     Layers are added at the end, by ``append`` and ``extend``, and replaced by
     ``model[i] = layer``.  ``model[i]`` is the link at a place of the whole

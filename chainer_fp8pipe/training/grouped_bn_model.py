@@ -46,10 +46,10 @@ def create_grouped_bn_model(
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: On all ranks: the groups do not fit, which is said with
-            what does; the ranks' models differ; or something in the model
-            cannot be replaced: a subclass such as ``BatchRenormalization``,
-            or what only a function's closure holds, which no copy reaches.
+        ValueError: On all ranks: the groups do not fit (the message names
+            those that do); the ranks' models differ; or a link cannot be
+            replaced, such as a ``BatchRenormalization`` or one that only a
+            closure holds.
     """
     ranks = ranks_of(comm)
     enter_world()        # or the others would wait in their next batch

@@ -14,9 +14,9 @@ from .checks import check_count
 class ReplicaIterator(chainer.dataset.Iterator):
     """Divides each batch over the replicas of a model.
 
-    A batch of all replicas together is the same however many there are, and
-    every sample comes once in an epoch: the order depends on the seed and
-    the number of the epoch alone.  Each replica takes consecutive samples,
+    A batch of all replicas together is the same for any number of replicas,
+    and every sample comes once in an epoch.  The order depends on the seed and
+    the epoch's number alone.  Each replica takes consecutive samples,
     one more or fewer than the others.  All stages of a pipeline use the same
     share.
 

@@ -264,9 +264,9 @@ class WeightDecay(UpdateHook):
     (Goyal et al. 2017, section 5.1), and in float32, whatever the loss scale.
     :class:`.LARS` has its own.
 
-    Add it to an optimizer, ``optimizer.add_hook(hook)``; at the next update
-    it adds itself to the update rules, where it stays: to take it away, remove
-    it from the optimizer and from every ``parameter.update_rule``.  A rule
+    Add it to an optimizer, ``optimizer.add_hook(hook)``.  At the next update
+    it adds itself to the update rules: to take it away, remove it from the
+    optimizer and from every ``parameter.update_rule``.  A rule
     that has a hook of the same name already keeps that one, so that a
     parameter can have numbers of its own:
     ``parameter.update_rule.add_hook(LARS(0.01))``.
