@@ -103,7 +103,7 @@ def run(directory, code, *arguments, ranks=2):
 #: They have tests of their own.
 NOT_ALONE = {'train', 'train-reports', 'train-resume',
              'pipeline-train', 'pipeline-resume', 'pipeline-load',
-             'pipeline-predict', 'pipeline-timeline', 'grid',
+             'pipeline-predict', 'pipeline-timeline',
              'partition-train', 'partition-plot', 'partition-save'}
 
 
@@ -393,11 +393,6 @@ def test_the_pipelines_script_becomes_one_with_replicas(tmp_path):
     printed = run(tmp_path, code, ranks=4)
     assert 'stage 0 (here): layers 0 to 3' in printed
     assert reported(printed)[-1][-1] > 0.95
-
-
-def test_the_grid_of_the_page_is_what_is_printed(tmp_path):
-    printed = run(tmp_path, block('pipeline', 'grid'), ranks=4)
-    assert printed == block('pipeline', 'grid-placement')
 
 
 # --- the script of the page on any Chain -------------------------------------

@@ -268,16 +268,6 @@ def rows(title):
             for row in re.split(r'\n   \* - ', table)[2:]]
 
 
-def test_the_page_has_every_column_that_is_printed(whole):
-    documented = {column.strip('`')
-                  for column, _ in rows('Columns of the log')}
-    printed = whole[0].stdout
-    header = next(line for line in printed.splitlines() if 'val/top5' in line)
-    assert set(header[header.index('epoch'):].split()) == (
-        documented - {'comm/bytes'})
-    assert documented <= set(log(whole[1])[-1])
-
-
 def test_the_pages_table_has_the_networks_sizes():
     documented = {name.strip('`'): (size.split()[0], parameters)
                   for name, size, parameters, _ in rows('Networks')}
