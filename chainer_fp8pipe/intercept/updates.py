@@ -1,0 +1,79 @@
+"""Tells listeners of updates, evaluations and the ends of trainings."""
+# While there are listeners, these of Chainer 7.8.1 are replaced (see `Patch`):
+# `GradientMethod.update` (chainer/optimizer.py, line 857), which Chainer's
+# optimizers inherit and ChainerMN's call; `Evaluator.__call__` and `evaluate`
+# (chainer/training/extensions/evaluator.py, lines 125 and 185); and
+# `Trainer.run` (chainer/training/trainer.py, line 293).
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import chainer
+from chainer.training.extensions import Evaluator
+
+from .patching import Patch
+
+
+class Listener(Protocol):
+    """Is told what happens to models."""
+
+    def updated(self, optimizer: Any) -> None:
+        """An optimizer has updated its target."""
+
+    def common(self) -> contextlib.AbstractContextManager[None]:
+        """A block around an evaluation."""
+
+    def ended(self, models: Sequence[chainer.Link]) -> None:
+        """A ``Trainer`` has trained these models, to its regular end."""
+
+
+# In the order in which they came, the same on all ranks.
+_listeners: list[weakref.ref[Listener]] = []
+
+
+def listen(listener: Listener) -> None:
+    """Tells a listener for as long as it lives."""
+    _listeners.append(weakref.ref(listener, _listeners.remove))
+    for patch in _PATCHES:
+        patch.hold(listener)
+
+
+def _alive() -> list[Listener]:
+    return [one for reference in tuple(_listeners)
+            if (one := reference()) is not None]
+
+
+def _telling(original: Callable) -> Callable:
+    def update(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        for listener in _alive():
+            listener.updated(self)
+    return update
+
+
+def _in_common(original: Callable) -> Callable:
+    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for listener in _alive():
+                stack.enter_context(listener.common())
+            return original(self, *args, **kwargs)
+    return evaluate
+
+
+def _ending(original: Callable) -> Callable:
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        models = [optimizer.target for optimizer
+                  in self.updater.get_all_optimizers().values()]
+        for listener in _alive():
+            listener.ended(models)
+    return run
+
+
+_PATCHES = (Patch(chainer.GradientMethod, 'update', _telling),
+            Patch(Evaluator, '__call__', _in_common),
+            Patch(Evaluator, 'evaluate', _in_common),
+            Patch(chainer.training.Trainer, 'run', _ending))
