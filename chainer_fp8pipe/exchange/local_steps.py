@@ -102,7 +102,9 @@ class LocalSteps:
             return options.local_steps
         rate = _rate(optimizer)
         wanted = (options.qsr_alpha / rate) ** 2 if rate > 0 else numpy.inf
-        return int(max(options.qsr_min, min(wanted, options.qsr_max)))
+        # (0.3 / 0.1)^2 is 9, and less in binary.
+        return int(max(options.qsr_min,
+                       min(wanted * (1 + 1e-9), options.qsr_max)))
 
     # --- anchors -------------------------------------------------------------
 
