@@ -145,7 +145,8 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Between two exchanges of ``local_steps`` each rank has parameters of
         its own; in the block, those that all ranks had last in common.  No
-        rank waits for another.  Chainer's ``Evaluator`` is in such a block.
+        rank waits for another.  Chainer's ``Evaluator``, ``save_npz`` and
+        ``save_hdf5`` are in such a block.
         """
         return self._reducer.common()
 
