@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import chainer
@@ -44,6 +44,15 @@ def listen(listener: Listener) -> None:
         patch.hold(listener)
 
 
+@contextlib.contextmanager
+def common() -> Iterator[None]:
+    """A block of all listeners' ``common``."""
+    with contextlib.ExitStack() as stack:
+        for listener in _alive():
+            stack.enter_context(listener.common())
+        yield
+
+
 def _alive() -> list[Listener]:
     return [one for reference in tuple(_listeners)
             if (one := reference()) is not None]
@@ -59,9 +68,7 @@ def _telling(original: Callable) -> Callable:
 
 def _in_common(original: Callable) -> Callable:
     def look(*args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for listener in _alive():
-                stack.enter_context(listener.common())
+        with common():
             return original(*args, **kwargs)
     return look
 

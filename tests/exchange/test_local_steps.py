@@ -5,7 +5,7 @@ from chainer_fp8pipe.communicators.options import make_options
 from chainer_fp8pipe.exchange.drift import ReplicaDrift
 from chainer_fp8pipe.exchange.local_steps import LocalSteps
 from chainer_fp8pipe.exchange.model_exchange import NonfiniteMean
-from chainer_fp8pipe.training.extensions import Snapshot
+from chainer_fp8pipe.training.extensions import MovingAverage, Snapshot
 from chainer_fp8pipe.training.snapshots.snapshot import resume
 
 import chainer
@@ -281,6 +281,12 @@ def test_evaluations_see_what_all_ranks_had_last_in_common(comm, tmp_path):
             evaluator.evaluate()
         with training.communicator.common(), training.communicator.common():
             seen.append(values(training.model))
+        average = MovingAverage(training.model, 0.5)
+        average()
+        average.evaluator(evaluator)()
+        with chainer.Reporter():
+            evaluator.evaluate()
+        assert [seen.pop(), seen.pop()] == [own, own]
         chainer.serializers.save_npz(tmp_path / 'model.npz', training.model)
         saved = Halves()
         chainer.serializers.load_npz(tmp_path / 'model.npz', saved)
