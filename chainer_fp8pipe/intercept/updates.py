@@ -37,11 +37,24 @@ class Listener(Protocol):
 _listeners: list[weakref.ref[Listener]] = []
 
 
-def listen(listener: Listener) -> None:
-    """Tells a listener for as long as it lives."""
-    _listeners.append(weakref.ref(listener, _listeners.remove))
+def listen(listener: Listener) -> weakref.finalize:
+    """Tells a listener for as long as it lives.
+
+    Returns:
+        Ends that earlier, when it is called.
+    """
+    reference = weakref.ref(listener)
+    _listeners.append(reference)
     for patch in _PATCHES:
-        patch.hold(listener)
+        patch.install()
+
+    def end() -> None:
+        _listeners.remove(reference)
+        for patch in _PATCHES:
+            patch.remove()
+    ending = weakref.finalize(listener, end)
+    ending.atexit = False
+    return ending
 
 
 @contextlib.contextmanager

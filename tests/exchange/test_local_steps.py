@@ -468,3 +468,13 @@ def test_an_optimizer_without_a_rate_cannot_follow_the_rule(comm):
     optimizer.update(lambda: model.loss(0))
     with pytest.raises(ValueError, match='AdaDelta has no learning rate'):
         optimizer.update(lambda: model.loss(1))
+
+
+@on_ranks(2)
+def test_a_communicator_that_has_been_finalized_says_so(comm):
+    training = Training(comm, local_steps=2)
+    training.update(1)
+    training.communicator.finalize()
+    training.optimizer.actual_optimizer.update()    # nobody is told
+    with pytest.raises(RuntimeError, match='has been finalized; make'):
+        training.communicator.synchronize(training.model)
