@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+from chainer_fp8pipe.launcher import virtual_hosts
+
 import pytest
 
-from chainer_fp8pipe.launcher import virtual_hosts
+from benchmarks import network
 from tests.ranks import environment
 
 _BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
-sys.path.append(str(_BENCHMARKS))
-import network
-
 _MIB = 1 << 20
 _COMMAND = [sys.executable, '-m', 'chainer_fp8pipe.launcher.virtual_hosts']
 # One write, lest the lines of ranks be mixed.
