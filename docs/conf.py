@@ -28,6 +28,8 @@ exclude_patterns = ['_build']
 nitpicky = False
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'description'
+autodoc_typehints_description_target = 'documented'
+napoleon_use_ivar = True
 smartquotes = False         # --plan is no dash
 
 html_theme = 'furo'
