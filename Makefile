@@ -144,7 +144,7 @@ sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
 	    PYTHONPATH=$(SANITIZED)/lib \
 	    $(BIN)/python benchmarks/exchange_fuzz.py --seconds $(SECONDS)
 
-bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
+bench: $(TEST)  ## all-reduce and training on virtual hosts
 	@mkdir -p result/bench
 	@for network in star aggregator torus; do \
 	    $(BIN)/python benchmarks/allreduce.py $$network \

@@ -20,10 +20,10 @@ class ReplicaIterator(chainer.dataset.Iterator):
     one more or fewer than the others.  All stages of a pipeline use the same
     share.
 
-    With ``repeat``, every batch is full: one that reaches the end of an
-    epoch goes on with the next, as in Chainer's ``SerialIterator``.
-    Otherwise the last batch of the only epoch is as short as it must be; a
-    rest too small for all replicas joins the batch before it.
+    With ``repeat``, a batch at the end of an epoch takes samples of the next,
+    as in Chainer's ``SerialIterator``.  Otherwise the last batch of the only
+    epoch may be short; a rest too small for all replicas joins the batch
+    before it.
 
     The saved state does not depend on the replica, so that a run goes on
     with any number of replicas.  The attributes are those of
@@ -41,8 +41,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
             of ``replica_index`` and ``replicas``.
 
     Raises:
-        ValueError: There is no such replica, a batch has not a sample for
-            each, or the data set is too small.
+        ValueError: There is no such replica, or a batch or the data set has
+            not a sample for each.
     """
 
     def __init__(self, dataset: Sequence, batch_size: int,

@@ -28,10 +28,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 lars_coefficient: float | None = None) -> Any:
     """Prepares an optimizer for large batches.
 
-    The optimizer gets plain hooks at its ``setup``, or at once if that was
-    called: ``Schedule``, ``LARS`` or ``WeightDecay``, and
-    ``StopWhenDiverged``.
-    Parameters in float16 are updated in float32 (``use_fp32_update``).
+    The optimizer gets plain hooks, at its ``setup`` or at once if that was
+    called: ``Schedule``, ``StopWhenDiverged``, and ``LARS`` or
+    ``WeightDecay``.  Parameters in float16 are updated in float32
+    (``use_fp32_update``).
 
     Args:
         optimizer: One of Chainer's with a learning rate ``lr``, such as
@@ -72,9 +72,9 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     hyperparam = getattr(actual, 'hyperparam', None)
     if hyperparam is None or 'lr' not in hyperparam.get_dict():
         raise ValueError(
-            f'{type(actual).__name__} has no learning rate lr that could be '
-            'scaled with the batch; use MomentumSGD, NesterovAG, '
-            'CorrectedMomentumSGD, SGD or another optimizer that has one')
+            f'{type(actual).__name__} has no learning rate lr to scale with '
+            'the batch; use an optimizer that has one, such as MomentumSGD, '
+            'NesterovAG, CorrectedMomentumSGD or SGD')
     if getattr(vars(actual).get('setup'), 'func', None) is _set_up:
         raise ValueError('large_batch has been called on this optimizer '
                          'before; make a new one')

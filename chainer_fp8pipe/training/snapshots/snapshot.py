@@ -405,9 +405,9 @@ def _warn(index: SnapshotIndex, ranks: int, exact: bool, changed: str,
     if not exact:
         warnings.warn(
             f'{index.path} is of a run with another layout ({index.ranks} '
-            f'ranks, communicator {index.communicator}): model, optimizer '
-            f'and iterator go on{changed}, but residuals and codec state '
-            'start afresh' + (
+            f'ranks, communicator {index.communicator}). Model, optimizer '
+            f'and iterator go on{changed}; residuals and codec state start '
+            'afresh' + (
                 '' if ranks <= index.ranks else
                 ', and the random numbers of new ranks'), stacklevel=5)
     for text in sorted(set(lost) - {''}):
