@@ -286,10 +286,12 @@ def _cases(model: chainer.Link, example: Mapping[str, numpy.ndarray],
     if any_batch and not all(array.ndim for array in example.values()):
         raise ValueError('--any-batch: a number in the example has no batch')
     before = dict(model.namedparams(include_uninit=False))
-    for what, change in (('the example', lambda x: x), (
-            'the example in reverse order', lambda x: numpy.array(numpy.flip(x))), (
-            'a batch of the example twice', lambda x: numpy.concatenate(
-                [x, x])))[:2 + any_batch]:
+    changes = {'the example': lambda x: x,
+               'the example in reverse order': lambda x: numpy.array(
+                   numpy.flip(x)),
+               'a batch of the example twice': lambda x: numpy.concatenate(
+                   [x, x])}
+    for what, change in list(changes.items())[:2 + any_batch]:
         inputs = {name: change(array) for name, array in example.items()}
         called = copy.deepcopy(model)    # whose state a call may change
         try:
