@@ -52,7 +52,7 @@ SUITES = {
         'chainer/chainercv', 'chainercv==0.13.1', build=_CYTHON,
         needs=('matplotlib', 'opencv-python-headless')),
     'chainerrl': Suite(
-        'chainer/chainerrl', 'chainerrl==0.8.0', needs=('gym==0.20',),
+        'chainer/chainerrl', 'chainerrl==0.8.0', needs=('gym==0.19',),
         build=('setuptools<66', 'wheel<0.40')),
     'chainer-chemistry': Suite(
         'chainer/chainer-chemistry', 'chainer-chemistry==0.7.1',
