@@ -29,16 +29,10 @@ from .command_line import Parser, check_script, did_you_mean
 from .report.record import written_whole
 
 _DESCRIPTION = """
-Writes the model of a snapshot as ONNX, which runs without Chainer:
-
-    python -m chainer_fp8pipe export model.npz --class train.py:Net \\
-        --example example.npz -o model.onnx
-
-Chainer and onnxruntime then both compute the outputs, for the example and for
-its values in reverse order, and the largest difference of each output is
-printed.  Functions that cannot be converted are named, with the lines that
-call them.  --class is a module or a script, which is imported, not run, and
-after a colon a class, or an expression such as 'chainer.links:VGG16Layers(0)'.
+Writes the model of a snapshot as ONNX, which runs without Chainer.  Chainer
+and onnxruntime then compute the example, and its values in reverse order; the
+largest difference of each output is printed.  Functions that cannot be
+converted are named, with the lines that call them.
 
 exit codes: 0: proven; 1: ONNX has no such function or no such model, and
 nothing is written, or the outputs differ, and the file is FILE.unproven; 2:
@@ -64,14 +58,9 @@ class _Case(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command with the arguments that follow its name.
+    """Runs the command; its exit code.
 
-    Returns:
-        The exit code.
-
-    Raises:
-        SystemExit: Help was wanted, or the arguments are wrong.
-        ImportError: onnx or onnxruntime is missing.
+    SystemExit if an argument is wrong, ImportError without onnxruntime.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -117,7 +106,8 @@ def _parser() -> Parser:
     add = parser.add_argument
     add('model', metavar='MODEL', help='a file of save_npz or of snapshots')
     add('--class', required=True, dest='model_class', metavar='WHERE:MODEL',
-        help="what makes the model, such as 'train.py:Net(100)'")
+        help='a module or a script, which is imported, not run, and a class '
+        "in it, or what makes the model: 'train.py:Net(100)'")
     add('--example', required=True, metavar='FILE',
         help='a batch as forward gets it: a .npy, or a .npz with its '
         'parameters, by their names or in their order')
@@ -231,14 +221,14 @@ def load(model: chainer.Link, file: str, given: str | None = None) -> str:
     with _reading(file) as archive:
         for key, own in wanted.items() if not problems else ():
             try:
-                one = found[key] = archive[place + key]
+                found[key] = archive[place + key]
             except ValueError:      # None, which is pickled: no parameter yet
-                one = found[key] = numpy.asarray(None)
-            if own.dtype != object != one.dtype and own.shape != one.shape:
-                problems.append(f'{key} has {one.shape} in the file, '
-                                f'{own.shape} in the model')
-            elif own.dtype != object == one.dtype:
-                problems.append(f'{key} has no value in the file')
+                found[key] = numpy.asarray(None)
+            shape = 'no value' if found[key].dtype == object else (
+                found[key].shape)
+            if own.dtype != object and own.shape != shape:
+                problems.append(f'{key} has {shape} in the file, {own.shape} '
+                                'in the model')
     if problems:
         raise ValueError(f'{file} is of another model: '
                          + ', and '.join(problems[:3]) + '; do the arguments '
@@ -413,7 +403,7 @@ def _noting(problems: dict[str, None]) -> Iterator[None]:
             return make_nodes(graph, name, function, *names)
         except Exception as error:
             why = f': {type(error).__name__}: {error}'
-            problems[function._line + (function._line and ': ') + name
+            problems[f'{function._line}{name}'
                      + why * (name in graph.converters)] = None
             return []
 
@@ -423,12 +413,9 @@ def _noting(problems: dict[str, None]) -> Iterator[None]:
 
 
 def prove(graph: bytes, cases: Sequence[_Case], tolerance: float) -> bool:
-    """Whether onnxruntime computes what Chainer has computed; says both.
+    """Whether onnxruntime computes what Chainer has computed; says how near.
 
-    Args:
-        graph: The model as ONNX.
-        cases: The first one is the example.
-        tolerance: A part of the largest value of an output.
+    The tolerance is a part of the largest value of an output.
     """
     import onnxruntime
     settings = onnxruntime.SessionOptions(), onnxruntime.RunOptions()
@@ -472,41 +459,30 @@ def _difference(ours: numpy.ndarray, theirs: numpy.ndarray
     value is finite, which proves nothing.
     """
     finite = numpy.isfinite(ours)
-    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype) or (
-            not numpy.array_equal(ours[~finite], theirs[~finite],
-                                  equal_nan=True)):
+    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype) or not (
+            numpy.array_equal(ours[~finite], theirs[~finite], True)):
         return numpy.inf, numpy.inf
-    if not finite.any():
-        return numpy.nan, numpy.nan
     exact = ours[finite].astype(float)
-    most = float(abs(exact - theirs[finite]).max())
-    return most / (float(abs(exact).max()) or 1.), most
+    most = abs(exact - theirs[finite]).max() if finite.any() else numpy.nan
+    return float(most / (abs(exact).max(initial=0) or 1)), float(most)
 
 
 def _line(frames: Iterable[tuple[FrameType, int]]) -> str:
-    """``net.py, line 12: h = self.lstm(x)``: the innermost one of the user.
-
-    Of a model of chainer.links its line there; '' if there is neither.
-    """
-    inside = ''
+    """``net.py, line 12: h = self.lstm(x)``: the innermost one of the user."""
     for frame, number in frames:        # the innermost one comes first
         file, module = frame.f_code.co_filename, frame.f_globals['__name__']
         if file == __file__:
             break
-        text = (f'{os.path.relpath(file)}, line {number}: '
-                + linecache.getline(file, number).strip())
         if module.partition('.')[0] not in _LIBRARIES and file[0] != '<':
-            return text
-        if module.startswith('chainer.links.'):
-            inside = inside or text
-    return inside
+            return (f'{os.path.relpath(file)}, line {number}: '
+                    + linecache.getline(file, number).strip() + ': ')
+    return ''
 
 
 def _in_words(error: BaseException) -> str:
     """The user's line, and what is wrong there, in one line."""
     line = _line(reversed([*traceback.walk_tb(error.__traceback__)]))
-    return (f'{line}{line and ": "}{type(error).__name__}: '
-            + ' '.join(str(error).split()))
+    return f'{line}{type(error).__name__}: ' + ' '.join(str(error).split())
 
 
 def _some(names: Sequence[str]) -> str:

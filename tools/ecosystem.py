@@ -107,15 +107,16 @@ def main():
     parser.add_argument('--python', default=sys.executable,
                         help='the interpreter (default: this one)')
     arguments = parser.parse_args()
+    source = arguments.source.resolve()
     unknown = 0
     for name in arguments.suites or SUITES:
         suite = SUITES[name]
-        checkout = arguments.source.resolve() / suite.repository.split('/')[1]
+        checkout = source / suite.repository.split('/')[1]
         if not (checkout / suite.tests).is_dir():
             sys.exit('git clone --depth 1 --branch '
                      f'v{suite.distribution.partition("==")[2]} https://'
                      f'github.com/{suite.repository} {checkout}')
-        python = prepare(arguments.python, arguments.source, suite)
+        python = prepare(arguments.python, source, suite)
         unknown += show(name, run(python, checkout, suite), quietly(
             python, '-c', VERSIONS))
     sys.exit(bool(unknown))
