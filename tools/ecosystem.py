@@ -148,7 +148,7 @@ def prepare(interpreter, source, suite):
 
 def run(python, checkout, suite):
     """The cases of a suite's first rank, as elements of XML."""
-    folder = python.parent.parent / 'run'
+    folder = python.parent.parent / 'run' / Path(suite.tests).name
     shutil.rmtree(folder, ignore_errors=True)
     # Without the package itself, which would be found before the installed.
     shutil.copytree(checkout, folder, ignore=lambda place, names: [
