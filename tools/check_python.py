@@ -9,31 +9,26 @@ import sysconfig
 
 
 def missing():
-    """The first thing missing, with its remedy; None if all is there."""
-    version = 'Python ' + '.'.join(map(str, sys.version_info[:3]))
+    """What is missing, with its remedy; '' if all is there."""
     if not (3, 10) <= sys.version_info[:2] <= (3, 14):
-        return (version + ' is not supported, 3.10 to 3.14 are: name one, as '
-                'in  PYTHON=python3.12 make demo')
-    from importlib.util import find_spec
+        return ('is not supported, 3.10 to 3.14 are: name one, as in  '
+                'PYTHON=python3.12 make demo')
     from shutil import which
-    for module in 'venv', 'ensurepip':
-        if not find_spec(module):
-            return (version + ' has no ' + module + ': install it '
-                    '(Debian, Ubuntu: apt install python3-venv)')
-    compiler = (os.environ.get('CC') or sysconfig.get_config_var('CC')
-                or 'cc').split()[0]
-    if not which(compiler):
-        return ('there is no C compiler: ' + compiler + ' was not found; '
-                'install one (Debian, Ubuntu: apt install gcc) or name one '
-                'with CC=')
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        return 'has no venv: install it (Debian: apt install python3-venv)'
+    compiler = os.environ.get('CC') or sysconfig.get_config_var('CC') or 'cc'
+    if not which(compiler.split()[0]):
+        return ('needs a C compiler, and there is no ' + compiler + ': '
+                'install one (Debian: apt install gcc) or name one with CC=')
     header = os.path.join(sysconfig.get_paths()['include'], 'Python.h')
     if not os.path.exists(header):
-        return (version + ' lacks its C header ' + header + ': install it '
-                '(Debian, Ubuntu: apt install python3-dev)')
-    return None
+        return 'lacks ' + header + ' (Debian: apt install python3-dev)'
+    return ''
 
 
-if __name__ == '__main__':
-    found = missing()
-    if found:
-        sys.exit('Cannot set up: ' + found)
+found = missing()
+if found:
+    sys.exit('Cannot set up: Python ' + sys.version.split()[0] + ' ' + found)

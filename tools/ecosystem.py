@@ -40,7 +40,7 @@ _CHAINER = Suite(
         # The last onnxruntime for Python 3.10 reads no newer file.
         "onnx<1.18; python_version < '3.11'", 'h5py', 'matplotlib', 'onnx',
         'onnxruntime', 'pillow'))
-_CYTHON = 'Cython', 'numpy', 'setuptools', 'wheel'
+_CYTHON = 'Cython', 'numpy', 'setuptools<81', 'wheel'
 SUITES = {
     'chainer': _CHAINER._replace(tests='tests/chainer_tests'),
     'onnx_chainer': _CHAINER._replace(tests='tests/onnx_chainer_tests'),
@@ -68,10 +68,8 @@ SUITES = {
 }
 SKIPPED = ('chainerx', 'cudnn', 'gpu', 'ideep', 'multi_gpu', 'slow', 'theano')
 HOURS = 3       # for a suite
-VERSIONS = (
-    'import platform, time; from importlib.metadata import version; print("'
-    'Python", platform.python_version() + ", NumPy", version("numpy") + ", '
-    'SciPy", version("scipy") + ",", time.strftime("%Y-%m-%d"), end="")')
+VERSIONS = ('import numpy, scipy, sys; print("Python", sys.version.split()[0],'
+            ' "NumPy", numpy.__version__, "SciPy", scipy.__version__, end="")')
 #: Reasons that are not this package's to mend, and what their errors say.
 KNOWN = {
     'needs a download': r'Name or service not known|urlopen',
@@ -97,15 +95,12 @@ KNOWN = {
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=(
+        argparse.RawDescriptionHelpFormatter))
     parser.add_argument('suites', nargs='*', metavar='SUITE', choices=[
         [], *SUITES], help=f'of {", ".join(SUITES)} (default: all)')
-    parser.add_argument('--source', type=Path, required=True,
-                        help='a folder of checkouts')
-    parser.add_argument('--python', default=sys.executable,
-                        help='the interpreter (default: this one)')
+    parser.add_argument('--source', type=Path, required=True)
+    parser.add_argument('--python', default=sys.executable)
     arguments = parser.parse_args()
     source = arguments.source.resolve()
     unknown = 0
