@@ -161,7 +161,7 @@ wheels: $(DEMO)  ## fill wheels/ for make gpu on a machine without a network
 	@$(BIN)/python tools/gpu.py wheels
 
 gpu:  ## all that waits for a GPU into result/gpu.txt; PYTHON= has CuPy
-	@"$(PYTHON)" tools/gpu.py run --python '$(PYTHON)'
+	@"$(PYTHON)" tools/gpu.py run '$(PYTHON)'
 
 matrix: $(VENV)/.package-$(MPI)  ## quick tests on every supported Python found
 	$(BIN)/python -m nox -f tools/noxfile.py -s matrix
