@@ -144,7 +144,7 @@ sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
 	    PYTHONPATH=$(SANITIZED)/lib \
 	    $(BIN)/python benchmarks/exchange_fuzz.py --seconds $(SECONDS)
 
-bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
+bench: $(TEST)  ## all-reduce and training on virtual hosts
 	@mkdir -p result/bench
 	@for network in star aggregator torus; do \
 	    $(BIN)/python benchmarks/allreduce.py $$network \
@@ -161,7 +161,7 @@ wheels: $(DEMO)  ## fill wheels/ for make gpu on a machine without a network
 	@$(BIN)/python tools/gpu.py wheels
 
 gpu:  ## all that waits for a GPU into result/gpu.txt; PYTHON= has CuPy
-	@"$(PYTHON)" tools/gpu.py run --python '$(PYTHON)'
+	@"$(PYTHON)" tools/gpu.py run '$(PYTHON)'
 
 matrix: $(VENV)/.package-$(MPI)  ## quick tests on every supported Python found
 	$(BIN)/python -m nox -f tools/noxfile.py -s matrix

@@ -6,10 +6,10 @@
     python benchmarks/allreduce.py torus        # 3 x 3 hosts, a ring in them
     python benchmarks/allreduce.py node         # 4 ranks on one host
 
-Hosts are network namespaces of this machine (see benchmarks/network), so it
-needs root and iproute2.  A time is that of an update's whole exchange,
-encoding and decoding included; where it says "alone", and for MPICH and gloo,
-that of the all-reduce alone.  All cases are timed in turns in one run.
+Hosts are virtual ones of this machine (Linux, iproute2).  A time is that of
+an update's whole exchange, encoding and decoding included; where it says
+"alone", and for MPICH and gloo, that of the all-reduce alone.  All cases are
+timed in turns in one run.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from environment import (
     with_torch,
     write_json,
 )
-from network import NetworkError, Star, Torus
+from network import Star, Torus, begin
 
 #: PyTorch's gloo between ranks of this machine.
 ALONE = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29500',
@@ -127,13 +127,10 @@ def main() -> None:
             'aggregators': 0}, 4, env={**RANKS, **ALONE})
         return
     aggregators = options.what == 'aggregator'
-    try:
-        network = (Torus(3, 3, rate) if options.what == 'torus'
-                   else Star(4, rate, switch=aggregators))
-    except NetworkError as error:
-        sys.exit(str(error))
+    begin()
     print(describe(), flush=True)
-    with network:
+    with (Torus(3, 3, rate) if options.what == 'torus'
+          else Star(4, rate, switch=aggregators)) as network:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)

@@ -119,12 +119,12 @@ def ranks_of(script: str, job: Any, ranks: int = 0, network: Any = None, *,
         command = [sys.executable, str(pathlib.Path(__file__).with_name(
             script)), str(given), str(result)]
         if network is None:
-            done = subprocess.run([*mpiexec(ranks), *command],
-                                  env={**os.environ, **env})
+            code = subprocess.run([*mpiexec(ranks), *command],
+                                  env={**os.environ, **env}).returncode
         else:
-            done = network.run(command, each, env=env, timeout=3000)
-        if done.returncode or not result.exists():
-            sys.exit(f'the ranks ended with exit code {done.returncode}')
+            code = network.run(command, each, env=env, timeout=3000)
+        if code or not result.exists():
+            sys.exit(f'the ranks ended with exit code {code}')
         return json.loads(result.read_text())
 
 

@@ -4,8 +4,8 @@
     python benchmarks/training.py accelerator # as many, computed elsewhere
     python benchmarks/training.py breakdown   # CaffeNet and GoogLeNet
 
-4 hosts on a star of 500 Mbit/s links (network namespaces of this machine, see
-benchmarks/network: root and iproute2), one rank each.  ``steps`` times blocks
+4 virtual hosts of this machine (Linux, iproute2) on a star of 500 Mbit/s
+links, one rank each.  ``steps`` times blocks
 of 10 whole steps in turns, batch 32 per rank.  All ranks compute on this
 machine, each on its share of the cores; layers of ``accelerator`` sleep
 instead, 5 ms forward and 10 ms backward each, as a computation on a GPU leaves
@@ -18,7 +18,6 @@ batch of 32 than those for Haswell: OPENBLAS_CORETYPE=Haswell takes these.
 from __future__ import annotations
 
 import statistics
-import sys
 
 from environment import (
     describe,
@@ -28,7 +27,7 @@ from environment import (
     with_torch,
     write_json,
 )
-from network import NetworkError, Star
+from network import Star, begin
 
 _HOSTS = 4
 PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
@@ -37,14 +36,11 @@ PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
 def main() -> None:
     options = _arguments()
     repeats = options.repeats or (5 if options.what == 'breakdown' else 15)
-    try:
-        network = Star(_HOSTS, options.rate)
-    except NetworkError as error:
-        sys.exit(str(error))
+    begin()
     print(describe(), flush=True)
     torch = options.what != 'breakdown' and with_torch(
         not options.without_torch)
-    with network:
+    with Star(_HOSTS, options.rate) as network:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)

@@ -23,19 +23,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 _FP8 = 'fp8', 'fp8_paper'
 _BLOCKS = 'int4', 'int5'
 _BY_FRAMES = 'direct', 'ring', 'torus2d', 'aggregator'
+_WITHOUT_AGGREGATORS = 'direct', 'ring', 'torus2d', 'mpi_op'
 
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
             low: float = -math.inf, high: float = math.inf,
             names: tuple[str, ...] = tuple(FAMILIES),
-            algorithms: tuple[str, ...] = (*_BY_FRAMES, 'mpi_op')) -> Any:
+            algorithms: tuple[str, ...] = (*_BY_FRAMES, 'mpi_op'),
+            word: str = '') -> Any:
     """An option that communicators of these names have.
 
-    Algorithms that are not among ``algorithms`` would silently do without it.
+    Beside a number it may be a word.  Algorithms that are not among
+    ``algorithms`` would silently do without it.
     """
     return dataclasses.field(default=default, metadata={
         'help': help, 'choices': choices, 'low': low, 'high': high,
-        'names': names, 'algorithms': algorithms})
+        'names': names, 'algorithms': algorithms, 'word': word})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +47,11 @@ class Options:
 
     All have ``algorithm``, ``shape``, ``aggregators``, ``partial_sums``,
     ``frame_bytes``, ``threads``, ``bucket_bytes``, ``overlap``,
-    ``two_level``, ``ranks_per_node``, ``shared_memory``, ``nonfinite`` and
-    ``check_every``.  The names with ``fp8`` and ``int`` have ``warmup`` and
-    ``error_feedback``; those with ``fp8`` (the paper's names in brackets)
-    ``rounding``, ``period`` (N), ``quantile`` (Q), ``samples`` (R),
+    ``two_level``, ``ranks_per_node``, ``shared_memory``, ``nonfinite``,
+    ``check_every``, ``local_steps``, ``sync_steps``, ``qsr_alpha``,
+    ``qsr_min`` and ``qsr_max``.  The names with ``fp8`` and ``int`` have
+    ``warmup`` and ``error_feedback``; those with ``fp8`` (the paper's names in
+    brackets) ``rounding``, ``period`` (N), ``quantile`` (Q), ``samples`` (R),
     ``epsilon``, ``headroom`` and ``seed``; ``int4`` has ``values``.
 
     Raises:
@@ -109,6 +113,25 @@ class Options:
         'optimizer states that differ are an error naming parameter and '
         'ranks; 0: never',
         low=0)
+    local_steps: int | str = _option(
+        1, 'updates from one exchange to the next: each rank makes them by '
+        'itself, and then the mean of what they have changed travels in place '
+        "of gradients; qsr: max(qsr_min, (qsr_alpha / learning rate)^2); 1: "
+        'gradients travel at every update', low=1, word='qsr',
+        algorithms=_WITHOUT_AGGREGATORS)
+    sync_steps: int = _option(
+        100, 'first updates with an exchange of gradients each, before '
+        'local_steps', low=0, algorithms=_WITHOUT_AGGREGATORS)
+    qsr_alpha: float = _option(
+        0.0, "the learning rate at which local_steps='qsr' would make one "
+        'update in a period; half the rate makes four', low=0.0,
+        algorithms=_WITHOUT_AGGREGATORS)
+    qsr_min: int = _option(
+        4, "updates in a period of local_steps='qsr', at least", low=1,
+        algorithms=_WITHOUT_AGGREGATORS)
+    qsr_max: int = _option(
+        256, "updates in a period of local_steps='qsr', at most", low=1,
+        algorithms=_WITHOUT_AGGREGATORS)
     warmup: int = _option(
         100, 'updates in float32 before the first in the format', low=0,
         names=(*_FP8, *_BLOCKS))
@@ -147,14 +170,30 @@ class Options:
                 raise ValueError(f'{option} must be {allowed}, not {value!r}')
             # The same text on all ranks, whatever kind of number it is.
             kind: Any = type(field.default)
+            if isinstance(value, str):
+                continue
             if kind is tuple:
                 object.__setattr__(self, option, tuple(map(int, value)))
             elif kind in (int, float):
                 object.__setattr__(self, option, kind(value))
+        self._check_together()
+
+    def _check_together(self) -> None:
         if self.overlap and self.algorithm == 'mpi_op':
             raise ValueError(
                 "algorithm='mpi_op' can only wait for MPI; pass another one, "
                 'or overlap=False')
+        if self.local_steps != 1 and self.overlap:
+            raise ValueError(
+                f'overlap={self.overlap!r} hides an exchange at every update, '
+                f'and local_steps={self.local_steps!r} has none; pass '
+                'overlap=False, or local_steps=1')
+        if self.local_steps == 'qsr' and not (
+                self.qsr_alpha > 0 and self.qsr_min <= self.qsr_max):
+            raise ValueError(
+                "local_steps='qsr' needs qsr_alpha above 0, and qsr_min at "
+                f'most qsr_max, not {self.qsr_alpha:g}, {self.qsr_min} and '
+                f'{self.qsr_max}')
         for option, value in (('algorithm', 'mpi_op'),
                               ('partial_sums', 'wire')):
             if self.name in _BLOCKS and getattr(self, option) == value:
@@ -197,6 +236,13 @@ def make_options(name: str, given: dict[str, Any]) -> Options:
                 f'{option}={given[option]!r} does not go with '
                 f'algorithm={made.algorithm!r}; pass '
                 f'algorithm={" or ".join(map(repr, users))}, or no {option}')
+        if made.local_steps != 'qsr' and (
+                option.startswith('qsr_')
+                or option == 'sync_steps' and made.local_steps == 1):
+            raise ValueError(
+                f'{option}={given[option]!r} does not go with local_steps='
+                f"{made.local_steps!r}; pass local_steps='qsr', or no "
+                f'{option}')
     if name in _BY_FRAMES and made.algorithm != name:
         raise ValueError(
             f'communicator {name!r} is float32 with algorithm={name!r}, not '
@@ -233,10 +279,13 @@ def parse_option(name: str, option: str, text: str) -> Any:
             return words[text.lower()]
         allowed = ' or '.join(words)
     else:
+        word = OPTIONS[option].metadata['word']
+        if text == word:
+            return text
         try:
             return kind(text)
         except ValueError:
-            allowed = f'of type {kind.__name__}'
+            allowed = f'of type {kind.__name__}' + f' or {word!r}' * bool(word)
     raise ValueError(f'{option} must be {allowed}, not {text!r}')
 
 
@@ -245,6 +294,9 @@ def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
     choices, low, high = (field.metadata[key]
                           for key in ('choices', 'low', 'high'))
     wanted = type(field.default)
+    word = field.metadata['word']
+    if word and value == word:
+        return ''
     if choices:
         found = any(type(value) is type(choice) and value == choice
                     for choice in choices)
@@ -256,7 +308,7 @@ def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
         return '' if found else 'two numbers, e.g. (4, 8)'
     if not _is_number(value, numbers.Integral if wanted is int
                       else numbers.Real):
-        return f'of type {wanted.__name__}'
+        return f'of type {wanted.__name__}' + f' or {word!r}' * bool(word)
     if low <= value <= high:        # also refuses NaN
         return ''
     return (f'at least {low:g}' if high == math.inf
