@@ -3,7 +3,7 @@
     python tools/gpu.py wheels          # here: fill wheels/ (make wheels)
     python tools/gpu.py run PYTHON      # there: result/gpu.txt (make gpu)
 
-That machine has a Python 3.12 with CuPy and NumPy, and a C compiler.  Wheels of
+That machine has Python 3.12 with CuPy and NumPy, and a C compiler.  Wheels of
 the rest come in wheels/; Chainer's is built here, as there is none, and the
 digits of scikit-learn, which is too large to travel, come as a file.
 """
