@@ -263,8 +263,10 @@ def test_a_period_has_the_updates_of_the_rule(kind, given, rate, steps):
 # --- who looks at a model between two exchanges ------------------------------
 
 @on_ranks(2)
-def test_evaluations_see_what_all_ranks_had_last_in_common(comm, tmp_path):
-    training = Training(comm, 'float16 in float32', local_steps=3)
+@pytest.mark.parametrize('case', ['float16 in float32', 'shared memory'])
+def test_evaluations_see_what_all_ranks_had_last_in_common(
+        comm, tmp_path, case):
+    training = Training(comm, case, local_steps=3)
     training.update(*range(3))
     common = values(training.model)
     training.update(3, 4)
@@ -288,7 +290,7 @@ def test_evaluations_see_what_all_ranks_had_last_in_common(comm, tmp_path):
             evaluator.evaluate()
         assert [seen.pop(), seen.pop()] == [own, own]
         chainer.serializers.save_npz(tmp_path / 'model.npz', training.model)
-        saved = Halves()
+        saved = CASES[case][0]()
         chainer.serializers.load_npz(tmp_path / 'model.npz', saved)
         assert [*seen, values(saved)] == [common] * 4
     assert values(training.model) == own
