@@ -147,7 +147,7 @@ class Simulation:
                 if found[0] is not None:
                     mean = numpy.mean([one.astype('f4') for one in found], 0)
                     for one in everyone:
-                        one.grad = numpy.asarray(mean, one.dtype)
+                        one.grad = numpy.array(mean, one.dtype)
         for optimizer in self.optimizers:
             optimizer.update()
         self.updates += 1
