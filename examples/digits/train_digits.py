@@ -34,7 +34,7 @@ from chainer.dataset import concat_examples
 from chainer.training import Trainer, extensions
 from chainer.training.updaters import StandardUpdater
 from data import load
-from model import ConvNet
+from model import NETWORKS
 from mpi4py import MPI
 from prediction import predict
 from report import (
@@ -52,6 +52,10 @@ def parse(arguments=None):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
+        '--network', choices=NETWORKS, default='conv',
+        help='convolutions (conv, the default), or dense layers of 512 '
+        '(dense), which have more gradients and less to compute')
+    parser.add_argument(
         '--communicator', nargs='+', metavar='NAME',
         default=['float32', 'fp8', 'fp8_paper'],
         help='train with each of these (default: float32 fp8 fp8_paper); '
@@ -59,6 +63,9 @@ def parse(arguments=None):
         'colon: fp8:rounding=stochastic,period=50')
     parser.add_argument('--epoch', type=int, default=20,
                         help='passes over the training set (default: 20)')
+    parser.add_argument('--until', type=float, metavar='PERCENT',
+                        help='end a run after the first epoch with so much '
+                        'test accuracy')
     parser.add_argument('--batchsize', type=int, default=8,
                         help='images per rank and update (default: 8)')
     parser.add_argument('--lr', type=float, default=0.05,
@@ -154,7 +161,7 @@ def train(options, name, datasets):
     found = MPI.COMM_WORLD.bcast(prepare_directory(out, options.resume))
 
     seed_random(options.seed)                   # same weights on all ranks
-    model = L.Classifier(ConvNet(train_set[0][0].shape[0]))
+    model = make_model(options, train_set)
     device = use_device(options.device)
     model.to_device(device)
     seed_random(options.seed + 1 + comm.rank)   # other batches on each
@@ -165,7 +172,7 @@ def train(options, name, datasets):
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
     iterator = chainer.iterators.SerialIterator(train_set, options.batchsize)
     trainer = Trainer(StandardUpdater(iterator, optimizer, device=device),
-                      (options.epoch, 'epoch'), out)
+                      Until(options.epoch, options.until, comm), out)
 
     test_iterator = chainer.iterators.SerialIterator(
         test_set, 256, repeat=False, shuffle=False)
@@ -179,7 +186,8 @@ def train(options, name, datasets):
         trainer.extend(CompressionReport(comm))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.ProgressBar(update_interval=10))
+        trainer.extend(lambda trainer: print('.', end='', flush=True),
+                       name='progress', trigger=(1, 'epoch'))
     trainer.extend(Snapshot(comm, retain=2))
     if options.report:
         trainer.extend(RunReport(comm))
@@ -187,9 +195,11 @@ def train(options, name, datasets):
     if found:
         iteration = resume(trainer, comm, out, damaged='aside')
         if comm.rank == 0:
-            print(f'{name}: goes on after iteration {iteration}')
+            print(f'{name} goes on after iteration {iteration} ', end='',
+                  flush=True)
     elif comm.rank == 0:
-        print(f'{name}: {updates} updates on {comm.size} ranks')
+        print(f'{name} on {comm.size} ranks, a point per epoch ', end='',
+              flush=True)
     trainer.run()
     if hasattr(comm, 'events'):
         comm.finalize()
@@ -197,7 +207,9 @@ def train(options, name, datasets):
         return None
     chainer.serializers.save_npz(os.path.join(out, 'model.npz'), model)
     with open(os.path.join(out, 'log')) as file:
-        return summarise(name, json.load(file))
+        run = summarise(name, json.load(file))
+    print(f' {run["final"]:.2f} % after {run["seconds"]:.1f} s', flush=True)
+    return run
 
 
 def predict_updates(options, train_set):
@@ -205,9 +217,32 @@ def predict_updates(options, train_set):
     return predict(
         MPI.COMM_WORLD,
         {text: name_and_options(text) for text in options.communicator},
-        L.Classifier(ConvNet(train_set[0][0].shape[0])),
+        make_model(options, train_set),
         concat_examples(train_set[:options.batchsize]),
         chainer.optimizers.MomentumSGD(options.lr), options.link)
+
+
+def make_model(options, train_set):
+    """The network, which returns its loss."""
+    return L.Classifier(NETWORKS[options.network](train_set[0][0].shape[0]))
+
+
+class Until:
+    """A trigger that ends a run: after all epochs, or enough accuracy."""
+
+    def __init__(self, epochs, percent, comm):
+        self.epochs, self.percent, self.comm = epochs, percent, comm
+
+    def __call__(self, trainer):
+        if not trainer.updater.is_new_epoch:
+            return False
+        accuracy = trainer.observation.get('validation/main/accuracy', 0)
+        good = self.percent is not None and 100 * accuracy >= self.percent
+        return (trainer.updater.epoch >= self.epochs
+                or self.comm.mpi_comm.bcast(good))
+
+    def get_training_length(self):
+        return self.epochs, 'epoch'
 
 
 def prepare_directory(out, go_on):
