@@ -98,8 +98,8 @@ def parse(arguments=None):
         'there is none for GPUs)')
     parser.add_argument(
         '--report', action=argparse.BooleanOptionalAction, default=True,
-        help='record each run on all ranks, and make a page that compares '
-        'them: OUT/report.html (default: yes)')
+        help='record each run on all ranks, and make a page and pictures '
+        'that compare them: OUT/report.html, OUT/curves.png (default: yes)')
     parser.add_argument('--out', default='result', metavar='OUT',
                         help='directory for results (default: result)')
     with only_rank_0_prints():
@@ -182,7 +182,7 @@ def train(options, name, datasets):
                    trigger=(1, 'iteration'))
     if hasattr(comm, 'events'):
         trainer.extend(CommunicationReport(comm))
-    if name.startswith('fp8'):
+    if options.report and name.startswith('fp8'):
         trainer.extend(CompressionReport(comm))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
@@ -265,7 +265,7 @@ def prepare_directory(out, go_on):
 def create_communicator(options, text, updates):
     """The communicator, with the float32 warm-up if it is an fp8 one."""
     name, given = name_and_options(text)
-    if name.startswith('fp8'):
+    if name.startswith(('fp8', 'int')):
         given.setdefault('warmup', updates // 20 if options.warmup is None
                          else options.warmup)
     return chainer_fp8pipe.create_communicator(name, **given)
@@ -314,6 +314,7 @@ def main():
     options = parse()
     datasets = load_on_root(options)
     comm = chainer_fp8pipe.create_communicator('float32')
+    images = datasets[1] and len(datasets[1])
     datasets = [chainermn.scatter_dataset(dataset, comm)
                 for dataset in datasets]
     predicted, large = {}, None
@@ -322,14 +323,14 @@ def main():
     runs = [train(options, name, datasets) for name in options.communicator]
     if MPI.COMM_WORLD.rank == 0:
         for run in runs:
-            run['predicted'] = predicted.get(run['name'])
+            run.update(predicted=predicted.get(run['name']), images=images)
         print_table(runs, hosts=MPI.COMM_WORLD.size if predicted else None)
         if large:
             print_prediction(MPI.COMM_WORLD.size, options.link, large)
         with open(os.path.join(options.out, 'summary.json'), 'w') as file:
             json.dump(runs, file, indent=1)
-        plot_curves(runs, os.path.join(options.out, 'curves.png'))
         if options.report:
+            plot_curves(runs, os.path.join(options.out, 'curves.png'))
             write_report(options.out, [run['name'] for run in runs])
 
 
