@@ -24,7 +24,6 @@ from environment import (
     milliseconds,
     parser,
     ranks_of,
-    spread,
     with_torch,
     write_json,
 )
@@ -56,9 +55,6 @@ def main() -> None:
     if options.json:
         write_json(options.json, {'what': options.what, 'payload': payload,
                                   'rows': rows})
-    if options.plot:
-        _plot(rows, options)
-        print(f'figure: {options.plot}')
 
 
 def _show_steps(rows):
@@ -91,39 +87,8 @@ def _show_breakdown(rows, payload):
               + f'{limit * 1e3:>22.4g}')
 
 
-def _plot(rows, options):
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(
-        figsize=(9, 1.2 + 0.6 * len(rows)), layout='constrained')
-    if options.what != 'breakdown':
-        labels = [row['label'] for row in rows]
-        medians, errors = spread([row['seconds'] for row in rows])
-        bars = axes.barh(labels, medians, xerr=errors, color=[
-            'tab:gray' if 'PyTorch' in label else 'tab:blue'
-            for label in labels], ecolor='black', capsize=3)
-        axes.bar_label(bars, fmt='%.0f', label_type='center', color='white')
-        axes.set_title(
-            'One training step, 4.2 M parameters, 4 hosts' + (
-                ', computed elsewhere' if options.what == 'accelerator'
-                else ''))
-    else:
-        left = [0.0] * len(rows)
-        labels = [f'{row["network"]}, {row["label"]}' for row in rows]
-        for part in PARTS:
-            widths = [_medians(row)[part] * 1e3 for row in rows]
-            axes.barh(labels, widths, left=left, label=part)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.legend()
-        axes.set_title('Where an update goes, 4 hosts')
-    axes.invert_yaxis()
-    axes.set_xlabel(f'ms, links of {options.rate / 1e6:.0f} Mbit/s')
-    figure.savefig(options.plot, dpi=120)
-
-
 def _arguments():
-    given = parser(__doc__, 'plot', 'torch')
+    given = parser(__doc__, 'torch')
     given.add_argument('what', choices=['steps', 'accelerator', 'breakdown'])
     given.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
                        help='of every link (default: 500e6)')

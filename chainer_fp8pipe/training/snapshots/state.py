@@ -54,8 +54,18 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
     parts = {'trainer/': _trainer(trainer),
              'optimizer/': collect_optimizers(trainer),
              'iterator/': _lengths(trainer), _RANDOM: _random()}
+    # Ranks go on from what all had in common, and each from its own.
     for prefix, communicator, model in _stateful(trainer, comm):
         parts[prefix] = communicator.state(model)
+        common = communicator.in_common(model)
+        name = prefix.split('/')[1]
+        for place, parameter in model.namedparams():
+            if id(parameter) in common:
+                anchor = chainer.backends.cuda.to_cpu(common[id(parameter)])
+                parts['trainer/'][f'updater/model:{name}{place}'] = (
+                    anchor.astype(parameter.dtype))
+                if f'{name}{place}/float32' in parts['optimizer/']:
+                    parts['optimizer/'][f'{name}{place}/float32'] = anchor
     return {prefix + key: value for prefix, part in parts.items()
             for key, value in part.items()}
 
