@@ -5,8 +5,7 @@
 
 A machine with a GPU has a Python with CuPy and NumPy, a C compiler, and
 perhaps no network.  What this package needs besides comes in wheels/, for
-Python 3.12 on Linux: Chainer's wheel is built here because it has none, and
-the digits of scikit-learn, which is too large to travel, come as a file.
+Python 3.12 on Linux; Chainer's wheel is built here because it has none.
 """
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ site.getsitepackages = lambda prefixes=None: [*own(prefixes), *places]
 for place in places:
     site.addsitedir(place)
 '''
-_DIGITS = '--device @cupy:0 --root wheels --epoch 4 --out result/gpu/'
+_DIGITS = '--device @cupy:0 --epoch 4 --out result/gpu/'
 #: Ranks, of which 0 is no job, and what is run.
 STEPS = [
     (0, '-m pytest -q -m gpu tests'),
@@ -51,7 +50,7 @@ STEPS = [
 
 def wheels() -> None:
     """Fills the folder anew, and says how large it is."""
-    sys.path[:0] = [str(ROOT), str(ROOT / 'examples' / 'digits')]
+    sys.path.insert(0, str(ROOT))
     from chainer_fp8pipe.compat.install_chainer import build_wheel
     shutil.rmtree(WHEELS, ignore_errors=True)
     WHEELS.mkdir()
@@ -59,8 +58,6 @@ def wheels() -> None:
             '--only-binary=:all:', '--implementation', 'cp',
             '--python-version', '3.12', '--dest', WHEELS, *PLATFORMS, *NEEDED)
     build_wheel(WHEELS, ['--quiet'])
-    from data import save_digits
-    save_digits(WHEELS / 'digits.npz')
     for path in sorted(WHEELS.iterdir()):
         print(f'{path.stat().st_size / 1e6:8.2f} MB  {path.name}')
 

@@ -82,11 +82,10 @@ def parse(arguments=None):
         help='go on from the newest snapshots in OUT, if there are any')
     parser.add_argument(
         '--dataset', choices=['digits', 'mnist', 'cifar10'], default='digits',
-        help='digits comes with scikit-learn; mnist and cifar10 are read '
-        'from files in their original formats in --root')
+        help='digits are here; mnist and cifar10 are read from files in '
+        'their original formats in --root')
     parser.add_argument('--root', metavar='DIR',
-                        help='where the files of mnist or cifar10 are, or '
-                        'digits.npz, which make wheels writes')
+                        help='where the files of mnist or cifar10 are')
     parser.add_argument(
         '--device', default='@numpy', metavar='NAME',
         help='where every rank trains, as chainer.get_device names it: '
@@ -106,6 +105,8 @@ def parse(arguments=None):
         options = parser.parse_args(arguments)
         if options.dataset != 'digits' and not options.root:
             parser.error(f'--dataset {options.dataset} needs --root DIR')
+        if options.dataset == 'digits' and options.root:
+            parser.error('--root is for --dataset mnist and cifar10')
         for name in ('epoch', 'batchsize'):
             if getattr(options, name) < 1:
                 parser.error(f'--{name} must be at least 1')

@@ -58,9 +58,6 @@ def parse():
     parser.add_argument('--memory', default='70 MB', metavar='SIZE',
                         help='what a rank may use beyond the interpreter '
                         '(default: 70 MB)')
-    parser.add_argument('--root', metavar='DIR',
-                        help='where digits.npz is (default: scikit-learn '
-                        'has the digits)')
     parser.add_argument('--out', metavar='FILE', help='write results as JSON')
     with only_rank_0_prints():
         return parser.parse_args()
@@ -70,7 +67,7 @@ def main():
     options = parse()
     comm = MPI.COMM_WORLD
     train_set, test_set = comm.bcast(
-        load('digits', options.root) if comm.rank == 0 else None)
+        load('digits') if comm.rank == 0 else None)
     with deferred(seed=0):
         model = L.Classifier(Deep(options.width, options.layers))
     parameters = model.count_params()

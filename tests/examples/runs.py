@@ -132,15 +132,6 @@ def quick_initial_values():
 
 # --- data sets ---------------------------------------------------------------
 
-@functools.cache
-def digits():
-    """A folder for ``--root``; to import scikit-learn takes two seconds."""
-    folder = tempfile.mkdtemp(prefix='digits-')
-    atexit.register(shutil.rmtree, folder)
-    module('digits', 'data').save_digits(os.path.join(folder, 'digits.npz'))
-    return folder
-
-
 def write_mnist(root, compress):
     generator = numpy.random.default_rng(0)
     for split, count in (('train', 60), ('t10k', 20)):

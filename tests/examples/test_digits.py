@@ -13,7 +13,6 @@ from .runs import (
     EXAMPLES,
     arrays,
     check_refusals,
-    digits,
     interrupted,
     module,
     write_cifar,
@@ -36,7 +35,7 @@ def run(*arguments, ranks=2):
 def whole(tmp_path_factory):
     """What a run prints, and its results."""
     out = tmp_path_factory.mktemp('whole')
-    return run(*SHORT, '--root', digits(), '--out', out), out
+    return run(*SHORT, '--out', out), out
 
 
 def test_it_compares_communicators_in_a_table_and_a_picture(whole):
@@ -61,8 +60,7 @@ def test_it_compares_communicators_in_a_table_and_a_picture(whole):
 
 def test_interrupted_and_resumed_it_ends_with_the_same_weights(
         whole, tmp_path):
-    options = (*SHORT, '--communicator', 'fp8', '--no-report', '--root',
-               digits(), '--out', tmp_path)
+    options = (*SHORT, '--communicator', 'fp8', '--no-report', '--out', tmp_path)
     assert interrupted(signal.SIGINT, 80, SCRIPT, *options) != 0
     assert not (tmp_path / 'fp8' / 'model.npz').exists()
     assert 'goes on after iteration' in run(*options, '--resume')
@@ -73,7 +71,7 @@ def test_interrupted_and_resumed_it_ends_with_the_same_weights(
 @pytest.mark.slow
 def test_a_second_run_keeps_the_first_ones_results(whole, tmp_path):
     out = shutil.copytree(whole[1], tmp_path / 'out')
-    assert 'fp8.1' in run(*SHORT, '--communicator', 'fp8', '--root', digits(),
+    assert 'fp8.1' in run(*SHORT, '--communicator', 'fp8',
                           '--out', out)
     for name in 'fp8', 'fp8.1':
         assert arrays(out / name / 'model.npz') == arrays(
