@@ -1,5 +1,4 @@
 """Runs of examples: as users start them, several in one job, interrupted."""
-import atexit
 import contextlib
 import functools
 import gzip
@@ -7,7 +6,6 @@ import importlib
 import json
 import os
 import pickle
-import shutil
 import struct
 import subprocess
 import sys
