@@ -215,10 +215,17 @@ class ModelExchange:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
+        # Of a file that knows no local steps: of gradients.
+        deltas = bool(saved.get('deltas', False))
+        if (deltas or 'since' in saved) and not (
+                self.local and self.local.takes(updates)):
+            raise ValueError(
+                'this state is of local steps, in which each rank has an '
+                "optimizer state of its own; pass the run's local_steps and "
+                'sync_steps to create_communicator')
         self.updates, self.codec_state = updates, state
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
-        # Of a file that knows no local steps: of gradients.
-        self._of_deltas = bool(saved.get('deltas', False))
+        self._of_deltas = deltas
         if self.local:
             self.local.load(self.reference(), saved)
         self.update.thaw()
