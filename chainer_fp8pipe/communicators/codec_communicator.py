@@ -84,10 +84,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             ReplicaDrift: Replicas were compared (option ``check_every``) and
                 differ; on all ranks, naming parameter, updates and ranks.
         """
-        if self._is_finalized:
-            raise RuntimeError(
-                f'rank {self.rank}: communicator {self.name!r} has been '
-                'finalized; make another one by create_communicator')
+        self._must_live()
         if chainer.is_debug():
             self._mean_of_finite(model, zero_fill)
         else:
@@ -137,7 +134,11 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Args:
             model: As for :meth:`multi_node_mean_grad`.
+
+        Raises:
+            RuntimeError: As there.
         """
+        self._must_live()
         self._reducer.ended([model])
 
     def common(self) -> contextlib.AbstractContextManager[None]:
@@ -145,7 +146,8 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Between two exchanges of ``local_steps`` each rank has parameters of
         its own; in the block, those that all ranks had last in common.  No
-        rank waits for another.  Chainer's ``Evaluator`` is in such a block.
+        rank waits for another.  Chainer's ``Evaluator``, ``save_npz`` and
+        ``save_hdf5`` are in such a block.
         """
         return self._reducer.common()
 
@@ -281,6 +283,12 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._reducer.load(model, state)
 
     # --- details ------------------------------------------------------------
+
+    def _must_live(self) -> None:
+        if self._is_finalized:
+            raise RuntimeError(
+                f'rank {self.rank}: communicator {self.name!r} has been '
+                'finalized; make another one by create_communicator')
 
     def _known(self, model: chainer.Link | None) -> ModelExchange | None:
         """Completes updates; the model's exchange, None if it is new."""

@@ -136,19 +136,22 @@ class LocalSteps:
         if not self.since or self._is_common:
             yield
             return
-        self._swap(model)
+        moved = [*self._moved(model)]
+        self._swap(model, moved)
         self._is_common = True
         try:
             yield
         finally:
             self._is_common = False
-            self._swap(model)
+            self._swap(model, moved[::-1])  # two may share memory
 
-    def _swap(self, model: chainer.Link) -> None:
-        for name, parameter in self._moved(model):
-            own = _value(parameter).copy()
-            _set(parameter, self.anchors[name])
-            self.anchors[name][...] = own
+    def _swap(self, model: chainer.Link,
+              moved: list[tuple[str, chainer.Parameter]]) -> None:
+        with chainer.using_device(model.device):
+            for name, parameter in moved:
+                own = _value(parameter).copy()
+                _set(parameter, self.anchors[name])
+                self.anchors[name][...] = own
 
     def _moved(self, model: chainer.Link
                ) -> Iterator[tuple[str, chainer.Parameter]]:

@@ -244,7 +244,8 @@ class ModelExchange:
                            ) -> None:
         """Raises on all ranks if the replicas are not the same."""
         ranks = self._reducer.ranks
-        local.begin(model)
+        with chainer.using_device(model.device):
+            local.begin(model)
         agree(ranks.comm, Signature({
             'the number of updates': str(self.updates),
             **{f'parameter {name}': describe(anchor)
@@ -261,12 +262,13 @@ class ModelExchange:
         """Gives all ranks the mean of what local updates have changed."""
         if not self.local or not self.local.since:
             return
-        deltas = self.local.deltas(model)
-        try:
-            self._average(model, deltas)
-        except BaseException:
-            deltas.undo()
-            raise
+        with chainer.using_device(model.device):
+            deltas = self.local.deltas(model)
+            try:
+                self._average(model, deltas)
+            except BaseException:
+                deltas.undo()
+                raise
         self.local.next_period()
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:

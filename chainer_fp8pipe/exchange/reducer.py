@@ -69,8 +69,8 @@ class Reducer:
         self._turn = threading.Lock()
         self._main_waits = False
         self._is_free = False
-        if options.local_steps != 1:
-            listen(self)
+        self._end_listening: Callable[[], object] = (
+            (lambda: None) if options.local_steps == 1 else listen(self))
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
@@ -93,7 +93,7 @@ class Reducer:
     def updated(self, optimizer: Any) -> None:
         """See :class:`.Listener`; a period of local steps may be over."""
         exchange = self.known(optimizer.target)
-        if exchange and not self._is_free:
+        if exchange:
             with self.ranks.section():
                 exchange.updated(optimizer)
 
@@ -101,7 +101,7 @@ class Reducer:
         """Ends models' periods of local steps; call it on all ranks."""
         for exchange in self.exchanges:     # in one order on all ranks
             model = exchange.reference()
-            if not self._is_free and any(model is one for one in models):
+            if any(model is one for one in models):
                 with self.ranks.section():
                     exchange.end_period(model)
 
@@ -178,6 +178,7 @@ class Reducer:
             self.complete()
         finally:
             self._is_free = True
+            self._end_listening()
             exchange_thread.drop(self)
             for exchange in self.exchanges:
                 ready_gradients.unwatch(exchange)

@@ -1,17 +1,20 @@
-"""Tells listeners of updates, evaluations and the ends of trainings."""
+"""Tells listeners of updates, of looks at models, and of trainings' ends."""
 # While there are listeners, these of Chainer 7.8.1 are replaced (see `Patch`):
 # `GradientMethod.update` (chainer/optimizer.py, line 857), which Chainer's
 # optimizers inherit and ChainerMN's call; `Evaluator.__call__` and `evaluate`
-# (chainer/training/extensions/evaluator.py, lines 125 and 185); and
-# `Trainer.run` (chainer/training/trainer.py, line 293).
+# (chainer/training/extensions/evaluator.py, lines 148 and 185); `save_npz` and
+# `save_hdf5` (chainer/serializers/npz.py, line 84; hdf5.py, line 68), under
+# both names that they have; and `Trainer.run` (chainer/training/trainer.py,
+# line 293).
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import chainer
+from chainer.serializers import hdf5, npz
 from chainer.training.extensions import Evaluator
 
 from .patching import Patch
@@ -24,7 +27,7 @@ class Listener(Protocol):
         """An optimizer has updated its target."""
 
     def common(self) -> contextlib.AbstractContextManager[None]:
-        """A block around an evaluation."""
+        """A block in which a model is evaluated or saved."""
 
     def ended(self, models: Sequence[chainer.Link]) -> None:
         """A ``Trainer`` has trained these models, to its regular end."""
@@ -34,11 +37,33 @@ class Listener(Protocol):
 _listeners: list[weakref.ref[Listener]] = []
 
 
-def listen(listener: Listener) -> None:
-    """Tells a listener for as long as it lives."""
-    _listeners.append(weakref.ref(listener, _listeners.remove))
+def listen(listener: Listener) -> weakref.finalize:
+    """Tells a listener for as long as it lives.
+
+    Returns:
+        Ends that earlier, when it is called.
+    """
+    reference = weakref.ref(listener)
+    _listeners.append(reference)
     for patch in _PATCHES:
-        patch.hold(listener)
+        patch.install()
+
+    def end() -> None:
+        _listeners.remove(reference)
+        for patch in _PATCHES:
+            patch.remove()
+    ending = weakref.finalize(listener, end)
+    ending.atexit = False
+    return ending
+
+
+@contextlib.contextmanager
+def common() -> Iterator[None]:
+    """A block of all listeners' ``common``."""
+    with contextlib.ExitStack() as stack:
+        for listener in _alive():
+            stack.enter_context(listener.common())
+        yield
 
 
 def _alive() -> list[Listener]:
@@ -55,12 +80,10 @@ def _telling(original: Callable) -> Callable:
 
 
 def _in_common(original: Callable) -> Callable:
-    def evaluate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.ExitStack() as stack:
-            for listener in _alive():
-                stack.enter_context(listener.common())
-            return original(self, *args, **kwargs)
-    return evaluate
+    def look(*args: Any, **kwargs: Any) -> Any:
+        with common():
+            return original(*args, **kwargs)
+    return look
 
 
 def _ending(original: Callable) -> Callable:
@@ -76,4 +99,7 @@ def _ending(original: Callable) -> Callable:
 _PATCHES = (Patch(chainer.GradientMethod, 'update', _telling),
             Patch(Evaluator, '__call__', _in_common),
             Patch(Evaluator, 'evaluate', _in_common),
+            *(Patch(owner, f'save_{kind}', _in_common)
+              for kind, home in (('npz', npz), ('hdf5', hdf5))
+              for owner in (chainer.serializers, home)),
             Patch(chainer.training.Trainer, 'run', _ending))

@@ -5,7 +5,7 @@ from chainer_fp8pipe.communicators.options import make_options
 from chainer_fp8pipe.exchange.drift import ReplicaDrift
 from chainer_fp8pipe.exchange.local_steps import LocalSteps
 from chainer_fp8pipe.exchange.model_exchange import NonfiniteMean
-from chainer_fp8pipe.training.extensions import Snapshot
+from chainer_fp8pipe.training.extensions import MovingAverage, Snapshot
 from chainer_fp8pipe.training.snapshots.snapshot import resume
 
 import chainer
@@ -263,8 +263,10 @@ def test_a_period_has_the_updates_of_the_rule(kind, given, rate, steps):
 # --- who looks at a model between two exchanges ------------------------------
 
 @on_ranks(2)
-def test_evaluations_see_what_all_ranks_had_last_in_common(comm):
-    training = Training(comm, 'float16 in float32', local_steps=3)
+@pytest.mark.parametrize('case', ['float16 in float32', 'shared memory'])
+def test_evaluations_see_what_all_ranks_had_last_in_common(
+        comm, tmp_path, case):
+    training = Training(comm, case, local_steps=3)
     training.update(*range(3))
     common = values(training.model)
     training.update(3, 4)
@@ -281,7 +283,16 @@ def test_evaluations_see_what_all_ranks_had_last_in_common(comm):
             evaluator.evaluate()
         with training.communicator.common(), training.communicator.common():
             seen.append(values(training.model))
-        assert seen == [common] * 3
+        average = MovingAverage(training.model, 0.5)
+        average()
+        average.evaluator(evaluator)()
+        with chainer.Reporter():
+            evaluator.evaluate()
+        assert [seen.pop(), seen.pop()] == [own, own]
+        chainer.serializers.save_npz(tmp_path / 'model.npz', training.model)
+        saved = CASES[case][0]()
+        chainer.serializers.load_npz(tmp_path / 'model.npz', saved)
+        assert [*seen, values(saved)] == [common] * 4
     assert values(training.model) == own
     training.update(5)
     assert len(set(comm.allgather(values(training.model)))) == 1
@@ -459,3 +470,13 @@ def test_an_optimizer_without_a_rate_cannot_follow_the_rule(comm):
     optimizer.update(lambda: model.loss(0))
     with pytest.raises(ValueError, match='AdaDelta has no learning rate'):
         optimizer.update(lambda: model.loss(1))
+
+
+@on_ranks(2)
+def test_a_communicator_that_has_been_finalized_says_so(comm):
+    training = Training(comm, local_steps=2)
+    training.update(1)
+    training.communicator.finalize()
+    training.optimizer.actual_optimizer.update()    # nobody is told
+    with pytest.raises(RuntimeError, match='has been finalized; make'):
+        training.communicator.synchronize(training.model)
