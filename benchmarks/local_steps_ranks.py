@@ -21,7 +21,7 @@ from photographs import thumbnails
 from training_ranks import Mlp, keep_to_own_cores
 
 WIDTHS = 768, 1024, 1024, 10            # 1.85 M parameters
-UPDATES, BATCH, RATE = 320, 64, 0.05    # the batch is that of all ranks
+UPDATES, BATCH, RATE = 320, 64, 0.1     # the batch is that of all ranks
 #: Updates in float32, and then updates with an exchange each, before others.
 EXACT, SYNCHRONOUS = 4, 16
 PERIOD = 8
