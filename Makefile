@@ -144,16 +144,15 @@ sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
 	    PYTHONPATH=$(SANITIZED)/lib \
 	    $(BIN)/python benchmarks/exchange_fuzz.py --seconds $(SECONDS)
 
-bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
+bench: $(TEST)  ## all-reduce and training on virtual hosts
 	@mkdir -p result/bench
 	@for network in star aggregator torus; do \
 	    $(BIN)/python benchmarks/allreduce.py $$network \
 	        --sizes 1e6,8e6 --json result/bench/$$network.json \
-	        --plot result/bench/$$network.png || exit 1; echo; done
+	        || exit 1; echo; done
 	@for what in steps accelerator breakdown; do \
 	    $(BIN)/python benchmarks/training.py $$what \
-	        --json result/bench/$$what.json \
-	        --plot result/bench/$$what.png || exit 1; echo; done
+	        --json result/bench/$$what.json || exit 1; echo; done
 
 test-gpu: $(VENV)/.gpu-$(MPI)  ## the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
@@ -162,7 +161,7 @@ wheels: $(DEMO)  ## fill wheels/ for make gpu on a machine without a network
 	@$(BIN)/python tools/gpu.py wheels
 
 gpu:  ## all that waits for a GPU into result/gpu.txt; PYTHON= has CuPy
-	@"$(PYTHON)" tools/gpu.py run --python '$(PYTHON)'
+	@"$(PYTHON)" tools/gpu.py run '$(PYTHON)'
 
 matrix: $(VENV)/.package-$(MPI)  ## quick tests on every supported Python found
 	$(BIN)/python -m nox -f tools/noxfile.py -s matrix

@@ -215,11 +215,10 @@ class CodecCommunicator(MpiCommunicatorBase):
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
         """What compression does to each tensor of a model.
 
-        By the parameter's name, as far as the codec has them: ``'q'``,
-        ``'clipped'`` and ``'encoded'`` (see :class:`.TensorReport`), and
-        ``'residual'``, the 2-norm of what error feedback keeps of this
-        rank's gradients, with their loss scale.  Call it on all ranks, as
-        with :meth:`report`.
+        By the parameter's name: ``'q'``, ``'clipped'`` and ``'encoded'`` if
+        the codec has them, and ``'residual'``, the 2-norm of this rank's
+        residual with its loss scale.  Call it on all ranks, as with
+        :meth:`report`.
         """
         exchange = self._known(model)
         return exchange.codec_state.health() if exchange else {}

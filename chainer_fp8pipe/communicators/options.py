@@ -60,10 +60,10 @@ class Options:
 
     name: str
     algorithm: str = _option(
-        'direct', 'how bytes travel: every rank sums one piece (direct), sums '
-        'go round a ring, or round the rows and columns of a torus, or ranks '
-        "of their own sum (aggregator), or the paper's MPI_Allreduce with "
-        "sums in the wire's own format (mpi_op)",
+        'direct', 'how gradients are summed: each rank sums a piece (direct); '
+        'sums go round a ring, or the rows and columns of a torus; extra '
+        "ranks sum (aggregator); MPI_Allreduce sums in the wire's format, as "
+        'in the fp8 paper (mpi_op)',
         choices=('direct', 'ring', 'torus2d', 'aggregator', 'mpi_op'))
     shape: tuple[int, int] = _option(
         (0, 0), 'rows and columns of the torus; 0x0: one row per node, or '
@@ -72,12 +72,12 @@ class Options:
         1, 'how many ranks, the last ones, sum for the others (aggregator)',
         low=1, algorithms=('aggregator',))
     partial_sums: str = _option(
-        'auto', 'what sums travel in that others add to: in the format of '
-        'the wire, in float16 or in float32; auto: fp8 sums in float16, '
-        'others in float32', choices=('auto', *FORMS), algorithms=_BY_FRAMES)
+        'auto', 'format of sums that other ranks add to: that of the wire, '
+        'float16 or float32; auto: float16 for fp8, else float32',
+        choices=('auto', *FORMS), algorithms=_BY_FRAMES)
     frame_bytes: int = _option(
-        3 << 14, 'bytes of a piece that is sent, summed and sent on by '
-        'itself; 0: all at once (store and forward)', low=0,
+        3 << 14, 'bytes of a message; 0: a whole bucket (store and forward)',
+        low=0,
         algorithms=_BY_FRAMES)
     threads: int = _option(
         0, 'threads of a rank that encode, sum and decode gradients; 0: as '
@@ -87,32 +87,31 @@ class Options:
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
     overlap: bool | str = _option(
-        False, 'exchange the gradients of the last layers while the backward '
-        'pass still computes those of the first; next_forward: wait for each '
-        'layer only when the next forward pass comes to it',
+        False, "exchange late layers' gradients during the backward pass; "
+        'next_forward: also during the next forward pass, whose layers each '
+        'wait for their own',
         choices=(True, False, 'next_forward'))
     two_level: str = _option(
-        'auto', 'exchange inside nodes first, then between them; auto: where '
-        'there are several nodes with equally many ranks, more than one',
+        'auto', 'exchange inside nodes first, then between them; auto: with '
+        'several nodes of equally many ranks, more than one',
         choices=('auto', 'yes', 'no'),
         algorithms=('direct', 'ring', 'aggregator', 'mpi_op'))
     ranks_per_node: int = _option(
         0, 'pretend that so many consecutive ranks are one node; 0: nodes '
         'are told apart by host name', low=0)
     shared_memory: bool = _option(
-        True, "ranks of a node read each other's memory in place of messages "
-        'of MPI, where the system allows that (Linux)',
+        True, "ranks of a node read each other's memory and send no messages, "
+        'where the system allows that (Linux)',
         choices=(True, False), algorithms=_BY_FRAMES)
     nonfinite: str = _option(
-        'auto', 'what to do when the mean gradient is NaN or infinite: raise '
-        'an error naming rank and parameter, pass it on, or auto: raise '
-        'unless the loss is scaled dynamically (which expects to see it and '
-        'skips the update)',
+        'auto', 'a NaN or infinite mean gradient: raise an error naming rank '
+        'and parameter, or pass it on; auto: raise unless the loss is scaled '
+        'dynamically, which skips the update',
         choices=('auto', 'raise', 'pass'))
     check_every: int = _option(
-        100, 'updates from one comparison of all replicas (a digest of each '
-        "parameter and of its optimizer's state) to the next, which raises an "
-        'error naming parameter and ranks where they differ; 0: never',
+        100, 'updates between comparisons of all replicas; parameters or '
+        'optimizer states that differ are an error naming parameter and '
+        'ranks; 0: never',
         low=0)
     local_steps: int | str = _option(
         1, 'updates from one exchange to the next: each rank makes them by '
@@ -143,13 +142,13 @@ class Options:
         'nearest', 'how a number is made fp8',
         choices=('nearest', 'truncate', 'stochastic'), names=_FP8)
     period: int = _option(
-        100, 'updates from one choice of scales to the next (N)', low=1,
+        100, 'updates between choices of scales (N)', low=1,
         names=_FP8)
     quantile: float = _option(
-        0.95, 'which quantile of |gradient / parameter| sets the scale (Q)',
+        0.95, 'quantile of |gradient / parameter| that sets the scale (Q)',
         low=0.0, high=1.0, names=_FP8)
     samples: int = _option(
-        1024, 'elements the quantile is estimated from, at most (R)', low=1,
+        1024, 'most elements that the quantile is estimated from (R)', low=1,
         names=_FP8)
     epsilon: float = _option(
         1e-5, 'added to |parameter| before the division (epsilon)',
@@ -160,8 +159,8 @@ class Options:
     seed: int = _option(0, 'of sampling and stochastic rounding', low=0,
                         names=_FP8)
     values: str = _option(
-        'int4', 'which values 4 bits stand for: -7 to 7 (int4), or with an '
-        'exponent (e2m1), which loses less of small gradients',
+        'int4', 'numbers of 4 bits: -7 to 7 (int4), or with an exponent '
+        '(e2m1), which keeps more of small gradients',
         choices=('int4', 'e2m1'), names=('int4',))
 
     def __post_init__(self) -> None:

@@ -42,9 +42,9 @@ Saved = dict[str, numpy.ndarray]
 
 _OWN = 'own|'
 _NO_UPDATE = (
-    'no update followed the last multi_node_mean_grad: with local_steps the '
-    "optimizer's update() must, of a chainer.GradientMethod whose target is "
-    'the model that is averaged')
+    'the gradients of the last multi_node_mean_grad were not used: with '
+    'local_steps, update() of a chainer.GradientMethod must follow, whose '
+    'target is the same model')
 
 
 class LocalSteps:
@@ -232,8 +232,9 @@ class Deltas(Gradients):
         self._scales.setdefault(None, name)
         self.entries[f'parameter {name}'] = f'{value.dtype} {value.shape}'
         in_place = value.dtype == anchor.dtype and name not in self._shared
-        self.arrays[name] = parameter.xp.subtract(
-            value, anchor, **{'out': value} if in_place else {})
+        xp = parameter.xp
+        self.arrays[name] = xp.asarray(xp.subtract(     # may be a number
+            value, anchor, **{'out': value} if in_place else {}))
         self.values[name] = anchor
         return ''
 

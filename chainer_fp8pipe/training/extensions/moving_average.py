@@ -24,9 +24,9 @@ class _Place(NamedTuple):
 class MovingAverage(extension.Extension):
     """Averages weights exponentially over the updates.
 
-    After each update ``average += (1 - d) * (weights - average)``, with d =
-    ``decay``, but at first (1 + n) / (10 + n) after n updates if that is
-    less, so that the initial weights are soon forgotten.  Averages are
+    After each update ``average += (1 - d) * (weights - average)``. d is
+    ``decay``, or (1 + n) / (10 + n) after n updates while that is less: the
+    initial weights are soon forgotten.  Averages are
     float32; those of float16 parameters are of their float32 copies where
     the optimizer has them (``use_fp32_update``).  Statistics of batch
     normalisation, and other persistent floating-point arrays, are averaged
