@@ -40,7 +40,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import sys
 
 import near_exact
 from environment import (
@@ -59,7 +58,7 @@ from local_steps_ranks import (
     UPDATES,
 )
 from near_exact_runs import ALL_TASKS, LOCAL, bytes_of
-from network import NetworkError, Star
+from network import Star, begin
 
 _HOSTS = 4
 _LIMIT = 0.5            # points below float32's final accuracy
@@ -73,6 +72,8 @@ _STEPS = 1, 8, 32, 128
 
 def main():
     options = _arguments()
+    if options.what in _RATES:
+        begin()
     print(describe(), flush=True)
     found = {'accuracy': _accuracy, 'seconds': _seconds,
              'utilisation': _utilisation}[options.what](options)
@@ -94,8 +95,8 @@ def _accuracy(options):
 # --- seconds to the same accuracy -------------------------------------------
 
 def _seconds(options):
-    labels = [label for label in METHODS if with_torch(
-        not options.without_torch) or 'PyTorch' not in label]
+    torch = with_torch(not options.without_torch)
+    labels = [label for label in METHODS if torch or 'PyTorch' not in label]
     curves = _curves(options, labels)
     times = _on_stars('seconds', options, {
         'what': 'times', 'labels': labels, 'repeats': options.repeats or 5,
@@ -124,20 +125,18 @@ def _curves(options, labels):
                 for one in new:
                     print(json.dumps(one), file=file)
             found += new
-    return [one for one in found if one['seed'] < options.seeds]
+    return [one for one in found
+            if one['seed'] < options.seeds and one['label'] in labels]
 
 
 def _on_stars(what, options, job):
     """What the ranks measure at each rate, by Mbit/s."""
     found = {}
     for rate in options.rates or _RATES[what]:
-        try:
-            with Star(_HOSTS, rate) as network:
-                print(network.describe(), flush=True)
-                found[round(rate / 1e6)] = ranks_of(
-                    'local_steps_ranks.py', job, network=network)
-        except NetworkError as error:
-            sys.exit(str(error))
+        with Star(_HOSTS, rate) as network:
+            print(network.describe(), flush=True)
+            found[round(rate / 1e6)] = ranks_of(
+                'local_steps_ranks.py', job, network=network)
     return found
 
 
@@ -230,39 +229,41 @@ def _utilisation(options):
 
 def _plot_curves(curves, times, options):
     """Test error against seconds, one axis for each rate."""
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(
-        1, len(times), figsize=(4.2 * len(times), 4.4), sharey=True,
-        squeeze=False, layout='constrained')
-    colours = pyplot.get_cmap('tab10').colors
+    from draw import LOOK, OURS, matplotlib, pyplot
     shown = [label for label in METHODS if mean_curve(curves, label)
              and label not in ('PyTorch, float32', 'int4, not overlapped')]
+    colours = dict(zip(shown, ['#8a8a8a', '#3a8a4d', '#d8a13a', OURS,
+                               '#7a4fa3', '#8a8a8a', '#c05a1e', '#b0b0b0'],
+                       strict=False))
     goal = 100 - mean_curve(curves, 'float32')[UPDATES] + _LIMIT
-    for axis, (rate, rows) in zip(axes[0], times.items(), strict=True):
-        for colour, label in zip(colours, shown, strict=False):
-            numbers, accuracy = zip(*mean_curve(curves, label).items(),
-                                    strict=True)
-            axis.plot(
-                [seconds_of(label, number, medians_of(rows))
-                 for number in numbers], [100 - one for one in accuracy],
-                '--' if 'PyTorch' in label else '-', color=colour,
-                label=label)
-        axis.axhline(goal, color='grey', linewidth=0.8)
-        axis.set_xscale('log')
-        axis.xaxis.set_major_formatter('{x:g}')
-        axis.set_title(f'{rate} Mbit/s')
-        axis.set_xlabel('seconds')
-    axes[0][0].set_ylabel('test error [%]')
-    axes[0][-1].legend(fontsize=7)
-    figure.savefig(options.plot, dpi=120)
+    with matplotlib.rc_context(LOOK):
+        figure, axes = pyplot.subplots(1, len(times), squeeze=False,
+                                       sharey=True,
+                                       figsize=(3.6 * len(times), 4.2))
+        for axis, (rate, rows) in zip(axes[0], times.items(), strict=True):
+            for label in shown:
+                numbers, accuracy = zip(*mean_curve(curves, label).items(),
+                                        strict=True)
+                axis.plot([seconds_of(label, number, medians_of(rows))
+                           for number in numbers],
+                          [100 - one for one in accuracy],
+                          '--' if 'PyTorch' in label else '-',
+                          color=colours[label], label=label)
+            axis.axhline(goal, color='black', linewidth=0.6)
+            axis.set_xscale('log')
+            axis.xaxis.set_major_formatter('{x:g}')
+            axis.set(title=f'{rate} Mbit/s', xlabel='seconds')
+        axes[0][0].set_ylabel('test error [%]')
+        axes[0][-1].legend(fontsize=7)
+        figure.savefig(options.plot)
     print(f'figure: {options.plot}')
 
 
 def _arguments():
-    given = parser(__doc__, 'plot', 'torch')
+    given = parser(__doc__, 'torch')
     given.add_argument('what', choices=['accuracy', *_RATES])
+    given.add_argument('--plot', metavar='FILE',
+                       help='draw curves of seconds')
     given.add_argument('--results', metavar='FILE', help='where trainings '
                        'are kept, one a line (accuracy and seconds)')
     given.add_argument('--table', action='store_true',
