@@ -4,8 +4,7 @@
     python tools/gpu.py run PYTHON      # there: result/gpu.txt (make gpu)
 
 That machine has Python 3.12 with CuPy and NumPy, and a C compiler.  Wheels of
-the rest come in wheels/; Chainer's is built here, as there is none, and the
-digits of scikit-learn, which is too large to travel, come as a file.
+the rest come in wheels/; Chainer's is built here, as there is none.
 """
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ NEEDED = [      # NumPy comes with CuPy
     'protobuf', 'six', 'typing_extensions', 'xxhash', 'hypothesis',
     'iniconfig', 'ml_dtypes', 'pluggy', 'pygments', 'pytest', 'pytest-timeout',
     'sortedcontainers']
-_DIGITS = '--device @cupy:0 --root wheels --epoch 4 --out result/gpu/'
+_DIGITS = '--device @cupy:0 --epoch 4 --out result/gpu/'
 #: Ranks, of which 0 is no job, and what is run.
 STEPS = [
     (0, '-m pytest -q -m gpu tests'),
@@ -41,7 +40,7 @@ STEPS = [
 
 def wheels() -> None:
     """Fills the folder anew, and says how large it is."""
-    sys.path[:0] = [str(ROOT), str(ROOT / 'examples' / 'digits')]
+    sys.path.insert(0, str(ROOT))
     from chainer_fp8pipe.compat.install_chainer import build_wheel
     shutil.rmtree(WHEELS, ignore_errors=True)
     WHEELS.mkdir()
@@ -49,8 +48,6 @@ def wheels() -> None:
             '--only-binary=:all:', '--implementation', 'cp',
             '--python-version', '3.12', '--dest', WHEELS, *PLATFORMS, *NEEDED)
     build_wheel(WHEELS, ['--quiet'])
-    from data import save_digits
-    save_digits(WHEELS / 'digits.npz')
     for path in sorted(WHEELS.iterdir()):
         print(f'{path.stat().st_size / 1e6:8.2f} MB  {path.name}')
 

@@ -312,11 +312,12 @@ def test_evaluations_see_what_all_ranks_had_last_in_common(
 
 
 def trainer_of(comm, folder, iterations, optimizer=optimizers.Adam, **options):
+    options = {'local_steps': 4, 'warmup': 2, **options}
+    if options['local_steps'] != 1:
+        options = {'sync_steps': 3, **options}
     trainer, communicator = trainers.make_trainer(
-        comm, folder, name='int4', optimizer=optimizer(0.01), **{
-            'local_steps': 4, 'sync_steps': 3, 'warmup': 2, **options})
-    trainer.stop_trigger = get_trigger(
-        (iterations, 'iteration'))
+        comm, folder, name='int4', optimizer=optimizer(0.01), **options)
+    trainer.stop_trigger = get_trigger((iterations, 'iteration'))
     trainer.extend(Snapshot(communicator), trigger=(3, 'iteration'))
     return trainer, communicator
 
@@ -394,6 +395,30 @@ def test_the_model_in_a_snapshot_is_what_all_ranks_had_in_common(
         numpy.testing.assert_array_equal(
             parameter.array,
             dict(model_of(again).namedparams())[name].array, name)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('first', ['local', 'synchronous'])
+def test_a_run_goes_on_with_or_without_local_steps(comm, tmp_path, first):
+    given = {'local': {}, 'synchronous': {'local_steps': 1}}
+    trainer, _ = trainer_of(comm, tmp_path, 6, **given[first])
+    trainer.run()
+    other = next(name for name in given if name != first)
+    trainer, communicator = trainer_of(
+        comm, f'{tmp_path}/other', 20, check_every=1, **given[other])
+    resume(trainer, communicator, f'{tmp_path}/snapshot_iter_6.npz')
+    trainer.run()
+    assert len(set(comm.allgather(values(model_of(trainer))))) == 1
+
+
+@on_ranks(2)
+def test_a_run_does_not_go_back_to_synchronous_updates(comm, tmp_path):
+    trainer, _ = trainer_of(comm, tmp_path, 6)
+    trainer.run()
+    trainer, communicator = trainer_of(comm, f'{tmp_path}/other', 20,
+                                       sync_steps=9)
+    with pytest.raises(ValueError, match='local_steps and sync_steps to cre'):
+        resume(trainer, communicator, f'{tmp_path}/snapshot_iter_6.npz')
 
 
 # --- what is refused, or found -----------------------------------------------
