@@ -42,9 +42,9 @@ Saved = dict[str, numpy.ndarray]
 
 _OWN = 'own|'
 _NO_UPDATE = (
-    'no update followed the last multi_node_mean_grad: with local_steps the '
-    "optimizer's update() must, of a chainer.GradientMethod whose target is "
-    'the model that is averaged')
+    'the gradients of the last multi_node_mean_grad were not used: with '
+    'local_steps, update() of a chainer.GradientMethod must follow, whose '
+    'target is the same model')
 
 
 class LocalSteps:
@@ -136,19 +136,22 @@ class LocalSteps:
         if not self.since or self._is_common:
             yield
             return
-        self._swap(model)
+        moved = [*self._moved(model)]
+        self._swap(model, moved)
         self._is_common = True
         try:
             yield
         finally:
             self._is_common = False
-            self._swap(model)
+            self._swap(model, moved[::-1])  # two may share memory
 
-    def _swap(self, model: chainer.Link) -> None:
-        for name, parameter in self._moved(model):
-            own = _value(parameter).copy()
-            _set(parameter, self.anchors[name])
-            self.anchors[name][...] = own
+    def _swap(self, model: chainer.Link,
+              moved: list[tuple[str, chainer.Parameter]]) -> None:
+        with chainer.using_device(model.device):
+            for name, parameter in moved:
+                own = _value(parameter).copy()
+                _set(parameter, self.anchors[name])
+                self.anchors[name][...] = own
 
     def _moved(self, model: chainer.Link
                ) -> Iterator[tuple[str, chainer.Parameter]]:
@@ -229,8 +232,9 @@ class Deltas(Gradients):
         self._scales.setdefault(None, name)
         self.entries[f'parameter {name}'] = f'{value.dtype} {value.shape}'
         in_place = value.dtype == anchor.dtype and name not in self._shared
-        self.arrays[name] = parameter.xp.subtract(
-            value, anchor, **{'out': value} if in_place else {})
+        xp = parameter.xp
+        self.arrays[name] = xp.asarray(xp.subtract(     # may be a number
+            value, anchor, **{'out': value} if in_place else {}))
         self.values[name] = anchor
         return ''
 

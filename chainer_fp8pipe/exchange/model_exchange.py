@@ -215,10 +215,17 @@ class ModelExchange:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
+        # Of a file that knows no local steps: of gradients.
+        deltas = bool(saved.get('deltas', False))
+        if (deltas or 'since' in saved) and not (
+                self.local and self.local.takes(updates)):
+            raise ValueError(
+                'this state is of local steps, in which each rank has an '
+                "optimizer state of its own; pass the run's local_steps and "
+                'sync_steps to create_communicator')
         self.updates, self.codec_state = updates, state
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
-        # Of a file that knows no local steps: of gradients.
-        self._of_deltas = bool(saved.get('deltas', False))
+        self._of_deltas = deltas
         if self.local:
             self.local.load(self.reference(), saved)
         self.update.thaw()
@@ -237,14 +244,17 @@ class ModelExchange:
                 self._begin_local_steps(model, self.local)
             self.local.begin_update(model)
             self.updates += 1
-        else:
+            return
+        with self._reducer.events.section('exchange'):
+            self.update.thaw()      # or what was sent early would be copied
             self._average(model, Gradients(model, zero_fill))
 
     def _begin_local_steps(self, model: chainer.Link, local: LocalSteps
                            ) -> None:
         """Raises on all ranks if the replicas are not the same."""
         ranks = self._reducer.ranks
-        local.begin(model)
+        with chainer.using_device(model.device):
+            local.begin(model)
         agree(ranks.comm, Signature({
             'the number of updates': str(self.updates),
             **{f'parameter {name}': describe(anchor)
@@ -261,47 +271,47 @@ class ModelExchange:
         """Gives all ranks the mean of what local updates have changed."""
         if not self.local or not self.local.since:
             return
-        deltas = self.local.deltas(model)
-        try:
-            self._average(model, deltas)
-        except BaseException:
-            deltas.undo()
-            raise
+        with chainer.using_device(model.device), (
+                self._reducer.events.section('exchange')):
+            deltas = self.local.deltas(model)
+            try:
+                self._average(model, deltas)
+            except BaseException:
+                deltas.undo()
+                raise
         self.local.next_period()
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
         """Replaces gradients, or changes of parameters, by their mean."""
         reducer = self._reducer
         self._code_for(isinstance(gradients, Deltas))
-        with reducer.events.section('exchange'):
-            self.update.thaw()
-            is_new = self.queue is None or gradients.sizes != self.sizes
-            self._check(model, gradients, is_new)
-            self._see(gradients.loss_scale)
-            if is_new:
-                self._follow(gradients.sizes)
-                self.queue = self.queue or reducer.unused_queue()
-            # Tied parameters share memory: an early update of one would
-            # corrupt what the other's mean is decoded with.
-            defers = (reducer.overlap == 'next_forward' and self.ready
-                      and not gradients.share_parameters)
-            state, update = self.current, self.update
-            with reducer.taken():
-                self._raise_failure()   # since the ranks have agreed
-                start = time.perf_counter()
-                self._send_rest(gradients)
-                if defers:
-                    self._defer(gradients)
-                else:
-                    for bucket in update.sent.values():
-                        self._receive(bucket)
-                    if not self.ready:
-                        self.seconds = time.perf_counter() - start
-                self.end()
-            if reducer.overlap:
-                self.passes.averaged()
-                if not is_new:
-                    self._learn()
+        is_new = self.queue is None or gradients.sizes != self.sizes
+        self._check(model, gradients, is_new)
+        self._see(gradients.loss_scale)
+        if is_new:
+            self._follow(gradients.sizes)
+            self.queue = self.queue or reducer.unused_queue()
+        # Tied parameters share memory: an early update of one would
+        # corrupt what the other's mean is decoded with.
+        defers = (reducer.overlap == 'next_forward' and self.ready
+                  and not gradients.share_parameters)
+        state, update = self.current, self.update
+        with reducer.taken():
+            self._raise_failure()   # since the ranks have agreed
+            start = time.perf_counter()
+            self._send_rest(gradients)
+            if defers:
+                self._defer(gradients)
+            else:
+                for bucket in update.sent.values():
+                    self._receive(bucket)
+                if not self.ready:
+                    self.seconds = time.perf_counter() - start
+            self.end()
+        if reducer.overlap:
+            self.passes.averaged()
+            if not is_new:
+                self._learn()
         if not defers:
             bad = [bucket for bucket in update.sent.values()
                    if bucket.nonfinite]

@@ -38,6 +38,19 @@ class Halves(Plain):
             return chainer.functions.sum(self(x) ** 2) / 10
 
 
+class Scaled(Halves):
+    """With a parameter that has no dimension."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.s = chainer.Parameter(numpy.ones((), 'f2'))
+
+    def forward(self, x):
+        y = super().forward(x)
+        return y * chainer.functions.broadcast_to(self.s, y.shape)
+
+
 class Copies(Plain):
     """Two layers whose parameters share memory."""
 
@@ -96,7 +109,7 @@ CASES = {
     'shared memory': (Copies, sgd, as_made),
     'unused': (Unused, lambda: optimizers.Adam(0.01), as_made),
     'statistics': (Convolutions, sgd, as_made),
-    'float16': (Halves, sgd, as_made),
+    'float16': (Scaled, sgd, as_made),
     'float16 in float32': (Halves, halves, as_made)}
 
 
@@ -134,7 +147,7 @@ class Simulation:
                 if found[0] is not None:
                     mean = numpy.mean([one.astype('f4') for one in found], 0)
                     for one in everyone:
-                        one.grad = mean.astype(one.dtype)
+                        one.grad = numpy.array(mean, one.dtype)
         for optimizer in self.optimizers:
             optimizer.update()
         self.updates += 1
@@ -263,8 +276,10 @@ def test_a_period_has_the_updates_of_the_rule(kind, given, rate, steps):
 # --- who looks at a model between two exchanges ------------------------------
 
 @on_ranks(2)
-def test_evaluations_see_what_all_ranks_had_last_in_common(comm, tmp_path):
-    training = Training(comm, 'float16 in float32', local_steps=3)
+@pytest.mark.parametrize('case', ['float16 in float32', 'shared memory'])
+def test_evaluations_see_what_all_ranks_had_last_in_common(
+        comm, tmp_path, case):
+    training = Training(comm, case, local_steps=3)
     training.update(*range(3))
     common = values(training.model)
     training.update(3, 4)
@@ -288,7 +303,7 @@ def test_evaluations_see_what_all_ranks_had_last_in_common(comm, tmp_path):
             evaluator.evaluate()
         assert [seen.pop(), seen.pop()] == [own, own]
         chainer.serializers.save_npz(tmp_path / 'model.npz', training.model)
-        saved = Halves()
+        saved = CASES[case][0]()
         chainer.serializers.load_npz(tmp_path / 'model.npz', saved)
         assert [*seen, values(saved)] == [common] * 4
     assert values(training.model) == own
@@ -297,11 +312,12 @@ def test_evaluations_see_what_all_ranks_had_last_in_common(comm, tmp_path):
 
 
 def trainer_of(comm, folder, iterations, optimizer=optimizers.Adam, **options):
+    options = {'local_steps': 4, 'warmup': 2, **options}
+    if options['local_steps'] != 1:
+        options = {'sync_steps': 3, **options}
     trainer, communicator = trainers.make_trainer(
-        comm, folder, name='int4', optimizer=optimizer(0.01), **{
-            'local_steps': 4, 'sync_steps': 3, 'warmup': 2, **options})
-    trainer.stop_trigger = get_trigger(
-        (iterations, 'iteration'))
+        comm, folder, name='int4', optimizer=optimizer(0.01), **options)
+    trainer.stop_trigger = get_trigger((iterations, 'iteration'))
     trainer.extend(Snapshot(communicator), trigger=(3, 'iteration'))
     return trainer, communicator
 
@@ -381,6 +397,30 @@ def test_the_model_in_a_snapshot_is_what_all_ranks_had_in_common(
             dict(model_of(again).namedparams())[name].array, name)
 
 
+@on_ranks(2)
+@pytest.mark.parametrize('first', ['local', 'synchronous'])
+def test_a_run_goes_on_with_or_without_local_steps(comm, tmp_path, first):
+    given = {'local': {}, 'synchronous': {'local_steps': 1}}
+    trainer, _ = trainer_of(comm, tmp_path, 6, **given[first])
+    trainer.run()
+    other = next(name for name in given if name != first)
+    trainer, communicator = trainer_of(
+        comm, f'{tmp_path}/other', 20, check_every=1, **given[other])
+    resume(trainer, communicator, f'{tmp_path}/snapshot_iter_6.npz')
+    trainer.run()
+    assert len(set(comm.allgather(values(model_of(trainer))))) == 1
+
+
+@on_ranks(2)
+def test_a_run_does_not_go_back_to_synchronous_updates(comm, tmp_path):
+    trainer, _ = trainer_of(comm, tmp_path, 6)
+    trainer.run()
+    trainer, communicator = trainer_of(comm, f'{tmp_path}/other', 20,
+                                       sync_steps=9)
+    with pytest.raises(ValueError, match='local_steps and sync_steps to cre'):
+        resume(trainer, communicator, f'{tmp_path}/snapshot_iter_6.npz')
+
+
 # --- what is refused, or found -----------------------------------------------
 
 @on_ranks(2)
@@ -423,7 +463,7 @@ def test_an_update_that_the_optimizer_does_not_make_is_an_error(comm):
     training = Training(comm, local_steps=3)
     training.update(1)
     training.communicator.multi_node_mean_grad(training.model)
-    with pytest.raises(RuntimeError, match=r'update\(\) must'):
+    with pytest.raises(RuntimeError, match=r'update\(\) of a ch'):
         training.communicator.multi_node_mean_grad(training.model)
 
 

@@ -98,7 +98,7 @@ class MovingAverage(extension.Extension):
                                 array.dtype))
             yield
         finally:
-            for place, array in own:
+            for place, array in reversed(own):      # two may be the same
                 setattr(place.owner, place.attribute, array)
 
     def evaluator(self, evaluator: Any) -> Any:

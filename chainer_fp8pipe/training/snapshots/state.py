@@ -202,7 +202,8 @@ def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
                            ) -> str:
     """The names of the job's communicators, as a snapshot has them.
 
-    Of ``comm``, and of multi-node optimizers.
+    Of ``comm``, and of multi-node optimizers.  Those with local steps have
+    another name: their ranks have optimizer states of their own.
     """
     found = [comm] if hasattr(comm, 'mpi_comm') else []
     for optimizer in trainer.updater.get_all_optimizers().values():
@@ -210,8 +211,11 @@ def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
         if communicator is not None and not any(
                 communicator is other for other in found):
             found.append(communicator)
-    return ', '.join(getattr(communicator, 'name', type(communicator).__name__)
-                     for communicator in found) or 'none'
+    return ', '.join(
+        getattr(communicator, 'name', type(communicator).__name__)
+        + ' with local steps' * (getattr(getattr(
+            communicator, 'options', None), 'local_steps', 1) != 1)
+        for communicator in found) or 'none'
 
 
 def layout(keys: Collection[str]) -> set[str]:
