@@ -44,7 +44,7 @@ else
 MPI := own
 LAUNCHER := $(MPIEXEC)
 endif
-extras = $(if $(filter mpich,$(MPI)),mpich,mpi)$(comma)$(1)
+extras = $(if $(filter mpich,$(MPI)),mpich,mpi)$(addprefix $(comma),$(1))
 comma := ,
 
 INSTALLED_FROM := $(VENV)/.origin setup.cfg setup.py pyproject.toml \
@@ -91,13 +91,10 @@ help:  ## show this list
 	@echo 'make TARGET [PYTHON=python3.12] [MPIEXEC=mpirun]'
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 12
 
-demo: $(DEMO)  ## train the digits over 4 ranks: fp8 gradients, a pipeline
-	@$(LAUNCHER) -n 4 $(BIN)/python examples/digits/train_digits.py
-	@echo; echo 'And as a pipeline of 2 stages, with 2 replicas of each'
-	@$(LAUNCHER) -n 4 $(BIN)/python examples/pipeline/train_pipeline.py \
-	    --pipeline 2 --communicator fp8
+demo: $(DEMO)  ## train over 4 virtual hosts, and a model that no rank holds
+	@MPIEXEC='$(LAUNCHER)' $(BIN)/python examples/demo.py
 
-images: $(DEMO)  ## build a small set in ImageNet's layout: result/images
+images: $(VENV)/.images-$(MPI)  ## a small set in ImageNet's layout: result/images
 	@test -d result/images || $(BIN)/python \
 	    examples/imagenet/make_images.py result/images
 
@@ -144,16 +141,15 @@ sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
 	    PYTHONPATH=$(SANITIZED)/lib \
 	    $(BIN)/python benchmarks/exchange_fuzz.py --seconds $(SECONDS)
 
-bench: $(TEST)  ## all-reduce and training on a virtual network; needs root
+bench: $(TEST)  ## all-reduce and training on virtual hosts
 	@mkdir -p result/bench
 	@for network in star aggregator torus; do \
 	    $(BIN)/python benchmarks/allreduce.py $$network \
 	        --sizes 1e6,8e6 --json result/bench/$$network.json \
-	        --plot result/bench/$$network.png || exit 1; echo; done
+	        || exit 1; echo; done
 	@for what in steps accelerator breakdown; do \
 	    $(BIN)/python benchmarks/training.py $$what \
-	        --json result/bench/$$what.json \
-	        --plot result/bench/$$what.png || exit 1; echo; done
+	        --json result/bench/$$what.json || exit 1; echo; done
 
 test-gpu: $(VENV)/.gpu-$(MPI)  ## the tests that need a CUDA GPU
 	$(BIN)/python -m pytest -m gpu
@@ -162,7 +158,7 @@ wheels: $(DEMO)  ## fill wheels/ for make gpu on a machine without a network
 	@$(BIN)/python tools/gpu.py wheels
 
 gpu:  ## all that waits for a GPU into result/gpu.txt; PYTHON= has CuPy
-	@"$(PYTHON)" tools/gpu.py run --python '$(PYTHON)'
+	@"$(PYTHON)" tools/gpu.py run '$(PYTHON)'
 
 matrix: $(VENV)/.package-$(MPI)  ## quick tests on every supported Python found
 	$(BIN)/python -m nox -f tools/noxfile.py -s matrix
@@ -194,10 +190,15 @@ $(VENV)/.origin:
 	@echo '$(ORIGIN)' > $@
 
 $(DEMO): $(INSTALLED_FROM)
-	@echo 'Installing what the main job needs: Chainer, NumPy, MPI,' \
-	    'scikit-learn, this package (1 to 3 minutes the first time)'
-	$(call install,examples)
+	@echo 'Installing what the demo needs: Chainer, NumPy, MPI, this' \
+	    'package (half a minute or more the first time)'
+	$(call install)
 	@touch $@
+
+$(VENV)/.images-$(MPI): $(INSTALLED_FROM)
+	@echo 'Installing what the examples need, pictures too'
+	$(call install,examples)
+	@touch $(DEMO) $@
 
 $(TEST): $(INSTALLED_FROM)
 	@echo 'Installing what the tests need: the main job, pytest, mypy,' \

@@ -4,29 +4,32 @@
     python benchmarks/allreduce.py two-level    # 4 hosts of 2 ranks
     python benchmarks/allreduce.py aggregator   # 4 hosts, 1 rank that sums
     python benchmarks/allreduce.py torus        # 3 x 3 hosts, a ring in them
+    python benchmarks/allreduce.py node         # 4 ranks on one host
 
-Hosts are network namespaces of this machine (see benchmarks/network), so it
-needs root and iproute2.  A time is that of an update's whole exchange,
-encoding and decoding included; where it says "alone", and for MPICH and gloo,
-that of the all-reduce alone.  All cases are timed in turns in one run.
+Hosts are virtual ones of this machine (Linux, iproute2).  A time is that of
+an update's whole exchange, encoding and decoding included; where it says
+"alone", and for MPICH and gloo, that of the all-reduce alone.  All cases are
+timed in turns in one run.
 """
 from __future__ import annotations
 
-import itertools
 import statistics
 import sys
 
 from environment import (
+    RANKS,
     describe,
     milliseconds,
     parser,
     ranks_of,
-    spread,
     with_torch,
     write_json,
 )
-from network import NetworkError, Star, Torus
+from network import Star, Torus, begin
 
+#: PyTorch's gloo between ranks of this machine.
+ALONE = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29500',
+         'GLOO_SOCKET_IFNAME': 'lo'}
 _BYTES = {'fp8': 1, 'int4': 17 / 32, 'float16': 2, 'float32': 4}
 
 
@@ -96,7 +99,9 @@ CASES = {
                  shape=(3, 3), **WIRE))
         for variant in (dict, alone)],
 }
-SIZES = {'star': [10 ** 6, 8 * 10 ** 6, 64 * 10 ** 6],
+CASES['node'] = CASES['star']
+SIZES = {'node': [10 ** 6, 8 * 10 ** 6],
+         'star': [10 ** 6, 8 * 10 ** 6, 64 * 10 ** 6],
          'two-level': [10 ** 6, 8 * 10 ** 6],
          'aggregator': [10 ** 3, 10 ** 4, 10 ** 5, 10 ** 6, 10 ** 7,
                         10 ** 8],
@@ -115,14 +120,17 @@ def main() -> None:
     if any(case['kind'] == 'gloo' for case in cases) and not with_torch(
             not options.without_torch):
         cases = [case for case in cases if case['kind'] != 'gloo']
+    if options.what == 'node':      # no network, which would set a limit
+        print(describe(), flush=True)
+        ranks_of('allreduce_ranks.py', {
+            'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
+            'aggregators': 0}, 4, env={**RANKS, **ALONE})
+        return
     aggregators = options.what == 'aggregator'
-    try:
-        network = (Torus(3, 3, rate) if options.what == 'torus'
-                   else Star(4, rate, switch=aggregators))
-    except NetworkError as error:
-        sys.exit(str(error))
+    begin()
     print(describe(), flush=True)
-    with network:
+    with (Torus(3, 3, rate) if options.what == 'torus'
+          else Star(4, rate, switch=aggregators)) as network:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)
@@ -137,9 +145,6 @@ def main() -> None:
                                   'payload': payload,
                                   'burst': network.burst, 'cases': cases,
                                   **found})
-    if options.plot:
-        _plot(found, cases, payload, options)
-        print(f'figure: {options.plot}')
 
 
 def seconds_at_the_limit(case, size, payload, what, workers):
@@ -175,39 +180,13 @@ def _table(found, cases, payload, what):
     return '\n'.join(lines)
 
 
-def _plot(found, cases, payload, options):
-    """Time against elements; with an aggregator, as the paper's figure 1(d),
-    against bytes."""
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout='constrained')
-    by_bytes = options.what == 'aggregator'
-    for case, marker in zip(cases, itertools.cycle('osv^D<>X'),
-                            strict=False):
-        rows = [row for row in found['rows'] if row['label'] == case['label']]
-        axes.errorbar(
-            [row['size'] * (case['bytes'] if by_bytes else 1)
-             for row in rows], *spread([row['seconds'] for row in rows]),
-            marker=marker, markersize=5, capsize=3, linewidth=1.2,
-            label=case['label'])
-    axes.set(xscale='log', yscale='log', ylabel='ms (median, range)',
-             xlabel="bytes of a rank's gradients on the wire" if by_bytes
-             else "elements of a rank's gradients",
-             title=f'All-reduce, {options.what}: {found["workers"]} ranks, '
-             f'links with {payload / 1e6:.0f} Mbit/s of payload')
-    axes.grid(True, which='major', alpha=0.4)
-    axes.legend(fontsize='small')
-    figure.savefig(options.plot, dpi=120)
-
-
 def elements(text):
     """Numbers of elements; its name is in argparse's message."""
     return [round(float(part)) for part in text.split(',')]
 
 
 def _arguments():
-    given = parser(__doc__, 'plot', 'torch')
+    given = parser(__doc__, 'torch')
     given.add_argument('what', choices=list(CASES))
     given.add_argument('--sizes', type=elements, metavar='N,...',
                        help='elements, e.g. 1e6,8e6')

@@ -89,14 +89,11 @@ def parser(page: str, *more: str) -> argparse.ArgumentParser:
 
     Args:
         page: The docstring.
-        more: Of ``plot`` (``--plot FILE``) and ``torch``
-            (``--without-torch``).
+        more: ``torch``, for ``--without-torch``.
     """
     made = argparse.ArgumentParser(
         description=page, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument('--json', metavar='FILE', help='write the raw data')
-    if 'plot' in more:
-        made.add_argument('--plot', metavar='FILE', help='draw a figure')
     if 'torch' in more:
         made.add_argument('--without-torch', action='store_true',
                           help='leave out PyTorch (pip install torch)')
@@ -122,12 +119,12 @@ def ranks_of(script: str, job: Any, ranks: int = 0, network: Any = None, *,
         command = [sys.executable, str(pathlib.Path(__file__).with_name(
             script)), str(given), str(result)]
         if network is None:
-            done = subprocess.run([*mpiexec(ranks), *command],
-                                  env={**os.environ, **env})
+            code = subprocess.run([*mpiexec(ranks), *command],
+                                  env={**os.environ, **env}).returncode
         else:
-            done = network.run(command, each, env=env, timeout=3000)
-        if done.returncode or not result.exists():
-            sys.exit(f'the ranks ended with exit code {done.returncode}')
+            code = network.run(command, each, env=env, timeout=3000)
+        if code or not result.exists():
+            sys.exit(f'the ranks ended with exit code {code}')
         return json.loads(result.read_text())
 
 
@@ -147,17 +144,6 @@ def milliseconds(seconds: Sequence[float]) -> tuple[str, str]:
         return f'{value:,.0f}' if value >= 1e4 else f'{value:.4g}'
     return said(1e3 * statistics.median(seconds)), (
         f'{said(1e3 * min(seconds))} - {said(1e3 * max(seconds))}')
-
-
-def spread(seconds: Sequence[Sequence[float]]
-           ) -> tuple[list[float], list[list[float]]]:
-    """Medians in milliseconds, and error bars from the least to the most."""
-    medians = [statistics.median(times) * 1e3 for times in seconds]
-    return medians, [
-        [median - min(times) * 1e3
-         for median, times in zip(medians, seconds, strict=True)],
-        [max(times) * 1e3 - median
-         for median, times in zip(medians, seconds, strict=True)]]
 
 
 def write_json(path: str, data: dict[str, Any]) -> None:

@@ -5,8 +5,8 @@
 Three jobs: the digits example with fp8, a pipeline of 2 stages and 2
 replicas, and an unmodified ChainerMN script.  While one trains, faults happen
 at random moments; then it may end, and its model is compared with that of a
-run that nothing happened to.  --disk and --network, which need root, add
-faults of a small disk and of two hosts with links.
+run that nothing happened to.  --disk adds faults of a small disk, --network
+those of two virtual hosts with links.
 
 Runs are added to the file as they end, so that a long campaign can be made in
 parts, with another seed each; --table prints what all of them came to.
@@ -31,6 +31,7 @@ from environment import describe, environment
 from faults_kinds import FAULTS, Fault
 from faults_places import TwoHosts, small_disk
 from faults_run import JOBS, FaultyRun
+from network import begin
 
 _DEADLINE = 120.0       # seconds until a job must train again
 _TO_THE_END = 300.0     # until one that nothing happens to must be through
@@ -47,6 +48,8 @@ def main() -> None:
         print(describe())
         print(table(*_read(options.results)))
         return
+    if options.disk or options.network:
+        begin()
     # So that a campaign that is ended leaves no job behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
     there = {'', *(name for name in ('disk', 'network', 'stall')
@@ -120,10 +123,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument('--stall', metavar='SECONDS',
                         help='also faults that only a stall shows')
     parser.add_argument('--disk', action='store_true',
-                        help='also a full disk; needs root')
+                        help='also a full disk')
     parser.add_argument('--network', action='store_true',
-                        help='the ranks are on two hosts; also faults of '
-                        'links and hosts; needs root')
+                        help='the ranks are on two virtual hosts; also '
+                        'faults of links and hosts')
     parser.add_argument('--results', metavar='FILE', required=True,
                         help='where runs are kept, one a line')
     parser.add_argument('--table', action='store_true',

@@ -6,9 +6,9 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from network import START_UP, Star
+from chainer_fp8pipe.launcher.virtual_hosts import INTERFACE, VirtualHosts
 
 _RATE = 1e9             # of a link, in bit/s
 _SLOW = 50              # times as slow
@@ -16,20 +16,18 @@ _SLOW = 50              # times as slow
 
 @contextlib.contextmanager
 def small_disk() -> Iterator[str]:
-    """A folder on a file system of its own, in memory; needs root."""
+    """A folder on a file system of its own, in memory."""
     folder = tempfile.mkdtemp(prefix='faults-disk-')
+    subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=48M', 'tmpfs',
+                    folder], check=True)
     try:
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=48M',
-                        'tmpfs', folder], check=True)
-        try:
-            yield folder
-        finally:
-            subprocess.run(['umount', '--lazy', folder], check=True)
+        yield folder
     finally:
+        subprocess.run(['umount', '--lazy', folder], check=True)
         os.rmdir(folder)
 
 
-class TwoHosts(Star):
+class TwoHosts(VirtualHosts):
     """Two hosts and a link each; the launcher runs beside them.
 
     Args:
@@ -45,34 +43,26 @@ class TwoHosts(Star):
         path = os.path.join(folder, 'hosts')
         with open(path, 'w') as file:
             for host in range(2):
-                file.write(f'{self.address(host)}:{self._ranks // 2}\n')
+                file.write(f'{self.hosts[host]}:{self._ranks // 2}\n')
         return ['--hostfile', path]
 
     def launcher_environment(self) -> dict[str, str]:
         """Variables of the launcher."""
-        words = self._mpiexec([1, 1])
+        words = self.mpiexec(1, [])
         return {**self.environment(),
-                'MPIEXEC': shlex.join(words[:words.index('-hosts')])}
-
-    def beside(self, command: Sequence[str]) -> list[str]:
-        """The command that runs a launcher."""
-        return self.spaces.inside(None, command)
+                'MPIEXEC': shlex.join(words[:words.index('-n')])}
 
     def set_link(self, host: int, is_up: bool) -> None:
         """Takes a host's cable out, or puts it in."""
-        self.spaces.call(None, 'ip', 'link', 'set', f'port{host}',
-                         'up' if is_up else 'down')
+        self.ip(None, [f'link set port{host} '
+                       + ('up' if is_up else 'down')])
 
     def slow_down(self, host: int, is_slow: bool) -> None:
         """Gives a link a fiftieth of its rate, or all of it."""
-        rate = self.rate / (_SLOW if is_slow else 1)
-        for place, device in ((self.hosts[host], START_UP),
+        for place, device in ((self.hosts[host], INTERFACE),
                               (None, f'port{host}')):
-            self.spaces.call(
-                place, 'tc', 'qdisc', 'replace', 'dev', device, 'root',
-                'tbf', 'rate', f'{rate:.0f}bit', 'burst', str(self.burst),
-                'latency', '100ms')
+            self.shape(place, device, _SLOW if is_slow else 1)
 
     def lose(self, host: int) -> None:
         """Ends all processes of a host at once."""
-        self.spaces.end_processes(self.hosts[host])
+        self.end_processes(self.hosts[host])

@@ -111,8 +111,7 @@ class FaultyRun:
               str(int(word[1:]) * self.length)
               for word in self.job.arguments)]
         self.launcher = subprocess.Popen(
-            self.network.beside(command) if self.network else command,
-            cwd=_ROOT, stdin=subprocess.DEVNULL,
+            command, cwd=_ROOT, stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             errors='replace', env={
                 'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',

@@ -1,6 +1,6 @@
 """What each part of the input pipeline brings: images per second without it.
 
-    .venv/bin/python benchmarks/input_pipeline.py --json FILE --plot FILE
+    .venv/bin/python benchmarks/input_pipeline.py --json FILE
 
 builds a folder of JPEG photographs (photographs.py) and reads it as training
 would: random resized crops of 224 x 224 pixels, mirrored and normalised.
@@ -59,7 +59,7 @@ class PlainPillow:
 
 
 def parse():
-    given = parser(__doc__, 'plot')
+    given = parser(__doc__)
     given.add_argument('--root', help='a folder of images that is there')
     given.add_argument('--images', type=int, default=2000)
     given.add_argument('--batch', type=int, default=64)
@@ -251,34 +251,6 @@ def errors(decode, reference, samples):
     return float(numpy.mean(found)), float(max(found))
 
 
-def plot(path, found):
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    rows = found['rows']
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True)
-    places = numpy.arange(len(rows))[::-1]
-    for axis, keys, factor, label in (
-            (axes[0], ('alone', 'training'), 1, 'images/s'),
-            (axes[1], ('waiting',), 100, 'waiting for input [% of the time]')):
-        height = 0.8 / len(keys)
-        for number, key in enumerate(keys):
-            values = [factor * row[key] for row in rows.values()]
-            bars = axis.barh(places + height * (len(keys) - 1) / 2
-                             - number * height, values, height,
-                             color=('tab:blue', 'tab:orange')[number],
-                             label=key)
-            axis.bar_label(bars, fmt='%.1f' if factor > 1 else '%.0f',
-                           fontsize=8, padding=2)
-        axis.set_xlabel(label)
-        axis.margins(x=0.12)
-        axis.spines[['top', 'right']].set_visible(False)
-    axes[0].set_yticks(places, list(rows))
-    axes[0].legend(loc='lower right', fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-
-
 def run(options, root):
     data = {}
     print('\nprocessor time of decoding, cropping and resizing; times as fast '
@@ -296,8 +268,6 @@ def run(options, root):
     data['memory'] = memory(options, root)
     if options.json:
         write_json(options.json, data)
-    if options.plot:
-        plot(options.plot, data['ablation'])
 
 
 def main():

@@ -1,6 +1,6 @@
 """Test accuracy against batch size: scaling, warm-up, LARS, grouped BN.
 
-    .venv/bin/python benchmarks/large_batch.py --plot large_batch.png
+    .venv/bin/python benchmarks/large_batch.py
 
 trains a small convolutional network with batch normalisation on scikit-learn's
 digits, for the same number of epochs with every batch, over several seeds.
@@ -21,7 +21,6 @@ import numpy
 from environment import (
     ONE_THREAD,
     describe,
-    environment,
     parser,
     ranks_of,
     write_json,
@@ -35,7 +34,7 @@ METHODS = ('linear scaling', '+ warm-up', '+ LARS', '+ grouped BN')
 
 
 def parse():
-    given = parser(__doc__, 'plot')
+    given = parser(__doc__)
     given.add_argument('--cifar', metavar='DIR',
                        help='CIFAR-10 of this folder instead of the digits')
     given.add_argument('--batches', type=int, nargs='+', metavar='N',
@@ -151,43 +150,6 @@ def print_tables(rows, batches, options):
             (batch, layout(batch, options.ranks)) for batch in batches)))
 
 
-def plot(rows, batches, options, path):
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    figure, axis = pyplot.subplots(figsize=(8, 5.2))
-    for place, (name, marker) in enumerate(zip(METHODS, 'os^D', strict=True)):
-        # Beside each other, or error bars would hide one another.
-        shift = 1.035 ** (place - 1.5)
-        errors = [[100 - value for value in values_of(
-            rows, batch, name, 'accuracy')] for batch in batches]
-        means = [statistics.mean(values) for values in errors]
-        spreads = [spread(values) for values in errors]
-        # Down to a tenth, where the axis could not show less than nothing.
-        lower = [min(down, 0.9 * mean)
-                 for down, mean in zip(spreads, means, strict=True)]
-        axis.errorbar([batch * shift for batch in batches], means,
-                      (lower, spreads), marker=marker, capsize=3, label=name)
-    axis.set_xscale('log', base=2)
-    axis.set_xticks(batches, [f'{batch:,}' for batch in batches])
-    axis.set_xlabel('samples per update')
-    axis.set_yscale('log')
-    ticks = [1, 2, 5, 10, 20, 50, 100]
-    axis.set_yticks(ticks, [str(tick) for tick in ticks])
-    axis.set_ylabel('test error [%]')
-    data = 'CIFAR-10' if options.cifar else 'digits'
-    axis.set_title(f'{data}, {options.epochs} epochs, mean and standard '
-                   f'deviation of {options.seeds} seeds', fontsize=10)
-    axis.minorticks_off()
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.text(0.99, 0.01, f'{environment()["machine"]}, '
-                f'{environment()["date"]}', ha='right', fontsize=7,
-                color='grey')
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 def main():
     options = parse()
     print(describe(), flush=True)
@@ -202,8 +164,6 @@ def main():
                   'epochs': options.epochs, 'base_batch': batches[0]}
         rows = study(options, common, batches)
     print_tables(rows, batches, options)
-    if options.plot:
-        plot(rows, batches, options, options.plot)
     if options.json:
         write_json(options.json, {'rows': rows})
 

@@ -19,7 +19,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 from chainer.dataset import concat_examples
-from simulated_workers import SimulatedWorkers
+from large_batch_ranks import Net
+from photographs import thumbnails
+from simulated_workers import LocalWorkers, SimulatedWorkers
 
 _EXAMPLES = os.path.join(os.path.dirname(__file__), os.pardir, 'examples')
 
@@ -36,15 +38,41 @@ CODECS.update({name + EXEMPT: CODECS[name] for name in ('fp8', 'int4')})
 #: Share of the updates in float32, before all others.
 _WARM = 0.05
 
+
+class Local(NamedTuple):
+    """Local steps between exchanges of int4.
+
+    Attributes:
+        steps: From one exchange to the next.
+        exact: Share of the updates in float32, before all others.
+        synchronous: Share of the updates that have an exchange each, those in
+            float32 included.
+    """
+
+    steps: int
+    exact: float = 0.01
+    synchronous: float = 0.05
+
+
+#: Names in place of a codec's.
+LOCAL = {'int4, H=8': Local(8), 'int4, H=16': Local(16)}
+_BYTES = {'float32': 4.0, 'fp8': 1.0, 'int5': 21 / 32, 'int4': 17 / 32,
+          'e2m1': 17 / 32}
+
 TASKS = 'digits', 'language'
+ALL_TASKS = *TASKS, 'photographs'
 OPTIMIZERS = 'MomentumSGD', 'Adam'
 #: Highest learning rates, from which they fall to 0 along half a cosine;
 #: those of the examples, where these use the optimizer.
-_RATES = {('digits', 'MomentumSGD'): 0.05, ('digits', 'Adam'): 2e-3,
+_RATES = {('photographs', 'MomentumSGD'): 0.1,
+          ('digits', 'MomentumSGD'): 0.05, ('digits', 'Adam'): 2e-3,
           ('language', 'MomentumSGD'): 1.0, ('language', 'Adam'): 3e-3}
-_UPDATES = {('digits', 4): 600, ('digits', 16): 300,
+_UPDATES = {('photographs', 4): 600, ('photographs', 16): 300,
+            ('digits', 4): 600, ('digits', 16): 300,
             ('language', 4): 400, ('language', 16): 200}
-_BATCH = {('digits', 4): 32, ('digits', 16): 64,    # of all workers together
+# Of all workers together.
+_BATCH = {('photographs', 4): 32, ('photographs', 16): 64,
+          ('digits', 4): 32, ('digits', 16): 64,
           ('language', 4): 16, ('language', 16): 32}
 _TEXTS = 512                                # of the validation
 _LENGTH = 32
@@ -70,25 +98,48 @@ def train(task, optimizer, workers, codec, seed):
     """Points of accuracy, or bits per character, of a run."""
     chainer.global_config.type_check = False
     seed_random(seed)
-    made = {'digits': digits, 'language': language}[task]()
+    made = {'digits': digits, 'language': language,
+            'photographs': photographs}[task]()
     updates, rate = _UPDATES[task, workers], _RATES[task, optimizer]
     rule = getattr(chainer.optimizers, optimizer)(rate).setup(made.model)
-    rule.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4)
-                  if task == 'digits'
-                  else chainer.optimizer_hooks.GradientClipping(1.0))
-    simulated = SimulatedWorkers(CODECS[codec], workers,
-                                 2 if codec.endswith(EXEMPT) else 0)
+    rule.add_hook(chainer.optimizer_hooks.GradientClipping(1.0)
+                  if task == 'language'
+                  else chainer.optimizer_hooks.WeightDecay(1e-4))
+    local = LOCAL.get(codec)
+    exact, synchronous = (_WARM, 1) if local is None else local[1:]
+    simulated = SimulatedWorkers(
+        CODECS['int4' if local else codec], workers,
+        2 if codec.endswith(EXEMPT) else 0)
+    copies = None
     iterator = chainer.iterators.SerialIterator(
         made.train, _BATCH[task, workers])
     for number in range(updates):
-        rule.hyperparam.__dict__[
-            'lr' if optimizer == 'MomentumSGD' else 'alpha'
-        ] = rate * risen_and_fallen(number, updates, made.rise)
-        average_gradients(made.model, next(iterator), simulated, workers,
-                          warm=number >= int(_WARM * updates))
-        rule.update()
+        setattr(rule, 'lr' if optimizer == 'MomentumSGD' else 'alpha',
+                rate * risen_and_fallen(number, updates, made.rise))
+        batch = next(iterator)
+        if number < int(synchronous * updates):
+            average_gradients(made.model, batch, simulated, workers,
+                              warm=number >= int(exact * updates))
+            rule.update()
+            continue
+        if copies is None:
+            copies = LocalWorkers(rule, simulated, workers)
+        copies.update(rule, batch)
+        if copies.since == local.steps or number == updates - 1:
+            copies.exchange()
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         return made.figure()
+
+
+def bytes_of(codec, task, workers):
+    """Sent of an element in an update, the mean over a training."""
+    if codec not in LOCAL:
+        exact = 1 if codec == 'float32' else _WARM
+        return 4 * exact + _BYTES[codec] * (1 - exact)
+    local, updates = LOCAL[codec], _UPDATES[task, workers]
+    exact, first = (int(share * updates) for share in local[1:])
+    return (4 * exact + _BYTES['int4'] * (
+        first - exact + math.ceil((updates - first) / local.steps))) / updates
 
 
 def seed_random(seed):
@@ -129,6 +180,16 @@ def digits():
     return Task(model, train_set, figure, 0.0)
 
 
+def photographs():
+    """Parts of photographs, batch normalisation; test accuracy in points."""
+    train_set, images, labels = _thumbnails()
+    model = L.Classifier(Net(3))
+
+    def figure():
+        return 100 * float(F.accuracy(model.predictor(images), labels).array)
+    return Task(model, train_set, figure, 0.0)
+
+
 def language():
     """The example's decoder on bytes; the figure is bits per character."""
     train_set, (texts, following) = _text()
@@ -144,6 +205,13 @@ def language():
 def _digits():
     train_set, test_set = _example('digits', 'data').load('digits')
     return train_set, concat_examples(test_set[:])
+
+
+@functools.cache
+def _thumbnails():
+    images, labels = thumbnails(4000)
+    return (chainer.datasets.TupleDataset(images[:2000], labels[:2000]),
+            images[2000:], labels[2000:])
 
 
 @functools.cache

@@ -6,14 +6,13 @@
 
 ``partition.py NAME --help`` says what each does and takes.  Each prints its
 table with the aim beside the figure; progress goes to stderr.  ``hybrid``
-needs root and iproute2, see benchmarks/network.  Whether it is right,
-tests/models tells.
+makes virtual hosts (Linux, iproute2).  Whether it is right, tests/models
+tells.
 """
 from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 
 from environment import (
     ONE_THREAD,
@@ -67,12 +66,9 @@ def speed(options):
 
 def hybrid(options):
     """Replicas of pipelines on a slow network against either alone."""
-    from network import NetworkError, Star
-    try:
-        network = Star(4, options.rate)
-    except NetworkError as error:
-        sys.exit(str(error))
-    with network:
+    from network import Star, begin
+    begin()
+    with Star(4, options.rate) as network:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)

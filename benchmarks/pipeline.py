@@ -4,7 +4,7 @@
 
 trains the paper's network (fully connected layers of one width) serially and
 over 2 and 4 stages.  Everything that is compared runs in the same processes,
-turn by turn.  Needs ``pip install '.[mpich,plot]'``; with PyTorch installed
+turn by turn.  Needs ``pip install '.[mpich]'``; with PyTorch installed
 (``pip install '.[compare]'``) its pipelines run beside.
 """
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCHEDULES = (('gpipe', 1), ('1f1b', 1), ('zero_bubble', 1),
 
 
 def parse():
-    given = parser(__doc__, 'plot', 'torch')
+    given = parser(__doc__, 'torch')
     given.add_argument('--stages', type=int, nargs='+', default=[2, 4],
                        help='numbers of stages (default: 2 4)')
     given.add_argument('--widths', type=int, nargs='+',
@@ -47,8 +47,6 @@ def main():
         report([row for row in rows if row['stages'] == stages])
     if options.json:
         write_json(options.json, {'rows': rows})
-    if options.plot:
-        plot(rows, options.plot)
 
 
 def measure(stages, options):
@@ -94,45 +92,6 @@ def fastest(row, kind):
     """Schedule and times with the smallest median."""
     return min(row[kind].items(),
                key=lambda item: statistics.median(item[1]))
-
-
-def plot(rows, path):
-    """Speed-up over serial against the number of micro-batches."""
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    widths = sorted({row['width'] for row in rows})
-    figure, axes = pyplot.subplots(1, len(widths), sharey=True, squeeze=False,
-                                  figsize=(4 * len(widths), 3.6))
-    for axis, width in zip(axes[0], widths, strict=True):
-        for stages, colour in zip(
-                sorted({row['stages'] for row in rows}),
-                ('tab:blue', 'tab:orange', 'tab:green'), strict=False):
-            chosen = [row for row in rows
-                      if (row['width'], row['stages']) == (width, stages)]
-            parts = [row['micro_batches'] for row in chosen]
-            for kind, style in (('ours', 'o-'), ('torch', 's:')):
-                if kind in chosen[0]:
-                    axis.plot(parts, [
-                       statistics.median(row['serial'])
-                       / statistics.median(fastest(row, kind)[1])
-                       for row in chosen], style, color=colour, label=(
-                           f'{stages} stages'
-                           + (', PyTorch' if kind == 'torch' else '')))
-            axis.plot(parts, [
-                statistics.median(row['serial']) / equation_2(row)
-                for row in chosen], '--', color=colour, alpha=0.5,
-                label=f'{stages} stages, equation 2')
-        axis.set_title(f'width {width}')
-        axis.set_xscale('log', base=2)
-        axis.set_xticks(parts, parts)
-        axis.set_xlabel('micro-batches')
-        axis.axhline(1, color='grey', linewidth=0.8)
-    axes[0][0].set_ylabel('speed-up over serial Chainer')
-    figure.legend(*axes[0][0].get_legend_handles_labels(), ncol=3,
-                  loc='lower center', fontsize='small')
-    figure.tight_layout(rect=(0, 0.16, 1, 1))
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == '__main__':

@@ -4,8 +4,8 @@
     python benchmarks/training.py accelerator # as many, computed elsewhere
     python benchmarks/training.py breakdown   # CaffeNet and GoogLeNet
 
-4 hosts on a star of 500 Mbit/s links (network namespaces of this machine, see
-benchmarks/network: root and iproute2), one rank each.  ``steps`` times blocks
+4 virtual hosts of this machine (Linux, iproute2) on a star of 500 Mbit/s
+links, one rank each.  ``steps`` times blocks
 of 10 whole steps in turns, batch 32 per rank.  All ranks compute on this
 machine, each on its share of the cores; layers of ``accelerator`` sleep
 instead, 5 ms forward and 10 ms backward each, as a computation on a GPU leaves
@@ -18,18 +18,16 @@ batch of 32 than those for Haswell: OPENBLAS_CORETYPE=Haswell takes these.
 from __future__ import annotations
 
 import statistics
-import sys
 
 from environment import (
     describe,
     milliseconds,
     parser,
     ranks_of,
-    spread,
     with_torch,
     write_json,
 )
-from network import NetworkError, Star
+from network import Star, begin
 
 _HOSTS = 4
 PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
@@ -38,14 +36,11 @@ PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
 def main() -> None:
     options = _arguments()
     repeats = options.repeats or (5 if options.what == 'breakdown' else 15)
-    try:
-        network = Star(_HOSTS, options.rate)
-    except NetworkError as error:
-        sys.exit(str(error))
+    begin()
     print(describe(), flush=True)
     torch = options.what != 'breakdown' and with_torch(
         not options.without_torch)
-    with network:
+    with Star(_HOSTS, options.rate) as network:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)
@@ -60,9 +55,6 @@ def main() -> None:
     if options.json:
         write_json(options.json, {'what': options.what, 'payload': payload,
                                   'rows': rows})
-    if options.plot:
-        _plot(rows, options)
-        print(f'figure: {options.plot}')
 
 
 def _show_steps(rows):
@@ -95,39 +87,8 @@ def _show_breakdown(rows, payload):
               + f'{limit * 1e3:>22.4g}')
 
 
-def _plot(rows, options):
-    import matplotlib
-    matplotlib.use('Agg')
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(
-        figsize=(9, 1.2 + 0.6 * len(rows)), layout='constrained')
-    if options.what != 'breakdown':
-        labels = [row['label'] for row in rows]
-        medians, errors = spread([row['seconds'] for row in rows])
-        bars = axes.barh(labels, medians, xerr=errors, color=[
-            'tab:gray' if 'PyTorch' in label else 'tab:blue'
-            for label in labels], ecolor='black', capsize=3)
-        axes.bar_label(bars, fmt='%.0f', label_type='center', color='white')
-        axes.set_title(
-            'One training step, 4.2 M parameters, 4 hosts' + (
-                ', computed elsewhere' if options.what == 'accelerator'
-                else ''))
-    else:
-        left = [0.0] * len(rows)
-        labels = [f'{row["network"]}, {row["label"]}' for row in rows]
-        for part in PARTS:
-            widths = [_medians(row)[part] * 1e3 for row in rows]
-            axes.barh(labels, widths, left=left, label=part)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.legend()
-        axes.set_title('Where an update goes, 4 hosts')
-    axes.invert_yaxis()
-    axes.set_xlabel(f'ms, links of {options.rate / 1e6:.0f} Mbit/s')
-    figure.savefig(options.plot, dpi=120)
-
-
 def _arguments():
-    given = parser(__doc__, 'plot', 'torch')
+    given = parser(__doc__, 'torch')
     given.add_argument('what', choices=['steps', 'accelerator', 'breakdown'])
     given.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
                        help='of every link (default: 500e6)')

@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import chainer
 import numpy
@@ -24,6 +24,13 @@ from mpi4py import MPI
 from .command_line import count
 from .communicators import create_communicator
 from .communicators.options import without_warmup
+from .launcher.virtual_hosts import (
+    HostsError,
+    VirtualHosts,
+    enter,
+    is_inside,
+    parse_rate,
+)
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
@@ -278,6 +285,11 @@ Beside them stands what they are spent on: the processor (encoding, summing,
 decoding), the wire (bytes that move, ranks that wait for each other), latency
 (what an exchange of a few elements takes); and it is said where nothing
 compressed is faster than float32.
+
+Without mpiexec and without a cluster, --virtual makes hosts on this machine,
+each with a rank and a cable of the rate --rate; nobody need be root:
+
+    python -m chainer_fp8pipe bench allreduce --virtual 4 --rate 100mbit
 """
 
 _UNITS = {'k': 10 ** 3, 'M': 10 ** 6, 'G': 10 ** 9}
@@ -317,14 +329,27 @@ def add_bench(commands: Any) -> None:
                         help='of each case, after one more (default: 5)')
     parser.add_argument('--json', metavar='FILE',
                         help='write the raw times there')
+    parser.add_argument('--virtual', type=count, metavar='N',
+                        help='ranks on N hosts of their own, made on this '
+                        'machine (Linux, iproute2, MPICH)')
+    parser.add_argument('--rate', type=parse_rate, metavar='RATE',
+                        help='of the cable of each such host: 100mbit, 1gbit '
+                        '(default: 1gbit)')
     parser.set_defaults(call=_allreduce, parser=parser)
 
 
 def _allreduce(options: argparse.Namespace) -> None:
     comm = MPI.COMM_WORLD
+    if options.rate and not options.virtual:
+        options.parser.error('--rate is of hosts that --virtual makes')
+    if options.virtual and comm.size == 1:
+        _on_virtual_hosts(options)
+    if options.virtual and not is_inside():
+        options.parser.error('--virtual starts its ranks itself; leave out '
+                             'mpiexec')
     if comm.size < 2:
         options.parser.error('there is one rank only; start it with '
-                             'mpiexec -n 2 or more')
+                             'mpiexec -n 2 or more, or give --virtual 4')
     # Rank 0 writes; others may be on hosts where the folder is not.
     folder = os.path.dirname(os.path.abspath(options.json or 'x'))
     if not comm.bcast(os.path.isdir(folder)):
@@ -337,6 +362,19 @@ def _allreduce(options: argparse.Namespace) -> None:
         if options.json:
             with open(options.json, 'w') as file:
                 file.write(as_json(results, comm))
+
+
+def _on_virtual_hosts(options: argparse.Namespace) -> NoReturn:
+    """Runs this command again, in a rank on each host."""
+    try:
+        enter()
+        code = VirtualHosts(options.virtual, options.rate or 1e9).run(
+            [sys.executable, *sys.orig_argv[1:]])
+    except HostsError as error:
+        options.parser.error(str(error))
+    except KeyboardInterrupt:
+        code = 130
+    sys.exit(code)
 
 
 def _cases(options: argparse.Namespace) -> list[Case]:

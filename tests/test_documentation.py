@@ -19,11 +19,13 @@ from chainer_fp8pipe.__main__ import _COMMANDS, _parser
 from chainer_fp8pipe.communicators.factory import CHAINERMN
 from chainer_fp8pipe.communicators.options import FAMILIES, OPTIONS
 from chainer_fp8pipe.compat import PATCHES
+from chainer_fp8pipe.launcher import launch_command
 from chainer_fp8pipe.pipeline.schedules import (
     RECOMPUTE,
     SCHEDULES,
     make_schedule,
 )
+from chainer_fp8pipe.report import report_command
 
 import numpy
 import pytest
@@ -99,9 +101,9 @@ def run(directory, code, *arguments, ranks=2):
 # --- code blocks -------------------------------------------------------------
 
 #: They have tests of their own.
-NOT_ALONE = {'train', 'train-reports', 'train-resume', 'survival',
+NOT_ALONE = {'train', 'train-reports', 'train-resume',
              'pipeline-train', 'pipeline-resume', 'pipeline-load',
-             'pipeline-predict', 'pipeline-timeline', 'grid', 'how-many',
+             'pipeline-predict', 'pipeline-timeline',
              'partition-train', 'partition-plot', 'partition-save'}
 
 
@@ -140,7 +142,7 @@ def test_a_python_block_lets_chainer_import_before_it_does(code):
 
 
 def test_the_imports_of_the_tour_run_in_fresh_processes(tmp_path):
-    assert 'numpy' in run(tmp_path, block('tour', 'imports'))
+    assert 'numpy' in run(tmp_path, block('first_steps', 'imports'))
 
 
 @pytest.mark.parametrize(
@@ -167,6 +169,9 @@ def test_the_example_of_a_docstring_is_what_comes_out(module):
 def commands_of(page):
     """What follows the prompts of a page, continued lines joined."""
     text = re.sub(r'\\\n +', '', page.read_text())
+    if page.suffix == '.md':
+        text = re.sub(r'^```.*?^```', '', text, flags=re.M | re.S)
+        return re.findall(r'^    (\S.*)$', text, re.M)
     blocks = re.findall(r'^( *)\.\. code-block:: (?:console|shell)\n'
                         r'((?:\1   .*\n|\n)+)', text, re.MULTILINE)
     return [line for _, code in blocks for line in re.findall(
@@ -175,7 +180,8 @@ def commands_of(page):
 
 COMMANDS = pytest.mark.parametrize(
     'words', [pytest.param(shlex.split(line), id=f'{page.stem}: {line[:60]}')
-              for page in PAGES for line in commands_of(page)])
+              for page in [*PAGES, README] if page.exists()
+              for line in commands_of(page)])
 
 
 def after_python(words):
@@ -216,11 +222,14 @@ def test_a_command_of_the_package_has_options_that_it_knows(words):
     command, *options = ran[2:]
     assert command in _COMMANDS
     if command == 'launch':     # hands what it does not know to run
-        at = options.index('-n')
-        options = options[:at] + options[at + 2:]
-        command = 'run'
-    if command == 'export':
-        export._parser().parse_args(options)
+        parser = launch_command._parser({})
+        own, of_run, script = launch_command.split_arguments(
+            options, launch_command._flags(parser))
+        parser.parse_args(own)
+        command, options = 'run', of_run + script
+    if command in ('export', 'report'):     # have parsers of their own
+        {'export': export, 'report': report_command}[
+            command]._parser().parse_args(options)
     elif command != 'install-chainer':
         _parser([command]).parse_args([command, *options])
 
@@ -253,10 +262,11 @@ def changed(code, diff, old=' -', new=' +'):
 
 def changed_script():
     """The tour's script with its ``diff`` applied."""
-    return changed(block('tour', 'train'), block('tour', 'two-lines'))
+    return changed(block('first_steps', 'train'),
+                   block('first_steps', 'two-lines'))
 
 
-def with_parts(code, *names, page='tour'):
+def with_parts(code, *names, page='first_steps'):
     """A script with other blocks of its page before ``trainer.run()``."""
     parts = '\n'.join(block(page, name) for name in names)
     return code.replace('trainer.run()', parts + 'trainer.run()')
@@ -274,9 +284,9 @@ def test_with_two_lines_changed_the_tours_script_learns(tmp_path):
 
 
 @pytest.mark.parametrize('line', [
-    line[2:] for line in block('tour', 'unmodified').splitlines()])
+    line[2:] for line in block('first_steps', 'unmodified').splitlines()])
 def test_a_command_of_the_tour_trains_the_unmodified_script(line, tmp_path):
-    (tmp_path / 'train.py').write_text(block('tour', 'train'))
+    (tmp_path / 'train.py').write_text(block('first_steps', 'train'))
     launcher, arguments = line.split(' python ')
     assert re.fullmatch(r'mpiexec -n \d', launcher)
     done = run_script(2, *arguments.split(), cwd=tmp_path)
@@ -296,7 +306,7 @@ def test_the_tours_reports_and_snapshots_are_written(tmp_path):
     warm_up, chosen, later = map(float, reported)
     stated = [int(number.replace(',', '')) for number in re.search(
         r'falls from\s+([\d,]+) in the float32\s+warm-up to\s+([\d,]+), '
-        r'plus (\d+) bytes', (DOCS / 'tour.rst').read_text()).groups()]
+        r'plus (\d+) bytes', (DOCS / 'first_steps.rst').read_text()).groups()]
     assert [warm_up, later] == stated[:2]
     assert chosen == pytest.approx(stated[1] + stated[2] / 32, abs=0.01)
     for name in ('compression.json', 'compression.png',
@@ -385,11 +395,6 @@ def test_the_pipelines_script_becomes_one_with_replicas(tmp_path):
     assert reported(printed)[-1][-1] > 0.95
 
 
-def test_the_grid_of_the_page_is_what_is_printed(tmp_path):
-    printed = run(tmp_path, block('pipeline', 'grid'), ranks=4)
-    assert printed == block('pipeline', 'grid-placement')
-
-
 # --- the script of the page on any Chain -------------------------------------
 
 def test_a_partitioned_chain_reports_what_the_serial_script_reports(
@@ -417,23 +422,14 @@ def test_a_partitioned_chain_reports_what_the_serial_script_reports(
 
 # --- tables ------------------------------------------------------------------
 
-def test_every_communicator_is_in_the_tours_table():
-    names = {name for row in rows_of('tour.rst') if len(row) == 6
+def test_every_communicator_is_in_the_table():
+    names = {name for row in rows_of('options.rst') if len(row) == 6
              for name in re.findall(r'``(\w+)``', row[0])}
     assert names == {*FAMILIES, *CHAINERMN}
 
 
-def test_every_option_is_in_the_tour_with_its_default():
-    documented = {row[0]: row[1] for row in rows_of('tour.rst')
-                  if len(row) == 4}
-    del documented['option']
-    assert documented == {
-        f'``{field.name}``': f'``{field.default!r}``'
-        for field in OPTIONS.values()}
-
-
-def test_the_tour_lists_the_papers_own_defaults():
-    text = ' '.join((DOCS / 'tour.rst').read_text().split())
+def test_the_options_page_has_the_papers_own_defaults():
+    text = ' '.join((DOCS / 'options.rst').read_text().split())
     for name, value in FAMILIES['fp8_paper'].items():
         assert f'``{name}={value!r}``' in text.partition(
             '``fp8_paper`` has ')[2]
@@ -460,15 +456,9 @@ def test_every_schedule_and_recomputation_is_in_a_table():
         assert any(cell.startswith(f"``'{name}'``") for cell in first), name
 
 
-def test_the_times_by_micro_batches_are_those_of_the_script(tmp_path):
-    printed = run(tmp_path, block('pipeline', 'how-many'), ranks=1)
-    assert [line.split() for line in printed.splitlines()] == [
-        row for row in rows_of('pipeline.rst') if len(row) == 7][1:]
-
-
 def test_every_public_name_is_in_the_api():
-    listed = re.findall(r'^\.\. auto\w+:: (\S+)', (DOCS / 'api.rst'
-                                                ).read_text(), re.MULTILINE)
+    listed = re.findall(r'^\.\. auto\w+:: (\S+)', ''.join(
+        page.read_text() for page in DOCS.glob('api/*.rst')), re.MULTILINE)
     names = {name.rpartition('.')[2].partition('(')[0] for name in listed}
     for name in chainer_fp8pipe.__all__:
         assert name in names | {'__version__'}, name
@@ -490,7 +480,7 @@ def test_the_algorithms_constants_are_the_defaults():
 
 
 def test_the_shares_that_survive_are_those_of_the_script(tmp_path):
-    code = block('algorithm', 'survival').replace('100_000', '20_000')
+    code = (DOCS / 'survival.py').read_text().replace('100_000', '20_000')
     printed = [line.split() for line in run(
         tmp_path, code, ranks=1).splitlines()]
     table = [row for row in rows_of('algorithm.rst') if len(row) == 8][1:]
@@ -501,8 +491,8 @@ def test_the_shares_that_survive_are_those_of_the_script(tmp_path):
             list(map(float, documented[2:])), abs=0.021)
 
 
-def test_every_patched_module_is_among_the_sharp_bits():
-    documented = {name for row in rows_of('sharp_bits.rst')
+def test_every_patched_module_is_on_the_page_of_what_is_mended():
+    documented = {name for row in rows_of('compatibility.rst')
                   for name in re.findall(
                       r'``((?:chainer|chainermn|onnx_chainer)\.[\w.]+)``',
                       row[0])}
@@ -516,6 +506,43 @@ def test_every_benchmark_is_listed():
                and path.name != 'environment.py'}
     listed = {row[0].strip('`') for row in rows_of('benchmarks/index.rst')}
     assert listed - {'benchmark'} == scripts
+
+
+def test_the_readme_can_be_read_in_a_minute_or_two():
+    text = README.read_text() if README.exists() else ''
+    assert len(text.splitlines()) <= 120
+    assert len(text.split()) <= 600
+
+
+def strings_of_the_package():
+    """All texts in its sources, with what is filled in left out."""
+    for path in Path(chainer_fp8pipe.__file__).parent.rglob('*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_the_errors_that_are_explained_are_those_of_the_package():
+    # Those of others stand behind the name of whose they are: "pip's".
+    cells = [re.sub(r"\w+'s\s+``[^`]+``", '', row[0])
+             for row in rows_of('errors.rst')]
+    explained = [text for cell in cells
+                 for text in re.findall(r'``([^`]+)``', cell)]
+    assert len(explained) > 15
+    package = '\n'.join(strings_of_the_package())
+    assert [text for text in explained if text not in package] == []
+
+
+@pytest.mark.parametrize('row', [
+    pytest.param(row, id=row[0]) for row in rows_of('benchmarks/figures.rst')
+    if ':download:' in row[-1]])
+def test_a_figure_is_in_the_raw_text_beside_it(row):
+    raw = re.sub(r'(?<=\d),(?=\d{3})', '', (DOCS / 'benchmarks' / re.search(
+        r'<(.*)>', row[-1])[1]).read_text())
+    shown = re.findall(r'(?<![\w.])\d[\d.]*(?= (?:ms|MB|s|%|\+-)(?!\w))',
+                       ' '.join(row[1:3]))
+    assert len(shown) >= 2
+    assert set(re.findall(r'[\d.]*\d', raw)) >= set(shown)
 
 
 def test_the_files_that_the_readme_links_to_exist():

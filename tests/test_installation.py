@@ -143,7 +143,7 @@ def test_the_recipe_of_a_container_has_the_documented_line():
     (lambda tree: None, ['PYTHON=no-python'],
      'Cannot set up: "no-python" does not run'),
     (lambda tree: None, [f'PYTHON={sys.executable}', 'CC=no-compiler'],
-     'Cannot set up: there is no C compiler'),
+     'needs a C compiler, and there is no no-compiler'),
     (lambda tree: (tree / '.venv').mkdir(), [f'PYTHON={sys.executable}'],
      'not made by make'),
     (lambda tree: (tree / 'pyproject.toml').write_text(

@@ -182,5 +182,5 @@ def test_help_lists_every_communicator_and_option():
     assert done.returncode == 0
     for word in ('fp8_paper', 'naive', '--error-feedback', '--headroom',
                  '--ranks-per-node', 'SCRIPT', '--pipeline 4', '--memory',
-                 'rank 0 says in what order the data come'):
+                 'Rank 0 decides the order of the data'):
         assert word in done.stdout

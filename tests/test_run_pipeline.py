@@ -206,7 +206,7 @@ REFUSED = [
      'training.StandardUpdater(iterator, optimizer)',
      'must return its loss'),
     (_UPDATER + "chainer.serializers.load_npz('x', model.predictor)",
-     'loaded after the updater'),
+     'a part of it cannot be loaded now'),
 ]
 
 

@@ -1,10 +1,4 @@
-"""Sessions of nox: every supported Python, and what a package index takes.
-
-    nox -f tools/noxfile.py -s matrix       # make matrix
-    nox -f tools/noxfile.py -s package      # make package, into dist/
-
-A Python that is not found is skipped.
-"""
+"""Every supported Python that is found: make matrix, and make package."""
 import pathlib
 import sys
 
@@ -24,12 +18,12 @@ nox.options.error_on_missing_interpreters = False
 def matrix(session, numpy):
     """Import and quick tests, with the oldest and the newest NumPy."""
     session.chdir(ROOT)
-    version = f'=={OLDEST[session.python]}' if numpy == 'oldest' else ''
     # Chainer once needed pkg_resources at run time; its last setuptools.
-    old = ['setuptools<81'] if numpy == 'oldest' else []
+    versions = ['numpy'] if numpy == 'newest' else [
+        f'numpy=={OLDEST[session.python]}', 'setuptools<81']
     session.install('--editable', '.[mpich]', 'h5py', 'hypothesis',
                     'ml_dtypes', 'pytest', 'pytest-timeout', 'scipy',
-                    f'numpy{version}', *old)
+                    *versions)
     session.run('python', '-m', 'chainer_fp8pipe', 'install-chainer')
     session.run('python', '-m', 'pytest', '-q', '-m', 'not slow',
                 *(session.posargs or TESTS))
@@ -37,7 +31,7 @@ def matrix(session, numpy):
 
 @nox.session(python=list(OLDEST))
 def package(session):
-    """The source distribution, and a wheel that has trained on two ranks."""
+    """dist/: the source, and a wheel that has trained on two ranks."""
     session.chdir(ROOT)
     session.install('auditwheel', 'build', 'twine')
     built = pathlib.Path(session.create_tmp()) / 'built'
@@ -54,19 +48,14 @@ def package(session):
     session.run('twine', 'check', '--strict', str(wheel), str(source))
     fresh = built / 'venv' / 'bin'
     session.run('python', '-m', 'venv', str(fresh.parent))
+    session.chdir(built)
     for command in (
-            ['python', '-m', 'pip', 'install', f'{wheel}[mpich]'],
-            ['python', '-m', 'chainer_fp8pipe', 'install-chainer'],
-            ['python', '-m', 'pip', 'check'],
-            ['mpiexec', '-n', '2', 'python', 'train.py']):
-        (built / 'train.py').write_text(
-            (ROOT / 'tests' / 'two_ranks.py').read_text())
-        session.chdir(built)
-        session.run(str(fresh / command[0]), *command[1:], external=True,
-                    env={'PATH': f'{fresh}:{session.env.get("PATH")}',
-                         'PYTHONPATH': ''})
-    session.chdir(ROOT)
-    dist = ROOT / 'dist'
-    dist.mkdir(exist_ok=True)
+            f'python -m pip install {wheel}[mpich]',
+            'python -m chainer_fp8pipe install-chainer',
+            'python -m pip check',
+            f'mpiexec -n 2 python {ROOT}/tests/two_ranks.py'):
+        session.run(*f'{fresh}/{command}'.split(), external=True, env={
+            'PATH': f'{fresh}:{session.env.get("PATH")}', 'PYTHONPATH': ''})
+    (ROOT / 'dist').mkdir(exist_ok=True)
     for path in wheel, source:
-        (dist / path.name).write_bytes(path.read_bytes())
+        (ROOT / 'dist' / path.name).write_bytes(path.read_bytes())

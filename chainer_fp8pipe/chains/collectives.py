@@ -76,9 +76,9 @@ class Operation(NamedTuple):
                 'function around it: chainer_fp8pipe.atomic(function)')
         if self.answer is None:
             raise ValueError(
-                f'{where} gets what only another rank knows, so that the '
-                'model cannot be traced; partition() sends what stages need, '
-                'and between replicas arrays may be reduced and gathered')
+                f'{where} needs a value of another rank, and cannot be '
+                'traced; leave messages between stages to partition(), and '
+                'only reduce or gather arrays between replicas')
         if pipeline is not None and _meet(self.comm, pipeline):
             raise ValueError(
                 f'{where} is of several stages of the pipeline, of which one '

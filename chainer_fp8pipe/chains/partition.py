@@ -55,27 +55,26 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               optimizer_arrays: int = 2, plan: Any = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
-    Call it on all ranks, with the whole model, as it is written: any
-    ``chainer.Chain`` that returns its loss, a mean over the samples of a
-    batch.  From then on each rank has the parameters that it uses, and an
-    exception that nobody catches ends the whole job; train the model with
-    :class:`PipelineUpdater`.
+    Call it on all ranks, with the whole model: any ``chainer.Chain`` that
+    returns its loss, a mean over the samples of a batch.  Each rank keeps the
+    parameters that it uses.  An exception that nobody catches then ends the
+    whole job.  Train the model with :class:`PipelineUpdater`.
 
-    Every rank runs the model's own ``forward`` for each micro-batch; calls
-    of functions that another rank does give ghosts, variables that have a
-    shape and a dtype only.  Loss and gradients are those of serial training
-    on the same micro-batches.
+    Every rank runs the model's own ``forward`` for each micro-batch.  Calls
+    that another rank does give ghosts: variables with a shape and a dtype
+    only.  Loss and gradients are those of serial training on the same
+    micro-batches.
 
     Args:
         model: With its values (those of the first rank count), or made in
             :func:`deferred`.
         example: One micro-batch as the converter gives it: an array, a tuple
-            of arrays or a dictionary; on all ranks, of the same shapes.
+            of arrays or a dictionary, of the same shapes on all ranks.
         comm: The ranks: a communicator of mpi4py's or ChainerMN's, all of
             whose ranks become stages, or a :class:`ProcessGrid`.
-        memory: What a rank may use beyond the interpreter: bytes, or a text
-            such as ``'2 GiB'``; None: no limit.
-        micro_batches: Into how many a batch will be cut; the same as for
+        memory: Most memory of a rank beyond the interpreter's: bytes, or a
+            text such as ``'2 GiB'``; None: no limit.
+        micro_batches: Parts of a batch; the same as for
             :class:`PipelineUpdater`.
         schedule: As for :class:`PipelineUpdater`.
         chunks: Chunks of each rank, for ``'interleaved'``.
@@ -85,20 +84,19 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             ``SpectralNormalization``, which move on with every forward pass.
         optimizer_arrays: How many arrays of a parameter's size the
             optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
-        plan: Where to cut, as an earlier run has saved it with
-            ``model.plan.save('plan.json')``: the file's path or content, or
-            a :class:`~chainer_fp8pipe.planning.PartitionPlan`; None: the best
-            cut is searched for.  The first rank's counts; other ranks may
-            leave it out.
+        plan: The cut that ``model.plan.save('plan.json')`` has saved in an
+            earlier run: the file's path or content, or a
+            :class:`~chainer_fp8pipe.planning.PartitionPlan`.  None searches
+            the best cut.  Only the first rank needs it.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
 
     Raises:
         DoesNotFit: No cut fits into the memory; on all ranks.
-        ValueError: An argument is wrong, ranks have different models, or the
-            model's own ``forward`` reads computed values, which may be on
-            another rank (:func:`atomic` helps); on all ranks.
+        ValueError: On all ranks: an argument is wrong, models differ
+            between ranks, or ``forward`` reads computed values that may be
+            on another rank (:func:`atomic` helps).
     """
     enter_world()
     with without_shapes(model.params() if isinstance(

@@ -604,9 +604,9 @@ class PartitionedChain:
             fetching.now()
         elif current() is None and not self.partition.is_whole:
             raise GhostError(
-                f'{user_line()}: this model is on several ranks, and each '
-                "has a part: call the updater's update(), evaluate() or "
-                'predict() on all ranks instead of the model')
+                f'{user_line()}: each rank has a part of this model only; '
+                "call the updater's update(), evaluate() or predict() on all "
+                'ranks')
         model: Any = super()
         return model.__call__(*args, **kwargs)
 

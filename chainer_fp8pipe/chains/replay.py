@@ -344,9 +344,8 @@ class Run(Replay):
                 if creator is not None and id(creator) not in self.own:
                     raise ValueError(
                         f'{user_line()}: a variable of an earlier batch or '
-                        'micro-batch is used, with its graph; keep state in '
-                        'attributes of links, where it is cut off, or call '
-                        'its unchain()')
+                        'micro-batch brings its graph; keep it in an '
+                        'attribute of a link, or call its unchain()')
             arguments.append(x)
         for parameter in read:
             self.uses[parameter] += 1

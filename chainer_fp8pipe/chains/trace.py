@@ -274,9 +274,9 @@ class StagedTrace:
             for name in (*call.whole, *call.reads):
                 if keepers.get(name, stage) != stage:
                     raise ValueError(
-                        f'the calls of link {name}, which keeps running '
-                        'values, would be on two ranks for inputs of this '
-                        'form; make the partition with such an example')
+                        f'link {name} keeps running values, and its calls '
+                        'would be on two ranks for inputs of this form; make '
+                        'the partition with such an example')
 
 
 class Constant(NamedTuple):

@@ -19,13 +19,13 @@ _MARK = '_chainer_fp8pipe_atomic'
 def atomic(function: Any) -> Any:
     """Marks a function, method or link that :func:`partition` must not cut.
 
-    One rank does all of a marked call, so that code inside of it may use
-    values: ``float(x.array)``, a boolean index, writing in place,
-    ``chainer.grad``.  Links that look at data are found without a mark.
+    One rank does all of a marked call.  Code in it may use values:
+    ``float(x.array)``, a boolean index, writing in place, ``chainer.grad``.
+    Links that look at data are found without a mark.
 
     Args:
         function: Takes and returns variables, arrays, or lists, tuples and
-            dictionaries of these, and may use parameters of the model; a
+            dictionaries of these.  It may use parameters of the model.  A
             link is marked and returned.
 
     .. admonition:: Example

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
+from typing import Any
 
 import chainer
 import numpy
@@ -83,10 +84,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             ReplicaDrift: Replicas were compared (option ``check_every``) and
                 differ; on all ranks, naming parameter, updates and ranks.
         """
-        if self._is_finalized:
-            raise RuntimeError(
-                f'rank {self.rank}: communicator {self.name!r} has been '
-                'finalized; make another one by create_communicator')
+        self._must_live()
         if chainer.is_debug():
             self._mean_of_finite(model, zero_fill)
         else:
@@ -125,6 +123,33 @@ class CodecCommunicator(MpiCommunicatorBase):
                     chainer.backends.cuda.to_cpu(parameter.array), order='C')
                 self.mpi_comm.Bcast(host.reshape(-1).view(numpy.uint8))
                 parameter.array[...] = parameter.xp.asarray(host)
+        self._reducer.begin_anew(model)
+
+    def synchronize(self, model: chainer.Link) -> None:
+        """Ends a period of local steps early; call it on all ranks.
+
+        The parameters of all ranks are the same then.  A Trainer's ``run``
+        does so at its end; a loop of your own calls it after the last update.
+        Where no local update is left to be averaged, nothing is sent.
+
+        Args:
+            model: As for :meth:`multi_node_mean_grad`.
+
+        Raises:
+            RuntimeError: As there.
+        """
+        self._must_live()
+        self._reducer.ended([model])
+
+    def common(self) -> contextlib.AbstractContextManager[None]:
+        """A ``with`` block with the parameters of the last exchange.
+
+        Between two exchanges of ``local_steps`` each rank has parameters of
+        its own; in the block, those that all ranks had last in common.  No
+        rank waits for another.  Chainer's ``Evaluator``, ``save_npz`` and
+        ``save_hdf5`` are in such a block.
+        """
+        return self._reducer.common()
 
     def split(self, color: int, key: int) -> CodecCommunicator:
         """A communicator of the same kind for each ``color``.
@@ -190,11 +215,10 @@ class CodecCommunicator(MpiCommunicatorBase):
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
         """What compression does to each tensor of a model.
 
-        By the parameter's name, as far as the codec has them: ``'q'``,
-        ``'clipped'`` and ``'encoded'`` (see :class:`.TensorReport`), and
-        ``'residual'``, the 2-norm of what error feedback keeps of this
-        rank's gradients, with their loss scale.  Call it on all ranks, as
-        with :meth:`report`.
+        By the parameter's name: ``'q'``, ``'clipped'`` and ``'encoded'`` if
+        the codec has them, and ``'residual'``, the 2-norm of this rank's
+        residual with its loss scale.  Call it on all ranks, as with
+        :meth:`report`.
         """
         exchange = self._known(model)
         return exchange.codec_state.health() if exchange else {}
@@ -213,7 +237,8 @@ class CodecCommunicator(MpiCommunicatorBase):
               ) -> dict[str, numpy.ndarray]:
         """Returns this rank's part of what an exact continuation needs.
 
-        Flat arrays by name; for fp8, scales, counters and residuals.  There
+        Flat arrays by name; for fp8, scales, counters and residuals, and with
+        ``local_steps`` the rank's own parameters between two exchanges.  There
         are none as long as the model's gradients have not been averaged.
 
         Args:
@@ -226,12 +251,22 @@ class CodecCommunicator(MpiCommunicatorBase):
         exchange = self._known(self._only_model() if model is None else model)
         return exchange.save() if exchange else {}
 
+    def in_common(self, model: chainer.Link) -> dict[int, Any]:
+        """What all ranks had last in common, where this one has others.
+
+        Arrays by the ``id`` of the parameter; none without ``local_steps``.
+        """
+        exchange = self._known(model)
+        return (exchange.local.in_common(model)
+                if exchange and exchange.local else {})
+
     def load_state(self, state: dict[str, numpy.ndarray],
                    model: chainer.Link | None = None) -> None:
         """Restores what :meth:`state` returned.
 
         Args:
-            state: Of a model with the same parameters.
+            state: Of a model with the same parameters; with ``local_steps``
+                they must be those of :meth:`in_common` now.
             model: Whose state it is from now on; None: the only one whose
                 gradients have been averaged.
 
@@ -247,6 +282,12 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._reducer.load(model, state)
 
     # --- details ------------------------------------------------------------
+
+    def _must_live(self) -> None:
+        if self._is_finalized:
+            raise RuntimeError(
+                f'rank {self.rank}: communicator {self.name!r} has been '
+                'finalized; make another one by create_communicator')
 
     def _known(self, model: chainer.Link | None) -> ModelExchange | None:
         """Completes updates; the model's exchange, None if it is new."""

@@ -58,10 +58,9 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
             ChainerMN's.
 
     Returns:
-        A ChainerMN communicator.  With ``algorithm='aggregator'`` it is one
-        of the workers only; on the other ranks, the last ones, this function
-        sums for them until they are done, and then ends the program as
-        ``sys.exit(0)`` does.
+        A ChainerMN communicator.  With ``algorithm='aggregator'`` only workers
+        get one.  On the last ranks this function sums until the workers are
+        done, and then ends the program as ``sys.exit(0)`` does.
 
     Raises:
         ValueError: Unknown name or option, or a value that is not allowed;

@@ -23,19 +23,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 _FP8 = 'fp8', 'fp8_paper'
 _BLOCKS = 'int4', 'int5'
 _BY_FRAMES = 'direct', 'ring', 'torus2d', 'aggregator'
+_WITHOUT_AGGREGATORS = 'direct', 'ring', 'torus2d', 'mpi_op'
 
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
             low: float = -math.inf, high: float = math.inf,
             names: tuple[str, ...] = tuple(FAMILIES),
-            algorithms: tuple[str, ...] = (*_BY_FRAMES, 'mpi_op')) -> Any:
+            algorithms: tuple[str, ...] = (*_BY_FRAMES, 'mpi_op'),
+            word: str = '') -> Any:
     """An option that communicators of these names have.
 
-    Algorithms that are not among ``algorithms`` would silently do without it.
+    Beside a number it may be a word.  Algorithms that are not among
+    ``algorithms`` would silently do without it.
     """
     return dataclasses.field(default=default, metadata={
         'help': help, 'choices': choices, 'low': low, 'high': high,
-        'names': names, 'algorithms': algorithms})
+        'names': names, 'algorithms': algorithms, 'word': word})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +47,11 @@ class Options:
 
     All have ``algorithm``, ``shape``, ``aggregators``, ``partial_sums``,
     ``frame_bytes``, ``threads``, ``bucket_bytes``, ``overlap``,
-    ``two_level``, ``ranks_per_node``, ``shared_memory``, ``nonfinite`` and
-    ``check_every``.  The names with ``fp8`` and ``int`` have ``warmup`` and
-    ``error_feedback``; those with ``fp8`` (the paper's names in brackets)
-    ``rounding``, ``period`` (N), ``quantile`` (Q), ``samples`` (R),
+    ``two_level``, ``ranks_per_node``, ``shared_memory``, ``nonfinite``,
+    ``check_every``, ``local_steps``, ``sync_steps``, ``qsr_alpha``,
+    ``qsr_min`` and ``qsr_max``.  The names with ``fp8`` and ``int`` have
+    ``warmup`` and ``error_feedback``; those with ``fp8`` (the paper's names in
+    brackets) ``rounding``, ``period`` (N), ``quantile`` (Q), ``samples`` (R),
     ``epsilon``, ``headroom`` and ``seed``; ``int4`` has ``values``.
 
     Raises:
@@ -56,10 +60,10 @@ class Options:
 
     name: str
     algorithm: str = _option(
-        'direct', 'how bytes travel: every rank sums one piece (direct), sums '
-        'go round a ring, or round the rows and columns of a torus, or ranks '
-        "of their own sum (aggregator), or the paper's MPI_Allreduce with "
-        "sums in the wire's own format (mpi_op)",
+        'direct', 'how gradients are summed: each rank sums a piece (direct); '
+        'sums go round a ring, or the rows and columns of a torus; extra '
+        "ranks sum (aggregator); MPI_Allreduce sums in the wire's format, as "
+        'in the fp8 paper (mpi_op)',
         choices=('direct', 'ring', 'torus2d', 'aggregator', 'mpi_op'))
     shape: tuple[int, int] = _option(
         (0, 0), 'rows and columns of the torus; 0x0: one row per node, or '
@@ -68,12 +72,12 @@ class Options:
         1, 'how many ranks, the last ones, sum for the others (aggregator)',
         low=1, algorithms=('aggregator',))
     partial_sums: str = _option(
-        'auto', 'what sums travel in that others add to: in the format of '
-        'the wire, in float16 or in float32; auto: fp8 sums in float16, '
-        'others in float32', choices=('auto', *FORMS), algorithms=_BY_FRAMES)
+        'auto', 'format of sums that other ranks add to: that of the wire, '
+        'float16 or float32; auto: float16 for fp8, else float32',
+        choices=('auto', *FORMS), algorithms=_BY_FRAMES)
     frame_bytes: int = _option(
-        3 << 14, 'bytes of a piece that is sent, summed and sent on by '
-        'itself; 0: all at once (store and forward)', low=0,
+        3 << 14, 'bytes of a message; 0: a whole bucket (store and forward)',
+        low=0,
         algorithms=_BY_FRAMES)
     threads: int = _option(
         0, 'threads of a rank that encode, sum and decode gradients; 0: as '
@@ -83,33 +87,51 @@ class Options:
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
     overlap: bool | str = _option(
-        False, 'exchange the gradients of the last layers while the backward '
-        'pass still computes those of the first; next_forward: wait for each '
-        'layer only when the next forward pass comes to it',
+        False, "exchange late layers' gradients during the backward pass; "
+        'next_forward: also during the next forward pass, whose layers each '
+        'wait for their own',
         choices=(True, False, 'next_forward'))
     two_level: str = _option(
-        'auto', 'exchange inside nodes first, then between them; auto: where '
-        'there are several nodes with equally many ranks, more than one',
+        'auto', 'exchange inside nodes first, then between them; auto: with '
+        'several nodes of equally many ranks, more than one',
         choices=('auto', 'yes', 'no'),
         algorithms=('direct', 'ring', 'aggregator', 'mpi_op'))
     ranks_per_node: int = _option(
         0, 'pretend that so many consecutive ranks are one node; 0: nodes '
         'are told apart by host name', low=0)
     shared_memory: bool = _option(
-        True, "ranks of a node read each other's memory in place of messages "
-        'of MPI, where the system allows that (Linux)',
+        True, "ranks of a node read each other's memory and send no messages, "
+        'where the system allows that (Linux)',
         choices=(True, False), algorithms=_BY_FRAMES)
     nonfinite: str = _option(
-        'auto', 'what to do when the mean gradient is NaN or infinite: raise '
-        'an error naming rank and parameter, pass it on, or auto: raise '
-        'unless the loss is scaled dynamically (which expects to see it and '
-        'skips the update)',
+        'auto', 'a NaN or infinite mean gradient: raise an error naming rank '
+        'and parameter, or pass it on; auto: raise unless the loss is scaled '
+        'dynamically, which skips the update',
         choices=('auto', 'raise', 'pass'))
     check_every: int = _option(
-        100, 'updates from one comparison of all replicas (a digest of each '
-        "parameter and of its optimizer's state) to the next, which raises an "
-        'error naming parameter and ranks where they differ; 0: never',
+        100, 'updates between comparisons of all replicas; parameters or '
+        'optimizer states that differ are an error naming parameter and '
+        'ranks; 0: never',
         low=0)
+    local_steps: int | str = _option(
+        1, 'updates from one exchange to the next: each rank makes them by '
+        'itself, and then the mean of what they have changed travels in place '
+        "of gradients; qsr: max(qsr_min, (qsr_alpha / learning rate)^2); 1: "
+        'gradients travel at every update', low=1, word='qsr',
+        algorithms=_WITHOUT_AGGREGATORS)
+    sync_steps: int = _option(
+        100, 'first updates with an exchange of gradients each, before '
+        'local_steps', low=0, algorithms=_WITHOUT_AGGREGATORS)
+    qsr_alpha: float = _option(
+        0.0, "the learning rate at which local_steps='qsr' would make one "
+        'update in a period; half the rate makes four', low=0.0,
+        algorithms=_WITHOUT_AGGREGATORS)
+    qsr_min: int = _option(
+        4, "updates in a period of local_steps='qsr', at least", low=1,
+        algorithms=_WITHOUT_AGGREGATORS)
+    qsr_max: int = _option(
+        256, "updates in a period of local_steps='qsr', at most", low=1,
+        algorithms=_WITHOUT_AGGREGATORS)
     warmup: int = _option(
         100, 'updates in float32 before the first in the format', low=0,
         names=(*_FP8, *_BLOCKS))
@@ -120,13 +142,13 @@ class Options:
         'nearest', 'how a number is made fp8',
         choices=('nearest', 'truncate', 'stochastic'), names=_FP8)
     period: int = _option(
-        100, 'updates from one choice of scales to the next (N)', low=1,
+        100, 'updates between choices of scales (N)', low=1,
         names=_FP8)
     quantile: float = _option(
-        0.95, 'which quantile of |gradient / parameter| sets the scale (Q)',
+        0.95, 'quantile of |gradient / parameter| that sets the scale (Q)',
         low=0.0, high=1.0, names=_FP8)
     samples: int = _option(
-        1024, 'elements the quantile is estimated from, at most (R)', low=1,
+        1024, 'most elements that the quantile is estimated from (R)', low=1,
         names=_FP8)
     epsilon: float = _option(
         1e-5, 'added to |parameter| before the division (epsilon)',
@@ -137,8 +159,8 @@ class Options:
     seed: int = _option(0, 'of sampling and stochastic rounding', low=0,
                         names=_FP8)
     values: str = _option(
-        'int4', 'which values 4 bits stand for: -7 to 7 (int4), or with an '
-        'exponent (e2m1), which loses less of small gradients',
+        'int4', 'numbers of 4 bits: -7 to 7 (int4), or with an exponent '
+        '(e2m1), which keeps more of small gradients',
         choices=('int4', 'e2m1'), names=('int4',))
 
     def __post_init__(self) -> None:
@@ -148,14 +170,30 @@ class Options:
                 raise ValueError(f'{option} must be {allowed}, not {value!r}')
             # The same text on all ranks, whatever kind of number it is.
             kind: Any = type(field.default)
+            if isinstance(value, str):
+                continue
             if kind is tuple:
                 object.__setattr__(self, option, tuple(map(int, value)))
             elif kind in (int, float):
                 object.__setattr__(self, option, kind(value))
+        self._check_together()
+
+    def _check_together(self) -> None:
         if self.overlap and self.algorithm == 'mpi_op':
             raise ValueError(
                 "algorithm='mpi_op' can only wait for MPI; pass another one, "
                 'or overlap=False')
+        if self.local_steps != 1 and self.overlap:
+            raise ValueError(
+                f'overlap={self.overlap!r} hides an exchange at every update, '
+                f'and local_steps={self.local_steps!r} has none; pass '
+                'overlap=False, or local_steps=1')
+        if self.local_steps == 'qsr' and not (
+                self.qsr_alpha > 0 and self.qsr_min <= self.qsr_max):
+            raise ValueError(
+                "local_steps='qsr' needs qsr_alpha above 0, and qsr_min at "
+                f'most qsr_max, not {self.qsr_alpha:g}, {self.qsr_min} and '
+                f'{self.qsr_max}')
         for option, value in (('algorithm', 'mpi_op'),
                               ('partial_sums', 'wire')):
             if self.name in _BLOCKS and getattr(self, option) == value:
@@ -198,6 +236,13 @@ def make_options(name: str, given: dict[str, Any]) -> Options:
                 f'{option}={given[option]!r} does not go with '
                 f'algorithm={made.algorithm!r}; pass '
                 f'algorithm={" or ".join(map(repr, users))}, or no {option}')
+        if made.local_steps != 'qsr' and (
+                option.startswith('qsr_')
+                or option == 'sync_steps' and made.local_steps == 1):
+            raise ValueError(
+                f'{option}={given[option]!r} does not go with local_steps='
+                f"{made.local_steps!r}; pass local_steps='qsr', or no "
+                f'{option}')
     if name in _BY_FRAMES and made.algorithm != name:
         raise ValueError(
             f'communicator {name!r} is float32 with algorithm={name!r}, not '
@@ -234,10 +279,13 @@ def parse_option(name: str, option: str, text: str) -> Any:
             return words[text.lower()]
         allowed = ' or '.join(words)
     else:
+        word = OPTIONS[option].metadata['word']
+        if text == word:
+            return text
         try:
             return kind(text)
         except ValueError:
-            allowed = f'of type {kind.__name__}'
+            allowed = f'of type {kind.__name__}' + f' or {word!r}' * bool(word)
     raise ValueError(f'{option} must be {allowed}, not {text!r}')
 
 
@@ -246,6 +294,9 @@ def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
     choices, low, high = (field.metadata[key]
                           for key in ('choices', 'low', 'high'))
     wanted = type(field.default)
+    word = field.metadata['word']
+    if word and value == word:
+        return ''
     if choices:
         found = any(type(value) is type(choice) and value == choice
                     for choice in choices)
@@ -257,7 +308,7 @@ def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
         return '' if found else 'two numbers, e.g. (4, 8)'
     if not _is_number(value, numbers.Integral if wanted is int
                       else numbers.Real):
-        return f'of type {wanted.__name__}'
+        return f'of type {wanted.__name__}' + f' or {word!r}' * bool(word)
     if low <= value <= high:        # also refuses NaN
         return ''
     return (f'at least {low:g}' if high == math.inf

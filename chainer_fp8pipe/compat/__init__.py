@@ -1,19 +1,17 @@
 """Lets Chainer 7.8.1 and ChainerMN import and work on a current stack.
 
 Where the package is installed, ``import chainer`` imports this module first
-(``chainer_fp8pipe.pth``).  It imports neither Chainer nor CuPy: every patch
-belongs to one module of Chainer and acts when that module is imported (at
-once if it already is), and only if the installed Python, NumPy, setuptools or
-CuPy need it, which is found by trying.
-Some make importing Chainer faster: SciPy is imported when it is first used.
-A patch that does not find the code it was written for leaves the module alone
-and gives a :class:`CompatWarning`.  ``print(compat.report())`` shows, for a
-bug report, what was done.
+(``chainer_fp8pipe.pth``).  It imports neither Chainer nor CuPy.  Every patch
+belongs to one module of Chainer and acts when that module is imported.  It
+acts only if the installed Python, NumPy, setuptools or CuPy need it, which is
+found by trying.  Some patches make the import faster: SciPy is imported when
+it is first used.  A patch that does not find its code leaves the module alone
+and gives a :class:`CompatWarning`.  ``print(compat.report())`` lists the
+patches for a bug report.
 
-Packages and scripts of Chainer's world that ask for a name which NumPy, SciPy,
-Pillow, onnx or Python have removed get what it was; nothing is put into those
-libraries.  The environment variable ``CHAINER_FP8PIPE_OLD_NAMES=0`` turns that
-off.
+Old packages and scripts get names that NumPy, SciPy, Pillow, onnx or Python
+have removed; those libraries stay as they are.  The environment variable
+``CHAINER_FP8PIPE_OLD_NAMES=0`` turns that off.
 
 Limits:
 

@@ -24,9 +24,9 @@ from ._old_values import version
 _REQUIREMENT = f'chainer=={CHAINER}'
 _BUILT_WITH = 'setuptools<81\n'
 _DESCRIPTION = f"""
-Builds Chainer {CHAINER} with a setuptools that can, and installs it beside
-this package: with pip, or with uv where the interpreter has no pip.  OPTIONS
-are handed to it, as in
+Builds Chainer {CHAINER} with an older setuptools, and installs it beside this
+package.  The installer is pip, or uv where the interpreter has no pip.  It
+gets OPTIONS, as in
 
     python -m chainer_fp8pipe install-chainer --no-index --find-links wheels
 

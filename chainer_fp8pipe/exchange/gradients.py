@@ -45,6 +45,12 @@ class Gradients:
             (``copy('share')``).
     """
 
+    #: For messages: what travels, and how a failure leaves the parameters.
+    what, failed = 'the gradient of', 'No parameter was updated'
+    #: Since the last exchange, and what all ranks had then, if not the model.
+    updates: int = 1
+    anchors: Mapping[str, Any] | None = None
+
     def __init__(self, model: chainer.Link, zero_fill: bool) -> None:
         self.entries: dict[str, str] = {}
         self.problem = ''
@@ -85,8 +91,8 @@ class Gradients:
                 name: array.reshape(-1) for name, array in arrays.items()}
                 for arrays in (self.arrays, self.values))
             return
-        self.share_parameters = bool(_overlapping(self.values))
-        overlapping = _overlapping(self.arrays)
+        self.share_parameters = bool(shared(self.values))
+        overlapping = shared(self.arrays)
         for name, gradient in self.arrays.items():
             flat = flat_float32(gradient)
             # The gradient of a sum is a view of one number, for example.
@@ -226,7 +232,7 @@ def _are_apart(arrays: Mapping[str, Any], writeable: bool) -> bool:
                  <= starts[1:]).all())
 
 
-def _overlapping(arrays: Mapping[str, Any]) -> set[str]:
+def shared(arrays: Mapping[str, Any]) -> set[str]:
     """Names of contiguous arrays that share memory with another one.
 
     The gradients of a sum's terms may be one array, for example.

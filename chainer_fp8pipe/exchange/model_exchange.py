@@ -70,16 +70,15 @@ from .drift import ReplicaDrift, compare
 from .gradients import (
     SAME_MODEL,
     Gradients,
+    describe,
     distinct_parameters,
     flat_float32,
     problem_of,
 )
+from .local_steps import Deltas, LocalSteps, Saved, obstacle
 
 if TYPE_CHECKING:
     from .reducer import Reducer
-
-#: Flat arrays by name, as in snapshots.
-Saved = dict[str, numpy.ndarray]
 
 _SAME_GRADIENTS = (SAME_MODEL + ' If some ranks do not use a parameter in '
                    'some updates, pass zero_fill=True to '
@@ -147,6 +146,7 @@ class ModelExchange:
         number: How many other models' gradients were averaged before this
             one's first mean, the same on all ranks; -1: there was none yet.
         updates: Updates finished so far.
+        local: The period of local steps; None: all updates are synchronous.
         codec_state: What the codec keeps of the model.
         scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
             dynamic loss scaling, which skips an update whose gradients are
@@ -171,6 +171,8 @@ class ModelExchange:
         self._reducer: Any = weakref.proxy(reducer)
         self._first = Cast('float32').init()
         self.number = -1
+        self.local = (None if reducer.options.local_steps == 1
+                      else LocalSteps(reducer.options))
         self.codec_state = reducer.codec.init()
         self.update = Update()
         self.deferred: DeferredUpdate | None = None
@@ -188,8 +190,11 @@ class ModelExchange:
 
     def save(self) -> Saved:
         """Returns all that an exact continuation needs."""
-        return {'dynamic': numpy.asarray(self.scaling_is_dynamic),
+        local = self.local.save(self.reference()) if self.local else {}
+        return {**local,
+                'dynamic': numpy.asarray(self.scaling_is_dynamic),
                 'loss_scale': numpy.asarray(self._loss_scale),
+                'deltas': numpy.asarray(self._of_deltas),
                 'codec|done': numpy.asarray(self.updates),
                 **{f'codec|{key}': value
                    for key, value in self.codec_state.save().items()}}
@@ -215,9 +220,20 @@ class ModelExchange:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
+        # Of a file that knows no local steps: of gradients.
+        deltas = bool(saved.get('deltas', False))
+        if (deltas or 'since' in saved) and not (
+                self.local and self.local.takes(updates)):
+            raise ValueError(
+                'this state is of local steps, in which each rank has an '
+                "optimizer state of its own; pass the run's local_steps and "
+                'sync_steps to create_communicator')
         self.updates, self.codec_state = updates, state
         self._agreed: Mapping[str, str] = {}    # of the last update
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
+        self._of_deltas = deltas
+        if self.local:
+            self.local.load(self.reference(), saved)
         self.update.thaw()
         # What has been sent of an update stays where it is.
         self.update, self.failure = Update(), ''
@@ -228,47 +244,99 @@ class ModelExchange:
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
-        reducer = self._reducer
         self.complete()
-        with reducer.events.section('exchange'):
-            self.update.thaw()
-            gradients = Gradients(model, zero_fill)
-            is_new = self.queue is None or gradients.sizes != self.sizes
-            self._check(model, gradients, is_new)
-            self._see(gradients.loss_scale)
-            if is_new:
-                self._follow(gradients.sizes)
-                self.queue = self.queue or reducer.unused_queue()
-            # Tied parameters share memory: an early update of one would
-            # corrupt what the other's mean is decoded with.
-            defers = (reducer.overlap == 'next_forward' and self.ready
-                      and not gradients.share_parameters)
-            state, update = self.current, self.update
-            with reducer.taken():
-                self._raise_failure()   # since the ranks have agreed
-                start = time.perf_counter()
-                self._send_rest(gradients)
-                if defers:
-                    self._defer(gradients)
-                else:
-                    for bucket in update.sent.values():
-                        self._receive(bucket)
-                    if not self.ready:
-                        self.seconds = time.perf_counter() - start
-                self.end()
-            if reducer.overlap:
-                self.passes.averaged()
-                if not is_new:
-                    self._learn()
+        if self.local and self.local.takes(self.updates):
+            if not self.local.anchors:
+                self._begin_local_steps(model, self.local)
+            self.local.begin_update(model)
+            self.updates += 1
+            return
+        with self._reducer.events.section('exchange'):
+            self.update.thaw()      # or what was sent early would be copied
+            self._average(model, Gradients(model, zero_fill))
+
+    def _begin_local_steps(self, model: chainer.Link, local: LocalSteps
+                           ) -> None:
+        """Raises on all ranks if the replicas are not the same."""
+        ranks = self._reducer.ranks
+        with chainer.using_device(model.device):
+            local.begin(model)
+        agree(ranks.comm, Signature({
+            'the number of updates': str(self.updates),
+            **{f'parameter {name}': describe(anchor)
+               for name, anchor in local.anchors.items()}}),
+            obstacle(model), SAME_MODEL, wait=ranks.wait)
+        compare(model, self.updates, ranks, local.anchors)
+
+    def updated(self, optimizer: Any) -> None:
+        """The optimizer has updated the model: a period may be over."""
+        if self.local and self.local.end_update(optimizer):
+            self.end_period(optimizer.target)
+
+    def end_period(self, model: chainer.Link) -> None:
+        """Gives all ranks the mean of what local updates have changed."""
+        if not self.local or not self.local.since:
+            return
+        with chainer.using_device(model.device), (
+                self._reducer.events.section('exchange')):
+            deltas = self.local.deltas(model)
+            try:
+                self._average(model, deltas)
+            except BaseException:
+                deltas.undo()
+                raise
+        self.local.next_period()
+
+    def _average(self, model: chainer.Link, gradients: Gradients) -> None:
+        """Replaces gradients, or changes of parameters, by their mean."""
+        reducer = self._reducer
+        self._code_for(isinstance(gradients, Deltas))
+        is_new = self.queue is None or gradients.sizes != self.sizes
+        self._check(model, gradients, is_new)
+        self._see(gradients.loss_scale)
+        if is_new:
+            self._follow(gradients.sizes)
+            self.queue = self.queue or reducer.unused_queue()
+        # Tied parameters share memory: an early update of one would
+        # corrupt what the other's mean is decoded with.
+        defers = (reducer.overlap == 'next_forward' and self.ready
+                  and not gradients.share_parameters)
+        state, update = self.current, self.update
+        with reducer.taken():
+            self._raise_failure()   # since the ranks have agreed
+            start = time.perf_counter()
+            self._send_rest(gradients)
+            if defers:
+                self._defer(gradients)
+            else:
+                for bucket in update.sent.values():
+                    self._receive(bucket)
+                if not self.ready:
+                    self.seconds = time.perf_counter() - start
+            self.end()
+        if reducer.overlap:
+            self.passes.averaged()
+            if not is_new:
+                self._learn()
         if not defers:
             bad = [bucket for bucket in update.sent.values()
                    if bucket.nonfinite]
             if bad and self._must_be_finite:
-                raise self._nonfinite_error(state, bad)
+                raise self._nonfinite_error(state, bad, gradients)
             gradients.write_back(gradients.arrays)
-        self.updates += 1
+        # Local updates were counted as they were made.
+        self.updates += not self._of_deltas
         if self.current is not state and reducer.overlap == 'next_forward':
             self.ready = False      # buckets will take another time
+
+    def _code_for(self, deltas: bool) -> None:
+        """Begins the codec's state anew when other things begin to travel.
+
+        What was learnt of gradients, and their residuals, is of another size.
+        """
+        if deltas is not self._of_deltas:
+            self._of_deltas = deltas
+            self.codec_state = self._reducer.codec.init()
 
     def _check(self, model: chainer.Link, gradients: Gradients, is_new: bool
                ) -> None:
@@ -280,6 +348,8 @@ class ModelExchange:
                    'the number of updates': str(self.updates),
                    'the number of the model': str(self.number)}
         problem = gradients.problem
+        if self.local and is_new:
+            problem = problem or obstacle(model)
         if reducer.overlap:
             entries['overlap'] = ('new' if is_new else
                                   'ready' if self.ready else 'known')
@@ -287,10 +357,10 @@ class ModelExchange:
             if self.number and reducer.algorithm.one_order:
                 problem = problem or _ONE_MODEL
         wait = ranks.wait
-        # Only one model's buckets fit those of all ranks without agreement,
+        # Only one model's gradients fit those of all ranks without agreement,
         # and zeros only if all its parameters take part.
-        if not (is_new or problem or reducer.overlap or reducer.models > 1
-                or reducer.algorithm.one_order
+        if not (is_new or problem or reducer.overlap or self.local
+                or reducer.models > 1 or reducer.algorithm.one_order
                 or gradients.entries != self._agreed
                 or self.sizes.keys() - gradients.parameters.keys()):
             wait = functools.partial(self._wait_and_send, gradients)
@@ -298,9 +368,10 @@ class ModelExchange:
             agree(ranks.comm, Signature(entries), problem, _SAME_GRADIENTS,
                   wait=wait)
             self._agreed = gradients.entries
-            if (every and self.updates and not self.updates % every
-                    and ranks.comm.size > 1):
-                compare(model, self.updates, ranks)
+            if (every and self.updates and ranks.comm.size > 1
+                    and self.updates // every
+                    > (self.updates - gradients.updates) // every):
+                compare(model, self.updates, ranks, gradients.anchors)
         except (ValueError, ReplicaDrift) as error:
             # Others come to no more calls where this rank raises alone.
             if is_raised_by_all(error):
@@ -368,8 +439,8 @@ class ModelExchange:
         return (not self.scaling_is_dynamic if wanted == 'auto'
                 else wanted == 'raise')
 
-    def _nonfinite_error(self, state: State, bad: list[Bucket]
-                         ) -> NonfiniteMean:
+    def _nonfinite_error(self, state: State, bad: list[Bucket],
+                         gradients: Gradients) -> NonfiniteMean:
         """The same error on all ranks, before any parameter is updated."""
         ranks = self._reducer.ranks
         name = bad[0].decode()[0]
@@ -377,17 +448,18 @@ class ModelExchange:
         if all(bucket.wire_is_finite for bucket in bad):
             return NonfiniteMean(
                 f'the value of {name}, or its product with the ratio, is '
-                f'not finite on rank {ranks.comm.rank}. No parameter was '
-                f'updated here. {_FINITE}.')
+                f'not finite on rank {ranks.comm.rank}. {gradients.failed} '
+                f'here. {_FINITE}.')
         culprits = [
             f'{found[0]} is not finite in {state.codec.name} on rank {rank}'
             + (f' (and {len(found) - 1} more)' if found[1:] else '')
             for rank, found in enumerate(ranks.allgather(state.nonfinite))
             if found]
-        text = '; '.join(culprits) or (
-            f'the sum of the gradients of {name} overflowed')
+        text = '; '.join(culprits).replace(
+            Gradients.what, gradients.what) or (
+            f'the sum over ranks of {gradients.what} {name} overflowed')
         return raised_by_all(NonfiniteMean(
-            f'{text}. No parameter was updated. {_FINITE}.'))
+            f'{text}. {gradients.failed}. {_FINITE}.'))
 
     def end(self) -> None:
         """Ends the update: what was sent of it is no longer known."""

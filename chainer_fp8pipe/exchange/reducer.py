@@ -13,7 +13,7 @@ import contextlib
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -23,10 +23,12 @@ from mpi4py import MPI
 from ..allreduce.engine import Engine
 from ..codecs import Codec
 from ..intercept import ready_gradients
+from ..intercept.updates import listen
 from ..mpi.watch import updates
 from ..report.stream import EventStream
+from .local_steps import Saved
 from .lockstep import Lockstep
-from .model_exchange import ModelExchange, Saved
+from .model_exchange import ModelExchange
 from .thread import exchange_thread
 
 #: Called with a parameter and the array that will be its gradient.
@@ -42,7 +44,8 @@ class Reducer:
         codec: Of gradients after the warm-up.
         events: Where to write what happens.
         options: The communicator's ``Options``, of which ``warmup``,
-            ``bucket_bytes``, ``nonfinite`` and ``check_every`` count here.
+            ``bucket_bytes``, ``nonfinite``, ``check_every`` and those of
+            local steps count here.
         overlap: ``False``, ``True`` or ``'next_forward'``, see
             ``model_exchange.py``.
 
@@ -67,6 +70,8 @@ class Reducer:
         self._turn = threading.Lock()
         self._main_waits = False
         self._is_free = False
+        self._end_listening: Callable[[], object] = (
+            (lambda: None) if options.local_steps == 1 else listen(self))
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
@@ -79,6 +84,37 @@ class Reducer:
             exchange.mean(model, zero_fill)
             self.events.updates += 1
             updates.finished((id(self), exchange.number))
+
+    def begin_anew(self, model: chainer.Link) -> None:
+        """All ranks have the same parameters now."""
+        exchange = self.known(model)
+        if exchange and exchange.local:
+            exchange.local.forget()
+
+    def updated(self, optimizer: Any) -> None:
+        """See :class:`.Listener`; a period of local steps may be over."""
+        exchange = self.known(optimizer.target)
+        if exchange:
+            with self.ranks.section():
+                exchange.updated(optimizer)
+
+    def ended(self, models: Sequence[chainer.Link]) -> None:
+        """Ends models' periods of local steps; call it on all ranks."""
+        for exchange in self.exchanges:     # in one order on all ranks
+            model = exchange.reference()
+            if any(model is one for one in models):
+                with self.ranks.section():
+                    exchange.end_period(model)
+
+    @contextlib.contextmanager
+    def common(self) -> Iterator[None]:
+        """A block in which models are what all ranks had last in common."""
+        with contextlib.ExitStack() as stack:
+            for exchange in self.exchanges:
+                model = exchange.reference()
+                if exchange.local and model is not None:
+                    stack.enter_context(exchange.local.common(model))
+            yield
 
     @contextlib.contextmanager
     def announced(self, model: chainer.Link, loss_scale: float | None
@@ -143,6 +179,7 @@ class Reducer:
             self.complete()
         finally:
             self._is_free = True
+            self._end_listening()
             exchange_thread.drop(self)
             for exchange in self.exchanges:
                 ready_gradients.unwatch(exchange)

@@ -26,9 +26,9 @@ the format's ``dtype``, which on the GPU are the rows of a uint8 array.  Every
 operation writes into arrays that the caller gives.
 
 Operations raise TypeError for an argument that is no array of its dtype, and
-for a seed that is no integer; ValueError if sizes do not go together, an array
-is not C-contiguous or is read-only, arrays overlap, or a rounding, scale or
-epsilon is not allowed.
+for a seed that is no integer.  They raise ValueError if sizes do not go
+together, if an array is not C-contiguous or is read-only, if arrays overlap,
+or if a rounding, scale or epsilon is not allowed.
 """
 # One text gives the bits on both processors: e5m2.h and records.h have one
 # element's (or record's) arithmetic, without branches and tables.  The C

@@ -194,12 +194,11 @@ def create_decoder(name: str = 'auto',
     """A decoder of JPEG and PNG files, which several threads may use.
 
     Args:
-        name: ``'turbojpeg'`` decodes with libjpeg-turbo 3 no more than the
-            part that is needed, and with Pillow what the former cannot.
-            ``'pillow'`` decodes the whole image with Pillow, but not more
-            finely than needed.  ``'auto'`` is the former where its library
-            is there, and otherwise the latter; the log names missing
-            libraries once.
+        name: ``'turbojpeg'`` decodes only the part that is needed, with
+            libjpeg-turbo 3; Pillow decodes other files.  ``'pillow'`` decodes
+            the whole image, only as finely as needed.  ``'auto'`` takes
+            ``'turbojpeg'`` if its library is there, else ``'pillow'``; the log
+            names missing libraries once.
         max_pixels: Images of more pixels are errors.
 
     Raises:

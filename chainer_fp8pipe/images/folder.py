@@ -29,7 +29,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     snapshot.
 
     With a communicator as ``shard``, all of its ranks make the folder and
-    call :meth:`iterator`; a mistake on one rank is raised on each.  From then
+    call :meth:`iterator`.  Each raises the error of any of them.  From then
     on an uncaught exception on any rank ends the job.
 
     Args:
@@ -37,21 +37,20 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         transform: Crops and normalises, such as
             :class:`~chainer_fp8pipe.images.transforms.RandomResizedCrop`.
             Without one ``dataset[i]`` is the whole image, uint8.
-        cache: ``'memory'`` keeps the files' bytes in memory,
-            ``'decoded'`` the pixels of the whole images (five to ten times
-            as much, for less to do), None nothing.  The ranks of a node and
-            their workers share one copy; images that do not fit are read
-            from their files.
+        cache: ``'memory'`` keeps the files' bytes; None keeps nothing.
+            ``'decoded'`` keeps the pixels of whole images, in five to ten
+            times the memory of ``'memory'``.  The ranks of a node and their
+            workers share one copy.  Files give the images that do not fit.
         cache_bytes: Bytes of the cache of a node, taken as it fills; by
             default half of the available memory.
         shard: A communicator (this package's, ChainerMN's or mpi4py's) whose
             ranks divide the images; or (index, count); None for all.
         seed: Of the order and of the transform's random numbers; the same on
             all ranks.
-        on_error: An image that cannot be decoded is left out of its batch,
-            counted, and named in the log (``'skip'``), or it is an error
-            (``'raise'``).  For ``dataset[i]`` it always is.  A batch of
-            which nothing is left takes an image of another of the rank's.
+        on_error: ``'skip'`` leaves an image that cannot be decoded out of
+            its batch, counts it, and names it in the log.  ``'raise'`` makes
+            it an error, as ``dataset[i]`` always does.  A batch without any
+            image left takes one of another batch of the rank.
         decoder: A :class:`~.decoding.Decoder`, or the name of one for
             :func:`~.decoding.create_decoder`.
 
@@ -59,9 +58,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         classes: Their names; the index is the label.
 
     Raises:
-        ValueError: The folder is missing or empty, a class has no images,
-            the cache does not hold the first image or is larger than the
-            memory, or an argument is none of the above or differs on a rank.
+        ValueError: The folder is missing or empty, or a class has no images;
+            the cache does not hold the first image, or is larger than the
+            memory; an argument is wrong, or differs on a rank.
     """
 
     def __init__(self, root: str | os.PathLike[str],
@@ -143,13 +142,12 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 when a batch is wanted.
             prefetch: Batches that workers read ahead.
             repeat: Whether to go on after the first epoch.
-            shuffle: Whether the images are in a new order, and on other
-                ranks, in each epoch; otherwise they are in the folder's.
+            shuffle: Whether each epoch has a new order and new ranks for
+                the images; otherwise they are in the folder's order.
 
         Raises:
-            ValueError: There is no transform, or less than one image for
-                each rank, or an argument is negative, no whole number, or
-                differs on a rank.
+            ValueError: There is no transform, or a rank has no image.  An
+                argument is no whole number, negative, or differs on a rank.
         """
         def check() -> tuple[int, int, int]:
             if self._reader.transform is None:
@@ -174,9 +172,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         if self._reader.cache is not None:
             raise TypeError(
                 f'an ImageFolder with cache={self._reader.kind!r} cannot be '
-                'pickled, as its memory belongs to this process and its '
-                'forks: use its iterator(), whose workers share the cache, '
-                'or cache=None')
+                'pickled: only forks of this process share its memory; use '
+                'its iterator(), or cache=None')
         return dict(vars(self))
 
     def _together(self, action: Callable[[], Any],

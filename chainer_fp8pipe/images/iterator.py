@@ -62,17 +62,16 @@ def batch_arrays(batch: Any, device: Any = None) -> Any:
 class ImageIterator(chainer.dataset.Iterator):
     """Made by :meth:`ImageFolder.iterator`.
 
-    All ranks go through an epoch together: each global batch is divided over
-    them, so that each sample comes once in an epoch, on one rank, and every
-    rank makes as many batches.  The batches of an epoch differ by one sample
-    at most.
+    All ranks go through an epoch together.  Each global batch is divided over
+    them, so each sample comes once in an epoch, on one rank.  Every rank makes
+    equally many batches; their sizes differ by one sample at most.
 
-    A batch is never empty: if none of its images can be used, it is one good
-    image of another batch of this rank in the same epoch, cropped as there.
+    A batch is never empty.  If none of its images can be used, it has one good
+    image of another batch of this rank and epoch.
 
-    A snapshot holds the position in the epoch, which is the same on all
-    ranks, so that a run goes on from it with any number of ranks and of
-    workers; and the counts of images left out on the rank that saved it.
+    A snapshot holds the position in the epoch, which all ranks share, so a run
+    continues with any number of ranks and workers.  It also holds the counts
+    of images left out on the rank that saved it.
 
     Attributes:
         batch_size: Most samples of a batch on this rank.

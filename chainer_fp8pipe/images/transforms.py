@@ -173,9 +173,9 @@ class _Crop:
 class RandomResizedCrop(_Crop):
     """A random part of random area and shape, resized: for training.
 
-    The part's area is uniform in ``scale`` of the image's, its ratio of
-    width to height log-uniform in ``ratio``, its place uniform.  A part that
-    does not fit is drawn again; after ten that do not, the largest central
+    The part's area is uniform in ``scale`` of the image's.  Its ratio of
+    width to height is log-uniform in ``ratio``, its place uniform.  A part
+    that does not fit is drawn again, ten times.  Then the largest central
     part of an allowed ratio is taken.  (Szegedy et al. 2015, "Going Deeper
     with Convolutions", section 6, in the form that is usual for ImageNet.)
 
@@ -237,15 +237,14 @@ class RandomResizedCrop(_Crop):
 class CenterCrop(_Crop):
     """The central part, resized: for evaluation.
 
-    The same as resizing the image until its shorter side has ``resize``
-    pixels and cutting ``size`` out of its centre, in one step: the part's
-    edges are rounded to whole pixels of the image, so that its scale differs
-    by less than one pixel over its side.
+    Equals resizing the image until its shorter side has ``resize`` pixels and
+    cutting ``size`` out of its centre.  The part's edges are rounded to whole
+    pixels of the image.
 
     Args:
         size: Height and width of the result, or one number for both.
-        resize: What the shorter side would be resized to; 8/7 of the larger
-            side of the result if not said (256 for 224).
+        resize: Pixels of the shorter side; None: 8/7 of the larger side of
+            the result (256 for 224).
         normalise: As in :class:`RandomResizedCrop`.
 
     Raises:

@@ -37,33 +37,36 @@ STALL = 'CHAINER_FP8PIPE_STALL'
 _USAGE = ('python -m chainer_fp8pipe launch -n N [OPTIONS] [OPTIONS OF RUN] '
           'SCRIPT [ARGS]')
 _DESCRIPTION = """
-Runs a Chainer or ChainerMN script as "run" does, and starts it again when it
-dies, from its newest whole snapshot:
+Runs a script as "run" does, and starts it again from its newest whole
+snapshot when it dies:
 
     python -m chainer_fp8pipe launch -n 8 --snapshots saved --every 5m \\
         --communicator fp8 train.py --epoch 90
 
-Call it without mpiexec: it calls mpiexec itself (the one in the environment
-variable MPIEXEC; srun inside of an allocation of Slurm's; or that of MPICH or
-Open MPI beside the interpreter or on the path).  Options that are not below
-are those of "run" (python -m chainer_fp8pipe run --help); what follows SCRIPT
-is the script's.
+Call it without mpiexec, which it starts itself.  It takes the program in the
+environment variable MPIEXEC; else srun inside of an allocation of Slurm's;
+else the mpiexec of MPICH or Open MPI beside the interpreter or on the path.
+All other options are those of "run" (python -m chainer_fp8pipe run --help).
+Words after SCRIPT are the script's.
 
-With --snapshots the script may know nothing of snapshots: "run" adds them to
-its Trainer, and goes on from the newest one at each start.  Without, the
-script must do so itself.
+--snapshots gives snapshots to a script that has none: each start goes on from
+the newest one.  Without --snapshots the script must do so itself.
 
-A start that has led to a new snapshot is followed by another one at once;
-after those that have not, it waits 0, 1, 2, 4 seconds and so on, up to 5
-minutes.  The launcher ends with 0 when the job does.  It gives up when
---restarts starts in a row have made no progress; at once, when a command line
-is refused; after 3 starts in a row in which the script has failed in the same
-way, or 2 before an update was done; and when too few hosts have answered for
---wait-for-hosts.  Then a table says what died when, and why.
+After a start with a new snapshot the next one begins at once.  After others
+the launcher waits 0, 1, 2, 4 seconds and so on, up to 5 minutes.  Its exit
+code is 0 when the job's is.  It gives up
 
-SIGINT and SIGTERM are handed on to the job.  If it has not ended 10 seconds
-after SIGINT it gets SIGTERM, and 30 seconds after SIGTERM it is killed; a
-second signal kills it at once.
+    after --restarts starts in a row without progress,
+    after 3 starts in a row that have failed in the same way,
+    after 2 of these before the first update was done,
+    at once where a command line is refused, and
+    when too few hosts have answered for --wait-for-hosts.
+
+A table then says what has ended each start.
+
+The job gets the launcher's SIGINT and SIGTERM.  It gets SIGTERM 10 seconds
+after SIGINT, and is killed 30 seconds after SIGTERM.  A second signal kills it
+at once.
 """
 
 
@@ -157,35 +160,36 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         default=ranks, help='ranks of the job (default in an allocation of '
         "Slurm's: its number of tasks)")
     parser.add_argument(
-        '--hostfile', metavar='HOSTS', help='the hosts, a line each, as '
-        '"name:4" or "name slots=4" (default in an allocation of Slurm\'s: '
-        'its hosts; or else this host)')
+        '--hostfile', metavar='HOSTS', help='file with a host a line, '
+        'as "name:4" or "name slots=4" (default: the hosts of the allocation '
+        'of Slurm\'s, or this one)')
     parser.add_argument(
-        '--restarts', metavar='N', type=_count_or_0, default=20, help='in a '
-        'row, without progress, before giving up (default: 20)')
+        '--restarts', metavar='N', type=_count_or_0, default=20, help='starts '
+        'in a row without progress before it gives up (default: 20)')
     parser.add_argument(
-        '--min-ranks', metavar='N', type=count, help='go on with as few '
-        'while hosts do not answer, and with all from the first snapshot '
-        'after they do (default: all)')
+        '--min-ranks', metavar='N', type=count, help='ranks that suffice '
+        'while hosts do not answer; all take part again from the first '
+        'snapshot after they do (default: all)')
     parser.add_argument(
         '--wait-for-hosts', metavar='TIME', type=_time, default=_time('1h'),
-        help='until enough of them answer: 90s, 10m, 1h (default: 1h)')
+        help='time until enough of them answer: 90s, 10m, 1h '
+        '(default: 1h)')
     parser.add_argument(
-        '--snapshots', metavar='DIR', help='where "run" writes snapshots of '
-        'the whole job, and goes on from')
+        '--snapshots', metavar='DIR', help='directory for snapshots of '
+        'the whole job; a start goes on from the newest one')
     parser.add_argument(
         '--every', metavar='INTERVAL',
         type=lambda text: parse_interval(text) and text, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
     parser.add_argument(
-        '--stall', metavar='SECONDS', type=_seconds, help='without an '
-        'update, after which a job is ended and started again; 0: never '
-        '(default: as the ranks find from the time of an update)')
+        '--stall', metavar='SECONDS', type=_seconds, help='time without '
+        'an update after which a job is ended and started again; 0: never '
+        '(default: from the time of an update)')
     parser.add_argument(
-        '--probe', metavar='COMMAND', help='what ends with 0 if the host {} '
-        "answers, such as 'ping -c 1 -W 3 {}' (default: the host accepts or "
-        'refuses a connection to port 22 within 5 seconds; with srun, it is '
-        'also still in the allocation)')
+        '--probe', metavar='COMMAND', help='command that ends with 0 if '
+        "the host {} answers, such as 'ping -c 1 -W 3 {}' (default: a "
+        'connection to port 22 that is accepted or refused within 5 seconds; '
+        'with srun also a place in the allocation)')
     return parser
 
 

@@ -284,8 +284,8 @@ class Supervisor:
         if directory and not saved_progress(directory).path:
             say(f'there is no snapshot in {directory}, so that the next start '
                 'begins anew: ' + (
-                    'no Trainer has finished an update, and --snapshots is '
-                    'for scripts that train by one'
+                    'no Trainer has finished an update (--snapshots needs '
+                    'one)'
                     if ending.first is None else
                     'none was due, or whole, before it ended (--every '
                     f'{self._job.every})'))

@@ -53,10 +53,10 @@ def chunk_counts(model: Any, chunks: int, balance: str | Sequence[int],
             if balance == 'parameters' and example is None:
                 number = sizes.index(None)
                 raise ValueError(
-                    f'{layer_name(*model.numbered_layers()[number])} gets '
-                    'the shape of its parameters from its first input only; '
-                    'give it all sizes, or call stage with example=..., '
-                    "balance='layers' or the number of layers of each chunk")
+                    f'{layer_name(*model.numbered_layers()[number])} learns '
+                    'the shape of its parameters from its first input; give '
+                    'it all sizes, or call stage with example=..., '
+                    "balance='layers' or a number of layers for each chunk")
             return measure(model, example, timed=balance == 'time')
         found = _on_first_rank(comm, found_out)
         sizes = [one.parameters if size is None else size

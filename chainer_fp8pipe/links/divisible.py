@@ -44,10 +44,10 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
 
         model.append(lazy(L.Linear, 3072, 3072))
 
-    appends the layer ``L.Linear(3072, 3072)``.  Its parameters are drawn by
-    the rank that owns the layer, when they are first used, each from a
-    generator seeded by the model's seed and the layer's index in the whole
-    model: so the values are the same for every cut.
+    appends the layer ``L.Linear(3072, 3072)``.  The rank that owns the layer
+    draws its parameters at their first use.  Each generator has a seed of the
+    model's seed and the layer's index in the whole model: the values are the
+    same for every cut.
 
     Args:
         factory: A class or function that makes the layer of the arguments.
@@ -66,9 +66,8 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
     if isinstance(factory, chainer.Link):
         kind = type(factory).__name__
         raise TypeError(
-            f'lazy takes a class or function that makes a layer, and {kind} '
-            f'is a layer already; write lazy({kind}, ...), or use the layer '
-            'as it is')
+            f'lazy takes a maker of a layer, and this {kind} is a layer '
+            f'already; write lazy({kind}, ...), or use the layer as it is')
     if not callable(factory):
         raise TypeError('lazy takes a class or function that makes a layer, '
                         f'not {factory!r}')
@@ -133,16 +132,16 @@ class Divisible(chainer.ChainList):
         model = NN().divide(start, end)     # the layers start to end - 1
         model = NN().stage(comm)            # or an even share for this rank
 
-    Links, functions and whatever else can be called are layers.  A layer
-    that returns a tuple calls the next one with so many arguments, so that
-    what skips layers can travel along.  Names of links and parameters and
-    keys of snapshots come from the index in the whole model, functions
-    included, and so are the same for every cut: ``'/2/W'`` above.
+    Links, functions and other callables are layers.  A layer that returns a
+    tuple calls the next one with as many arguments: values that skip layers
+    travel along.  Names of parameters and keys of snapshots come from the
+    index in the whole model, as ``'/2/W'`` above, so they are the same for
+    every cut.
 
-    Layers are added at the end, by ``append`` and ``extend``, and replaced by
-    ``model[i] = layer``.  ``model[i]`` is the link at a place of the whole
-    model; a function is held by one.  A layer may be a method of the model; a
-    lambda that refers to ``self`` would keep the whole model in memory.
+    ``append`` and ``extend`` add layers at the end; ``model[i] = layer``
+    replaces one.  ``model[i]`` is the link at a place of the whole model,
+    which holds the function if there is one.  A layer may be a method of the
+    model.  A lambda with ``self`` in it would keep the whole model in memory.
 
     Args:
         layers: The layers; those of :func:`lazy` get values where they are
@@ -167,9 +166,9 @@ class Divisible(chainer.ChainList):
 
     Attributes:
         is_part: Whether this is a part of a model.
-        layout: Start and end of every chunk of the whole model, in its
-            order; chunk ``c`` is on stage ``c % stages``.  None for what
-            :meth:`stage` did not make.
+        layout: Start and end of every chunk of the whole model, in order.
+            Chunk ``c`` is on stage ``c % stages``.  None: :meth:`stage` has
+            not made the model.
         placement: This rank's stage, and the names of all in tables.
     """
 
@@ -385,27 +384,25 @@ class Divisible(chainer.ChainList):
         """This rank's share of the whole model; call it on all ranks.
 
         Args:
-            comm: The ranks of one pipeline, in the order of the stages: a
+            comm: The ranks of one pipeline, in the order of the stages.  A
                 communicator of mpi4py's or ChainerMN's, or a
                 ``ProcessGrid``.
-            balance: The measure that is divided evenly: ``'parameters'``
-                (their number, and with it the memory), ``'layers'`` (their
-                number), or ``'time'`` (seconds of forward and backward,
-                measured on ``example`` by rank 0).  Or the number of layers
-                of each chunk.
-            chunks: How many chunks each rank gets, for the schedules
-                that take several; chunk ``c`` goes to rank ``c % comm.size``.
+            balance: The measure that is divided evenly: the numbers of
+                ``'parameters'`` (and so the memory) or of ``'layers'``, or
+                the ``'time'`` of forward and backward, which rank 0 measures
+                on ``example``.  Or the number of layers of each chunk.
+            chunks: Chunks of each rank, for schedules with several.  Chunk
+                ``c`` goes to rank ``c % comm.size``.
             example: An input, or a tuple of them, of the size of one
-                micro-batch, for ``'time'``, and for ``'parameters'`` if
-                some get their shape from the first input.  On the device
-                that is to be measured.
+                micro-batch, on the device to measure.  ``'time'`` needs it,
+                and ``'parameters'`` that learn their shape from an input.
 
         Returns:
             A model of the same class, as :meth:`divide` does.
 
         Raises:
-            ValueError: There are more chunks than layers, the counts do not
-                fit, or layers on two ranks share parameters; on all ranks.
+            ValueError: On all ranks: there are more chunks than layers, the
+                counts do not fit, or layers on two ranks share parameters.
             LayerError: A layer failed while it was measured, or values
                 cannot be drawn; on all ranks.
         """

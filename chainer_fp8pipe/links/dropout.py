@@ -27,11 +27,10 @@ _draws = _Draws()
 class Dropout(chainer.Link):
     """Sets elements to zero at random, as ``F.dropout`` does.
 
-    In a pipeline the mask of a sample depends on the seed, the iteration,
-    the number of the layer and the number of the sample in the batch of all
-    replicas, and on nothing else: it is the same for every number of stages,
-    micro-batches and replicas.  Elsewhere the mask is drawn from the global
-    generator, as Chainer's is.
+    In a pipeline the mask of a sample depends on the seed, the iteration, the
+    layer's number and the sample's number in the batch of all replicas.  So it
+    is the same for every number of stages, micro-batches and replicas.
+    Elsewhere the mask is drawn from the global generator, as Chainer's is.
 
     The other elements are multiplied by ``1 / (1 - ratio)``.  When Chainer's
     ``train`` is False, nothing is changed.

@@ -42,10 +42,9 @@ class ProcessGrid:
         pipeline: Ranks of one pipeline, i.e. stages; it must divide the
             number of ranks.  1 is plain data parallelism.
         inside: The axis whose ranks share a node as far as nodes are large
-            enough: ``'pipeline'`` or ``'data'``.  ``'auto'``: that with
-            which fewer bytes go from node to node; if bytes are not given,
-            the pipeline, unless it does not fit into the nodes and the data
-            axis does.
+            enough: ``'pipeline'`` or ``'data'``.  ``'auto'`` sends fewer bytes
+            from node to node.  Without bytes it takes the pipeline, or the
+            data axis if only that fits into the nodes.
         pipeline_bytes: What one pipeline moves in a step, activations and
             gradients over all its boundaries together;
             :func:`~chainer_fp8pipe.mpi.placement.axis_bytes` estimates

@@ -57,13 +57,12 @@ def plan(model: Any, example: Any, comm: Any = None, *,
          ) -> PlannedJob:
     """Finds the fastest way to train a model on these ranks.
 
-    Measures the model, and exchanges and links of the ranks (some 10
-    seconds), ranks every way to run the job, and runs the first five that
-    fit into memory for some updates on copies of the model, beside
-    ChainerMN's ``naive`` and one process.  The plan is the fastest of what
-    was run.  Call it on all ranks; the model stays as it is.  A model that
-    :func:`chainer_fp8pipe.partition` cannot cut is planned with replicas
-    only.
+    Measures the model, exchanges and links (some 10 seconds), and ranks every
+    way to run the job.  The first five that fit into memory, ChainerMN's
+    ``naive`` and one process are run for some updates on copies of the model.
+    The plan is the fastest of these.  Call it on all ranks; the model stays as
+    it is.  A model that :func:`chainer_fp8pipe.partition` cannot cut is
+    planned with replicas only.
 
     Args:
         model: The whole model, as it is written; it returns its loss.  Or a

@@ -48,16 +48,18 @@ Finds the fastest way to run an unmodified Chainer or ChainerMN script:
 Start it as you start your training: same hosts, same ranks, same arguments
 of the script.  Options of "plan" come before SCRIPT.
 
-All ranks run the script until it is about to train.  Then the script's model
-with a batch of the script's data, exchanges and links are measured, and every
-way to run the job is ranked: how many stages and replicas, where the model is
-cut, schedule, micro-batches, recomputation, codec, algorithm and overlap.  The
-first five that fit into memory, ChainerMN's naive and one process are run for
-some updates on copies, with the script's own data.  The fastest is printed,
-with what all of them took.  Some 30 seconds; the script trains nothing.
+All ranks run the script until it is about to train.  The command then measures
+the model on a batch of the script's data, the exchanges, and the links.  It
+ranks every way to run the job: stages and replicas, cuts of the model,
+schedule, micro-batches, recomputation, codec, algorithm and overlap.  The
+first five ways that fit into memory, ChainerMN's naive and one process then
+run some updates.  These run on copies, with the script's own data.  The
+command prints the fastest way, and the times of all.  It takes some 30
+seconds; the script trains nothing.
 
-The batch size of a script without ChainerMN is that of all ranks together; a
-ChainerMN script's is that of each rank, and its plan has replicas only.
+The batch size of a script without ChainerMN is that of all ranks together.
+The batch size of a ChainerMN script is that of each rank; its plan has
+replicas only.
 """
 
 
@@ -70,15 +72,15 @@ def add_plan(commands: Any) -> None:
         '-o', '--output', metavar='FILE',
         help='save the plan there, as JSON, for "run --plan"')
     parser.add_argument(
-        '--memory', metavar='SIZE', type=size, help='what a rank may use '
-        "beyond the interpreter, such as 2GiB or '300 MB' (default: no "
+        '--memory', metavar='SIZE', type=size, help='most memory of a rank '
+        "beyond the interpreter's, such as 2GiB or '300 MB' (default: no "
         'limit)')
     parser.add_argument(
         '--batch', metavar='N', type=count, help='samples of an update, of '
         "all ranks together (default: the script's)")
     parser.add_argument(
         '--codecs', metavar='NAME,...', type=_codecs,
-        default=USUAL_CODECS, help='what gradients may travel as: '
+        default=USUAL_CODECS, help='formats that gradients may travel in: '
         f'{", ".join(CODECS)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
     parser.add_argument(
@@ -86,7 +88,8 @@ def add_plan(commands: Any) -> None:
         'more were added in the same way (default: for these)')
     parser.add_argument(
         '--seconds', metavar='S', type=_seconds, default=16.0,
-        help='for measuring exchanges and trying ways, about (default: 16)')
+        help='time for measuring exchanges and trying ways, about '
+        '(default: 16)')
     parser.add_argument('script', metavar='SCRIPT')
     parser.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
                         help="the script's own arguments")
@@ -301,6 +304,5 @@ def _check_copies(model: Any) -> None:
     if problem := obstacle(model, 'model', lambda value: copy.deepcopy(
             value, dict(parameters))):
         raise ValueError(
-            f'copies of the model are measured, and it has what cannot be '
-            f'copied: {problem}; have forward() open it, or keep it outside '
-            'of the model')
+            f'the model cannot be copied for measuring: {problem}; have '
+            'forward() open it, or keep it outside of the model')

@@ -40,32 +40,30 @@ Runs an unmodified ChainerMN script:
         --warmup 50 train_mnist.py --epoch 20
 
 Chainer is made to work on this Python before the script's first line.
-chainermn.create_communicator(...) inside it gives the communicator named
-here, whatever name the script passes; without --communicator, the one the
-script names, which may be one of this package's.
+--communicator replaces the one that chainermn.create_communicator(...) names
+in the script.
 
-With --pipeline, an unmodified Chainer script, which knows nothing of ranks,
-trains its model with its layers divided over N of them:
+--pipeline N trains an unmodified Chainer script, without ChainerMN, with the
+layers of its model divided over N ranks:
 
     mpiexec -n 4 python -m chainer_fp8pipe run --pipeline 4 \\
         --micro-batches 8 --memory '2 GiB' train_mnist.py --epoch 20
 
-Every rank runs the script; rank 0 says in what order the data come, prints
-and writes files.  The script's optimizer.setup(model), StandardUpdater,
-Trainer, Evaluator, LogReport, PrintReport, PlotReport, ProgressBar, snapshot,
-save_npz and load_npz stay as they are, and the batch size is that of all
-ranks together.  Of more than N ranks, every N are a replica of the model, and
-share each batch; their gradients are averaged by --communicator (default
-here: float32).
+Every rank runs the script.  Rank 0 decides the order of the data, prints, and
+writes files.  StandardUpdater, Trainer, Evaluator, Chainer's reports,
+snapshot, save_npz and load_npz stay as they are.  The batch size is that of
+all ranks together.  With more than N ranks, every N hold a replica of the
+model.  Replicas share each batch; --communicator (default here: float32)
+averages their gradients.
 
-With --plan, either kind of script is run as a plan says, which the command
-"plan" has made on as many ranks:
+--plan runs either kind of script as the command "plan" has found best, on as
+many ranks:
 
     mpiexec -n 8 python -m chainer_fp8pipe plan -o plan.json train.py
     mpiexec -n 8 python -m chainer_fp8pipe run --plan plan.json train.py
 
-With --snapshots, any of these scripts goes on where it was when it is started
-again; "launch" starts it again by itself.
+With --snapshots a script that is started again goes on where it was.  The
+command "launch" starts it again by itself.
 """
 
 
@@ -75,8 +73,8 @@ def add_run(commands: Any) -> None:
         'run', description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     run.add_argument(
-        '--plan', metavar='FILE', help='do as a plan says, which "plan" has '
-        'made; in place of all other options')
+        '--plan', metavar='FILE', help='plan to carry out, a file of the '
+        'command "plan"; it replaces all other options')
     run.add_argument(
         '--communicator', metavar='NAME', choices=[*FAMILIES, *CHAINERMN],
         help=f'one of {", ".join([*FAMILIES, *CHAINERMN])}')
@@ -85,17 +83,16 @@ def add_run(commands: Any) -> None:
         help='divide the model of a script without ChainerMN over N ranks')
     run.add_argument(
         '--micro-batches', metavar='N', type=count,
-        help='into how many each pipeline cuts its batch (default: 4)')
+        help='parts of a batch in each pipeline (default: 4)')
     run.add_argument(
-        '--memory', metavar='SIZE', type=size, help='what a rank of the '
-        "pipeline may use, such as '2 GiB' (default: no limit)")
+        '--memory', metavar='SIZE', type=size, help='most memory of a '
+        "rank of the pipeline, such as '2 GiB' (default: no limit)")
     run.add_argument(
         '--schedule', choices=SCHEDULES,
-        help='in what order a pipeline works (default: 1f1b)')
+        help='order of work in a pipeline (default: 1f1b)')
     run.add_argument(
-        '--snapshots', metavar='DIR', help="give the script's Trainer "
-        'snapshots of the whole job, in a directory, and go on from the '
-        'newest one there')
+        '--snapshots', metavar='DIR', help='directory for snapshots '
+        'of the whole job; a start goes on from the newest one')
     run.add_argument(
         '--every', metavar='INTERVAL', type=parse_interval, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
@@ -315,10 +312,9 @@ class _PlannedScript:
         ranks = every if mpi_comm is None else mpi_comm
         if stages > 1:
             raise Refusal(
-                "the script is ChainerMN's, which keeps the whole model on "
-                f'each rank, but {self._file} has {stages} stages; '
-                'make a plan of this script: python -m chainer_fp8pipe plan '
-                '-o FILE SCRIPT')
+                f'{self._file} has {stages} stages, but a ChainerMN script '
+                'keeps the whole model on each rank; make a plan of this '
+                'script: python -m chainer_fp8pipe plan -o FILE SCRIPT')
         if ranks.size != every.size:
             raise Refusal(
                 f'the script creates a communicator of {ranks.size} of the '

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..mpi.placement import divisors
-from ..report.quantities import size
+from ..report.quantities import counted, size
 from .cuts import CutProblem, DoesNotFit, search
 from .job_plan import USUAL_CODECS, Configuration, JobPlan, Timing
 from .partition_plan import PartitionPlan
@@ -180,8 +180,8 @@ class Choices:
     def _layout(self, stages: int) -> str:
         replicas = self.profile.ranks // stages
         if stages == 1:
-            return f'{replicas} replicas'
-        return f'{stages} stages' + f', {replicas} replicas each' * (
+            return counted(replicas, 'replica')
+        return counted(stages, 'stage') + f', {replicas} replicas each' * (
             replicas > 1)
 
     def _slow_ranks(self) -> list[str]:

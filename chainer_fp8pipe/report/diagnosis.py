@@ -1,14 +1,12 @@
 """What makes a run slow: a rank, a stage, a link, late data."""
-# A rank is slow if its own work, that is an update's time without what it may
-# wait for others in, takes longer than that of others who do the same.
-# Medians of many updates are compared, and a quarter of a rank's own updates
-# must not be as fast as others usually are, nor as a quarter of theirs: a
-# machine that is now and then busy with something else makes no rank slow.
+# A rank is slow if its own work, an update without COMMUNICATION, takes longer
+# than that of others who do the same, in the median of many updates.  So must
+# the faster quarter of its updates, or a machine that is now and then busy
+# would make a rank slow.
 #
-# A link is slow beside the fast ones, each direction by itself; if all links
-# of a host are, the host is named once.  Bandwidth counts by its upper
-# quartile and latency by its least, as all else that machines do makes both
-# worse.
+# A link is slow beside the fast ones, each direction by itself; a host with
+# slow links only is named once.  Bandwidth counts by its upper quartile and
+# latency by its least, as all else that machines do makes both worse.
 from __future__ import annotations
 
 from collections import defaultdict

@@ -1,18 +1,13 @@
 """What the ranks do when, measured or simulated, and what they wait for."""
-# Events are the one form in which times of ranks pass from those who measure
-# (stream.py) or simulate them to those who show them: pictures, Chrome traces,
-# pages of reports.
+# Times pass as events from those who measure (stream.py) or simulate them to
+# pictures, Chrome traces and pages of reports.
 #
-# What a rank waited for is no guess but follows from events.  A message cannot
-# be received before it begins to be sent, and an exchange cannot end before
-# its last rank has come to it.  So a receive waits until its send begins, and
-# an exchange until the last rank begins its own.  Messages have no numbers
-# here: a receive finds its send by what passed the same boundary between
-# chunks, for the same micro-batch, in the same direction, in the order of
-# time; the direction is told by the pass that was computed before a send or
-# after a receive.  Ranks that compute the same chunks are replicas, which
-# exchange with each other, the n-th exchange of one with the n-th of another.
-# Where that does not hold, as with exchanges that go on beside the backward
+# Waits follow from events: a receive waits until its message begins to be
+# sent, an exchange until its last rank has come to it.  Messages have no
+# numbers: a receive finds its send by boundary between chunks, micro-batch,
+# direction and order in time; the pass before a send or after a receive tells
+# the direction.  Ranks that compute the same chunks are replicas, whose n-th
+# exchanges belong together.  Elsewhere, as with exchanges beside the backward
 # pass, nothing is said.
 from __future__ import annotations
 

@@ -1,16 +1,12 @@
 """Figures of a page, drawn with Bokeh, and the tables of their numbers."""
-# There are two kinds of figures: lines over updates, and boxes (bars, squares
-# of links, timelines).  Each is one or two glyphs of Bokeh's with a column per
-# property, so that a hundred tensors, or ten thousand events, are no more
-# objects than one.  Bokeh draws, zooms, moves and tells what is under the
-# pointer; the page's own script hides lines and swaps what is shown.  An
-# earlier page drew its timeline itself, which took 700 lines to merge boxes
-# smaller than a pixel.  A page holds fewer events in place of that.
+# Figures are lines over updates, or boxes (bars, timelines).  Each is a few
+# glyphs of Bokeh's with a column per property: ten thousand events are no more
+# objects than one.  Bokeh draws, zooms and says what is under the pointer; the
+# page's script hides lines and swaps data.
 #
 # Canvas, and not WebGL: browsers give a page some sixteen contexts of it.
-# Colours of lines are told apart by the colour-blind, on white and on black
-# (Okabe and Ito 2008, without black and yellow); the script colours axes, as
-# the browser is dark or light.
+# The colour-blind tell colours of lines apart, on white and on black (Okabe
+# and Ito 2008, without black and yellow).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,14 +17,17 @@ import numpy
 
 from .quantities import number
 
-#: A table has at most so many rows, a line so many points.
-_MOST_ROWS, _MOST_POINTS = 200, 4000
+#: A table has at most so many rows.
+_MOST_ROWS = 200
 #: Lines with more points have a smooth line before the pale one.
 _MANY_POINTS = 60
 
 GREY = '#8c8c8c'
 LINE_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00',
                 '#56b4e9', GREY)
+
+#: In legends: the lines at restarts.
+STARTED = 'started again'
 
 #: Bokeh reads text that begins so as mathematics, for which it would load a
 #: script; the zero-width space keeps it from that.
@@ -60,20 +59,18 @@ class Drawing:
     Attributes:
         title: Above it.
         plot: Bokeh's figure.
-        tables: What it shows in numbers, for each of its choices.
+        tables: Its numbers, for each of its choices.
         legend: Label, colour, and whether it is dashed.
-        hides: Whether a click on the legend hides a line.
-        choices: What it can show, by name: columns of boxes.
-        has_axes: Whether one can choose what it is drawn against.
+        choices: By name, columns of boxes that it can show.
+        has_axes: Whether the page offers other horizontal axes.
         wide: Whether it has the page's whole width.
-        has_lines: Whether it shows lines, not boxes.
+        has_lines: Whether it shows lines, which a click on the legend hides.
     """
 
     title: str
     plot: Any
     tables: Sequence[Sequence[Table]]
     legend: Sequence[tuple[str, str, bool]] = ()
-    hides: bool = False
     choices: Mapping[str, Mapping[str, Any]] | None = None
     has_axes: bool = False
     wide: bool = False
@@ -103,7 +100,7 @@ def _figure(x_label: str, y_label: str, height: int, tools: str,
     plot.axis.major_tick_in = 0     # or ticks would lie on boxes
     for axis in plot.axis:
         if isinstance(axis.formatter, BasicTickFormatter):
-            axis.formatter.update(power_limit_low=-3, power_limit_high=6)
+            axis.formatter.use_scientific = False
     return plot
 
 
@@ -133,13 +130,11 @@ def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
         went_on: Where runs were started again, by column.
         styles: By name, the colour, and whether the line is dashed.
     """
-    from bokeh.models import Span
-    from bokeh.palettes import viridis
-    few = len(lines) <= len(LINE_COLOURS)
-    if styles is None:
-        palette = LINE_COLOURS if few else viridis(len(lines))
+    from bokeh.models import BasicTickFormatter, FixedTicker, Span
+    if styles is None:      # all that are left have one colour
+        colours = [*LINE_COLOURS[:-1], *[GREY] * len(lines)]
         styles = {name: (colour, False) for name, colour in zip(
-            lines, palette, strict=False)}
+            lines, colours, strict=False)}
     arrays = {name: numpy.array(points, float)
               for name, points in lines.items()}
     values = numpy.concatenate([array[:, 1] for array in arrays.values()])
@@ -147,44 +142,58 @@ def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
     is_log = len(values) and 0 < 20 * values.min() < values.max()
     plot = _figure('updates', unit, 300, 'xpan,xbox_zoom,reset,save',
                    y_axis_type='log' if is_log else 'linear')
-    _add_lines(plot, arrays, styles, 1.0 if few else 0.6)
     for place in went_on:       # the script moves it when the axis changes
         plot.add_layout(Span(
             location=place['iteration'], dimension='height', name='start',
             line_dash='dotted', line_color=GREY, tags=[dict(place)]))
-    names = [*lines]
-    hides = few or len(set(styles.values())) <= len(LINE_COLOURS)
-    legend = [(name, *styles[name]) for name in names]
-    if not hides:
-        legend = [legend[0], legend[len(names) // 2], legend[-1]]
-        legend[0] = (f'{names[0]} (colours go from first to last)',
-                     *legend[0][1:])
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for name in lines:
+        groups.setdefault(styles[name], []).append(name)
+    labels = {style: f'{names[0]} and {len(names) - 1} more'
+              if len(names) > 1 else names[0]
+              for style, names in groups.items()}
+    if is_log:      # Bokeh's own ticks leave half of an axis without any
+        low, high = numpy.floor(numpy.log10([values.min(), values.max()]))
+        plot.yaxis.formatter = BasicTickFormatter(use_scientific=False)
+        plot.yaxis.ticker = FixedTicker(ticks=[
+            step * 10.0 ** power for power in range(int(low), int(high) + 1)
+            for step in ((1, 2, 5) if high - low < 3 else (1,))])
+    # A mean of times would follow a single update that took long.
+    _add_lines(plot, arrays, styles, labels,
+               numpy.nanmedian if unit else numpy.nanmean)
+    legend = [(label, *style) for style, label in labels.items()]
+    if went_on:
+        legend.append((STARTED, GREY, True))
     more = ('epoch', 'seconds')[:next(iter(arrays.values())).shape[1] - 2]
     return Drawing(title, plot, [[Table(
         ('line', 'update', unit or 'value', *more),
         [(name, f'{point[0]:.0f}', number(point[1]),
           *(f'{one:.2f}' for one in point[2:]))
          for name, points in lines.items() for point in points])]],
-        legend, hides, has_lines=True)
+        legend, has_lines=True)
 
 
 def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
-               styles: Mapping[str, tuple[str, bool]], alpha: float) -> None:
+               styles: Mapping[str, tuple[str, bool]],
+               labels: Mapping[tuple[str, bool], str],
+               middle: Callable) -> None:
     """Lines with dots if points are few, else pale with a smooth one."""
     from bokeh.models import BooleanFilter, CDSView, ColumnDataSource
+    pale: list[dict[str, Any]] = []
     paths: list[dict[str, Any]] = []
     dots: list[dict[str, Any]] = []
     for name, array in arrays.items():
         colour, is_dashed = styles[name]
-        points = _fewer(array)
-        points[~numpy.isfinite(points)] = numpy.nan
+        points = numpy.where(numpy.isfinite(array), array, numpy.nan)
         keys = ('iteration', 'value', 'epoch', 'seconds')[:points.shape[1]]
-        line = {'title': name, 'colour': colour, 'alpha': alpha,
+        line = {'title': name, 'colour': colour, 'alpha': 1.0,
+                'label': labels[styles[name]],
                 'dash': 'dashed' if is_dashed else 'solid',
                 **dict(zip(keys, points.T.tolist(), strict=True))}
         if len(points) > _MANY_POINTS:
-            paths += [{**line, 'alpha': 0.3}, {
-                **line, 'value': _smooth(points[:, 1]).tolist()}]
+            pale.append({**line, 'alpha': 0.25 if len(arrays) < 4 else 0.12})
+            paths.append({**line, 'value': _smooth(
+                points[:, 1], middle).tolist()})
         else:       # a line of a single point would not be seen
             paths.append(line)
             dots += [{**line, **dict(zip(keys, point, strict=True))}
@@ -197,7 +206,7 @@ def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
                     booleans=[True] * len(rows)))}
     drawn = plot.multi_line(
         'iteration', 'value', line_color='colour', line_alpha='alpha',
-        line_dash='dash', line_width=2, **shown(paths))
+        line_dash='dash', line_width=2, **shown(pale + paths))
     _tell(plot, drawn, ('', '@title'), ('at', '$data_x'),
           ('value', '$data_y'), line_policy='nearest')
     if dots:
@@ -205,22 +214,15 @@ def _add_lines(plot: Any, arrays: Mapping[str, numpy.ndarray],
                      alpha='alpha', **shown(dots))
 
 
-def _fewer(points: numpy.ndarray) -> numpy.ndarray:
-    """The lowest and the highest of each part, in their order."""
-    if len(points) <= _MOST_POINTS:
-        return points.copy()
-    parts = numpy.array_split(numpy.arange(len(points)), _MOST_POINTS // 2)
-    return points[sorted({int(part[find(points[part, 1])]) for part in parts
-                          for find in (numpy.argmin, numpy.argmax)})]
-
-
-def _smooth(values: numpy.ndarray) -> numpy.ndarray:
-    """Means of a fortieth of all values around each; NaN counts for none."""
-    window = numpy.ones(max(3, len(values) // 40))
-    there = numpy.isfinite(values)
-    count = numpy.convolve(there, window, 'same')
-    whole = numpy.convolve(numpy.where(there, values, 0.0), window, 'same')
-    return numpy.where(count > 0, whole / numpy.maximum(count, 1), numpy.nan)
+def _smooth(values: numpy.ndarray, middle: Callable) -> numpy.ndarray:
+    """The middle of a fortieth of all values around each, without NaN."""
+    width = max(3, len(values) // 40) | 1
+    around = numpy.lib.stride_tricks.sliding_window_view(numpy.pad(
+        values, width // 2, constant_values=numpy.nan), width)
+    found = numpy.full(len(values), numpy.nan)
+    some = numpy.isfinite(around).any(axis=1)
+    found[some] = middle(around[some], axis=1)
+    return found
 
 
 # --- boxes -------------------------------------------------------------------
@@ -236,8 +238,7 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
                boxes: Iterable[Mapping[str, Any]],
                tables: Sequence[Sequence[Table]],
                legend: Sequence[tuple[str, str]], height: int,
-               x_names: Sequence[str] = (), zooms: bool = False,
-               **options: Any) -> Drawing:
+               zooms: bool = False, **options: Any) -> Drawing:
     """Boxes in named rows, the first of which is on top.
 
     Args:
@@ -248,7 +249,6 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
         tables: For each choice.
         legend: Labels and colours.
         height: Of a row, in pixels; less where rows are many.
-        x_names: Names of columns, if there are any.
         zooms: Whether one looks at parts of it.
         options: Of the drawing.
     """
@@ -260,8 +260,7 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
     )
     columns = columns_of(boxes)
     end = max(columns['right'])
-    x_range = (Range1d(-0.5, len(x_names) - 0.5) if x_names else
-               Range1d(0, end, bounds=(0, end)) if zooms else
+    x_range = (Range1d(0, end, bounds=(0, end)) if zooms else
                Range1d(0, 1.05 * end or 1.0))
     height = min(max(1000 // len(rows), 13), height)
     plot = _figure(x_label, '', 90 + height * len(rows),
@@ -271,12 +270,10 @@ def draw_boxes(title: str, x_label: str, rows: Sequence[str],
     plot.ygrid.visible = False
     # Names of rows may leave little room.
     plot.xaxis.ticker.desired_num_ticks = 4
-    for axis, names in (plot.yaxis, rows), (plot.xaxis, x_names):
-        if names:
-            axis.ticker = FixedTicker(ticks=[*range(len(names))])
-            axis.major_label_overrides = {
-                place: _SPACE * name.startswith(_MATHEMATICS) + name
-                for place, name in enumerate(names)}
+    plot.yaxis.ticker = FixedTicker(ticks=[*range(len(rows))])
+    plot.yaxis.major_label_overrides = {
+        place: _SPACE * name.startswith(_MATHEMATICS) + name
+        for place, name in enumerate(rows)}
     if zooms:
         # With Ctrl, as the page could not be scrolled otherwise; fingers that
         # spread on a touch pad count as that.

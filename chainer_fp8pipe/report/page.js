@@ -51,7 +51,10 @@ function toggleLine(button) {
   button.setAttribute('aria-pressed', String(shown));
   for (const {data_source: source, view} of plots.get(figure).renderers) {
     view.filter.booleans = view.filter.booleans.map((before, place) =>
-        source.data.title[place] === line ? shown : before);
+        source.data.label[place] === line ? shown : before);
+  }
+  for (const span of plots.get(figure).center) {
+    if (span.name === 'start' && line === 'started again') span.visible = shown;
   }
 }
 

@@ -1,15 +1,13 @@
 """One HTML page about runs, which opens from disk without a network."""
-# A page is a list of sections.  Each asks a question that one has about a run,
-# and a function gives the answer piece by piece: sentences, figures, tables.
-# Numbers of figures follow in tables, for screen readers and for those without
-# JavaScript.  Text is plain here; the template, page.html, escapes it.  Bokeh,
-# the page's script and its data stand in the file, and a content security
-# policy names the scripts by their hashes and allows nothing else, so that no
-# name of a run, a parameter or a host becomes a script.  figures.py draws;
-# what is drawn and what is said is here, in the order of the page.
+# A page is a list of sections.  Each is a question about a run.  A function
+# answers piece by piece: sentences, figures, tables.  Tables repeat a figure's
+# numbers, for screen readers and without JavaScript.  Text is plain here; the
+# template, page.html, escapes it.  The file holds Bokeh, the page's script and
+# data; its content security policy allows these scripts, by their hashes, and
+# nothing else, so that no name in a run becomes a script.
 #
-# Several runs are compared on one page, in the same figures: a letter stands
-# for each, and begins the names of its lines, bars and sentences.
+# A page compares several runs in the same figures: a letter stands for each,
+# and begins the names of its lines, bars and sentences.
 from __future__ import annotations
 
 import base64
@@ -22,7 +20,7 @@ import shlex
 import string
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy
@@ -43,8 +41,7 @@ from .figures import (
 from .quantities import number, seconds, share, size
 from .record import (
     PHASES,
-    PIPELINE,
-    ClockReading,
+    LinkReading,
     RankInterval,
     RecordedUpdate,
     RunRecord,
@@ -53,35 +50,43 @@ from .record import (
     written_whole,
 )
 from .timeline import Look, boxes_of, look_of_name
+from .verdict import PARTS, endings, mean_phases, rows, verdict
 
 #: A letter stands for each run on a page.
 _LETTERS = string.ascii_uppercase
 MOST_RUNS = len(_LETTERS)
+#: Behind the name of a setting that differs between runs.
+_DIFFERS = ' \u2260'
 #: A page holds the timelines of so many updates, and of so many events;
 #: further updates are left out.
 _MOST_UPDATES, MOST_EVENTS = 12, 60_000
 #: A figure has at most so many tensors.
 _MOST_TENSORS = 100
 
-#: Values that this package reports, which have a unit.
-_UNITS = {'bytes': 'bytes per update', 'encode': 'ms per update',
-          'exchange': 'ms per update', 'decode': 'ms per update',
-          'step_time': 's', 'predicted_step_time': 's'}
+#: Quantities that this package reports beside losses: title, unit, factor,
+#: and the section that shows them.
+_MEASURED = {
+    'bytes': ('Bytes of gradients that rank 0 sends', 'kB per update', 1e-3,
+              'bytes'),
+    'encode': ('Encoding of gradients', 'ms per update', 1.0, 'phases'),
+    'exchange': ('Exchange, with waiting for slower ranks', 'ms per update',
+                 1.0, 'phases'),
+    'decode': ('Decoding of gradients', 'ms per update', 1.0, 'phases'),
+    'step_time': ('Time of an update', 'ms', 1e3, 'phases'),
+    'predicted_step_time': ('Time of an update, as predicted', 'ms', 1e3,
+                            'phases')}
 
-#: By part, as plans name them, the phases that it is made of.
-_PHASES_OF_PARTS = {
-    'forward and backward': ('forward', 'recompute', 'backward',
-                             'backward_weight'),
-    'waiting for stages': ('send', 'receive'),
-    'exchange': ('encode', 'exchange', 'decode'),
-    'update': ('update',),
-    'other': ('input', 'other', 'between')}
+#: Parts of an update that plans have, beside all others.
+_PLANNED = ('forward and backward', 'waiting for stages', 'exchange',
+            'update')
 
-#: What tensors have readings of.
-_VALUES = {'scale': 'Scale', 'q': 'Quantile that sets the scale',
-           'clipped': 'Share of elements that were clipped',
-           'residual': 'Norm of the residual (error feedback)',
-           'gradient': 'Norm of the mean gradient'}
+#: What tensors have readings of: title, unit, factor.
+_VALUES = {
+    'scale': ('Scale', '', 1.0),
+    'q': ('Quantile of |gradient / parameter| that sets the scale', '', 1.0),
+    'clipped': ('Elements that were clipped', '% of the tensor', 100.0),
+    'residual': ('Norm of the residual (error feedback)', '', 1.0),
+    'gradient': ('Norm of the mean gradient', '', 1.0)}
 
 _HERE = pathlib.Path(__file__).parent
 
@@ -166,36 +171,35 @@ def _by_rank(runs: _Runs) -> dict[str, list[RankInterval]]:
     return found
 
 
-def _mean_phases(intervals: Sequence[RankInterval], attribute: str = 'phases'
-                 ) -> dict[str, float]:
-    """Means over all updates of intervals, by phase."""
-    count = sum(one.updates for one in intervals)
-    found: dict[str, float] = defaultdict(float)
-    for one in intervals:
-        for name, value in getattr(one, attribute).items():
-            found[name] += one.updates / count * value
-    return dict(found)
+def _side_by_side(found: Mapping[str, Mapping[str, str]], title: str = '',
+                  sign: str = '') -> Table:
+    """A column for each run, a row for each name that one of them has.
 
-
-def _side_by_side(found: Mapping[str, Mapping[str, str]], title: str = ''
-                  ) -> Table:
-    """A column for each run, a row for each name that one of them has."""
-    names = dict.fromkeys(name for values in found.values()
-                          for name in values)
-    return Table(('', *(f'run {run}' if run else '' for run in found)), [
-        (name, *(values.get(name, '-') for values in found.values()))
-        for name in names], title)
+    A sign stands behind names of rows in which runs differ.
+    """
+    rows = []
+    for name in dict.fromkeys(name for values in found.values()
+                              for name in values):
+        cells = [values.get(name, '-') for values in found.values()]
+        rows.append((name + sign * (len({*cells}) > 1), *cells))
+    return Table(('', *(f'run {run}' if run else '' for run in found)), rows,
+                 title)
 
 
 def _draw_ranks(title: str, unit: str, runs: _Runs,
-                value: Callable[[RankInterval], float | None]) -> Drawing:
-    """A line for each rank, of what it has a value of in an interval."""
+                value: Callable[[RankInterval], float | None]
+                ) -> Iterator[Drawing]:
+    """A line for each rank, of what it has a value of in an interval.
+
+    Nothing if there is one interval only, whose values a table has.
+    """
     lines = {name: [(one.last, found) for one in its
                     if (found := value(one)) is not None]
              for name, its in _by_rank(runs).items()}
-    return draw_lines(title, unit, {
-        name: points for name, points in lines.items() if points},
-        _went_on(runs))
+    if max(map(len, lines.values()), default=0) > 1:
+        yield draw_lines(title, unit, {
+            name: points for name, points in lines.items() if points},
+            _went_on(runs))
 
 
 def _went_on(runs: _Runs) -> list[dict[str, float]]:
@@ -210,47 +214,11 @@ def _went_on(runs: _Runs) -> list[dict[str, float]]:
 # --- what came out, and the curves -------------------------------------------
 
 def _result(runs: _Runs) -> _Answer:
-    """What one asks first, side by side for all runs."""
-    found = {run: dict(_results(record)) for run, record in runs.items()}
+    """The verdict of each run, side by side."""
+    found = {run: dict(rows(verdict(record)))
+             for run, record in runs.items()}
     if any(found.values()):
         yield _side_by_side(found)
-
-
-def _results(record: RunRecord) -> Iterator[tuple[str, str]]:
-    values: dict[str, list[float]] = defaultdict(list)
-    for point in record.curves:
-        for name, value in point.values.items():
-            values[name].append(value)
-    for name in sorted(values, key=lambda name: ('/' not in name, name)):
-        if name.rsplit('/', 1)[-1] in ('loss', 'accuracy'):
-            # Of updates there are many points, which are noisy.
-            last = values[name][-max(1, len(values[name]) // 20):]
-            yield f'{name}, at the end', number(fmean(last))
-    if record.curves:
-        point = record.curves[-1]
-        yield 'updates, epochs', f'{point.iteration:,}, {point.epoch:.2f}'
-    if not record.starts:
-        return
-    start = record.starts[-1]
-    ours = [one for one in record.intervals if one.start == start.number]
-    steps: dict[int, float] = {}
-    for one in ours:
-        steps[one.last] = max(one.step[1], steps.get(one.last, 0.0))
-    if steps:
-        yield 'an update (median, slowest rank)', seconds(
-            median(steps.values()))
-        to_stages = fmean(one.sent.get(PIPELINE, ('', 0.0, 0.0))[1]
-                          for one in ours)
-        whole = fmean(sum(sent for _, sent, _ in one.sent.values())
-                      for one in ours)
-        yield ('a rank sends in an update (gradients; to stages)',
-               f'{size(whole - to_stages)}, {size(to_stages)}')
-    began = record.starts[0].time
-    yield 'began (UTC)', _date(began)
-    yield 'lasted', seconds(max(0.0, *(end.time - began for end
-                                       in record.ends),
-                                record.last_seen - began))
-    yield 'ranks, hosts', f'{start.ranks}, {len({*start.hosts})}'
 
 
 def _date(time: float) -> str:
@@ -258,8 +226,8 @@ def _date(time: float) -> str:
         time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S')
 
 
-def _learning(runs: _Runs) -> _Answer:
-    """A figure for each quantity, with a line per run and place."""
+def _curves(runs: _Runs, section: str) -> _Answer:
+    """A figure for each quantity of a section, a line per run and place."""
     quantities: dict[str, dict[tuple[str, str], list[tuple[float, ...]]]] = {}
     for run, record in runs.items():
         for point in record.curves:
@@ -267,10 +235,13 @@ def _learning(runs: _Runs) -> _Answer:
                 quantities.setdefault(name.rsplit('/', 1)[-1], {}).setdefault(
                     (run, name), []).append((
                         point.iteration, value, point.epoch, point.seconds))
-    letters, is_first = [*runs], True
+    letters, is_first = [*runs], section == 'learning'
     for quantity, found in sorted(quantities.items(), key=lambda item: (
-            item[0] != 'loss', item[0] != 'accuracy', item[0] in _UNITS,
-            item[0])):
+            item[0] != 'loss', item[0] != 'accuracy', item[0])):
+        title, unit, factor, where = _MEASURED.get(
+            quantity, (quantity, '', 1.0, 'learning'))
+        if where != section:
+            continue
         places = sorted({name for _, name in found})
         styles = {}
         for order, (run, name) in enumerate(found):
@@ -280,9 +251,10 @@ def _learning(runs: _Runs) -> _Answer:
                 LINE_COLOURS[turn % len(LINE_COLOURS)],
                 places.index(name) > 0 if len(runs) > 1
                 else order >= len(LINE_COLOURS))
-        drawing = draw_lines(quantity, _UNITS.get(quantity, ''), {
-            _label(*key): points for key, points in found.items()},
-            _went_on(runs), styles)
+        drawing = draw_lines(title, unit, {
+            _label(*key): [(point[0], factor * point[1], *point[2:])
+                           for point in points]
+            for key, points in found.items()}, _went_on(runs), styles)
         drawing.has_axes, is_first = is_first, False
         yield drawing
         bad = sum(not numpy.isfinite(point[1]) for points in found.values()
@@ -299,7 +271,7 @@ def _phases(runs: _Runs) -> _Answer:
     for attribute, title in (
             ('phases', 'Mean time of an update by rank'),
             ('hidden', 'Done beside, in the thread that exchanges')):
-        bars = {name: _mean_phases(mine, attribute)
+        bars = {name: mean_phases(mine, attribute)
                 for name, mine in _by_rank(runs).items()}
         known = dict.fromkeys((*PHASES, *sorted({
             phase for bar in bars.values() for phase in bar})))
@@ -325,6 +297,7 @@ def _phases(runs: _Runs) -> _Answer:
             # Sends and receives look the same.
             [*dict.fromkeys((look.label, look.css)
                             for look in looks.values())], 24, wide=True)
+    yield from _curves(runs, 'phases')
 
 
 def _timeline(runs: _Runs) -> _Answer:
@@ -335,12 +308,13 @@ def _timeline(runs: _Runs) -> _Answer:
     if not found:
         return
     usual = median(map(_length, found.values()))
-    first, *others = sorted(
-        found, key=lambda name: abs(_length(found[name]) - usual))
+    first, *others = sorted(found, key=lambda name: (
+        found[name].is_slow, abs(_length(found[name]) - usual)))
     others.sort(key=lambda name: not found[name].is_slow)
+    found[typical := f'{first}, a typical one'] = found.pop(first)
     shown: dict[str, list[Event]] = {}
     room = MOST_EVENTS
-    for name in [first, *others][:_MOST_UPDATES]:
+    for name in [typical, *others][:_MOST_UPDATES]:
         events = [event for event in explain_waits(found[name].events)
                   if event.end > event.start]   # marks of codecs take no time
         if not shown or len(events) <= room:
@@ -360,8 +334,8 @@ def _timeline(runs: _Runs) -> _Answer:
              for name, events in shown.items()}
     yield draw_boxes(
         'Timeline of all ranks', 'ms from the start of the update',
-        [f'rank {rank}' for rank in ranks], boxes[first],
-        [[_sums(events), _longest(events)] for events in shown.values()],
+        [f'rank {rank}' for rank in ranks], boxes[typical],
+        [[_sums(events)] for events in shown.values()],
         [(look.label, colour) for look, colour in sorted(legend.items())],
         52, zooms=True, wide=True, choices={
             name: columns_of(found) for name, found in boxes.items()})
@@ -426,19 +400,10 @@ def _sums(events: Sequence[Event]) -> Table:
         'Time of each rank; what is inside of something else counts twice')
 
 
-def _longest(events: Sequence[Event]) -> Table:
-    origin = min(event.start for event in events)
-    found = sorted(events, key=lambda event: event.start - event.end)[:50]
-    return Table(('what', 'from'), [
-        (_what(event, look_of_name(event.name).label),
-         seconds(event.start - origin)) for event in found],
-        'The longest events')
-
-
 # --- what is slow ------------------------------------------------------------
 
 def _slowness(runs: _Runs) -> _Answer:
-    """What the diagnosis says, each rank's own work, links, and clocks."""
+    """What the diagnosis says, each rank's own work, and links."""
     last = {name: mine[-1] for name, mine in _by_rank(runs).items()}
     findings = [_label(run, finding.text) for run, record in runs.items()
                 for finding in diagnose(record)]
@@ -446,78 +411,26 @@ def _slowness(runs: _Runs) -> _Answer:
     if last and not findings:
         yield 'No rank and no link stands out.'
     if last:
-        boxes = []
-        for row, (name, one) in enumerate(last.items()):
-            low, middle, high = (1e3 * value for value in one.own)
-            what = f'{name}: median {number(middle)} ms'
-            boxes += [
-                box(0.0, middle, row - 0.3, row + 0.3, LINE_COLOURS[5], what),
-                box(low, high, row - 0.06, row + 0.06, LINE_COLOURS[1], what)]
-        yield draw_boxes(
-            "A rank's own work in an update, last interval", 'ms', [*last],
-            boxes, [[Table(
-                ('rank', 'lower quartile', 'median', 'upper quartile',
-                 'whole update, median'),
-                [(name, *map(seconds, (*one.own, one.step[1])))
-                 for name, one in last.items()])]],
-            [('median', LINE_COLOURS[5]), ('quartiles', LINE_COLOURS[1])],
-            24)
+        yield Table(
+            ('rank', 'lower quartile', 'median', 'upper quartile',
+             'whole update, median'),
+            [(name, *map(seconds, (*one.own, one.step[1])))
+             for name, one in last.items()],
+            "A rank's own work in an update, last interval")
     for run, record in runs.items():
-        if record.links:
-            yield _links(run, record)
-        clocks: dict[tuple[int, int], list[ClockReading]] = defaultdict(list)
-        for reading in record.clocks:
-            clocks[reading.start, reading.rank].append(reading)
-        if clocks:
+        speeds: dict[tuple[int, int], list[LinkReading]] = defaultdict(list)
+        for link in record.links:
+            speeds[link.source, link.target].append(link)
+        if speeds:
             yield Table(
-                ('start', 'rank', "ahead of rank 0's", 'right to', 'drift'),
-                [(str(start), str(rank), f'{number(mine[-1].offset)} s',
-                  seconds(mine[-1].error), seconds(_drift(mine)))
-                 for (start, rank), mine in sorted(clocks.items())],
-                _label(run, 'Clocks'))
-
-
-def _drift(readings: Sequence[ClockReading]) -> float:
-    """Seconds that the last is away from where two before have put it."""
-    if len(readings) < 2:
-        return 0.0
-    one, two, last = [readings[0], *readings][-3:]
-    rate = ((two.offset - one.offset) / (two.seconds - one.seconds)
-            if two.seconds > one.seconds else 0.0)
-    return abs(last.offset - two.offset - rate * (last.seconds - two.seconds))
-
-
-def _links(run: str, record: RunRecord) -> Drawing:
-    """A square for each pair of ranks: the darker, the slower."""
-    from bokeh.palettes import cividis
-    readings = defaultdict(list)
-    for link in record.links:
-        readings[link.source, link.target].append(link)
-    pairs = {pair: (median(link.bandwidth for link in found),
-                    median(link.latency for link in found))
-             for pair, found in sorted(readings.items())}
-    ranks = sorted({rank for pair in pairs for rank in pair})
-    usual = median(speed for speed, _ in pairs.values())
-    # Light from the usual bandwidth on, dark at a quarter of it.
-    shades, boxes = cividis(256), []
-    for (source, target), (speed, latency) in pairs.items():
-        part = min(max((speed / usual - 0.25) / 0.75, 0.0), 1.0)
-        x, y = ranks.index(target), ranks.index(source)
-        boxes.append(box(
-            x - 0.47, x + 0.47, y - 0.47, y + 0.47, shades[round(255 * part)],
-            f'rank {source} to rank {target}: {size(speed)}/s, '
-            f'{seconds(latency)}'))
-    names = [f'rank {rank}' for rank in ranks]
-    return draw_boxes(
-        _label(run, 'Links between hosts, from the rank of a row to that of '
-               'a column'), 'to', names, boxes, [[Table(
-                   ('from rank', 'to rank', 'bandwidth, median',
-                    'latency, median'),
-                   [(*map(str, pair), size(speed) + '/s', seconds(latency))
-                    for pair, (speed, latency) in sorted(
-                        pairs.items(), key=lambda item: item[1][0])])]],
-        [('as fast as usual', shades[255]), ('a quarter of that', shades[0])],
-        40, x_names=names)
+                ('from rank', 'to rank', 'bandwidth, median',
+                 'latency, median'), [
+                    (*map(str, pair), f'{size(speed)}/s', seconds(median(
+                        link.latency for link in speeds[pair])))
+                    for speed, pair in sorted(
+                        (median(link.bandwidth for link in found), pair)
+                        for pair, found in speeds.items())],
+                _label(run, 'Links between hosts, the slowest first'))
 
 
 # --- bytes -------------------------------------------------------------------
@@ -545,30 +458,11 @@ def _bytes(runs: _Runs) -> _Answer:
                   [(name, size(mine), size(max(found[name])[0]), size(whole),
                     share(mine / whole) if whole else '-')
                    for name, (mine, whole) in means.items()]))
+    yield from _curves(runs, 'bytes')
     for run, record in runs.items():
-        part = _link_share(record)
-        if part is not None:
-            yield _label(run, 'Between hosts the busiest rank sends '
-                         f'{share(part)} of what a link carries, on average.')
         for start in record.starts:
             if start.planned:
                 yield _planned(run, record, start)
-
-
-def _link_share(record: RunRecord) -> float | None:
-    """Which share of its links' speed a rank's bytes between nodes need.
-
-    Of the busiest rank in the last start; None: nothing goes between nodes,
-    or no link was measured.
-    """
-    last = record.starts[-1].number if record.starts else 0
-    speeds = [link.bandwidth for link in record.links if link.start == last]
-    newest = {one.rank: one for one in record.intervals
-              if one.start == last and 'between nodes' in one.sent}
-    if not speeds or not newest:
-        return None
-    return max(one.sent['between nodes'][1] / one.seconds
-               for one in newest.values()) / median(speeds)
 
 
 def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
@@ -579,9 +473,11 @@ def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
     slowest = max((one for one in record.intervals
                    if one.start == start.number),
                   key=lambda one: (one.last, one.step[1]), default=None)
-    measured = {part: value for part, phases in _PHASES_OF_PARTS.items()
-                if slowest and (value := sum(
-                    slowest.phases.get(name, 0.0) for name in phases))}
+    measured: dict[str, float] = defaultdict(float)
+    for part, (phases, _) in PARTS.items():
+        if value := sum(slowest.phases.get(name, 0.0) if slowest else 0.0
+                        for name in phases):
+            measured[part if part in _PLANNED else 'other'] += value
     kinds = {'predicted': start.planned, 'measured': measured}
     rows = [(part, *(seconds(values[part]) if part in values else '-'
                      for values in kinds.values()))
@@ -608,19 +504,18 @@ def _compression(runs: _Runs) -> _Answer:
     yield from _worst_tensors({name: item.values
                                for name, item in last.items()})
     largest = sorted(last, key=lambda name: -last[name].elements)
-    if len(largest) > _MOST_TENSORS:
-        yield (f'The figures show the {_MOST_TENSORS} largest of '
-               f'{len(largest)} tensors.')
     values = [value for value in dict.fromkeys((*_VALUES, *sorted(
         value for item in last.values() for value in item.values)))
         if any(value in item.values for item in last.values())]
     for value in values:
-        lines = {name: [(item.iteration, item.values[value])
+        title, unit, factor = _VALUES.get(value, (value, '', 1.0))
+        lines = {name: [(item.iteration, factor * item.values[value])
                         for item in tensors[name] if value in item.values]
                  for name in largest[:_MOST_TENSORS]}
-        yield draw_lines(_VALUES.get(value, value), '', {
-            name: points for name, points in lines.items() if points},
-            _went_on(runs))
+        if max(map(len, lines.values())) > 1:
+            yield draw_lines(title, unit, {
+                name: points for name, points in lines.items() if points},
+                _went_on(runs))
     yield Table(
         ('tensor', 'elements', *values),
         [(name, f'{last[name].elements:,}', *(
@@ -656,12 +551,12 @@ def _memory(runs: _Runs) -> _Answer:
     peaks = {name: max(one.peak for one in its) for name, its in mine.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     yield f'The most: {size(peaks[worst])}, of {worst}.'
-    yield _draw_ranks('Memory of the process', 'MB', runs,
+    yield from _draw_ranks('Memory of the process', 'MB', runs,
                       lambda one: one.resident / 1e6)
     on_gpu = {name for name, its in mine.items()
               if any(one.gpu_used is not None for one in its)}
     if on_gpu:
-        yield _draw_ranks(
+        yield from _draw_ranks(
             'Arrays on the GPU', 'MB', runs, lambda one: (
                 None if one.gpu_used is None else one.gpu_used / 1e6))
     yield Table(
@@ -673,7 +568,7 @@ def _memory(runs: _Runs) -> _Answer:
 
 
 def _input(runs: _Runs) -> _Answer:
-    means = {name: _mean_phases(its) for name, its in _by_rank(runs).items()
+    means = {name: mean_phases(its) for name, its in _by_rank(runs).items()
              if any('input' in one.phases for one in its)}
     if not means:
         return
@@ -681,10 +576,9 @@ def _input(runs: _Runs) -> _Answer:
              for name, mean in means.items()}
     worst = max(parts, key=lambda name: parts[name])
     yield (f'{"Yes" if parts[worst] > INPUT_SHARE else "No"} '
-           f'({share(parts[worst])}). The longest on average: {worst}, '
-           f'{seconds(means[worst]["input"])} of an update.')
-    yield _draw_ranks('Mean time for a batch', 'ms', runs, lambda one: (
-        1e3 * one.phases['input'] if 'input' in one.phases else None))
+           f'({number(100 * parts[worst], 2)} %). The longest wait on '
+           f'average is {seconds(means[worst]["input"])} an update, of '
+           f'{worst}.')
     yield Table(
         ('rank', 'waits for a batch', 'of the update'),
         [(name, seconds(mean['input']), share(parts[name]))
@@ -700,7 +594,7 @@ def _starts(runs: _Runs) -> _Answer:
         rows += [(_label(run, str(start.number)), *_start_row(record, start))
                  for start in record.starts]
         if record.starts:
-            yield _label(run, _endings(record))
+            yield _label(run, endings(record)[1])
             start = record.starts[-1]
             if 0 < len(start.reporting) < start.ranks:
                 yield _label(
@@ -712,26 +606,6 @@ def _starts(runs: _Runs) -> _Answer:
         yield Table(
             ('start', 'began (UTC)', 'from update', 'to update', 'lasted',
              'ranks', 'hosts', 'by the launcher', 'end'), rows, 'Starts')
-
-
-def _endings(record: RunRecord) -> str:
-    """How the starts ended, in one sentence."""
-    last = record.starts[-1].number
-    errors = {end.start: end.error for end in record.ends}
-    died = sum(bool(errors.get(start.number, start.number != last))
-               for start in record.starts)
-    count = len(record.starts)
-    if count == 1 and last not in errors:
-        return 'One start, which has no end: it runs, or was killed.'
-    if count == 1:
-        return (f'One start, which crashed: {errors[last]}.' if died
-                else 'Nothing died: one start.')
-    words = ([f'{died} crashed or {"was" if died == 1 else "were"} killed']
-             if died else [])
-    if last not in errors:
-        words.append('the last one has no end: it runs, or was killed')
-    return (f'{count} starts: {"; ".join(words)}.' if words
-            else f'Nothing died: {count} starts.')
 
 
 def _start_row(record: RunRecord, start: RunStart) -> tuple[str, ...]:
@@ -763,21 +637,25 @@ def _settings(runs: _Runs) -> _Answer:
               if record.starts}
     if not starts:
         return
-    yield _side_by_side({run: {
+    tables = {'Command': {run: {
         'command': shlex.join(start.command), 'ranks': str(start.ranks),
         'hosts': ', '.join(dict.fromkeys(start.hosts))}
-        for run, start in starts.items()}, 'Command')
-    for title in ('options', 'versions', 'environment'):
-        found = {run: getattr(start, title) for run, start in starts.items()}
+        for run, start in starts.items()}} | {
+            title.capitalize(): {run: getattr(start, title)
+                                 for run, start in starts.items()}
+            for title in ('options', 'versions', 'environment')}
+    for title, found in tables.items():
         if any(found.values()):
-            yield _side_by_side(found, title.capitalize())
+            yield _side_by_side(found, title, _DIFFERS)
+    if len(runs) > 1:
+        yield f'Settings that differ between runs have "{_DIFFERS[1:]}".'
 
 
 #: In the order of the page: a name for links, the question, what answers it,
 #: and what is said where there is no answer.
 _SECTIONS: tuple[tuple[str, str, Callable[[_Runs], _Answer], str], ...] = (
     ('result', 'What came out?', _result, 'Nothing yet.'),
-    ('learning', 'Is it learning?', _learning,
+    ('learning', 'Is it learning?', lambda runs: _curves(runs, 'learning'),
      'No losses or metrics were reported.'),
     ('phases', 'Where does the time go?', _phases,
      'No times of updates were recorded.'),

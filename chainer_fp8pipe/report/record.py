@@ -1,20 +1,17 @@
 """The record of a run: what it is, and its file."""
 # A record is one file, report.jsonl in the result folder, with a line of JSON
-# for each of its parts: {"kind": {fields}}.  Lines are only appended, so that
-# a kill at any moment costs the line that was being written, and a job that
-# is started again goes on in the same file.  A reader trusts nothing: a line
-# that is torn, damaged, or of a kind that it does not know is left out with a
-# remark that the page shows.  Only a file that does not begin as a record is
-# an error, for it may be anything.
+# for each of its parts: {"kind": {fields}}.  Lines are only appended: a kill
+# costs the line that was being written, and a job that is started again goes
+# on in the same file.  A reader leaves out a line that is torn, damaged or of
+# an unknown kind, with a remark.  Only a file that does not begin as a record
+# is an error, for it may be anything.
 #
 # Seconds of a start count from that start, on the clock of its rank 0.  Ranks
-# give their events on clocks of their own; the writer puts them on rank 0's.
-# It has read each clock before and after the updates that it writes, and
-# between two readings a clock's offset goes along a straight line.
+# give events on their own clocks, which are read before and after the updates
+# that are written; between two readings an offset goes along a straight line.
 #
-# The file is bounded by seldom writes (training/run_reports), and by a limit
-# on events: where there would be more, the older half of the updates goes, for
-# which the file is written anew, whole or not at all.
+# Seldom writes bound the file (training/run_reports), and so does a limit on
+# events: beyond it the file is written anew without the older half of them.
 from __future__ import annotations
 
 import contextlib
@@ -36,10 +33,9 @@ _FORMAT = 1
 #: A record has so many events at most.
 MOST_EVENTS = 100_000
 
-#: Into what the time of a step goes, in the order of a picture.  The exchange
-#: includes waiting for slower ranks; ``other`` is what no section of an update
-#: covers, ``between`` what passes from an update to the next: evaluation,
-#: snapshots, other extensions.
+#: Parts of a step, in the order of a picture.  ``exchange`` includes waiting
+#: for slower ranks; ``other`` has no section of its own; ``between`` passes
+#: between updates: evaluation, snapshots, other extensions.
 PHASES = ('input', 'forward', 'recompute', 'backward', 'backward_weight',
           'encode', 'exchange', 'decode', 'send', 'receive', 'update',
           'other', 'between')
@@ -60,26 +56,21 @@ class RunStart(NamedTuple):
     Attributes:
         number: 0 for the first start in this folder, then 1, 2, ...
         time: Seconds since 1970, UTC.
-        iteration: Updates done before; above 0 if the run went on from a
-            snapshot.
+        iteration: Updates done before, in earlier starts.
         ranks: How many there are.
         hosts: The host of each rank.
-        stages: The pipeline stage of each rank; () if there is no pipeline.
+        stages: The pipeline stage of each rank; () without a pipeline.
         command: Of rank 0: the program and its arguments.
         versions: By name: Python, this package, Chainer, NumPy, MPI, ...
-        options: By name, in words: communicator, codec, algorithm, overlap,
-            updater, optimizer, batch size, schedule, ...
-        environment: Variables that change how ranks run, by name, and
+        options: By name, in words: communicator, updater, batch size, ...
+        environment: By name, variables that change how ranks run, and
             ``'cpu'``, ``'cores'``, ``'memory'`` of rank 0's host.
-        launched: How often the launcher had started the job before; None
-            without a launcher.
-        after: What has ended the start before, as the launcher says; '' if
-            it says nothing.
-        reporting: Ranks whose data the record has; all but where only some
-            were given the extension.
-        origin: What the clock of rank 0 (``time.monotonic``) showed then.
-        plan: What a plan has chosen, in words; '' without a plan.
-        planned: Seconds of an update that it predicts, by part.
+        launched: Starts of the launcher before; None without a launcher.
+        after: The end of the start before, as the launcher says; '' unknown.
+        reporting: Ranks whose data the record has.
+        origin: ``time.monotonic`` of rank 0 at the start.
+        plan: The choice of a plan, in words; '' without a plan.
+        planned: Predicted seconds of an update, by part.
         spread: Relative, of their sum.
     """
 
@@ -146,16 +137,14 @@ class RankInterval(NamedTuple):
         first: The first update.
         last: The last update.
         step: Seconds from the end of an update to the end of the next.
-        own: Seconds of a step without :data:`COMMUNICATION`: of the work in
-            which it waits for nobody.
-        phases: Mean seconds of an update by phase, see :data:`PHASES`.
-        hidden: Mean seconds of an update of what the exchange's thread did
-            beside, by phase.
+        own: Seconds of a step without :data:`COMMUNICATION`.
+        phases: Mean seconds of an update, by one of :data:`PHASES`.
+        hidden: The same, of the thread that exchanges beside.
         sent: By level (``'inside nodes'``, ``'between nodes'``, ``'inside
-            MPI'`` where they are not counted, ``'pipeline'`` for activations
-            and their gradients) in what they travelled, such as ``'fp8'``,
-            the mean bytes of an update, and what these would be in float32.
-        resident: Bytes of the process at the end; 0: the system does not say.
+            MPI'`` where they are not counted, ``'pipeline'`` for messages to
+            stages) a format, such as ``'fp8'``, the mean bytes of an update,
+            and those in float32.
+        resident: Bytes of the process at the end; 0: unknown.
         peak: The most bytes of the process so far.
         gpu_used: Bytes of arrays on the GPU; None without one.
         gpu_held: Bytes of the pool that they are in; None without one.
@@ -194,9 +183,8 @@ class ClockReading(NamedTuple):
         rank: The rank.
         seconds: When it was measured.
         offset: Seconds that the rank's clock is ahead.
-        error: The offset is right to so many seconds: half of the shortest
-            round trip of the messages that measured it; 0 for ranks that
-            have rank 0's clock, as those of one host.
+        error: Half of the shortest round trip that measured it; 0 for ranks
+            with rank 0's clock.
     """
 
     start: int
@@ -236,8 +224,8 @@ class TensorHealth(NamedTuple):
         elements: How many it has.
         values: By name, as far as the codec has them: ``'scale'``, ``'q'``
             (the quantile that set it), ``'clipped'`` (share of elements
-            since the last reading), ``'residual'`` (2-norm of what error
-            feedback keeps), ``'gradient'`` (2-norm of the mean gradient).
+            since the last reading), ``'residual'`` and ``'gradient'`` (2-norms
+            of error feedback's rest and of the mean gradient).
     """
 
     start: int
@@ -286,20 +274,17 @@ class RunRecord:
 
     Attributes:
         name: Of the run: its folder.
-        starts: At least one, but for a folder that has nothing but the file
-            of ``LogReport``.
-        ends: Of those starts that ended in an orderly way.
-        curves: Points of one line: where a start went on from a snapshot,
-            points of earlier starts after that are left out.
+        starts: None where the folder has ``LogReport``'s file only.
+        ends: Of the starts that ended in order.
+        curves: Of one line, without points after which a later start began.
         intervals: Of all ranks.
         clocks: Readings of all ranks but 0.
         links: Readings of pairs of ranks.
         tensors: Readings of tensors.
         updates: Whose events were kept.
-        left_out: How many updates had their events dropped again, so that
-            the record stays within its limits.
+        left_out: Updates whose events were dropped again.
         last_seen: Seconds since 1970 of the last write.
-        remarks: What is missing in the record and why, in words.
+        remarks: Sentences about missing parts.
     """
 
     name: str
@@ -561,9 +546,9 @@ def _lines(path: str, remarks: list[str]
                     'as one; move it away, or choose another result folder')
             elif number == 1 and fields != _HEADER[1]:
                 raise ValueError(
-                    f'{path!r} has format {fields.get("format")!r} and this '
-                    f'version of chainer_fp8pipe reads format {_FORMAT}; '
-                    'read it with the version that wrote it, or a newer one')
+                    f'{path!r} has format {fields.get("format")!r}, and this '
+                    f'chainer_fp8pipe reads format {_FORMAT}; read it with '
+                    'the version that wrote it, or a newer one')
 
 
 def _read_log(path: str, record: RunRecord) -> None:

@@ -1,29 +1,31 @@
 """``python -m chainer_fp8pipe report``: its arguments and output."""
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
 from ..command_line import Parser
 from . import page
-from .diagnosis import diagnose
 from .record import RunRecord, is_record, read_record
+from .verdict import text, verdict
 
 _DESCRIPTION = """
-Makes one HTML file about a run, to be opened in a browser: curves, where the
-time of each rank goes, updates on all ranks, which rank or link is slow,
-bytes, compression, memory, and what died and was started again:
+Says what came out of a run, and makes one HTML file about it:
 
     python -m chainer_fp8pipe report result
 
-A FOLDER is what the training wrote its results to (Trainer's out).  The record
-in it comes from an extension, which makes the same page while the run goes on:
+The verdict in the terminal has the final loss and accuracy, times, bytes and
+restarts.  It names the part of an update that costs most.  The page shows
+curves, the time of each rank, slow ranks and links, compression and memory.
+
+A FOLDER is a training's result folder (Trainer's out).  An extension records
+the run there, and makes the same page while it goes on:
 
     trainer.extend(chainer_fp8pipe.RunReport(comm))
 
-A folder that has nothing but the file "log" of LogReport gives curves.  Of
-several folders one page compares the runs.  What is found to be slow is also
-printed.  The ranks need not be there: call it without mpiexec, anywhere.
+The file "log" of LogReport alone gives curves.  One page compares several
+folders.  The command needs no ranks: call it without mpiexec.
 """
 _EPILOG = """
 exit codes: 0; 2: a folder has no record, or one that cannot be read
@@ -49,10 +51,16 @@ def main(arguments: Sequence[str]) -> None:
         records = [read_record(folder) for folder in folders]
     except (ValueError, OSError) as error:
         parser.error(str(error))
+    _name_apart(records, folders)
+    verdicts = [verdict(record) for record in records]
+    if options.json:
+        print(json.dumps(verdicts, indent=1))
+        return
+    for one in verdicts:
+        print(text(one))
     path = options.output or (
         os.path.join(folders[0], 'report.html') if len(folders) == 1
         else 'report.html')
-    _name_apart(records, folders)
     try:
         page.write_page(records, path)
     except ImportError as error:        # says how to install Bokeh
@@ -60,9 +68,7 @@ def main(arguments: Sequence[str]) -> None:
     except OSError as error:
         parser.error(f'{path} cannot be written: {error}; name another file '
                      'with -o')
-    for record in records:
-        _say(record, len(records) > 1)
-    print(path)
+    print(f'page: {path}')
 
 
 def _parser() -> Parser:
@@ -70,11 +76,13 @@ def _parser() -> Parser:
                     description=_DESCRIPTION, epilog=_EPILOG)
     parser.add_argument(
         'folders', nargs='+', metavar='FOLDER',
-        help='result folder of a run; one that has no record itself stands '
-        'for all those in it that have one')
+        help='result folder of a run, or a folder of such folders')
     parser.add_argument(
         '-o', '--output', metavar='FILE',
         help='the page (default: report.html, of one run in its folder)')
+    parser.add_argument(
+        '--json', action='store_true', help='print the verdicts as JSON, a '
+        'list of objects; make no page')
     return parser
 
 
@@ -94,10 +102,3 @@ def _name_apart(records: Sequence[RunRecord], folders: Sequence[str]
         for record, folder in zip(records, folders, strict=True):
             record.name = folder
 
-
-def _say(record: RunRecord, is_one_of_several: bool) -> None:
-    name = f'{record.name}: ' if is_one_of_several else ''
-    for finding in diagnose(record):
-        print(name + finding.text)
-    for remark in record.remarks:
-        print(name + remark)

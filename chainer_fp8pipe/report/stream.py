@@ -1,12 +1,11 @@
 """The stream of events of one rank: what happens is written here, once."""
-# All that measures itself writes here, and all that shows times reads here, so
-# that two of them never disagree.  Seconds and bytes are always added up; that
-# is what counters need.  Events are kept only in the lists of those who asked
-# (a timeline for one update, a report for as long as it runs).
+# All that measures itself writes here, and all that shows times reads here.
+# Seconds and bytes are always added up; events are kept only in the lists of
+# those who asked.
 #
-# A step has some ten sections, which stand between arrays that empty the
-# caches: there each call of a function and each object costs a microsecond.
-# So a section is kept as it is, and becomes an event when somebody looks.
+# A step has some ten sections, between arrays that empty the caches: each call
+# of a function and each object costs a microsecond.  So a section is kept as
+# it is, and becomes an event when somebody looks.
 from __future__ import annotations
 
 import threading
@@ -23,25 +22,20 @@ _EXCHANGE = ('encode', 'exchange', 'decode')
 class EventStream:
     """Adds up seconds and bytes, and keeps events for those who ask.
 
-    Timelines, :class:`CommunicationReport`, :class:`RunReport` and a
-    communicator's counters all read from here; the pipeline, the exchange
-    with its thread and :class:`CompressionReport` write here.  An event costs
-    some microseconds.
+    An event costs some microseconds.
 
     Attributes:
         updates: Exchanges finished.
         bytes_sent: Bytes of wires and scales that this rank handed to MPI,
-            over all updates; without the 16 bytes of the agreement and what
-            ``bcast_data`` sends.  For ``MPI_Allreduce``, which sends out of
-            sight, what a reduce-scatter and an all-gather need.
+            over all updates; without the agreement's 16 bytes and
+            ``bcast_data``.  Of ``MPI_Allreduce``, those of a reduce-scatter
+            and an all-gather.
         stage_bytes: Bytes of messages to other stages of a pipeline.
-        stage_arrays: Bytes of the arrays in them, which a codec makes fewer.
-        seconds: Seconds by section over all updates, among them
-            ``'encode'``, ``'exchange'`` (MPI, incl. waiting for slower
-            ranks) and ``'decode'`` (incl. sums).  Sections exclude each
-            other: time in an inner one does not count for the outer.
-        hidden: The same of what was done beside the backward pass, in the
-            thread that called :meth:`hide`.
+        stage_arrays: Bytes of the arrays in them, before a codec.
+        seconds: By section over all updates, among them ``'encode'``,
+            ``'exchange'`` (with waiting for slower ranks) and ``'decode'``.
+            Time in an inner section does not count for the outer one.
+        hidden: The same, of the thread that called :meth:`hide`.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,8 @@
 """How events look, where they stand, and a picture of what ranks did when."""
-# Pages and pictures take colours, names, their order, and the places of boxes
-# from here: a page draws them with Bokeh, a picture with matplotlib.  People
-# who are colour-blind tell the colours apart, too (the tests simulate it).
-# Matplotlib lays the picture out by itself; what is chosen here is how wide it
-# is, so that the numbers of micro-batches fit into most boxes.
+# Pages (Bokeh) and pictures (matplotlib) take colours, names, their order, and
+# the places of boxes from here.  The colour-blind tell the colours apart, too
+# (the tests simulate it).  A picture is so wide that the numbers of
+# micro-batches fit into most boxes.
 from __future__ import annotations
 
 import os

@@ -22,17 +22,16 @@ def create_grouped_bn_model(
     """A copy of a model that normalises over the batches of several ranks.
 
     Every ``chainer.links.BatchNormalization`` in it becomes a
-    :class:`GroupedBatchNormalization`, wherever it is held: in nested
-    chains and lists of links, in plain lists, and in a
-    :class:`~chainer_fp8pipe.Divisible`.  Parameters, running statistics,
-    names, keys of snapshots, and what is shared stay as they are.  Call it on
+    :class:`GroupedBatchNormalization`, in chains, lists of links, plain lists
+    and a :class:`~chainer_fp8pipe.Divisible` alike.  Parameters, running
+    statistics, names and keys of snapshots stay as they are.  Call it on
     all ranks of ``comm``, before ``optimizer.setup``.  From then on, an
     exception that nobody catches ends the job on all ranks.
 
     Args:
         model: A link.
-        comm: The ranks that train equal copies of the model: a communicator
-            of mpi4py's or ChainerMN's; for stages of a pipeline
+        comm: The ranks that train equal copies of the model, a communicator
+            of mpi4py's or ChainerMN's.  For stages of a pipeline it is
             ``grid.data``, before ``stage`` or after it.  The model must not
             outlive it.
         group_size: So many consecutive ranks make a group; by default all.
@@ -46,10 +45,10 @@ def create_grouped_bn_model(
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: On all ranks: the groups do not fit, which is said with
-            what does; the ranks' models differ; or something in the model
-            cannot be replaced: a subclass such as ``BatchRenormalization``,
-            or what only a function's closure holds, which no copy reaches.
+        ValueError: On all ranks: the groups do not fit (the message names
+            those that do); the ranks' models differ; or a link cannot be
+            replaced, such as a ``BatchRenormalization`` or one that only a
+            closure holds.
     """
     ranks = ranks_of(comm)
     enter_world()        # or the others would wait in their next batch

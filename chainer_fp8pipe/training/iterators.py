@@ -14,16 +14,16 @@ from .checks import check_count
 class ReplicaIterator(chainer.dataset.Iterator):
     """Divides each batch over the replicas of a model.
 
-    A batch of all replicas together is the same however many there are, and
-    every sample comes once in an epoch: the order depends on the seed and
-    the number of the epoch alone.  Each replica takes consecutive samples,
+    A batch of all replicas together is the same for any number of replicas,
+    and every sample comes once in an epoch.  The order depends on the seed and
+    the epoch's number alone.  Each replica takes consecutive samples,
     one more or fewer than the others.  All stages of a pipeline use the same
     share.
 
-    With ``repeat``, every batch is full: one that reaches the end of an
-    epoch goes on with the next, as in Chainer's ``SerialIterator``.
-    Otherwise the last batch of the only epoch is as short as it must be; a
-    rest too small for all replicas joins the batch before it.
+    With ``repeat``, a batch at the end of an epoch takes samples of the next,
+    as in Chainer's ``SerialIterator``.  Otherwise the last batch of the only
+    epoch may be short; a rest too small for all replicas joins the batch
+    before it.
 
     The saved state does not depend on the replica, so that a run goes on
     with any number of replicas.  The attributes are those of
@@ -41,8 +41,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
             of ``replica_index`` and ``replicas``.
 
     Raises:
-        ValueError: There is no such replica, a batch has not a sample for
-            each, or the data set is too small.
+        ValueError: There is no such replica, or a batch or the data set has
+            not a sample for each.
     """
 
     def __init__(self, dataset: Sequence, batch_size: int,

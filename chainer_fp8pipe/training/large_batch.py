@@ -28,10 +28,10 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                 lars_coefficient: float | None = None) -> Any:
     """Prepares an optimizer for large batches.
 
-    The optimizer gets plain hooks at its ``setup``, or at once if that was
-    called: ``Schedule``, ``LARS`` or ``WeightDecay``, and
-    ``StopWhenDiverged``.
-    Parameters in float16 are updated in float32 (``use_fp32_update``).
+    The optimizer gets plain hooks, at its ``setup`` or at once if that was
+    called: ``Schedule``, ``StopWhenDiverged``, and ``LARS`` or
+    ``WeightDecay``.  Parameters in float16 are updated in float32
+    (``use_fp32_update``).
 
     Args:
         optimizer: One of Chainer's with a learning rate ``lr``, such as
@@ -72,9 +72,9 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
     hyperparam = getattr(actual, 'hyperparam', None)
     if hyperparam is None or 'lr' not in hyperparam.get_dict():
         raise ValueError(
-            f'{type(actual).__name__} has no learning rate lr that could be '
-            'scaled with the batch; use MomentumSGD, NesterovAG, '
-            'CorrectedMomentumSGD, SGD or another optimizer that has one')
+            f'{type(actual).__name__} has no learning rate lr to scale with '
+            'the batch; use an optimizer that has one, such as MomentumSGD, '
+            'NesterovAG, CorrectedMomentumSGD or SGD')
     if getattr(vars(actual).get('setup'), 'func', None) is _set_up:
         raise ValueError('large_batch has been called on this optimizer '
                          'before; make a new one')
@@ -264,9 +264,9 @@ class WeightDecay(UpdateHook):
     (Goyal et al. 2017, section 5.1), and in float32, whatever the loss scale.
     :class:`.LARS` has its own.
 
-    Add it to an optimizer, ``optimizer.add_hook(hook)``; at the next update
-    it adds itself to the update rules, where it stays: to take it away, remove
-    it from the optimizer and from every ``parameter.update_rule``.  A rule
+    Add it to an optimizer, ``optimizer.add_hook(hook)``.  At the next update
+    it adds itself to the update rules: to take it away, remove it from the
+    optimizer and from every ``parameter.update_rule``.  A rule
     that has a hook of the same name already keeps that one, so that a
     parameter can have numbers of its own:
     ``parameter.update_rule.add_hook(LARS(0.01))``.

@@ -89,11 +89,11 @@ class PipelineUpdater(StandardUpdater):
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
         loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Default:
-            ``softmax_cross_entropy``.  Like ``metrics`` and ``label_key``
-            refused with a model that :func:`partition` has cut:
-            ``model(*batch)`` is the loss, and the model reports metrics.
-        micro_batches: Into how many a batch is cut; default: what a
-            planned model was planned for, or 4.
+            ``softmax_cross_entropy``.  A model that :func:`partition` has
+            cut returns its loss and reports its metrics: it takes neither
+            ``loss_fun`` nor ``metrics`` nor ``label_key``.
+        micro_batches: Parts of a batch; default: those of a planned model's
+            plan, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
             ``'zero_bubble'``; default: what a planned model was planned
             for, or ``'1f1b'``.
@@ -102,12 +102,11 @@ class PipelineUpdater(StandardUpdater):
             True and False mean the second and the first.  Default: no
             stage, or for a planned model those of its plan.
         metrics: Name to function of the loss's arguments, reported beside
-            it; default: accuracy if ``loss_fun`` is left out or is
-            ``softmax_cross_entropy``.
-        loss_weight: ``loss_weight(target)``: how much a micro-batch counts
-            in the mean loss; default: the labels that ``loss_fun`` does not
-            ignore, or else samples.  Of a model that :func:`partition` has
-            cut, ``loss_weight(*batch)``.  A metric may have its own, as a
+            it.  Default: accuracy, with ``softmax_cross_entropy``.
+        loss_weight: ``loss_weight(target)``, the weight of a micro-batch in
+            the mean loss.  Default: its labels that ``loss_fun`` does not
+            ignore, or else its samples.  With a model that :func:`partition`
+            has cut, ``loss_weight(*batch)``.  A metric may have its own, as a
             pair: ``{name: (function, weight)}``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
@@ -115,14 +114,13 @@ class PipelineUpdater(StandardUpdater):
             last.
         activation_codec: ``'fp8'``: activations and their gradients cross
             as fp8; default: as they are.
-        seed: Of what layers and the loss draw, such as dropout masks;
-            initial values, deferred ones too, come from the model's seed.
+        seed: Of random numbers in layers and loss, such as dropout masks.
+            The model's seed draws initial values, deferred ones, too.
         auto_new_epoch: As in ``StandardUpdater``.
 
     Raises:
-        ValueError: The ranks differ in options, the stages do not fit
-            together, or the optimizer is not one for these replicas; on all
-            ranks.
+        ValueError: On all ranks: options differ between ranks, stages do
+            not fit together, or the optimizer is not one for these replicas.
 
     .. admonition:: Example
 
@@ -196,8 +194,8 @@ class PipelineUpdater(StandardUpdater):
             extensions.Evaluator(iterator, model, eval_func=updater.evaluate)
 
         Args:
-            args: Arrays as the converter gives them; those of the first
-                stage's rank count, the others only say that a batch comes.
+            args: Arrays as the converter gives them.  Those of the first
+                stage count; other ranks only say that a batch comes.
         """
         self.pipeline.evaluate(*args, **kwargs)
 
@@ -206,17 +204,15 @@ class PipelineUpdater(StandardUpdater):
         """The model's output; call it on all ranks.
 
         Args:
-            inputs: Arrays for the first layer, or the method, of one batch;
-                they count on the first stage's rank only, and may be left
-                out elsewhere.
+            inputs: Arrays for the first layer, or the method, of one batch.
+                Only ranks of the first stage need them.
             wanted: Whether this rank wants the output.
-            method: Of a model that :func:`partition` has cut: the name of
-                what is called in place of the model, which would return its
-                loss.  Default: the link ``predictor``, as
-                ``chainer.links.Classifier`` has it, or else ``predict``.
-                The method is called with each micro-batch; what it returns
-                (an array or variable, or some in tuples, lists and
-                dictionaries) is concatenated along the first axis.
+            method: With a model that :func:`partition` has cut, the name of
+                a method or link that returns no loss.  Default:
+                ``predictor``, as ``chainer.links.Classifier`` has it, or else
+                ``predict``.  It is called with each micro-batch.  Its arrays
+                or variables, also in tuples, lists and dictionaries, are
+                concatenated along the first axis.
 
         Returns:
             What the last layer, or the method, returns, as arrays; None

@@ -218,8 +218,8 @@ class ChainWork(Work):
         if given:
             raise ValueError(
                 f'{" and ".join(given)} cannot be given for a model that '
-                'partition() has cut: the model itself gets the whole batch, '
-                'returns the loss, and reports the metrics')
+                'partition() has cut; the model itself returns the loss and '
+                'reports the metrics')
         self._partition: Partition = model.partition
         if self._partition.grid is not grid:
             raise ValueError('the model was cut for other ranks; give '

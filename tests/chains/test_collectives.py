@@ -140,11 +140,11 @@ REFUSED = {
         'between functions.*atomic'),
     'objects inside of a function': (
         lambda all_ranks: atomic(lambda h: h * all_ranks.allreduce_obj(1.)),
-        'what only another rank knows'),
+        'needs a value of another rank'),
     'what another rank sends': (
         lambda all_ranks: lambda h: chainermn.functions.recv(
             all_ranks, 1 - all_ranks.rank, h),
-        'what only another rank knows'),
+        'needs a value of another rank'),
     "mpi4py's": (
         lambda all_ranks: Held(all_ranks.mpi_comm, 'allreduce', 1.),
         "allreduce of mpi4py's communicator"),

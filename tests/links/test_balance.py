@@ -79,8 +79,8 @@ EXAMPLE = np.ones((2, 3, 6, 6), np.float32)
 
 def test_shapes_that_come_with_the_input_take_an_example():
     with pytest.raises(ValueError, match=(
-            r'layer 0 \(Convolution2D\) gets the shape of its parameters '
-            'from its first input only; .*example=')):
+            r'layer 0 \(Convolution2D\) learns the shape of its parameters '
+            'from its first input; .*example=')):
         convolutional().stage(Rank(0, 1))
     part = convolutional().stage(Rank(0, 1), chunks=2, example=EXAMPLE)
     # 3 * 4 * 9 + 4 and 4 * 16 * 5 + 5
@@ -150,7 +150,7 @@ def test_a_failure_on_rank_0_is_raised_on_all_ranks(comm):
 
     attempt('on rank 0, there is no input to measure with',
             EXAMPLE if comm.rank else None, plain, plain, error=ValueError)
-    attempt(r'on rank 0, layer 1 \(Linear\) gets the shape',
+    attempt(r'on rank 0, layer 1 \(Linear\) learns the shape',
             EXAMPLE if comm.rank else None, plain, L.Linear(None, 2),
             error=ValueError, balance='parameters')
     attempt(r"on rank 0, layer 1 \(fails\), while it was measured: "

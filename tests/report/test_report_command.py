@@ -31,7 +31,18 @@ def test_one_runs_page_is_in_its_folder(tmp_path, pages, capsys):
     folder = run(tmp_path / 'fp8')
     main([folder])
     assert pages == [(['fp8'], os.path.join(folder, 'report.html'))]
-    assert capsys.readouterr().out == f'{pages[0][1]}\n'
+    first, *_, last = capsys.readouterr().out.splitlines()
+    assert (first, last) == ('fp8', f'page: {pages[0][1]}')
+
+
+def test_json_is_all_that_is_printed(tmp_path, pages, capsys):
+    folders = [run(tmp_path / 'b', slow={2: 2.0}), run(tmp_path / 'a')]
+    main(['--json', *folders])
+    found = json.loads(capsys.readouterr().out)
+    assert [one['name'] for one in found] == ['b', 'a']
+    assert [len(one['findings']) for one in found] == [1, 0]
+    assert found[0]['updates'] == 120
+    assert not pages
 
 
 def test_several_runs_are_compared_in_the_current_folder(tmp_path, pages):
@@ -71,11 +82,11 @@ def test_too_many_runs_are_an_error_before_any_is_drawn(
 def test_what_is_slow_is_printed(tmp_path, pages, capsys):
     folders = [run(tmp_path / 'even'), run(tmp_path / 'slow', slow={2: 2.0})]
     main([folders[1]])
-    assert capsys.readouterr().out.startswith('Rank 2 on node1 is slow')
+    assert 'Rank 2 on node1 is slow' in capsys.readouterr().out
     main(folders)
-    first, last = capsys.readouterr().out.splitlines()
-    assert first.startswith('slow: Rank 2 on node1 is slow')
-    assert last == 'report.html'
+    even, slow = capsys.readouterr().out.split('\nslow\n')
+    assert 'is slow' not in even
+    assert 'Rank 2 on node1 is slow' in slow
 
 
 def test_a_log_alone_is_enough(tmp_path, pages, capsys):

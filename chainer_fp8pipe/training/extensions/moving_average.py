@@ -9,6 +9,7 @@ import chainer
 import numpy
 from chainer.training import extension
 
+from ...intercept.updates import common
 from ..checks import check_number
 
 
@@ -23,13 +24,13 @@ class _Place(NamedTuple):
 class MovingAverage(extension.Extension):
     """Averages weights exponentially over the updates.
 
-    After each update ``average += (1 - d) * (weights - average)``, with d =
-    ``decay``, but at first (1 + n) / (10 + n) after n updates if that is
-    less, so that the initial weights are soon forgotten.  Averages are
+    After each update ``average += (1 - d) * (weights - average)``. d is
+    ``decay``, or (1 + n) / (10 + n) after n updates while that is less: the
+    initial weights are soon forgotten.  Averages are
     float32; those of float16 parameters are of their float32 copies where
     the optimizer has them (``use_fp32_update``).  Statistics of batch
     normalisation, and other persistent floating-point arrays, are averaged
-    like weights::
+    like weights.  With ``local_steps`` they are of the rank's own weights::
 
         average = MovingAverage(model, 0.999)
         trainer.extend(average)
@@ -97,7 +98,7 @@ class MovingAverage(extension.Extension):
                                 array.dtype))
             yield
         finally:
-            for place, array in own:
+            for place, array in reversed(own):      # two may be the same
                 setattr(place.owner, place.attribute, array)
 
     def evaluator(self, evaluator: Any) -> Any:
@@ -111,7 +112,7 @@ class MovingAverage(extension.Extension):
         evaluate = evaluator.evaluate
 
         def with_average() -> Any:
-            with self.weights():
+            with common(), self.weights():      # which evaluate() keeps
                 return evaluate()
         evaluator.evaluate = with_average
         return evaluator

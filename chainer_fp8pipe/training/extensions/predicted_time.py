@@ -121,5 +121,5 @@ class PredictedTime(extension.Extension):
                     f'{100 * abs(difference):.0f} % '
                     f'{"more" if difference > 0 else "less"} than the '
                     f'predicted {1e3 * predicted:.4g} ms; RunReport shows '
-                    'which part of it, and a new plan may choose another way',
+                    'the part that does, and a new plan may be faster',
                     stacklevel=2)

@@ -1,11 +1,7 @@
 """What all ranks bring together for a record, and what rank 0 writes."""
-# All that is collective is in two calls, begin() and write(); files are rank
-# 0's, and a file that cannot be written is a warning, as a training is worth
-# more than its report.  end() has no messages, as other ranks may have failed.
-#
-# A write gathers what each rank has measured since the last one: times and
-# bytes of its updates, memory, the events of a few of them.  Rank 0 adds what
-# it has itself: curves, clocks, links, what compression does to each tensor.
+# All that is collective is in begin() and write(); files are rank 0's, and one
+# that cannot be written is a warning, as a training is worth more than its
+# report.  end() has no messages, as other ranks may have failed.
 from __future__ import annotations
 
 import importlib.metadata
@@ -28,7 +24,7 @@ from ...mpi.measured import clock_name, measure_offsets, measure_pairs
 from ...mpi.ranks import once
 from ...planning.job_plan import load_job_plan
 from ...report.launch_protocol import ENDED, LAUNCHED, is_launched
-from ...report.quantities import bytes_in
+from ...report.quantities import bytes_in, number
 from ...report.record import (
     PIPELINE,
     ClockReading,
@@ -40,6 +36,7 @@ from ...report.record import (
     TensorHealth,
     read_record,
 )
+from ...report.verdict import text, verdict
 from ..extensions.reports import clipped_share
 from .watching import CurveMeans, UpdateTimes, together
 
@@ -61,6 +58,7 @@ class Recorder:
         times: Of this rank.
         origin: When this rank's training began, by ``time.monotonic``.
         filename: Of the page, in the result folder; None for none.
+        prints: Whether the verdict is printed at the end.
 
     Attributes:
         comm: The ranks.
@@ -68,11 +66,12 @@ class Recorder:
     """
 
     def __init__(self, ranks: MPI.Comm, trainer: Any, times: UpdateTimes,
-                 origin: float, filename: str | None) -> None:
+                 origin: float, filename: str | None, prints: bool) -> None:
         self.comm = once(ranks, 'RunReport', ranks.Dup)
         self.curves: CurveMeans | None = None
         self._trainer, self._updater = trainer, trainer.updater
         self._times, self._origin, self._filename = times, origin, filename
+        self._prints = prints
         grid = getattr(trainer.updater, 'grid', None)
         hosts, clocks, stages = zip(*self.comm.allgather((
             platform.node(), clock_name(),
@@ -154,6 +153,8 @@ class Recorder:
             self._write([*self.curves.take(), RunEnd(
                 self._number, time.time(), self._updater.iteration, error)])
             self._attempt(self._page)
+            if self._prints and not error:
+                self._attempt(self._print)
 
     # --- rank 0 --------------------------------------------------------------
 
@@ -197,14 +198,20 @@ class Recorder:
                 f'training goes on: {type(error).__name__}: {error}',
                 RuntimeWarning, stacklevel=3)
 
+    def _print(self) -> None:
+        out = self._trainer.out
+        print(text(verdict(read_record(out))))
+        if self._filename is not None:
+            print(f'page: {os.path.join(out, self._filename)}')
+
     def _page(self) -> None:
         if self._filename is None:
             return
-        out = self._trainer.out
         from ...report.page import write_page
+        out = self._trainer.out
+        path = os.path.join(out, self._filename)
         try:
-            write_page([read_record(out)],
-                       os.path.join(out, self._filename))
+            write_page([read_record(out)], path)
         except ImportError as error:
             self._filename = None
             warnings.warn(
@@ -313,7 +320,7 @@ def _options(updater: Any) -> dict[str, str]:
         found[f'hyperparameters{suffix}'] = _hyperparameters(actual)
         target = actual.target
         found[f'model{suffix}'] = (
-            f'{type(target).__name__}, {_elements(target)} parameters')
+            f'{type(target).__name__}, {_elements(target):,} parameters')
         communicator = getattr(optimizer, 'communicator', None)
         if communicator is not None:
             found[f'communicator{suffix}'] = getattr(
@@ -334,7 +341,7 @@ def _options(updater: Any) -> dict[str, str]:
 
 
 def _hyperparameters(optimizer: Any) -> str:
-    return ', '.join(f'{name}={value:g}' for name, value in sorted(
+    return ', '.join(f'{name}={number(value)}' for name, value in sorted(
         optimizer.hyperparam.get_dict().items())
         if isinstance(value, (int, float)))
 

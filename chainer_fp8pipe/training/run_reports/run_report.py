@@ -1,10 +1,8 @@
 """``RunReport``: what a run does, in one page that is written as it goes."""
 # After each update a rank notes its times (UpdateTimes), and rank 0 what was
-# reported (CurveMeans).  Now and then, after an update that all ranks know,
-# they bring together what they have, and rank 0 writes it (Recorder).
-#
-# When that is, is a plain rule: at the ends of epochs, 10 seconds apart at
-# least, within long epochs every 10 minutes, and after the last update; all
+# reported (CurveMeans).  Now and then all ranks bring together what they have,
+# and rank 0 writes it (Recorder): at the ends of epochs, 10 seconds apart at
+# least, within long epochs every 10 minutes, and after the last update.  All
 # distances double after 256 writes, which bounds the record of a long run.
 # Rank 0 says it as the number of an update, so that no rank asks its clock.
 #
@@ -45,24 +43,22 @@ _TINY = 1e-6
 
 
 class RunReport(extension.Extension):
-    """Records a run, and writes a page about it at the end of each epoch.
+    """Records a run, prints its verdict, and writes a page about it.
 
     Add it on all ranks, with any updater::
 
         trainer.extend(RunReport(comm))
 
-    The page is ``report.html`` in the result folder, in one file; it shows
-    results, curves, where the time of each rank goes, updates with all their
-    events on one clock, which rank or link is slow, what crosses the network,
-    what compression does, memory, and what died.  The record that it is made
-    of is ``report.jsonl`` beside it (:mod:`chainer_fp8pipe.report.record`);
-    a job that is started again goes on with it, and
-    ``python -m chainer_fp8pipe report`` makes pages of it later.
+    At the end rank 0 prints the verdict: final loss and accuracy, times,
+    bytes, restarts, and the costliest part of an update.  The page is the file
+    ``report.html`` in the result folder.  It shows the verdict, curves, times
+    of each rank, slow ranks and links, bytes, compression and memory.
 
-    It is written at the ends of epochs, but 10 seconds apart at least, within
-    long epochs every 10 minutes, and at the end; the page once a minute.
-    Where only rank 0 has the extension the record has rank 0's data alone,
-    and says so.  A report that cannot be written is a warning.
+    The record is ``report.jsonl`` beside it.  A job that is started again
+    goes on with it, and ``python -m chainer_fp8pipe report`` makes pages of
+    it later.  Ranks write it at ends of epochs 10 seconds apart or more, every
+    10 minutes in long epochs, and at the end; rank 0 writes the page once a
+    minute.  A report that cannot be written is a warning.
 
     Args:
         comm: All ranks: a communicator of this package, ChainerMN's or
@@ -71,14 +67,13 @@ class RunReport(extension.Extension):
         plan: What :func:`chainer_fp8pipe.plan` gave, or its file: predicted
             times stand beside the measured ones.  It may be on rank 0 only.
         filename: Of the page; None for none, the record only.
+        prints: Whether rank 0 prints the verdict.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: When the first update is done, on all ranks: the plan is
-            none, or is for another job, or the result folder has something
-            else in the record's place.
-        RuntimeError: When the first update is done: rank 0 has no RunReport;
-            on the others.
+        ValueError: After the first update, on all ranks: the plan is none or
+            another job's, or another file is in the record's place.
+        RuntimeError: After the first update: rank 0 has no RunReport.
     """
 
     trigger = EveryUpdate()
@@ -87,13 +82,14 @@ class RunReport(extension.Extension):
     default_name = _NAME
 
     def __init__(self, comm: Any = None, plan: Any = None,
-                 filename: str | None = 'report.html') -> None:
+                 filename: str | None = 'report.html', prints: bool = True
+                 ) -> None:
         self._ranks = MPI.COMM_WORLD if comm is None else all_ranks(comm)
         if not isinstance(self._ranks, MPI.Comm):
             raise TypeError(
                 'RunReport needs a communicator of this package, ChainerMN '
                 f'or mpi4py, or a ProcessGrid, not {comm!r}')
-        self._plan, self._filename = plan, filename
+        self._plan, self._filename, self._prints = plan, filename, prints
         self._sections: UpdateSections | None = None
         self._recorder: Recorder | None = None
         self._next = self._last = 0
@@ -166,12 +162,12 @@ class RunReport(extension.Extension):
         if not everybody:
             warnings.warn(
                 f'RunReport is on rank{"s"[:len(there) - 1]} '
-                f'{", ".join(map(str, there))} of {self._ranks.size}: its '
-                'report has the data of rank 0 only; extend the trainer with '
-                'it on all ranks', stacklevel=2)
+                f'{", ".join(map(str, there))} of {self._ranks.size}, so it '
+                'has the data of rank 0 only; extend the trainer with it on '
+                'all ranks', stacklevel=2)
         recorder = Recorder(
             self._ranks if everybody else MPI.COMM_SELF, trainer, self._times,
-            self._origin, self._filename)
+            self._origin, self._filename, self._prints)
         if recorder.begin(there, self._ranks.size, self._schedule.begun[0],
                           self._plan):
             self._recorder = recorder

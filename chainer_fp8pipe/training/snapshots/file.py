@@ -233,8 +233,8 @@ class Content:
                       else f'{error}')
             raise DamagedSnapshot(
                 f'{self._path} is damaged or no snapshot ({reason}); resume '
-                'from an older one, or from the directory, of which the '
-                'newest whole one is taken') from error
+                'from an older one, or from the directory, whose newest whole '
+                'one counts') from error
 
 
 # --- values that are no arrays of numbers ------------------------------------

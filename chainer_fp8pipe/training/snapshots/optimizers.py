@@ -275,8 +275,8 @@ def extend_with_script_values(
                 warnings.warn(
                     f'{one.name.removeprefix("hyperparam.")} of {one.key} is '
                     f'{one.now!r} in the script, and was {one.first!r} when '
-                    'the run began: the training goes on with that of the '
-                    f'script, not with {one.saved!r} of the snapshot',
+                    f'the run began; the script counts, not {one.saved!r} of '
+                    'the snapshot',
                     stacklevel=2)
         differences.clear()
     for when, act, priority in (('before', before, float('inf')),

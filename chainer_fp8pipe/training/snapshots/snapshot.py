@@ -66,11 +66,11 @@ class Snapshot(extension.Extension):
 
     An update waits until the arrays are copied, into memory that is kept for
     the next snapshot: as much again as the rank's state.  The rest happens
-    beside the updates that follow: rank 0 is sent what it lacks, and a thread
-    of it writes to a temporary file, which is renamed when it is complete and
-    on the disk, so that no crash leaves half a snapshot or takes an older
-    one.  The next snapshot, and the end of the training, wait until the last
-    one is whole.  Continue with :func:`resume`.
+    beside later updates.  The other ranks send their parts to rank 0, a thread
+    of which writes to a temporary file.  That is renamed when it is complete
+    and on the disk: no crash leaves half a snapshot or takes an older one.
+    The next snapshot, and the end of the training, wait until the last one is
+    whole.  Continue with :func:`resume`.
 
     Where a snapshot cannot be written (disk full, no permission), training
     goes on, rank 0 says so in a warning, and the older snapshots stay.
@@ -83,9 +83,8 @@ class Snapshot(extension.Extension):
             communicators of multi-node optimizers.
         retain: How many of the newest snapshots to keep; None: all.  Older
             ones are removed when the new one is whole.
-        failures: How many snapshots in a row may fail before that is an
-            error, on all ranks, at the next snapshot or the end of the
-            training; None: any number.
+        failures: So many failed snapshots in a row are an error on all ranks,
+            at the next snapshot or the end of the training; None: never.
         directory: Of the files, made when it is needed; None: the trainer's
             ``out``.
 
@@ -406,9 +405,9 @@ def _warn(index: SnapshotIndex, ranks: int, exact: bool, changed: str,
     if not exact:
         warnings.warn(
             f'{index.path} is of a run with another layout ({index.ranks} '
-            f'ranks, communicator {index.communicator}): model, optimizer '
-            f'and iterator go on{changed}, but residuals and codec state '
-            'start afresh' + (
+            f'ranks, communicator {index.communicator}). Model, optimizer '
+            f'and iterator go on{changed}; residuals and codec state start '
+            'afresh' + (
                 '' if ranks <= index.ranks else
                 ', and the random numbers of new ranks'), stacklevel=5)
     for text in sorted(set(lost) - {''}):

@@ -258,9 +258,8 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
         return
     if _place(job, obj):
         raise Refusal(
-            'a part of the model is loaded after the updater was made, when '
-            'it is divided over ranks; load it before, or load the whole '
-            'model')
+            'the updater has divided the model over ranks, so a part of it '
+            'cannot be loaded now; load it before, or load the whole model')
     with (job.undrawn.loading(file, obj)
           if job.divides and is_npz and isinstance(obj, chainer.Link)
           else contextlib.nullcontext()):

@@ -538,8 +538,8 @@ def check_loss(loss_func: Any, model: chainer.Link) -> None:
         name = getattr(loss_func, '__name__', type(loss_func).__name__)
         raise ValueError(
             f'the updater has a loss function of its own, {name}; put it '
-            'into the model (a Chain that returns the loss, such as '
-            'L.Classifier(net, lossfun=...)) and leave loss_func out')
+            'into the model, as in L.Classifier(net, lossfun=...), and leave '
+            'loss_func out')
 
 
 def is_model(function: Any, model: Any) -> bool:

@@ -352,11 +352,10 @@ class RankAware(Originals):
             raise Refusal(
                 'the script creates no communicator, so each of the '
                 f'{self._size} ranks would train a model of its own on all '
-                'data; add "comm = chainermn.create_communicator()" and '
-                '"optimizer = chainermn.create_multi_node_optimizer('
-                'optimizer, comm)" before optimizer.setup(model), or leave '
-                'the script as it is and run it with --pipeline '
-                f'{self._size}')
+                'data. Run the script as it is with --pipeline '
+                f'{self._size}. Or add "comm = chainermn.create_communicator'
+                '()" and "optimizer = chainermn.create_multi_node_optimizer('
+                'optimizer, comm)" before optimizer.setup(model)')
 
     def _check_averaged(self, optimizer: Any) -> None:
         if id(optimizer.target) in self._averaged or any(
@@ -368,11 +367,11 @@ class RankAware(Originals):
         raise Refusal(
             f'the {kind} of a {target.__name__} is updated without '
             f'averaging, so each of the {self._size} ranks would train a '
-            'model of its own; give it to chainermn.'
+            'model of its own. Give it to chainermn.'
             'create_multi_node_optimizer(optimizer, comm) before '
-            'optimizer.setup(model), or call '
-            'comm.multi_node_mean_grad(model) before optimizer.update() '
-            '(a script that imports mpi4py may do as it likes)')
+            'optimizer.setup(model). Or call '
+            'comm.multi_node_mean_grad(model) before optimizer.update(). '
+            'Scripts that import mpi4py are not checked')
 
 
 def _alive(*kinds: type) -> list[Any]:

@@ -153,9 +153,8 @@ def test_a_rate_that_the_script_has_changed_counts_as_in_chainer(
     texts = [str(one.message) for one in caught
              if 'in the script' in str(one.message)]
     assert texts == ([] if kind else [
-        'lr of main is 0.001 in the script, and was 0.05 when the run began: '
-        'the training goes on with that of the script, not with 0.05 of the '
-        'snapshot'])
+        'lr of main is 0.001 in the script, and was 0.05 when the run began; '
+        'the script counts, not 0.05 of the snapshot'])
 
 
 def test_a_rate_that_is_set_after_the_resume_counts(tmp_path):

@@ -1,6 +1,7 @@
 """Runs of all kinds are recorded on all ranks, and nothing hangs."""
 import contextlib
 import gc
+import io
 import time
 import warnings
 from unittest import mock
@@ -342,13 +343,17 @@ def test_the_page_is_written_at_ends_of_epochs_and_at_the_end(
         seen.append((path, record.curves[-1].iteration,
                      'extra' in record.curves[-1].values, len(record.ends)))
     with mock.patch('chainer_fp8pipe.report.page.write_page', note), often, (
-            mock.patch.object(recorder, '_PAGES', 0.0)):
+            mock.patch.object(recorder, '_PAGES', 0.0)), (
+            contextlib.redirect_stdout(io.StringIO())) as printed:
         one.trainer.run()
     one.close()
     path = str(tmp_path / 'page.html')
     assert seen == ([] if comm.rank else [
         (path, 3, True, 0), (path, 6, True, 0), (path, 9, True, 0),
         (path, 12, True, 1)])
+    lines = printed.getvalue().splitlines()
+    assert lines[-1:] == ([] if comm.rank else [f'page: {path}'])
+    assert any('12 updates' in line for line in lines) == (comm.rank == 0)
 
 
 @on_ranks(4)

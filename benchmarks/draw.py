@@ -1,0 +1,237 @@
+"""Draws docs/benchmarks/*.png from the raw text beside them.
+
+    .venv/bin/python benchmarks/draw.py
+
+A picture's title says what to see; grey is the baseline.  Medians and spreads
+are those that the text has.
+"""
+import re
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use('Agg')
+from matplotlib import pyplot  # noqa: E402
+
+RAW = Path(__file__).parent.parent / 'docs' / 'benchmarks'
+OURS, OTHERS = '#1f6fb4', '#8a8a8a'
+#: Rows of the input pipeline's benchmark, in words.
+PARTS = {'everything': 'all four parts', 'without cache': 'without the cache',
+         'without prefetch': 'without batches ahead',
+         'without fused': 'decode all, then crop',
+         'without workers': 'without processes', 'nothing': 'none of these'}
+LOOK = {'axes.spines.top': False, 'axes.spines.right': False,
+        'axes.titlelocation': 'left', 'axes.titlesize': 'medium',
+        'figure.constrained_layout.use': True, 'savefig.dpi': 150,
+        'font.size': 11}
+
+
+def read(name):
+    """A raw text without thousands' commas."""
+    return re.sub(r'(?<=\d),(?=\d{3})', '', (RAW / f'{name}.txt').read_text())
+
+
+def training_steps():
+    """Steps by codec and overlap, PyTorch's in grey."""
+    rows = [(label.strip(), *map(float, numbers)) for label, *numbers in
+            re.findall(r'^(.{32}) +([\d.]+) +([\d.]+) - ([\d.]+) ',
+                       read('training_steps'), re.MULTILINE)]
+    figure, axis = pyplot.subplots(figsize=(7, 3.8))
+    bars(axis, [row[0].replace(', wait in', ', wait in the')
+                .replace('overlapped', 'beside the backward pass')
+                for row in rows], [row[1:] for row in rows],
+         [OTHERS if 'PyTorch' in row[0] or row[0] == 'float32' else OURS
+          for row in rows])
+    axis.set(xlabel='ms, medians and spreads', title=(
+        'A training step takes a third of its time in\nfp8, a fifth in '
+        'int4 (4.2 million parameters,\n4 virtual hosts, links of 500 '
+        'Mbit/s)'))
+    return figure
+
+
+def training_breakdown():
+    """What an update of two networks is spent on."""
+    rows = re.findall(r'^(\w+) +[\d.]+ M +(\w+)' + 5 * r' +([\d.]+)' + ' ',
+                      read('training_breakdown'), re.MULTILINE)
+    figure, axis = pyplot.subplots(figsize=(7, 2.8))
+    for place, (*_, passes, encode, exchange, decode, rest) in enumerate(rows):
+        left = 0.0
+        for value, colour in ((float(passes), OTHERS), (float(exchange), OURS),
+                              (float(encode) + float(decode) + float(rest),
+                               '#d8a13a')):
+            axis.barh(place, value, left=left, color=colour, height=0.7)
+            if value > 310:
+                axis.annotate(f'{value:.0f}', (left + value / 2, place),
+                              ha='center', va='center', color='white',
+                              fontsize=9)
+            left += value
+    axis.set_yticks(range(len(rows)), [
+        f'{network}, {codec}' for network, codec, *_ in rows])
+    axis.invert_yaxis()
+    for colour, text, height in ((OTHERS, 'forward and backward', 0.45),
+                                 (OURS, 'exchange', 0.3),
+                                 ('#d8a13a', 'encode, decode, other', 0.15)):
+        axis.annotate(text, (0.55, height), xycoords='axes fraction',
+                      color=colour)
+    axis.set(xlabel='ms of an update, 4 virtual hosts, 500 Mbit/s', title=(
+        'The exchange falls to a quarter in fp8'))
+    return figure
+
+
+def large_batch():
+    """Test error by batch, with the standard deviation of seeds."""
+    table = read('large_batch').partition('the same with')[0]
+    rows = [[float(number) for number in re.findall(r'[\d.]+', row)]
+            for row in re.findall(r'^ +\d+ +\d+ .*', table, re.MULTILINE)]
+    batches = [row[0] for row in rows]
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
+    for place, (name, colour) in enumerate((
+            ('linear scaling', OTHERS), ('+ warm-up', '#c05a1e'),
+            ('+ LARS', OURS), ('+ grouped BN', '#3a8a4d'))):
+        error = [100 - row[2 + 2 * place] for row in rows]
+        half = [row[3 + 2 * place] for row in rows]
+        # Beside each other, or bars would hide one another; down to a tenth,
+        # as the axis cannot show less than nothing.
+        axis.errorbar([batch * 1.035 ** (place - 1.5) for batch in batches],
+                      error, ([min(a, 0.9 * b) for a, b in zip(
+                          half, error, strict=True)], half),
+                      color=colour, marker='o', capsize=3)
+        axis.annotate('  ' + name, (batches[-1] * 1.06, error[-1]),
+                      va='center', color=colour)
+    axis.set_xscale('log', base=2)
+    axis.set_yscale('log')
+    axis.set_xticks(batches, [f'{batch:.0f}' for batch in batches])
+    axis.set_yticks([1, 2, 5, 10, 20, 50], ['1', '2', '5', '10', '20', '50'])
+    axis.minorticks_off()
+    axis.set_xlim(26, 2900)
+    axis.set(xlabel='samples per update; 1200 are the whole set',
+             ylabel='test error [%]', title=(
+                 'Up to 256 samples no method is better; with 1200\nonly LARS '
+                 'helps (digits, 20 epochs, mean and\nstandard deviation of 5 '
+                 'seeds)'))
+    return figure
+
+
+def allreduce():
+    """Of 8 M elements by link: gloo, fp8 and int4."""
+    rows = {'float32 gloo': "float32,\nPyTorch's gloo", 'fp8 direct': 'fp8',
+            'int4 direct': 'int4'}
+    texts = [read('allreduce_int4'), *re.split(
+        r'(?=python bench.*--rate 10e9)', read('allreduce_fast'))]
+    figure, every = pyplot.subplots(1, 3, figsize=(7, 2.4), sharey=True)
+    for axis, text, link in zip(every, texts, (
+            '500 Mbit/s', '2 Gbit/s', '10 Gbit/s'), strict=True):
+        found = [tuple(map(float, re.search(
+            rf' 8000000  {row} +([\d.]+) +([\d.]+) - ([\d.]+)', text
+        ).groups())) for row in rows]
+        bars(axis, list(rows.values()), found, [OTHERS, OURS, OURS])
+        axis.set(title=link, xlabel='ms')
+    figure.suptitle('Mean of 8 million gradients over 4 hosts: compression\n'
+                    'pays less on faster links', x=0.01, ha='left')
+    return figure
+
+
+def near_exact():
+    """What codecs lose, with 95 % intervals."""
+    rows = re.findall(r'^(digits|language) +(\w+) +(\d+) +(fp8|int5|int4|e2m1)'
+                      r' .* ([+-][\d.]+) \+- ([\d.]+) +([\d.]+) ',
+                      read('near_exact'), re.MULTILINE)
+    figure, every = pyplot.subplots(1, 2, figsize=(8, 4.6))
+    for axis, task, unit in zip(every, ('digits', 'language'), (
+            'points of accuracy', '% of the test loss'), strict=True):
+        chosen = [row for row in rows if row[0] == task][::-1]
+        limit = float(chosen[0][-1])
+        for place, (*_, lost, half, _limit) in enumerate(chosen):
+            proven = float(lost) + float(half) < limit
+            axis.errorbar(float(lost), place, xerr=float(half), fmt='o',
+                          capsize=3, color=OURS if proven else OTHERS)
+        axis.set_yticks(range(len(chosen)), [
+            f'{codec}, {optimizer}, {workers}'
+            for _, optimizer, workers, codec, *_ in chosen], fontsize=9)
+        axis.axvline(0, color='black', linewidth=0.8)
+        axis.axvline(limit, color='black', linewidth=0.8, linestyle='--')
+        axis.annotate(' limit', (limit, 1), xycoords=(
+            'data', 'axes fraction'), va='top', fontsize=9)
+        axis.set_title(task)
+        axis.set_xlabel(f'lost against float32, {unit}', fontsize=9)
+    figure.suptitle(
+        'Most runs cannot tell a loss from none.  Blue: the 95 % '
+        'interval ends\nbelow the limit.  Rows: codec, optimizer, workers; '
+        '10 seeds',
+        x=0.01, ha='left', fontsize='medium')
+    return figure
+
+
+def pipeline():
+    """Speed-up over serial Chainer by micro-batches."""
+    rows = [tuple(map(float, row)) for row in re.findall(
+        r'^ +(\d+) +(\d+) +([\d.]+) +([\d.]+) +([\d.]+) - +([\d.]+) .* (\d+)'
+        r' +[\d.]+ x as', read('pipeline'), re.MULTILINE)]
+    widths = sorted({row[0] for row in rows})
+    figure, every = pyplot.subplots(1, len(widths), figsize=(7, 2.8),
+                                    sharey=True)
+    for axis, width in zip(every, widths, strict=True):
+        parts, serial, ours, least, most, torch = zip(*(
+            row[1:] for row in rows if row[0] == width), strict=True)
+        speed = [a / b for a, b in zip(serial, ours, strict=True)]
+        axis.errorbar(
+            parts, speed, color=OURS, marker='o', capsize=3,
+            yerr=[[v - a / b for v, a, b in zip(speed, serial, most,
+                                                strict=True)],
+                  [a / b - v for v, a, b in zip(speed, serial, least,
+                                                strict=True)]])
+        others = [a / b for a, b in zip(serial, torch, strict=True)]
+        axis.plot(parts, others, color=OTHERS, marker='s')
+        axis.axhline(1, color='black', linewidth=0.8)
+        axis.set_xscale('log', base=2)
+        axis.set_xticks(parts, [f'{part:.0f}' for part in parts])
+        axis.set(title=f'width {width:.0f}', xlabel='micro-batches')
+    every[-1].annotate('this package', (2.3, 1.47), color=OURS)
+    every[-1].annotate('PyTorch', (1.5, 1.05), color=OTHERS)
+    every[0].set_ylabel('times as fast as\nserial Chainer')
+    figure.suptitle('Two stages on two cores: 2 to 4 micro-batches are best',
+                    x=0.01, ha='left')
+    return figure
+
+
+def input_pipeline():
+    """Images per second in training, and how long it waits for them."""
+    rows = re.findall(r'^(everything|without \w+|nothing) +[\d.]+ +([\d.]+) '
+                      r'+([\d.]+) %', read('input_pipeline'), re.MULTILINE)
+    figure, axis = pyplot.subplots(figsize=(7, 2.8))
+    bars(axis, [PARTS[name] for name, *_ in rows],
+         [(float(speed),) * 3 for _, speed, _ in rows],
+         [OURS, *[OTHERS] * 5], [
+             f'{speed}, waits {waits} %'
+             for _, speed, waits in rows])
+    axis.set(title='Training is slower as soon as one part is missing',
+             xlabel='images per second, and share of time that training waits')
+    return figure
+
+
+def bars(axis, names, found, colours, said=None):
+    """Horizontal bars with their numbers; found: median, least, most."""
+    for place, (median, least, most) in enumerate(found):
+        axis.barh(place, median, color=colours[place], height=0.7)
+        if least < most:
+            axis.errorbar(median, place, xerr=[[median - least],
+                                               [most - median]],
+                          color='black', capsize=3)
+        axis.annotate(f'  {said[place] if said else f"{median:.0f}"}',
+                      (most, place), va='center')
+    axis.set_yticks(range(len(names)), names)
+    axis.invert_yaxis()
+    axis.set_xlim(0, max(most for *_, most in found) * (1.65 if said else 1.2))
+
+
+def main():
+    with matplotlib.rc_context(LOOK):
+        for draw in (training_steps, training_breakdown, allreduce, near_exact,
+                     pipeline, input_pipeline, large_batch):
+            figure = draw()
+            figure.savefig(RAW / f'{draw.__name__}.png')
+            pyplot.close(figure)
+
+
+if __name__ == '__main__':
+    main()

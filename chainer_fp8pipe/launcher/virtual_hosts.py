@@ -1,0 +1,364 @@
+"""Hosts on this machine whose cables have a rate; nobody need be root.
+
+    python -m chainer_fp8pipe.launcher.virtual_hosts \\
+        --hosts 4 --rate 100mbit -- python train.py
+
+runs a command in a rank on each of 4 hosts.  A host is a network namespace
+with a cable to a switch; MPI goes over TCP.  Linux, iproute2 and MPICH are
+needed; :func:`missing` says what is not there.
+"""
+# A process goes into namespaces of its own (user, network, mount, processes
+# and more), and there does as root would: nothing of the machine is changed.
+# The kernel takes all of it away, processes too, when the first process in
+# them ends.  That is a shell, which collects what others leave behind; the
+# kernel kills it when the process outside ends, in whatever way.
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from .hosts import Share, find_starter
+
+_TOOLS = {'ip': 'iproute2', 'tc': 'iproute2', 'mount': 'mount',
+          'setpriv': 'util-linux', 'unshare': 'util-linux'}
+_INSIDE = 'CHAINER_FP8PIPE_VIRTUAL_HOSTS'
+_SPACES = ['--net', '--mount', '--uts', '--ipc', '--pid']
+_FIRST = '''
+mount -t proc proc /proc && mount -t sysfs sysfs /sys &&
+mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /dev/shm || exit 125
+"$@"
+exit $?
+'''
+# What a network is made of, for a look at whether the kernel has it.
+_TRY = '''ip netns add try && ip link add eth0 type bridge &&
+ip link add port type veth peer name eth0 netns try &&
+tc qdisc add dev port root tbf rate 1mbit burst 9000 latency 9ms &&
+ip netns exec try true'''
+
+#: The interface of every host; mpiexec's is the switch.
+INTERFACE = 'eth0'
+_SWITCH = '10.77.0.254'
+_MOST_HOSTS = 250
+# Bytes that a link passes at once after it was idle, and its longest queue.
+BURST, _LATENCY = 128 << 10, '100ms'
+_UNITS = {'': 1., 'bit': 1., 'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
+
+# Reno is the one congestion control that every kernel lets every namespace
+# have.  BBR, the default of some, all but stops each connection for 200 ms
+# every 10 s.  An acknowledgement that is late was waiting for a core here: a
+# probe for a lost tail would be taken for a loss, and narrow the connection.
+_SETTINGS = '''
+cd /proc/sys/net
+while read -r name value; do
+    if [ -e "$name" ]; then echo "$value" > "$name"; fi
+done <<END
+ipv4/ip_forward 0
+ipv4/tcp_no_metrics_save 1
+ipv4/tcp_congestion_control reno
+ipv4/tcp_early_retrans 0
+ipv6/conf/all/disable_ipv6 1
+ipv6/conf/default/disable_ipv6 1
+END
+'''
+
+# What mpiexec calls in place of ssh: [options] HOST COMMAND...  A private
+# /dev/shm keeps hosts from sharing memory, and a /proc of its own keeps a host
+# from opening that of processes on others.
+_ENTER = '''#!/bin/sh
+while :; do case $1 in -*) shift ;; *) break ;; esac; done
+host=$1
+shift
+exec ip netns exec "$host" unshare --uts --ipc --mount --pid --fork \\
+    --kill-child sh -c '
+mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm &&
+"$2" -I -S -c "import socket, sys; socket.sethostname(sys.argv[1])" "$0" &&
+exec sh -c "$1"' "$host" "$*" {python}
+'''
+_ENTER_PATH = '/run/enter'
+
+
+class HostsError(RuntimeError):
+    """There can be no virtual hosts here; the message, a line, says why."""
+
+
+def missing() -> str:
+    """Why there can be no virtual hosts here, in a line; '' if there can."""
+    environment = _environment()
+    for tool, package in _TOOLS.items():
+        if not shutil.which(tool, path=environment['PATH']):
+            return f'virtual hosts need {tool} ({package})'
+    try:
+        _starter()
+    except HostsError as error:
+        return str(error)
+    if is_inside():
+        return ''
+    done = subprocess.run(_inside(['sh', '-c', _TRY]), env=environment,
+                          capture_output=True, text=True,
+                          stdin=subprocess.DEVNULL)
+    return done.returncode and (
+        'the kernel, or its administrator, allows no virtual hosts: '
+        + ' '.join(done.stderr.split())) or ''
+
+
+def is_inside() -> bool:
+    """Whether this process is in namespaces in which hosts can be made."""
+    return _INSIDE in os.environ
+
+
+def enter() -> None:
+    """Goes on in namespaces of this process's own, where hosts can be made.
+
+    Call it first: outside, the same command line is run again, inside, and
+    this process ends with its exit code.
+
+    Raises:
+        HostsError: There can be none.
+    """
+    if not is_inside():
+        sys.exit(run_inside([sys.executable, *sys.orig_argv[1:]]))
+
+
+def run_inside(command: Sequence[str]) -> int:
+    """Runs a command in namespaces of its own; returns its exit code.
+
+    Whatever ends this process ends everything in them.
+
+    Raises:
+        HostsError: There can be none.
+    """
+    if reason := missing():
+        raise HostsError(reason)
+    # A session of its own: Ctrl-C ends it at once, by its kill, in silence.
+    process = subprocess.Popen(_inside(command), start_new_session=True,
+                               env={**_environment(), _INSIDE: '1'})
+    try:
+        return process.wait()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _environment() -> dict[str, str]:
+    """With folders of tools that root has on the path, and others have not."""
+    path = os.environ.get('PATH', os.defpath)
+    return {**os.environ, 'PATH': f'{path}:/usr/sbin:/sbin'}
+
+
+def _inside(command: Sequence[str]) -> list[str]:
+    """As root, who owns files of others, too, no user namespace is needed."""
+    user = ['--user', '--map-root-user'] if os.geteuid() else []
+    return ['setpriv', '--pdeathsig', 'KILL', 'unshare', *user, *_SPACES,
+            '--fork', '--kill-child', '--', 'sh', '-c', _FIRST, 'sh',
+            *command]
+
+
+def _starter() -> Callable[[list[Share], Sequence[str]], list[str]]:
+    """Gives the command that starts ranks of a command on hosts."""
+    try:
+        starter = find_starter(os.environ)
+    except ValueError as error:
+        raise HostsError(str(error)) from None
+    if starter.family != 'Hydra':
+        raise HostsError("virtual hosts need MPICH's mpiexec, and "
+                         f'{starter.words[0]} is {starter.family}')
+    return lambda shares, command: starter._replace(words=[
+        *starter.words, '-launcher', 'ssh', '-launcher-exec', _ENTER_PATH,
+        '-iface', INTERFACE]).command(shares, command, [])
+
+
+class VirtualHosts:
+    """Hosts around a switch, each with a cable; call :func:`enter` before.
+
+    Args:
+        hosts: How many: ``node0`` and so on.
+        rate: Of each cable and direction, in bit/s on the wire, Ethernet's
+            headers included.
+        others: Names of more hosts, the last ones, that no cable slows down.
+
+    Attributes:
+        hosts: All names, which are host names, too.
+        rate: As above.
+        interface: The device that a host's address is on.
+
+    Raises:
+        HostsError: They cannot be made.
+    """
+
+    interface = INTERFACE
+
+    def __init__(self, hosts: int, rate: float,
+                 others: Sequence[str] = ()) -> None:
+        slow = [f'node{index}' for index in range(hosts)]
+        self.hosts = [*slow, *others]
+        if not 2 <= len(self.hosts) <= _MOST_HOSTS:
+            raise HostsError(f'there can be 2 to {_MOST_HOSTS} hosts, not '
+                             f'{len(self.hosts)}')
+        if not is_inside():     # this would change the machine's own network
+            raise HostsError('call enter() first')
+        self.rate = rate
+        self._start = _starter()
+        Path(_ENTER_PATH).write_text(_ENTER.format(
+            python=shlex.quote(sys.executable)))
+        os.chmod(_ENTER_PATH, 0o755)
+        self._write_names()
+        self.call(None, 'sh', '-c', _SETTINGS)
+        self.ip(None, [
+            f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
+            'mcast_snooping 0', f'addr add {_SWITCH}/24 dev {INTERFACE}',
+            'link set lo up', f'link set {INTERFACE} up'])
+        for index, host in enumerate(self.hosts):
+            self.ip(None, [f'netns add {host}'])
+            self.call(host, 'sh', '-c', _SETTINGS)
+            self.ip(None, [
+                f'link add port{index} type veth peer name {INTERFACE} '
+                f'netns {host}', f'link set port{index} master {INTERFACE}',
+                f'link set port{index} up'])
+            self.ip(host, [f'addr add 10.77.0.{index + 1}/24 dev {INTERFACE}',
+                           'link set lo up', f'link set {INTERFACE} up'])
+        for index, host in enumerate(slow):
+            self.shape(host, INTERFACE)
+            self.shape(None, f'port{index}')
+
+    def __enter__(self) -> VirtualHosts:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.ip(None, [f'link del {INTERFACE}', *(
+            f'link del port{index}' for index in range(len(self.hosts))), *(
+            f'netns del {host}' for host in self.hosts)])
+
+    def addresses(self, host: int) -> list[str]:
+        """The IPv4 addresses of a host, by number; its own one first."""
+        return [f'10.77.0.{host + 1}']
+
+    def environment(self) -> dict[str, str]:
+        """The environment variables that keep ranks on these cables."""
+        return {'UCX_TLS': 'tcp,self', 'UCX_NET_DEVICES': self.interface,
+                'GLOO_SOCKET_IFNAME': self.interface,
+                'MASTER_ADDR': self.addresses(0)[0], 'MASTER_PORT': '29500'}
+
+    def mpiexec(self, each: int, command: Sequence[str]) -> list[str]:
+        """What runs a command in so many ranks on each host, in order."""
+        return self._start([Share(host, each) for host in self.hosts],
+                           command)
+
+    def run(self, command: Sequence[str], each: int = 1,
+            env: Mapping[str, str] | None = None,
+            timeout: float | None = None) -> int:
+        """Runs a command in ranks on all hosts; returns the exit code.
+
+        Args:
+            command: What each rank runs, in this working directory.
+            each: Ranks per host; rank r is on host ``r // each``.
+            env: Environment variables besides this process's own.
+            timeout: Seconds, after which all processes in hosts are ended.
+
+        Raises:
+            subprocess.TimeoutExpired: As said.
+        """
+        process = subprocess.Popen(
+            self.mpiexec(each, command), stdin=subprocess.DEVNULL,
+            env={**os.environ, **self.environment(), **(env or {})})
+        try:
+            return process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+            for host in self.hosts:
+                self.end_processes(host)
+
+    def end_processes(self, host: str) -> None:
+        """Ends every process in a host at once."""
+        for pid in self.call(None, 'ip', 'netns', 'pids', host).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def call(self, host: str | None, *command: str, lines: str = '') -> str:
+        """What a tool prints in a host; None: in the switch.
+
+        Raises:
+            HostsError: It fails; with what it says.
+        """
+        place = ['ip', 'netns', 'exec', host] if host else []
+        done = subprocess.run([*place, *command], input=lines,
+                              capture_output=True, text=True)
+        if done.returncode:
+            raise HostsError(f'{" ".join(command)} fails here: '
+                             + ' '.join((done.stderr or done.stdout).split()))
+        return done.stdout
+
+    def ip(self, host: str | None, lines: Sequence[str]) -> None:
+        """Does these commands of ``ip`` in a host, or the switch."""
+        self.call(host, 'ip', '-batch', '-', lines='\n'.join(lines))
+
+    def shape(self, host: str | None, device: str, slowness: float = 1
+              ) -> None:
+        """Gives what a device sends the rate, divided by ``slowness``."""
+        self.call(host, 'tc', 'qdisc', 'replace', 'dev', device, 'root',
+                  'tbf', 'rate', f'{self.rate / slowness:.0f}bit', 'burst',
+                  str(BURST), 'latency', _LATENCY)
+
+    def _write_names(self) -> None:
+        """Makes /etc/hosts; an address's IPv6 form is asked for, too."""
+        names = Path('/run/hosts')
+        names.write_text('\n'.join(['127.0.0.1 localhost', *(
+            f'{form}{address} {host}'
+            for index, host in enumerate(self.hosts)
+            for address in self.addresses(index)
+            for form in ('', '::ffff:'))]))
+        self.call(None, 'mount', '--bind', str(names), '/etc/hosts')
+
+
+def parse_rate(text: str) -> float:
+    """For ``type=``: ``'100mbit'`` is 1e8 bit/s."""
+    found = re.fullmatch(r'(\d+\.?\d*)([a-z]*)', text.lower())
+    if not found or not float(found[1]) or found[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is no rate, such as 100mbit or 1gbit')
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def main() -> int:
+    """Runs the command line; returns the exit code of the ranks."""
+    parser = argparse.ArgumentParser(
+        prog='python -m chainer_fp8pipe.launcher.virtual_hosts',
+        description=__doc__, usage='%(prog)s [options] -- COMMAND ...',
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--hosts', type=int, default=4, metavar='N',
+                        help='default: 4')
+    parser.add_argument('--rate', type=parse_rate, default='100mbit',
+                        help='of each cable and direction, in kbit, mbit or '
+                        'gbit a second (default: 100mbit)')
+    parser.add_argument('--ranks-per-host', type=int, default=1, metavar='N',
+                        help='default: 1')
+    parser.add_argument('--timeout', type=float, metavar='SECONDS',
+                        help='end all ranks after so long')
+    parser.add_argument('command', nargs='+', metavar='COMMAND')
+    options = parser.parse_args()
+    try:
+        enter()
+        return VirtualHosts(options.hosts, options.rate).run(
+            options.command, options.ranks_per_host, timeout=options.timeout)
+    except HostsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except subprocess.TimeoutExpired:
+        print(f'still running after {options.timeout:g} s: ended',
+              file=sys.stderr)
+        return 124
+
+
+if __name__ == '__main__':
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
+    sys.exit(130)

@@ -1,0 +1,264 @@
+"""Virtual hosts are apart, have their rates, and leave nothing behind."""
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from chainer_fp8pipe.launcher import virtual_hosts
+
+import pytest
+
+from benchmarks import network
+from tests.ranks import environment
+
+_BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
+_MIB = 1 << 20
+_COMMAND = [sys.executable, '-m', 'chainer_fp8pipe.launcher.virtual_hosts']
+# One write, lest the lines of ranks be mixed.
+_SAYS = [sys.executable, '-c', '''
+import socket
+from mpi4py import MPI
+print(f'{MPI.COMM_WORLD.rank} {MPI.Get_processor_name()} '
+      f'{socket.gethostname()}\\n', end='', flush=True)
+''']
+_SENDS = f'''
+import sys
+import numpy
+from mpi4py import MPI
+comm, (source, to) = MPI.COMM_WORLD, map(int, sys.argv[1:])
+if comm.rank == source:
+    comm.Send(numpy.ones({_MIB}, numpy.uint8), to)
+elif comm.rank == to:
+    comm.Recv(numpy.empty({_MIB}, numpy.uint8), source)
+'''
+_EXCHANGES = f'''
+from mpi4py import MPI
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.bench import model
+comm = create_communicator('float32')
+comm.multi_node_mean_grad(model(MPI.COMM_WORLD, {_MIB // 4}))
+comm.finalize()
+'''
+# All that is measured, in one process, as a network takes a second.
+_MEASURES = f'''
+import json, subprocess, sys, time
+sys.path.append({str(_BENCHMARKS)!r})
+from network import Star, Torus, begin
+begin()
+said = {{}}
+
+def sent(network, each, *command):
+    def so_far():
+        return {{(host, device): int(network.call(
+            host, 'cat', f'/sys/class/net/{{device}}/statistics/tx_bytes'))
+            for host in network.hosts for device in network.call(
+                host, 'ls', '/sys/class/net').split()}}
+    before = so_far()
+    assert not network.run([sys.executable, '-c', *command], each,
+                           timeout=300)
+    return {{'/'.join(name): count - before[name]
+            for name, count in so_far().items()}}
+
+with Star(2, 200e6, switch=True) as star:
+    said['between'] = sent(star, 2, {_SENDS!r}, '0', '2')
+    said['inside'] = sent(star, 2, {_SENDS!r}, '0', '1')
+    said['exchange'] = sent(star, 1, {_EXCHANGES!r})
+    said['about'] = star.describe()
+    # Where other programs need the cores less gets through, or more, as what
+    # has waited in a socket is read at once.  A wrong rate is always wrong.
+    said['rates'] = [star.rates(0.5) for _ in range(3)]
+    said['settings'] = [star.call(host, 'cat', '/proc/sys/net/ipv4/' + name)
+                        for host in ('node0', 'switch', None) for name in (
+        'tcp_congestion_control', 'tcp_early_retrans')]
+    try:
+        # In a session of its own it does not notice the end of mpiexec.
+        star.run(['setsid', '--fork', '--wait', 'sleep', '1000'], timeout=1)
+    except subprocess.TimeoutExpired:
+        while star.call(None, 'ip', 'netns', 'pids', 'node0'):
+            time.sleep(0.05)        # it takes the kernel a moment
+        said['ended'] = True
+with Torus(3, 2, 1e9) as torus:
+    said['links'] = len(torus.links)
+    said['torus'] = sent(torus, 1, {_SENDS!r}, '0', '4')
+print('\\n' + json.dumps(said))
+'''
+
+
+@pytest.fixture(scope='module')
+def possible():
+    """Skips where there can be no virtual hosts, and says why."""
+    if reason := virtual_hosts.missing():
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope='module')
+def measured(possible):
+    done = subprocess.run([sys.executable, '-c', _MEASURES],
+                          env=environment(), capture_output=True, text=True,
+                          timeout=390)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _run(*arguments, before=(), **variables):
+    return subprocess.run(
+        [*before, *_COMMAND, *arguments], capture_output=True, text=True,
+        env={**environment(), **variables}, timeout=300)
+
+
+# As root, and as somebody else whose files are the same.
+@pytest.mark.parametrize('before', [
+    [], ['unshare', '--user', '--map-user=1000', '--map-group=1000', '--']])
+def test_ranks_are_placed_host_by_host_under_the_hosts_names(
+        possible, before):
+    if subprocess.run([*before, 'true'], capture_output=True).returncode:
+        pytest.skip('nobody can be another user here')
+    done = _run('--hosts', '2', '--ranks-per-host', '2', '--', *_SAYS,
+                before=before)
+    assert sorted(done.stdout.splitlines()) == [
+        f'{rank} {host} {host}' for rank, host in enumerate(
+            ['node0', 'node0', 'node1', 'node1'])], done.stderr
+
+
+def test_messages_between_hosts_pass_the_links(measured):
+    sent = measured['between']
+    assert _MIB < sent['node0/eth0'] < 1.3 * _MIB
+    assert sent['node1/eth0'] < 0.3 * _MIB
+    assert sent['switch/eth0'] < 0.3 * _MIB
+
+
+def test_gradients_pass_the_links_too(measured):
+    """Ranks of a node exchange them in memory that they find in /proc."""
+    for host in 'node0', 'node1', 'switch':
+        assert 4 / 3 * _MIB < measured['exchange'][f'{host}/eth0'] < 2 * _MIB
+
+
+def test_messages_inside_a_host_go_through_memory(measured):
+    assert max(measured['inside'].values()) < 0.3 * _MIB
+
+
+def test_payload_is_what_a_link_carries_less_headers(measured):
+    assert '2 hosts and one in the switch, every link 200 Mbit' in (
+        measured['about'])
+    for of_one in zip(*measured['rates'], strict=True):
+        assert any(0.85 * 200e6 < rate < 200e6 for rate in of_one)
+
+
+def test_congestion_control_does_not_depend_on_the_system(measured):
+    assert measured['settings'] == 3 * ['reno\n', '0\n']
+
+
+def test_a_command_that_takes_too_long_is_ended_in_all_hosts(measured):
+    assert measured['ended']
+    assert _run('--hosts', '2', '--timeout', '1', '--', 'sleep',
+                '1000').returncode == 124
+
+
+def test_hosts_of_a_torus_reach_each_neighbour_by_its_own_link(measured):
+    assert measured['links'] == 9
+    sent = measured['torus']
+    assert sent.pop('node0/to4') > _MIB
+    assert max(sent.values()) < 0.3 * _MIB
+
+
+@pytest.mark.parametrize(('arrivals', 'rate'), [
+    ([0.5, 1.0, 1.5, 1.75, 9.0], 8 * 20 / 0.75),    # bits over seconds
+    ([0.5, 9.0], 0), ([9.0], 0)])
+def test_a_probe_counts_between_the_first_and_the_last_in_its_time(
+        monkeypatch, arrivals, rate):
+    """And finds none if it had the core too late for that."""
+    monkeypatch.setattr(network, 'time', SimpleNamespace(
+        perf_counter=iter(arrivals).__next__))
+    connection = SimpleNamespace(recv_into=lambda buffer: 10)
+    assert network.receive(connection, 1.0, 2.0) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize(('number', 'code'), [
+    (signal.SIGKILL, -9), (signal.SIGTERM, -15), (signal.SIGINT, 130)])
+def test_nothing_is_left_after_a_signal(possible, tmp_path, number, code):
+    """Neither of ranks, nor of what has left them for a session."""
+    mark = str(tmp_path / 'started')
+    stays = f'touch {mark}; setsid --fork --wait sh -c "sleep 1000" {mark}'
+
+    def left():
+        found = []
+        for path in Path('/proc').glob('[0-9]*/cmdline'):
+            with contextlib.suppress(OSError):      # it has ended since
+                if mark in path.read_text() and 'sleep' in path.read_text():
+                    found.append(path)
+        return found
+    with subprocess.Popen(
+            [*_COMMAND, '--hosts', '2', '--', 'sh', '-c', stays],
+            stderr=subprocess.DEVNULL, env=environment(),
+            # It is ignored in what a shell runs in the background.
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.default_int_handler)) as maker:
+        try:
+            _wait_until(lambda: os.path.exists(mark) and left())
+            maker.send_signal(number)
+            assert maker.wait(300) == code
+        finally:
+            maker.kill()
+    _wait_until(lambda: not left())
+
+
+def _wait_until(condition):
+    """Fails unless it becomes true soon."""
+    end = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(('lacking', 'package'), [
+    ('ip', 'iproute2'), ('tc', 'iproute2'), ('unshare', 'util-linux')])
+def test_without_a_tool_one_line_names_its_package(
+        monkeypatch, tmp_path, lacking, package):
+    monkeypatch.setattr(
+        virtual_hosts.shutil, 'which',
+        lambda tool, path: None if tool == lacking else f'/bin/{tool}')
+    assert virtual_hosts.missing() == (
+        f'virtual hosts need {lacking} ({package})')
+
+
+@pytest.mark.parametrize('says', [
+    'unshare: unshare failed: Operation not permitted',
+    'Error: Specified qdisc kind is unknown.'])
+def test_where_the_kernel_refuses_one_line_says_so(possible, tmp_path, says):
+    tool = tmp_path / 'unshare'
+    tool.write_text(f'#!/bin/sh\necho "{says}" >&2\nexit 1\n')
+    tool.chmod(0o755)
+    done = _run('--', 'true', PATH=f'{tmp_path}:{os.environ["PATH"]}')
+    assert (done.returncode, done.stdout) == (1, '')
+    assert done.stderr.count('\n') == 1
+    assert says in done.stderr
+
+
+def test_the_network_of_this_machine_is_left_alone():
+    """As where somebody is root and forgets to enter."""
+    with pytest.raises(virtual_hosts.HostsError, match='enter'):
+        virtual_hosts.VirtualHosts(2, 1e9)
+
+
+@pytest.mark.parametrize(('arguments', 'said'), [
+    (['--rate', '100mbt', '--', 'true'], "'100mbt' is no rate"),
+    (['--hosts', '1', '--', 'true'], 'there can be 2 to 250 hosts, not 1'),
+    ([], 'required: COMMAND')])
+def test_a_wrong_argument_is_refused(possible, arguments, said):
+    done = _run(*arguments)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr
+
+
+def test_bench_measures_on_virtual_hosts(possible):
+    done = subprocess.run(
+        [sys.executable, '-m', 'chainer_fp8pipe', 'bench', 'allreduce',
+         '--virtual', '2', '--rate', '100mbit', '--sizes', '1k', '--repeats',
+         '1', '--codecs', 'fp8', '--algorithms', 'ring'],
+        env=environment(), capture_output=True, text=True, timeout=300)
+    assert '2 ranks, number of hosts: 2' in done.stdout, done.stderr
