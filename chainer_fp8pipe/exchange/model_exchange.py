@@ -279,7 +279,14 @@ class ModelExchange:
             except BaseException:
                 deltas.undo()
                 raise
-        self.local.next_period()
+            self.local.next_period(model, self._mean_of)
+
+    def _mean_of(self, array: numpy.ndarray) -> None:
+        ranks = self._reducer.ranks
+        ranks.allreduce(array, MPI.SUM)
+        array /= ranks.comm.size
+        self._reducer.events.sent(
+            2 * array.nbytes * (ranks.comm.size - 1) // ranks.comm.size)
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
         """Replaces gradients, or changes of parameters, by their mean."""
