@@ -44,7 +44,7 @@ else
 MPI := own
 LAUNCHER := $(MPIEXEC)
 endif
-extras = $(if $(filter mpich,$(MPI)),mpich,mpi)$(comma)$(1)
+extras = $(if $(filter mpich,$(MPI)),mpich,mpi)$(addprefix $(comma),$(1))
 comma := ,
 
 INSTALLED_FROM := $(VENV)/.origin setup.cfg setup.py pyproject.toml \
@@ -91,13 +91,10 @@ help:  ## show this list
 	@echo 'make TARGET [PYTHON=python3.12] [MPIEXEC=mpirun]'
 	@sed -n 's/^\([a-z-]*\):.*## /  \1\t/p' Makefile | expand -t 12
 
-demo: $(DEMO)  ## train the digits over 4 ranks: fp8 gradients, a pipeline
-	@$(LAUNCHER) -n 4 $(BIN)/python examples/digits/train_digits.py
-	@echo; echo 'And as a pipeline of 2 stages, with 2 replicas of each'
-	@$(LAUNCHER) -n 4 $(BIN)/python examples/pipeline/train_pipeline.py \
-	    --pipeline 2 --communicator fp8
+demo: $(DEMO)  ## train over 4 virtual hosts, and a model that no rank holds
+	@MPIEXEC='$(LAUNCHER)' $(BIN)/python examples/demo.py
 
-images: $(DEMO)  ## build a small set in ImageNet's layout: result/images
+images: $(VENV)/.images-$(MPI)  ## a small set in ImageNet's layout: result/images
 	@test -d result/images || $(BIN)/python \
 	    examples/imagenet/make_images.py result/images
 
@@ -193,10 +190,15 @@ $(VENV)/.origin:
 	@echo '$(ORIGIN)' > $@
 
 $(DEMO): $(INSTALLED_FROM)
-	@echo 'Installing what the main job needs: Chainer, NumPy, MPI,' \
-	    'scikit-learn, this package (1 to 3 minutes the first time)'
-	$(call install,examples)
+	@echo 'Installing what the demo needs: Chainer, NumPy, MPI, this' \
+	    'package (half a minute or more the first time)'
+	$(call install)
 	@touch $@
+
+$(VENV)/.images-$(MPI): $(INSTALLED_FROM)
+	@echo 'Installing what the examples need, pictures too'
+	$(call install,examples)
+	@touch $(DEMO) $@
 
 $(TEST): $(INSTALLED_FROM)
 	@echo 'Installing what the tests need: the main job, pytest, mypy,' \

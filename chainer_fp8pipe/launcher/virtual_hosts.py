@@ -71,13 +71,15 @@ END
 '''
 
 # What mpiexec calls in place of ssh: [options] HOST COMMAND...  A private
-# /dev/shm keeps hosts from sharing memory.
+# /dev/shm keeps hosts from sharing memory, and a /proc of its own keeps a host
+# from opening that of processes on others.
 _ENTER = '''#!/bin/sh
 while :; do case $1 in -*) shift ;; *) break ;; esac; done
 host=$1
 shift
-exec ip netns exec "$host" unshare --uts --ipc --mount sh -c '
-mount -t tmpfs tmpfs /dev/shm &&
+exec ip netns exec "$host" unshare --uts --ipc --mount --pid --fork \\
+    --kill-child sh -c '
+mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm &&
 "$2" -I -S -c "import socket, sys; socket.sethostname(sys.argv[1])" "$0" &&
 exec sh -c "$1"' "$host" "$*" {python}
 '''

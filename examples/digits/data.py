@@ -1,4 +1,9 @@
-"""Digits that scikit-learn ships, and MNIST and CIFAR-10 from local files."""
+"""Digits from beside this file, and MNIST and CIFAR-10 from local files.
+
+The 1,797 digits are those of scikit-learn, a third of them for the test:
+E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits, UCI Machine
+Learning Repository (1998), CC BY 4.0.
+"""
 import contextlib
 import gzip
 import os
@@ -17,8 +22,7 @@ def load(name, root=None):
     """Training and test set of ``'digits'``, ``'mnist'`` or ``'cifar10'``.
 
     Returns two data sets of pairs: image, float32 (channels, height, width)
-    between 0 and 1, and label, int32.  With a ``root``, the digits come from
-    its ``digits.npz`` (:func:`save_digits`), without scikit-learn.
+    between 0 and 1, and label, int32.
 
     Raises FileNotFoundError, naming the expected files, if they are not in
     ``root``, and ValueError if they are not what they should be.
@@ -33,33 +37,11 @@ def _dataset(images, labels):
                         numpy.asarray(labels, numpy.int32))
 
 
-def save_digits(path):
-    """Writes the digits and their division as a file of some 50 KB."""
-    (train, train_labels), (test, test_labels) = _digits(None)
-    numpy.savez_compressed(
-        path, train=_sixteenths(train), train_labels=train_labels,
-        test=_sixteenths(test), test_labels=test_labels)
-
-
-def _sixteenths(images):
-    return numpy.rint(images * 16).astype(numpy.uint8)
-
-
 def _digits(root):
-    if root is not None:
-        path = _find(root, 'digits.npz', ['digits.npz'], 'what save_digits '
-                     'writes')
-        with numpy.load(path) as file:
-            return [(file[part] / 16, file[f'{part}_labels'])
-                    for part in ('train', 'test')]
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-    digits = load_digits()
-    images = digits.images[:, None] / 16
-    train, test, train_labels, test_labels = train_test_split(
-        images, digits.target, test_size=1 / 3, random_state=0,
-        stratify=digits.target)
-    return (train, train_labels), (test, test_labels)
+    with numpy.load(os.path.join(os.path.dirname(__file__), 'digits.npz')
+                    ) as file:
+        return [(file[part] / 16, file[f'{part}_labels'])
+                for part in ('train', 'test')]
 
 
 def _mnist(root):

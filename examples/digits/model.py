@@ -1,4 +1,4 @@
-"""A small convolutional network for images of any size."""
+"""Small networks for images."""
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -29,3 +29,27 @@ class ConvNet(chainer.Chain):
         h = F.average(F.relu(self.conv3(h)), axis=(2, 3))
         h = F.dropout(F.relu(self.fc1(h)), 0.2)
         return self.fc2(h)
+
+
+class Dense(chainer.Chain):
+    """Two hidden layers: many gradients, and little to compute.
+
+    Args:
+        channels: Of the input.
+        classes: Number of outputs.
+    """
+
+    def __init__(self, channels, classes=10):
+        super().__init__()
+        he = chainer.initializers.HeNormal()
+        with self.init_scope():
+            self.fc1 = L.Linear(None, 512, initialW=he)
+            self.fc2 = L.Linear(512, 512, initialW=he)
+            self.fc3 = L.Linear(512, classes)
+
+    def forward(self, x):
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+
+
+#: What ``--network`` may be.
+NETWORKS = {'conv': ConvNet, 'dense': Dense}

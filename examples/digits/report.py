@@ -25,6 +25,7 @@ def summarise(name, log):
         'exchange': last.get('comm/exchange'),
         'codec': last.get('comm/encode', 0) + last.get('comm/decode', 0),
         'seconds': last['elapsed_time'],
+        'updates': last['iteration'],
     }
 
 

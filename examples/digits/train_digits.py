@@ -34,7 +34,7 @@ from chainer.dataset import concat_examples
 from chainer.training import Trainer, extensions
 from chainer.training.updaters import StandardUpdater
 from data import load
-from model import ConvNet
+from model import NETWORKS
 from mpi4py import MPI
 from prediction import predict
 from report import (
@@ -52,6 +52,10 @@ def parse(arguments=None):
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
+        '--network', choices=NETWORKS, default='conv',
+        help='convolutions (conv, the default), or dense layers of 512 '
+        '(dense), which have more gradients and less to compute')
+    parser.add_argument(
         '--communicator', nargs='+', metavar='NAME',
         default=['float32', 'fp8', 'fp8_paper'],
         help='train with each of these (default: float32 fp8 fp8_paper); '
@@ -59,6 +63,9 @@ def parse(arguments=None):
         'colon: fp8:rounding=stochastic,period=50')
     parser.add_argument('--epoch', type=int, default=20,
                         help='passes over the training set (default: 20)')
+    parser.add_argument('--until', type=float, metavar='PERCENT',
+                        help='end a run after the first epoch with so much '
+                        'test accuracy')
     parser.add_argument('--batchsize', type=int, default=8,
                         help='images per rank and update (default: 8)')
     parser.add_argument('--lr', type=float, default=0.05,
@@ -75,11 +82,10 @@ def parse(arguments=None):
         help='go on from the newest snapshots in OUT, if there are any')
     parser.add_argument(
         '--dataset', choices=['digits', 'mnist', 'cifar10'], default='digits',
-        help='digits comes with scikit-learn; mnist and cifar10 are read '
-        'from files in their original formats in --root')
+        help='digits are here; mnist and cifar10 are read from files in '
+        'their original formats in --root')
     parser.add_argument('--root', metavar='DIR',
-                        help='where the files of mnist or cifar10 are, or '
-                        'digits.npz, which make wheels writes')
+                        help='where the files of mnist or cifar10 are')
     parser.add_argument(
         '--device', default='@numpy', metavar='NAME',
         help='where every rank trains, as chainer.get_device names it: '
@@ -91,14 +97,16 @@ def parse(arguments=None):
         'there is none for GPUs)')
     parser.add_argument(
         '--report', action=argparse.BooleanOptionalAction, default=True,
-        help='record each run on all ranks, and make a page that compares '
-        'them: OUT/report.html (default: yes)')
+        help='record each run on all ranks, and make a page and pictures '
+        'that compare them: OUT/report.html, OUT/curves.png (default: yes)')
     parser.add_argument('--out', default='result', metavar='OUT',
                         help='directory for results (default: result)')
     with only_rank_0_prints():
         options = parser.parse_args(arguments)
         if options.dataset != 'digits' and not options.root:
             parser.error(f'--dataset {options.dataset} needs --root DIR')
+        if options.dataset == 'digits' and options.root:
+            parser.error('--root is for --dataset mnist and cifar10')
         for name in ('epoch', 'batchsize'):
             if getattr(options, name) < 1:
                 parser.error(f'--{name} must be at least 1')
@@ -154,7 +162,7 @@ def train(options, name, datasets):
     found = MPI.COMM_WORLD.bcast(prepare_directory(out, options.resume))
 
     seed_random(options.seed)                   # same weights on all ranks
-    model = L.Classifier(ConvNet(train_set[0][0].shape[0]))
+    model = make_model(options, train_set)
     device = use_device(options.device)
     model.to_device(device)
     seed_random(options.seed + 1 + comm.rank)   # other batches on each
@@ -165,7 +173,7 @@ def train(options, name, datasets):
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
     iterator = chainer.iterators.SerialIterator(train_set, options.batchsize)
     trainer = Trainer(StandardUpdater(iterator, optimizer, device=device),
-                      (options.epoch, 'epoch'), out)
+                      Until(options.epoch, options.until, comm), out)
 
     test_iterator = chainer.iterators.SerialIterator(
         test_set, 256, repeat=False, shuffle=False)
@@ -175,11 +183,12 @@ def train(options, name, datasets):
                    trigger=(1, 'iteration'))
     if hasattr(comm, 'events'):
         trainer.extend(CommunicationReport(comm))
-    if name.startswith('fp8'):
+    if options.report and name.startswith('fp8'):
         trainer.extend(CompressionReport(comm))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.ProgressBar(update_interval=10))
+        trainer.extend(lambda trainer: print('.', end='', flush=True),
+                       name='progress', trigger=(1, 'epoch'))
     trainer.extend(Snapshot(comm, retain=2))
     if options.report:
         trainer.extend(RunReport(comm))
@@ -187,9 +196,11 @@ def train(options, name, datasets):
     if found:
         iteration = resume(trainer, comm, out, damaged='aside')
         if comm.rank == 0:
-            print(f'{name}: goes on after iteration {iteration}')
+            print(f'{name} goes on after iteration {iteration} ', end='',
+                  flush=True)
     elif comm.rank == 0:
-        print(f'{name}: {updates} updates on {comm.size} ranks')
+        print(f'{name} on {comm.size} ranks, a point per epoch ', end='',
+              flush=True)
     trainer.run()
     if hasattr(comm, 'events'):
         comm.finalize()
@@ -197,7 +208,9 @@ def train(options, name, datasets):
         return None
     chainer.serializers.save_npz(os.path.join(out, 'model.npz'), model)
     with open(os.path.join(out, 'log')) as file:
-        return summarise(name, json.load(file))
+        run = summarise(name, json.load(file))
+    print(f' {run["final"]:.2f} % after {run["seconds"]:.1f} s', flush=True)
+    return run
 
 
 def predict_updates(options, train_set):
@@ -205,9 +218,32 @@ def predict_updates(options, train_set):
     return predict(
         MPI.COMM_WORLD,
         {text: name_and_options(text) for text in options.communicator},
-        L.Classifier(ConvNet(train_set[0][0].shape[0])),
+        make_model(options, train_set),
         concat_examples(train_set[:options.batchsize]),
         chainer.optimizers.MomentumSGD(options.lr), options.link)
+
+
+def make_model(options, train_set):
+    """The network, which returns its loss."""
+    return L.Classifier(NETWORKS[options.network](train_set[0][0].shape[0]))
+
+
+class Until:
+    """A trigger that ends a run: after all epochs, or enough accuracy."""
+
+    def __init__(self, epochs, percent, comm):
+        self.epochs, self.percent, self.comm = epochs, percent, comm
+
+    def __call__(self, trainer):
+        if not trainer.updater.is_new_epoch:
+            return False
+        accuracy = trainer.observation.get('validation/main/accuracy', 0)
+        good = self.percent is not None and 100 * accuracy >= self.percent
+        return (trainer.updater.epoch >= self.epochs
+                or self.comm.mpi_comm.bcast(good))
+
+    def get_training_length(self):
+        return self.epochs, 'epoch'
 
 
 def prepare_directory(out, go_on):
@@ -230,7 +266,7 @@ def prepare_directory(out, go_on):
 def create_communicator(options, text, updates):
     """The communicator, with the float32 warm-up if it is an fp8 one."""
     name, given = name_and_options(text)
-    if name.startswith('fp8'):
+    if name.startswith(('fp8', 'int')):
         given.setdefault('warmup', updates // 20 if options.warmup is None
                          else options.warmup)
     return chainer_fp8pipe.create_communicator(name, **given)
@@ -279,6 +315,7 @@ def main():
     options = parse()
     datasets = load_on_root(options)
     comm = chainer_fp8pipe.create_communicator('float32')
+    images = datasets[1] and len(datasets[1])
     datasets = [chainermn.scatter_dataset(dataset, comm)
                 for dataset in datasets]
     predicted, large = {}, None
@@ -287,14 +324,14 @@ def main():
     runs = [train(options, name, datasets) for name in options.communicator]
     if MPI.COMM_WORLD.rank == 0:
         for run in runs:
-            run['predicted'] = predicted.get(run['name'])
+            run.update(predicted=predicted.get(run['name']), images=images)
         print_table(runs, hosts=MPI.COMM_WORLD.size if predicted else None)
         if large:
             print_prediction(MPI.COMM_WORLD.size, options.link, large)
         with open(os.path.join(options.out, 'summary.json'), 'w') as file:
             json.dump(runs, file, indent=1)
-        plot_curves(runs, os.path.join(options.out, 'curves.png'))
         if options.report:
+            plot_curves(runs, os.path.join(options.out, 'curves.png'))
             write_report(options.out, [run['name'] for run in runs])
 
 

@@ -74,11 +74,11 @@ def make_parser(description):
         help='of weights, batches and dropout (default: 0)')
     training.add_argument(
         '--dataset', choices=['digits', 'mnist', 'cifar10'], default='digits',
-        help='digits comes with scikit-learn; mnist and cifar10 are read '
-        'from files in their original formats in --root')
+        help='digits are here; mnist and cifar10 are read from files in '
+        'their original formats in --root')
     training.add_argument(
         '--root', metavar='DIR', help='where the files of mnist or cifar10 '
-        'are, or digits.npz, which make wheels writes')
+        'are')
     training.add_argument(
         '--device', default='@numpy', metavar='NAME',
         help='where every rank trains, as chainer.get_device names it: '
@@ -121,3 +121,5 @@ def check(options):
             f'take {least} images at least')
     if options.dataset != 'digits' and not options.root:
         raise ValueError(f'--dataset {options.dataset} needs --root DIR')
+    if options.dataset == 'digits' and options.root:
+        raise ValueError('--root is for --dataset mnist and cifar10')

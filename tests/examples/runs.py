@@ -1,5 +1,4 @@
 """Runs of examples: as users start them, several in one job, interrupted."""
-import atexit
 import contextlib
 import functools
 import gzip
@@ -7,7 +6,6 @@ import importlib
 import json
 import os
 import pickle
-import shutil
 import struct
 import subprocess
 import sys
@@ -131,15 +129,6 @@ def quick_initial_values():
 
 
 # --- data sets ---------------------------------------------------------------
-
-@functools.cache
-def digits():
-    """A folder for ``--root``; to import scikit-learn takes two seconds."""
-    folder = tempfile.mkdtemp(prefix='digits-')
-    atexit.register(shutil.rmtree, folder)
-    module('digits', 'data').save_digits(os.path.join(folder, 'digits.npz'))
-    return folder
-
 
 def write_mnist(root, compress):
     generator = numpy.random.default_rng(0)

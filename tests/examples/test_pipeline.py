@@ -15,7 +15,6 @@ from .runs import (
     EXAMPLES,
     arrays,
     check_refusals,
-    digits,
     module,
     write_mnist,
 )
@@ -31,8 +30,7 @@ def run(*arguments, ranks=2):
 
 def trained(out, *arguments, ranks=2):
     """Runs the example, and returns the bytes of the model's arrays."""
-    done = run(*SMALL, '--root', digits(), *arguments, '--out', out,
-               ranks=ranks)
+    done = run(*SMALL, *arguments, '--out', out, ranks=ranks)
     assert done.returncode == 0, done.stderr
     return arrays(out / 'model.npz')
 
@@ -134,8 +132,7 @@ def test_it_goes_on_on_four_ranks(two_stages, tmp_path, stages, tolerance):
 def test_a_snapshot_of_another_network_is_refused_and_kept(
         two_stages, tmp_path):
     out = shutil.copytree(two_stages, tmp_path / 'out')
-    done = run(*SMALL, '--root', digits(), '--width', '24', '--resume',
-               '--out', out)
+    done = run(*SMALL, '--width', '24', '--resume', '--out', out)
     assert done.returncode == 2
     assert done.stderr.count('error: ') == 1
     assert re.search('parameter /0/[Wb] is float32 .*64.* in the snapshot but '
@@ -151,6 +148,7 @@ def test_a_snapshot_of_another_network_is_refused_and_kept(
          (['--communicator', 'fp9'], "no communicator is called 'fp9'"),
          (['--communicator', 'naive:x=1'], "'naive' has no option 'x'"),
          (['--dataset', 'mnist'], '--dataset mnist needs --root DIR'),
+         (['--root', '.'], '--root is for --dataset mnist and cifar10'),
          (['--dataset', 'cifar10', '--root', 'nowhere'],
           'data_batch_1 is not in nowhere'),
          (['--chunks', '2'], "only 'interleaved' and 'zero_bubble'")]),

@@ -36,6 +36,14 @@ if comm.rank == source:
 elif comm.rank == to:
     comm.Recv(numpy.empty({_MIB}, numpy.uint8), source)
 '''
+_EXCHANGES = f'''
+from mpi4py import MPI
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.bench import model
+comm = create_communicator('float32')
+comm.multi_node_mean_grad(model(MPI.COMM_WORLD, {_MIB // 4}))
+comm.finalize()
+'''
 # All that is measured, in one process, as a network takes a second.
 _MEASURES = f'''
 import json, subprocess, sys, time
@@ -44,21 +52,22 @@ from network import Star, Torus, begin
 begin()
 said = {{}}
 
-def sent(network, source, to, each):
+def sent(network, each, *command):
     def so_far():
         return {{(host, device): int(network.call(
             host, 'cat', f'/sys/class/net/{{device}}/statistics/tx_bytes'))
             for host in network.hosts for device in network.call(
                 host, 'ls', '/sys/class/net').split()}}
     before = so_far()
-    assert not network.run([sys.executable, '-c', {_SENDS!r}, str(source),
-                            str(to)], each, timeout=300)
+    assert not network.run([sys.executable, '-c', *command], each,
+                           timeout=300)
     return {{'/'.join(name): count - before[name]
             for name, count in so_far().items()}}
 
 with Star(2, 200e6, switch=True) as star:
-    said['between'] = sent(star, 0, 2, 2)
-    said['inside'] = sent(star, 0, 1, 2)
+    said['between'] = sent(star, 2, {_SENDS!r}, '0', '2')
+    said['inside'] = sent(star, 2, {_SENDS!r}, '0', '1')
+    said['exchange'] = sent(star, 1, {_EXCHANGES!r})
     said['about'] = star.describe()
     # Where other programs need the cores less gets through, or more, as what
     # has waited in a socket is read at once.  A wrong rate is always wrong.
@@ -75,7 +84,7 @@ with Star(2, 200e6, switch=True) as star:
         said['ended'] = True
 with Torus(3, 2, 1e9) as torus:
     said['links'] = len(torus.links)
-    said['torus'] = sent(torus, 0, 4, 1)
+    said['torus'] = sent(torus, 1, {_SENDS!r}, '0', '4')
 print('\\n' + json.dumps(said))
 '''
 
@@ -121,6 +130,12 @@ def test_messages_between_hosts_pass_the_links(measured):
     assert _MIB < sent['node0/eth0'] < 1.3 * _MIB
     assert sent['node1/eth0'] < 0.3 * _MIB
     assert sent['switch/eth0'] < 0.3 * _MIB
+
+
+def test_gradients_pass_the_links_too(measured):
+    """Ranks of a node exchange them in memory that they find in /proc."""
+    for host in 'node0', 'node1', 'switch':
+        assert 4 / 3 * _MIB < measured['exchange'][f'{host}/eth0'] < 2 * _MIB
 
 
 def test_messages_inside_a_host_go_through_memory(measured):

@@ -1,0 +1,108 @@
+"""Shows in a minute what the package does, on four virtual hosts.
+
+    python examples/demo.py
+
+trains handwritten digits over four hosts with cables of 100 Mbit/s, in
+float32, fp8 and int4, and then a model of which each rank holds a quarter.
+The hosts are virtual ones of this machine (Linux, iproute2, MPICH; nobody
+need be root); where there can be none, the times over 100 Mbit/s are
+predicted.
+"""
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+from chainer_fp8pipe.launcher.hosts import Share, find_starter
+from chainer_fp8pipe.launcher.virtual_hosts import missing
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_TARGET = 98        # per cent
+_DIGITS = ['--communicator', 'float32', 'fp8', 'int4', '--network', 'dense',
+           '--batchsize', '16', '--lr', '0.1', '--epoch', '16', '--warmup',
+           '4', '--until', str(_TARGET), '--no-report']
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('--out', default=os.path.join('result', 'demo'),
+                        help='directory for results (default: result/demo)')
+    out = parser.parse_args().out
+    os.makedirs(out, exist_ok=True)
+    here = find_starter(os.environ).command([Share('', 4)], [], [])
+    hosts, link = [sys.executable, '-m',
+                   'chainer_fp8pipe.launcher.virtual_hosts', '--hosts', '4',
+                   '--rate', '100mbit', '--'], '0'
+    if reason := missing():
+        print(f'No virtual hosts here ({reason}): times over 100 Mbit/s are '
+              'predicted.')
+        hosts, link = here, '0.1'
+    print('Training handwritten digits on 4 '
+          + ('ranks of this machine' if reason else
+             'virtual hosts with cables of 100 Mbit/s'), flush=True)
+    digits, large = (os.path.join(out, name) for name in ('digits', 'large'))
+    run([*hosts, sys.executable, script('digits', 'train_digits.py'),
+         *_DIGITS, '--link', link, '--out', digits])
+    print('\nTraining a model that no rank has the memory for, on 4 ranks',
+          flush=True)
+    run([*here, sys.executable, script('pipeline', 'train_large.py'),
+         '--out', large])
+    print_table(load(os.path.join(digits, 'summary.json')), load(large),
+                bool(reason))
+
+
+def script(*names):
+    return os.path.join(_FOLDER, *names)
+
+
+def run(command):
+    """Runs it; ends where it fails, in silence, as it has said why."""
+    # A rank of MPICH's that waits takes a core from another one without.
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={
+        'MPIR_CVAR_ENABLE_HEAVY_YIELD': '1', 'OMP_NUM_THREADS': '1',
+        'OPENBLAS_NUM_THREADS': '1', **os.environ})
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()     # mpiexec then ends its ranks
+        process.wait()
+        raise
+    if code:
+        sys.exit(code)
+
+
+def load(path):
+    with open(path) as file:
+        return json.load(file)
+
+
+def print_table(runs, large, predicted):
+    """Five lines: what fp8 and int4 save, and what a pipeline does."""
+    def row(title, values, remark=''):
+        print(f'{title:26}' + ''.join(f'{value:>10}' for value in values)
+              + f'  {remark}' * bool(remark))
+    print()
+    row('over 100 Mbit/s', [run['name'] for run in runs])
+    row(f'seconds to {_TARGET} % accuracy', [
+        'never' if run['final'] < _TARGET else
+        f'{run["updates"] * run["predicted"] / 1e3:.1f}' if predicted else
+        f'{run["seconds"]:.1f}' for run in runs],
+        'PREDICTED' if predicted else '4 hosts, measured')
+    row('kB sent per update', [f'{run["bytes"] / 1e3:.0f}' for run in runs],
+        'by each rank')
+    row('test accuracy [%]', [f'{run["final"]:.2f}' for run in runs],
+        f'one image of {runs[0]["images"]} is '
+        f'{100 / runs[0]["images"]:.2f} points')
+    row('pipeline: MB a rank held', [f'{size / 1e6:.0f}'
+                                     for size in large['held']],
+        f'of {large["whole"] / 1e6:.0f} MB')
+
+
+if __name__ == '__main__':
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
