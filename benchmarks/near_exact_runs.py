@@ -32,6 +32,9 @@ CODECS = {
     'int5': lambda rank: BlockScaled('int5'),
     'int4': lambda rank: BlockScaled('int4'),
     'e2m1': lambda rank: BlockScaled('e2m1')}
+#: The same with tensors of one dimension in float32.
+EXEMPT = '-1d'
+CODECS.update({name + EXEMPT: CODECS[name] for name in ('fp8', 'int4')})
 #: Share of the updates in float32, before all others.
 _WARM = 0.05
 
@@ -105,7 +108,8 @@ def train(task, optimizer, workers, codec, seed):
     local = LOCAL.get(codec)
     exact, synchronous = (_WARM, 1) if local is None else local[1:]
     simulated = SimulatedWorkers(
-        CODECS['int4' if local else codec], workers)
+        CODECS['int4' if local else codec], workers,
+        2 if codec.endswith(EXEMPT) else 0)
     copies = None
     iterator = chainer.iterators.SerialIterator(
         made.train, _BATCH[task, workers])

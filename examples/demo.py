@@ -61,9 +61,15 @@ def script(*names):
 def run(command):
     """Runs it; ends where it fails, in silence, as it has said why."""
     # A rank of MPICH's that waits takes a core from another one without.
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, env={
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env={
         'MPIR_CVAR_ENABLE_HEAVY_YIELD': '1', 'OMP_NUM_THREADS': '1',
-        'OPENBLAS_NUM_THREADS': '1', **os.environ}).returncode
+        'OPENBLAS_NUM_THREADS': '1', **os.environ})
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        process.terminate()     # mpiexec then ends its ranks
+        process.wait()
+        raise
     if code:
         sys.exit(code)
 

@@ -23,7 +23,7 @@ from mpi4py import MPI
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
                                 'digits'))
 from data import load
-from train_digits import only_rank_0_prints
+from train_digits import only_rank_0_prints, seed_random
 
 _PARTS = 4      # micro-batches
 
@@ -68,6 +68,7 @@ def main():
     comm = MPI.COMM_WORLD
     train_set, test_set = comm.bcast(
         load('digits') if comm.rank == 0 else None)
+    seed_random(0)      # the order of the images
     with deferred(seed=0):
         model = L.Classifier(Deep(options.width, options.layers))
     parameters = model.count_params()

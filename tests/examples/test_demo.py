@@ -1,0 +1,91 @@
+"""The demo: what each rank held, its table, and that nothing is left."""
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.ranks import environment, run_script
+
+from .runs import EXAMPLES, module
+
+LARGE = EXAMPLES / 'pipeline' / 'train_large.py'
+SMALL = '--width', '64', '--layers', '5', '--epoch', '1'
+demo = module('', 'demo')
+RUNS = [{'name': name, 'final': final, 'seconds': 7.0, 'updates': 100,
+         'predicted': 50.0, 'bytes': 2000.0, 'images': 599}
+        for name, final in (('float32', 98.1), ('fp8', 97.5))]
+
+
+@pytest.mark.parametrize(('predicted', 'seconds', 'remark'), [
+    (False, '7.0', '4 hosts, measured'), (True, '5.0', 'PREDICTED')])
+def test_the_table_has_five_lines(capsys, predicted, seconds, remark):
+    demo.print_table(RUNS, {'held': [4e6, 3e6], 'whole': 7e6}, predicted)
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line[26:46].split() for line in lines] == [
+        ['float32', 'fp8'], [seconds, 'never'], ['2', '2'],
+        ['98.10', '97.50'], ['4', '3']]
+    assert [line[46:].strip() for line in lines] == [
+        '', remark, 'by each rank', 'one image of 599 is 0.17 points',
+        'of 7 MB']
+
+
+def test_each_rank_holds_its_part_of_a_large_model(tmp_path):
+    out = tmp_path / 'large'
+    done = run_script(2, LARGE, *SMALL, '--out', out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    # Value, gradient and momentum of every parameter, on one rank each.
+    assert found['whole'] == sum(found['held']) == 12 * sum(
+        (rows + 1) * columns for rows, columns in
+        [(64, 64)] * 5 + [(64, 10)])
+    assert min(found['held']) > 0.3 * found['whole']
+    assert done.stdout.count('\n') == 2
+
+
+def test_too_little_memory_is_explained_once():
+    done = run_script(2, LARGE, *SMALL, '--memory', '1 MB')
+    assert done.returncode == 1
+    assert done.stderr.count('fits into 1 MB per rank') == 1
+    assert 'Traceback' not in done.stderr
+
+
+def start(out):
+    return subprocess.Popen(
+        [sys.executable, EXAMPLES / 'demo.py', '--out', out],
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler))
+
+
+@pytest.mark.slow
+def test_the_demo_is_short_and_ends_with_the_table(tmp_path):
+    with start(tmp_path) as process:
+        printed, errors = process.communicate(timeout=390)
+    assert process.returncode == 0, errors
+    lines = printed.splitlines()
+    assert len(lines) + errors.count('\n') <= 60
+    assert not set(printed + errors) & set('\r\x1b\b')
+    assert lines[-5].split()[-3:] == ['float32', 'fp8', 'int4']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('runs', [1, 3])
+def test_an_interrupted_demo_leaves_no_process(tmp_path, runs):
+    def left():
+        return subprocess.run(['pgrep', '-f', tmp_path], text=True,
+                              capture_output=True).stdout
+    with start(tmp_path) as process:
+        said = b''
+        while said.count(b'a point per epoch .') < runs:
+            said += os.read(process.stdout.fileno(), 999)
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    end = time.monotonic() + 60
+    while left():
+        assert time.monotonic() < end
+        time.sleep(0.1)
