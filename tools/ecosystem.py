@@ -78,8 +78,6 @@ KNOWN = {
     'the test itself expects a number that NumPy 2 refuses or rounds':
         r'test_pad_sequence.*out of bounds|test_det.*only 0-dimensional'
         r'|test_softmax_cross_entropy.*300000',
-    'NumPy calls its device "cpu", which the test expects in capitals':
-        r'test_debug_print|TestDebugPrint',
     'scikit-learn warns where the test expects an error':
         'test_roc_auc_evaluator_raise_value_error',
     'the test itself uses what pytest has removed':
