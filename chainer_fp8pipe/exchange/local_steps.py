@@ -59,6 +59,7 @@ class LocalSteps:
             float32 or float64; {} before the first local update.
         statistics: By key, the persistent arrays of the last exchange.
         since: Updates since then.
+        moving: Names of parameters that may have changed since then.
     """
 
     def __init__(self, options: Any) -> None:
@@ -67,8 +68,7 @@ class LocalSteps:
         self.statistics: dict[str, Any] = {}
         self.since = 0
         self._steps = 0         # of this period; 0: to be chosen
-        # Parameters that an optimizer has updated in this period.
-        self._moving: set[str] = set()
+        self.moving: set[str] = set()
         self._awaits_update = self._is_common = False
 
     def takes(self, updates: int) -> bool:
@@ -87,7 +87,7 @@ class LocalSteps:
         for name, parameter in distinct_parameters(model):
             rule = parameter.update_rule
             if rule is not None and rule.enabled:
-                self._moving.add(name)
+                self.moving.add(name)
 
     def end_update(self, optimizer: Any) -> bool:
         """The optimizer has made an update; whether the period is over."""
@@ -115,19 +115,16 @@ class LocalSteps:
         """All ranks' parameters are the same now: the next update begins."""
         self.anchors, self.statistics = {}, {}
         self.since, self._steps = 0, 0
-        self._moving, self._awaits_update = set(), False
+        self.moving, self._awaits_update = set(), False
 
     def begin(self, model: chainer.Link) -> None:
         """Makes a model's values the anchors of its first period."""
         self.forget()
         self.anchors = {
-            name: _value(parameter).astype(_wide(parameter))
+            name: _value(parameter).astype(numpy.promote_types(
+                parameter.dtype, numpy.float32))
             for name, parameter in distinct_parameters(model)
             if parameter.array is not None}
-
-    def deltas(self, model: chainer.Link) -> Deltas:
-        """What this rank's updates of the period have changed."""
-        return Deltas(model, self.anchors, self._moving, self.since)
 
     def next_period(self, model: chainer.Link,
                     mean: Callable[[numpy.ndarray], None]) -> None:
@@ -139,17 +136,16 @@ class LocalSteps:
         """
         found = _persistent(model)
         if found:
-            parts = [chainer.backends.cuda.to_cpu(array).reshape(-1)
-                     for array in found.values()]
-            whole = numpy.concatenate(parts).astype(numpy.float32)
+            whole = numpy.concatenate([
+                chainer.backends.cuda.to_cpu(array).reshape(-1)
+                for array in found.values()]).astype(numpy.float32)
             mean(whole)
-            ends = numpy.cumsum([part.size for part in parts])[:-1]
-            for array, part in zip(found.values(), numpy.split(whole, ends),
-                                   strict=True):
-                _copy_to(array, part.reshape(array.shape))
+            for array in found.values():
+                _copy_to(array, whole[:array.size].reshape(array.shape))
+                whole = whole[array.size:]
         self.statistics = {key: array.copy() for key, array in found.items()}
         self.since, self._steps = 0, 0
-        self._moving.clear()
+        self.moving.clear()
 
     @contextlib.contextmanager
     def common(self, model: chainer.Link) -> Iterator[None]:
@@ -182,7 +178,7 @@ class LocalSteps:
     def _moved(self, model: chainer.Link
                ) -> Iterator[tuple[str, chainer.Parameter]]:
         for name, parameter in distinct_parameters(model):
-            if name in self._moving and name in self.anchors:
+            if name in self.moving and name in self.anchors:
                 yield name, parameter
 
     # --- snapshots -----------------------------------------------------------
@@ -210,7 +206,7 @@ class LocalSteps:
             return
         self.begin(model)
         self.since, self._steps = int(saved['since']), int(saved['steps'])
-        self._moving = {key.removeprefix(_OWN) for key in saved
+        self.moving = {key.removeprefix(_OWN) for key in saved
                         if key.startswith(_OWN)}
         self.statistics = {key.removeprefix(_STATISTIC): value.copy()
                            for key, value in saved.items()
@@ -236,10 +232,9 @@ class Deltas(Gradients):
     what = 'the change of'
     failed = 'The parameters are those of the last exchange'
 
-    def __init__(self, model: chainer.Link, anchors: Mapping[str, Any],
-                 moving: set[str], updates: int) -> None:
-        self.anchors, self.updates = anchors, updates
-        self._moving = moving
+    def __init__(self, model: chainer.Link, local: LocalSteps) -> None:
+        self.anchors, self.updates = local.anchors, local.since
+        self._moving = local.moving
         self._shared = shared({
             name: _value(parameter)
             for name, parameter in distinct_parameters(model)
@@ -334,10 +329,6 @@ def _persistent(model: chainer.Link) -> dict[str, Any]:
                         array is other for other in found.values()):
                 found[f'{path}/{name}'] = array
     return found
-
-
-def _wide(parameter: chainer.Parameter) -> Any:
-    return numpy.promote_types(parameter.dtype, numpy.float32)
 
 
 def _rate(optimizer: Any) -> float:

@@ -279,7 +279,7 @@ class ModelExchange:
             return
         with chainer.using_device(model.device), (
                 self._reducer.events.section('exchange')):
-            deltas = self.local.deltas(model)
+            deltas = Deltas(model, self.local)
             try:
                 self._average(model, deltas)
             except BaseException:

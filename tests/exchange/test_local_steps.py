@@ -260,6 +260,18 @@ def test_nothing_travels_between_two_exchanges(comm):
     assert training.communicator.events.updates == 7
 
 
+@on_ranks(2)
+def test_a_broadcast_begins_a_new_period(comm):
+    training = Training(comm, local_steps=3)
+    training.update(1, 2)
+    training.communicator.bcast_data(training.model)
+    alike = []
+    for step in range(3):
+        training.update(step)
+        alike.append(len(set(comm.allgather(values(training.model)))) == 1)
+    assert alike == [False, False, True]
+
+
 # --- the length of a period --------------------------------------------------
 
 @pytest.mark.parametrize(('given', 'rate', 'steps'), [
