@@ -279,13 +279,20 @@ class ModelExchange:
             return
         with chainer.using_device(model.device), (
                 self._reducer.events.section('exchange')):
-            deltas = self.local.deltas(model)
+            deltas = Deltas(model, self.local)
             try:
                 self._average(model, deltas)
             except BaseException:
                 deltas.undo()
                 raise
-        self.local.next_period()
+            self.local.next_period(model, self._mean_of)
+
+    def _mean_of(self, array: numpy.ndarray) -> None:
+        ranks = self._reducer.ranks
+        ranks.allreduce(array, MPI.SUM)
+        array /= ranks.comm.size
+        self._reducer.events.sent(
+            2 * array.nbytes * (ranks.comm.size - 1) // ranks.comm.size)
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
         """Replaces gradients, or changes of parameters, by their mean."""

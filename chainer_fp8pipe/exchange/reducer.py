@@ -85,12 +85,6 @@ class Reducer:
             self.events.updates += 1
             updates.finished((id(self), exchange.number))
 
-    def begin_anew(self, model: chainer.Link) -> None:
-        """All ranks have the same parameters now."""
-        exchange = self.known(model)
-        if exchange and exchange.local:
-            exchange.local.forget()
-
     def updated(self, optimizer: Any) -> None:
         """See :class:`.Listener`; a period of local steps may be over."""
         exchange = self.known(optimizer.target)
