@@ -167,7 +167,7 @@ package: $(VENV)/.package-$(MPI)  ## dist/, tried on every supported Python
 	$(BIN)/python -m nox -f tools/noxfile.py -s package
 
 clean:  ## remove .venv and everything built
-	rm -rf $(VENV) .nox .venv-gpu wheels build dist docs/_build
+	rm -rf $(VENV) .nox .venv-gpu .venv-ecosystem wheels build dist docs/_build
 	rm -rf *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf .import_linter_cache result

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy
 
-_PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'ml_dtypes', 'pillow',
-             'turbojpeg', 'cykooz-resizer')
+_PACKAGES = ('numpy', 'chainer', 'mpi4py', 'mpich', 'torch', 'ml_dtypes',
+             'pillow', 'turbojpeg', 'cykooz-resizer')
 
 #: Of ranks: BLAS has one thread in each.
 ONE_THREAD = {'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1',

@@ -23,12 +23,15 @@ class SimulatedWorkers:
     Args:
         make_codec: Makes that of a rank; None: means in float32.
         count: Of the workers.
+        least: Dimensions of the parameters that are coded, at least; means
+            of the others are in float32.
     """
 
     def __init__(self, make_codec: Callable[[int], Codec] | None,
-                 count: int) -> None:
+                 count: int, least: int = 0) -> None:
         self.states = [make_codec(rank).init() for rank in range(count)
                        ] if make_codec else []
+        self._least = least
 
     def begin_anew(self) -> None:
         """What was remembered is of no use for what comes."""
@@ -46,18 +49,23 @@ class SimulatedWorkers:
             parameters: Float32 of the same shapes.
             warm: Whether the warm-up in float32 is over.
         """
+        means = [numpy.mean(one, axis=0, dtype=numpy.float32)
+                 for one in zip(*gradients, strict=True)]
         if not self.states or not warm:
-            return [numpy.mean(one, axis=0, dtype=numpy.float32)
-                    for one in zip(*gradients, strict=True)]
-        weights = [array.reshape(-1) for array in parameters]
+            return means
+        coded = [index for index, array in enumerate(parameters)
+                 if array.ndim >= self._least]
         workers = [
-            Tensors(names, [array.reshape(-1) for array in own], weights,
+            Tensors([names[index] for index in coded],
+                    [own[index].reshape(-1) for index in coded],
+                    [parameters[index].reshape(-1) for index in coded],
                     grain=state.codec.grain)
             for own, state in zip(gradients, self.states, strict=True)]
         self._settle(workers)
         workers[0].decode(self._sum_and_encode(workers))
-        return [flat.reshape(array.shape) for flat, array in zip(
-            workers[0].gradients, parameters, strict=True)]
+        for index, flat in zip(coded, workers[0].gradients, strict=True):
+            means[index] = flat.reshape(parameters[index].shape)
+        return means
 
     def _settle(self, workers: list[Tensors]) -> None:
         found = []

@@ -55,6 +55,11 @@ USES = {
             [numpy.ones(2, 'u1'), numpy.ones(1, 'u1')], padding=-1)
         assert y.array.tolist() == [[1, 1], [1, 255]]
         ''',
+    'chainer.variable': '''
+        import numpy
+        said = chainer.Variable(numpy.ones(2, 'f')).debug_print()
+        assert '- device: CPU' in said
+        ''',
     'chainer.functions.connection.deconvolution_2d': '''
         import numpy
         x = numpy.arange(8, dtype='f').reshape(2, 1, 2, 2)

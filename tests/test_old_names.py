@@ -57,6 +57,9 @@ def found(imported, text):
     ('from numpy import float, ones, product as p\n'
      'found = float, int(ones(3)[0]), p([2, 2])', (float, 1, 4)),
     ('import numpy\nfound = numpy.arange(4).ptp()', 3),
+    # torch.utils refuses what it does not know among a module's own names.
+    ('import numpy\nnumpy.float\nfound = [name for name in list(vars()) '
+     'if not name.startswith("__")]', ['chainer', 'numpy']),
     ('import numpy\na = numpy.zeros((2, 2), "i")\na.itemset(3, 7)\n'
      'a.itemset((0, 1), 5)\nfound = a.tolist()', [[0, 5], [0, 7]]),
     ('import numpy\nfound = numpy.ones(1, "u1").tostring()', b'\1'),

@@ -53,7 +53,7 @@ def package(session):
             f'python -m pip install {wheel}[mpich]',
             'python -m chainer_fp8pipe install-chainer',
             'python -m pip check',
-            f'mpiexec -n 2 python {ROOT}/tests/two_ranks.py'):
+            f'mpiexec -n 2 {fresh}/python {ROOT}/tests/two_ranks.py'):
         session.run(*f'{fresh}/{command}'.split(), external=True, env={
             'PATH': f'{fresh}:{session.env.get("PATH")}', 'PYTHONPATH': ''})
     (ROOT / 'dist').mkdir(exist_ok=True)

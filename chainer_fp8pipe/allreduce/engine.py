@@ -49,8 +49,8 @@ from .plan import Framing, Opcode, Plan, Step, cut, steps_of
 #: Into how many parts a bucket may be divided that goes in a bit at a time.
 PARTS = 64
 
-# Seconds of work between two calls of what is done beside it (finish).
-_LITTLE = 1e-3
+#: Seconds of work between two calls of what is done beside it.
+LITTLE = 1e-3
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
 # Bytes of a line of the processor's caches, where memory begins.
@@ -317,7 +317,7 @@ class Engine:
                 then.
         """
         pauses = Pauses()
-        usual = LONG if beside is None else _LITTLE
+        usual = LONG if beside is None else LITTLE
         more = False
         with waiting(self.waits):
             while not bucket.finished:

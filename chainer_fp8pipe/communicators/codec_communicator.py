@@ -123,7 +123,9 @@ class CodecCommunicator(MpiCommunicatorBase):
                     chainer.backends.cuda.to_cpu(parameter.array), order='C')
                 self.mpi_comm.Bcast(host.reshape(-1).view(numpy.uint8))
                 parameter.array[...] = parameter.xp.asarray(host)
-        self._reducer.begin_anew(model)
+        exchange = self._reducer.known(model)
+        if exchange and exchange.local:
+            exchange.local.forget()
 
     def synchronize(self, model: chainer.Link) -> None:
         """Ends a period of local steps early; call it on all ranks.

@@ -43,7 +43,8 @@ from ._old_values import METHODS, OLD, version
 SWITCH = 'CHAINER_FP8PIPE_OLD_NAMES'
 #: Has the path of the script for its workers.
 MAIN = '_CHAINER_FP8PIPE_MAIN'
-_ASKED = '_chainer_fp8pipe_old'
+# Code that lists a module's variables (torch's settings) passes such names.
+_ASKED = '__chainer_fp8pipe_old__'
 
 #: What modules have got: pairs of their name and the old one.
 used: dict[tuple[str, str], None] = {}

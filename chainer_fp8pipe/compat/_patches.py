@@ -99,6 +99,21 @@ def _pad_sequence(module, run):
     module.PadSequence.forward = with_wrapped_padding
 
 
+@_patch('chainer.variable', '820',
+        'arrays have a device, which is called cpu, since NumPy 2.0',
+        "device = getattr(array, 'device', 'CPU')",
+        lambda: hasattr(numpy.ndarray, 'device'))
+def _variable(module, run):
+    run()
+    debug_print = module.Variable.debug_print
+
+    @functools.wraps(debug_print)
+    def in_capitals(self):
+        return debug_print(self).replace('- device: cpu', '- device: CPU')
+
+    module.Variable.debug_print = in_capitals
+
+
 # --- what Chainer's master mends and no release has --------------------------
 
 @_patch('chainer.functions.connection.deconvolution_2d', '340',

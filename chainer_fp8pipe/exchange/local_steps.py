@@ -17,17 +17,18 @@
 # at the beginning of a period.
 #
 # Whatever an optimizer does is of one rank: hooks, clipping, loss scale and
-# momentum.  Only parameters are averaged.  Between two exchanges ranks do not
-# talk: who looks at a model sees the values of its own rank, in a block of
-# `common` the anchors.  A snapshot's model is the anchor, and the ranks' own
-# values are beside it.
+# momentum.  Parameters are averaged, and in float32 the statistics of batch
+# normalisation and other persistent arrays: in an evaluation they must fit the
+# parameters.  Between two exchanges ranks do not talk: who looks at a model
+# sees the values of its own rank, in a block of `common` the anchors.  A
+# snapshot's model is the anchor, and the ranks' own values are beside it.
 #
 # The change is computed where the value is, so that an anchor is all the
 # memory that local steps take.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -40,7 +41,7 @@ from .gradients import Gradients, distinct_parameters, problem_of, shared
 #: Flat arrays by name, as in snapshots.
 Saved = dict[str, numpy.ndarray]
 
-_OWN = 'own|'
+_OWN, _STATISTIC = 'own|', 'statistic|'
 _NO_UPDATE = (
     'the gradients of the last multi_node_mean_grad were not used: with '
     'local_steps, update() of a chainer.GradientMethod must follow, whose '
@@ -56,16 +57,18 @@ class LocalSteps:
     Attributes:
         anchors: By the parameter's name, the values of the last exchange, in
             float32 or float64; {} before the first local update.
+        statistics: By key, the persistent arrays of the last exchange.
         since: Updates since then.
+        moving: Names of parameters that may have changed since then.
     """
 
     def __init__(self, options: Any) -> None:
         self._options = options
         self.anchors: dict[str, Any] = {}
+        self.statistics: dict[str, Any] = {}
         self.since = 0
         self._steps = 0         # of this period; 0: to be chosen
-        # Parameters that an optimizer has updated in this period.
-        self._moving: set[str] = set()
+        self.moving: set[str] = set()
         self._awaits_update = self._is_common = False
 
     def takes(self, updates: int) -> bool:
@@ -84,7 +87,7 @@ class LocalSteps:
         for name, parameter in distinct_parameters(model):
             rule = parameter.update_rule
             if rule is not None and rule.enabled:
-                self._moving.add(name)
+                self.moving.add(name)
 
     def end_update(self, optimizer: Any) -> bool:
         """The optimizer has made an update; whether the period is over."""
@@ -110,25 +113,39 @@ class LocalSteps:
 
     def forget(self) -> None:
         """All ranks' parameters are the same now: the next update begins."""
-        self.anchors, self.since, self._steps = {}, 0, 0
-        self._moving, self._awaits_update = set(), False
+        self.anchors, self.statistics = {}, {}
+        self.since, self._steps = 0, 0
+        self.moving, self._awaits_update = set(), False
 
     def begin(self, model: chainer.Link) -> None:
         """Makes a model's values the anchors of its first period."""
         self.forget()
         self.anchors = {
-            name: _value(parameter).astype(_wide(parameter))
+            name: _value(parameter).astype(numpy.promote_types(
+                parameter.dtype, numpy.float32))
             for name, parameter in distinct_parameters(model)
             if parameter.array is not None}
 
-    def deltas(self, model: chainer.Link) -> Deltas:
-        """What this rank's updates of the period have changed."""
-        return Deltas(model, self.anchors, self._moving, self.since)
+    def next_period(self, model: chainer.Link,
+                    mean: Callable[[numpy.ndarray], None]) -> None:
+        """The deltas' means have been written back.
 
-    def next_period(self) -> None:
-        """The deltas' means have been written back."""
+        Args:
+            model: Its persistent arrays become their means.
+            mean: Replaces a float32 array by its mean over ranks.
+        """
+        found = _persistent(model)
+        if found:
+            whole = numpy.concatenate([
+                chainer.backends.cuda.to_cpu(array).reshape(-1)
+                for array in found.values()]).astype(numpy.float32)
+            mean(whole)
+            for array in found.values():
+                _copy_to(array, whole[:array.size].reshape(array.shape))
+                whole = whole[array.size:]
+        self.statistics = {key: array.copy() for key, array in found.items()}
         self.since, self._steps = 0, 0
-        self._moving.clear()
+        self.moving.clear()
 
     @contextlib.contextmanager
     def common(self, model: chainer.Link) -> Iterator[None]:
@@ -152,11 +169,16 @@ class LocalSteps:
                 own = _value(parameter).copy()
                 _set(parameter, self.anchors[name])
                 self.anchors[name][...] = own
+            for key, array in _persistent(model).items():
+                if key in self.statistics:
+                    own = array.copy()
+                    _copy_to(array, self.statistics[key])
+                    self.statistics[key] = own
 
     def _moved(self, model: chainer.Link
                ) -> Iterator[tuple[str, chainer.Parameter]]:
         for name, parameter in distinct_parameters(model):
-            if name in self._moving and name in self.anchors:
+            if name in self.moving and name in self.anchors:
                 yield name, parameter
 
     # --- snapshots -----------------------------------------------------------
@@ -167,6 +189,8 @@ class LocalSteps:
             return {}
         return {'since': numpy.asarray(self.since),
                 'steps': numpy.asarray(self._steps),
+                **{_STATISTIC + key: chainer.backends.cuda.to_cpu(array).copy()
+                   for key, array in self.statistics.items()},
                 **{_OWN + name: chainer.backends.cuda.to_cpu(
                     _value(parameter)).copy()
                    for name, parameter in self._moved(model)}}
@@ -182,8 +206,11 @@ class LocalSteps:
             return
         self.begin(model)
         self.since, self._steps = int(saved['since']), int(saved['steps'])
-        self._moving = {key.removeprefix(_OWN) for key in saved
+        self.moving = {key.removeprefix(_OWN) for key in saved
                         if key.startswith(_OWN)}
+        self.statistics = {key.removeprefix(_STATISTIC): value.copy()
+                           for key, value in saved.items()
+                           if key.startswith(_STATISTIC)}
         for name, parameter in self._moved(model):
             _set(parameter, saved[_OWN + name])
 
@@ -205,15 +232,16 @@ class Deltas(Gradients):
     what = 'the change of'
     failed = 'The parameters are those of the last exchange'
 
-    def __init__(self, model: chainer.Link, anchors: Mapping[str, Any],
-                 moving: set[str], updates: int) -> None:
-        self.anchors, self.updates = anchors, updates
-        self._moving = moving
+    def __init__(self, model: chainer.Link, local: LocalSteps) -> None:
+        self.anchors, self.updates = local.anchors, local.since
+        self._moving = local.moving
         self._shared = shared({
             name: _value(parameter)
             for name, parameter in distinct_parameters(model)
             if parameter.array is not None})
         super().__init__(model, False)
+        self.entries['persistent arrays'] = str([
+            (key, array.shape) for key, array in _persistent(model).items()])
 
     def _take(self, name: str, parameter: chainer.Parameter, zero_fill: bool
               ) -> str:
@@ -283,11 +311,24 @@ def _set(parameter: chainer.Parameter, value: Any) -> None:
     copy = _copy(parameter)
     for one in (parameter,) if copy is None else (copy, parameter):
         if one.array is not value:
-            one.array[...] = one.xp.asarray(value)
+            _copy_to(one.array, value)
 
 
-def _wide(parameter: chainer.Parameter) -> Any:
-    return numpy.promote_types(parameter.dtype, numpy.float32)
+def _copy_to(array: Any, value: Any) -> None:
+    array[...] = chainer.backend.get_array_module(array).asarray(value)
+
+
+def _persistent(model: chainer.Link) -> dict[str, Any]:
+    """Floating-point persistent arrays by key, shared ones once."""
+    found: dict[str, Any] = {}
+    for path, link in sorted(model.namedlinks(), key=lambda item: item[0]):
+        for name in sorted(link._persistent):
+            array = getattr(link, name)
+            if isinstance(array, chainer.get_array_types()) and (
+                    array.dtype.kind == 'f') and not any(
+                        array is other for other in found.values()):
+                found[f'{path}/{name}'] = array
+    return found
 
 
 def _rate(optimizer: Any) -> float:

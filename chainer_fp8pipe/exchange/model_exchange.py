@@ -14,14 +14,18 @@
 #
 # The results are the same bits in all three.
 #
-# Ranks agree once per update, before mean() sends the rest: a digest of names,
-# shapes, dtypes, loss scale and number of updates, 16 bytes in one all-reduce
-# (mpi/agreement).  Beside that, codecs with scales find the largest of all
-# ranks for each bucket; times are averaged after 5, 10, 20, ... updates;
+# Ranks agree once per update: a digest of names, shapes, dtypes, loss scale
+# and number of updates, 16 bytes in one all-reduce (mpi/agreement).  A rank
+# whose model and gradients are as they were agreed upon in the last update
+# sends its buckets while the digests travel: else a small model would wait for
+# a round trip that takes as long as its own.  With overlap, what is sent early
+# has the same effect.  Beside that, fp8 finds the largest scales of all ranks,
+# in one of 100 updates; times are averaged after 5, 10, 20, ... updates;
 # replicas are compared every 100.
 #
 # A bucket that was sent early can become void: its gradients are changed after
-# backward, or the script drops the update (bcast_data).  Then the ranks tell
+# backward, another rank does not agree, or the script drops the update
+# (bcast_data).  Then the ranks tell
 # each other how much they have sent; who has sent less than the others sends
 # zeros, and all drop the means, so that no message is left on its way.  Where
 # a rank's exchange has failed, or ranks send in different orders, zeros would
@@ -40,6 +44,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 import weakref
@@ -50,7 +55,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..allreduce.engine import PARTS, Bucket, Engine
+from ..allreduce.engine import LITTLE, PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
 from ..mpi.agreement import (
     Signature,
@@ -58,7 +63,7 @@ from ..mpi.agreement import (
     is_raised_by_all,
     raised_by_all,
 )
-from ..mpi.waiting import LONG, give_way
+from ..mpi.waiting import BRIEF, LONG, give_way
 from .buckets import BucketNames, Passes, Slice, divide, send_order
 from .deferred_update import DeferredUpdate, Use
 from .drift import ReplicaDrift, compare
@@ -224,6 +229,7 @@ class ModelExchange:
                 "optimizer state of its own; pass the run's local_steps and "
                 'sync_steps to create_communicator')
         self.updates, self.codec_state = updates, state
+        self._agreed: Mapping[str, str] = {}    # of the last update
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
         self._of_deltas = deltas
         if self.local:
@@ -273,13 +279,20 @@ class ModelExchange:
             return
         with chainer.using_device(model.device), (
                 self._reducer.events.section('exchange')):
-            deltas = self.local.deltas(model)
+            deltas = Deltas(model, self.local)
             try:
                 self._average(model, deltas)
             except BaseException:
                 deltas.undo()
                 raise
-        self.local.next_period()
+            self.local.next_period(model, self._mean_of)
+
+    def _mean_of(self, array: numpy.ndarray) -> None:
+        ranks = self._reducer.ranks
+        ranks.allreduce(array, MPI.SUM)
+        array /= ranks.comm.size
+        self._reducer.events.sent(
+            2 * array.nbytes * (ranks.comm.size - 1) // ranks.comm.size)
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
         """Replaces gradients, or changes of parameters, by their mean."""
@@ -350,20 +363,39 @@ class ModelExchange:
             problem = problem or self._void(gradients)
             if self.number and reducer.algorithm.one_order:
                 problem = problem or _ONE_MODEL
+        wait = ranks.wait
+        # Only one model's gradients fit those of all ranks without agreement,
+        # and zeros only if all its parameters take part.
+        if not (is_new or problem or reducer.overlap or self.local
+                or reducer.models > 1 or reducer.algorithm.one_order
+                or gradients.entries != self._agreed
+                or self.sizes.keys() - gradients.parameters.keys()):
+            wait = functools.partial(self._wait_and_send, gradients)
         try:
             agree(ranks.comm, Signature(entries), problem, _SAME_GRADIENTS,
-                  wait=ranks.wait)
+                  wait=wait)
+            self._agreed = gradients.entries
             if (every and self.updates and ranks.comm.size > 1
                     and self.updates // every
                     > (self.updates - gradients.updates) // every):
                 compare(model, self.updates, ranks, gradients.anchors)
         except (ValueError, ReplicaDrift) as error:
             # Others come to no more calls where this rank raises alone.
-            if reducer.overlap and is_raised_by_all(error):
+            if is_raised_by_all(error):
                 was_sent = reducer.withdraw(self)
                 if was_sent and isinstance(error, ValueError):
                     ranks.break_off()
             raise
+
+    def _wait_and_send(self, gradients: Gradients, done: Callable[[], bool]
+                       ) -> None:
+        """Sends all buckets, and waits for the ranks' agreement meanwhile."""
+        queue = self.queue
+        assert queue is not None
+        if not self.update.begun:   # it waits again, to say who disagrees
+            self._send_rest(gradients)
+        self._reducer.ranks.wait(
+            lambda: done() or (queue.work(LITTLE, BRIEF) and False))
 
     def _void(self, gradients: Gradients) -> str:
         """Why the buckets sent early are void; '' if they are valid."""
@@ -551,7 +583,9 @@ class ModelExchange:
     def signature(self) -> int:
         """A number that differs between ranks that cannot go on together."""
         return Signature({
-            'model': str(self.number), 'sizes': str(self.sizes),
+            'model': str(self.number), 'sizes': str({
+                name: parameter.size
+                for name, parameter in self.parameters().items()}),
             'order': str(self.slices), 'ready': str(self.ready),
             'updates': str(self.updates)}).number
 
@@ -703,7 +737,7 @@ class ModelExchange:
         """Sends what has not been sent yet."""
         assert self.queue is not None
         update = self.update
-        early = list(update.sent.values())
+        early = [one for one in update.sent.values() if not one.decodes]
         for piece in self.slices[update.begun:]:
             tensors = self._tensors(piece[0], gradients.flat, gradients.values,
                                     gradients.loss_scale)

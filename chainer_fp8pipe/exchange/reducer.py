@@ -51,6 +51,7 @@ class Reducer:
 
     Attributes:
         ranks: The ranks, which hear when one of them raises alone.
+        models: How many models' gradients were averaged.
         queues: Where models send their buckets, in the order in which all
             ranks have made them: models are sent early in an order of their
             own on each rank, so that each has its own.
@@ -65,7 +66,7 @@ class Reducer:
         algorithm.listen = self.ranks.listen
         self.queues = [algorithm]
         self._exchanges: dict[int, ModelExchange] = {}  # by the model's id
-        self._averaged = 0      # models
+        self.models = 0
         self._turn = threading.Lock()
         self._main_waits = False
         self._is_free = False
@@ -78,17 +79,11 @@ class Reducer:
             # All ranks come here with new models in the same order.
             exchange = self.known(model) or self._make(model, {})
             if exchange.number < 0:
-                exchange.number = self._averaged
-                self._averaged += 1
+                exchange.number = self.models
+                self.models += 1
             exchange.mean(model, zero_fill)
             self.events.updates += 1
             updates.finished((id(self), exchange.number))
-
-    def begin_anew(self, model: chainer.Link) -> None:
-        """All ranks have the same parameters now."""
-        exchange = self.known(model)
-        if exchange and exchange.local:
-            exchange.local.forget()
 
     def updated(self, optimizer: Any) -> None:
         """See :class:`.Listener`; a period of local steps may be over."""

@@ -118,6 +118,12 @@ def master(parameter):
     return parameter if copy is None else copy
 
 
+def statistics(model):
+    return [getattr(link, name) for link in (
+        [model.bn1, model.bn2] if hasattr(model, 'bn1') else [])
+        for name in ('avg_mean', 'avg_var')]
+
+
 class Simulation:
     """All ranks, one after the other, with plain Chainer."""
 
@@ -132,6 +138,8 @@ class Simulation:
             self.optimizers.append(made)
         self.steps, self.sync, self.updates = steps, sync, 0
         self.models = [one.target for one in self.optimizers]
+        for rank, model in enumerate(self.models):
+            model.loss(0, rank)     # as before the broadcast
         self.anchors = self._values()[0]
 
     def update(self, step):
@@ -167,6 +175,10 @@ class Simulation:
                 master(parameter).array[...] = mean
                 parameter.array[...] = master(parameter).array
         self.anchors = self._values()[0]
+        for arrays in zip(*map(statistics, self.models), strict=True):
+            mean = numpy.mean(arrays, 0)
+            for array in arrays:
+                array[...] = mean
 
     def _values(self):
         return [[master(one).array.astype('f4')
@@ -208,11 +220,12 @@ def test_updates_are_those_of_simulated_ranks_to_the_bit(comm, case):
     for step in range(1, 13):
         training.update(step)
         expected.update(step)
-        assert values(training.model) == values(expected.models[comm.rank]), (
-            step)
+        assert trainers.bits(training.model) == trainers.bits(
+            expected.models[comm.rank]), step
     training.communicator.synchronize(training.model)
     expected.exchange()
-    assert values(training.model) == values(expected.models[comm.rank])
+    assert trainers.bits(training.model) == trainers.bits(
+        expected.models[comm.rank])
 
 
 @on_ranks(3)
@@ -247,6 +260,18 @@ def test_nothing_travels_between_two_exchanges(comm):
     assert training.communicator.events.updates == 7
 
 
+@on_ranks(2)
+def test_a_broadcast_begins_a_new_period(comm):
+    training = Training(comm, local_steps=3)
+    training.update(1, 2)
+    training.communicator.bcast_data(training.model)
+    alike = []
+    for step in range(3):
+        training.update(step)
+        alike.append(len(set(comm.allgather(values(training.model)))) == 1)
+    assert alike == [False, False, True]
+
+
 # --- the length of a period --------------------------------------------------
 
 @pytest.mark.parametrize(('given', 'rate', 'steps'), [
@@ -276,12 +301,14 @@ def test_a_period_has_the_updates_of_the_rule(kind, given, rate, steps):
 # --- who looks at a model between two exchanges ------------------------------
 
 @on_ranks(2)
-@pytest.mark.parametrize('case', ['float16 in float32', 'shared memory'])
+@pytest.mark.parametrize('case', [
+    'float16 in float32', 'shared memory', 'statistics'])
 def test_evaluations_see_what_all_ranks_had_last_in_common(
         comm, tmp_path, case):
     training = Training(comm, case, local_steps=3)
     training.update(*range(3))
     common = values(training.model)
+    means = [array.copy() for array in statistics(training.model)]
     training.update(3, 4)
     own = values(training.model)
     assert len(set(comm.allgather(own))) == comm.size
@@ -296,6 +323,7 @@ def test_evaluations_see_what_all_ranks_had_last_in_common(
             evaluator.evaluate()
         with training.communicator.common(), training.communicator.common():
             seen.append(values(training.model))
+            numpy.testing.assert_equal(statistics(training.model), means)
         average = MovingAverage(training.model, 0.5)
         average()
         average.evaluator(evaluator)()

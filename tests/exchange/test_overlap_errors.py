@@ -52,7 +52,17 @@ def lacking(comm, optimizer, model):
 
 def scaled(comm, optimizer, model):
     model.cleargrads()
-    model.loss(9, comm.rank).backward(loss_scale=2.0 + comm.rank)
+    model.loss(9, comm.rank).backward(
+        loss_scale=3.0 if comm.rank == 1 else None)
+    optimizer.update()
+
+
+def grown(comm, optimizer, model):
+    model.cleargrads()
+    model.loss(9, comm.rank).backward()
+    if comm.rank == 1:
+        model.l9.W.grad, model.l9.W.array = None, numpy.zeros((9, 9), 'f4')
+        model.l9.W.grad = numpy.zeros((9, 9), 'f4')
     optimizer.update()
 
 
@@ -67,18 +77,24 @@ def thread_fails(comm, optimizer, model):
         optimizer.update()
 
 
-@on_ranks(3)
-@pytest.mark.parametrize('overlap', OVERLAPS)
-@pytest.mark.parametrize(('change', 'network', 'match'), [
+AGREED = [
+    (lacking, Choosing, '/b/W is float32 .* without gradient on rank 0 but '
+     'float32 .* on rank 1.*zero_fill=True'),
+    (scaled, Plain, 'the loss scale is None on rank 0 but 3.0 on rank 1'),
+    (grown, Plain, r'(?s)/l9/W.*(changed after|float32 \(9, 9\) on rank 1)')]
+BESIDE_BACKWARD = [
     (replaced, Plain, 'rank 1: the gradient of parameter /l9/W was changed '
      'after.*pass overlap=False'),
     (one_pass_more, Plain, 'the gradient of parameter .* was changed after'),
     (no_update, Plain, 'the gradient of parameter .* was changed after'),
-    (lacking, Choosing, '/b/W is float32 .* without gradient on rank 0 but '
-     'float32 .* on rank 1.*zero_fill=True'),
-    (scaled, Plain, 'the loss scale is 2.0 on rank 0 but 3.0 on rank 1'),
     (thread_fails, Plain,
-     '(?s)rank 1: the exchange failed beside backward.*lost')])
+     '(?s)rank 1: the exchange failed beside backward.*lost')]
+
+
+@on_ranks(3)
+@pytest.mark.parametrize(('overlap', 'change', 'network', 'match'), [
+    (overlap, *one) for overlap in (False, *OVERLAPS)
+    for one in AGREED + BESIDE_BACKWARD * bool(overlap)])
 def test_every_rank_raises_and_refuses_to_go_on(
         comm, change, network, match, overlap):
     communicator = make(comm, 'fp8', overlap)
