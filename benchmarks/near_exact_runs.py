@@ -43,19 +43,27 @@ class Local(NamedTuple):
     """Local steps between exchanges of int4.
 
     Attributes:
-        steps: From one exchange to the next.
+        steps: From one exchange to the next, at least.
         exact: Share of the updates in float32, before all others.
         synchronous: Share of the updates that have an exchange each, those in
             float32 included.
+        growing: Whether there are more of them as the rate falls, by QSR:
+            the square of the highest rate over that of now.
     """
 
     steps: int
     exact: float = 0.01
     synchronous: float = 0.05
+    growing: bool = False
+
+    def period(self, share):
+        """Steps to the next exchange, at this share of the highest rate."""
+        return max(self.steps, int(share ** -2)) if self.growing else (
+            self.steps)
 
 
 #: Names in place of a codec's.
-LOCAL = {'int4, H=8': Local(8), 'int4, H=16': Local(16)}
+LOCAL = {'int4, H=8': Local(8), 'int4, QSR': Local(2, growing=True)}
 _BYTES = {'float32': 4.0, 'fp8': 1.0, 'int5': 21 / 32, 'int4': 17 / 32,
           'e2m1': 17 / 32}
 
@@ -106,7 +114,7 @@ def train(task, optimizer, workers, codec, seed):
                   if task == 'language'
                   else chainer.optimizer_hooks.WeightDecay(1e-4))
     local = LOCAL.get(codec)
-    exact, synchronous = (_WARM, 1) if local is None else local[1:]
+    exact, synchronous = (_WARM, 1) if local is None else local[1:3]
     simulated = SimulatedWorkers(
         CODECS['int4' if local else codec], workers,
         2 if codec.endswith(EXEMPT) else 0)
@@ -114,8 +122,9 @@ def train(task, optimizer, workers, codec, seed):
     iterator = chainer.iterators.SerialIterator(
         made.train, _BATCH[task, workers])
     for number in range(updates):
+        share = risen_and_fallen(number, updates, made.rise)
         setattr(rule, 'lr' if optimizer == 'MomentumSGD' else 'alpha',
-                rate * risen_and_fallen(number, updates, made.rise))
+                rate * share)
         batch = next(iterator)
         if number < int(synchronous * updates):
             average_gradients(made.model, batch, simulated, workers,
@@ -124,8 +133,10 @@ def train(task, optimizer, workers, codec, seed):
             continue
         if copies is None:
             copies = LocalWorkers(rule, simulated, workers)
+        if copies.since == 0:
+            period = local.period(share)
         copies.update(rule, batch)
-        if copies.since == local.steps or number == updates - 1:
+        if copies.since == period or number == updates - 1:
             copies.exchange()
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         return made.figure()
@@ -137,9 +148,14 @@ def bytes_of(codec, task, workers):
         exact = 1 if codec == 'float32' else _WARM
         return 4 * exact + _BYTES[codec] * (1 - exact)
     local, updates = LOCAL[codec], _UPDATES[task, workers]
-    exact, first = (int(share * updates) for share in local[1:])
-    return (4 * exact + _BYTES['int4'] * (
-        first - exact + math.ceil((updates - first) / local.steps))) / updates
+    exact, first = int(local.exact * updates), int(
+        local.synchronous * updates)
+    exchanges, number = first - exact, first
+    while number < updates:
+        exchanges += 1
+        number += local.period(risen_and_fallen(
+            number, updates, 0.1 if task == 'language' else 0.0))
+    return (4 * exact + _BYTES['int4'] * exchanges) / updates
 
 
 def seed_random(seed):
