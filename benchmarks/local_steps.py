@@ -25,7 +25,7 @@ update in one direction, the mean over a training with all its phases.
 perceptron of 1.85 M parameters on photographs, batch 64 in all, and record
 test accuracy every 8 updates; this does not depend on the network.  An
 update's seconds are then measured on a star of 4 virtual hosts
-(benchmarks/network: root and iproute2).  A method is there at the first
+(Linux, iproute2).  A method is there at the first
 recorded update from which the mean accuracy of all seeds is at least the
 final one of float32 less 0.5 points (3 seeds do not tell 0.2); its seconds are
 those of all updates until then, each phase's with the median seconds of that
