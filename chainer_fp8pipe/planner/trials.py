@@ -164,7 +164,8 @@ def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
         try:
             with preserved():
                 updater = _updater(way, trained, here, done)
-                found = blocks_of(updater.update, here, seconds, limit)
+                found = blocks_of(updater.update, here, seconds, limit,
+                                  way.local_steps)
         except Exception as error:
             problem = f'{type(error).__name__}: {error}'
     if here is not comm:        # nobody asks for messages meanwhile
@@ -188,7 +189,8 @@ def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
             optimizer.setup(part)
     if way.replicas > 1:
         communicator = job.communicator(comm, **(
-            {} if way.codec == 'naive' else without_warmup(way.codec)))
+            {} if way.codec == 'naive' else without_warmup(way.codec)), **(
+                {'sync_steps': 0} if way.local_steps > 1 else {}))
         done.append(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
@@ -208,7 +210,7 @@ def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
 
 
 def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
-              limit: float = math.inf,
+              limit: float = math.inf, period: int = 1,
               clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Seconds of an update, of the slowest rank, in each of some blocks.
 
@@ -217,6 +219,7 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
         comm: All ranks; they make equally many updates.
         seconds: That all blocks may take.
         limit: Seconds of an update from which on one is enough.
+        period: Updates that are timed together, as one of them is longer.
         clock: Gives seconds.
     """
     def measured(count: int) -> float:
@@ -226,14 +229,14 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
             update()
         return comm.allreduce((clock() - begin) / count, MPI.MAX)
     update()                # sends parameters, gets memory
-    one = measured(1)
+    one = measured(period)
     if one > limit:
         return [one]
     if one < _LONG:
         for _ in range(_WARM_UP - 2):
             update()
-        one = measured(1)
-    each = max(1, min(_MOST, math.floor(
-        seconds / _BLOCKS / max(one, 1e-4))))
+        one = measured(period)
+    most = min(_MOST, math.floor(seconds / _BLOCKS / max(one, 1e-4)))
+    each = period * max(1, most // period)
     return [measured(each) for _ in range(
         _BLOCKS if one < _LONG else 2)]

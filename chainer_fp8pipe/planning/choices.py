@@ -44,12 +44,15 @@ class Wanted(NamedTuple):
             limit.
         codecs: Names of communicators that may be chosen.
         stages: Numbers of stages that may be chosen; (): all.
+        local_steps: Replicas without a pipeline may make so many updates from
+            one exchange to the next; 1: they do not.
     """
 
     batch: int
     memory: float | None = None
     codecs: tuple[Any, ...] = USUAL_CODECS
     stages: tuple[int, ...] = ()
+    local_steps: int = 1
 
 
 class Candidate(NamedTuple):
@@ -114,20 +117,23 @@ class Choices:
         for one in self.candidates:
             way = one.way
             kinds.setdefault((way.stages, way.codec if way.replicas > 1
-                              else '', way.overlap), one)
+                              else '', way.overlap, way.local_steps), one)
         self.kinds = list(kinds.values())
 
     def promising(self) -> list[Configuration]:
         """The ways to try.
 
-        The fastest, each with another layout, codec or overlap; and where
-        they are possible the simplest one, plain replicas in float32, and
+        The fastest, each with another layout, codec, overlap or number of
+        local steps; and where they are possible the fastest with local steps,
+        the simplest one, plain replicas in float32, and
         ChainerMN's naive, of which nothing is predicted.
         """
         ranks, found = self.profile.ranks, [one.way for one in self.kinds]
         tried = found[:TRIED]
         tried += [way for way in found if way.stages == 1 and way.is_exact
                   and not way.overlap and way not in tried][:1]
+        tried += [way for way in found if way.local_steps > 1][:1] * all(
+            way.local_steps == 1 for way in tried)
         naive = Configuration(ranks, codec='naive')
         return tried + [naive] * (
             ranks > 1 and any(way.stages == 1 for way in tried)
@@ -209,6 +215,9 @@ class Choices:
                 for way in self._exchanged(Configuration(replicas)):
                     for overlap in _OVERLAPS if replicas > 1 else (False,):
                         yield dataclasses.replace(way, overlap=overlap)
+                    if replicas > 1 and self.wanted.local_steps > 1:
+                        yield dataclasses.replace(way, options={
+                            'local_steps': self.wanted.local_steps})
 
     def _pipelines(self, stages: int, replicas: int
                    ) -> Iterator[Configuration]:

@@ -73,7 +73,14 @@ class Configuration:
     @property
     def is_exact(self) -> bool:
         """Whether gradients are those of a single process."""
-        return self.replicas == 1 or ACCURACY[self.codec] == 'exact'
+        return self.replicas == 1 or (
+            ACCURACY[self.codec] == 'exact' and self.local_steps == 1)
+
+    @property
+    def local_steps(self) -> int:
+        """Updates from one exchange to the next, where that is a number."""
+        given = self.options.get('local_steps', 1)
+        return given if isinstance(given, int) else 1
 
     def communicator_options(self) -> dict[str, Any]:
         """What the communicator is given beside its name."""

@@ -375,7 +375,7 @@ def _of_replicas(profile: JobProfile, batch: int, way: Configuration
         return parts
     figures = profile.exchange(way)
     whole = figures.of(model.elements)
-    parts['exchange'] = whole
+    parts['exchange'] = whole / way.local_steps
     if not way.overlap:
         return parts
     # On one host there is no wire that would go on by itself.
@@ -498,6 +498,7 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
         return 2 * _FLOAT * elements + _BUFFERS
     wire, feedback = WIRE_BYTES[way.codec], way.codec in _WITH_FEEDBACK
     found = feedback * _FLOAT * elements * (1 + 1 / way.replicas)
+    found += _FLOAT * elements * (way.local_steps > 1)      # anchors
     if way.overlap:
         found = max(found + wire * elements, feedback * _FLOAT * elements)
     frame = min(_FRAME_BYTES, elements * wire) / wire

@@ -104,12 +104,15 @@ class Works:
         return self.now
 
 
-@pytest.mark.parametrize(('each', 'updates', 'blocks'), [
-    (.001, 2 + 1 + 1 + 4 * 20, 4), (.1, 2 + 1 + 1 + 4 * 3, 4),
-    (1.0, 2 + 2, 2), (2.0, 2, 1)])
-def test_long_updates_are_made_fewer_times(each, updates, blocks):
+@pytest.mark.parametrize(('each', 'period', 'updates', 'blocks'), [
+    (.001, 1, 2 + 1 + 1 + 4 * 20, 4), (.1, 1, 2 + 1 + 1 + 4 * 3, 4),
+    (1.0, 1, 2 + 2, 2), (2.0, 1, 2, 1),
+    # Whole periods, as the last update of one has an exchange.
+    (.001, 8, 1 + 8 + 1 + 8 + 4 * 16, 4), (.1, 8, 1 + 8 + 1 + 8 + 4 * 8, 4)])
+def test_long_updates_are_made_fewer_times(each, period, updates, blocks):
     work = Works(each)
-    found = trials.blocks_of(work, MPI.COMM_SELF, 1.5, 1.9, work.clock)
+    found = trials.blocks_of(work, MPI.COMM_SELF, 1.5, 1.9, period,
+                             work.clock)
     assert found == pytest.approx([each] * blocks)
     assert work.made == updates
 
