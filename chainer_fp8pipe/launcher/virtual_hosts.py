@@ -34,7 +34,8 @@ _INSIDE = 'CHAINER_FP8PIPE_VIRTUAL_HOSTS'
 _SPACES = ['--net', '--mount', '--uts', '--ipc', '--pid']
 _FIRST = '''
 mount -t proc proc /proc && mount -t sysfs sysfs /sys &&
-mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /dev/shm || exit 125
+mount -t tmpfs tmpfs /run && mount -t tmpfs tmpfs /dev/shm &&
+ip link set lo up || exit 125
 "$@"
 exit $?
 '''
@@ -215,7 +216,7 @@ class VirtualHosts:
         self.ip(None, [
             f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
             'mcast_snooping 0', f'addr add {_SWITCH}/24 dev {INTERFACE}',
-            'link set lo up', f'link set {INTERFACE} up'])
+            f'link set {INTERFACE} up'])
         for index, host in enumerate(self.hosts):
             self.ip(None, [f'netns add {host}'])
             self.call(host, 'sh', '-c', _SETTINGS)
