@@ -155,7 +155,7 @@ def print_table(runs, codecs=tuple(CODECS), bytes_of=None):
                        if key[:4] == (*case, codec)]
             if figures:
                 line = line_of(runs, case, codec, figures)
-                print(f'{line:108}{bytes_of(codec, case[0], case[2]):.3f}'
+                print(f'{line:110}{bytes_of(codec, case[0], case[2]):.3f}'
                       if bytes_of else line)
 
 
