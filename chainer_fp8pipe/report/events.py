@@ -119,7 +119,8 @@ def explain_waits(events: Iterable[Event]) -> list[Event]:
     parts: list[Event] = []
     for event in events:
         cause = causes.get(event, event)
-        cut = min(cause.start, event.end)
+        cut = _between(busy[event.rank], event.start,
+                       min(cause.start, event.end))
         if cut <= event.start:
             parts.append(event)
             continue
@@ -130,6 +131,17 @@ def explain_waits(events: Iterable[Event]) -> list[Event]:
         if cut < event.end:
             parts.append(event._replace(start=cut))
     return sorted(parts, key=_times)
+
+
+def _between(events: list[Event], start: float, cut: float) -> float:
+    """The cut, or where an event begins that it would divide.
+
+    A rank that waits in an exchange encodes meanwhile.
+    """
+    first = bisect.bisect_right(events, start, key=lambda event: event.start)
+    last = bisect.bisect_left(events, cut, key=lambda event: event.start)
+    return min((event.start for event in events[first:last]
+                if event.end > cut), default=cut)
 
 
 def _times(event: Event) -> tuple[float, float]:

@@ -85,6 +85,10 @@ CASES = {
         [(0, 1, 4, 'rank 1: backward')]),
     'for a rank that did nothing that is known': (
         exchanges(0, 4), [(0, 0, 4, 'rank 1: nothing that was recorded')]),
+    'a rank encodes while it waits, across the end of the wait': (
+        [Event(0, 'encode', 1, 2), Event(0, 'encode', 3, 5),
+         Event(1, 'backward', 0, 4), *exchanges(0, 4)],
+        [(0, 0, 3, 'rank 1: backward')]),
     'stages exchange among themselves': (
         [*(Event(rank, 'forward', rank - 1, rank, 0, rank % 2)
            for rank in range(4)), *exchanges(0, 1, 2, 3)],
