@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from environment import describe, mpiexec, parser, write_json
+from environment import RANKS, describe, mpiexec, parser, write_json
 
 _SCRIPT = os.path.join(os.path.dirname(__file__), os.pardir, 'examples',
                        'digits', 'train_digits.py')
@@ -37,8 +37,9 @@ def run(seed, options):
         subprocess.run(
             [*mpiexec(options.ranks), sys.executable, _SCRIPT,
              '--seed', str(seed), '--out', out, '--link', '0',
-             '--communicator', *options.communicator],
-            check=True, stdout=subprocess.DEVNULL)
+             '--no-report', '--communicator', *options.communicator],
+            check=True, stdout=subprocess.DEVNULL,
+            env={**os.environ, **RANKS})
         with open(os.path.join(out, 'summary.json')) as file:
             return {one['name']: one for one in json.load(file)}
 

@@ -14,7 +14,6 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), os.pardir,
                                 os.pardir, 'benchmarks'))
-from photographs import build
 
 
 def main():
@@ -35,6 +34,11 @@ def main():
                         help="of the sides; 1: as ImageNet's, of some 480 x "
                         '400 pixels (default: 0.25)')
     options = parser.parse_args()
+    try:
+        from photographs import build
+    except ImportError as error:
+        parser.error(f"{error}; install it: pip install '.[examples]', or "
+                     'make images')
     if options.root.exists():
         parser.error(f'{options.root} exists already')
     for name in ('train', 'val'):
