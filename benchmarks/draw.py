@@ -8,10 +8,9 @@ are those that the text has.
 import re
 from pathlib import Path
 
-import matplotlib
+from matplotlib import pyplot
 
-matplotlib.use('Agg')
-from matplotlib import pyplot  # noqa: E402
+pyplot.switch_backend('Agg')        # without a display
 
 RAW = Path(__file__).parent.parent / 'docs' / 'benchmarks'
 OURS, OTHERS = '#1f6fb4', '#8a8a8a'
@@ -225,7 +224,7 @@ def bars(axis, names, found, colours, said=None):
 
 
 def main():
-    with matplotlib.rc_context(LOOK):
+    with pyplot.rc_context(LOOK):
         for draw in (training_steps, training_breakdown, allreduce, near_exact,
                      pipeline, input_pipeline, large_batch):
             figure = draw()

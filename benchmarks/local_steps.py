@@ -232,13 +232,13 @@ def _utilisation(options):
 
 def _plot_curves(curves, times, options):
     """Test error against seconds, one axis for each rate."""
-    from draw import LOOK, OURS, matplotlib, pyplot
+    from draw import LOOK, OURS, pyplot
     shown = [label for label in METHODS if mean_curve(curves, label)]
     colours = dict(zip(shown, ['#8a8a8a', '#3a8a4d', '#d8a13a', OURS,
                                '#7a4fa3', '#8a8a8a', '#c05a1e', '#b0b0b0'],
                        strict=False))
     goal = 100 - mean_curve(curves, 'float32')[UPDATES] + _LIMIT
-    with matplotlib.rc_context(LOOK):
+    with pyplot.rc_context(LOOK):
         figure, axes = pyplot.subplots(1, len(times), squeeze=False,
                                        sharey=True,
                                        figsize=(3.6 * len(times), 4.2))

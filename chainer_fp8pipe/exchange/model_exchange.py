@@ -220,7 +220,8 @@ class ModelExchange:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
-        # Of a file that knows no local steps: of gradients.
+        # A file without this key is older than local steps: its codec's state
+        # is about gradients.
         deltas = bool(saved.get('deltas', False))
         if (deltas or 'since' in saved) and not (
                 self.local and self.local.takes(updates)):

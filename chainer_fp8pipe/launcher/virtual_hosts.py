@@ -39,7 +39,7 @@ ip link set lo up || exit 125
 "$@"
 exit $?
 '''
-# What a network is made of, for a look at whether the kernel has it.
+# Makes one of each part of a network; fails where the kernel lacks one.
 _TRY = '''ip netns add try && ip link add eth0 type bridge &&
 ip link add port type veth peer name eth0 netns try &&
 tc qdisc add dev port root tbf rate 1mbit burst 9000 latency 9ms &&
@@ -285,10 +285,10 @@ class VirtualHosts:
                 os.kill(int(pid), signal.SIGKILL)
 
     def call(self, host: str | None, *command: str, lines: str = '') -> str:
-        """What a tool prints in a host; None: in the switch.
+        """Runs a tool in a host (None: at the switch); returns its output.
 
         Raises:
-            HostsError: It fails; with what it says.
+            HostsError: The tool fails; the message has its output.
         """
         place = ['ip', 'netns', 'exec', host] if host else []
         done = subprocess.run([*place, *command], input=lines,

@@ -403,7 +403,7 @@ def _sums(events: Sequence[Event]) -> Table:
 # --- what is slow ------------------------------------------------------------
 
 def _slowness(runs: _Runs) -> _Answer:
-    """What the diagnosis says, each rank's own work, and links."""
+    """Answers with the diagnosis, a table of each rank's work, and links."""
     last = {name: mine[-1] for name, mine in _by_rank(runs).items()}
     findings = [_label(run, finding.text) for run, record in runs.items()
                 for finding in diagnose(record)]
