@@ -1,9 +1,10 @@
 """Updates of each rank by itself, and the mean of what they have changed."""
 # A rank updates its own copy of the parameters H times, by its own gradients
 # (local SGD: Stich, "Local SGD Converges Fast and Communicates Little", ICLR
-# 2019).  These H updates are a period.  After the last of them, the change of each
-# parameter since the last exchange travels in place of a gradient, through the
-# same buckets, codec, residuals and algorithm.  All ranks then hold
+# 2019).  These H updates are a period.  After the last of them, the change of
+# each parameter since the last exchange travels in place of a gradient,
+# through the same buckets, codec, residuals and algorithm.  All ranks then
+# hold
 #
 #     anchor + mean of (value - anchor)
 #

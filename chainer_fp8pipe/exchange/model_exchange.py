@@ -25,12 +25,12 @@
 #
 # A bucket that was sent early can become void: its gradients are changed after
 # backward, another rank does not agree, or the script drops the update
-# (bcast_data).  Then the ranks tell
-# each other how much they have sent; who has sent less than the others sends
-# zeros, and all drop the means, so that no message is left on its way.  Where
-# a rank's exchange has failed, or ranks send in different orders, zeros would
-# not match.  After that, and after buckets of an update that the ranks refuse,
-# every later update of the communicator raises an error, on all ranks.
+# (bcast_data).  Then the ranks tell each other how much they have sent; who
+# has sent less than the others sends zeros, and all drop the means, so that no
+# message is left on its way.  Where a rank's exchange has failed, or ranks
+# send in different orders, zeros would not match.  After that, and after
+# buckets of an update that the ranks refuse, every later update of the
+# communicator raises an error, on all ranks.
 #
 # The first updates travel in float32: early gradients change by orders of
 # magnitude from one update to the next, and the fp8 paper begins all its
