@@ -208,7 +208,7 @@ class LocalSteps:
         self.begin(model)
         self.since, self._steps = int(saved['since']), int(saved['steps'])
         self.moving = {key.removeprefix(_OWN) for key in saved
-                        if key.startswith(_OWN)}
+                       if key.startswith(_OWN)}
         self.statistics = {key.removeprefix(_STATISTIC): value.copy()
                            for key, value in saved.items()
                            if key.startswith(_STATISTIC)}

@@ -552,7 +552,7 @@ def _memory(runs: _Runs) -> _Answer:
     worst = max(peaks, key=lambda name: peaks[name])
     yield f'The most: {size(peaks[worst])}, of {worst}.'
     yield from _draw_ranks('Memory of the process', 'MB', runs,
-                      lambda one: one.resident / 1e6)
+                           lambda one: one.resident / 1e6)
     on_gpu = {name for name, its in mine.items()
               if any(one.gpu_used is not None for one in its)}
     if on_gpu:
