@@ -152,11 +152,11 @@ def near_exact():
         axis.annotate(' limit', (limit, 1), xycoords=(
             'data', 'axes fraction'), va='top', fontsize=9)
         axis.set_title(task)
-        axis.set_xlabel(f'lost against float32, {unit}', fontsize=9)
+        axis.set_xlabel(f'lost, {unit}', fontsize=9)
     figure.suptitle(
-        'Most runs cannot tell a loss from none.  Blue: the 95 % '
-        'interval ends\nbelow the limit.  Rows: codec, optimizer, workers; '
-        '10 seeds',
+        'Most runs cannot tell a loss against float32 from none.  Blue: the\n'
+        '95 % interval ends below the limit.  Rows: codec, optimizer, '
+        'workers; 10 seeds',
         x=0.01, ha='left', fontsize='medium')
     return figure
 
