@@ -63,7 +63,8 @@ class Local(NamedTuple):
 
 
 #: Names in place of a codec's.
-LOCAL = {'int4, H=8': Local(8), 'int4, QSR': Local(2, growing=True)}
+LOCAL = {'int4, H=8': Local(8), 'int4, QSR': Local(2, growing=True),
+         'int4, half': Local(8, synchronous=0.5)}
 _BYTES = {'float32': 4.0, 'fp8': 1.0, 'int5': 21 / 32, 'int4': 17 / 32,
           'e2m1': 17 / 32}
 

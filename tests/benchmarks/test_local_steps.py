@@ -45,7 +45,8 @@ def test_an_accuracy_counts_from_where_it_is_not_lost_again(curve, updates):
 
 
 @pytest.mark.parametrize(('codec', 'least', 'most'), [
-    ('float32', 4, 4), ('int4', .70, .71), ('int4, H=8', .12, .13)])
+    ('float32', 4, 4), ('int4', .70, .71), ('int4, H=8', .12, .13),
+    ('int4, half', .32, .36)])
 def test_bytes_of_a_training_include_its_first_updates(codec, least, most):
     found = near_exact_runs.bytes_of(codec, 'digits', 4)
     assert least <= found <= most
