@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import current
-from ..pipeline.backprop import Backprop, added
+from ..pipeline.backprop import Tape
 from . import nested
 
 _NOTHING = numpy.zeros(1, 'f')
@@ -102,22 +103,19 @@ class WholeCall(chainer.FunctionNode):
         self.variables = tuple(isinstance(output, chainer.Variable)
                                for output in outputs)
         if keep:
-            self._kept = variables, outputs
+            self._kept = Tape(tuple(variables), tuple(
+                itertools.compress(outputs, self.variables)))
         return tuple(nested.array_of(output) for output in outputs)
 
     def backward(self, indexes: tuple, gradients: tuple) -> tuple:
         """Goes through the graph of the forward pass, and drops it."""
-        variables, outputs = self._kept
-        self._kept = None
-        inner = Backprop({}, _leave)
-        inner.run(added(
-            (output.node, None if gradient is None else gradient.array)
-            for output, gradient in zip(outputs, gradients, strict=True)
-            if isinstance(output, chainer.Variable)))
-        return tuple(
-            None if index >= len(self._given)
-            else _variable(inner.leaves.get(variables[index].node))
-            for index in indexes)
+        tape, self._kept = self._kept, None
+        found = tape.backward(tuple([
+            None if gradient is None else gradient.array
+            for gradient, is_variable in zip(gradients, self.variables,
+                                             strict=True) if is_variable
+        ]), _leave)
+        return tuple([_variable(found[index]) for index in indexes])
 
 
 def _leave(parameter: chainer.Parameter, gradient: Any) -> None:

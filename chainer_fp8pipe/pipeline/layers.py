@@ -9,7 +9,7 @@
 #
 # All layers of a part are in one graph.  An interceptor sees their functions
 # as they are called: it calls them without Chainer's checks, counts how often
-# they use a parameter, so that `Backprop` knows when its gradient is final,
+# they use a parameter, so that `Tape` knows when its gradient is final,
 # numbers them, so that it adds in the same order whatever the cut, and notes
 # which layer has called a function, for messages.
 #

@@ -388,7 +388,8 @@ class Stage:
             tape = self._tapes[key] if defer else self._tapes.pop(key)
             self._sums.last = not defer and self._is_last(micro_batch)
             with self._blame_backward(key, tape), unchecked():
-                gradients = tape.backward(gradients, self._sums, defer)
+                gradients = tape.backward(gradients, self._sums.take,
+                                          self._sums.take_product, defer)
             self._sums.collect(self._parameters[number])
             if not defer:
                 self._through(key)
