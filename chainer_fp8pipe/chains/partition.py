@@ -13,7 +13,7 @@ from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
-from ..pipeline.randomness import Place, preserved
+from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.calls import order_of
 from ..planning.cuts import CutProblem, DoesNotFit, search
@@ -30,11 +30,10 @@ from .partitioned import (
     PartitionedChain,
     check_result,
     class_of,
-    reads_state,
 )
-from .recorder import OTHER_CALLS, Tracer
-from .replay import MicroBatch, between_calls
-from .trace import PLAIN, StagedTrace, Trace
+from .recorder import Tracer
+from .replay import MicroBatch
+from .trace import PLAIN, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -114,15 +113,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         found = _plan(names, trace, problem, plan, grid)
 
         def cut() -> tuple[Partition, Any]:
-            live = reads_state(tracer, trace, call)
-            program = StagedTrace(trace, found, None, live, {})
-            part = Partition(model, names, tracer, found, grid, program, live,
-                             limit)
-            with preserved():
-                if part.rehearse(program, call) is None:
-                    raise ValueError(OTHER_CALLS)
             kind: Any = type(model)
-            return part, class_of(kind)
+            with preserved():
+                return Partition(model, names, tracer, found, grid, limit,
+                                 trace, call), class_of(kind)
         part, kind = _together(grid.comm, cut)
         _distribute(names, part, grid.comm)
         model.partition, model.__class__ = part, kind
@@ -190,11 +184,11 @@ def _traced(model: Any, example: Any, grid: ProcessGrid
     _share_generators(names, grid.comm, grid.pipeline)
 
     def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
-        call = MicroBatch(model, *arguments_of(example), Place(0, 0, 0, 0))
+        call = MicroBatch(model, *arguments_of(example))
         tracer = Tracer(names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \
-                preserved(), between_calls(call.place):
+                preserved():
             found = tracer.trace(call, timed=grid.comm.rank == 0)
         check_result(found.result)
         return tracer, found, call, Signature({

@@ -33,7 +33,7 @@ from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import preserved
 from ..planning.calls import Source, Value
 from . import collectives, nested
-from .attributes import LinkState, frozen, saved
+from .attributes import Leaf, State, left_in, put_state, saved
 from .ghost import (
     GhostError,
     describe_source,
@@ -46,7 +46,7 @@ from .ghost import (
     user_line,
 )
 from .measure import key_of, measured, returned_constants, with_real
-from .names import Names, reporter_of
+from .names import Names
 from .trace import (
     PLAIN,
     Trace,
@@ -90,7 +90,7 @@ class Tracer:
         self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
-    def trace(self, run: Callable[[], Any], state: LinkState | None = None,
+    def trace(self, run: Callable[[], Any], state: State = (),
               timed: bool = True) -> Trace:
         """The calls that ``run`` makes.  The model stays as it was.
 
@@ -177,24 +177,20 @@ class CallRecorder(Interceptor):
         self._ignored: list[tuple[int, Any]] = []
         self._once = False
 
-    def record(self, run: Callable[[], Any], state: LinkState | None) -> None:
+    def record(self, run: Callable[[], Any], state: State) -> None:
         """Fills the trace; the model stays as it was."""
         links, trace = self._names.links, self.trace
-        reporter = reporter_of(self._names)
         with saved(links) as attributes, _ghost_parameters(self._names):
-            begin = frozen(links)
-            if state is not None:
-                state.put(links, self._pin)
+            put_state(state, links, self._pin)
             trace.first = len(trace.calls)
-            with preserved(), reporter, collectives.refusing(links), \
-                    intercepting(self):
+            with preserved(), self._names.reporter.scope(trace.reports), \
+                    collectives.refusing(links), intercepting(self):
                 trace.result = run()
             for call in trace.calls:
                 if call.error is not None:      # which holds the batch
                     call.error = call.error.with_traceback(None)
-            trace.state = LinkState.found(links, begin)
+            trace.state = left_in(links, attributes)
             self._refuse_ghosts()
-            trace.reports = dict(reporter.observation)
             trace.touched = frozenset(
                 (path, name) for path, name in attributes.changed()
                 if name not in links[path]._params)
@@ -297,14 +293,13 @@ class CallRecorder(Interceptor):
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
 
-    def _pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
-             xp: Any, link: str) -> Any:
+    def _pin(self, leaf: Leaf, link: str) -> Any:
         """A ghost of an array that a link keeps from an earlier run."""
-        array = ghost(shape, dtype, Source(len(self._calls), 0), xp,
-                      self.trace)
+        array = ghost(leaf.shape, leaf.dtype, Source(len(self._calls), 0),
+                      leaf.xp, self.trace)
         self._calls.append(TracedCall(
-            'state', link, outputs={0: Value(shape, dtype, False)},
-            pinned=stage,
+            'state', link, outputs={0: Value(leaf.shape, leaf.dtype, False)},
+            pinned=leaf.stage,
             ghosts=(chainer.Variable(array, requires_grad=False),)))
         return array
 

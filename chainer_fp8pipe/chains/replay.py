@@ -38,7 +38,7 @@ from ..intercept.function_calls import (
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from . import nested
-from .attributes import LinkState, saved
+from .attributes import State, saved, signature
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .names import Names
 from .trace import (
@@ -58,9 +58,10 @@ _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
            'computed values by chainer_fp8pipe.atomic')
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
+_NOWHERE = Place(0, 0, 0, 0)
 #: What links keep of a micro-batch: the program's ``after``, and the values of
 #: this rank by their pinned calls in the next trace.
-Kept = tuple[LinkState | None, dict[Source, Any]]
+Kept = tuple[State, dict[Source, Any]]
 
 
 class Diverged(RuntimeError):
@@ -390,13 +391,16 @@ class Run(Replay):
                     attributes_of(node)[name], requires_grad=False)
 
 
-class MicroBatch(nested.Fresh):
+class MicroBatch:
     """A micro-batch that a model, or a method of it, is called with.
+
+    A forward pass may write to its batch (``x /= 2``), and a micro-batch goes
+    through several: so each has new copies of the arrays.
 
     Args:
         function: Is called with ``args`` and ``kwargs``.
-        args: Arrays.
-        kwargs: Arrays, by name.
+        args: Arrays, and what may hold them.
+        kwargs: The same, by name.
         place: Where in the training the micro-batch is; seeds what Python
             draws in forward.
         before: What links kept of the last batch's.
@@ -411,51 +415,56 @@ class MicroBatch(nested.Fresh):
     program: StagedTrace
 
     def __init__(self, function: Callable, args: tuple,
-                 kwargs: dict[str, Any], place: Place,
-                 before: Kept = (None, {})) -> None:
-        super().__init__(function, args, kwargs)
-        self.place = place
+                 kwargs: dict[str, Any], place: Place = _NOWHERE,
+                 before: Kept = ((), {})) -> None:
+        self.function, self.place = function, place
+        self._leaves, self._tree = nested.leaves((args, kwargs))
         self.state, self.before = before
         self.reports: dict[str, Any] = {}
         self.kept: dict[Source, Any] = {}
         self.found: saved | None = None
+
+    def __call__(self) -> Any:
+        """Calls the function, at its place."""
+        args, kwargs = self.arguments()
+        with between_calls(self.place):
+            return self.function(*args, **kwargs)
+
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """Arguments and keyword arguments, with new copies of the arrays."""
+        return nested.rebuilt(self._tree, [
+            leaf if isinstance(leaf, chainer.Variable) else leaf.copy()
+            for leaf in self._leaves])
 
     def key(self, mode: str) -> Any:
         """A key that micro-batches share if one trace may do for both."""
         return (mode, getattr(self.function, '__func__', self.function),
                 nested.signature(self._tree),
                 tuple((leaf.shape, leaf.dtype.str) for leaf in self._leaves),
-                self.state.signature() if self.state else None)
+                signature(self.state))
 
 
-def rehearse(program: StagedTrace, micro_batch: MicroBatch, names: Names,
-             reporter: chainer.Reporter) -> Rehearsal:
+def rehearse(program: StagedTrace, micro_batch: MicroBatch, names: Names
+             ) -> Rehearsal:
     """Compares the calls of a micro-batch with those of a program.
 
     Args:
         program: Of a similar forward pass.
         micro_batch: Calls the model.
         names: Of the model's links and parameters.
-        reporter: Of its links.
     """
-    trace = program.trace
+    trace, reports = program.trace, dict[str, Any]()
     rehearsal = Rehearsal(trace, names)
-    reporter.observation = {}
-    try:
-        with saved(names.links, trace.touched | program.attributes), \
-                without_shapes(names.parameters.values()), \
-                between_calls(micro_batch.place), reporter, \
-                intercepting(rehearsal):
-            program.put_state(names.links, {}, None)
-            micro_batch()
-            rehearsal.finish()
-        rehearsal.fits = not (reporter.observation.keys()
-                              ^ trace.reports.keys()) - trace.inside.keys()
-    except Exception:           # a new trace raises the model's own
-        rehearsal.fits = False
-    finally:
-        reporter.observation = {}
-    return rehearsal
+    with contextlib.suppress(Exception), \
+            saved(names.links, trace.touched | program.attributes), \
+            without_shapes(names.parameters.values()), \
+            names.reporter.scope(reports), intercepting(rehearsal):
+        program.put_state(names.links, {}, None)
+        micro_batch()
+        rehearsal.finish()
+        rehearsal.fits = not (reports.keys() ^ trace.reports.keys()
+                              ) - trace.inside.keys()
+    return rehearsal        # a new trace raises the model's own error
 
 
 @contextlib.contextmanager

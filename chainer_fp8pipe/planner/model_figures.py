@@ -30,13 +30,13 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..chains import nested
 from ..chains.ghost import is_ghost
 from ..chains.measure import clock_of, memory_traced
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
 from ..chains.recorder import Tracer
+from ..chains.replay import MicroBatch
 from ..mpi.agreement import Signature, agree, raise_together
 from ..mpi.ranks import own_cores, pools_of
 from ..pipeline.randomness import preserved
@@ -126,7 +126,7 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
     def trace(first: bool) -> list[Any] | None:
         if first != (comm.rank == 0):
             return None
-        return [tracer.trace(nested.Fresh(
+        return [tracer.trace(MicroBatch(
             functools.partial(call_with, model), (example.of(size),), {}),
             timed=first) for size in sizes]
     with chainer.using_config('train', True), \
