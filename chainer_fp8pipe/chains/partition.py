@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -261,35 +261,31 @@ def _distribute(names: Names, part: Partition, comm: Any) -> None:
     Values that were not deferred are those of the first rank; so are the
     persistent values of links.
     """
-    deferred, sent = _as_on_the_first_rank(names, comm)
-
-    def draw_own() -> None:
-        for name in deferred:
-            if name in part.own:
-                _draw(name, names.parameters[name])
-            else:
-                take_away(name, names.parameters[name])
+    values = _values(names, part, comm, *_as_on_the_first_rank(names, comm))
     # What a rank does with a value is a part of what it agrees on next.
-    then: Callable[[], None] = draw_own
-    for name in sent:
-        parameter = names.parameters[name]
-
-        def prepare(then: Any = then, name: str = name,
-                    parameter: Any = parameter) -> numpy.ndarray:
-            then()
-            return _to_send(comm, name, parameter)
-        host = _together(comm, prepare)
+    while (host := _together(comm, lambda: next(values, None))) is not None:
         if comm.size > 1:
             comm.Bcast(host.reshape(-1).view(numpy.uint8))
-        then = functools.partial(_keep, name, parameter, host,
-                                 name in part.own)
-
-    def prepare_persistent() -> tuple[list[Any], list[numpy.ndarray]]:
-        then()
-        return _persistent(names)
     plain, arrays = broadcast_arrays(
-        comm, *_together(comm, prepare_persistent))
+        comm, *_together(comm, lambda: _persistent(names)))
     _together(comm, lambda: _set_persistent(names, plain, arrays))
+
+
+def _values(names: Names, part: Partition, comm: Any, deferred: list[str],
+            sent: dict[str, None]) -> Iterator[numpy.ndarray]:
+    """Draws what is deferred; gives memory for each value that is sent.
+
+    When it goes on, the first rank's value has come.
+    """
+    for name in deferred:
+        if name in part.own:
+            _draw(name, names.parameters[name])
+        else:
+            take_away(name, names.parameters[name])
+    for name in sent:
+        host = _to_send(comm, name, names.parameters[name])
+        yield host
+        _keep(name, names.parameters[name], host, name in part.own)
 
 
 def _as_on_the_first_rank(names: Names, comm: Any

@@ -25,7 +25,6 @@ import functools
 import warnings
 from collections.abc import (
     Callable,
-    Iterable,
     Iterator,
     Sequence,
 )
@@ -38,7 +37,6 @@ from ..intercept.function_calls import current, hold, intercepting
 from ..mpi.agreement import raise_together
 from ..mpi.arrays import receive_array, send_array
 from ..pipeline.backprop import Arrays, Tape
-from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from ..planning.partition_plan import PartitionPlan
@@ -68,8 +66,10 @@ class ChainPart:
     def __init__(self, partition: Partition, chunk: int) -> None:
         self.name = f'stage {chunk}'
         self._partition, self._chunk = partition, chunk
-        self._parameters = {name: partition.names.parameters[name]
-                            for name in partition.used[chunk]}
+        self.parameters: list[chainer.Parameter] = [
+            partition.names.parameters[name]
+            for name in partition.used[chunk]]
+        self.links = list(partition.names.links.values())
 
     def normalises(self, micro_batch: int) -> bool:
         """See :meth:`.Part.normalises`."""
@@ -99,11 +99,8 @@ class ChainPart:
             for source, value in one.before.items()
             if source in program.wanted[chunk]})
         reports: dict[str, Any] = {}
-        # All ranks call all links, but one normalises.
-        with self._state(one), part.names.reporter.scope(reports), (
-                part.statistics.counting(self._keeps)
-                if program.trace.normalises and part.statistics
-                else contextlib.nullcontext()), intercepting(run):
+        with self._state(one), part.names.reporter.scope(reports), \
+                intercepting(run):
             one()
             run.finish()
             self._keep(program.after, one.kept, run)
@@ -114,24 +111,15 @@ class ChainPart:
                     nested.array_of(run.real(leaf)) for leaf in leaves])
         outputs = tuple([run.value(source)
                          for source in program.outgoing[chunk]])
-        inner = {self._parameters[name].node for name in program.inner
-                 if name in self._parameters}
+        inner = {part.names.parameters[name].node for name in program.inner}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
         return (Tape(variables, outputs, uses,
                      said=functools.partial(_said, run.own, self.name)),
                 tuple([output.array for output in outputs]))
 
-    def params(self) -> Iterable[chainer.Parameter]:
-        """See :meth:`.Part.params`."""
-        return self._parameters.values()
-
-    def links(self) -> Iterable[chainer.Link]:
-        """See :meth:`.Part.links`."""
-        return self._partition.names.links.values()
-
-    def _keeps(self, link: chainer.Link) -> bool:
-        """Whether a link's running values, if it has any, are this chunk's."""
+    def keeps(self, link: chainer.Link) -> bool:
+        """See :meth:`.Part.keeps`; all ranks call all links."""
         part = self._partition
         return part.keepers.get(
             part.names.of(link) or '', self._chunk) == self._chunk
@@ -199,7 +187,6 @@ class Partition:
             in training.
         micro_batches: Of this step.
         mismatch: Why a rehearsal has failed, if a constant was another one.
-        statistics: Of batch normalisations; None: there are none.
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path.
         used: The paths of the parameters of each chunk.
@@ -216,7 +203,6 @@ class Partition:
         self.tracer, self.limit = tracer, limit
         self.title = type(model).__name__
         self.optimizer: Any = None
-        self.statistics: BatchStatistics | None = None
         self.micro_batches: Sequence[MicroBatch] = []
         self.mismatch = ''
         self.keepers: dict[str, int] = {}

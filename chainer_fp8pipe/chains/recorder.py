@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -61,7 +62,7 @@ from .trace import (
     loosened,
 )
 from .valueless_parameters import place_array, place_ghost
-from .whole_call import LinkCall, WholeCall, call_whole, is_marked
+from .whole_call import WholeCall, call_whole, is_marked
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
 _MEASURED = 4096
@@ -207,7 +208,8 @@ class CallRecorder(Interceptor):
         self._stack.append(link)
         try:
             if self._names.of(link) in self.trace.atomic:
-                return self.call_whole(LinkCall(link, original), args, kwargs)
+                return self.call_whole(functools.partial(original, link),
+                                       args, kwargs, link)
             return original(link, *args, **kwargs)
         except GhostError:
             if self._looking is None:
@@ -217,11 +219,12 @@ class CallRecorder(Interceptor):
         finally:
             self._stack.pop()
 
-    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def call_whole(self, function: Any, args: Any, kwargs: Any,
+                   link: chainer.Link | None = None) -> Any:
         if self.inside:
             return function(*args, **kwargs)
         return call_whole(function, args, kwargs,
-                          lambda: self._calls[-1].form)
+                          lambda: self._calls[-1].form, link)
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self.inside:
@@ -326,7 +329,8 @@ class CallRecorder(Interceptor):
             'constants': constants_of(node), 'hidden': tuple(hidden),
             'inputs': tuple(one for found in every for one in found
                             if isinstance(one, Source)),
-            'reads': self._reads(node, inputs)}
+            'reads': self._owners((*inputs,
+                                   *attributes_of(node).values()))}
         whole = self._whole(node)
         if asked['kind'] is AsStrided:
             self._refuse_parts(inputs)
@@ -443,8 +447,7 @@ class CallRecorder(Interceptor):
         Those that are run as one call, and those whose persistent arrays are
         attributes of the function, which writes to them.
         """
-        arrays = {id(value) for value in attributes_of(node).values()
-                  if isinstance(value, chainer.get_array_types())}
+        owners = self._owners(attributes_of(node).values())
         found = []
         for link in self._stack:
             name = self._names.of(link)
@@ -454,7 +457,7 @@ class CallRecorder(Interceptor):
                 found += [name, *self._keeping(
                     path for path in self._names.links
                     if path.startswith(name.rstrip('/') + '/'))]
-            elif any(id(array) in arrays for array in _persistent(link)):
+            elif name in owners:
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
@@ -480,11 +483,10 @@ class CallRecorder(Interceptor):
         return [path for path in dict.fromkeys(paths)
                 if _persistent(self._names.links[path])]
 
-    def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
-        """Links whose persistent arrays a call is given."""
+    def _owners(self, values: Iterable[Any]) -> tuple[str, ...]:
+        """Links whose persistent arrays, or views of them, are given."""
         arrays = set()
-        for value in (*inputs, *attributes_of(node).values()):
-            array = nested.array_of(value)
+        for array in map(nested.array_of, values):
             if isinstance(array, chainer.get_array_types()) and not (
                     is_ghost(array)):
                 arrays |= {id(array), id(array.base)}

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -51,7 +52,7 @@ from .trace import (
     link_of,
 )
 from .valueless_parameters import place_ghost, without_shapes
-from .whole_call import LinkCall, call_whole
+from .whole_call import call_whole
 
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
            'and on numpy.random only; mark a function that branches on '
@@ -90,14 +91,16 @@ class Replay(Interceptor):
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
         if not self._inside and self._names.of(link) in self._trace.atomic:
-            return self.call_whole(LinkCall(link, original), args, kwargs)
+            return self.call_whole(functools.partial(original, link), args,
+                                   kwargs, link)
         return original(link, *args, **kwargs)
 
-    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
+    def call_whole(self, function: Any, args: Any, kwargs: Any,
+                   link: chainer.Link | None = None) -> Any:
         if self._inside:
             return function(*args, **kwargs)
         return call_whole(function, args, kwargs,
-                          lambda: self._calls[self._number - 1].form)
+                          lambda: self._calls[self._number - 1].form, link)
 
     def finish(self) -> None:
         """Raises Diverged if calls of the trace were not made."""

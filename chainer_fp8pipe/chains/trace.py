@@ -362,7 +362,8 @@ def label_of(node: Any) -> str:
 
 def link_of(node: Any) -> chainer.Link | None:
     """The link that a call runs as a whole; None: none."""
-    return getattr(getattr(node, 'run', None), 'link', None)
+    run = getattr(node, 'run', None)
+    return run if isinstance(run, chainer.Link) else None
 
 
 def attributes_of(node: Any) -> dict[str, Any]:

@@ -63,25 +63,23 @@ class WholeCall(chainer.FunctionNode):
     go into the parameters.
 
     Args:
-        function: Is run.
+        run: The link or function.
+        function: Runs it.
         tree: Of its arguments.
         given: Which leaves of the arguments are variables.  A further input
             has backward called where no argument wants a gradient.
     """
 
-    def __init__(self, function: Callable, tree: Any,
+    def __init__(self, run: Callable, function: Callable, tree: Any,
                  given: tuple[bool, ...]) -> None:
-        self.run = function
+        self.run, self._function = run, function
         self._arguments, self._given = tree, given
         self.result: Any = None
         self._kept: Any = None
 
     @property
     def label(self) -> str:
-        run = getattr(self.run, 'link', self.run)
-        if isinstance(run, chainer.Link):
-            return type(run).__name__
-        return getattr(run, '__name__', type(run).__name__)
+        return getattr(self.run, '__name__', type(self.run).__name__)
 
     def check_layout_forward(self, inputs: Any) -> None:
         """Any layout will do."""
@@ -99,7 +97,8 @@ class WholeCall(chainer.FunctionNode):
         # run again before backward and keeps no graph.
         with chainer.using_config('enable_backprop',
                                   keep or chainer.config.train):
-            outputs, self.result = nested.leaves(self.run(*args, **kwargs))
+            outputs, self.result = nested.leaves(
+                self._function(*args, **kwargs))
         self.variables = tuple(isinstance(output, chainer.Variable)
                                for output in outputs)
         if keep:
@@ -136,9 +135,8 @@ class Identity:
     """
 
     def __init__(self, run: Any) -> None:
-        link = getattr(run, 'link', None)
         function = getattr(run, '__func__', run)
-        self._key = (link if link is not None else
+        self._key = (run if isinstance(run, chainer.Link) else
                      getattr(run, '__self__', None),
                      getattr(function, '__code__', None) or type(run))
 
@@ -154,26 +152,23 @@ class Identity:
         return str(getattr(self._key[1], 'co_name', self._key[1]))
 
 
-class LinkCall:
-    """A link's own call, without interception."""
-
-    def __init__(self, link: chainer.Link, original: Callable) -> None:
-        self.link, self._original = link, original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._original(self.link, *args, **kwargs)
-
-
 def call_whole(function: Any, args: Any, kwargs: Any,
-               form_of: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
+               form_of: Callable[[], tuple[Any, tuple[bool, ...]]],
+               link: chainer.Link | None = None) -> Any:
     """Calls a function as one node, and returns what the function returns.
 
-    ``form_of`` gives the form of the result (see :class:`.TracedCall`) where
-    the interceptor has not run the node.
+    Args:
+        function: Is called with ``args`` and ``kwargs``.
+        args: Of the call.
+        kwargs: Of the call.
+        form_of: Gives the form of the result (see :class:`.TracedCall`) where
+            the interceptor has not run the node.
+        link: Whose own call the function is; None: of no link.
     """
     leaves, tree = nested.leaves((args, kwargs))
-    node = WholeCall(function, tree, tuple(
-        isinstance(leaf, chainer.Variable) for leaf in leaves))
+    node = WholeCall(
+        function if link is None else link, function, tree,
+        tuple(isinstance(leaf, chainer.Variable) for leaf in leaves))
     # Backward is called, also where no argument wants a gradient.
     outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
     tree, variables = (form_of() if node.result is None

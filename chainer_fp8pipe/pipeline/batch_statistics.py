@@ -22,7 +22,7 @@ Parts = list[tuple[int, Any, Any]]      # elements per channel, mean, variance
 
 
 class BatchStatistics(chainer.LinkHook):
-    """Gathers statistics while it is active as a link hook.
+    """Gathers statistics in blocks of :meth:`counting`, as a link hook.
 
     Batch renormalisation reads its running averages while it trains; it is
     left as Chainer has it.
@@ -36,26 +36,19 @@ class BatchStatistics(chainer.LinkHook):
         self._finetune: dict[Any, bool] = {}
         self._uses: dict[Any, int] = {}
         self._before: list[tuple[Any, ...]] = []
-        self._chunk = 0
-        self._here: Callable[[Any], bool] = lambda link: True
 
     @contextlib.contextmanager
-    def counting(self, here: Callable[[Any], bool]) -> Iterator[None]:
-        """Has uses of a link inside count only if ``here(link)``.
+    def counting(self, chunk: int = 0,
+                 here: Callable[[Any], bool] = lambda link: True
+                 ) -> Iterator[None]:
+        """A block in which a micro-batch goes forward through a chunk.
 
-        In a partitioned Chain's forward all ranks call all links, but only
-        one normalises.
+        Uses of a link count only if ``here(link)``.
         """
-        before, self._here = self._here, here
-        try:
-            yield
-        finally:
-            self._here = before
-
-    def next_micro_batch(self, chunk: int = 0) -> None:
-        """Says that another micro-batch or chunk runs forward next."""
         self._uses.clear()
-        self._chunk = chunk
+        self._chunk, self._here = chunk, here
+        with self:
+            yield
 
     def forward_preprocess(self, args: Any) -> None:
         link = args.link

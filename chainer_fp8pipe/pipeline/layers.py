@@ -24,7 +24,7 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -124,6 +124,12 @@ class LayersPart:
                         for index, layer in layers]
         names = self._layers[0][2], self._layers[-1][2]
         self.name = ' to '.join(dict.fromkeys(names))
+        links = [layer for _, layer in layers
+                 if isinstance(layer, chainer.Link)]
+        self.parameters: list[chainer.Parameter] = list({
+            id(parameter): parameter for link in links
+            for parameter in link.params()}.values())
+        self.links = [one for link in links for one in link.links()]
         self._xp = xp
         self._checked: set[tuple] = set()
 
@@ -159,16 +165,9 @@ class LayersPart:
         """See :meth:`.Part.normalises`; a function may use any link."""
         return True
 
-    def params(self) -> Iterable[chainer.Parameter]:
-        """See :meth:`.Part.params`."""
-        return {id(parameter): parameter for _, layer, _ in self._layers
-                if isinstance(layer, chainer.Link)
-                for parameter in layer.params()}.values()
-
-    def links(self) -> Iterable[chainer.Link]:
-        """See :meth:`.Part.links`."""
-        return [link for _, layer, _ in self._layers
-                if isinstance(layer, chainer.Link) for link in layer.links()]
+    def keeps(self, link: chainer.Link) -> bool:
+        """See :meth:`.Part.keeps`."""
+        return True
 
 
 class _Calls(Interceptor):

@@ -313,7 +313,7 @@ class Pipeline:
     def _take_parts(self) -> None:
         """Takes over the parts of the model that this rank has now."""
         self._work.changed = False
-        self._stage.take(self._work.parts(self._statistics))
+        self._stage.take(self._work.parts())
         self._tied = TiedGradients(self.grid, self._work.tied(),
                                    [one for _, one in
                                     self._model.namedparams()])

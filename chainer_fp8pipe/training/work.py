@@ -233,10 +233,9 @@ class ChainWork(Work):
         self._weights: list[float] = []
         self._method: Callable | None = None
 
-    def parts(self, statistics: Any) -> dict[int, ChainPart]:
+    def parts(self) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.optimizer = self._optimizer
-        self._partition.statistics = statistics
         return self._partition.parts()
 
     def choose(self, method: str | None) -> str:
@@ -488,7 +487,7 @@ class LayersWork(Work):
         self._loss = LayersLoss(loss_fun, metrics, loss_weight)
         self.chunks = len(model.bounds)
 
-    def parts(self, statistics: Any) -> dict[int, LayersPart]:
+    def parts(self) -> dict[int, LayersPart]:
         """This rank's parts of the model, by number of chunk."""
         found = {
             self._grid.stage_index + position * self._grid.stages:

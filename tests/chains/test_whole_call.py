@@ -1,4 +1,6 @@
 """What is atomic is run as one call, and gives what it would otherwise."""
+import functools
+
 from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains import whole_call
 from chainer_fp8pipe.intercept.function_calls import Interceptor, intercepting
@@ -30,12 +32,12 @@ class Here(Interceptor):
 
     def call_link(self, link, args, kwargs, original):
         if whole_call.is_marked(link) and not self._inside:
-            return self.call_whole(whole_call.LinkCall(link, original), args,
-                                   kwargs)
+            return self.call_whole(functools.partial(original, link), args,
+                                   kwargs, link)
         return original(link, *args, **kwargs)
 
-    def call_whole(self, function, args, kwargs):
-        return whole_call.call_whole(function, args, kwargs, None)
+    def call_whole(self, function, args, kwargs, link=None):
+        return whole_call.call_whole(function, args, kwargs, None, link)
 
 
 def compared(run, *links):
