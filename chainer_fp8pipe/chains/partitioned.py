@@ -91,13 +91,12 @@ class ChainPart:
             chainer.Variable(array,
                              requires_grad=program.wants_gradient(source))
             for source, array in zip(incoming, inputs, strict=True)])
-        run = Run(program, chunk, dict(zip(incoming, variables, strict=True)),
-                  part.names, place, part.where)
         # A link may keep a value that only a later chunk uses.
-        run.made.update({
+        values = dict(zip(incoming, variables, strict=True)) | {
             source: chainer.Variable(value, requires_grad=False)
             for source, value in one.before.items()
-            if source in program.wanted[chunk]})
+            if source in program.wanted[chunk]}
+        run = Run(program, chunk, values, part.names, place, part.where)
         reports: dict[str, Any] = {}
         with self._state(one), part.names.reporter.scope(reports), \
                 intercepting(run):
@@ -109,7 +108,7 @@ class ChainPart:
                 leaves, tree = nested.leaves(value)
                 one.reports[name] = nested.rebuilt(tree, [
                     nested.array_of(run.real(leaf)) for leaf in leaves])
-        outputs = tuple([run.value(source)
+        outputs = tuple([values[source]
                          for source in program.outgoing[chunk]])
         inner = {part.names.parameters[name].node for name in program.inner}
         uses = {node: count for node, count in run.uses.items()
@@ -133,17 +132,17 @@ class ChainPart:
         first run began with, and restore those that it left.
         """
         links, program = self._partition.names.links, micro_batch.program
-        again = micro_batch.found
-        # Not the persistent arrays that a link makes in its first call.
-        counted = {(path, name) for path, name
-                   in program.trace.touched - program.attributes
-                   if name not in links[path]._persistent
-                   or vars(links[path]).get(name) is not None
-                   } if again is None else program.trace.touched
+        again, restored = micro_batch.found, program.attributes
         if again is None:
-            micro_batch.found = saved(links, counted).note()
-        with saved(links, program.attributes if again is None
-                   else counted | program.attributes):
+            # Not the persistent arrays that a link makes in its first call.
+            micro_batch.found = saved(links, {
+                (path, name) for path, name
+                in program.trace.touched - program.attributes
+                if name not in links[path]._persistent
+                or vars(links[path]).get(name) is not None}).note()
+        else:
+            restored |= program.trace.touched
+        with saved(links, restored):
             if again is not None:
                 again.put_back()
             program.put_state(links, micro_batch.before, self._chunk)

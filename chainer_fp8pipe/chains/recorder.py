@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,11 +24,7 @@ import chainer
 from chainer.functions.array.as_strided import AsStrided
 from chainer.links import BatchNormalization
 
-from ..intercept.function_calls import (
-    Interceptor,
-    hold_calls,
-    intercepting,
-)
+from ..intercept.function_calls import hold_calls, intercepting
 from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import preserved
 from ..planning.calls import Source, Value
@@ -62,7 +57,7 @@ from .trace import (
     loosened,
 )
 from .valueless_parameters import place_array, place_ghost
-from .whole_call import WholeCall, call_whole, is_marked
+from .whole_call import Pass, WholeCall, is_marked
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
 _MEASURED = 4096
@@ -146,17 +141,15 @@ def _ghost_parameters(names: Names) -> Iterator[None]:
             del names.shaped[shaped:]
 
 
-class CallRecorder(Interceptor):
+class CallRecorder(Pass):
     """Traces a run of a model; runs each of its calls alone.
 
     Attributes:
         trace: Of the run.
-        inside: Whether a call is being run.
     """
 
     def __init__(self, tracer: Tracer, timed: bool) -> None:
         self.trace = Trace(tracer.atomic)
-        self.inside = False
         self._calls = self.trace.calls
         self._names, self._memo = tracer.names, tracer.memo
         self._timed, self._pipeline = timed, tracer.pipeline
@@ -207,10 +200,7 @@ class CallRecorder(Interceptor):
             return original(link, *args, **kwargs)
         self._stack.append(link)
         try:
-            if self._names.of(link) in self.trace.atomic:
-                return self.call_whole(functools.partial(original, link),
-                                       args, kwargs, link)
-            return original(link, *args, **kwargs)
+            return super().call_link(link, args, kwargs, original)
         except GhostError:
             if self._looking is None:
                 self._looking = list(filter(None, map(self._names.of,
@@ -219,12 +209,11 @@ class CallRecorder(Interceptor):
         finally:
             self._stack.pop()
 
-    def call_whole(self, function: Any, args: Any, kwargs: Any,
-                   link: chainer.Link | None = None) -> Any:
-        if self.inside:
-            return function(*args, **kwargs)
-        return call_whole(function, args, kwargs,
-                          lambda: self._calls[-1].form, link)
+    def is_whole(self, link: chainer.Link) -> bool:
+        return self._names.of(link) in self.trace.atomic
+
+    def last_form(self) -> Any:
+        return self._calls[-1].form
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self.inside:

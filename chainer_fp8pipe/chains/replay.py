@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -31,7 +30,6 @@ from chainer import Variable
 from chainer.function import FunctionAdapter
 
 from ..intercept.function_calls import (
-    Interceptor,
     call_unchecked,
     intercepting,
     suspended,
@@ -52,7 +50,7 @@ from .trace import (
     link_of,
 )
 from .valueless_parameters import place_ghost, without_shapes
-from .whole_call import call_whole
+from .whole_call import Pass
 
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
            'and on numpy.random only; mark a function that branches on '
@@ -73,7 +71,7 @@ class CallError(RuntimeError):
     """A call of a function failed; the cause is the exception."""
 
 
-class Replay(Interceptor):
+class Replay(Pass):
     """Follows a forward pass along the calls of a trace.
 
     Args:
@@ -81,26 +79,16 @@ class Replay(Interceptor):
         names: Of the model's links and parameters.
     """
 
-    _inside = False         # of a call
-
     def __init__(self, trace: Trace, names: Names) -> None:
         self._trace, self._calls, self._names = trace, trace.calls, names
         self._number = trace.first
         self.sees_links = bool(trace.atomic)
 
-    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
-                  original: Callable) -> Any:
-        if not self._inside and self._names.of(link) in self._trace.atomic:
-            return self.call_whole(functools.partial(original, link), args,
-                                   kwargs, link)
-        return original(link, *args, **kwargs)
+    def is_whole(self, link: chainer.Link) -> bool:
+        return self._names.of(link) in self._trace.atomic
 
-    def call_whole(self, function: Any, args: Any, kwargs: Any,
-                   link: chainer.Link | None = None) -> Any:
-        if self._inside:
-            return function(*args, **kwargs)
-        return call_whole(function, args, kwargs,
-                          lambda: self._calls[self._number - 1].form, link)
+    def last_form(self) -> Any:
+        return self._calls[self._number - 1].form
 
     def finish(self) -> None:
         """Raises Diverged if calls of the trace were not made."""
@@ -215,32 +203,31 @@ class Run(Replay):
     Args:
         program: Of such a pass.
         chunk: Number of this chunk.
-        received: Values of other chunks.
+        values: Of other chunks; the wanted values that are made here are
+            added.
         names: Of the model's links and parameters.
         place: Where in the training the pass is; seeds what calls draw.
         where: Says which rank has a chunk.
 
     Attributes:
-        made: The wanted values that were made here.
         uses: How many of the calls that were done use a parameter, by its
             node.
         own: The calls that were done, by the ids of their functions.
     """
 
     def __init__(self, program: StagedTrace, chunk: int,
-                 received: Mapping[Source, chainer.Variable], names: Names,
+                 values: dict[Source, chainer.Variable], names: Names,
                  place: Place, where: Callable[[int], str]) -> None:
         super().__init__(program.trace, names)
-        self.made: dict[Source, chainer.Variable] = {}
         self.uses: collections.Counter[Any] = collections.Counter()
         self.own: dict[int, TracedCall] = {}
         self._stages, self._chunk = program.stages, chunk
-        self._received, self._wanted = received, program.wanted[chunk]
+        self._values, self._wanted = values, program.wanted[chunk]
         self._asked = {one.call for one in self._wanted}
         self._place, self._where = place, where
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        if self._inside:
+        if self.inside:
             return call_unchecked(node, inputs, original)
         number = self._number
         self._number = number + 1
@@ -255,7 +242,7 @@ class Run(Replay):
         for name in call.hidden:
             leaves, tree = nested.leaves(own[name])
             own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
-        self._inside = True
+        self.inside = True
         try:
             if call.draws:
                 with self._seeded(number, node, arguments):
@@ -271,7 +258,7 @@ class Run(Replay):
                 f'{user_line()}: call {number} ({call.name} in {call.link}): '
                 f'{type(error).__name__}: {error}') from error
         finally:
-            self._inside = False
+            self.inside = False
         self._note(number, call, node, outs)
         return outs
 
@@ -297,7 +284,7 @@ class Run(Replay):
                 f'{user_line()}: {describe_source(array)} is needed here; '
                 'a value of an earlier micro-batch, or of a parameter that '
                 'moved, cannot be used')
-        leaf = self._received.get(source)
+        leaf = self._values.get(source)
         if leaf is None:
             raise GhostError(
                 f'{user_line()}: {describe_source(array)} is needed and did '
@@ -307,11 +294,6 @@ class Run(Replay):
             return leaf
         # A variable that the user made of the array has no way back.
         return chainer.Variable(leaf.array) if is_variable else leaf.array
-
-    def value(self, source: Source) -> chainer.Variable:
-        """A wanted value, made here or received."""
-        found = self.made.get(source)
-        return self._received[source] if found is None else found
 
     # --- details -------------------------------------------------------------
 
@@ -385,12 +367,12 @@ class Run(Replay):
             if number in self._asked:
                 source = Source(number, index)
                 if source in self._wanted:
-                    self.made[source] = out
+                    self._values[source] = out
         self.own[id(node)] = call
         for name in call.attributes:
             source = Source(number, name)
             if source in self._wanted:
-                self.made[source] = chainer.Variable(
+                self._values[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
 
 

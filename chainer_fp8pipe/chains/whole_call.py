@@ -9,7 +9,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..intercept.function_calls import current
+from ..intercept.function_calls import Interceptor, current
 from ..pipeline.backprop import Tape
 from . import nested
 
@@ -152,27 +152,48 @@ class Identity:
         return str(getattr(self._key[1], 'co_name', self._key[1]))
 
 
-def call_whole(function: Any, args: Any, kwargs: Any,
-               form_of: Callable[[], tuple[Any, tuple[bool, ...]]],
-               link: chainer.Link | None = None) -> Any:
-    """Calls a function as one node, and returns what the function returns.
+class Pass(Interceptor):
+    """A forward pass, in which some links and marked functions are one call.
 
-    Args:
-        function: Is called with ``args`` and ``kwargs``.
-        args: Of the call.
-        kwargs: Of the call.
-        form_of: Gives the form of the result (see :class:`.TracedCall`) where
-            the interceptor has not run the node.
-        link: Whose own call the function is; None: of no link.
+    Attributes:
+        inside: Whether a call is being made, whose own calls are Chainer's.
     """
-    leaves, tree = nested.leaves((args, kwargs))
-    node = WholeCall(
-        function if link is None else link, function, tree,
-        tuple(isinstance(leaf, chainer.Variable) for leaf in leaves))
-    # Backward is called, also where no argument wants a gradient.
-    outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
-    tree, variables = (form_of() if node.result is None
-                       else (node.result, node.variables))
-    return nested.rebuilt(tree, [
-        output if is_variable else nested.array_of(output)
-        for output, is_variable in zip(outputs, variables, strict=True)])
+
+    inside = False
+
+    def is_whole(self, link: chainer.Link) -> bool:
+        """Whether a link is one call."""
+        raise NotImplementedError
+
+    def last_form(self) -> tuple[Any, tuple[bool, ...]]:
+        """The form of the last result (see :class:`.TracedCall`), if traced.
+
+        Asked where :meth:`apply` has not run a :class:`WholeCall`.
+        """
+        raise NotImplementedError
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if self.inside or not self.is_whole(link):
+            return original(link, *args, **kwargs)
+        return self._call(link, functools.partial(original, link), args,
+                          kwargs)
+
+    def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
+        if self.inside:
+            return function(*args, **kwargs)
+        return self._call(function, function, args, kwargs)
+
+    def _call(self, run: Any, function: Callable, args: Any, kwargs: Any
+              ) -> Any:
+        """Calls a function as one node; returns what the function returns."""
+        leaves, tree = nested.leaves((args, kwargs))
+        node = WholeCall(run, function, tree, tuple(
+            isinstance(leaf, chainer.Variable) for leaf in leaves))
+        # Backward is called, also where no argument wants a gradient.
+        outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
+        tree, variables = (self.last_form() if node.result is None
+                           else (node.result, node.variables))
+        return nested.rebuilt(tree, [
+            output if is_variable else nested.array_of(output)
+            for output, is_variable in zip(outputs, variables, strict=True)])

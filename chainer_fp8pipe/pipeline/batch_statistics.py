@@ -108,38 +108,29 @@ class BatchStatistics(chainer.LinkHook):
 def recomputing(links: Iterable[chainer.Link]) -> Iterator[None]:
     """Has forward passes inside leave all running averages alone.
 
-    Chainer's links look at the configuration; ChainerMN's do not.
+    Chainer's links look at the configuration; ChainerMN's do not.  Batch
+    renormalisation reads other averages then.  A stage that computes it is
+    never recomputed, so any will do for stages that only call the link.
     """
-    links = list(links)
-    before = [
-        (link, link.avg_mean.copy(), link.avg_var.copy(), link.N)
-        for link in links if isinstance(link, MultiNodeBatchNormalization)]
+    before: list[tuple[Any, ...]] = []
+    renormalising: list[Any] = []
+    for link in links:
+        if isinstance(link, MultiNodeBatchNormalization):
+            before.append((link, link.avg_mean.copy(), link.avg_var.copy(),
+                           link.N))
+        elif isinstance(link, BatchRenormalization):
+            renormalising.append(link)
+    for link in renormalising:
+        link._prev_avg_mean, link._prev_avg_var = link.avg_mean, link.avg_var
     try:
-        with chainer.using_config('in_recomputing', True), \
-                _renormalising(links):
+        with chainer.using_config('in_recomputing', True):
             yield
     finally:
+        for link in renormalising:
+            del link._prev_avg_mean, link._prev_avg_var
         for link, mean, variance, number in before:
             link.avg_mean[...], link.avg_var[...] = mean, variance
             link.N = number
-
-
-@contextlib.contextmanager
-def _renormalising(links: Iterable[chainer.Link]) -> Iterator[None]:
-    """Gives batch renormalisation the averages that recomputation reads.
-
-    A stage that computes batch renormalisation is never recomputed, so any
-    values will do for stages that only call the link.
-    """
-    found: list[Any] = [link for link in links
-                        if isinstance(link, BatchRenormalization)]
-    for link in found:
-        link._prev_avg_mean, link._prev_avg_var = link.avg_mean, link.avg_var
-    try:
-        yield
-    finally:
-        for link in found:
-            del link._prev_avg_mean, link._prev_avg_var
 
 
 def why_once(link: chainer.Link) -> str:
