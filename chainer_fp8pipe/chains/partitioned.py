@@ -47,7 +47,7 @@ from .ghost import GhostError, ghost, is_ghost, user_line
 from .names import Names, parameters_of
 from .recorder import OTHER_CALLS, Tracer
 from .replay import Kept, MicroBatch, Run, rehearse
-from .trace import StagedTrace, Trace, TracedCall
+from .trace import StagedTrace, Trace
 from .valueless_parameters import draw, fetching, settle, take_away
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
@@ -113,8 +113,7 @@ class ChainPart:
         inner = {part.names.parameters[name].node for name in program.inner}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
-        return (Tape(variables, outputs, uses,
-                     said=functools.partial(_said, run.own, self.name)),
+        return (Tape(variables, outputs, uses, said=run.said),
                 tuple([output.array for output in outputs]))
 
     def keeps(self, link: chainer.Link) -> bool:
@@ -158,11 +157,6 @@ class ChainPart:
             Source(number, 0): run.real(nested.array_of(found))
             for number, (leaf, found) in enumerate(pairs)
             if leaf.stage == self._chunk})
-
-
-def _said(own: dict[int, TracedCall], name: str, function: Any) -> str:
-    call = own.get(id(function))
-    return f'{call.name} in {call.link}, on {name}' if call else name
 
 
 class Partition:

@@ -212,7 +212,6 @@ class Run(Replay):
     Attributes:
         uses: How many of the calls that were done use a parameter, by its
             node.
-        own: The calls that were done, by the ids of their functions.
     """
 
     def __init__(self, program: StagedTrace, chunk: int,
@@ -220,7 +219,8 @@ class Run(Replay):
                  place: Place, where: Callable[[int], str]) -> None:
         super().__init__(program.trace, names)
         self.uses: collections.Counter[Any] = collections.Counter()
-        self.own: dict[int, TracedCall] = {}
+        # The calls that were done, by the ids of their functions.
+        self._own: dict[int, TracedCall] = {}
         self._stages, self._chunk = program.stages, chunk
         self._values, self._wanted = values, program.wanted[chunk]
         self._asked = {one.call for one in self._wanted}
@@ -295,6 +295,11 @@ class Run(Replay):
         # A variable that the user made of the array has no way back.
         return chainer.Variable(leaf.array) if is_variable else leaf.array
 
+    def said(self, function: Any) -> str:
+        """The call that has made a function, in messages."""
+        call, where = self._own.get(id(function)), f'stage {self._chunk}'
+        return f'{call.name} in {call.link}, on {where}' if call else where
+
     # --- details -------------------------------------------------------------
 
     def _elsewhere(self, call: TracedCall, node: Any) -> tuple:
@@ -327,7 +332,7 @@ class Run(Replay):
             elif is_variable:
                 creator = x._node._creator_node
                 # Backward would go through an earlier micro-batch's graph.
-                if creator is not None and id(creator) not in self.own:
+                if creator is not None and id(creator) not in self._own:
                     raise ValueError(
                         f'{user_line()}: a variable of an earlier batch or '
                         'micro-batch brings its graph; keep it in an '
@@ -368,7 +373,7 @@ class Run(Replay):
                 source = Source(number, index)
                 if source in self._wanted:
                     self._values[source] = out
-        self.own[id(node)] = call
+        self._own[id(node)] = call
         for name in call.attributes:
             source = Source(number, name)
             if source in self._wanted:
