@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import collections
+import operator
 import random
 import types
 from collections.abc import Callable, Iterable, Mapping
@@ -440,21 +441,9 @@ def _set_attributes(value: Any, content: dict[str, Any]) -> None:
                    if name not in slots)
 
 
-def _set_all(value: Any, content: Any) -> None:
-    value[...] = content
-
-
-def _set_data(variable: chainer.Variable, content: list[Any]) -> None:
-    variable._data[0], = content
-
-
 def _set_items(value: Any, content: Any) -> None:
     value.clear()
     (value.update if hasattr(value, 'update') else value.extend)(content)
-
-
-def _set_bytes(value: bytearray, content: list[int]) -> None:
-    value[:] = bytes(content)
 
 
 def _cells(function: Any) -> list[Any]:
@@ -468,8 +457,11 @@ def _set_cells(function: Any, content: list[Any]) -> None:
             cell.cell_contents = item
 
 
-_ARRAY = _Way(lambda value: value, _set_all)
-_VARIABLE = _Way(lambda value: [value._data[0]], _set_data)
+_ARRAY = _Way(lambda value: value,
+              lambda value, content: operator.setitem(value, ..., content))
+_VARIABLE = _Way(lambda value: value._data[:1],
+                 lambda value, content: operator.setitem(
+                     value._data, slice(1), content))
 _CLOSURE = _Way(_cells, _set_cells)
 _METHOD = _Way(lambda value: [value.__self__], None)
 _STATE = _Way(_reduced, _set_state, is_fresh=True)
@@ -477,4 +469,5 @@ _ATTRIBUTES = _Way(_attributes, _set_attributes)
 _CONTAINERS: tuple[tuple[Any, _Way], ...] = (
     (dict, _Way(dict, _set_items)), (set, _Way(set, _set_items)),
     ((list, collections.deque), _Way(list, _set_items)),
-    (bytearray, _Way(list, _set_bytes)), (tuple, _Way(list, None)))
+    (bytearray, _Way(list, lambda value, content: operator.setitem(
+        value, slice(None), bytes(content)))), (tuple, _Way(list, None)))

@@ -524,7 +524,7 @@ class CallRecorder(Pass):
 
     @contextlib.contextmanager
     def _noting_reports(self) -> Iterator[None]:
-        seen = chainer.reporter.get_current_reporter().observation
+        seen = self.trace.reports
         before = dict(seen)
         yield
         self.trace.inside.update({
