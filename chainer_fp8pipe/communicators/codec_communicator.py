@@ -123,9 +123,8 @@ class CodecCommunicator(MpiCommunicatorBase):
                     chainer.backends.cuda.to_cpu(parameter.array), order='C')
                 self.mpi_comm.Bcast(host.reshape(-1).view(numpy.uint8))
                 parameter.array[...] = parameter.xp.asarray(host)
-        exchange = self._reducer.known(model)
-        if exchange and exchange.local:
-            exchange.local.forget()
+        if local := self._reducer.local(model):
+            local.forget()
 
     def synchronize(self, model: chainer.Link) -> None:
         """Ends a period of local steps early; call it on all ranks.
@@ -258,9 +257,8 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Arrays by the ``id`` of the parameter; none without ``local_steps``.
         """
-        exchange = self._known(model)
-        return (exchange.local.in_common(model)
-                if exchange and exchange.local else {})
+        local = self._reducer.local(model)
+        return local.in_common(model) if local else {}
 
     def load_state(self, state: dict[str, numpy.ndarray],
                    model: chainer.Link | None = None) -> None:

@@ -66,7 +66,7 @@ def test_frames_are_encoded_as_they_start_and_decoded_as_they_end(
         tensors = tensors_of(comm.rank, [1000, 0, 2037])
         before = numpy.concatenate(tensors.gradients)
         wire = numpy.zeros(3037, used.codec.wire_dtype)
-        coding = begin_on(comm, used, tensors, made.prescale(used.codec))
+        coding = begin_on(comm, used, tensors, made.sums(used.codec).prescale)
         if whole:
             coding.encode(wire)
             average(made, coding, wire)
@@ -93,7 +93,7 @@ def test_it_says_once_of_every_range_that_its_mean_is_there(
     """And what it says so of is the mean already."""
     made, used = make('ring', comm, frame_bytes=64), CODECS[codec]()
     tensors = tensors_of(comm.rank, [1000, 0, 2037])
-    begin_on(comm, used, tensors, made.prescale(used.codec))
+    begin_on(comm, used, tensors, made.sums(used.codec).prescale)
     bucket = made.submit(Bucket(
         used, tensors, numpy.zeros(3037, used.codec.wire_dtype),
         encodes=True, decodes=not later))
