@@ -229,11 +229,6 @@ class Engine:
     # --- what callers use ----------------------------------------------------
 
     @property
-    def busy(self) -> bool:
-        """Whether a bucket that has gone in is not finished."""
-        return self._compiled.busy
-
-    @property
     def idle(self) -> bool:
         """Nothing is on its way."""
         return not self._waiting and not self._compiled.busy
