@@ -37,7 +37,7 @@ import numpy
 from chainermn.links import MultiNodeBatchNormalization
 
 from ..links.grouped_bn import GroupedBatchNormalization
-from ..mpi.agreement import Signature, agree
+from ..mpi.agreement import agree
 from .drift import compare
 from .gradients import (
     SAME_MODEL,
@@ -183,10 +183,10 @@ class LocalExchange(ModelExchange):
         ranks = self._reducer.ranks
         with chainer.using_device(model.device):
             self._begin(model)
-        agree(ranks.comm, Signature({
+        agree(ranks.comm, {
             'the number of updates': str(self.updates),
             **{f'parameter {name}': describe(anchor)
-               for name, anchor in self.anchors.items()}}),
+               for name, anchor in self.anchors.items()}},
             _obstacle(model), SAME_MODEL, wait=ranks.wait)
         compare(model, self.updates, ranks, self.anchors)
 

@@ -56,12 +56,7 @@ import numpy
 
 from ..allreduce.engine import LITTLE, PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
-from ..mpi.agreement import (
-    Signature,
-    agree,
-    is_raised_by_all,
-    raised_by_all,
-)
+from ..mpi.agreement import agree, digest, is_raised_by_all, raised_by_all
 from ..mpi.waiting import BRIEF, LONG, give_way
 from .buckets import BucketNames, Passes, Slice, divide, send_order
 from .deferred_update import DeferredUpdate, Use
@@ -311,8 +306,7 @@ class ModelExchange:
             wait = functools.partial(wait, beside=functools.partial(
                 self._send_meanwhile, gradients))
         try:
-            agree(ranks.comm, Signature(entries), problem, _SAME_GRADIENTS,
-                  wait=wait)
+            agree(ranks.comm, entries, problem, _SAME_GRADIENTS, wait=wait)
             self._agreed = gradients.entries
             if (every and self.updates and ranks.comm.size > 1
                     and self.updates // every
@@ -521,12 +515,12 @@ class ModelExchange:
     @property
     def signature(self) -> int:
         """A number that differs between ranks that cannot go on together."""
-        return Signature({
+        return digest({
             'model': str(self.number), 'sizes': str({
                 name: parameter.size
                 for name, parameter in self.parameters().items()}),
             'order': str(self.slices), 'ready': str(self.ready),
-            'updates': str(self.updates)}).number
+            'updates': str(self.updates)})
 
     # --- the backward pass ---------------------------------------------------
 
