@@ -9,7 +9,7 @@ import chainer
 import numpy
 
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
@@ -141,8 +141,8 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
         _check_options(recompute, **options)
         return parse_bytes(memory)
     limit = _together(comm, check)
-    agree(comm, Signature({name: repr(value) for name, value in {
-        **options, 'recompute': recompute, 'memory': limit}.items()}),
+    agree(comm, {name: repr(value) for name, value in {
+        **options, 'recompute': recompute, 'memory': limit}.items()},
         remedy=f'Pass the same to {function}() on all ranks.')
     return limit
 
@@ -150,7 +150,7 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
 def _check_given(plan: Any, comm: Any) -> None:
     """Raises ValueError if a plan was given, but not to the first rank."""
     first = comm.bcast(plan is not None)
-    agree(comm, Signature({}), '' if first or plan is None else
+    agree(comm, {}, '' if first or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
           'counts; pass plan= on rank 0, or on all ranks')
 
@@ -183,7 +183,7 @@ def _traced(model: Any, example: Any, grid: ProcessGrid
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
 
-    def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
+    def trace() -> tuple[Tracer, Trace, MicroBatch, dict[str, str]]:
         call = MicroBatch(model, *arguments_of(example))
         tracer = Tracer(names, grid.pipeline)
         with chainer.using_config('train', True), \
@@ -191,14 +191,14 @@ def _traced(model: Any, example: Any, grid: ProcessGrid
                 preserved():
             found = tracer.trace(call, timed=grid.comm.rank == 0)
         check_result(found.result)
-        return tracer, found, call, Signature({
-            **_shapes(names), 'the trace of the model': found.digest})
+        return tracer, found, call, {
+            **_shapes(names), 'the trace of the model': found.digest}
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
     first = _together(grid.comm, lambda: trace() if is_first else None)
     others = _together(grid.comm, lambda: None if is_first else trace())
-    tracer, found, call, signature = first or others
-    agree(grid.comm, signature,
+    tracer, found, call, entries = first or others
+    agree(grid.comm, entries,
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
           'on the rank.')

@@ -37,7 +37,7 @@ from ..chains.partition import partition
 from ..chains.partitioned import check_result
 from ..chains.recorder import Tracer
 from ..chains.replay import MicroBatch
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.ranks import own_cores, pools_of
 from ..pipeline.randomness import preserved
 from ..planning.calls import Call, Value, order_of
@@ -134,9 +134,9 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
         traces, = filter(None, [
             raise_together(comm, functools.partial(trace, first),
                            error=ValueError) for first in (True, False)])
-    agree(comm, Signature({
+    agree(comm, {
         f'the trace with {size} samples': found.digest
-        for size, found in zip(sizes, traces, strict=True)}),
+        for size, found in zip(sizes, traces, strict=True)},
         remedy='Build the same model on all ranks, and give plan() examples '
         'of the same shapes.')
     return [tuple(Call(**{  # what planning needs of them, which can be sent
