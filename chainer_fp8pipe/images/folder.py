@@ -215,9 +215,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 return cache
             if not node.rank:
                 _log.warning(
-                    'rank %d: the ranks of this node cannot open memory of '
-                    'each other, so that each keeps a cache of its own, of '
-                    'cache_bytes / %d', self._rank, node.size)
+                    'rank %d: ranks of this node cannot open memory of each '
+                    'other, so each keeps a cache of cache_bytes / %d',
+                    self._rank, node.size)
             return Cache.create(len(self), limit // node.size)
         finally:
             node.Free()

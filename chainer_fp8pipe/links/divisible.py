@@ -138,9 +138,8 @@ class Divisible(chainer.ChainList):
     index in the whole model, as ``'/2/W'`` above, so they are the same for
     every cut.
 
-    ``append`` and ``extend`` add layers at the end; ``model[i] = layer``
-    replaces one.  ``model[i]`` is the link at a place of the whole model,
-    which holds the function if there is one.  A layer may be a method of the
+    ``append`` and ``extend`` add layers at the end, and ``model[i] = layer``
+    replaces one.  A layer may be a method of the
     model.  A lambda with ``self`` in it would keep the whole model in memory.
 
     Args:

@@ -322,9 +322,9 @@ class Group:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            'a model with grouped batch normalisation cannot be pickled: its '
-            'groups are of this job; save it with chainer.serializers, or '
-            'pickle the model that create_grouped_bn_model was given')
+            'a model with grouped batch normalisation cannot be pickled; save '
+            'it with chainer.serializers, or pickle the model that '
+            'create_grouped_bn_model was given')
 
 
 # --- arguments ---------------------------------------------------------------

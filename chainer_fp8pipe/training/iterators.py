@@ -21,9 +21,8 @@ class ReplicaIterator(chainer.dataset.Iterator):
     share.
 
     With ``repeat``, a batch at the end of an epoch takes samples of the next,
-    as in Chainer's ``SerialIterator``.  Otherwise the last batch of the only
-    epoch may be short; a rest too small for all replicas joins the batch
-    before it.
+    as in Chainer's ``SerialIterator``.  Otherwise the last batch may be
+    short; a rest too small for all replicas joins the batch before it.
 
     The saved state does not depend on the replica, so that a run goes on
     with any number of replicas.  The attributes are those of

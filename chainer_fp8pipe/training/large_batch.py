@@ -316,12 +316,12 @@ class LARS(WeightDecay):
 
         g <- coefficient * |w| / (|g| + decay |w|) * (g + decay w)
 
-    and then as the optimizer does: with ``MomentumSGD`` v <- m v - lr g,
-    w <- w + v, so that the learning rate is inside of the momentum, as in the
-    paper.  Weight decay is part of it and must not be added by another hook.
-    A weight of norm zero, which the equation would never let go, has its
-    plain gradient.  What is no weight (:func:`.is_weight`) is not changed.
-    It is added as :class:`.WeightDecay` is.
+    and then the optimizer's step.  With ``MomentumSGD`` that is
+    v <- m v - lr g, w <- w + v: the learning rate is inside of the momentum,
+    as in the paper.  Weight decay is part of it: add no other hook for it.  A
+    weight of norm zero has its plain gradient.  Gradients of parameters that
+    are no weights (:func:`.is_weight`) stay as they are.  Add it as
+    :class:`.WeightDecay`.
 
     Chainer's ``GradientLARS`` is the same for float32 weights without loss
     scaling, but for the coefficient; :doc:`large_batch` says where it is not.

@@ -215,7 +215,7 @@ class PipelineUpdater(StandardUpdater):
                 concatenated along the first axis.
 
         Returns:
-            What the last layer, or the method, returns, as arrays; None
+            The results of the last layer, or of the method, as arrays; None
             where it was not wanted.
 
         Raises:

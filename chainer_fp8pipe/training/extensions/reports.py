@@ -20,8 +20,7 @@ class CommunicationReport(extension.Extension):
 
     Values, means per update since the last call: ``comm/bytes`` (sent),
     ``comm/encode``, ``comm/exchange`` and ``comm/decode`` (milliseconds;
-    the exchange includes waiting for slower ranks).  With the rest of an
-    iteration they make the breakdown of the fp8 paper's figure 5.  Add it
+    the exchange includes waiting for slower ranks).  Add it
     before or after ``LogReport``, which then writes the means::
 
         trainer.extend(CommunicationReport(comm))
