@@ -176,8 +176,8 @@ class CodecCommunicator(MpiCommunicatorBase):
     def finalize(self) -> None:
         """Frees what was allocated in MPI; call it on all ranks.
 
-        MPI libraries have room for some 2,000 communicators.  A second call
-        does nothing, nor does one after ``MPI.Finalize`` or in a fork.
+        MPI has room for some 2,000 communicators.  A second call does nothing,
+        nor does one after ``MPI.Finalize`` or in a fork.
         """
         if self._is_finalized or os.getpid() != self._process:
             return

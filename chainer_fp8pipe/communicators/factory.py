@@ -43,9 +43,8 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
                         **options: Any) -> Any:
     """Makes a communicator for data-parallel training.
 
-    Call it on all ranks.  From then on, an exception that nobody catches
-    ends the whole job, with its traceback, instead of leaving the other
-    ranks waiting.
+    Call it on all ranks.  From then on, an uncaught exception ends the whole
+    job, with its traceback.
 
     Args:
         name: ``'fp8'`` (nearest rounding, float32 sums, error feedback),

@@ -29,8 +29,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     snapshot.
 
     With a communicator as ``shard``, all of its ranks make the folder and
-    call :meth:`iterator`.  Each raises the error of any of them.  From then
-    on an uncaught exception on any rank ends the job.
+    call :meth:`iterator`.  Each raises the error of any of them.
 
     Args:
         root: The folder.  ``.jpg`` and ``.png`` are found as well.

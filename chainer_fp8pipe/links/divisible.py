@@ -44,10 +44,9 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
 
         model.append(lazy(L.Linear, 3072, 3072))
 
-    appends the layer ``L.Linear(3072, 3072)``.  The rank that owns the layer
-    draws its parameters at their first use.  Each generator has a seed of the
-    model's seed and the layer's index in the whole model: the values are the
-    same for every cut.
+    The rank that owns the layer draws its parameters at their first use.
+    Values depend on the model's seed and the layer's index in the whole model:
+    they are the same for every cut.
 
     Args:
         factory: A class or function that makes the layer of the arguments.
@@ -132,15 +131,14 @@ class Divisible(chainer.ChainList):
         model = NN().divide(start, end)     # the layers start to end - 1
         model = NN().stage(comm)            # or an even share for this rank
 
-    Links, functions and other callables are layers.  A layer that returns a
-    tuple calls the next one with as many arguments: values that skip layers
-    travel along.  Names of parameters and keys of snapshots come from the
-    index in the whole model, as ``'/2/W'`` above, so they are the same for
-    every cut.
+    Links, functions and other callables are layers.  A tuple that a layer
+    returns becomes the arguments of the next one.  Names of parameters and
+    keys of snapshots come from the index in the whole model, as ``'/2/W'``
+    above, for every cut.
 
     ``append`` and ``extend`` add layers at the end, and ``model[i] = layer``
-    replaces one.  A layer may be a method of the
-    model.  A lambda with ``self`` in it would keep the whole model in memory.
+    replaces one.  A layer may be a method of the model, but a lambda with
+    ``self`` in it keeps the whole model in memory.
 
     Args:
         layers: The layers; those of :func:`lazy` get values where they are

@@ -105,7 +105,7 @@ class ProcessGrid:
     def free(self) -> None:
         """Frees the communicators of both axes; call it on all ranks.
 
-        MPI libraries have room for some 2,000 communicators.
+        MPI has room for some 2,000.
         """
         free_with_kept(self.pipeline)
         free_with_kept(self.data)
