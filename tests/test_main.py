@@ -152,6 +152,10 @@ _COMM = "import chainermn\ncomm = chainermn.create_communicator('naive')\n"
     (_COMM, 'model.cleargrads()\nmodel(x, t).backward()\n'
      'comm.multi_node_mean_grad(model)\noptimizer.update()', ''),
     (_COMM, 'comm.allreduce(x)', ''),
+    (_COMM + 'import chainermn.functions\n',
+     'part = model.predictor\n'
+     'model = lambda x, t: chainer.functions.sum(sum(\n'
+     '    chainermn.functions.allgather(comm, part(x))))', ''),
 ])
 def test_what_no_communicator_averages_is_refused_at_its_first_update(
         tmp_path, head, before, message):
