@@ -26,8 +26,9 @@ class FollowingIterator(chainer.dataset.Iterator):
     """
 
     def __init__(self, like: Any = None) -> None:
-        vars(self).update((name, getattr(like, name)) for name in (
-            'batch_size', 'dataset', 'repeat') if hasattr(like, name))
+        for name in 'batch_size', 'dataset', 'repeat':
+            if hasattr(like, name):
+                setattr(self, name, getattr(like, name))
         self.follow((0.0, 0.0, 0.0, -1.0))
 
     def __next__(self) -> Any:

@@ -85,7 +85,7 @@ def decisions(optimizer: Any, stages: int) -> dict[str, str]:
 
 def _clips_as(kind: type[GradientClipping], hook: Any) -> bool:
     """Chainer has a second class of it, ``chainer.optimizer``'s."""
-    return getattr(type(hook), '__call__', None) is kind.__call__
+    return type(hook).__call__ is kind.__call__
 
 
 class _NoiseAlike(GradientNoise):

@@ -18,7 +18,6 @@
 # error of the script's own code keeps its traceback.
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
