@@ -340,6 +340,7 @@ chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
 
 
 LOOKS = '''
+import copy
 np.random.seed(3)
 model = L.Classifier(chainer.Sequential(
     L.Linear(3, 8), F.relu, L.BatchNormalization(8), L.Linear(8, 8), F.relu,
@@ -349,6 +350,7 @@ iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
 before = model.copy()
 seen = []
 ''' + _UPDATER + '''
+averages = copy.deepcopy(model), model.copy('copy')
 inputs = np.array([x for x, _ in data])
 labels = np.array([t for _, t in data])
 def look(name, value):
@@ -380,6 +382,10 @@ def several(trainer):
     look('norm', sum(float((p.array ** 2).sum()) for p in model.params()))
     chainer.serializers.save_npz('inside.npz', model)
     look('a copy', infer(model.copy().predictor, inputs))
+    for average in averages:
+        for p, mean in zip(model.params(), average.params()):
+            mean.array[...] = (mean.array + p.array) / 2
+        look('an average', infer(average.predictor, inputs))
     look('an older copy', infer(before.predictor, inputs))
     look('evaluated', trainer.get_extension('validation')()[
         'validation/main/loss'])
