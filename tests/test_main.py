@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.ranks import run_script
+from tests.test_run_pipeline import check_refusal
 
 # In the style of ChainerMN's MNIST example, on data that needs no file.
 SCRIPT = '''
@@ -132,6 +133,13 @@ def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
     done = run(path)
     assert done.returncode != 0
     assert 'out of luck' in done.stderr
+
+
+def test_a_communicator_that_chainer_7_lacks_is_refused_in_a_line(tmp_path):
+    path = tmp_path / 'train.py'
+    path.write_text("import chainermn\n"
+                    "chainermn.create_communicator('hierarchical')\n")
+    check_refusal(run(path), "no communicator 'hierarchical'; give --comm")
 
 
 _COMM = "import chainermn\ncomm = chainermn.create_communicator('naive')\n"
