@@ -119,22 +119,12 @@ class Elsewhere(Link):
 class Divisible(chainer.ChainList):
     """A list of layers that can be cut between any two layers.
 
-    The paper's program 2 (section 4.1)::
-
-        class NN(Divisible):
-            def __init__(self):
-                super().__init__()
-                self.append(L.Linear(3072, 3072))
-                self.append(F.relu)
-                self.append(L.Linear(3072, 10))
-
-        model = NN().divide(start, end)     # the layers start to end - 1
-        model = NN().stage(comm)            # or an even share for this rank
+    The paper's program 2 (section 4.1).  ``model.divide(start, end)`` has the
+    layers start to end - 1, and ``model.stage(comm)`` this rank's even share.
 
     Links, functions and other callables are layers.  A tuple that a layer
     returns becomes the arguments of the next one.  Names of parameters and
-    keys of snapshots come from the index in the whole model, as ``'/2/W'``
-    above, for every cut.
+    keys of snapshots come from the index in the whole model, for every cut.
 
     ``append`` and ``extend`` add layers at the end, and ``model[i] = layer``
     replaces one.  A layer may be a method of the model, but a lambda with
