@@ -306,8 +306,7 @@ def add_bench(commands: Any) -> None:
     kinds = bench.add_subparsers(required=True, metavar='WHAT')
     parser = kinds.add_parser(
         'allreduce', help='which algorithm and codec is fastest here',
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=_DESCRIPTION)
     parser.add_argument(
         '--sizes', type=_sizes, default='1M,8M', metavar='N,N...',
         help='elements of the gradients, with k, M or G (default: 1M,8M)')

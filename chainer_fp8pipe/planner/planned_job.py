@@ -39,8 +39,13 @@ class PlannedJob:
     """
 
     def __init__(self, plan: Any, example: Any = None) -> None:
-        self.plan: JobPlan = read_plan(plan)
+        self.plan: JobPlan = load_job_plan(plan, _REMEDY)
         self._example = example
+        try:
+            _check_options(self.plan.choice)
+        except ValueError as error:
+            name = plan if isinstance(plan, str) else 'the plan'
+            raise ValueError(f'{name}: {error}; {_REMEDY}') from None
 
     def __str__(self) -> str:
         return str(self.plan)
@@ -127,41 +132,6 @@ class PlannedJob:
             'micro_batches': choice.micro_batches,
             'schedule': choice.schedule, 'plan': cut,
             'chunks': cut.chunks, **options})
-
-
-def read_plan(source: Any) -> JobPlan:
-    """Reads a plan and checks all that can be checked without its model.
-
-    Args:
-        source: As for :class:`PlannedJob`.
-
-    Raises:
-        ValueError: There is no such file, or it is damaged, or no plan, or
-            one that cannot be carried out; the message names file, field
-            and remedy.
-    """
-    found = load_job_plan(source, _REMEDY)
-    try:
-        _check_options(found.choice)
-    except ValueError as error:
-        name = source if isinstance(source, str) else 'the plan'
-        raise ValueError(f'{name}: {error}; {_REMEDY}') from None
-    return found
-
-
-def read_together(comm: MPI.Comm, path: str) -> JobPlan:
-    """What the first rank reads with :func:`read_plan`; call it on all.
-
-    Raises:
-        ValueError: As there, or the plan is for another number of ranks; on
-            all ranks.
-    """
-    def read() -> JobPlan:
-        found = read_plan(path)
-        if problem := found.problem(found.model, comm.size):
-            raise ValueError(f'{path}: {problem}')
-        return found
-    return of_first_rank(comm, read)
 
 
 def shapes_of(model: Any) -> dict[str, Any]:

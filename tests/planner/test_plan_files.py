@@ -2,7 +2,7 @@
 import copy
 import json
 
-from chainer_fp8pipe.planner.planned_job import read_plan
+from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.calls import Position
 from chainer_fp8pipe.planning.job_plan import JobPlan, Timing
 from chainer_fp8pipe.planning.partition_plan import (
@@ -14,6 +14,11 @@ from chainer_fp8pipe.planning.partition_plan import (
 import pytest
 
 from tests.planner.plans import replicas, stages
+
+
+def read_plan(source):
+    return PlannedJob(source).plan
+
 
 CUT = PartitionPlan(
     (('/a/W', '/a/b'), ('/c',), ('/d/W',)),
