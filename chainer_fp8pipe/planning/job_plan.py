@@ -98,23 +98,22 @@ class Configuration:
                 + 3 * (self.stages > 1), self.codec != 'naive', self.stages,
                 self.algorithm != 'direct')
 
+    @property
+    def exchange(self) -> str:
+        """Codec, algorithm and options in words."""
+        return ' '.join([
+            self.codec, *[self.algorithm][:self.codec != 'naive'],
+            *(f'{name}={_said(value)}'
+              for name, value in sorted(self.options.items())),
+            *[f'overlap={self.overlap!r}'] * bool(self.overlap)])
+
     def __str__(self) -> str:
-        replicas = ('one process' if self.replicas == 1
-                    else f'{self.replicas} replicas')
-        parts = [replicas]
+        parts = [layout(self.stages, self.replicas)]
         if self.cut is not None:
-            each = f', {replicas} each' if self.replicas > 1 else ''
-            parts = [f'{self.stages} stages{each}',
-                     counted(self.micro_batches, 'micro-batch'),
-                     self.schedule,
-                     *['recomputing'] * any(self.cut.recompute)]
-        if self.replicas > 1:
-            parts.append(' '.join([
-                self.codec, *[self.algorithm][:self.codec != 'naive'],
-                *(f'{name}={_said(value)}'
-                  for name, value in sorted(self.options.items())),
-                *[f'overlap={self.overlap!r}'] * bool(self.overlap)]))
-        return ', '.join(parts)
+            parts += [counted(self.micro_batches, 'micro-batch'),
+                      self.schedule,
+                      *['recomputing'] * any(self.cut.recompute)]
+        return ', '.join([*parts, *[self.exchange] * (self.replicas > 1)])
 
 
 @dataclass(frozen=True)
@@ -297,6 +296,13 @@ def load_job_plan(source: Any, remedy: str = 'make the plan again'
             that contradicts itself; the message says how.
     """
     return stored.load(JobPlan, getattr(source, 'plan', source), remedy)
+
+
+def layout(stages: int, replicas: int) -> str:
+    """Stages and replicas in words."""
+    if stages == 1:
+        return f'{replicas} replicas' if replicas > 1 else 'one process'
+    return f'{stages} stages' + f', {replicas} replicas each' * (replicas > 1)
 
 
 def _check_numbers(plan: Any, *names: str) -> None:

@@ -268,7 +268,6 @@ class JobProfile:
             converted, and the model is not computed.
         overhead: Bytes of each rank beyond the interpreter's, whatever the
             rank computes.
-        remarks: What users should know.
     """
 
     model: ModelFigures
@@ -279,7 +278,6 @@ class JobProfile:
     spare: bool = False
     reading: float = 0.0
     overhead: float = 16e6
-    remarks: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -411,9 +409,8 @@ def _of_stages(profile: JobProfile, batch: int, way: Configuration,
     # Where no pipeline of so many stages was measured: the slowest link.
     link = profile.links.get(way.stages) or min(
         profile.links.values(), key=lambda one: one.bandwidth, default=Link())
-    whole = step_time(CutProblem(
-        way.stages, way.micro_batches, cut.schedule, cut.chunks).steps(),
-        own, link._replace(message_bytes=crossing))
+    whole = step_time(_problem(cut).steps(), own,
+                      link._replace(message_bytes=crossing))
     work = [way.micro_batches * sum(
         sum(own[chunk]) for chunk in range(stage, len(own), way.stages))
         for stage in range(way.stages)]
@@ -429,6 +426,12 @@ def _of_stages(profile: JobProfile, batch: int, way: Configuration,
             if way.replicas > 1 else 0.0,
             'update': each * max(max(elements),
                                  shared * sum(elements) / len(elements))}
+
+
+def _problem(cut: PartitionPlan, **options: Any) -> CutProblem:
+    """The conditions that a cut is for."""
+    return CutProblem(cut.stages, cut.micro_batches, cut.schedule, cut.chunks,
+                      **options)
 
 
 def _chunks(model: ModelFigures, batch: int, way: Configuration,
@@ -471,10 +474,9 @@ def rank_memory(profile: JobProfile, batch: int, way: Configuration
         return (profile.overhead + float(
             intervals.parameters[0, last] * copies + worst)
             + exchange_bytes(way, model.elements),)
-    _, found = rank_bytes(intervals, CutProblem(
-        cut.stages, cut.micro_batches, cut.schedule, cut.chunks, None, copies,
-        overhead=profile.overhead), intervals.ends_of(cut.cuts),
-        cut.recompute)
+    _, found = rank_bytes(intervals, _problem(
+        cut, copies=copies, overhead=profile.overhead),
+        intervals.ends_of(cut.cuts), cut.recompute)
     return tuple(bytes_ + exchange_bytes(way, elements) for bytes_, elements
                  in zip(found, model.elements_of_stages(cut), strict=True))
 
