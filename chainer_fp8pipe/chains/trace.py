@@ -207,7 +207,7 @@ class StagedTrace:
                     *(trace.state.sources() if live else [])]
 
         def assigned(homes: dict[int, int]) -> Assignment:
-            return assign(trace.calls, plan.order, plan.cuts, results,
+            return assign(trace.calls, plan.order, plan.positions, results,
                           together, homes)
 
         self.keepers = self._keepers(assigned(self._homes(keepers)).stages)

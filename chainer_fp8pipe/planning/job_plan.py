@@ -218,10 +218,7 @@ class JobPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
-        cut = self.choice.cut
-        return {'kind': _KIND, **asdict(self),
-                'choice': {**vars(self.choice),
-                           'cut': cut and cut.as_dict()}}
+        return {'kind': _KIND, **asdict(self)}
 
     def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
         """Why the plan is not for a model or job; '' if it is.
@@ -286,14 +283,12 @@ def load_job_plan(source: Any, remedy: str = 'make the plan again'
     """Reads a plan, and checks all that can be checked without its model.
 
     Args:
-        source: The path of a file that :meth:`JobPlan.save` has written, the
-            dictionary in such a file, or a plan, which is returned as it is,
-            also the one in a :class:`.PlannedJob`.
+        source: The path of a file that :meth:`JobPlan.save` has written, its
+            content, or a plan or :class:`.PlannedJob`, whose plan is returned.
         remedy: The end of messages.
 
     Raises:
-        ValueError: The file cannot be read, or the source is no plan, or one
-            that contradicts itself; the message says how.
+        ValueError: Why the source is no plan that can be carried out.
     """
     return stored.load(JobPlan, getattr(source, 'plan', source), remedy)
 

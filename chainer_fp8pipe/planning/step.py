@@ -442,7 +442,7 @@ def _chunks(model: ModelFigures, batch: int, way: Configuration,
     a micro-batch takes besides, each rank pays once.
     """
     intervals = model.intervals(batch / way.replicas / way.micro_batches)
-    ends = intervals.ends_of(cut.cuts)
+    ends = intervals.ends_of(cut.positions)
     ghosts = _GHOST * len(model.calls) * (1 - 1 / len(ends))
     found = []
     for chunk, cost in enumerate(chunk_costs(
@@ -476,7 +476,7 @@ def rank_memory(profile: JobProfile, batch: int, way: Configuration
             + exchange_bytes(way, model.elements),)
     _, found = rank_bytes(intervals, _problem(
         cut, copies=copies, overhead=profile.overhead),
-        intervals.ends_of(cut.cuts), cut.recompute)
+        intervals.ends_of(cut.positions), cut.recompute)
     return tuple(bytes_ + exchange_bytes(way, elements) for bytes_, elements
                  in zip(found, model.elements_of_stages(cut), strict=True))
 
