@@ -22,7 +22,7 @@ from ..chains.valueless_parameters import without_shapes
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import Signature, agree, of_first_rank, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..planning.choices import Choices, Wanted
@@ -39,7 +39,7 @@ from .example import Example
 from .exchange_times import measure_layouts
 from .layered import Layered
 from .model_figures import growth, measure_model, resident
-from .planned_job import PlannedJob, mpi_of, of_first_rank, shapes_of
+from .planned_job import PlannedJob, mpi_of, shapes_of
 from .trials import Blocks, Trained, preferred, try_all, try_way
 
 #: Parts of the time: for exchanges, and for each trial.

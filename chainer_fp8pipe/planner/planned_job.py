@@ -1,7 +1,6 @@
 """A plan as what it sets up: communicator, grid, partition."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -158,20 +157,6 @@ def _check_options(choice: Configuration) -> None:
     if (rows, columns) != (0, 0) and rows * columns != choice.replicas:
         raise ValueError(f'choice.options.shape is {rows} x {columns}, but '
                          f'there are {choice.replicas} replicas')
-
-
-def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
-    """What the first rank finds, on all; so is its error."""
-    found = problem = None
-    if comm.rank == 0:
-        try:
-            found = choose()
-        except Exception as error:
-            problem = error
-    found, problem = comm.bcast((found, problem))
-    if problem is not None:
-        raise problem
-    return found
 
 
 def mpi_of(comm: Any) -> MPI.Comm:

@@ -19,6 +19,7 @@ from ..communicators.options import (
     make_options,
     parse_option,
 )
+from ..mpi.agreement import of_first_rank
 from ..pipeline.schedules import SCHEDULES
 from ..report.launch_protocol import is_launched
 from ..report.quantities import parse_bytes
@@ -238,7 +239,7 @@ def _as_planned(options: argparse.Namespace) -> Any:
                 'plan says it; leave one of them out, or edit "choice" in '
                 f'{file}')
 
-    from .planned_job import PlannedJob, of_first_rank
+    from .planned_job import PlannedJob
 
     def read() -> Any:
         found = PlannedJob(file).plan
