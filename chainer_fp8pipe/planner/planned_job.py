@@ -38,13 +38,10 @@ class PlannedJob:
     """
 
     def __init__(self, plan: Any, example: Any = None) -> None:
-        self.plan: JobPlan = load_job_plan(plan, _REMEDY)
+        self.plan: JobPlan = load_job_plan(
+            plan, remedy=_REMEDY, check=lambda plan: _check_options(
+                plan.choice))
         self._example = example
-        try:
-            _check_options(self.plan.choice)
-        except ValueError as error:
-            name = plan if isinstance(plan, str) else 'the plan'
-            raise ValueError(f'{name}: {error}; {_REMEDY}') from None
 
     def __str__(self) -> str:
         return str(self.plan)

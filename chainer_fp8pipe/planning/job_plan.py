@@ -278,19 +278,18 @@ class JobPlan:
         return '\n'.join(lines)
 
 
-def load_job_plan(source: Any, remedy: str = 'make the plan again'
-                  ) -> JobPlan:
+def load_job_plan(source: Any, **options: Any) -> JobPlan:
     """Reads a plan, and checks all that can be checked without its model.
 
     Args:
         source: The path of a file that :meth:`JobPlan.save` has written, its
             content, or a plan or :class:`.PlannedJob`, whose plan is returned.
-        remedy: The end of messages.
+        options: As for :func:`.stored.load`.
 
     Raises:
         ValueError: Why the source is no plan that can be carried out.
     """
-    return stored.load(JobPlan, getattr(source, 'plan', source), remedy)
+    return stored.load(JobPlan, getattr(source, 'plan', source), **options)
 
 
 def layout(stages: int, replicas: int) -> str:
