@@ -189,7 +189,7 @@ def _candidates(intervals: Intervals, problem: CutProblem
                 ) -> list[tuple[int, ...]]:
     """Ends of the chunks of cuts that may be the best; none fits: []."""
     edge = (intervals.crossing / problem.link.bandwidth
-            + (intervals.values > 0) * problem.link.latency)
+            + (intervals.crossing > 0) * problem.link.latency)
     traffic = edge[:, None] + edge[None, :]
     forward = intervals.forward[None, :] - intervals.forward[:, None]
     forward = numpy.where(intervals.once, 0.0, forward)     # not again

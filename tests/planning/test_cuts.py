@@ -38,7 +38,7 @@ def slowest(intervals, problem, ends):
     """Seconds of the slowest chunk, with what it sends and receives."""
     def traffic(index):
         return (intervals.crossing[index] / problem.link.bandwidth
-                + (intervals.values[index] > 0) * problem.link.latency)
+                + (intervals.crossing[index] > 0) * problem.link.latency)
     return max(
         (intervals.forward[end] - intervals.forward[start])
         * (1 + (problem.recompute is True and not intervals.once[start, end]))
