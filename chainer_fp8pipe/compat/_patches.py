@@ -11,6 +11,7 @@ Deprecated in NumPy 2.5 but working, so not patched yet:
 import atexit
 import builtins
 import functools
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -130,6 +131,15 @@ def _deconvolution_2d(module, run):
         set_cover_all(self, *(getattr(a, 'shape', a) for a in (x, W)))
 
     node._set_cover_all = from_shapes
+
+
+@_patch('chainermn.extensions.observation_aggregator', '49',
+        'a Variable is sent to a device of ChainerX, which wheels lack',
+        'value.to_device("native")',
+        lambda: not importlib.import_module('chainerx').is_available())
+def _observation_aggregator(module, run):
+    run()
+    module.Variable = ()        # no object is one: Variables travel as well
 
 
 # --- h5py -------------------------------------------------------------------

@@ -163,6 +163,10 @@ def _as_given(options: argparse.Namespace) -> Any:
     def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
                **kwargs: Any) -> Any:
         if name is None:
+            if communicator_name not in {*FAMILIES, *CHAINERMN}:
+                raise Refusal(
+                    f'ChainerMN 7 has no communicator {communicator_name!r}; '
+                    'give --communicator naive, or another')
             return create_communicator(communicator_name, mpi_comm,
                                        **{**kwargs, **given})
         if comm.rank == 0 and name != communicator_name:

@@ -20,9 +20,15 @@ class FollowingIterator(chainer.dataset.Iterator):
     """Knows how far the first stage's iterator is, and nothing more.
 
     The attributes are those of Chainer's ``SerialIterator``.
+
+    Args:
+        like: Has the data set and sizes that a script may ask for, if any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: Any = None) -> None:
+        for name in 'batch_size', 'dataset', 'repeat':
+            if hasattr(like, name):
+                setattr(self, name, getattr(like, name))
         self.follow((0.0, 0.0, 0.0, -1.0))
 
     def __next__(self) -> Any:
@@ -163,8 +169,9 @@ class PipelineUpdater(StandardUpdater):
                 raise ValueError(
                     'the ranks of the first stage need an iterator')
             super(PipelineUpdater, self).__init__(
-                FollowingIterator() if self.grid.stage_index else iterator,
-                optimizer, converter, device, auto_new_epoch=auto_new_epoch)
+                FollowingIterator(iterator) if self.grid.stage_index
+                else iterator, optimizer, converter, device,
+                auto_new_epoch=auto_new_epoch)
         raise_together(self.grid.comm, start, error=ValueError)
 
     @property

@@ -40,6 +40,10 @@ _SAME = ('What a model calls must not depend on the rank; all ranks must see '
          'the same batch and the same settings.')
 
 
+class NotTraced(ValueError):
+    """A model cannot be divided for a batch; raised before any work."""
+
+
 class Batch(NamedTuple):
     """The batch of one step, as the first stage reads it."""
 
@@ -323,7 +327,7 @@ class ChainWork(Work):
         # Whether ranks meet is decided by what all of them have heard: one
         # that fails here alone would leave the others in the meeting.
         found = find() if all(every.values()) else raise_together(
-            self._grid.pipeline, find, error=ValueError,
+            self._grid.pipeline, find, error=NotTraced,
             remedy=_SAME, entries=lambda found: {
                 f'what micro-batch {number} calls': program.trace.digest
                 for number, (program, _) in enumerate(found)})

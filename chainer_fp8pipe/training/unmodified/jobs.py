@@ -18,7 +18,6 @@
 # error of the script's own code keeps its traceback.
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -36,7 +35,6 @@ from chainer.iterators import (
     MultithreadIterator,
     SerialIterator,
 )
-from chainer.optimizer_hooks import GradientNoise
 from chainer.training.updaters import StandardUpdater
 from chainermn.optimizers import (
     _DoubleBufferingOptimizer,
@@ -60,6 +58,8 @@ from ..updater import (
     PipelineUpdater,
     show_progress_of,
 )
+from ..whole_model import decisions
+from ..work import NotTraced
 from . import files
 from .dividing import check_examples, divided, obstacle
 from .files import adapted, follow_rank_0
@@ -235,15 +235,20 @@ class PipelineJob(Originals):
 
     @_together
     def evaluate(self, original: Callable, evaluator: Any) -> Any:
-        function = evaluator.eval_func
-        is_shared = self.whole is None or (
-            isinstance(function, _Evaluation) and function.is_shared)
-        with (contextlib.nullcontext() if is_shared or self.whole is None
-              else self.whole.lent()):
-            found = original(evaluator)
         # Sets that were divided by chance differ between ranks; triggers
         # must not.
-        return self.comm.bcast(found)
+        function = evaluator.eval_func
+        if self.whole is None:
+            return self.comm.bcast(original(evaluator))
+        if isinstance(function, _Evaluation) and function.is_shared:
+            try:
+                return self.comm.bcast(original(evaluator))
+            except NotTraced as error:
+                self.warn('each rank has the whole model while it evaluates, '
+                          f'as {error.__cause__ or error}')
+                function.can_be_shared = False
+        with self.whole.lent():
+            return self.comm.bcast(original(evaluator))
 
     save, load = _together(files.save), _together(files.load)
 
@@ -331,7 +336,7 @@ class PipelineJob(Originals):
 
         def check() -> tuple[Any, Any, int]:
             iterator = the_iterator(given['iterator'])
-            optimizer = the_optimizer(given['optimizer'], replicas)
+            optimizer = the_optimizer(given['optimizer'], options.pipeline)
             check_loss(given['loss_func'], optimizer.target)
             return iterator, optimizer, samples_of(
                 iterator.batch_size, options.micro_batches, replicas)
@@ -369,10 +374,11 @@ class _Evaluation:
 
     def __init__(self, job: PipelineJob, target: Any) -> None:
         self._job, self._target = job, target
+        self.can_be_shared = True
 
     @property
     def is_shared(self) -> bool:
-        return self._target is self._job.model
+        return self.can_be_shared and self._target is self._job.model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self._job.updater.evaluate if self.is_shared
@@ -515,7 +521,7 @@ def the_iterator(given: Any) -> Any:
     return iterator
 
 
-def the_optimizer(given: Any, replicas: int) -> Any:
+def the_optimizer(given: Any, stages: int) -> Any:
     """The only optimizer of an updater."""
     optimizer = _only(given, 'optimizers')
     if isinstance(optimizer, (_MultiNodeOptimizer,
@@ -532,11 +538,7 @@ def the_optimizer(given: Any, replicas: int) -> Any:
     if optimizer.target is None:
         raise ValueError('the optimizer has no model; call '
                          'optimizer.setup(model) before making the updater')
-    for hook in optimizer._hookable._pre_update_hooks.values():
-        if replicas > 1 and isinstance(hook, GradientNoise):
-            raise ValueError(
-                'GradientNoise would be another one on each replica; leave '
-                'it out, or start as many ranks as there are stages')
+    decisions(optimizer, stages)
     return optimizer
 
 

@@ -336,13 +336,20 @@ class RankAware(Originals):
         quietly(original, trainer, *args, **kwargs)
 
     def update_optimizer(self, original: Callable, optimizer: Any,
-                         *args: Any, **kwargs: Any) -> None:
+                         lossfun: Any = None, *args: Any, **kwargs: Any
+                         ) -> None:
         self._check()
-        if not self._shares and not any(
-                optimizer is one for one in self._right):
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            # A model that is divided over ranks sends and receives in it.
+            found = lossfun(*args, **kwargs)
             self._check_averaged(optimizer)
-            self._right.append(optimizer)
-        original(optimizer, *args, **kwargs)
+            return found
+        if lossfun is None:
+            self._check_averaged(optimizer)
+            original(optimizer, None, *args, **kwargs)
+        else:
+            original(optimizer, loss, *args, **kwargs)
 
     def _check(self) -> None:
         if self._is_checked:
@@ -360,10 +367,13 @@ class RankAware(Originals):
                 'optimizer, comm)" before optimizer.setup(model)')
 
     def _check_averaged(self, optimizer: Any) -> None:
+        if self._shares or any(optimizer is one for one in self._right):
+            return
         if id(optimizer.target) in self._averaged or any(
                 getattr(one, 'actual_optimizer', None) is optimizer
                 for one in _alive(_MultiNodeOptimizer,
                                   _DoubleBufferingOptimizer)):
+            self._right.append(optimizer)
             return
         kind, target = type(optimizer).__name__, type(optimizer.target)
         raise Refusal(
