@@ -18,6 +18,7 @@
 # error of the script's own code keeps its traceback.
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
