@@ -260,13 +260,12 @@ algorithm, beside the MPI library's own float32 all-reduce:
 
 Start it as you start your training: same hosts, same ranks per host.  The
 times are those of a communicator in an update: encode, exchange, decode.
-Beside them stands what they are spent on: the processor (encoding, summing,
-decoding), the wire (bytes that move, ranks that wait for each other), latency
-(what an exchange of a few elements takes); and it is said where nothing
-compressed is faster than float32.
+Their parts are the processor (encoding, summing, decoding), the wire (moving
+bytes, waiting for ranks) and latency (an exchange of a few elements).  A note
+says where no codec is faster than float32.
 
-Without mpiexec and without a cluster, --virtual makes hosts on this machine,
-each with a rank and a cable of the rate --rate; nobody need be root:
+Without mpiexec, --virtual makes hosts on this machine, each with a rank and a
+cable of the rate --rate.  It does not need root:
 
     python -m chainer_fp8pipe bench allreduce --virtual 4 --rate 100mbit
 """

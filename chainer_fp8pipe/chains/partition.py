@@ -56,8 +56,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
 
     Call it on all ranks, with the whole model: any ``chainer.Chain`` that
     returns its loss, a mean over the samples of a batch.  Each rank keeps the
-    parameters that it uses.  An exception that nobody catches then ends the
-    whole job.  Train the model with :class:`PipelineUpdater`.
+    parameters that it uses.  Train the model with :class:`PipelineUpdater`.
 
     Every rank runs the model's own ``forward`` for each micro-batch.  Calls
     that another rank does give ghosts: variables with a shape and a dtype

@@ -312,9 +312,9 @@ class _PlannedScript:
         ranks = every if mpi_comm is None else mpi_comm
         if stages > 1:
             raise Refusal(
-                f'{self._file} has {stages} stages, but a ChainerMN script '
-                'keeps the whole model on each rank; make a plan of this '
-                'script: python -m chainer_fp8pipe plan -o FILE SCRIPT')
+                f'{self._file} has {stages} stages, and a ChainerMN script '
+                'none; make a plan of this script: python -m '
+                'chainer_fp8pipe plan -o FILE SCRIPT')
         if ranks.size != every.size:
             raise Refusal(
                 f'the script creates a communicator of {ranks.size} of the '

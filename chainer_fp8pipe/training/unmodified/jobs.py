@@ -77,8 +77,8 @@ from .whole import WholeModel, evaluates_itself
 #: About a script that trains before it has made its updater.
 OWN_LOOP = (
     'the script updates its optimizer in a loop of its own; {} needs a '
-    'chainer.training.StandardUpdater: make one of the iterator and the '
-    'optimizer, and call its update() in the loop, or give it to a Trainer')
+    'chainer.training.StandardUpdater, whose update() the loop or a Trainer '
+    'calls')
 
 
 class Options(NamedTuple):
@@ -579,8 +579,8 @@ def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
             f'a batch of {counted(batch_size, "sample")} cannot be cut into '
             + counted(micro_batches, 'micro-batch')
             + f' for each of {replicas} replicas' * (replicas > 1)
-            + '; lower --micro-batches (or make a plan for this batch size), '
-            'or raise the batch size')
+            + '; lower --micro-batches, make a new plan, or raise the batch '
+            'size')
     return found
 
 
