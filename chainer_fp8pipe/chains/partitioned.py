@@ -559,10 +559,10 @@ class Partition:
 
 
 class PartitionedChain:
-    """What :func:`partition` adds to the class of a model.
+    """The class of a model that :func:`partition` has cut.
 
     Attributes:
-        partition: What this rank knows of the cut.
+        partition: This rank's side of the cut.
     """
 
     partition: Partition

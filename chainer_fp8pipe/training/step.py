@@ -447,8 +447,7 @@ class Pipeline:
             raise ValueError(
                 f'a batch of {samples} cannot be cut into '
                 f'{self._micro_batches} micro-batches; lower micro_batches, '
-                'raise the batch size, or let the iterator repeat so that '
-                'no batch is short')
+                'raise the batch size, or let the iterator repeat')
         return self._micro_batches
 
     def _places(self, opened: Opened, iteration: int) -> list[Place]:

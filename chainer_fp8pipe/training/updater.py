@@ -73,12 +73,11 @@ def _leave(iterator: Any, value: Any) -> None:
 class PipelineUpdater(StandardUpdater):
     """Trains one model over several ranks, each with some of its layers.
 
-    Make it on all ranks; from then on, an exception that nobody catches ends
-    the whole job.  The batch is cut into micro-batches, which go through the
-    stages as the schedule says.  Loss and gradients are those of serial
-    training on the same micro-batches.  Only the ranks of the first stage
-    read data; all ranks report the same loss.  The optimizer updates this
-    rank's layers; clipping and dynamic loss scaling look at all stages.
+    Make it on all ranks.  The batch is cut into micro-batches, which go
+    through the stages by the schedule.  Loss and gradients are those of serial
+    training on the same micro-batches.  Only the ranks of the first stage read
+    data; all ranks report the same loss.  The optimizer updates this rank's
+    layers; clipping and dynamic loss scaling look at all stages.
 
     From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
     Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
@@ -222,7 +221,7 @@ class PipelineUpdater(StandardUpdater):
                 concatenated along the first axis.
 
         Returns:
-            What the last layer, or the method, returns, as arrays; None
+            The results of the last layer, or of the method, as arrays; None
             where it was not wanted.
 
         Raises:

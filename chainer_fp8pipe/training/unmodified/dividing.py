@@ -102,8 +102,8 @@ def _packed(examples: list) -> bytes:
         raise ValueError(
             'examples of the data set cannot be sent to the other replicas: '
             + obstacle(examples, 'examples', MPI.pickle.dumps) + '; have the '
-            'data set return arrays, or start as many ranks as there are '
-            'stages') from None
+            'data set return arrays, or start one rank for each stage'
+            ) from None
 
 
 def obstacle(value: Any, name: str, copy: Callable[[Any], Any],

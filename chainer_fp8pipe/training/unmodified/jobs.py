@@ -18,12 +18,13 @@
 # error of the script's own code keeps its traceback.
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import chainer
@@ -45,6 +46,7 @@ from mpi4py import MPI
 from ...chains import nested
 from ...chains.ghost import GhostError
 from ...chains.partition import partition
+from ...chains.valueless_parameters import fetching
 from ...intercept.training_objects import Originals
 from ...mpi.arrays import broadcast_arrays
 from ...mpi.grid import ProcessGrid
@@ -62,15 +64,21 @@ from ..work import NotTraced
 from . import files
 from .dividing import check_examples, divided, obstacle
 from .files import adapted, follow_rank_0
-from .launch import Refusal, quietly, refuse_together, refusing
+from .launch import (
+    Refusal,
+    as_one_process,
+    quietly,
+    refuse_together,
+    refusing,
+)
 from .undrawn import Undrawn
 from .whole import WholeModel, evaluates_itself
 
 #: About a script that trains before it has made its updater.
 OWN_LOOP = (
     'the script updates its optimizer in a loop of its own; {} needs a '
-    'chainer.training.StandardUpdater: make one of the iterator and the '
-    'optimizer, and call its update() in the loop, or give it to a Trainer')
+    'chainer.training.StandardUpdater, whose update() the loop or a Trainer '
+    'calls')
 
 
 class Options(NamedTuple):
@@ -111,6 +119,7 @@ class PipelineJob(Originals):
         comm: All ranks.
         options: How to divide the model.
         make_communicator: Makes the replicas' communicator of mpi4py's.
+        create: Makes the communicators of a script that asks for any.
         check_model: Raises Refusal about a model that is not the expected
             one.
     """
@@ -122,9 +131,10 @@ class PipelineJob(Originals):
 
     def __init__(self, comm: MPI.Comm, options: Options,
                  make_communicator: Callable[[MPI.Comm], Any],
+                 create: Callable[..., Any],
                  check_model: Callable[[Any], None] = lambda model: None
                  ) -> None:
-        self.comm, self._options = comm, options
+        self.comm, self._options, self.create = comm, options, create
         self._make_communicator = make_communicator
         self._check_model = check_model
         # None until the script has made an updater:
@@ -138,6 +148,16 @@ class PipelineJob(Originals):
     def model(self) -> Any:
         """The model that was cut; None before."""
         return self.updater and self.updater.get_optimizer('main').target
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """A block for the script, in which it says everything once."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(as_one_process())
+            if self.divides:
+                stack.enter_context(self.undrawn.building())
+                stack.enter_context(fetching.set_to(None))
+            yield
 
     @_together
     def finish(self) -> None:
@@ -559,8 +579,8 @@ def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
             f'a batch of {counted(batch_size, "sample")} cannot be cut into '
             + counted(micro_batches, 'micro-batch')
             + f' for each of {replicas} replicas' * (replicas > 1)
-            + '; lower --micro-batches (or make a plan for this batch size), '
-            'or raise the batch size')
+            + '; lower --micro-batches, make a new plan, or raise the batch '
+            'size')
     return found
 
 
