@@ -197,6 +197,11 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
          script: Sequence[str], environment: Mapping[str, str]
          ) -> LaunchedJob:
     """The job; raises ValueError if it cannot be started."""
+    if of_run and not script:
+        raise ValueError(
+            f'there is no script after the options: {of_run[-1]} is taken '
+            f'for the value of {of_run[-2]}' if of_run[1:] else
+            f'there is no script after the option {of_run[0]}')
     check_script(script[0] if script else None)
     if options.every is not None and options.snapshots is None:
         raise ValueError('--every is an option of --snapshots DIR')

@@ -31,6 +31,7 @@ from ..training.unmodified.launch import (
     as_ranks,
     launch,
     refuse_together,
+    refusing,
 )
 
 _DESCRIPTION = """
@@ -175,13 +176,15 @@ def _as_given(options: argparse.Namespace) -> _Prepare:
     def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
                **kwargs: Any) -> Any:
         if name is None:
-            return create_communicator(communicator_name, mpi_comm,
-                                       **{**kwargs, **given})
+            with refusing():
+                return create_communicator(communicator_name, mpi_comm,
+                                           **{**kwargs, **given})
         if comm.rank == 0 and name != communicator_name:
             print(f'chainer_fp8pipe: communicator {name!r} in place of '
                   f'{communicator_name!r}', file=sys.stderr)
         # The script's options are for the communicator it meant.
-        return create_communicator(name, mpi_comm, **given)
+        with refusing():
+            return create_communicator(name, mpi_comm, **given)
 
     def prepare(quiet: contextlib.ExitStack) -> tuple[Any, Callable]:
         if pipeline is None:
@@ -326,8 +329,9 @@ class _PlannedScript:
 
     def _communicator(self, comm: MPI.Comm) -> Any:
         choice = self._plan.choice
-        return create_communicator(choice.codec, comm,
-                                   **choice.communicator_options())
+        with refusing():
+            return create_communicator(choice.codec, comm,
+                                       **choice.communicator_options())
 
     def _check(self, model: Any) -> None:
         from .planned_job import shapes_of
