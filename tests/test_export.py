@@ -286,7 +286,7 @@ WRONG = [
     ('nets:Old', 'x.npy', '', 'the model has no l2/W, l2/b'),
     ('nets:Unused', 'x.npy', '', 'there are no rest/W, rest/b, and the'),
     ('nets:Net', 'x.npy', '--path updater', 'nothing below updater/'),
-    ('nets:Net', 'nothing.npy', '', 'nothing.npy cannot be read: No such file'),
+    ('nets:Net', 'nothing.npy', '', 'nothing.npy cannot be read: No such'),
     ('nets:Net', 'text.npy', '', 'text.npy cannot be read'),
     ('nets:Net', 'pickled.npy', '',
      'pickled.npy cannot be read: it is no .npy or .npz of numbers'),

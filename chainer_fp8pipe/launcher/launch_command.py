@@ -87,6 +87,11 @@ def main(arguments: Sequence[str],
         if meant := mistyped(word.partition('=')[0], flags):
             parser.error(f'there is no option {word}{meant}')
     options = parser.parse_args(own)
+    if of_run and not script:
+        parser.error(
+            f'there is no script after the options: {of_run[-1]} is taken '
+            f'for the value of {of_run[-2]}' if of_run[1:] else
+            f'there is no script after the option {of_run[0]}')
     with Interrupts() as interrupts:
         try:
             job = _job(options, of_run, script, environment)
@@ -197,11 +202,6 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
          script: Sequence[str], environment: Mapping[str, str]
          ) -> LaunchedJob:
     """The job; raises ValueError if it cannot be started."""
-    if of_run and not script:
-        raise ValueError(
-            f'there is no script after the options: {of_run[-1]} is taken '
-            f'for the value of {of_run[-2]}' if of_run[1:] else
-            f'there is no script after the option {of_run[0]}')
     check_script(script[0] if script else None)
     if options.every is not None and options.snapshots is None:
         raise ValueError('--every is an option of --snapshots DIR')
