@@ -153,24 +153,16 @@ class _Deferring(Creation):
         self._seed, self._numbers = seed, itertools.count(1)
 
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        self._mark(parameter)
+        draw_later(parameter, self._seed, next(self._numbers))
+        parameter._draw_dtype = chainer.config.dtype
         if shape is not None:
-            self._without_values(parameter, shape)
+            parameter._grad_initializer = None
+            place_ghost(parameter, shape, 'that is yet to be drawn')
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         # Of a copy with values of its own (Link.repeat).
-        self._mark(parameter)
-        self._without_values(parameter, shape)
+        self.created(parameter, shape)
         return True
-
-    def _mark(self, parameter: chainer.Parameter) -> None:
-        draw_later(parameter, self._seed, next(self._numbers))
-        parameter._draw_dtype = chainer.config.dtype
-
-    def _without_values(self, parameter: chainer.Parameter, shape: Any
-                        ) -> None:
-        parameter._grad_initializer = None
-        place_ghost(parameter, shape, 'that is yet to be drawn')
 
 
 @contextlib.contextmanager
@@ -182,12 +174,11 @@ def deferred(seed: int = 0) -> Iterator[None]:
         with deferred(seed=0):
             model = L.Classifier(MyChain())
 
-    takes no memory for the parameters.  :func:`partition` has each rank draw
-    its own; without it, a parameter is drawn when it is first used.  Values
-    depend on the seed and on how many parameters were made before, not on
-    the rank.  NumPy's generator, from which constructors may draw, is seeded
-    in the block, and gets its state back.  A parameter that is made of an
-    array has this array at once.
+    :func:`partition` has each rank draw its own; without it, a parameter is
+    drawn at its first use.  Values depend on the seed and on the number of
+    parameters made before, not on the rank.  NumPy's generator is seeded in
+    the block, and gets its state back.  A parameter that is made of an array
+    has this array at once.
 
     Args:
         seed: Of the initial values.

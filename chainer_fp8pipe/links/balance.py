@@ -55,8 +55,8 @@ def chunk_counts(model: Any, chunks: int, balance: str | Sequence[int],
                 raise ValueError(
                     f'{layer_name(*model.numbered_layers()[number])} learns '
                     'the shape of its parameters from its first input; give '
-                    'it all sizes, or call stage with example=..., '
-                    "balance='layers' or a number of layers for each chunk")
+                    "it all sizes, or pass example=... or balance='layers' "
+                    'to stage')
             return measure(model, example, timed=balance == 'time')
         found = _on_first_rank(comm, found_out)
         sizes = [one.parameters if size is None else size
@@ -182,10 +182,8 @@ def even_parts(costs: Sequence[int], parts: int) -> list[int]:
     low, high = max(costs), sums[-1]
     while low < high:
         bound = (low + high) // 2
-        if _parts_needed(sums, bound) <= parts:
-            high = bound
-        else:
-            low = bound + 1
+        low, high = ((low, bound) if _parts_needed(sums, bound) <= parts
+                     else (bound + 1, high))
     # By the end of a part, the least (squares of sums, squares of counts,
     # counts) of so many parts as there were rounds.
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}

@@ -20,6 +20,7 @@ from typing import Any
 from mpi4py import MPI
 
 from . import ALONE, started_together
+from .ranks import share_cores
 from .watch import say_that_all_end
 
 #: Seconds after which a launcher that does not read is waited for no more.
@@ -223,7 +224,8 @@ class StartError(RuntimeError):
 def enter_world() -> None:
     """Begins to work as a rank; whatever works on all ranks calls it first.
 
-    From then on an exception that nobody catches ends all ranks.
+    From then on an exception that nobody catches ends all ranks, and BLAS
+    takes as many threads as there are cores for a rank alone.
 
     Raises:
         StartError: The environment says that this is one of several
@@ -235,6 +237,7 @@ def enter_world() -> None:
         return
     # A process that this one starts has the variables of a rank, but is none.
     os.environ[ALONE] = '1'
+    share_cores()
     abort_on_exception()
 
 
@@ -247,8 +250,7 @@ def _not_alone(environment: Mapping[str, str]) -> str:
     return (
         f'{starter} has started {count} processes, of which this one is '
         f'number {number} ({size}={count}), but {library}'
-        f' says that it is alone, rank 0 of 1: all {count} would do the whole '
-        'work, each for itself.  Start them with '
+        ' says that it is alone, rank 0 of 1.  Start them with '
         f'{_STARTED_BY.get(library, _MPICH)}; or have mpi4py load the MPI of '
         f'what has started them (MPI4PY_LIBMPI); or, if each is to be alone, '
         f'set {ALONE}=1')

@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ..report.quantities import counted
 from .abort import enter_world
-from .agreement import Meeting, Signature, agree
+from .agreement import Meeting, agree
 from .finalizing import HeldRequest, keep_forever
 from .placement import AXES, divisors, place, torus_shape
 from .ranks import free_with_kept, kept_with, nodes_of, once
@@ -105,7 +105,7 @@ class ProcessGrid:
     def free(self) -> None:
         """Frees the communicators of both axes; call it on all ranks.
 
-        MPI libraries have room for some 2,000 communicators.
+        MPI has room for some 2,000.
         """
         free_with_kept(self.pipeline)
         free_with_kept(self.data)
@@ -323,17 +323,17 @@ class Group:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            'a model with grouped batch normalisation cannot be pickled: its '
-            'groups are of this job; save it with chainer.serializers, or '
-            'pickle the model that create_grouped_bn_model was given')
+            'a model with grouped batch normalisation cannot be pickled; save '
+            'it with chainer.serializers, or pickle the model that '
+            'create_grouped_bn_model was given')
 
 
 # --- arguments ---------------------------------------------------------------
 
 def _agree_on(comm: MPI.Comm, arguments: dict[str, Any], remedy: str) -> None:
     """Before they are checked, so that all ranks find the same fault."""
-    agree(comm, Signature({name: repr(value) for name, value
-                           in arguments.items()}), remedy=remedy)
+    agree(comm, {name: repr(value) for name, value in arguments.items()},
+          remedy=remedy)
 
 
 def _must_be_valid(size: int, pipeline: Any, inside: Any,

@@ -37,7 +37,7 @@ from chainermn.optimizers import (
 
 from ..channel.channel import CODECS, describe
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..pipeline.backprop import Arrays, GradientSums
@@ -63,7 +63,15 @@ from .whole_model import (
     decisions,
     draw_alike,
 )
-from .work import Batch, Opened, Work, micro_batches, samples_of, work_of
+from .work import (
+    Batch,
+    NotTraced,
+    Opened,
+    Work,
+    micro_batches,
+    samples_of,
+    work_of,
+)
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -130,13 +138,13 @@ class Pipeline:
                 model.to_device(chainer.get_device(device))
             return found
         self._work = raise_together(grid.comm, work, error=ValueError)
-        agree(grid.comm, Signature({
+        agree(grid.comm, {
             'micro_batches': str(micro_batches), 'schedule': str(schedule),
             'recompute': str(recompute), 'seed': str(seed),
             'activation_codec': str(activation_codec),
-            'metrics': ', '.join(self._work.metrics)}),
+            'metrics': ', '.join(self._work.metrics)},
             remedy='Pass the same to PipelineUpdater on all ranks.')
-        agree(grid.comm, Signature({}), self._work.problem())
+        agree(grid.comm, {}, self._work.problem())
         self.optimizer, self._model, self._seed = optimizer, model, seed
         self._micro_batches = micro_batches
         self.iteration = 0
@@ -290,6 +298,9 @@ class Pipeline:
         """Runs forward only; what ``say`` gives on each rank."""
         comm = self.grid.pipeline
         opened, problem = self._open(step, read, entries)
+        if isinstance(problem, NotTraced):      # on all ranks
+            self._work.end()
+            raise problem
         with self._heard(comm):
             if problem is not None:
                 raise problem
@@ -313,7 +324,7 @@ class Pipeline:
     def _take_parts(self) -> None:
         """Takes over the parts of the model that this rank has now."""
         self._work.changed = False
-        self._stage.take(self._work.parts(self._statistics))
+        self._stage.take(self._work.parts())
         self._tied = TiedGradients(self.grid, self._work.tied(),
                                    [one for _, one in
                                     self._model.namedparams()])
@@ -436,8 +447,7 @@ class Pipeline:
             raise ValueError(
                 f'a batch of {samples} cannot be cut into '
                 f'{self._micro_batches} micro-batches; lower micro_batches, '
-                'raise the batch size, or let the iterator repeat so that '
-                'no batch is short')
+                'raise the batch size, or let the iterator repeat')
         return self._micro_batches
 
     def _places(self, opened: Opened, iteration: int) -> list[Place]:

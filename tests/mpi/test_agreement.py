@@ -4,9 +4,9 @@ from unittest import mock
 from chainer_fp8pipe.mpi import agreement
 from chainer_fp8pipe.mpi.agreement import (
     Attendance,
-    Signature,
     agree,
     are_equal,
+    of_first_rank,
     raise_together,
 )
 
@@ -20,14 +20,13 @@ MODEL = {W1: 'float32 (3, 2)', W2: 'float32 ()'}
 
 @on_ranks(1, 3)
 def test_a_problem_of_one_or_all_is_raised_on_all_with_its_rank(comm):
-    agree(comm, Signature(MODEL))
+    agree(comm, MODEL)
     with pytest.raises(TypeError, match='^all ranks: bad$'):
-        agree(comm, Signature(MODEL), 'bad', error=TypeError)
+        agree(comm, MODEL, 'bad', error=TypeError)
     last = comm.size - 1
     who = f'rank {last}' if last else 'all ranks'
     with pytest.raises(ValueError, match=f'^{who}: no gradient$'):
-        agree(comm, Signature(MODEL),
-              'no gradient' if comm.rank == last else '')
+        agree(comm, MODEL, 'no gradient' if comm.rank == last else '')
 
     def action():
         if comm.rank == last:
@@ -35,6 +34,22 @@ def test_a_problem_of_one_or_all_is_raised_on_all_with_its_rank(comm):
     assert raise_together(comm, lambda: comm.rank) == comm.rank
     with pytest.raises(RuntimeError, match=f'{who}: OSError: disk full'):
         raise_together(comm, action)
+
+
+@on_ranks(1, 3)
+@pytest.mark.parametrize(('error', 'kind', 'message'), [
+    (ValueError('no plan'), ValueError, '^no plan$'),
+    (UnicodeError('no text'), UnicodeError, '^no text$'),
+    (OSError('disk full'), ValueError, '^OSError: disk full$')])
+def test_what_the_first_rank_finds_or_its_error_is_on_all(comm, error, kind,
+                                                          message):
+    assert of_first_rank(comm, lambda: ('found', comm.rank)) == ('found', 0)
+
+    def choose():
+        assert comm.rank == 0
+        raise error
+    with pytest.raises(kind, match=message):
+        of_first_rank(comm, choose)
 
 
 @on_ranks(2, 4)
@@ -49,8 +64,7 @@ def test_a_problem_of_one_or_all_is_raised_on_all_with_its_rank(comm):
 def test_a_difference_names_entry_ranks_and_remedy(comm, other, message):
     last = comm.size - 1
     with pytest.raises(ValueError, match=message.format(last=last)):
-        agree(comm, Signature(other if comm.rank == last else MODEL),
-              remedy='Do this.')
+        agree(comm, other if comm.rank == last else MODEL, remedy='Do this.')
 
 
 @on_ranks(1, 3)
