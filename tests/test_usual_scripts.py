@@ -12,12 +12,7 @@ import chainer
 import numpy as np
 import pytest
 
-from tests.ranks import (
-    end_with_parent,
-    environment,
-    on_ranks,
-    run_script,
-)
+from tests.ranks import end_with_parent, environment, on_ranks, run_script
 from tests.test_run_pipeline import check_refusal as refused_in_a_line
 
 FOLDER = os.path.join(os.path.dirname(__file__), 'usual_scripts')

@@ -10,10 +10,7 @@ import time
 from pathlib import Path
 
 from chainer_fp8pipe.launcher import attempt, hosts, launch_command
-from chainer_fp8pipe.launcher.launch_command import (
-    main,
-    split_arguments,
-)
+from chainer_fp8pipe.launcher.launch_command import main, split_arguments
 from chainer_fp8pipe.report.launch_protocol import (
     DONE,
     ENDED,

@@ -98,11 +98,8 @@ def test_micro_batches_of_replicas_are_normalised_together(
 
 class Classifier(chainer.Chain):
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.one = L.Linear(8, 16, nobias=True)
-            self.norm = L.BatchNormalization(16)
-            self.two = L.Linear(16, 5)
+        super().__init__(one=L.Linear(8, 16, nobias=True),
+                         norm=L.BatchNormalization(16), two=L.Linear(16, 5))
 
     def forward(self, x, t):
         h = self.two(F.relu(self.norm(self.one(x))))

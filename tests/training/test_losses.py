@@ -79,15 +79,6 @@ def test_a_large_loss_of_float16_scores_is_exact():
     assert smoothed_cross_entropy(x, t, 0).array == exact
 
 
-def test_chainers_soft_targets_do_not_ignore():
-    """Why this function is not softmax_cross_entropy with such targets."""
-    x = scores(1, (4, 3), 'f4')
-    t = numpy.array([0, 1, 2, -1], 'i4')
-    soft = 0.9 * (t[:, None] == numpy.arange(3)) + 0.1 / 3
-    theirs = F.softmax_cross_entropy(x, soft.astype('f4'), ignore_label=-1)
-    assert abs(theirs.array - smoothed_cross_entropy(x, t).array) > 0.01
-
-
 def test_the_loss_of_no_samples_is_zero():
     x = chainer.Variable(scores(2, (3, 2), 'f4'))
     loss = smoothed_cross_entropy(x, numpy.full(3, -1, 'i4'))

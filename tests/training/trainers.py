@@ -182,11 +182,8 @@ class Net(chainer.Chain):
     """Dropout makes it depend on random numbers, as real ones do."""
 
     def __init__(self, width=8):
-        super().__init__()
-        with self.init_scope():
-            self.l1 = L.Linear(6, width)
-            self.bn = L.BatchNormalization(width)
-            self.l2 = L.Linear(width, 3)
+        super().__init__(l1=L.Linear(6, width), bn=L.BatchNormalization(width),
+                         l2=L.Linear(width, 3))
 
     def forward(self, x):
         return self.l2(F.dropout(F.relu(self.bn(self.l1(x))), 0.3))

@@ -37,9 +37,7 @@ class Skipping(Divisible):
 
 class Merge(chainer.Chain):
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.inner = L.Linear(8, 8)
+        super().__init__(inner=L.Linear(8, 8))
 
     def forward(self, h, skip, number):
         return self.inner(F.relu(self.inner(h))) + skip, h, number

@@ -40,11 +40,9 @@ class Net(chainer.Chain):
     """Calls a function between its layers."""
 
     def __init__(self, between=F.relu, width=5, ends=1):
-        super().__init__()
+        super().__init__(l1=L.Linear(4, width), l2=L.Linear(width, width),
+                         l3=L.Linear(width, ends))
         self.between = between
-        with self.init_scope():
-            self.l1, self.l2 = L.Linear(4, width), L.Linear(width, width)
-            self.l3 = L.Linear(width, ends)
 
     def forward(self, x):
         return F.sum(self.l3(F.tanh(self.l2(self.between(self.l1(x))))))

@@ -400,14 +400,6 @@ def test_an_output_that_cannot_be_sent(comm):
 
 
 @on_ranks(2, timeout=60)
-def test_a_method_that_one_rank_alone_names(comm):
-    updater = of_a_chain(comm)
-    with pytest.raises(ValueError, match="rank 1: Chain has no method 'gone'"):
-        updater.predict(X, method='gone' if comm.rank else None)
-    assert updater.predict(X).shape == (8, 3)       # no harm was done
-
-
-@on_ranks(2, timeout=60)
 def test_weights_that_differ_between_ranks(comm):
     model = partition(Chain(), (X[:2], T[:2]), comm, micro_batches=2)
     updater = PipelineUpdater(

@@ -52,11 +52,9 @@ class Layers(chainer.Chain):
     """Four layers; subclasses do something to what goes in and between."""
 
     def __init__(self):
-        super().__init__()
         numpy.random.seed(1)
-        with self.init_scope():
-            self.a, self.b = L.Linear(4, 5), L.Linear(5, 5)
-            self.c, self.d = L.Linear(5, 5), L.Linear(5, 3)
+        super().__init__(a=L.Linear(4, 5), b=L.Linear(5, 5), c=L.Linear(5, 5),
+                         d=L.Linear(5, 3))
 
     def forward(self, x, t, one=1, two=1):
         h = F.tanh(self.b(F.tanh(self.a(x)) * one))

@@ -72,9 +72,7 @@ class Strided(chainer.Chain):
     """Reads its input and a transposed array as they lie in memory."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.one, self.two = L.Linear(4, 6), L.Linear(3, 1)
+        super().__init__(one=L.Linear(4, 6), two=L.Linear(3, 1))
 
     def forward(self, x):
         h = self.one(F.as_strided(x, (len(x), 4), (3, 1), 0))
@@ -338,9 +336,7 @@ class Iterating(chainer.Chain):
     """Goes through a variable, which ends with an error; catches another."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.l1, self.l2 = L.Linear(4, 5), L.Linear(5, 1)
+        super().__init__(l1=L.Linear(4, 5), l2=L.Linear(5, 1))
 
     def forward(self, x):
         h = self.l1(x)

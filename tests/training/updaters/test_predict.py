@@ -14,11 +14,8 @@ class Net(chainer.Chain):
     """Has its loss, a predictor of its own, and other outputs."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Linear(5, 7)
-            self.middle = L.Linear(7, 7)
-            self.last = L.Linear(7, 4)
+        super().__init__(first=L.Linear(5, 7), middle=L.Linear(7, 7),
+                         last=L.Linear(7, 4))
 
     def forward(self, x, t):
         loss = F.softmax_cross_entropy(self.predict(x), t)
@@ -41,11 +38,8 @@ class Predictor(chainer.Chain):
     """What a Classifier is put around."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Linear(None, 7)
-            self.middle = L.Linear(None, 7)
-            self.last = L.Linear(None, 4)
+        super().__init__(first=L.Linear(None, 7), middle=L.Linear(None, 7),
+                         last=L.Linear(None, 4))
 
     def __call__(self, x):
         return self.last(F.relu(self.middle(F.relu(self.first(x)))))
