@@ -83,11 +83,12 @@ def end_with_parent() -> None:
 
 def run_script(ranks: int, *arguments: str, timeout: float = 300,
                **options) -> subprocess.CompletedProcess:
-    """``mpiexec -n ranks python *arguments`` in a job of its own."""
+    """``mpiexec -n ranks python *arguments``; 0: without mpiexec."""
     return subprocess.run(
-        [*mpiexec(ranks), sys.executable, *map(str, arguments)],
-        env=environment(), capture_output=True, text=True, timeout=timeout,
-        preexec_fn=end_with_parent, **options)
+        [*(mpiexec(ranks) if ranks else ()), sys.executable,
+         *map(str, arguments)], capture_output=True, text=True,
+        timeout=timeout, **{'env': environment(),
+                            'preexec_fn': end_with_parent, **options})
 
 
 def on_ranks(*sizes: int, timeout: float = 300):

@@ -1,6 +1,4 @@
 """Wrong arguments of every command: a line, a hint, and the exit code 2."""
-import subprocess
-import sys
 from argparse import ArgumentTypeError
 
 from chainer_fp8pipe import __version__
@@ -9,7 +7,7 @@ from chainer_fp8pipe.command_line import Interval, parse_interval
 
 import pytest
 
-from tests.ranks import environment
+from tests.ranks import run_script
 
 WRONG = [
     ('', 'a command is missing', 'run'),
@@ -109,12 +107,12 @@ def test_the_version_is_said(capsys):
 def test_a_report_without_bokeh_says_how_to_install_it(tmp_path):
     (tmp_path / 'log').write_text(
         '[{"epoch": 1, "iteration": 1, "elapsed_time": 1, "main/loss": 1}]')
-    done = subprocess.run([sys.executable, '-c', '''
+    done = run_script(0, '-c', '''
 import sys
 sys.modules['bokeh'] = None
 from chainer_fp8pipe.__main__ import main
 main(['report', sys.argv[1]])
-''', tmp_path], env=environment(), capture_output=True, text=True)
+''', tmp_path)
     assert done.returncode == 2
     assert 'install' in done.stderr
     assert 'chainer_fp8pipe[report]' in done.stderr

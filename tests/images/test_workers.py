@@ -16,12 +16,7 @@ from .folders import Broken, crop, make_folder, stream
 from .processes import descriptors, eventually, holders, is_alive, memory_of
 
 
-def test_workers_import_neither_chainer_nor_mpi(tmp_path):
-    subprocess.run([sys.executable, '-c', (
-        'import sys, chainer_fp8pipe.images.workers as workers\n'
-        'assert workers.work\n'
-        "assert not {'chainer', 'mpi4py', 'cupy'} & set(sys.modules)")],
-        env=environment(), check=True, timeout=300)
+def test_workers_load_no_mpi(tmp_path):
     iterator = ImageFolder(make_folder(tmp_path), crop()).iterator(4, 1)
     next(iterator)
     mapped = pathlib.Path(f'/proc/{iterator.worker_pids[0]}/maps').read_text()

@@ -20,7 +20,7 @@ from chainer_fp8pipe.report.launch_protocol import (
 
 import pytest
 
-from tests.ranks import end_with_parent, environment
+from tests.ranks import end_with_parent, environment, run_script
 
 FAKE = Path(__file__).parent / 'fake_mpiexec.py'
 DIES = 'raise SystemExit(9)'
@@ -93,8 +93,7 @@ def test_a_line_is_divided_between_launcher_run_and_script(
 
 def test_every_option_of_run_has_one_value_and_a_name_unlike_the_launchers():
     """On which dividing a line relies."""
-    done = subprocess.run(
-        [sys.executable, '-c', '''
+    done = run_script(0, '-c', '''
 import argparse
 from chainer_fp8pipe.launcher.launch_command import _flags, _parser, mistyped
 from chainer_fp8pipe.planner.run_script import add_run
@@ -108,7 +107,7 @@ for action in commands.choices['run']._actions:
             assert name[:2] == '--'
             assert not mistyped(name, own), name
             print(name)
-'''], env=environment(), capture_output=True, text=True, timeout=300)
+''')
     assert done.returncode == 0, done.stderr
     assert {'--communicator', '--snapshots', '--plan'} < set(
         done.stdout.split())
@@ -157,15 +156,14 @@ def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
 
 
 def test_the_launcher_imports_neither_mpi_nor_chainer():
-    done = subprocess.run(
-        [sys.executable, '-c', '''
+    done = run_script(0, '-c', '''
 import sys
 from chainer_fp8pipe.__main__ import main
 try:
     main(['launch', '--help'])
 finally:
     assert not {'mpi4py', 'chainer'} & set(sys.modules)
-'''], env=environment(), capture_output=True, text=True, timeout=300)
+''')
     assert done.returncode == 0, done.stderr
     for word in ('--hostfile', '--restarts', '--min-ranks', '--snapshots',
                  '--every', '--stall'):
@@ -444,10 +442,9 @@ def job_of(launcher):
 def test_exit_codes_are_known_where_the_ends_of_children_are_ignored(
         tmp_path):
     prepare(tmp_path, [DIES, ''])
-    done = subprocess.run(
-        [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
-         str(tmp_path / 'train.py')], env=environment_for(tmp_path),
-        stderr=subprocess.PIPE, text=True, timeout=300,
+    done = run_script(
+        0, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
+        tmp_path / 'train.py', env=environment_for(tmp_path),
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     assert done.returncode == 0
     assert 'start 1 has ended after' in done.stderr

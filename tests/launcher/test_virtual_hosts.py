@@ -14,7 +14,7 @@ from chainer_fp8pipe.launcher import virtual_hosts
 import pytest
 
 from benchmarks import network
-from tests.ranks import environment
+from tests.ranks import environment, run_script
 
 _BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
 _MIB = 1 << 20
@@ -98,9 +98,7 @@ def possible():
 
 @pytest.fixture(scope='module')
 def measured(possible):
-    done = subprocess.run([sys.executable, '-c', _MEASURES],
-                          env=environment(), capture_output=True, text=True,
-                          timeout=390)
+    done = run_script(0, '-c', _MEASURES, timeout=390)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -263,9 +261,8 @@ def test_a_wrong_argument_is_refused(possible, arguments, said):
 
 
 def test_bench_measures_on_virtual_hosts(possible):
-    done = subprocess.run(
-        [sys.executable, '-m', 'chainer_fp8pipe', 'bench', 'allreduce',
-         '--virtual', '2', '--rate', '100mbit', '--sizes', '1k', '--repeats',
-         '1', '--codecs', 'fp8', '--algorithms', 'ring'],
-        env=environment(), capture_output=True, text=True, timeout=300)
+    done = run_script(
+        0, '-m', 'chainer_fp8pipe', 'bench', 'allreduce', '--virtual', '2',
+        '--rate', '100mbit', '--sizes', '1k', '--repeats', '1', '--codecs',
+        'fp8', '--algorithms', 'ring')
     assert '2 ranks, number of hosts: 2' in done.stdout, done.stderr

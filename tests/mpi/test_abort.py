@@ -174,10 +174,9 @@ def test_ranks_may_be_more_and_what_they_start_is_no_rank(comm):
     with started_with(_TWO):
         enter_world()
         # It has the rank's variables; without PMI's it comes through.
-        done = subprocess.run(
-            [sys.executable, '-c', 'from chainer_fp8pipe.mpi.abort '
-             'import enter_world; enter_world()'], timeout=300,
-            capture_output=True, text=True)
+        done = run_script(
+            0, '-c', 'from chainer_fp8pipe.mpi.abort import enter_world; '
+            'enter_world()', env=os.environ)
     assert done.returncode == 0, done.stderr
 
 
