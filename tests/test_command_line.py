@@ -52,6 +52,8 @@ WRONG = [
     ('plan --seconds inf ok.py', "--seconds: 'inf' is no number"),
     ('plan --memory -1 ok.py', "--memory: '-1' is no size"),
     ('bench', 'WHAT is missing'),
+    ('bench allreduce', 'mpiexec -n 2'),
+    ('bench allreduce --codecs fp9', "'fp9' is none of int4"),
     ('bench allreduce --sizes inf', "'inf' is no number of elements"),
     ('bench allreduce --sizes 8x', "'8x' is no number of elements"),
     ('bench allreduce --algorithms tree', "'tree' is none of direct"),

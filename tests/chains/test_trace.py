@@ -219,16 +219,6 @@ def test_a_look_in_the_models_own_forward_names_the_line_and_the_remedy():
     assert 'call 0 (LinearFunction in /one)' in str(caught.value)
 
 
-def test_an_index_that_is_computed_is_no_riddle():
-    """NumPy reads the index of its own array past the ghost."""
-    class Quantised(chainer.Chain):
-        def forward(self, h):
-            return h * numpy.arange(5, dtype='f')[h.array.argmax(axis=1),
-                                                  None]
-    net = Net(lambda net, h: net.extra(h), Quantised())
-    assert traced(net, X).atomic == {'/extra'}
-
-
 def test_memory_around_a_part_of_an_array_is_not_read_from_afar():
     """Another rank gets the part alone."""
     def strided(net, h):

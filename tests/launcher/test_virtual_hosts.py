@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from chainer_fp8pipe.launcher import virtual_hosts
 import pytest
 
 from benchmarks import network
+from tests.images.processes import eventually
 from tests.ranks import environment, run_script
 
 _BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
@@ -197,20 +197,12 @@ def test_nothing_is_left_after_a_signal(possible, tmp_path, number, code):
             preexec_fn=lambda: signal.signal(
                 signal.SIGINT, signal.default_int_handler)) as maker:
         try:
-            _wait_until(lambda: os.path.exists(mark) and left())
+            assert eventually(lambda: os.path.exists(mark) and left(), 300)
             maker.send_signal(number)
             assert maker.wait(300) == code
         finally:
             maker.kill()
-    _wait_until(lambda: not left())
-
-
-def _wait_until(condition):
-    """Fails unless it becomes true soon."""
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert eventually(lambda: not left(), 300)
 
 
 @pytest.mark.parametrize(('lacking', 'package'), [

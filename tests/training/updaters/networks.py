@@ -104,7 +104,7 @@ def dataset(samples, ignored=(), seed=0):
 
 
 def serial_gradients(network, batch, sizes):
-    """Loss and gradients as plain Chainer has them, on one graph.
+    """What is reported, and gradients, as plain Chainer has them.
 
     The graph is that of the sum over micro-batches of the loss, each weighted
     by how many labels it does not ignore.
@@ -113,9 +113,8 @@ def serial_gradients(network, batch, sizes):
     inputs, labels = batch
     layers = [(index, layer) for piece in model.pieces
               for index, layer in piece]
-    total = 0
+    total = right = start = 0
     valid = max(int((labels >= 0).sum()), 1)
-    start = 0
     with chainer.using_config('train', True):
         for size in sizes:
             value = (inputs[start:start + size],)
@@ -126,10 +125,12 @@ def serial_gradients(network, batch, sizes):
             part = labels[start:start + size]
             loss = F.softmax_cross_entropy(*value, part)
             total += loss * float((part >= 0).sum() / valid)
+            right += float(F.accuracy(*value, part).array) * size / len(labels)
             start += size
     model.cleargrads()
     total.backward()
-    return float(total.array), gradients(model)
+    return {'main/loss': float(total.array),
+            'main/accuracy': right}, gradients(model)
 
 
 def gradients(model):

@@ -9,6 +9,7 @@ from chainer_fp8pipe import (
     Divisible,
     PipelineUpdater,
     atomic,
+    create_grouped_bn_model,
     deferred,
     partition,
 )
@@ -245,14 +246,23 @@ def test_a_parameter_that_one_rank_has_drawn_is_still_deferred(comm):
                in model.namedparams() if name.endswith('W'))
 
 
+def grouped(comm):
+    create_grouped_bn_model(L.BatchNormalization(2), comm)
+
+
+@pytest.mark.parametrize('make', [cut, grouped])
 @on_ranks(2)
-def test_after_a_cut_an_error_ends_all_ranks(comm):
-    before, sys.excepthook = sys.excepthook, sys.__excepthook__
-    try:
-        model = cut(comm)
+def test_from_then_on_an_error_ends_all_ranks(comm, make):
+    """Nobody waits for its rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'excepthook', sys.__excepthook__)
+        make(comm)
         assert sys.excepthook is not sys.__excepthook__
-    finally:
-        sys.excepthook = before
+
+
+@on_ranks(2)
+def test_a_part_of_a_model_is_not_called(comm):
+    model = cut(comm)
     with pytest.raises(RuntimeError, match='a part of this model.*update'):
         model(X)
 

@@ -316,10 +316,11 @@ class Normalised(Chain):
 
 @pytest.mark.parametrize('kind', ['grouped', 'multi-node'])
 @pytest.mark.parametrize('way', ['layers', 'chain', 'replicas'])
-@pytest.mark.parametrize('place', ['layer', 'backward'])
-@on_ranks(2, timeout=60)
+@pytest.mark.parametrize('place', ['layer', 'loss', 'backward'])
+@on_ranks(2, 4, timeout=60)
 def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
-    grid = ProcessGrid(comm, pipeline=1)
+    grid = ProcessGrid(comm, pipeline=1 if way == 'replicas'
+                       else comm.size // 2)
     ranks = chainer_fp8pipe.create_communicator('float32', grid.data)
     link = (L.BatchNormalization(6) if kind == 'grouped'
             else MultiNodeBatchNormalization(6, ranks))
@@ -336,8 +337,9 @@ def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
     optimizer.is_changed(model)
     updater = (ReplicaUpdater(Iterator(DATA, 4), optimizer, comm)
                if way == 'replicas' else PipelineUpdater(
-                   Iterator(DATA, 4), optimizer, grid, micro_batches=2))
-    everywhere(comm, updater, 'update', place, comm.rank == 1,
+                   Iterator(DATA, 4), optimizer, grid, micro_batches=2,
+                   loss_fun=loss if way == 'layers' else None))
+    everywhere(comm, updater, 'update', place, grid.replica_index == 1,
                KeyError('here'))
     grid.free()
 

@@ -357,9 +357,12 @@ def test_a_chunk_that_only_calls_a_normalisation_does_not_count(comm):
             one.updater.update()
         found.append(averages(comm, one.model))
     close(found[1], found[0])
-    numpy.testing.assert_allclose(
-        found[0]['/enter', 'avg_mean'],
-        batch_of()[0].mean(axis=0) * .875, 1e-5)
+    # Those of the whole batch, not of one micro-batch after the other.
+    for name, of_batch, first in ('mean', numpy.mean, 0), (
+            'var', functools.partial(numpy.var, ddof=1), .125):
+        numpy.testing.assert_allclose(
+            found[0]['/enter', f'avg_{name}'],
+            of_batch(batch_of()[0], axis=0) * .875 + first, 1e-5)
 
 
 class Late(Layers):
