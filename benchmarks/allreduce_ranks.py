@@ -130,7 +130,7 @@ def _alone(case, comm, link):
                       grain=codec.grain)
     state = codec.init()
     begin(state, tensors, lambda found: comm.Allreduce(
-        MPI.IN_PLACE, found, MPI.MAX), algorithm.prescale(codec))
+        MPI.IN_PLACE, found, MPI.MAX), algorithm.sums(codec).prescale)
     wire = numpy.empty(tensors.size, codec.wire_dtype)
     tensors.encode(wire)
     return lambda: algorithm.finish(algorithm.submit(

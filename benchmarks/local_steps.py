@@ -174,8 +174,8 @@ def seconds_of(label, updates, medians):
     if label in ('PyTorch, PowerSGD hook', 'PyTorch, PostLocalSGD'):
         phases.insert(0, ('PyTorch, float32', EXACT + SYNCHRONOUS))
     elif 'PyTorch' not in label:
-        if 'local' in label:
-            phases.insert(0, ('int4, not overlapped', SYNCHRONOUS))
+        if first := METHODS[label][1].get('sync_steps'):
+            phases.insert(0, ('int4, not overlapped', first - EXACT))
         phases.insert(0, ('float32', EXACT))
     total = 0.0
     for name, most in phases:
@@ -235,7 +235,8 @@ def _plot_curves(curves, times, options):
     from draw import LOOK, OURS, pyplot
     shown = [label for label in METHODS if mean_curve(curves, label)]
     colours = dict(zip(shown, ['#8a8a8a', '#3a8a4d', '#d8a13a', OURS,
-                               '#7a4fa3', '#8a8a8a', '#c05a1e', '#b0b0b0'],
+                               '#7a4fa3', '#c03a6e', '#8a8a8a', '#c05a1e',
+                               '#b0b0b0'],
                        strict=False))
     goal = 100 - mean_curve(curves, 'float32')[UPDATES] + _LIMIT
     with pyplot.rc_context(LOOK):

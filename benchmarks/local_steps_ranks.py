@@ -28,6 +28,7 @@ PERIOD = 8
 _IMAGES = 2000                          # for training, and as many for a test
 _INT4 = {'warmup': EXACT}
 _LOCAL = {**_INT4, 'sync_steps': EXACT + SYNCHRONOUS}
+_HALF = {**_INT4, 'sync_steps': UPDATES // 2}
 #: By label: communicator and options; None: PyTorch.
 METHODS = {
     'float32': ('float32', {}),
@@ -36,6 +37,7 @@ METHODS = {
     'int4, not overlapped': ('int4', _INT4),
     'int4, 8 local steps': ('int4', {**_LOCAL, 'local_steps': 8}),
     'int4, 32 local steps': ('int4', {**_LOCAL, 'local_steps': 32}),
+    'int4, 8 local, 2nd half': ('int4', {**_HALF, 'local_steps': 8}),
     'PyTorch, float32': None,
     'PyTorch, fp16 hook': None,
     'PyTorch, PowerSGD hook': None,

@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import functools
 import json
-import os
 import statistics
 import sys
 import time
@@ -21,7 +20,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from .command_line import count
+from .command_line import count, some_of, unwritable
 from .communicators import create_communicator
 from .communicators.options import without_warmup
 from .launcher.virtual_hosts import (
@@ -31,6 +30,7 @@ from .launcher.virtual_hosts import (
     is_inside,
     parse_rate,
 )
+from .report.quantities import parse
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
@@ -292,7 +292,7 @@ each with a rank and a cable of the rate --rate; nobody need be root:
     python -m chainer_fp8pipe bench allreduce --virtual 4 --rate 100mbit
 """
 
-_UNITS = {'k': 10 ** 3, 'M': 10 ** 6, 'G': 10 ** 9}
+_UNITS = {'': 1, 'k': 10 ** 3, 'm': 10 ** 6, 'g': 10 ** 9}
 #: Sums of ring and torus2d travel in; by codec, what 'auto' means already, or
 #: what the codec refuses.
 _FORMS = 'auto', 'wire', 'float16', 'float32'
@@ -319,8 +319,8 @@ def add_bench(commands: Any) -> None:
             ('partial-sums', 'auto', _FORMS,
              'what sums of ring and torus2d travel in: ')):
         parser.add_argument(
-            f'--{name}', type=functools.partial(_names, known),
-            default=default, metavar='NAME,...',
+            f'--{name}', type=some_of(known), default=default,
+            metavar='NAME,...',
             help=f'{what}{", ".join(known)} (default: {default})')
     parser.add_argument(
         '--frame-bytes', type=_sizes, metavar='N,...',
@@ -351,9 +351,8 @@ def _allreduce(options: argparse.Namespace) -> None:
         options.parser.error('there is one rank only; start it with '
                              'mpiexec -n 2 or more, or give --virtual 4')
     # Rank 0 writes; others may be on hosts where the folder is not.
-    folder = os.path.dirname(os.path.abspath(options.json or 'x'))
-    if not comm.bcast(os.path.isdir(folder)):
-        options.parser.error(f'--json: there is no folder {folder}')
+    if problem := comm.bcast(comm.rank == 0 and unwritable(options.json)):
+        options.parser.error(f'--json: {problem}')
     hosts = len(set(comm.allgather(MPI.Get_processor_name())))
     results = measure(comm, _cases(options), options.sizes, options.repeats)
     if comm.rank == 0:
@@ -393,23 +392,10 @@ def _cases(options: argparse.Namespace) -> list[Case]:
     return found
 
 
-def _names(known: Sequence[str], text: str) -> list[str]:
-    found = text.split(',')
-    for name in found:
-        if name not in known:
-            raise argparse.ArgumentTypeError(
-                f'{name!r} is none of {", ".join(known)}')
-    return found
-
-
 def _sizes(text: str) -> list[int]:
     found = []
     for part in text.split(','):
-        factor = _UNITS.get(part[-1:], 1)
-        try:
-            size = round(float(part[:-1] if factor > 1 else part) * factor)
-        except (ValueError, OverflowError):     # of inf
-            size = 0
+        size = round(parse(part, _UNITS))
         if size < 1:
             raise argparse.ArgumentTypeError(
                 f'{part!r} is no number of elements, such as 1000, 64k or 8M')

@@ -12,7 +12,7 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 _SECONDS = {'s': 1.0, 'm': 60.0, 'h': 3600.0}
@@ -91,6 +91,32 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f'{text!r} is not 1 or more')
     return int(text)
+
+
+def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """For ``type=``: some of the known names, with commas between them."""
+    def names(text: str) -> tuple[str, ...]:
+        found = tuple(text.split(','))
+        for name in found:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f'{name!r} is none of {", ".join(known)}')
+        return found
+    return names
+
+
+def unwritable(file: str | None) -> str:
+    """Why a file cannot be written; '' if it can, or if it is None."""
+    if file is None:
+        return ''
+    folder = os.path.dirname(os.path.abspath(file))
+    if not os.path.isdir(folder):
+        return f'there is no folder {folder}'
+    if os.path.isdir(file):
+        return f'{file} is a folder'
+    if not os.access(file if os.path.exists(file) else folder, os.W_OK):
+        return f'{file} cannot be written'
+    return ''
 
 
 class Interval(NamedTuple):

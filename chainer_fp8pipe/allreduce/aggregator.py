@@ -186,7 +186,7 @@ def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
             engine.submit(_ordered(order, states, everyone.rank))
         if engine.work(_IDLE, BRIEF) or order:
             pauses.restart()
-        elif not engine.busy:
+        elif engine.idle:
             pauses.pause(_IDLE)
     # What was sent last may still be on its way to slower workers.
     engine.finish_all()

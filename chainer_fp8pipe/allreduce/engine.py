@@ -229,23 +229,9 @@ class Engine:
     # --- what callers use ----------------------------------------------------
 
     @property
-    def busy(self) -> bool:
-        """Whether a bucket that has gone in is not finished."""
-        return self._compiled.busy
-
-    @property
     def idle(self) -> bool:
         """Nothing is on its way."""
         return not self._waiting and not self._compiled.busy
-
-    @property
-    def patience(self) -> float:
-        """Seconds that may be slept without slowing anything down.
-
-        A small part of what a chunk takes to go through its plan: the others
-        in flight keep the links busy meanwhile.
-        """
-        return self._compiled.patience
 
     def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
         """Puts a bucket, or more of it, behind the others; does not wait.
@@ -330,7 +316,9 @@ class Engine:
                 elif self.work():
                     pauses.restart()
                 else:
-                    pauses.pause(self.patience)
+                    # A small part of what a chunk takes to go through its
+                    # plan: others in flight keep the links busy meanwhile.
+                    pauses.pause(self._compiled.patience)
                 more = beside is not None and beside()
 
     def finish_all(self) -> None:
@@ -366,10 +354,9 @@ class Engine:
     def another(self) -> Engine:
         """An engine whose buckets do not wait for those of this one.
 
-        This one itself where :attr:`one_order` is True; call it on all ranks.
+        Call it on all ranks, and not where :attr:`one_order` is True.
         """
-        return self if self.one_order else Engine(
-            self.comm, self.plans, self.events, self.framing)
+        return Engine(self.comm, self.plans, self.events, self.framing)
 
     def share_inside(self, node: Collection[int]) -> float:
         """Which share of the bytes that this rank sends stays in its node.
@@ -443,7 +430,8 @@ class Engine:
                 raise RuntimeError(bucket.failure)
             try:
                 if not bucket.is_prepared:
-                    self.code(bucket)
+                    if bucket.tensors.codec is None:
+                        self._code(bucket)
                     self.prepare(bucket)
                     bucket.is_prepared = True
                 self._compiled.let_in(bucket, until, PARTS)
@@ -452,27 +440,18 @@ class Engine:
                 raise
         return True
 
-    def prescale(self, codec: Codec) -> float:
-        """The factor that gradients must carry when they are encoded.
-
-        With 1 / ranks, sums in the wire's own format cannot overflow.
-        """
-        in_place, *_ = self._sums(codec)
-        return 1.0 / self._workers if in_place else 1.0
-
-    def code(self, bucket: Bucket) -> None:
+    def _code(self, bucket: Bucket) -> None:
         """Has a bucket's codec make its step; encodes what goes in as such."""
-        if bucket.tensors.codec is None:
-            bucket.codec.step(bucket.state, bucket.tensors, bucket.proposed,
-                              self.prescale(bucket.codec))
-            by_frame = self.by_frame and bucket.tensors.xp is numpy
-            if not bucket.contributes:
-                bucket.wire.view(numpy.uint8)[...] = 0    # 0 in every format
-            elif by_frame:
-                bucket.encodes = True
-            else:
-                bucket.tensors.encode(bucket.wire)
-            bucket.decodes &= by_frame
+        bucket.codec.step(bucket.state, bucket.tensors, bucket.proposed,
+                          self.sums(bucket.codec).prescale)
+        by_frame = self.by_frame and bucket.tensors.xp is numpy
+        if not bucket.contributes:
+            bucket.wire.view(numpy.uint8)[...] = 0      # 0 in every format
+        elif by_frame:
+            bucket.encodes = True
+        else:
+            bucket.tensors.encode(bucket.wire)
+        bucket.decodes &= by_frame
 
     def prepare(self, bucket: Bucket) -> None:
         """Makes a bucket that has been coded ready to go in."""
@@ -483,19 +462,19 @@ class Engine:
         # Else frames lie in their chunks, as long as those are on their way.
         uses_wire = self._contributes and not (
             bucket.encodes and bucket.decodes)
-        in_place, itemsize, shrink = self._sums(bucket.codec)
+        sums = self.sums(bucket.codec)
         if bucket.decodes:
             tensors.decode_into(tensors.gradients)
         shares = self._shares(tensors.size, bucket.codec)
-        means = tensors.means([] if in_place else [
+        means = tensors.means([] if sums.in_wire else [
             site for share in shares for site in share.sites])
         given = []
         for share in shares:
             given.append((*share[:4], means[:len(share.sites)]))
             means = means[len(share.sites):]
         self._compiled.prepare(
-            bucket, tensors.tables, bucket.wire.view(numpy.uint8), itemsize,
-            shrink, in_place, uses_wire,
+            bucket, tensors.tables, bucket.wire.view(numpy.uint8),
+            sums.itemsize, sums.shrink, sums.in_wire, uses_wire,
             # Only a GPU's wires are ever there.
             bool(tensors.xp is not numpy and self._memory
                  and self._memory.holds(bucket.wire)),
@@ -512,23 +491,14 @@ class Engine:
                 bucket.arrive()
             bucket.finished = True      # other threads may go on from here
 
-    def _sums(self, codec: Codec) -> tuple[bool, int, float]:
-        """How sums of a codec's wires are held and travel.
-
-        Returns:
-            Whether in the wire itself: contributions are divided by the
-            number of workers before they are encoded; a sum is a mean, and
-            cannot overflow.  Bytes of an element.  The power of two that they
-            carry: in float16, a sum of saturated values of so many workers
-            would overflow; its 11 significant bits lose little beside the 3
-            of fp8.
-        """
+    def sums(self, codec: Codec) -> Sums:
+        """How sums of a codec's wires are held and travel."""
         form, wire = self.framing.form, codec.wire_dtype
         if form == 'wire' or wire == numpy.float32:
-            return True, wire.itemsize, 1.0
+            return Sums(True, wire.itemsize, 1.0, 1.0 / self._workers)
         if form == 'float16':
-            return False, 2, 0.5 ** (self._workers - 1).bit_length()
-        return False, 4, 1.0
+            return Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())
+        return Sums(False, 4, 1.0)
 
     def _shares(self, size: int, codec: Codec) -> list[_Share]:
         """Divides a wire among plans, and into frames."""
@@ -545,6 +515,25 @@ class Engine:
                 for lane, (plan, steps) in enumerate(zip(
                     self.plans, self._steps, strict=True))]
         return found
+
+
+class Sums(NamedTuple):
+    """How sums of wires are held and travel.
+
+    Attributes:
+        in_wire: In the wire itself: a sum of contributions that were divided
+            by the number of workers is a mean, and cannot overflow.
+        itemsize: Bytes of an element.
+        shrink: The power of two that they carry: in float16, a sum of
+            saturated values of so many workers would overflow; its 11
+            significant bits lose little beside the 3 of fp8.
+        prescale: The factor that gradients carry when they are encoded.
+    """
+
+    in_wire: bool
+    itemsize: int
+    shrink: float
+    prescale: float = 1.0
 
 
 class _Share(NamedTuple):

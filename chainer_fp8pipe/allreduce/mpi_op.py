@@ -25,7 +25,7 @@ from ..codecs import Codec, Tensors
 from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
-from .engine import Bucket, Engine
+from .engine import Bucket, Engine, Sums
 from .plan import Framing, cut
 
 
@@ -52,8 +52,9 @@ class MpiOp(Engine):
             self._inside = comm.Split(node, local)
             self._between = comm.Split(local, node)
 
-    def prescale(self, codec: Codec) -> float:
-        return 1.0 / (self._inside or self.comm).size
+    def sums(self, codec: Codec) -> Sums:
+        return Sums(True, codec.wire_dtype.itemsize, 1.0,
+                    1.0 / (self._inside or self.comm).size)
 
     def prepare(self, bucket: Bucket) -> None:
         tensors, wire = bucket.tensors, bucket.wire

@@ -10,17 +10,17 @@
 # communicators and what Python cannot copy (files, locks, generators) are left
 # alone.
 #
-# A recurrent layer keeps its hidden state for the next pass (`LinkState`).  A
+# A recurrent layer keeps its hidden state for the next pass (`State`).  A
 # pipeline takes several micro-batches forward before the first one's backward
 # pass, and each goes on from its own state; the gradient ends there, as after
 # Chainer's `unchain_backward`.
 from __future__ import annotations
 
 import collections
+import operator
 import random
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import chainer
@@ -30,7 +30,8 @@ from ..planning.calls import Source
 from . import nested
 from .ghost import is_ghost, sources
 
-_ABSENT: Any = object()
+#: In place of an attribute that a link has not got.
+ABSENT: Any = object()
 _OWN = frozenset(('_params', '_persistent', '_children'))
 Links = Mapping[str, chainer.Link]
 Attribute = tuple[str, str]     # path of a link, name
@@ -80,7 +81,7 @@ class saved:
         self.memo: dict[int, _Noted] = {}
         for path, name in self._names():
             link = self._links[path]
-            value = vars(link).get(name, _ABSENT)
+            value = vars(link).get(name, ABSENT)
             self._before[path, name] = (
                 value if name in link._params else _noted(value, self.memo))
         return self
@@ -92,17 +93,18 @@ class saved:
                 del vars(self._links[path])[name]
         done: dict[int, Any] = {}
         for (path, name), before in self._before.items():
-            own = vars(self._links[path])
-            if before is _ABSENT:
-                own.pop(name, None)
-            else:
-                own[name] = _put_back(before, done)
+            restore(self._links[path], name, _put_back(before, done))
+
+    def value(self, path: str, name: str) -> Any:
+        """The attribute that was noted."""
+        before = self._before.get((path, name), ABSENT)
+        return before.value if isinstance(before, _Noted) else before
 
     def changed(self) -> frozenset[Attribute]:
         """The attributes that are not as they were."""
         return frozenset(
             (path, name) for path, name in self._present()
-            if _is_changed(self._before.get((path, name), _ABSENT),
+            if _is_changed(self._before.get((path, name), ABSENT),
                           vars(self._links[path])[name], set()))
 
     def _names(self) -> Iterable[Attribute]:
@@ -113,15 +115,6 @@ class saved:
     def _present(self) -> list[Attribute]:
         return [(path, name) for path, name in self._names()
                 if name in vars(self._links[path])]
-
-
-def frozen(links: Links) -> dict[Attribute, Any]:
-    """The attributes that a forward pass may set, as they are now."""
-    return {(path, name): value for path, link in links.items()
-            for name, value in vars(link).items()
-            if name not in _OWN and name not in link._params
-            and name not in link._persistent
-            and not isinstance(value, chainer.Link)}
 
 
 def generators(memo: dict[int, _Noted]) -> list[Any]:
@@ -176,64 +169,75 @@ class Entry(NamedTuple):
     leaves: tuple[Leaf, ...]
 
 
-@dataclass(frozen=True)
-class LinkState:
-    """The ghosts that a forward pass leaves in attributes."""
+#: The ghosts that a forward pass leaves in attributes.
+State = tuple[Entry, ...]
 
-    entries: tuple[Entry, ...] = ()
 
-    @classmethod
-    def found(cls, links: Links, begin: Mapping[Attribute, Any]) -> LinkState:
-        """The attributes that were set to ghosts since the beginning."""
-        entries = []
-        for (path, name), value in frozen(links).items():
-            if begin.get((path, name)) is value:
+def left_in(links: Links, before: saved) -> State:
+    """The attributes of links that were set to ghosts since they were noted.
+
+    Not persistent ones, which are on one stage.
+    """
+    entries = []
+    for path, link in links.items():
+        for name, value in vars(link).items():
+            if (name in _OWN or name in link._params
+                    or name in link._persistent
+                    or before.value(path, name) is value):
                 continue
             leaves, tree = nested.leaves(value)
             arrays = list(map(nested.array_of, leaves))
-            if not any(map(is_ghost, arrays)):
-                continue
-            entries.append(Entry(path, name, tree, tuple(
-                Leaf(tuple(array.shape), array.dtype,
-                     chainer.backend.get_array_module(array),
-                     isinstance(leaf, chainer.Variable), sources(array))
-                for leaf, array in zip(leaves, arrays, strict=True))))
-        return cls(tuple(entries))
+            if any(map(is_ghost, arrays)):
+                entries.append(Entry(path, name, tree, tuple(
+                    Leaf(tuple(array.shape), array.dtype,
+                         chainer.backend.get_array_module(array),
+                         isinstance(leaf, chainer.Variable), sources(array))
+                    for leaf, array in zip(leaves, arrays, strict=True))))
+    return tuple(entries)
 
-    def placed(self, stages: Callable[[Source], int]) -> LinkState:
-        """A copy in which each leaf has the stage of its last source."""
-        return LinkState(tuple(entry._replace(leaves=tuple(
-            leaf._replace(stage=max(map(stages, leaf.sources), default=0))
-            for leaf in entry.leaves)) for entry in self.entries))
 
-    def sources(self) -> list[tuple[Source, ...]]:
-        """The outputs of calls from which each leaf is made."""
-        return [leaf.sources for entry in self.entries
-                for leaf in entry.leaves]
+def placed(state: State, stages: Callable[[Source], int]) -> State:
+    """A copy in which each leaf has the stage of its last source."""
+    return tuple(entry._replace(leaves=tuple(
+        leaf._replace(stage=max(map(stages, leaf.sources), default=0))
+        for leaf in entry.leaves)) for entry in state)
 
-    def put(self, links: Links, pin: Callable[..., Any]) -> None:
-        """Sets the attributes to the arrays that ``pin`` returns.
 
-        Args:
-            links: By path.
-            pin: Gets shape, dtype, stage and xp of a leaf, and the path of
-                its link.
-        """
-        for entry in self.entries:
-            values = []
-            for leaf in entry.leaves:
-                value = pin(leaf.shape, leaf.dtype, leaf.stage, leaf.xp,
-                            entry.link)
-                values.append(chainer.Variable(value, requires_grad=False)
-                              if leaf.is_variable else value)
-            setattr(links[entry.link], entry.name,
-                    nested.rebuilt(entry.tree, values))
+def put_state(state: State, links: Links, make: Callable[[Leaf, str], Any]
+              ) -> dict[Attribute, tuple[Any, Any]]:
+    """Sets the attributes to arrays; gives their values before, and now.
 
-    def signature(self) -> Any:
-        """Equal for states from which a model makes the same calls."""
-        return tuple((entry.link, entry.name, repr(entry.tree), tuple(
-            (leaf.shape, str(leaf.dtype), leaf.stage)
-            for leaf in entry.leaves)) for entry in self.entries)
+    Args:
+        state: Of the links.
+        links: By path.
+        make: Gives the array for a leaf, in the link with this path.
+    """
+    found = {}
+    for entry in state:
+        arrays = [make(leaf, entry.link) for leaf in entry.leaves]
+        now = nested.rebuilt(entry.tree, [
+            chainer.Variable(array, requires_grad=False)
+            if leaf.is_variable else array
+            for leaf, array in zip(entry.leaves, arrays, strict=True)])
+        own = vars(links[entry.link])
+        found[entry.link, entry.name] = own.get(entry.name, ABSENT), now
+        own[entry.name] = now
+    return found
+
+
+def signature(state: State) -> Any:
+    """Equal for states from which a model makes the same calls."""
+    return tuple((entry.link, entry.name, repr(entry.tree), tuple(
+        (leaf.shape, str(leaf.dtype), leaf.stage)
+        for leaf in entry.leaves)) for entry in state)
+
+
+def restore(link: chainer.Link, name: str, value: Any) -> None:
+    """Sets an attribute, or deletes it if it was ABSENT."""
+    if value is ABSENT:
+        vars(link).pop(name, None)
+    else:
+        vars(link)[name] = value
 
 
 # --- the content of an object ------------------------------------------------
@@ -437,36 +441,27 @@ def _set_attributes(value: Any, content: dict[str, Any]) -> None:
                    if name not in slots)
 
 
-def _set_all(value: Any, content: Any) -> None:
-    value[...] = content
-
-
-def _set_data(variable: chainer.Variable, content: list[Any]) -> None:
-    variable._data[0], = content
-
-
 def _set_items(value: Any, content: Any) -> None:
     value.clear()
     (value.update if hasattr(value, 'update') else value.extend)(content)
 
 
-def _set_bytes(value: bytearray, content: list[int]) -> None:
-    value[:] = bytes(content)
-
-
 def _cells(function: Any) -> list[Any]:
-    return [getattr(cell, 'cell_contents', _ABSENT)
+    return [getattr(cell, 'cell_contents', ABSENT)
             for cell in function.__closure__]
 
 
 def _set_cells(function: Any, content: list[Any]) -> None:
     for cell, item in zip(function.__closure__, content, strict=True):
-        if item is not _ABSENT:
+        if item is not ABSENT:
             cell.cell_contents = item
 
 
-_ARRAY = _Way(lambda value: value, _set_all)
-_VARIABLE = _Way(lambda value: [value._data[0]], _set_data)
+_ARRAY = _Way(lambda value: value,
+              lambda value, content: operator.setitem(value, ..., content))
+_VARIABLE = _Way(lambda value: value._data[:1],
+                 lambda value, content: operator.setitem(
+                     value._data, slice(1), content))
 _CLOSURE = _Way(_cells, _set_cells)
 _METHOD = _Way(lambda value: [value.__self__], None)
 _STATE = _Way(_reduced, _set_state, is_fresh=True)
@@ -474,4 +469,5 @@ _ATTRIBUTES = _Way(_attributes, _set_attributes)
 _CONTAINERS: tuple[tuple[Any, _Way], ...] = (
     (dict, _Way(dict, _set_items)), (set, _Way(set, _set_items)),
     ((list, collections.deque), _Way(list, _set_items)),
-    (bytearray, _Way(list, _set_bytes)), (tuple, _Way(list, None)))
+    (bytearray, _Way(list, lambda value, content: operator.setitem(
+        value, slice(None), bytes(content)))), (tuple, _Way(list, None)))

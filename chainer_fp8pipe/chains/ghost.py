@@ -137,7 +137,8 @@ class Ghost(nested.Dataless):
         if name.startswith('__'):
             raise AttributeError(name)
         if name in _LATER:
-            return functools.partial(_derived_by, _method(name), self)
+            return lambda *args, **kwargs: derived(
+                _method(name), (self, *args), kwargs)
         if name in _VIEWS and hasattr(numpy.ndarray, name):
             return derived(_attribute(name), (self,), {})
         raise looked_at(self, f'.{name}')
@@ -312,13 +313,7 @@ def _method(name: str) -> Callable:
     return function
 
 
-@functools.lru_cache(None)
-def _attribute(name: str) -> Callable:
-    return operator.attrgetter(name)
-
-
-def _derived_by(function: Callable, *args: Any, **kwargs: Any) -> Any:
-    return derived(function, args, kwargs)
+_attribute = functools.lru_cache(None)(operator.attrgetter)
 
 
 _SOME = numpy.random.RandomState(0).uniform(.01, .1, 10007)

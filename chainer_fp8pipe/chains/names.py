@@ -24,6 +24,7 @@ class Names:
         shaped: Paths of the parameters that got their shape in a trace, in
             this order.
         made: Ghosts of the parameters that their links make in forward.
+        reporter: Names the links by their paths.
     """
 
     def __init__(self, model: chainer.Link) -> None:
@@ -46,6 +47,9 @@ class Names:
                     full = f'{path.rstrip("/")}/{name}'
                     self._of[id(parameter)] = full
                     self.parameters[full] = parameter
+        self.reporter = chainer.Reporter()
+        for path, link in self.links.items():
+            self.reporter.add_observer(path + OBSERVER[:-1], link)
         for _, link in links:
             self.times.update(self._of[id(getattr(link, name))]
                               for name in link._params)
@@ -53,14 +57,6 @@ class Names:
     def of(self, thing: Any) -> str | None:
         """The path of a link or parameter; None: not of this model."""
         return self._of.get(id(thing))
-
-
-def reporter_of(names: Names) -> chainer.Reporter:
-    """A reporter that names the links by their paths."""
-    reporter = chainer.Reporter()
-    for path, link in names.links.items():
-        reporter.add_observer(path + OBSERVER[:-1], link)
-    return reporter
 
 
 def parameters_of(names: Names) -> dict[str, Value]:

@@ -1,7 +1,7 @@
 """Arrays and variables inside of nested lists, tuples and dictionaries."""
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import chainer
@@ -41,30 +41,6 @@ def arguments_of(batch: Any) -> tuple[tuple, dict[str, Any]]:
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return batch if isinstance(batch, tuple) else (batch,), {}
-
-
-class Fresh:
-    """Calls a function with new copies of the arrays each time.
-
-    A forward pass may write to its batch (``x /= 2``), and a micro-batch goes
-    through several: of the rehearsal, the trace, each chunk, and again before
-    backward.
-    """
-
-    def __init__(self, function: Callable, args: tuple,
-                 kwargs: dict[str, Any]) -> None:
-        self.function = function
-        self._leaves, self._tree = leaves((args, kwargs))
-
-    def __call__(self) -> Any:
-        args, kwargs = self.arguments()
-        return self.function(*args, **kwargs)
-
-    def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        """Arguments and keyword arguments."""
-        return rebuilt(self._tree, [
-            leaf if isinstance(leaf, chainer.Variable) else leaf.copy()
-            for leaf in self._leaves])
 
 
 def signature(tree: Any) -> Any:

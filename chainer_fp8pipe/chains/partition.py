@@ -2,18 +2,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
 import numpy
 
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
-from ..pipeline.randomness import Place, preserved
+from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.calls import order_of
 from ..planning.cuts import CutProblem, DoesNotFit, search
@@ -30,11 +30,10 @@ from .partitioned import (
     PartitionedChain,
     check_result,
     class_of,
-    reads_state,
 )
-from .recorder import OTHER_CALLS, Tracer
-from .replay import MicroBatch, between_calls
-from .trace import PLAIN, StagedTrace, Trace
+from .recorder import Tracer
+from .replay import MicroBatch
+from .trace import PLAIN, Trace
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -114,15 +113,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         found = _plan(names, trace, problem, plan, grid)
 
         def cut() -> tuple[Partition, Any]:
-            live = reads_state(tracer, trace, call)
-            program = StagedTrace(trace, found, None, live, {})
-            part = Partition(model, names, tracer, found, grid, program, live,
-                             limit)
-            with preserved():
-                if part.rehearse(program, call) is None:
-                    raise ValueError(OTHER_CALLS)
             kind: Any = type(model)
-            return part, class_of(kind)
+            with preserved():
+                return Partition(model, names, tracer, found, grid, limit,
+                                 trace, call), class_of(kind)
         part, kind = _together(grid.comm, cut)
         _distribute(names, part, grid.comm)
         model.partition, model.__class__ = part, kind
@@ -147,8 +141,8 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
         _check_options(recompute, **options)
         return parse_bytes(memory)
     limit = _together(comm, check)
-    agree(comm, Signature({name: repr(value) for name, value in {
-        **options, 'recompute': recompute, 'memory': limit}.items()}),
+    agree(comm, {name: repr(value) for name, value in {
+        **options, 'recompute': recompute, 'memory': limit}.items()},
         remedy=f'Pass the same to {function}() on all ranks.')
     return limit
 
@@ -156,7 +150,7 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
 def _check_given(plan: Any, comm: Any) -> None:
     """Raises ValueError if a plan was given, but not to the first rank."""
     first = comm.bcast(plan is not None)
-    agree(comm, Signature({}), '' if first or plan is None else
+    agree(comm, {}, '' if first or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
           'counts; pass plan= on rank 0, or on all ranks')
 
@@ -189,22 +183,22 @@ def _traced(model: Any, example: Any, grid: ProcessGrid
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
 
-    def trace() -> tuple[Tracer, Trace, MicroBatch, Signature]:
-        call = MicroBatch(model, *arguments_of(example), Place(0, 0, 0, 0))
+    def trace() -> tuple[Tracer, Trace, MicroBatch, dict[str, str]]:
+        call = MicroBatch(model, *arguments_of(example))
         tracer = Tracer(names, grid.pipeline)
         with chainer.using_config('train', True), \
                 chainer.using_config('enable_backprop', True), \
-                preserved(), between_calls(call.place):
+                preserved():
             found = tracer.trace(call, timed=grid.comm.rank == 0)
         check_result(found.result)
-        return tracer, found, call, Signature({
-            **_shapes(names), 'the trace of the model': found.digest})
+        return tracer, found, call, {
+            **_shapes(names), 'the trace of the model': found.digest}
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
     first = _together(grid.comm, lambda: trace() if is_first else None)
     others = _together(grid.comm, lambda: None if is_first else trace())
-    tracer, found, call, signature = first or others
-    agree(grid.comm, signature,
+    tracer, found, call, entries = first or others
+    agree(grid.comm, entries,
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
           'on the rank.')
@@ -267,35 +261,31 @@ def _distribute(names: Names, part: Partition, comm: Any) -> None:
     Values that were not deferred are those of the first rank; so are the
     persistent values of links.
     """
-    deferred, sent = _as_on_the_first_rank(names, comm)
-
-    def draw_own() -> None:
-        for name in deferred:
-            if name in part.own:
-                _draw(name, names.parameters[name])
-            else:
-                take_away(name, names.parameters[name])
+    values = _values(names, part, comm, *_as_on_the_first_rank(names, comm))
     # What a rank does with a value is a part of what it agrees on next.
-    then: Callable[[], None] = draw_own
-    for name in sent:
-        parameter = names.parameters[name]
-
-        def prepare(then: Any = then, name: str = name,
-                    parameter: Any = parameter) -> numpy.ndarray:
-            then()
-            return _to_send(comm, name, parameter)
-        host = _together(comm, prepare)
+    while (host := _together(comm, lambda: next(values, None))) is not None:
         if comm.size > 1:
             comm.Bcast(host.reshape(-1).view(numpy.uint8))
-        then = functools.partial(_keep, name, parameter, host,
-                                 name in part.own)
-
-    def prepare_persistent() -> tuple[list[Any], list[numpy.ndarray]]:
-        then()
-        return _persistent(names)
     plain, arrays = broadcast_arrays(
-        comm, *_together(comm, prepare_persistent))
+        comm, *_together(comm, lambda: _persistent(names)))
     _together(comm, lambda: _set_persistent(names, plain, arrays))
+
+
+def _values(names: Names, part: Partition, comm: Any, deferred: list[str],
+            sent: dict[str, None]) -> Iterator[numpy.ndarray]:
+    """Draws what is deferred; gives memory for each value that is sent.
+
+    When it goes on, the first rank's value has come.
+    """
+    for name in deferred:
+        if name in part.own:
+            _draw(name, names.parameters[name])
+        else:
+            take_away(name, names.parameters[name])
+    for name in sent:
+        host = _to_send(comm, name, names.parameters[name])
+        yield host
+        _keep(name, names.parameters[name], host, name in part.own)
 
 
 def _as_on_the_first_rank(names: Names, comm: Any

@@ -25,7 +25,6 @@ import functools
 import warnings
 from collections.abc import (
     Callable,
-    Iterable,
     Iterator,
     Sequence,
 )
@@ -38,18 +37,17 @@ from ..intercept.function_calls import current, hold, intercepting
 from ..mpi.agreement import raise_together
 from ..mpi.arrays import receive_array, send_array
 from ..pipeline.backprop import Arrays, Tape
-from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from ..planning.partition_plan import PartitionPlan
 from ..planning.partition_plot import table
 from . import nested
-from .attributes import LinkState, saved
+from .attributes import State, put_state, restore, saved
 from .ghost import GhostError, ghost, is_ghost, user_line
-from .names import Names, parameters_of, reporter_of
+from .names import Names, parameters_of
 from .recorder import OTHER_CALLS, Tracer
-from .replay import Kept, MicroBatch, Run, between_calls, rehearse
-from .trace import StagedTrace, Trace, TracedCall
+from .replay import Kept, MicroBatch, Run, rehearse
+from .trace import StagedTrace, Trace
 from .valueless_parameters import draw, fetching, settle, take_away
 
 #: Traces are kept for so many shapes of inputs, and for each of these so many
@@ -68,8 +66,10 @@ class ChainPart:
     def __init__(self, partition: Partition, chunk: int) -> None:
         self.name = f'stage {chunk}'
         self._partition, self._chunk = partition, chunk
-        self._parameters = {name: partition.names.parameters[name]
-                            for name in partition.used[chunk]}
+        self.parameters: list[chainer.Parameter] = [
+            partition.names.parameters[name]
+            for name in partition.used[chunk]]
+        self.links = list(partition.names.links.values())
 
     def normalises(self, micro_batch: int) -> bool:
         """See :meth:`.Part.normalises`."""
@@ -80,7 +80,7 @@ class ChainPart:
                ) -> tuple[Tape, Arrays]:
         """Runs the model's forward, in which this chunk's calls are done."""
         part, chunk = self._partition, self._chunk
-        one, reporter = part.micro_batches[micro_batch], part.reporter
+        one = part.micro_batches[micro_batch]
         program = one.program
         incoming = program.incoming[chunk]
         if len(inputs) != len(incoming):
@@ -91,51 +91,33 @@ class ChainPart:
             chainer.Variable(array,
                              requires_grad=program.wants_gradient(source))
             for source, array in zip(incoming, inputs, strict=True)])
-        run = Run(program, chunk, dict(zip(incoming, variables, strict=True)),
-                  part.names, place, part.where)
         # A link may keep a value that only a later chunk uses.
-        run.made.update({
+        values = dict(zip(incoming, variables, strict=True)) | {
             source: chainer.Variable(value, requires_grad=False)
             for source, value in one.before.items()
-            if source in program.wanted[chunk]})
-        args, kwargs = one.arguments()
-        reporter.observation = {}
-        # All ranks call all links, but one normalises.
-        with self._state(one), between_calls(place), reporter, (
-                part.statistics.counting(self._keeps)
-                if program.trace.normalises and part.statistics
-                else contextlib.nullcontext()), intercepting(run):
-            one.function(*args, **kwargs)
+            if source in program.wanted[chunk]}
+        run = Run(program, chunk, values, part.names, place, part.where)
+        reports: dict[str, Any] = {}
+        with self._state(one), part.names.reporter.scope(reports), \
+                intercepting(run):
+            one()
             run.finish()
-            if program.after:
-                self._keep(program.after, one.kept, run)
-            reports = reporter.observation
+            self._keep(program.after, one.kept, run)
         for name, value in reports.items():
             if program.reporters.get(name) == chunk:
                 leaves, tree = nested.leaves(value)
                 one.reports[name] = nested.rebuilt(tree, [
                     nested.array_of(run.real(leaf)) for leaf in leaves])
-        reporter.observation = {}
-        outputs = tuple([run.value(source)
+        outputs = tuple([values[source]
                          for source in program.outgoing[chunk]])
-        inner = {self._parameters[name].node for name in program.inner
-                 if name in self._parameters}
+        inner = {part.names.parameters[name].node for name in program.inner}
         uses = {node: count for node, count in run.uses.items()
                 if node not in inner}
-        return (Tape(variables, outputs, uses,
-                     said=functools.partial(_said, run.own, self.name)),
+        return (Tape(variables, outputs, uses, said=run.said),
                 tuple([output.array for output in outputs]))
 
-    def params(self) -> Iterable[chainer.Parameter]:
-        """See :meth:`.Part.params`."""
-        return self._parameters.values()
-
-    def links(self) -> Iterable[chainer.Link]:
-        """See :meth:`.Part.links`."""
-        return self._partition.names.links.values()
-
-    def _keeps(self, link: chainer.Link) -> bool:
-        """Whether a link's running values, if it has any, are this chunk's."""
+    def keeps(self, link: chainer.Link) -> bool:
+        """See :meth:`.Part.keeps`; all ranks call all links."""
         part = self._partition
         return part.keepers.get(
             part.names.of(link) or '', self._chunk) == self._chunk
@@ -149,39 +131,32 @@ class ChainPart:
         first run began with, and restore those that it left.
         """
         links, program = self._partition.names.links, micro_batch.program
-        again = micro_batch.found
-        # Not the persistent arrays that a link makes in its first call.
-        counted = {(path, name) for path, name
-                   in program.trace.touched - program.attributes
-                   if name not in links[path]._persistent
-                   or vars(links[path]).get(name) is not None
-                   } if again is None else program.trace.touched
+        again, restored = micro_batch.found, program.attributes
         if again is None:
-            micro_batch.found = saved(links, counted).note()
-        with saved(links, program.attributes if again is None
-                   else counted | program.attributes):
+            # Not the persistent arrays that a link makes in its first call.
+            micro_batch.found = saved(links, {
+                (path, name) for path, name
+                in program.trace.touched - program.attributes
+                if name not in links[path]._persistent
+                or vars(links[path]).get(name) is not None}).note()
+        else:
+            restored |= program.trace.touched
+        with saved(links, restored):
             if again is not None:
                 again.put_back()
             program.put_state(links, micro_batch.before, self._chunk)
             yield
 
-    def _keep(self, after: LinkState, into: dict[Source, Any],
-              run: Run) -> None:
+    def _keep(self, after: State, into: dict[Source, Any], run: Run) -> None:
         """Keeps this chunk's state, by its pinned calls in the next trace."""
-        number = 0
-        for entry in after.entries:
-            leaves, _ = nested.leaves(getattr(
-                self._partition.names.links[entry.link], entry.name))
-            for leaf, found in zip(entry.leaves, leaves, strict=True):
-                if leaf.stage == self._chunk:
-                    into[Source(number, 0)] = run.real(
-                        nested.array_of(found))
-                number += 1
-
-
-def _said(own: dict[int, TracedCall], name: str, function: Any) -> str:
-    call = own.get(id(function))
-    return f'{call.name} in {call.link}, on {name}' if call else name
+        links = self._partition.names.links
+        pairs = [pair for entry in after for pair in zip(
+            entry.leaves, nested.leaves(getattr(
+                links[entry.link], entry.name))[0], strict=True)]
+        into.update({
+            Source(number, 0): run.real(nested.array_of(found))
+            for number, (leaf, found) in enumerate(pairs)
+            if leaf.stage == self._chunk})
 
 
 class Partition:
@@ -193,16 +168,18 @@ class Partition:
         tracer: Of the model.
         plan: Where the model is cut.
         grid: The ranks.
-        program: Of the example, in training.
-        live: Whether a step goes on from what links kept in the last one.
         limit: Bytes that each rank may use; None: no limit.
+        trace: Of the example, in training.
+        example: A micro-batch.
+
+    Raises:
+        ValueError: The model cannot be cut so.
 
     Attributes:
         crossing: For each boundary name and form of the values that are sent
             in training.
         micro_batches: Of this step.
         mismatch: Why a rehearsal has failed, if a constant was another one.
-        statistics: Of batch normalisations; None: there are none.
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path.
         used: The paths of the parameters of each chunk.
@@ -213,25 +190,19 @@ class Partition:
     """
 
     def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
-                 plan: PartitionPlan, grid: Any, program: StagedTrace,
-                 live: bool, limit: float | None) -> None:
+                 plan: PartitionPlan, grid: Any, limit: float | None,
+                 trace: Trace, example: MicroBatch) -> None:
         self.names, self.plan, self.grid = names, plan, grid
         self.tracer, self.limit = tracer, limit
         self.title = type(model).__name__
         self.optimizer: Any = None
-        self.reporter = reporter_of(names)
-        self.statistics: BatchStatistics | None = None
         self.micro_batches: Sequence[MicroBatch] = []
         self.mismatch = ''
-        self.keepers = dict(program.keepers)
-        calls = program.trace.calls
-        self.crossing = [
-            [(calls[source.call].name,
-              calls[source.call].outputs[source.output])
-             for source in sources] for sources in program.incoming[1:]]
+        self.keepers: dict[str, int] = {}
         self._bytes = {name: parameter.nbytes for name, parameter
                        in parameters_of(names).items()}
-        self._live = {'train': live}
+        # By step: whether it goes on from what links kept in the last one.
+        self._live: dict[str, bool] = {}
         self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
             collections.OrderedDict())
         self._told = False
@@ -239,14 +210,20 @@ class Partition:
         self._before: dict[str, tuple[int, ...]] | None = None
         # By step: what links kept of the last one's micro-batches.
         self._kept: dict[str, list[Kept]] = {}
-        self._after: LinkState | None = None
+        self._after: State = ()
         # By link and name: the attribute before the step, and a ghost.
         self._marks: dict[Any, tuple[Any, Any]] = {}
-        homes = plan.homes()
+        program, homes = self._program('train', trace, example), plan.homes()
+        calls = trace.calls
+        self.crossing = [
+            [(calls[source.call].name,
+              calls[source.call].outputs[source.output])
+             for source in sources] for sources in program.incoming[1:]]
         self._place({name: tuple(sorted(
             program.holders.get(name) or (homes.get(name, self.last),),
             key=lambda chunk: chunk % plan.stages))
             for name in names.parameters})
+        self._learn('train', program, example)
         hold(self)
 
     @property
@@ -272,27 +249,18 @@ class Partition:
 
     # --- a step --------------------------------------------------------------
 
-    def begin(self, step: str, micro_batches: Sequence[MicroBatch]) -> None:
+    def begin(self, step: str) -> None:
         """Starts a step: ``'train'``, ``'evaluate'`` or ``'predict'``."""
-        self.micro_batches = micro_batches
         self._kept[step] = [(one.program.after, one.kept)
-                            for one in micro_batches]
+                            for one in self.micro_batches]
         if step == 'train':
-            self._after = micro_batches[-1].program.after
+            self._after = self.micro_batches[-1].program.after
 
     def end(self) -> None:
         """Ends a step; sets attributes that keep state to ghosts."""
-        self._marks = {}
-        for entry in self._after.entries if self._after else ():
-            ghosts = [ghost(leaf.shape, leaf.dtype, 'of an earlier batch',
-                            leaf.xp) for leaf in entry.leaves]
-            mark = nested.rebuilt(entry.tree, [
-                chainer.Variable(array, requires_grad=False)
-                if leaf.is_variable else array
-                for leaf, array in zip(entry.leaves, ghosts, strict=True)])
-            link = self.names.links[entry.link]
-            self._marks[link, entry.name] = getattr(link, entry.name), mark
-            setattr(link, entry.name, mark)
+        self._marks = put_state(
+            self._after, self.names.links, lambda leaf, path: ghost(
+                leaf.shape, leaf.dtype, 'of an earlier batch', leaf.xp))
 
     def resume(self, step: str) -> list[Kept]:
         """The state that links go on from in a step, by micro-batch.
@@ -300,12 +268,13 @@ class Partition:
         They do not if one of the attributes was set since the last step
         (``reset_state()``).  Evaluation has a state of its own.
         """
-        for (link, name), (initial, mark) in self._marks.items():
-            if getattr(link, name) is mark:
-                setattr(link, name, initial)
+        for (path, name), (initial, mark) in self._marks.items():
+            link = self.names.links[path]
+            if vars(link).get(name) is mark:
+                restore(link, name, initial)
             else:
                 self._kept.pop('train', None)
-                self._after = None
+                self._after = ()
         self._marks = {}
         if step == 'train':
             self._kept.pop('evaluate', None)
@@ -314,14 +283,14 @@ class Partition:
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""
         self._kept.clear()
-        self.micro_batches, self._after = [], None
+        self.micro_batches, self._after = [], ()
 
     # --- programs ------------------------------------------------------------
 
     def rehearse(self, program: StagedTrace, micro_batch: MicroBatch
                  ) -> list[tuple[int, int]] | None:
         """See :attr:`.Rehearsal.labels`; None: other calls were made."""
-        found = rehearse(program, micro_batch, self.names, self.reporter)
+        found = rehearse(program, micro_batch, self.names)
         self.mismatch = found.why or self.mismatch
         return found.labels if found.fits else None
 
@@ -372,26 +341,30 @@ class Partition:
             ValueError: The model cannot be cut so for such inputs.
         """
         shaped, place = len(self.names.shaped), micro_batch.place
-        with between_calls(place):
-            trace = self.tracer.trace(micro_batch, micro_batch.state,
-                                      timed=False)
+        trace = self.tracer.trace(micro_batch, micro_batch.state,
+                                  timed=False)
         for number, name in enumerate(self.names.shaped[shaped:]):
             if name in self.own:    # with the same values on every replica
                 with preserved(), at(place._replace(
                         iteration=0, first_sample=0, layer=number)):
                     draw(self.names.parameters[name])
-        with between_calls(place):
-            program = self._program(mode, trace, micro_batch)
+        program = self._program(mode, trace, micro_batch)
+        return program, self._learn(mode, program, micro_batch)
+
+    def _learn(self, mode: str, program: StagedTrace, micro_batch: MicroBatch
+               ) -> Any:
+        """Notes a program, which is new; a rehearsal's labels."""
         labels = self.rehearse(program, micro_batch)
         if labels is None:
             raise ValueError(OTHER_CALLS)
+        program.missing = self._missing(program)
         key = micro_batch.key(mode)
         self._programs.setdefault(key, []).insert(0, program)
         del self._programs[key][_ALIKE:]
         self._programs.move_to_end(key)
         if len(self._programs) > _FORMS:
             self._programs.popitem(last=False)
-        return program, labels
+        return labels
 
     def _program(self, mode: str, trace: Trace, micro_batch: MicroBatch
                  ) -> StagedTrace:
@@ -406,7 +379,6 @@ class Partition:
             # Programs that only read these values may do so on other chunks.
             self._programs.clear()
             self.keepers.update(program.keepers)
-        program.missing = self._missing(program)
         return program
 
     def _missing(self, program: StagedTrace) -> set[tuple[str, int]]:
@@ -668,7 +640,7 @@ def check_result(result: Any) -> None:
 
 def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
     """Whether a second run reads what the first one left in links."""
-    if not trace.state.entries:
+    if not trace.state:
         return False
     again = tracer.trace(call, trace.state, timed=False)
     return any(source.call < again.first for other in again.calls

@@ -24,16 +24,12 @@ import chainer
 from chainer.functions.array.as_strided import AsStrided
 from chainer.links import BatchNormalization
 
-from ..intercept.function_calls import (
-    Interceptor,
-    hold_calls,
-    intercepting,
-)
+from ..intercept.function_calls import hold_calls, intercepting
 from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import preserved
 from ..planning.calls import Source, Value
 from . import collectives, nested
-from .attributes import LinkState, frozen, saved
+from .attributes import Leaf, State, left_in, put_state, saved
 from .ghost import (
     GhostError,
     describe_source,
@@ -46,7 +42,7 @@ from .ghost import (
     user_line,
 )
 from .measure import key_of, measured, returned_constants, with_real
-from .names import Names, reporter_of
+from .names import Names
 from .trace import (
     PLAIN,
     Trace,
@@ -61,7 +57,7 @@ from .trace import (
     loosened,
 )
 from .valueless_parameters import place_array, place_ghost
-from .whole_call import LinkCall, WholeCall, call_whole, is_marked
+from .whole_call import Pass, WholeCall, is_marked
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
 _MEASURED = 4096
@@ -90,7 +86,7 @@ class Tracer:
         self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
-    def trace(self, run: Callable[[], Any], state: LinkState | None = None,
+    def trace(self, run: Callable[[], Any], state: State = (),
               timed: bool = True) -> Trace:
         """The calls that ``run`` makes.  The model stays as it was.
 
@@ -145,17 +141,15 @@ def _ghost_parameters(names: Names) -> Iterator[None]:
             del names.shaped[shaped:]
 
 
-class CallRecorder(Interceptor):
+class CallRecorder(Pass):
     """Traces a run of a model; runs each of its calls alone.
 
     Attributes:
         trace: Of the run.
-        inside: Whether a call is being run.
     """
 
     def __init__(self, tracer: Tracer, timed: bool) -> None:
         self.trace = Trace(tracer.atomic)
-        self.inside = False
         self._calls = self.trace.calls
         self._names, self._memo = tracer.names, tracer.memo
         self._timed, self._pipeline = timed, tracer.pipeline
@@ -177,24 +171,20 @@ class CallRecorder(Interceptor):
         self._ignored: list[tuple[int, Any]] = []
         self._once = False
 
-    def record(self, run: Callable[[], Any], state: LinkState | None) -> None:
+    def record(self, run: Callable[[], Any], state: State) -> None:
         """Fills the trace; the model stays as it was."""
         links, trace = self._names.links, self.trace
-        reporter = reporter_of(self._names)
         with saved(links) as attributes, _ghost_parameters(self._names):
-            begin = frozen(links)
-            if state is not None:
-                state.put(links, self._pin)
+            put_state(state, links, self._pin)
             trace.first = len(trace.calls)
-            with preserved(), reporter, collectives.refusing(links), \
-                    intercepting(self):
+            with preserved(), self._names.reporter.scope(trace.reports), \
+                    collectives.refusing(links), intercepting(self):
                 trace.result = run()
             for call in trace.calls:
                 if call.error is not None:      # which holds the batch
                     call.error = call.error.with_traceback(None)
-            trace.state = LinkState.found(links, begin)
+            trace.state = left_in(links, attributes)
             self._refuse_ghosts()
-            trace.reports = dict(reporter.observation)
             trace.touched = frozenset(
                 (path, name) for path, name in attributes.changed()
                 if name not in links[path]._params)
@@ -210,9 +200,7 @@ class CallRecorder(Interceptor):
             return original(link, *args, **kwargs)
         self._stack.append(link)
         try:
-            if self._names.of(link) in self.trace.atomic:
-                return self.call_whole(LinkCall(link, original), args, kwargs)
-            return original(link, *args, **kwargs)
+            return super().call_link(link, args, kwargs, original)
         except GhostError:
             if self._looking is None:
                 self._looking = list(filter(None, map(self._names.of,
@@ -221,11 +209,11 @@ class CallRecorder(Interceptor):
         finally:
             self._stack.pop()
 
-    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if self.inside:
-            return function(*args, **kwargs)
-        return call_whole(function, args, kwargs,
-                          lambda: self._calls[-1].form)
+    def is_whole(self, link: chainer.Link) -> bool:
+        return self._names.of(link) in self.trace.atomic
+
+    def last_form(self) -> Any:
+        return self._calls[-1].form
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         if self.inside:
@@ -297,14 +285,13 @@ class CallRecorder(Interceptor):
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
 
-    def _pin(self, shape: tuple[int, ...], dtype: Any, stage: int,
-             xp: Any, link: str) -> Any:
+    def _pin(self, leaf: Leaf, link: str) -> Any:
         """A ghost of an array that a link keeps from an earlier run."""
-        array = ghost(shape, dtype, Source(len(self._calls), 0), xp,
-                      self.trace)
+        array = ghost(leaf.shape, leaf.dtype, Source(len(self._calls), 0),
+                      leaf.xp, self.trace)
         self._calls.append(TracedCall(
-            'state', link, outputs={0: Value(shape, dtype, False)},
-            pinned=stage,
+            'state', link, outputs={0: Value(leaf.shape, leaf.dtype, False)},
+            pinned=leaf.stage,
             ghosts=(chainer.Variable(array, requires_grad=False),)))
         return array
 
@@ -331,7 +318,8 @@ class CallRecorder(Interceptor):
             'constants': constants_of(node), 'hidden': tuple(hidden),
             'inputs': tuple(one for found in every for one in found
                             if isinstance(one, Source)),
-            'reads': self._reads(node, inputs)}
+            'reads': self._owners((*inputs,
+                                   *attributes_of(node).values()))}
         whole = self._whole(node)
         if asked['kind'] is AsStrided:
             self._refuse_parts(inputs)
@@ -448,8 +436,7 @@ class CallRecorder(Interceptor):
         Those that are run as one call, and those whose persistent arrays are
         attributes of the function, which writes to them.
         """
-        arrays = {id(value) for value in attributes_of(node).values()
-                  if isinstance(value, chainer.get_array_types())}
+        owners = self._owners(attributes_of(node).values())
         found = []
         for link in self._stack:
             name = self._names.of(link)
@@ -459,7 +446,7 @@ class CallRecorder(Interceptor):
                 found += [name, *self._keeping(
                     path for path in self._names.links
                     if path.startswith(name.rstrip('/') + '/'))]
-            elif any(id(array) in arrays for array in _persistent(link)):
+            elif name in owners:
                 found.append(name)
         return tuple(dict.fromkeys(found))
 
@@ -485,11 +472,10 @@ class CallRecorder(Interceptor):
         return [path for path in dict.fromkeys(paths)
                 if _persistent(self._names.links[path])]
 
-    def _reads(self, node: Any, inputs: tuple) -> tuple[str, ...]:
-        """Links whose persistent arrays a call is given."""
+    def _owners(self, values: Iterable[Any]) -> tuple[str, ...]:
+        """Links whose persistent arrays, or views of them, are given."""
         arrays = set()
-        for value in (*inputs, *attributes_of(node).values()):
-            array = nested.array_of(value)
+        for array in map(nested.array_of, values):
             if isinstance(array, chainer.get_array_types()) and not (
                     is_ghost(array)):
                 arrays |= {id(array), id(array.base)}
@@ -538,7 +524,7 @@ class CallRecorder(Interceptor):
 
     @contextlib.contextmanager
     def _noting_reports(self) -> Iterator[None]:
-        seen = chainer.reporter.get_current_reporter().observation
+        seen = self.trace.reports
         before = dict(seen)
         yield
         self.trace.inside.update({

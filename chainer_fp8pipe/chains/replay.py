@@ -22,7 +22,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -30,7 +30,6 @@ from chainer import Variable
 from chainer.function import FunctionAdapter
 
 from ..intercept.function_calls import (
-    Interceptor,
     call_unchecked,
     intercepting,
     suspended,
@@ -38,7 +37,7 @@ from ..intercept.function_calls import (
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from . import nested
-from .attributes import LinkState, saved
+from .attributes import State, saved, signature
 from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .names import Names
 from .trace import (
@@ -51,16 +50,17 @@ from .trace import (
     link_of,
 )
 from .valueless_parameters import place_ghost, without_shapes
-from .whole_call import LinkCall, call_whole
+from .whole_call import Pass
 
 _REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
            'and on numpy.random only; mark a function that branches on '
            'computed values by chainer_fp8pipe.atomic')
 #: Seeds what Python draws between calls, in place of a call's number.
 _BETWEEN = (1 << 31) - 1
+_NOWHERE = Place(0, 0, 0, 0)
 #: What links keep of a micro-batch: the program's ``after``, and the values of
 #: this rank by their pinned calls in the next trace.
-Kept = tuple[LinkState | None, dict[Source, Any]]
+Kept = tuple[State, dict[Source, Any]]
 
 
 class Diverged(RuntimeError):
@@ -71,7 +71,7 @@ class CallError(RuntimeError):
     """A call of a function failed; the cause is the exception."""
 
 
-class Replay(Interceptor):
+class Replay(Pass):
     """Follows a forward pass along the calls of a trace.
 
     Args:
@@ -79,24 +79,16 @@ class Replay(Interceptor):
         names: Of the model's links and parameters.
     """
 
-    _inside = False         # of a call
-
     def __init__(self, trace: Trace, names: Names) -> None:
         self._trace, self._calls, self._names = trace, trace.calls, names
         self._number = trace.first
         self.sees_links = bool(trace.atomic)
 
-    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
-                  original: Callable) -> Any:
-        if not self._inside and self._names.of(link) in self._trace.atomic:
-            return self.call_whole(LinkCall(link, original), args, kwargs)
-        return original(link, *args, **kwargs)
+    def is_whole(self, link: chainer.Link) -> bool:
+        return self._names.of(link) in self._trace.atomic
 
-    def call_whole(self, function: Any, args: Any, kwargs: Any) -> Any:
-        if self._inside:
-            return function(*args, **kwargs)
-        return call_whole(function, args, kwargs,
-                          lambda: self._calls[self._number - 1].form)
+    def last_form(self) -> Any:
+        return self._calls[self._number - 1].form
 
     def finish(self) -> None:
         """Raises Diverged if calls of the trace were not made."""
@@ -211,32 +203,31 @@ class Run(Replay):
     Args:
         program: Of such a pass.
         chunk: Number of this chunk.
-        received: Values of other chunks.
+        values: Of other chunks; the wanted values that are made here are
+            added.
         names: Of the model's links and parameters.
         place: Where in the training the pass is; seeds what calls draw.
         where: Says which rank has a chunk.
 
     Attributes:
-        made: The wanted values that were made here.
         uses: How many of the calls that were done use a parameter, by its
             node.
-        own: The calls that were done, by the ids of their functions.
     """
 
     def __init__(self, program: StagedTrace, chunk: int,
-                 received: Mapping[Source, chainer.Variable], names: Names,
+                 values: dict[Source, chainer.Variable], names: Names,
                  place: Place, where: Callable[[int], str]) -> None:
         super().__init__(program.trace, names)
-        self.made: dict[Source, chainer.Variable] = {}
         self.uses: collections.Counter[Any] = collections.Counter()
-        self.own: dict[int, TracedCall] = {}
+        # The calls that were done, by the ids of their functions.
+        self._own: dict[int, TracedCall] = {}
         self._stages, self._chunk = program.stages, chunk
-        self._received, self._wanted = received, program.wanted[chunk]
+        self._values, self._wanted = values, program.wanted[chunk]
         self._asked = {one.call for one in self._wanted}
         self._place, self._where = place, where
 
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
-        if self._inside:
+        if self.inside:
             return call_unchecked(node, inputs, original)
         number = self._number
         self._number = number + 1
@@ -251,7 +242,7 @@ class Run(Replay):
         for name in call.hidden:
             leaves, tree = nested.leaves(own[name])
             own[name] = nested.rebuilt(tree, list(map(self.real, leaves)))
-        self._inside = True
+        self.inside = True
         try:
             if call.draws:
                 with self._seeded(number, node, arguments):
@@ -267,7 +258,7 @@ class Run(Replay):
                 f'{user_line()}: call {number} ({call.name} in {call.link}): '
                 f'{type(error).__name__}: {error}') from error
         finally:
-            self._inside = False
+            self.inside = False
         self._note(number, call, node, outs)
         return outs
 
@@ -293,7 +284,7 @@ class Run(Replay):
                 f'{user_line()}: {describe_source(array)} is needed here; '
                 'a value of an earlier micro-batch, or of a parameter that '
                 'moved, cannot be used')
-        leaf = self._received.get(source)
+        leaf = self._values.get(source)
         if leaf is None:
             raise GhostError(
                 f'{user_line()}: {describe_source(array)} is needed and did '
@@ -304,10 +295,10 @@ class Run(Replay):
         # A variable that the user made of the array has no way back.
         return chainer.Variable(leaf.array) if is_variable else leaf.array
 
-    def value(self, source: Source) -> chainer.Variable:
-        """A wanted value, made here or received."""
-        found = self.made.get(source)
-        return self._received[source] if found is None else found
+    def said(self, function: Any) -> str:
+        """The call that has made a function, in messages."""
+        call, where = self._own.get(id(function)), f'stage {self._chunk}'
+        return f'{call.name} in {call.link}, on {where}' if call else where
 
     # --- details -------------------------------------------------------------
 
@@ -341,7 +332,7 @@ class Run(Replay):
             elif is_variable:
                 creator = x._node._creator_node
                 # Backward would go through an earlier micro-batch's graph.
-                if creator is not None and id(creator) not in self.own:
+                if creator is not None and id(creator) not in self._own:
                     raise ValueError(
                         f'{user_line()}: a variable of an earlier batch or '
                         'micro-batch brings its graph; keep it in an '
@@ -381,22 +372,25 @@ class Run(Replay):
             if number in self._asked:
                 source = Source(number, index)
                 if source in self._wanted:
-                    self.made[source] = out
-        self.own[id(node)] = call
+                    self._values[source] = out
+        self._own[id(node)] = call
         for name in call.attributes:
             source = Source(number, name)
             if source in self._wanted:
-                self.made[source] = chainer.Variable(
+                self._values[source] = chainer.Variable(
                     attributes_of(node)[name], requires_grad=False)
 
 
-class MicroBatch(nested.Fresh):
+class MicroBatch:
     """A micro-batch that a model, or a method of it, is called with.
+
+    A forward pass may write to its batch (``x /= 2``), and a micro-batch goes
+    through several: so each has new copies of the arrays.
 
     Args:
         function: Is called with ``args`` and ``kwargs``.
-        args: Arrays.
-        kwargs: Arrays, by name.
+        args: Arrays, and what may hold them.
+        kwargs: The same, by name.
         place: Where in the training the micro-batch is; seeds what Python
             draws in forward.
         before: What links kept of the last batch's.
@@ -411,51 +405,56 @@ class MicroBatch(nested.Fresh):
     program: StagedTrace
 
     def __init__(self, function: Callable, args: tuple,
-                 kwargs: dict[str, Any], place: Place,
-                 before: Kept = (None, {})) -> None:
-        super().__init__(function, args, kwargs)
-        self.place = place
+                 kwargs: dict[str, Any], place: Place = _NOWHERE,
+                 before: Kept = ((), {})) -> None:
+        self.function, self.place = function, place
+        self._leaves, self._tree = nested.leaves((args, kwargs))
         self.state, self.before = before
         self.reports: dict[str, Any] = {}
         self.kept: dict[Source, Any] = {}
         self.found: saved | None = None
+
+    def __call__(self) -> Any:
+        """Calls the function, at its place."""
+        args, kwargs = self.arguments()
+        with between_calls(self.place):
+            return self.function(*args, **kwargs)
+
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """Arguments and keyword arguments, with new copies of the arrays."""
+        return nested.rebuilt(self._tree, [
+            leaf if isinstance(leaf, chainer.Variable) else leaf.copy()
+            for leaf in self._leaves])
 
     def key(self, mode: str) -> Any:
         """A key that micro-batches share if one trace may do for both."""
         return (mode, getattr(self.function, '__func__', self.function),
                 nested.signature(self._tree),
                 tuple((leaf.shape, leaf.dtype.str) for leaf in self._leaves),
-                self.state.signature() if self.state else None)
+                signature(self.state))
 
 
-def rehearse(program: StagedTrace, micro_batch: MicroBatch, names: Names,
-             reporter: chainer.Reporter) -> Rehearsal:
+def rehearse(program: StagedTrace, micro_batch: MicroBatch, names: Names
+             ) -> Rehearsal:
     """Compares the calls of a micro-batch with those of a program.
 
     Args:
         program: Of a similar forward pass.
         micro_batch: Calls the model.
         names: Of the model's links and parameters.
-        reporter: Of its links.
     """
-    trace = program.trace
+    trace, reports = program.trace, dict[str, Any]()
     rehearsal = Rehearsal(trace, names)
-    reporter.observation = {}
-    try:
-        with saved(names.links, trace.touched | program.attributes), \
-                without_shapes(names.parameters.values()), \
-                between_calls(micro_batch.place), reporter, \
-                intercepting(rehearsal):
-            program.put_state(names.links, {}, None)
-            micro_batch()
-            rehearsal.finish()
-        rehearsal.fits = not (reporter.observation.keys()
-                              ^ trace.reports.keys()) - trace.inside.keys()
-    except Exception:           # a new trace raises the model's own
-        rehearsal.fits = False
-    finally:
-        reporter.observation = {}
-    return rehearsal
+    with contextlib.suppress(Exception), \
+            saved(names.links, trace.touched | program.attributes), \
+            without_shapes(names.parameters.values()), \
+            names.reporter.scope(reports), intercepting(rehearsal):
+        program.put_state(names.links, {}, None)
+        micro_batch()
+        rehearsal.finish()
+        rehearsal.fits = not (reports.keys() ^ trace.reports.keys()
+                              ) - trace.inside.keys()
+    return rehearsal        # a new trace raises the model's own error
 
 
 @contextlib.contextmanager

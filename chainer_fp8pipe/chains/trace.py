@@ -16,7 +16,7 @@ from chainer.functions.util.forget import Forget
 from ..planning.calls import Assignment, Call, Source, assign
 from ..planning.partition_plan import PartitionPlan
 from . import nested
-from .attributes import Attribute, Links, LinkState
+from .attributes import Attribute, Leaf, Links, State, placed, put_state
 from .ghost import GhostError, describe_source, is_ghost, looked_at, sources
 from .whole_call import Identity, WholeCall
 
@@ -115,7 +115,7 @@ class Trace:
     result: Any = None
     reports: dict[str, Any] = field(default_factory=dict)
     inside: dict[str, int] = field(default_factory=dict)
-    state: LinkState = LinkState()
+    state: State = ()
     touched: frozenset[Attribute] = frozenset()
     normalises: bool = False
 
@@ -186,7 +186,7 @@ class StagedTrace:
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path.
         inner: Paths of the parameters that are read inside of calls.
-        after: What links keep for the next run; None: nothing.
+        after: What links keep for the next run.
         attributes: Of links, that hold outputs of calls.
         missing: Paths of parameters that a rank lacks, with the chunk's
             number; set by the :class:`.Partition`.
@@ -199,12 +199,13 @@ class StagedTrace:
     missing: set[tuple[str, int]]
 
     def __init__(self, trace: Trace, plan: PartitionPlan,
-                 state: LinkState | None,
-                 live: bool, keepers: Mapping[str, int]) -> None:
+                 state: State, live: bool, keepers: Mapping[str, int]
+                 ) -> None:
         self.trace, self.state = trace, state
         self.form, results = _results(trace)
         together = [*map(_sources_of, trace.reports.values()),
-                    *(trace.state.sources() if live else [])]
+                    *(leaf.sources for entry in trace.state if live
+                      for leaf in entry.leaves)]
 
         def assigned(homes: dict[int, int]) -> Assignment:
             return assign(trace.calls, plan.order, plan.cuts, results,
@@ -225,16 +226,15 @@ class StagedTrace:
                       default=self.stages[trace.inside[name]]
                       if name in trace.inside else last)
             for name, value in trace.reports.items()}
-        self.after = (trace.state.placed(
-            lambda source: self.stages[source.call]) if live else None)
+        self.after = placed(trace.state if live else (),
+                            lambda source: self.stages[source.call])
         self.inner = frozenset(name for call in trace.calls
                                for name in call.inner)
         wanted = {source for several in (
             *self.outgoing, *map(_sources_of, trace.reports.values()))
             for source in several}
         self.attributes = frozenset(
-            (entry.link, entry.name) for one in (trace.state, state)
-            for entry in (one.entries if one else ()))
+            (entry.link, entry.name) for entry in trace.state + state)
         self.wanted = tuple(frozenset(
             source for source in wanted if self.stages[source.call] == chunk)
             for chunk in range(last + 1))
@@ -247,13 +247,12 @@ class StagedTrace:
     def put_state(self, links: Links, values: Mapping[Source, Any],
                   chunk: int | None) -> None:
         """Gives links their state: values of a chunk, else ghosts."""
-        if self.state:
-            calls = iter(self.trace.calls)
+        calls = iter(self.trace.calls)
 
-            def pin(shape: Any, dtype: Any, stage: int, *_: Any) -> Any:
-                ghost = next(calls).ghosts[0].array
-                return values[ghost.source] if stage == chunk else ghost
-            self.state.put(links, pin)
+        def pin(leaf: Leaf, path: str) -> Any:
+            ghost = next(calls).ghosts[0].array
+            return values[ghost.source] if leaf.stage == chunk else ghost
+        put_state(self.state, links, pin)
 
     def _homes(self, keepers: Mapping[str, int]) -> dict[int, int]:
         """The chunks of the calls that use links' running values."""
@@ -363,7 +362,8 @@ def label_of(node: Any) -> str:
 
 def link_of(node: Any) -> chainer.Link | None:
     """The link that a call runs as a whole; None: none."""
-    return getattr(getattr(node, 'run', None), 'link', None)
+    run = getattr(node, 'run', None)
+    return run if isinstance(run, chainer.Link) else None
 
 
 def attributes_of(node: Any) -> dict[str, Any]:

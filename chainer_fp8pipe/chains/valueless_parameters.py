@@ -153,24 +153,16 @@ class _Deferring(Creation):
         self._seed, self._numbers = seed, itertools.count(1)
 
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        self._mark(parameter)
+        draw_later(parameter, self._seed, next(self._numbers))
+        parameter._draw_dtype = chainer.config.dtype
         if shape is not None:
-            self._without_values(parameter, shape)
+            parameter._grad_initializer = None
+            place_ghost(parameter, shape, 'that is yet to be drawn')
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         # Of a copy with values of its own (Link.repeat).
-        self._mark(parameter)
-        self._without_values(parameter, shape)
+        self.created(parameter, shape)
         return True
-
-    def _mark(self, parameter: chainer.Parameter) -> None:
-        draw_later(parameter, self._seed, next(self._numbers))
-        parameter._draw_dtype = chainer.config.dtype
-
-    def _without_values(self, parameter: chainer.Parameter, shape: Any
-                        ) -> None:
-        parameter._grad_initializer = None
-        place_ghost(parameter, shape, 'that is yet to be drawn')
 
 
 @contextlib.contextmanager

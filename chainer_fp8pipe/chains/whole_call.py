@@ -2,14 +2,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import chainer
 import numpy
 
-from ..intercept.function_calls import current
-from ..pipeline.backprop import Backprop, added
+from ..intercept.function_calls import Interceptor, current
+from ..pipeline.backprop import Tape
 from . import nested
 
 _NOTHING = numpy.zeros(1, 'f')
@@ -62,25 +63,23 @@ class WholeCall(chainer.FunctionNode):
     go into the parameters.
 
     Args:
-        function: Is run.
+        run: The link or function.
+        function: Runs it.
         tree: Of its arguments.
         given: Which leaves of the arguments are variables.  A further input
             has backward called where no argument wants a gradient.
     """
 
-    def __init__(self, function: Callable, tree: Any,
+    def __init__(self, run: Callable, function: Callable, tree: Any,
                  given: tuple[bool, ...]) -> None:
-        self.run = function
+        self.run, self._function = run, function
         self._arguments, self._given = tree, given
         self.result: Any = None
         self._kept: Any = None
 
     @property
     def label(self) -> str:
-        run = getattr(self.run, 'link', self.run)
-        if isinstance(run, chainer.Link):
-            return type(run).__name__
-        return getattr(run, '__name__', type(run).__name__)
+        return getattr(self.run, '__name__', type(self.run).__name__)
 
     def check_layout_forward(self, inputs: Any) -> None:
         """Any layout will do."""
@@ -98,26 +97,24 @@ class WholeCall(chainer.FunctionNode):
         # run again before backward and keeps no graph.
         with chainer.using_config('enable_backprop',
                                   keep or chainer.config.train):
-            outputs, self.result = nested.leaves(self.run(*args, **kwargs))
+            outputs, self.result = nested.leaves(
+                self._function(*args, **kwargs))
         self.variables = tuple(isinstance(output, chainer.Variable)
                                for output in outputs)
         if keep:
-            self._kept = variables, outputs
+            self._kept = Tape(tuple(variables), tuple(
+                itertools.compress(outputs, self.variables)))
         return tuple(nested.array_of(output) for output in outputs)
 
     def backward(self, indexes: tuple, gradients: tuple) -> tuple:
         """Goes through the graph of the forward pass, and drops it."""
-        variables, outputs = self._kept
-        self._kept = None
-        inner = Backprop({}, _leave)
-        inner.run(added(
-            (output.node, None if gradient is None else gradient.array)
-            for output, gradient in zip(outputs, gradients, strict=True)
-            if isinstance(output, chainer.Variable)))
-        return tuple(
-            None if index >= len(self._given)
-            else _variable(inner.leaves.get(variables[index].node))
-            for index in indexes)
+        tape, self._kept = self._kept, None
+        found = tape.backward(tuple([
+            None if gradient is None else gradient.array
+            for gradient, is_variable in zip(gradients, self.variables,
+                                             strict=True) if is_variable
+        ]), _leave)
+        return tuple([_variable(found[index]) for index in indexes])
 
 
 def _leave(parameter: chainer.Parameter, gradient: Any) -> None:
@@ -138,9 +135,8 @@ class Identity:
     """
 
     def __init__(self, run: Any) -> None:
-        link = getattr(run, 'link', None)
         function = getattr(run, '__func__', run)
-        self._key = (link if link is not None else
+        self._key = (run if isinstance(run, chainer.Link) else
                      getattr(run, '__self__', None),
                      getattr(function, '__code__', None) or type(run))
 
@@ -156,30 +152,48 @@ class Identity:
         return str(getattr(self._key[1], 'co_name', self._key[1]))
 
 
-class LinkCall:
-    """A link's own call, without interception."""
+class Pass(Interceptor):
+    """A forward pass, in which some links and marked functions are one call.
 
-    def __init__(self, link: chainer.Link, original: Callable) -> None:
-        self.link, self._original = link, original
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._original(self.link, *args, **kwargs)
-
-
-def call_whole(function: Any, args: Any, kwargs: Any,
-               form_of: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
-    """Calls a function as one node, and returns what the function returns.
-
-    ``form_of`` gives the form of the result (see :class:`.TracedCall`) where
-    the interceptor has not run the node.
+    Attributes:
+        inside: Whether a call is being made, whose own calls are Chainer's.
     """
-    leaves, tree = nested.leaves((args, kwargs))
-    node = WholeCall(function, tree, tuple(
-        isinstance(leaf, chainer.Variable) for leaf in leaves))
-    # Backward is called, also where no argument wants a gradient.
-    outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
-    tree, variables = (form_of() if node.result is None
-                       else (node.result, node.variables))
-    return nested.rebuilt(tree, [
-        output if is_variable else nested.array_of(output)
-        for output, is_variable in zip(outputs, variables, strict=True)])
+
+    inside = False
+
+    def is_whole(self, link: chainer.Link) -> bool:
+        """Whether a link is one call."""
+        raise NotImplementedError
+
+    def last_form(self) -> tuple[Any, tuple[bool, ...]]:
+        """The form of the last result (see :class:`.TracedCall`), if traced.
+
+        Asked where :meth:`apply` has not run a :class:`WholeCall`.
+        """
+        raise NotImplementedError
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        if self.inside or not self.is_whole(link):
+            return original(link, *args, **kwargs)
+        return self._call(link, functools.partial(original, link), args,
+                          kwargs)
+
+    def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
+        if self.inside:
+            return function(*args, **kwargs)
+        return self._call(function, function, args, kwargs)
+
+    def _call(self, run: Any, function: Callable, args: Any, kwargs: Any
+              ) -> Any:
+        """Calls a function as one node; returns what the function returns."""
+        leaves, tree = nested.leaves((args, kwargs))
+        node = WholeCall(run, function, tree, tuple(
+            isinstance(leaf, chainer.Variable) for leaf in leaves))
+        # Backward is called, also where no argument wants a gradient.
+        outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
+        tree, variables = (self.last_form() if node.result is None
+                           else (node.result, node.variables))
+        return nested.rebuilt(tree, [
+            output if is_variable else nested.array_of(output)
+            for output, is_variable in zip(outputs, variables, strict=True)])

@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -250,9 +251,9 @@ class Codec(abc.ABC):
 
     def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
         """What :meth:`relay` must know of the tensors."""
-        return tuple(Part(name, gradient.size, self._unit_of(state, name))
-                     for name, gradient in zip(
-                         tensors.names, tensors.gradients, strict=True))
+        return tuple(Part(name, size, self._unit_of(state, name))
+                     for name, size in zip(
+                         tensors.names, tensors.sizes, strict=True))
 
     def _unit_of(self, state: State, name: str) -> float:
         """See :class:`Part`."""
@@ -294,6 +295,9 @@ class Codec(abc.ABC):
         """
 
 
+_CASTS = {'float32': FLOAT32, 'float16': FLOAT16}
+
+
 @dataclasses.dataclass(frozen=True)
 class Cast(Codec):
     """Sends every gradient as a number of a dtype.
@@ -310,27 +314,23 @@ class Cast(Codec):
     error_feedback = False
 
     def __post_init__(self) -> None:
-        if self.name not in ('float32', 'float16'):
+        if self.name not in _CASTS:
             raise ValueError(f"dtype must be 'float32' or 'float16', "
                              f'not {self.name!r}')
 
-    @property
+    @functools.cached_property
     def wire_dtype(self) -> numpy.dtype:
         """A number of that name."""
         return numpy.dtype(self.name)
 
-    @property
-    def _number(self) -> int:
-        return FLOAT32 if self.name == 'float32' else FLOAT16
-
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
              ) -> None:
-        tensors.code(state, self._number, prescale=prescale)
+        tensors.code(state, _CASTS[self.name], prescale=prescale)
 
     def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
                rank: int) -> None:
-        tensors.code(state, self._number, units=units)
+        tensors.code(state, _CASTS[self.name], units=units)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return bool(numpy.isfinite(wire).all())
@@ -358,7 +358,7 @@ class BlockScaled(Codec):
         """The records' format."""
         return FORMATS[self.name]
 
-    @property
+    @functools.cached_property
     def wire_dtype(self) -> numpy.dtype:
         """One record."""
         return self.format.dtype

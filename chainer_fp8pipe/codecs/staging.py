@@ -52,9 +52,9 @@ def download(written: Any, wire: numpy.ndarray) -> None:
         written.get(out=wire)
 
 
-def array_module(*arrays: Any) -> Any:
-    """``numpy`` if all arrays are NumPy's (or there are none), else CuPy."""
-    if all(isinstance(array, numpy.ndarray) for array in arrays):
+def array_module(array: Any) -> Any:
+    """``numpy`` or ``cupy``, whose array it is."""
+    if isinstance(array, numpy.ndarray):
         return numpy
     import cupy
     return cupy

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,7 @@ class Tensors:
         grain: Elements of an entry, see :attr:`.Codec.grain`.
 
     Attributes:
+        sizes: Elements of each tensor.
         size: Number of entries of the fused vector.
         offsets: Index of each tensor's first entry, and ``size``.
         xp: ``numpy`` or ``cupy``.
@@ -67,19 +69,21 @@ class Tensors:
     state: State
     tables: tuple
 
-    def __init__(self, names: Sequence[str], gradients: Sequence[Any],
-                 parameters: Sequence[Any], loss_scale: float = 1.0,
+    def __init__(self, names: Iterable[str], gradients: Iterable[Any],
+                 parameters: Iterable[Any], loss_scale: float = 1.0,
                  grain: int = 1) -> None:
         self.names = tuple(names)
         self.gradients = list(gradients)
         self.parameters = list(parameters)
         self.loss_scale = loss_scale
         self.grain = grain
+        self.sizes: list[int] = []
         self.offsets = [0]
         for gradient in self.gradients:
+            self.sizes.append(gradient.size)
             self.offsets.append(self.offsets[-1] - (-gradient.size // grain))
         self.size = self.offsets[-1]
-        self.xp = array_module(*self.gradients)
+        self.xp = array_module(self.gradients[0]) if self.sizes else numpy
 
     def overlaps(self, start: int, stop: int) -> Iterator[tuple[int, slice]]:
         """The tensors in the entries ``[start, stop)``, in order.
@@ -97,7 +101,7 @@ class Tensors:
 
     def elements(self, tensor: int, start: int, stop: int) -> slice:
         """The tensor's elements in the entries ``[start, stop)``, if any."""
-        offset, size = self.offsets[tensor], self.gradients[tensor].size
+        offset, size = self.offsets[tensor], self.sizes[tensor]
         return slice(max(start - offset, 0) * self.grain,
                      min(max(stop - offset, 0) * self.grain, size))
 
@@ -141,7 +145,7 @@ class Tensors:
         self._findings = numpy.zeros((count, 4), numpy.int64)
         self._kept: list[Any] = []      # arrays whose addresses are in tables
         rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
-        rows[:, _ELEMENTS] = [one.size for one in self.gradients]
+        rows[:, _ELEMENTS] = self.sizes
         if units is None and self.xp is numpy:
             gradients = self._places(self.gradients)
             parameters = self._places(self.parameters)
@@ -151,9 +155,9 @@ class Tensors:
             rows[:, _PARAMETER] = parameters[:, 0]
             if state.codec.error_feedback:
                 rows[:, _RESIDUAL] = self._places([
-                    state.residual(numpy, GRADIENT, name, 0, one.size)
-                    if one.size else _NOTHING for name, one
-                    in zip(self.names, self.gradients, strict=True)],
+                    state.residual(numpy, GRADIENT, name, 0, size)
+                    if size else _NOTHING for name, size
+                    in zip(self.names, self.sizes, strict=True)],
                     writeable=True)[:, 0]
             if seed_of:
                 rows[:, _KEYS] = [_keys(seed_of(GRADIENT, name))
@@ -297,9 +301,8 @@ class Tensors:
     @property
     def nonfinite(self) -> list[str]:
         """Names of the tensors whose decoded mean is not finite."""
-        return [name for name, found in zip(
-            self.names, self._findings[:, _NONFINITE].tolist(),
-            strict=True) if found]
+        return [*itertools.compress(
+            self.names, self._findings[:, _NONFINITE].tolist())]
 
     @property
     def wire_is_finite(self) -> bool:
@@ -320,8 +323,7 @@ class Tensors:
             clipped = self.state.numbers.setdefault('clipped', {})
             encoded = self.state.numbers.setdefault('encoded', {})
             for name, size, counts in zip(
-                    names, self._rows[:, _ELEMENTS].tolist(),
-                    found[:, :2].tolist(), strict=True):
+                    names, self.sizes, found[:, :2].tolist(), strict=True):
                 if size:
                     clipped[name] = clipped.get(name, 0) + counts[_CLIPPED]
                     encoded[name] = encoded.get(name, 0) + counts[_ENCODED]
@@ -378,8 +380,7 @@ class Tensors:
     def _whole_tensors(self) -> Iterator[tuple[int, slice]]:
         offsets = self.offsets
         return ((index, slice(*offsets[index:index + 2]))
-                for index, gradient in enumerate(self.gradients)
-                if gradient.size)
+                for index, size in enumerate(self.sizes) if size)
 
     # --- details ------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from ..codecs.fp8_ratio import TensorReport
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
 from ..exchange.model_exchange import ModelExchange, NonfiniteMean
 from ..exchange.reducer import Final, Reducer, threads_are_allowed
-from ..mpi.agreement import Signature, agree
+from ..mpi.agreement import agree
 from ..report.stream import EventStream
 from .algorithms import gather_nodes, make_algorithm
 from .options import Options
@@ -45,7 +45,7 @@ class CodecCommunicator(MpiCommunicatorBase):
                  owns_mpi_comm: bool = False) -> None:
         self.name, self.options = options.name, options
         self.events = EventStream()
-        agree(mpi_comm, Signature({'communicator': str(options)}),
+        agree(mpi_comm, {'communicator': str(options)},
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
         self._owns_mpi_comm = owns_mpi_comm
@@ -113,9 +113,9 @@ class CodecCommunicator(MpiCommunicatorBase):
             ValueError: The models differ between ranks; on all ranks.
         """
         parameters = distinct_parameters(model)
-        agree(self.mpi_comm, Signature({
+        agree(self.mpi_comm, {
             f'parameter {name}': describe(parameter.array)
-            for name, parameter in parameters}), remedy=SAME_MODEL)
+            for name, parameter in parameters}, remedy=SAME_MODEL)
         self._reducer.discard(model)
         for _, parameter in parameters:
             if parameter.array is not None:
@@ -123,9 +123,8 @@ class CodecCommunicator(MpiCommunicatorBase):
                     chainer.backends.cuda.to_cpu(parameter.array), order='C')
                 self.mpi_comm.Bcast(host.reshape(-1).view(numpy.uint8))
                 parameter.array[...] = parameter.xp.asarray(host)
-        exchange = self._reducer.known(model)
-        if exchange and exchange.local:
-            exchange.local.forget()
+        if local := self._reducer.local(model):
+            local.forget()
 
     def synchronize(self, model: chainer.Link) -> None:
         """Ends a period of local steps early; call it on all ranks.
@@ -258,9 +257,8 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Arrays by the ``id`` of the parameter; none without ``local_steps``.
         """
-        exchange = self._known(model)
-        return (exchange.local.in_common(model)
-                if exchange and exchange.local else {})
+        local = self._reducer.local(model)
+        return local.in_common(model) if local else {}
 
     def load_state(self, state: dict[str, numpy.ndarray],
                    model: chainer.Link | None = None) -> None:
@@ -308,7 +306,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         """Raises what ChainerMN's ``_ensure_all_finite`` raises, on all ranks.
         """
         try:
-            agree(self.mpi_comm, Signature({}), _diverged(model, 'before'))
+            agree(self.mpi_comm, {}, _diverged(model, 'before'))
         except ValueError:
             self._reducer.discard(model)      # sent during backward
             raise
@@ -317,7 +315,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             problem = _diverged(model, 'after')
         except NonfiniteMean as error:
             problem = f'parameters diverged in the all-reduce: {error}'
-        agree(self.mpi_comm, Signature({}), problem)
+        agree(self.mpi_comm, {}, problem)
 
     def _init_ranks(self) -> None:
         per_node = self.options.ranks_per_node

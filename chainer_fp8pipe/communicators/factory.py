@@ -21,7 +21,7 @@ from ..allreduce.aggregator import (
     serve,
 )
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree
+from ..mpi.agreement import agree
 from ..mpi.waiting import world_ranks
 from ..mpi.watch import updates, watch
 from .codec_communicator import CodecCommunicator
@@ -148,7 +148,7 @@ def with_aggregators(mpi_comm: MPI.Comm, options: Options
             some rank has aggregators already; on all ranks.  Or they do not
             fit the workers; on these, while aggregators return.
     """
-    agree(mpi_comm, Signature({'communicator': str(options)}),
+    agree(mpi_comm, {'communicator': str(options)},
           # One of them would serve here, and be missed there.
           'this rank already works with aggregators, of another '
           'communicator; finalize() that first' if has_aggregators() else '',

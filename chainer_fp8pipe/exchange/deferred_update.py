@@ -36,7 +36,6 @@ from chainer.optimizer import Hyperparameter
 from ..intercept.access import (
     UPDATES,
     add_hook,
-    hook_in,
     remove_hook,
     without_hook,
 )
@@ -91,7 +90,8 @@ class DeferredUpdate:
     """One update of a model, parameter by parameter.
 
     Args:
-        parameters: By name, those whose gradients are on their way.
+        parameters: By name, those whose gradients are on their way; as an
+            attribute, too, for an access would wait.
         finish: Waits for the gradient of the parameter of this name, and
             writes it; may meanwhile give what is there of it to the other
             argument, if that is not None (:meth:`.BlockUpdate.update`).
@@ -102,7 +102,7 @@ class DeferredUpdate:
                  finish: Callable[[str, Use | None], object],
                  tell: Callable[[BaseException], object] = lambda _: None
                  ) -> None:
-        self._finish, self._tell = finish, tell
+        self.parameters, self._finish, self._tell = parameters, finish, tell
         self._lock = threading.RLock()
         self._waiting = {id(parameter): _Waiting(name, parameter)
                          for name, parameter in parameters.items()}
@@ -220,11 +220,6 @@ class DeferredUpdate:
                 one.is_cleared = True
                 return
         one.parameter.cleargrad()
-
-
-def deferred(model: chainer.Link) -> DeferredUpdate | None:
-    """The update of a model that waits for accesses; None: there is none."""
-    return hook_in(model)
 
 
 # --- what is done when a mean is there ---------------------------------------

@@ -86,17 +86,14 @@ class Gradients:
             parameter._loss_scale = self.loss_scale
         if self.arrays:
             self.entries['the loss scale'] = str(self.loss_scale)
-        if in_place and _are_apart(self.values, False):
-            self.flat, self.values = ({
-                name: array.reshape(-1) for name, array in arrays.items()}
-                for arrays in (self.arrays, self.values))
-            return
-        self.share_parameters = bool(shared(self.values))
-        overlapping = shared(self.arrays)
+        self.share_parameters = not _are_apart(self.values, False) and bool(
+            shared(self.values))
+        overlapping = set() if in_place else shared(self.arrays)
         for name, gradient in self.arrays.items():
             flat = flat_float32(gradient)
             # The gradient of a sum is a view of one number, for example.
-            if (name in overlapping or gradient.dtype != _FLOAT32
+            if not in_place and (
+                    name in overlapping or gradient.dtype != _FLOAT32
                     or not gradient.flags.c_contiguous
                     or not getattr(gradient.flags, 'writeable', True)):
                 flat = flat.copy()

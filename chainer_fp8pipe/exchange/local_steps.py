@@ -29,7 +29,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -37,10 +37,17 @@ import numpy
 from chainermn.links import MultiNodeBatchNormalization
 
 from ..links.grouped_bn import GroupedBatchNormalization
-from .gradients import Gradients, distinct_parameters, problem_of, shared
-
-#: Flat arrays by name, as in snapshots.
-Saved = dict[str, numpy.ndarray]
+from ..mpi.agreement import agree
+from .drift import compare
+from .gradients import (
+    SAME_MODEL,
+    Gradients,
+    describe,
+    distinct_parameters,
+    problem_of,
+    shared,
+)
+from .model_exchange import ModelExchange, Saved
 
 _OWN, _STATISTIC = 'own|', 'statistic|'
 _NO_UPDATE = (
@@ -49,11 +56,8 @@ _NO_UPDATE = (
     'target is the same model')
 
 
-class LocalSteps:
-    """The period that one model is in.
-
-    Args:
-        options: The communicator's ``Options``.
+class LocalExchange(ModelExchange):
+    """Averages what a model's local updates change, after synchronous ones.
 
     Attributes:
         anchors: By the parameter's name, the values of the last exchange, in
@@ -63,25 +67,28 @@ class LocalSteps:
         moving: Names of parameters that may have changed since then.
     """
 
-    def __init__(self, options: Any) -> None:
-        self._options = options
-        self.anchors: dict[str, Any] = {}
-        self.statistics: dict[str, Any] = {}
-        self.since = 0
-        self._steps = 0         # of this period; 0: to be chosen
-        self.moving: set[str] = set()
-        self._awaits_update = self._is_common = False
+    anchors: dict[str, Any]
+    statistics: dict[str, Any]
+    since: int
+    moving: set[str]
+    _steps: int                     # of this period; 0: to be chosen
+    _awaits_update: bool
+    _is_common = False
 
-    def takes(self, updates: int) -> bool:
-        """Whether the update behind so many others is a local one."""
-        return updates >= self._options.sync_steps
+    def is_local(self, updates: int) -> bool:
+        return updates >= self._reducer.options.sync_steps
 
-    def begin_update(self, model: chainer.Link) -> None:
-        """The gradients of a local update are there.
+    def mean(self, model: chainer.Link, zero_fill: bool) -> None:
+        """See :class:`.ModelExchange`; of a local update, nothing travels.
 
         Raises:
-            RuntimeError: Those of the last one were not used.
+            RuntimeError: The gradients of the last one were not used.
         """
+        if not self.is_local(self.updates):
+            super().mean(model, zero_fill)
+            return
+        if not self.anchors:
+            self._begin_first_period(model)
         if self._awaits_update:
             raise RuntimeError(_NO_UPDATE)
         self._awaits_update = True
@@ -89,19 +96,21 @@ class LocalSteps:
             rule = parameter.update_rule
             if rule is not None and rule.enabled:
                 self.moving.add(name)
+        self.updates += 1
 
-    def end_update(self, optimizer: Any) -> bool:
-        """The optimizer has made an update; whether the period is over."""
+    def updated(self, optimizer: Any) -> None:
+        """The optimizer has updated the model: a period may be over."""
         if not self._awaits_update:
-            return False
+            return
         self._awaits_update = False
         self.since += 1
         self._steps = self._steps or self._period(optimizer)
-        return self.since >= self._steps
+        if self.since >= self._steps:
+            self.end_period(optimizer.target)
 
     def _period(self, optimizer: Any) -> int:
         """How many updates the period has that begins."""
-        options = self._options
+        options = self._reducer.options
         if options.local_steps != 'qsr':
             return options.local_steps
         rate = _rate(optimizer)
@@ -109,6 +118,48 @@ class LocalSteps:
         # (0.3 / 0.1)^2 is 9, and less in binary.
         return int(max(options.qsr_min,
                        min(wanted * (1 + 1e-9), options.qsr_max)))
+
+    def end_period(self, model: chainer.Link) -> None:
+        """Gives all ranks the mean of what local updates have changed."""
+        if not self.since:
+            return
+        with chainer.using_device(model.device), (
+                self._reducer.events.section('exchange')):
+            if not self._of_deltas:
+                # What was learnt of gradients, and their residuals, is of
+                # another size.
+                self._of_deltas = True
+                self.codec_state = self._reducer.codec.init()
+            deltas = Deltas(model, self)
+            try:
+                self._average(model, deltas)
+            except BaseException:
+                deltas.undo()
+                raise
+            self._average_statistics(model)
+        self.since, self._steps = 0, 0
+        self.moving.clear()
+
+    def _average_statistics(self, model: chainer.Link) -> None:
+        """Replaces a model's persistent arrays by their means."""
+        found, ranks = _persistent(model), self._reducer.ranks
+        if found:
+            whole = numpy.concatenate([
+                chainer.backends.cuda.to_cpu(array).reshape(-1)
+                for array in found.values()]).astype(numpy.float32)
+            ranks.mean(whole)
+            self._reducer.events.sent(
+                2 * whole.nbytes * (ranks.comm.size - 1) // ranks.comm.size)
+            for array in found.values():
+                _copy_to(array, whole[:array.size].reshape(array.shape))
+                whole = whole[array.size:]
+        self.statistics = {key: array.copy() for key, array in found.items()}
+
+    def _check(self, model: chainer.Link, gradients: Gradients, is_new: bool
+               ) -> None:
+        if is_new:
+            gradients.problem = gradients.problem or _obstacle(model)
+        super()._check(model, gradients, is_new)
 
     # --- anchors -------------------------------------------------------------
 
@@ -118,7 +169,7 @@ class LocalSteps:
         self.since, self._steps = 0, 0
         self.moving, self._awaits_update = set(), False
 
-    def begin(self, model: chainer.Link) -> None:
+    def _begin(self, model: chainer.Link) -> None:
         """Makes a model's values the anchors of its first period."""
         self.forget()
         self.anchors = {
@@ -127,26 +178,17 @@ class LocalSteps:
             for name, parameter in distinct_parameters(model)
             if parameter.array is not None}
 
-    def next_period(self, model: chainer.Link,
-                    mean: Callable[[numpy.ndarray], None]) -> None:
-        """The deltas' means have been written back.
-
-        Args:
-            model: Its persistent arrays become their means.
-            mean: Replaces a float32 array by its mean over ranks.
-        """
-        found = _persistent(model)
-        if found:
-            whole = numpy.concatenate([
-                chainer.backends.cuda.to_cpu(array).reshape(-1)
-                for array in found.values()]).astype(numpy.float32)
-            mean(whole)
-            for array in found.values():
-                _copy_to(array, whole[:array.size].reshape(array.shape))
-                whole = whole[array.size:]
-        self.statistics = {key: array.copy() for key, array in found.items()}
-        self.since, self._steps = 0, 0
-        self.moving.clear()
+    def _begin_first_period(self, model: chainer.Link) -> None:
+        """Raises on all ranks if the replicas are not the same."""
+        ranks = self._reducer.ranks
+        with chainer.using_device(model.device):
+            self._begin(model)
+        agree(ranks.comm, {
+            'the number of updates': str(self.updates),
+            **{f'parameter {name}': describe(anchor)
+               for name, anchor in self.anchors.items()}},
+            _obstacle(model), SAME_MODEL, wait=ranks.wait)
+        compare(model, self.updates, ranks, self.anchors)
 
     @contextlib.contextmanager
     def common(self, model: chainer.Link) -> Iterator[None]:
@@ -182,13 +224,19 @@ class LocalSteps:
             if name in self.moving and name in self.anchors:
                 yield name, parameter
 
+    def in_common(self, model: chainer.Link) -> dict[int, Any]:
+        """The anchors of parameters that are others now, by ``id``."""
+        return {id(parameter): self.anchors[name]
+                for name, parameter in self._moved(model)
+                } if self.since else {}
+
     # --- snapshots -----------------------------------------------------------
 
-    def save(self, model: chainer.Link | None) -> Saved:
-        """This rank's part of a period; nothing at the beginning of one."""
+    def save(self) -> Saved:
+        model, saved = self.reference(), super().save()
         if not self.since or model is None:
-            return {}
-        return {'since': numpy.asarray(self.since),
+            return saved
+        return {**saved, 'since': numpy.asarray(self.since),
                 'steps': numpy.asarray(self._steps),
                 **{_STATISTIC + key: chainer.backends.cuda.to_cpu(array).copy()
                    for key, array in self.statistics.items()},
@@ -196,16 +244,17 @@ class LocalSteps:
                     _value(parameter)).copy()
                    for name, parameter in self._moved(model)}}
 
-    def load(self, model: chainer.Link | None, saved: Mapping[str, Any]
-             ) -> None:
-        """Restores what :meth:`save` returned.
+    def load(self, saved: Saved) -> None:
+        """See there.
 
         The model's parameters must be the anchors; they become the rank's own.
         """
+        super().load(saved)
         self.forget()
+        model = self.reference()
         if model is None or 'since' not in saved:
             return
-        self.begin(model)
+        self._begin(model)
         self.since, self._steps = int(saved['since']), int(saved['steps'])
         self.moving = {key.removeprefix(_OWN) for key in saved
                        if key.startswith(_OWN)}
@@ -214,12 +263,6 @@ class LocalSteps:
                            if key.startswith(_STATISTIC)}
         for name, parameter in self._moved(model):
             _set(parameter, saved[_OWN + name])
-
-    def in_common(self, model: chainer.Link) -> dict[int, Any]:
-        """The anchors of parameters that are others now, by ``id``."""
-        return {id(parameter): self.anchors[name]
-                for name, parameter in self._moved(model)
-                } if self.since else {}
 
 
 class Deltas(Gradients):
@@ -233,7 +276,8 @@ class Deltas(Gradients):
     what = 'the change of'
     failed = 'The parameters are those of the last exchange'
 
-    def __init__(self, model: chainer.Link, local: LocalSteps) -> None:
+    def __init__(self, model: chainer.Link, local: LocalExchange
+                 ) -> None:
         self.anchors, self.updates = local.anchors, local.since
         self._moving = local.moving
         self._shared = shared({
@@ -284,7 +328,7 @@ class Deltas(Gradients):
             _set(parameter, self.anchors[name])
 
 
-def obstacle(model: chainer.Link) -> str:
+def _obstacle(model: chainer.Link) -> str:
     """Why a model cannot be trained by local steps; '' if it can."""
     for link in model.links():
         if isinstance(link, (MultiNodeBatchNormalization,

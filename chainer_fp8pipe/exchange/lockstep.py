@@ -99,22 +99,29 @@ class Lockstep:
             raise RuntimeError(_BROKEN.format(self._failure))
         return False
 
-    def wait(self, done: Callable[[], bool]) -> None:
+    def wait(self, done: Callable[[], bool],
+             beside: Callable[[], object] = lambda: None) -> None:
         """Waits until ``done`` returns a true value.
+
+        Args:
+            done: Is polled.
+            beside: Does a little, before every poll.
 
         Raises:
             RuntimeError: Another rank has failed.
         """
-        if not done():
-            wait_until(lambda: done() or self.listen())
+        def is_over() -> bool:
+            beside()
+            return done() or self.listen()
+        wait_until(is_over)
 
-    def allreduce(self, array: numpy.ndarray, operation: MPI.Op) -> None:
-        """Combines all ranks' arrays in place; the same bits on all."""
+    def mean(self, array: numpy.ndarray) -> None:
+        """Makes an array the mean of all ranks'; the same bits on all."""
         self.wait(HeldRequest(
-            self.comm.Iallreduce(MPI.IN_PLACE, array, operation),
-            array).test)
-        if operation == MPI.SUM:    # whose order of additions is MPI's choice
-            self.wait(HeldRequest(self.comm.Ibcast(array), array).test)
+            self.comm.Iallreduce(MPI.IN_PLACE, array, MPI.SUM), array).test)
+        # The order of additions is MPI's choice.
+        self.wait(HeldRequest(self.comm.Ibcast(array), array).test)
+        array /= self.comm.size
 
     def allgather(self, value: Any) -> list[Any]:
         """All ranks' values."""

@@ -53,16 +53,10 @@ from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy
-from mpi4py import MPI
 
 from ..allreduce.engine import LITTLE, PARTS, Bucket, Engine
 from ..codecs import Cast, State, Tensors
-from ..mpi.agreement import (
-    Signature,
-    agree,
-    is_raised_by_all,
-    raised_by_all,
-)
+from ..mpi.agreement import agree, digest, is_raised_by_all, raised_by_all
 from ..mpi.waiting import BRIEF, LONG, give_way
 from .buckets import BucketNames, Passes, Slice, divide, send_order
 from .deferred_update import DeferredUpdate, Use
@@ -70,15 +64,16 @@ from .drift import ReplicaDrift, compare
 from .gradients import (
     SAME_MODEL,
     Gradients,
-    describe,
     distinct_parameters,
     flat_float32,
     problem_of,
 )
-from .local_steps import Deltas, LocalSteps, Saved, obstacle
 
 if TYPE_CHECKING:
     from .reducer import Reducer
+
+#: Flat arrays by name, as in snapshots.
+Saved = dict[str, numpy.ndarray]
 
 _SAME_GRADIENTS = (SAME_MODEL + ' If some ranks do not use a parameter in '
                    'some updates, pass zero_fill=True to '
@@ -146,7 +141,6 @@ class ModelExchange:
         number: How many other models' gradients were averaged before this
             one's first mean, the same on all ranks; -1: there was none yet.
         updates: Updates finished so far.
-        local: The period of local steps; None: all updates are synchronous.
         codec_state: What the codec keeps of the model.
         scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
             dynamic loss scaling, which skips an update whose gradients are
@@ -171,12 +165,9 @@ class ModelExchange:
         self._reducer: Any = weakref.proxy(reducer)
         self._first = Cast('float32').init()
         self.number = -1
-        self.local = (None if reducer.options.local_steps == 1
-                      else LocalSteps(reducer.options))
         self.codec_state = reducer.codec.init()
         self.update = Update()
         self.deferred: DeferredUpdate | None = None
-        self._parameters: Mapping[str, chainer.Parameter] = {}
         self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
         self.seconds, self.ready = 0.0, False
         self.sizes: dict[str, int] = {}
@@ -190,9 +181,7 @@ class ModelExchange:
 
     def save(self) -> Saved:
         """Returns all that an exact continuation needs."""
-        local = self.local.save(self.reference()) if self.local else {}
-        return {**local,
-                'dynamic': numpy.asarray(self.scaling_is_dynamic),
+        return {'dynamic': numpy.asarray(self.scaling_is_dynamic),
                 'loss_scale': numpy.asarray(self._loss_scale),
                 'deltas': numpy.asarray(self._of_deltas),
                 'codec|done': numpy.asarray(self.updates),
@@ -223,8 +212,7 @@ class ModelExchange:
         # A file without this key is older than local steps: its codec's state
         # is about gradients.
         deltas = bool(saved.get('deltas', False))
-        if (deltas or 'since' in saved) and not (
-                self.local and self.local.takes(updates)):
+        if (deltas or 'since' in saved) and not self.is_local(updates):
             raise ValueError(
                 'this state is of local steps, in which each rank has an '
                 "optimizer state of its own; pass the run's local_steps and "
@@ -233,72 +221,32 @@ class ModelExchange:
         self._agreed: Mapping[str, str] = {}    # of the last update
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
         self._of_deltas = deltas
-        if self.local:
-            self.local.load(self.reference(), saved)
-        self.update.thaw()
-        # What has been sent of an update stays where it is.
-        self.update, self.failure = Update(), ''
+        self.end()      # what has been sent of an update stays where it is
+        self.failure = ''
         self.queue: Engine | None = None
         self._follow({})
+
+    def is_local(self, updates: int) -> bool:
+        """Whether the update behind so many others is one of local steps."""
+        return False
 
     # --- a mean --------------------------------------------------------------
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
         self.complete()
-        if self.local and self.local.takes(self.updates):
-            if not self.local.anchors:
-                self._begin_local_steps(model, self.local)
-            self.local.begin_update(model)
-            self.updates += 1
-            return
         with self._reducer.events.section('exchange'):
             self.update.thaw()      # or what was sent early would be copied
+            before = self.current
             self._average(model, Gradients(model, zero_fill))
-
-    def _begin_local_steps(self, model: chainer.Link, local: LocalSteps
-                           ) -> None:
-        """Raises on all ranks if the replicas are not the same."""
-        ranks = self._reducer.ranks
-        with chainer.using_device(model.device):
-            local.begin(model)
-        agree(ranks.comm, Signature({
-            'the number of updates': str(self.updates),
-            **{f'parameter {name}': describe(anchor)
-               for name, anchor in local.anchors.items()}}),
-            obstacle(model), SAME_MODEL, wait=ranks.wait)
-        compare(model, self.updates, ranks, local.anchors)
-
-    def updated(self, optimizer: Any) -> None:
-        """The optimizer has updated the model: a period may be over."""
-        if self.local and self.local.end_update(optimizer):
-            self.end_period(optimizer.target)
-
-    def end_period(self, model: chainer.Link) -> None:
-        """Gives all ranks the mean of what local updates have changed."""
-        if not self.local or not self.local.since:
-            return
-        with chainer.using_device(model.device), (
-                self._reducer.events.section('exchange')):
-            deltas = Deltas(model, self.local)
-            try:
-                self._average(model, deltas)
-            except BaseException:
-                deltas.undo()
-                raise
-            self.local.next_period(model, self._mean_of)
-
-    def _mean_of(self, array: numpy.ndarray) -> None:
-        ranks = self._reducer.ranks
-        ranks.allreduce(array, MPI.SUM)
-        array /= ranks.comm.size
-        self._reducer.events.sent(
-            2 * array.nbytes * (ranks.comm.size - 1) // ranks.comm.size)
+        self.updates += 1
+        if (self.current is not before
+                and self._reducer.overlap == 'next_forward'):
+            self.ready = False      # buckets will take another time
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
         """Replaces gradients, or changes of parameters, by their mean."""
         reducer = self._reducer
-        self._code_for(isinstance(gradients, Deltas))
         is_new = self.queue is None or gradients.sizes != self.sizes
         self._check(model, gradients, is_new)
         self._see(gradients.loss_scale)
@@ -309,7 +257,7 @@ class ModelExchange:
         # corrupt what the other's mean is decoded with.
         defers = (reducer.overlap == 'next_forward' and self.ready
                   and not gradients.share_parameters)
-        state, update = self.current, self.update
+        bad = []
         with reducer.taken():
             self._raise_failure()   # since the ranks have agreed
             start = time.perf_counter()
@@ -317,34 +265,20 @@ class ModelExchange:
             if defers:
                 self._defer(gradients)
             else:
-                for bucket in update.sent.values():
-                    self._receive(bucket)
+                for bucket in self.update.sent.values():
+                    if self._receive(bucket):
+                        bad.append(bucket)
                 if not self.ready:
                     self.seconds = time.perf_counter() - start
-            self.end()
+            self.update = Update()
         if reducer.overlap:
             self.passes.averaged()
             if not is_new:
                 self._learn()
+        if bad and self._must_be_finite:
+            raise self._nonfinite_error(bad, gradients)
         if not defers:
-            bad = [bucket for bucket in update.sent.values()
-                   if bucket.nonfinite]
-            if bad and self._must_be_finite:
-                raise self._nonfinite_error(state, bad, gradients)
             gradients.write_back(gradients.arrays)
-        # Local updates were counted as they were made.
-        self.updates += not self._of_deltas
-        if self.current is not state and reducer.overlap == 'next_forward':
-            self.ready = False      # buckets will take another time
-
-    def _code_for(self, deltas: bool) -> None:
-        """Begins the codec's state anew when other things begin to travel.
-
-        What was learnt of gradients, and their residuals, is of another size.
-        """
-        if deltas is not self._of_deltas:
-            self._of_deltas = deltas
-            self.codec_state = self._reducer.codec.init()
 
     def _check(self, model: chainer.Link, gradients: Gradients, is_new: bool
                ) -> None:
@@ -356,8 +290,6 @@ class ModelExchange:
                    'the number of updates': str(self.updates),
                    'the number of the model': str(self.number)}
         problem = gradients.problem
-        if self.local and is_new:
-            problem = problem or obstacle(model)
         if reducer.overlap:
             entries['overlap'] = ('new' if is_new else
                                   'ready' if self.ready else 'known')
@@ -367,14 +299,14 @@ class ModelExchange:
         wait = ranks.wait
         # Only one model's gradients fit those of all ranks without agreement,
         # and zeros only if all its parameters take part.
-        if not (is_new or problem or reducer.overlap or self.local
-                or reducer.models > 1 or reducer.algorithm.one_order
+        if not (is_new or problem or reducer.overlap or reducer.models > 1
+                or reducer.algorithm.one_order or gradients.anchors is not None
                 or gradients.entries != self._agreed
                 or self.sizes.keys() - gradients.parameters.keys()):
-            wait = functools.partial(self._wait_and_send, gradients)
+            wait = functools.partial(wait, beside=functools.partial(
+                self._send_meanwhile, gradients))
         try:
-            agree(ranks.comm, Signature(entries), problem, _SAME_GRADIENTS,
-                  wait=wait)
+            agree(ranks.comm, entries, problem, _SAME_GRADIENTS, wait=wait)
             self._agreed = gradients.entries
             if (every and self.updates and ranks.comm.size > 1
                     and self.updates // every
@@ -388,15 +320,12 @@ class ModelExchange:
                     ranks.break_off()
             raise
 
-    def _wait_and_send(self, gradients: Gradients, done: Callable[[], bool]
-                       ) -> None:
-        """Sends all buckets, and waits for the ranks' agreement meanwhile."""
-        queue = self.queue
-        assert queue is not None
+    def _send_meanwhile(self, gradients: Gradients) -> None:
+        """Sends all buckets while the ranks' agreement is on its way."""
+        assert self.queue is not None
         if not self.update.begun:   # it waits again, to say who disagrees
             self._send_rest(gradients)
-        self._reducer.ranks.wait(
-            lambda: done() or (queue.work(LITTLE, BRIEF) and False))
+        self.queue.work(LITTLE, BRIEF)
 
     def _void(self, gradients: Gradients) -> str:
         """Why the buckets sent early are void; '' if they are valid."""
@@ -432,13 +361,17 @@ class ModelExchange:
         self._loss_scale = loss_scale
 
     def _receive(self, bucket: Bucket,
-                 beside: Callable[[], bool] | None = None) -> None:
-        """Waits for a bucket's mean, and writes it into the gradients."""
+                 beside: Callable[[], bool] | None = None) -> list[str]:
+        """Waits for a bucket's mean, and writes it into the gradients.
+
+        Returns:
+            Names of tensors whose mean is not finite.
+        """
         assert self.queue is not None
         if not bucket.finished:
             self.queue.finish(bucket, beside)
         with self._reducer.events.section('decode'):
-            bucket.decode()
+            return bucket.decode()
 
     @property
     def _must_be_finite(self) -> bool:
@@ -447,10 +380,10 @@ class ModelExchange:
         return (not self.scaling_is_dynamic if wanted == 'auto'
                 else wanted == 'raise')
 
-    def _nonfinite_error(self, state: State, bad: list[Bucket],
-                         gradients: Gradients) -> NonfiniteMean:
+    def _nonfinite_error(self, bad: list[Bucket], gradients: Gradients
+                         ) -> NonfiniteMean:
         """The same error on all ranks, before any parameter is updated."""
-        ranks = self._reducer.ranks
+        ranks, state = self._reducer.ranks, self.current
         name = bad[0].decode()[0]
         # All ranks have the wires alike, so that the others are not here.
         if all(bucket.wire_is_finite for bucket in bad):
@@ -504,7 +437,6 @@ class ModelExchange:
                 raise _error_at_access(bucket.nonfinite[0], state)
             gradients.write_back([name])
 
-        self._parameters = gradients.parameters
         self.deferred = DeferredUpdate(gradients.parameters, finish,
                                        reducer.ranks.tell)
         reducer.wake()
@@ -534,7 +466,7 @@ class ModelExchange:
         """Waits for the deferred update, if there is one."""
         if self.deferred:
             self.deferred.complete()
-            self.deferred, self._parameters = None, {}
+            self.deferred = None
 
     # --- buckets, and their order --------------------------------------------
 
@@ -565,8 +497,8 @@ class ModelExchange:
         # pass between the last rank's gradients, but their means nearly are.
         names = sorted(self.sizes)
         found = numpy.array([*self.passes.usual(names), self.seconds])
-        reducer.ranks.allreduce(found, MPI.SUM)
-        *usual, self.seconds = (found / reducer.ranks.comm.size).tolist()
+        reducer.ranks.mean(found)
+        *usual, self.seconds = found.tolist()
         # Later ones only where all gradients were final.
         if is_first or math.inf not in usual:
             finals = dict(zip(names, usual, strict=True))
@@ -583,19 +515,19 @@ class ModelExchange:
     @property
     def signature(self) -> int:
         """A number that differs between ranks that cannot go on together."""
-        return Signature({
+        return digest({
             'model': str(self.number), 'sizes': str({
                 name: parameter.size
                 for name, parameter in self.parameters().items()}),
             'order': str(self.slices), 'ready': str(self.ready),
-            'updates': str(self.updates)}).number
+            'updates': str(self.updates)})
 
     # --- the backward pass ---------------------------------------------------
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
         """See :class:`.ready_gradients.Watcher`."""
         if self.deferred:
-            return self._parameters     # an access would wait
+            return self.deferred.parameters
         model = self.reference()
         if model is None or self._owner() is None:
             return {}
@@ -604,6 +536,10 @@ class ModelExchange:
                 if parameter.array is not None and parameter.size
                 and parameter.layout is None and not problem_of(
                     name, parameter.array, parameter.grad)}
+
+    def _values(self) -> dict[str, Any]:
+        return {name: flat_float32(parameter.array)
+                for name, parameter in self.parameters().items()}
 
     def begin(self, names: set[str], kind: Hashable, models: int,
               loss_scale: float | None) -> bool:
@@ -616,8 +552,7 @@ class ModelExchange:
             return False
         # Plain arrays: touching a parameter in the exchange's thread would
         # wait for its deferred update.
-        values = {name: flat_float32(parameter.array)
-                  for name, parameter in self.parameters().items()}
+        values = self._values()
         if self.sizes != {name: array.size for name, array in values.items()}:
             return False
         missing = {}
@@ -697,57 +632,60 @@ class ModelExchange:
                 piece, computed = update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self._send(piece, self._tensors(piece[0], {
+                self._send(piece, {
                     name: flat_float32(update.arrays[name])
                     for name in self.buckets[piece[0]]}, update.values,
-                    update.loss_scale))
+                    update.loss_scale)
             if alone and not update.todo:
                 return self.queue.work(LONG) or moved
             return self.queue.work() or moved
 
-    def _tensors(self, number: int, gradients: Mapping[str, Any],
-                 values: Mapping[str, Any], loss_scale: float | None
-                 ) -> Tensors:
-        """Those of a bucket's parameters that have a gradient; all flat."""
-        names = [name for name in self.buckets[number] if name in gradients]
-        return Tensors(names,
-                       [gradients[name] for name in names],
-                       [values[name] for name in names],
-                       1.0 if loss_scale is None else loss_scale,
-                       self.current.codec.grain)
+    def _send(self, piece: Slice, gradients: Mapping[str, Any],
+              values: Mapping[str, Any], loss_scale: float | None,
+              contributes: bool = True, decodes: bool = False) -> None:
+        """Sends the next slice of what has a gradient.
 
-    def _send(self, piece: Slice, tensors: Tensors, contributes: bool = True,
-              decodes: bool = False) -> None:
-        """Sends the next slice; ``tensors`` are all of its bucket.
-
-        The others are as for :class:`.Bucket`.
+        Args:
+            piece: The slice.
+            gradients: By name, flat; with the first slice of a bucket, those
+                of all the bucket.
+            values: The parameters, likewise.
+            loss_scale: The factor of the gradients; None for none.
+            contributes: As for :class:`.Bucket`.
+            decodes: Likewise.
         """
         assert self.queue is not None
         update, state, (number, until) = self.update, self.current, piece
-        if not update.begun:
-            state.codec.begin(state, tensors.loss_scale)
-        update.begun += 1
         bucket = update.sent.get(number)
         if bucket is None:
+            names = [*filter(gradients.__contains__, self.buckets[number])]
+            tensors = Tensors(names, map(gradients.__getitem__, names),
+                              map(values.__getitem__, names),
+                              1.0 if loss_scale is None else loss_scale,
+                              state.codec.grain)
+            if not tensors.size:
+                return
+            if not update.begun:
+                state.codec.begin(state, tensors.loss_scale)
             bucket = update.sent[number] = Bucket(
                 state, tensors, self.wire(number, tensors.xp, tensors.size),
                 contributes=contributes, decodes=decodes, number=number)
+        update.begun += 1
         self.queue.submit(bucket, until)
 
     def _send_rest(self, gradients: Gradients) -> None:
         """Sends what has not been sent yet."""
         assert self.queue is not None
         update = self.update
-        early = [one for one in update.sent.values() if not one.decodes]
         for piece in self.slices[update.begun:]:
-            tensors = self._tensors(piece[0], gradients.flat, gradients.values,
-                                    gradients.loss_scale)
-            if tensors.size:
-                self._send(piece, tensors, decodes=True)
-                self.queue.work()
-        for bucket in early:    # while backward went on, that was not allowed
-            self.queue.decode_into(bucket, [
-                gradients.flat[name] for name in bucket.tensors.names])
+            self._send(piece, gradients.flat, gradients.values,
+                       gradients.loss_scale, decodes=True)
+            self.queue.work()
+        # While backward went on, that was not allowed.
+        for bucket in update.sent.values():
+            if not bucket.decodes:
+                self.queue.decode_into(bucket, [
+                    gradients.flat[name] for name in bucket.tensors.names])
 
     def send_zeros(self, count: int, loss_scale: float) -> None:
         """Sends zeros for slices that other ranks have sent; waits for all.
@@ -761,13 +699,11 @@ class ModelExchange:
         update.todo.clear()
         # Means are encoded by their ratio to the parameters, and the residual
         # is kept: the parameters must be the real ones.
-        values = {name: flat_float32(parameter.array)
-                  for name, parameter in self.parameters().items()}
+        values = self._values()
         zeros = {name: numpy.zeros_like(array)
                  for name, array in values.items()}
         for piece in self.slices[update.begun:count]:
-            self._send(piece, self._tensors(
-                piece[0], zeros, values, loss_scale), contributes=False)
+            self._send(piece, zeros, values, loss_scale, contributes=False)
         for number, until in self.slices[count:]:   # the rest of begun buckets
             if number in update.sent:
                 self.queue.submit(update.sent[number], until)

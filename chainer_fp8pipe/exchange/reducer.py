@@ -26,9 +26,9 @@ from ..intercept import ready_gradients
 from ..intercept.updates import listen
 from ..mpi.watch import updates
 from ..report.stream import EventStream
-from .local_steps import Saved
+from .local_steps import LocalExchange
 from .lockstep import Lockstep
-from .model_exchange import ModelExchange
+from .model_exchange import ModelExchange, Saved
 from .thread import exchange_thread
 
 #: Called with a parameter and the array that will be its gradient.
@@ -87,8 +87,7 @@ class Reducer:
 
     def updated(self, optimizer: Any) -> None:
         """See :class:`.Listener`; a period of local steps may be over."""
-        exchange = self.known(optimizer.target)
-        if exchange:
+        if exchange := self.local(optimizer.target):
             with self.ranks.section():
                 exchange.updated(optimizer)
 
@@ -96,7 +95,8 @@ class Reducer:
         """Ends models' periods of local steps; call it on all ranks."""
         for exchange in self.exchanges:     # in one order on all ranks
             model = exchange.reference()
-            if any(model is one for one in models):
+            if isinstance(exchange, LocalExchange) and any(
+                    model is one for one in models):
                 with self.ranks.section():
                     exchange.end_period(model)
 
@@ -106,8 +106,8 @@ class Reducer:
         with contextlib.ExitStack() as stack:
             for exchange in self.exchanges:
                 model = exchange.reference()
-                if exchange.local and model is not None:
-                    stack.enter_context(exchange.local.common(model))
+                if isinstance(exchange, LocalExchange) and model is not None:
+                    stack.enter_context(exchange.common(model))
             yield
 
     @contextlib.contextmanager
@@ -194,6 +194,11 @@ class Reducer:
         found = self._exchanges.get(id(model))
         return found if found and found.reference() is model else None
 
+    def local(self, model: chainer.Link) -> LocalExchange | None:
+        """The same where updates are local ones after a while."""
+        found = self.known(model)
+        return found if isinstance(found, LocalExchange) else None
+
     def load(self, model: chainer.Link, saved: Saved) -> None:
         """Gives a model what :meth:`.ModelExchange.save` returned."""
         exchange = self.known(model)
@@ -212,7 +217,9 @@ class Reducer:
                     (found := reducer._exchanges.get(key))
                     and found.reference is dead):
                 del reducer._exchanges[key]
-        exchange = ModelExchange(weakref.ref(model, forget), self)
+        kind = (ModelExchange if self.options.local_steps == 1
+                else LocalExchange)
+        exchange = kind(weakref.ref(model, forget), self)
         exchange.load(saved)
         for key_of, dead in list(self._exchanges.items()):
             if dead.reference() is None:
@@ -233,10 +240,9 @@ class Reducer:
         if not self.overlap or self.algorithm.one_order:
             return self.algorithm
         taken = [exchange.queue for exchange in self.exchanges]
-        used = numpy.array([not queue.idle or queue in taken
-                            for queue in self.queues] + [False])
-        self.ranks.allreduce(used, MPI.LOR)
-        place = int(numpy.flatnonzero(~used)[0])
+        used = self.ranks.allgather([not queue.idle or queue in taken
+                                     for queue in self.queues])
+        place = [*map(any, zip(*used, strict=True)), False].index(False)
         if place == len(self.queues):
             self.queues.append(self.algorithm.another())
             self.queues[-1].listen = self.ranks.listen

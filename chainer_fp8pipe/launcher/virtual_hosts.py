@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -26,6 +25,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ..report.quantities import parse
 from .hosts import Share, find_starter
 
 _TOOLS = {'ip': 'iproute2', 'tc': 'iproute2', 'mount': 'mount',
@@ -322,11 +322,10 @@ class VirtualHosts:
 
 def parse_rate(text: str) -> float:
     """For ``type=``: ``'100mbit'`` is 1e8 bit/s."""
-    found = re.fullmatch(r'(\d+\.?\d*)([a-z]*)', text.lower())
-    if not found or not float(found[1]) or found[2] not in _UNITS:
-        raise argparse.ArgumentTypeError(
-            f'{text!r} is no rate, such as 100mbit or 1gbit')
-    return float(found[1]) * _UNITS[found[2]]
+    if found := parse(text, _UNITS):
+        return found
+    raise argparse.ArgumentTypeError(
+        f'{text!r} is no rate, such as 100mbit or 1gbit')
 
 
 def main() -> int:

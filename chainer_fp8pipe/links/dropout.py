@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,17 +10,9 @@ import chainer.functions as F
 import numpy
 from chainer.functions.noise import dropout
 
-from ..pipeline.randomness import Place, current
+from ..pipeline.randomness import Place, draw_number
 
 _WORDS_PER_BLOCK = 4        # what Philox gives for one value of its counter
-
-
-class _Draws(threading.local):
-    place: Place | None = None
-    count = 0
-
-
-_draws = _Draws()
 
 
 class Dropout(chainer.Link):
@@ -62,14 +53,13 @@ class Dropout(chainer.Link):
         """Drops elements of a floating-point ``x``, (samples, ...)."""
         if not chainer.config.train or self.ratio == 0:
             return chainer.as_variable(x)
-        place = current()
-        if place is None:
+        drawing = draw_number()
+        if drawing is None:
             return F.dropout(x, self.ratio)
         if x.ndim == 0:
             raise ValueError('dropout takes an array of samples, not a '
                              'single number')
-        return _Dropout(self.ratio, _Mask(place, _draw_number(place))).apply(
-            (x,))[0]
+        return _Dropout(self.ratio, _Mask(*drawing)).apply((x,))[0]
 
 
 class _Mask:
@@ -100,18 +90,6 @@ class _Dropout(dropout.Dropout):
         self.mask = chainer.backend.get_device_from_array(x).send(
             mask.astype(x.dtype) * scale)
         return super().forward(inputs)
-
-
-def _draw_number(place: Place) -> int:
-    """How many masks have been drawn for this call of the layer.
-
-    A layer may be a chain with several dropouts.  At each call of a layer,
-    also for recomputation, its place is another object.
-    """
-    if _draws.place is not place:
-        _draws.place, _draws.count = place, 0
-    _draws.count += 1
-    return _draws.count
 
 
 def _mask(place: Place, draw: int, shape: tuple[int, ...],

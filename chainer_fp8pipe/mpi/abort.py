@@ -19,6 +19,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from .ranks import share_cores
 from .watch import say_that_all_end
 
 #: Seconds after which a launcher that does not read is waited for no more.
@@ -236,7 +237,8 @@ class StartError(RuntimeError):
 def enter_world() -> None:
     """Begins to work as a rank; whatever works on all ranks calls it first.
 
-    From then on an exception that nobody catches ends all ranks.
+    From then on an exception that nobody catches ends all ranks, and BLAS
+    takes as many threads as there are cores for a rank alone.
 
     Raises:
         StartError: The environment says that this is one of several
@@ -248,6 +250,7 @@ def enter_world() -> None:
         return
     # A process that this one starts has the variables of a rank, but is none.
     os.environ[ALONE] = '1'
+    share_cores()
     abort_on_exception()
 
 

@@ -32,35 +32,14 @@ _PROBLEM = (1 << 64) - 1
 _LENGTH = 8
 
 
-class Signature:
-    """Entries that must be equal on all ranks.
-
-    Args:
-        entries: Name to description, e.g.
-            ``{'parameter /l1/W': 'float32 (10, 5)'}``; order counts.
-    """
-
-    def __init__(self, entries: Mapping[str, str]) -> None:
-        self.entries = dict(entries)
-        digest = hashlib.blake2b(
-            repr(list(self.entries.items())).encode(), digest_size=8)
-        self.number = int.from_bytes(digest.digest(), 'big') >> 1
-
-    def difference(self, rank: int, other: Signature, other_rank: int) -> str:
-        """One sentence about the first entry that differs; '' if none."""
-        mine, theirs = self.entries, other.entries
-        for name in {**mine, **theirs}:
-            if mine.get(name) != theirs.get(name):
-                return (f'{name} is '
-                        f'{mine.get(name, "missing")} on rank {rank} but '
-                        f'{theirs.get(name, "missing")} on rank {other_rank}')
-        if list(mine) != list(theirs):
-            return (f'rank {rank} and rank {other_rank} have the same '
-                    'entries in a different order')
-        return ''
+def digest(entries: Mapping[str, str]) -> int:
+    """63 bits of entries in their order."""
+    found = hashlib.blake2b(
+        repr(list(entries.items())).encode(), digest_size=8)
+    return int.from_bytes(found.digest(), 'big') >> 1
 
 
-def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
+def agree(comm: MPI.Comm, entries: Mapping[str, str], problem: str = '',
           remedy: str = '', error: type[Exception] = ValueError,
           wait: Waiter = wait_until) -> None:
     """Raises the same error on all ranks unless all are in agreement.
@@ -69,7 +48,8 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
 
     Args:
         comm: The ranks.
-        signature: Must be equal on all of them.
+        entries: Must be equal on all of them: name to description, e.g.
+            ``{'parameter /l1/W': 'float32 (10, 5)'}``; order counts.
         problem: A fault of this rank, '' if none; all ranks then raise, and
             name this rank.
         remedy: Added to the message about a difference.
@@ -79,10 +59,10 @@ def agree(comm: MPI.Comm, signature: Signature, problem: str = '',
     Raises:
         error: The message names the ranks and the entry.
     """
-    if not are_equal(comm, _PROBLEM if problem else signature.number,
+    if not are_equal(comm, _PROBLEM if problem else digest(entries),
                      wait) or problem:
         raise raised_by_all(error(_explain(
-            Meeting(comm, wait).say((problem, signature)), remedy)))
+            Meeting(comm, wait).say((problem, dict(entries))), remedy)))
 
 
 def raised_by_all(error: _Error) -> _Error:
@@ -161,15 +141,16 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
     Returns:
         What ``action`` returned.
     """
-    result, problem, own, signature = None, '', None, Signature({})
+    result, problem, own = None, '', None
+    found: Mapping[str, str] = {}
     try:
         result = action()
         if entries is not None:
-            signature = Signature(entries(result))
+            found = entries(result)
     except BaseException as reason:     # the ranks that wait must hear of it
         problem, own = f'{type(reason).__name__}: {reason}', reason
     try:
-        agree(comm, signature, problem, remedy, error)
+        agree(comm, found, problem, remedy, error)
     except error as together:
         if own is not None and not isinstance(own, Exception):
             raise own from None         # a wish to exit
@@ -177,19 +158,32 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
     return result
 
 
-def _explain(everyone: Sequence[tuple[str, Signature]], remedy: str) -> str:
+def _explain(everyone: Sequence[tuple[str, dict[str, str]]], remedy: str
+             ) -> str:
     problems = [f'rank {rank}: {text}'
                 for rank, (text, _) in enumerate(everyone) if text]
     if problems:
         texts = {text for text, _ in everyone}
         return (f'all ranks: {texts.pop()}' if len(texts) == 1
                 else '; '.join(problems))
-    first = everyone[0][1]
     sentence = next(filter(None, (
-        first.difference(0, other, rank)
+        _difference(everyone[0][1], other, rank)
         for rank, (_, other) in enumerate(everyone))),
         'the ranks do not agree')
     return f'{sentence}. {remedy}'.strip()
+
+
+def _difference(first: dict[str, str], other: dict[str, str], rank: int
+                ) -> str:
+    """One sentence about the first entry that differs; '' if none."""
+    for name in {**first, **other}:
+        if first.get(name) != other.get(name):
+            return (f'{name} is {first.get(name, "missing")} on rank 0 but '
+                    f'{other.get(name, "missing")} on rank {rank}')
+    if list(first) != list(other):
+        return (f'rank 0 and rank {rank} have the same entries in a '
+                'different order')
+    return ''
 
 
 # --- who takes part ----------------------------------------------------------

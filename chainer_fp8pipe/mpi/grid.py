@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from ..report.quantities import counted
 from .abort import enter_world
-from .agreement import Meeting, Signature, agree
+from .agreement import Meeting, agree
 from .finalizing import HeldRequest, keep_forever
 from .placement import AXES, divisors, place, torus_shape
 from .ranks import free_with_kept, kept_with, nodes_of, once
@@ -331,8 +331,8 @@ class Group:
 
 def _agree_on(comm: MPI.Comm, arguments: dict[str, Any], remedy: str) -> None:
     """Before they are checked, so that all ranks find the same fault."""
-    agree(comm, Signature({name: repr(value) for name, value
-                           in arguments.items()}), remedy=remedy)
+    agree(comm, {name: repr(value) for name, value in arguments.items()},
+          remedy=remedy)
 
 
 def _must_be_valid(size: int, pipeline: Any, inside: Any,

@@ -1,12 +1,14 @@
 """Objects that are kept with a communicator; nodes and cores of ranks."""
 from __future__ import annotations
 
+import functools
 import os
 import socket
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from mpi4py import MPI
+from threadpoolctl import threadpool_limits
 
 # --- communicators -----------------------------------------------------------
 
@@ -66,6 +68,10 @@ _BOOT = '/proc/sys/kernel/random/boot_id'
 #: How many ranks of the job a launcher has started on this machine.
 _LOCAL_RANKS = ('MPI_LOCALNRANKS', 'OMPI_COMM_WORLD_LOCAL_SIZE',
                 'SLURM_NTASKS_PER_NODE')
+
+#: Each lets a user choose the threads of BLAS.
+_THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS',
+            'BLIS_NUM_THREADS')
 
 Cores = frozenset[tuple[str, int]]
 
@@ -135,3 +141,14 @@ def cores_each(comm: MPI.Comm) -> int:
     here = max((int(os.environ[name]) for name in _LOCAL_RANKS
                 if os.environ.get(name, '').isdigit()), default=1)
     return max(1, min(share, (os.cpu_count() or 1) // max(here, 1)))
+
+
+@functools.cache
+def share_cores() -> None:
+    """Gives BLAS the cores of this rank, where no user has said how many.
+
+    It would take all cores on every rank, and four ranks on two cores then
+    train five times more slowly than with one thread each.
+    """
+    if not any(os.environ.get(name) for name in _THREADS):
+        threadpool_limits(cores_each(MPI.COMM_SELF), 'blas')

@@ -1,7 +1,7 @@
 """The way back through a graph, and the sums of parameters' gradients."""
 # Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) looks up
 # hooks, devices and sums for each function, and writes the gradients of
-# parameters at its end.  `Backprop` visits the same functions in the same
+# parameters at its end.  `Tape` visits the same functions in the same
 # order and makes the same sums; but each parameter's gradient is handed over
 # as soon as it is final, and the gradients of weights, which no other
 # function needs, can be put off: for the weight half of a zero-bubble
@@ -72,54 +72,77 @@ TakeProduct = Callable[
     [chainer.Parameter, 'chainer.Parameter | None', Any, Any], None]
 
 
-class Backprop:
-    """One pass.
+class Tape:
+    """The way back through a graph for one micro-batch, to be gone once.
+
+    The only arrays kept are those that Chainer's functions retain.
 
     Args:
+        inputs: Variables without creator.
+        outputs: Of the graph; an input may be one.
         uses: How many functions use a parameter, by its node: the gradient
             is handed over when all of them are through.  Gradients of the
             other parameters are handed over at the end.
-        take: Called with each parameter's gradient.
-        defer: Put off the gradients of weights, see :data:`SEPARABLE`.
-        take_product: Called with the factors of gradients, if not None.
+        said: Names the layer or call that has made a function.
         numbers: In which order functions were called, by their ids; None:
             Chainer's order.
-
-    Attributes:
-        leaves: The gradients of leaves that are no parameters, by node.
-        now: The function that was visited last.
     """
 
-    def __init__(self, uses: Mapping[Any, int], take: Take,
-                 defer: bool = False,
-                 take_product: TakeProduct | None = None,
+    def __init__(self, inputs: tuple[chainer.Variable, ...],
+                 outputs: tuple[chainer.Variable, ...],
+                 uses: Mapping[Any, int] | None = None,
+                 said: Callable[[Any], str] = lambda function: '',
                  numbers: Mapping[int, int] | None = None) -> None:
-        self.leaves: dict[Any, Any] = {}
-        self.now: Any = None
-        self._uses, self._take = dict(uses), take
-        self._defer = defer
-        self._take_product, self._numbers = take_product, numbers
+        self._inputs = tuple([variable.node for variable in inputs])
+        self._outputs = tuple([output.node for output in outputs])
+        self._uses = dict(uses or {})
+        self._said, self._numbers = said, numbers
+        self._now: Any = None       # the function that was visited last
+        self._leaves: dict[Any, Any] = {}
         self._gradients: dict[Any, list[Any]] = {}
         self._put_off: list[tuple[Any, list[int], tuple]] = []
         self._functions: list[tuple[int, int, Any]] = []
         self._seen: set[Any] = set()
 
-    def run(self, starts: Mapping[Any, Any]) -> None:
-        """Goes back from some nodes, given with their gradients (arrays)."""
-        if not starts:
-            return
+    @property
+    def at(self) -> str:
+        """The layer or call that the way has come to, where it is known."""
+        return '' if self._now is None else self._said(self._now)
+
+    def backward(self, gradients: Arrays, take: Take,
+                 take_product: TakeProduct | None = None,
+                 defer: bool = False) -> Arrays:
+        """Gradients of the inputs, from those of the outputs.
+
+        Args:
+            gradients: One per output.
+            take: Called with each parameter's gradient; some may be left in
+                the parameters, by passes inside of functions.
+            take_product: Called with the factors of gradients, if not None.
+            defer: Leave to :meth:`backward_weight` the gradients of weights
+                that can be put off, see :data:`SEPARABLE`.
+        """
+        self._take, self._take_product = take, take_product
+        self._defer = defer
+        starts: dict[Any, Any] = {}
+        for node, gradient in zip(self._outputs, gradients, strict=True):
+            if gradient is not None and node.requires_grad:
+                starts[node] = (starts[node] + gradient if node in starts
+                                else gradient)
         for node, gradient in starts.items():
             self._gradients[node] = [chainer.Variable(gradient,
                                                       requires_grad=False)]
             if node._creator_node is not None:
                 self._push(node._creator_node)
-        with self._quietly(*starts.values()):
-            while self._functions:
-                self._visit(heapq.heappop(self._functions)[2])
-            self._end()
+        if starts:
+            with self._quietly(*starts.values()):
+                while self._functions:
+                    self._visit(heapq.heappop(self._functions)[2])
+                self._end()
+        return tuple([self._leaves.get(node) for node in self._inputs])
 
-    def weights(self) -> None:
-        """Computes the gradients that were put off."""
+    def backward_weight(self) -> None:
+        """Computes what :meth:`backward` with ``defer`` left out."""
         later, self._put_off = self._put_off, []
         for function, indexes, gradients in later:
             with self._quietly(*[gradient.array for gradient in gradients]):
@@ -163,7 +186,7 @@ class Backprop:
     def _apply(self, function: Any, indexes: list[int],
                gradients: tuple) -> None:
         """Runs a function's backward and adds its gradients up."""
-        self.now = function
+        self._now = function
         if type(function) is linear.LinearFunction:
             indexes = self._apply_linear(function, indexes, gradients)
         inputs = function.inputs
@@ -225,7 +248,7 @@ class Backprop:
         if isinstance(variable, chainer.Parameter):
             self._take(variable, gradient.array)
         else:
-            self.leaves[node] = gradient.array
+            self._leaves[node] = gradient.array
 
     def _end(self) -> None:
         """Hands over the gradients to which nothing more will be added."""
@@ -235,74 +258,6 @@ class Backprop:
         for node in tuple(self._gradients):
             if node not in waiting:
                 self._hand_over(node)
-
-
-class Tape:
-    """The way back through a graph for one micro-batch.
-
-    The only arrays kept are those that Chainer's functions retain.
-
-    Args:
-        inputs: Variables without creator.
-        outputs: Of the graph; an input may be one.
-        uses: How many functions use a parameter, by its node, for those
-            whose gradients are complete with this pass; see
-            :class:`.Backprop`.
-        said: Names the layer or call that has made a function.
-        numbers: See :class:`.Backprop`.
-
-    Attributes:
-        wants: For each output, whether its gradient is of use.
-        at: The layer or call that a pass has come to, where it is known.
-    """
-
-    def __init__(self, inputs: tuple[chainer.Variable, ...],
-                 outputs: tuple[chainer.Variable, ...],
-                 uses: Mapping[Any, int] | None = None,
-                 said: Callable[[Any], str] | None = None,
-                 numbers: Mapping[int, int] | None = None) -> None:
-        self.wants = tuple(output.requires_grad and output.dtype.kind == 'f'
-                           for output in outputs)
-        self._inputs = tuple(variable.node for variable in inputs)
-        self._outputs = tuple(output.node for output in outputs)
-        self._uses = uses or {}
-        self._said, self._numbers = said, numbers
-        self._pass: Backprop | None = None
-
-    @property
-    def at(self) -> str:
-        now = self._pass.now if self._pass else None
-        return '' if now is None or self._said is None else self._said(now)
-
-    def backward(self, gradients: Arrays, sums: GradientSums,
-                 defer: bool = False) -> Arrays:
-        """Gradients of the inputs, from those of the outputs.
-
-        Args:
-            gradients: One per output.
-            sums: Of the gradients of parameters; some may be left in the
-                parameters, by passes inside of functions.
-            defer: Leave out what :meth:`backward_weight` can do later.
-        """
-        self._pass = backprop = Backprop(
-            self._uses, sums.take, defer, sums.take_product, self._numbers)
-        backprop.run(added(zip(self._outputs, gradients, strict=True)))
-        return tuple(backprop.leaves.get(node) for node in self._inputs)
-
-    def backward_weight(self) -> None:
-        """Computes what :meth:`backward` with ``defer`` left out."""
-        if self._pass is not None:
-            self._pass.weights()
-
-
-def added(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """The sum of each node's gradients, from pairs of node and array."""
-    starts: dict[Any, Any] = {}
-    for node, gradient in pairs:
-        if gradient is not None and node.requires_grad:
-            starts[node] = (starts[node] + gradient if node in starts
-                            else gradient)
-    return starts
 
 
 def _watched_step(function: Any, indexes: tuple[int, ...], gradients: tuple,

@@ -22,7 +22,7 @@ Parts = list[tuple[int, Any, Any]]      # elements per channel, mean, variance
 
 
 class BatchStatistics(chainer.LinkHook):
-    """Gathers statistics while it is active as a link hook.
+    """Gathers statistics in blocks of :meth:`counting`, as a link hook.
 
     Batch renormalisation reads its running averages while it trains; it is
     left as Chainer has it.
@@ -36,26 +36,19 @@ class BatchStatistics(chainer.LinkHook):
         self._finetune: dict[Any, bool] = {}
         self._uses: dict[Any, int] = {}
         self._before: list[tuple[Any, ...]] = []
-        self._chunk = 0
-        self._here: Callable[[Any], bool] = lambda link: True
 
     @contextlib.contextmanager
-    def counting(self, here: Callable[[Any], bool]) -> Iterator[None]:
-        """Has uses of a link inside count only if ``here(link)``.
+    def counting(self, chunk: int = 0,
+                 here: Callable[[Any], bool] = lambda link: True
+                 ) -> Iterator[None]:
+        """A block in which a micro-batch goes forward through a chunk.
 
-        In a partitioned Chain's forward all ranks call all links, but only
-        one normalises.
+        Uses of a link count only if ``here(link)``.
         """
-        before, self._here = self._here, here
-        try:
-            yield
-        finally:
-            self._here = before
-
-    def next_micro_batch(self, chunk: int = 0) -> None:
-        """Says that another micro-batch or chunk runs forward next."""
         self._uses.clear()
-        self._chunk = chunk
+        self._chunk, self._here = chunk, here
+        with self:
+            yield
 
     def forward_preprocess(self, args: Any) -> None:
         link = args.link
@@ -115,38 +108,29 @@ class BatchStatistics(chainer.LinkHook):
 def recomputing(links: Iterable[chainer.Link]) -> Iterator[None]:
     """Has forward passes inside leave all running averages alone.
 
-    Chainer's links look at the configuration; ChainerMN's do not.
+    Chainer's links look at the configuration; ChainerMN's do not.  Batch
+    renormalisation reads other averages then.  A stage that computes it is
+    never recomputed, so any will do for stages that only call the link.
     """
-    links = list(links)
-    before = [
-        (link, link.avg_mean.copy(), link.avg_var.copy(), link.N)
-        for link in links if isinstance(link, MultiNodeBatchNormalization)]
+    before: list[tuple[Any, ...]] = []
+    renormalising: list[Any] = []
+    for link in links:
+        if isinstance(link, MultiNodeBatchNormalization):
+            before.append((link, link.avg_mean.copy(), link.avg_var.copy(),
+                           link.N))
+        elif isinstance(link, BatchRenormalization):
+            renormalising.append(link)
+    for link in renormalising:
+        link._prev_avg_mean, link._prev_avg_var = link.avg_mean, link.avg_var
     try:
-        with chainer.using_config('in_recomputing', True), \
-                _renormalising(links):
+        with chainer.using_config('in_recomputing', True):
             yield
     finally:
+        for link in renormalising:
+            del link._prev_avg_mean, link._prev_avg_var
         for link, mean, variance, number in before:
             link.avg_mean[...], link.avg_var[...] = mean, variance
             link.N = number
-
-
-@contextlib.contextmanager
-def _renormalising(links: Iterable[chainer.Link]) -> Iterator[None]:
-    """Gives batch renormalisation the averages that recomputation reads.
-
-    A stage that computes batch renormalisation is never recomputed, so any
-    values will do for stages that only call the link.
-    """
-    found: list[Any] = [link for link in links
-                        if isinstance(link, BatchRenormalization)]
-    for link in found:
-        link._prev_avg_mean, link._prev_avg_var = link.avg_mean, link.avg_var
-    try:
-        yield
-    finally:
-        for link in found:
-            del link._prev_avg_mean, link._prev_avg_var
 
 
 def why_once(link: chainer.Link) -> str:

@@ -9,7 +9,7 @@
 #
 # All layers of a part are in one graph.  An interceptor sees their functions
 # as they are called: it calls them without Chainer's checks, counts how often
-# they use a parameter, so that `Backprop` knows when its gradient is final,
+# they use a parameter, so that `Tape` knows when its gradient is final,
 # numbers them, so that it adds in the same order whatever the cut, and notes
 # which layer has called a function, for messages.
 #
@@ -18,13 +18,12 @@
 # labels without such an argument is found in the loss's graph.
 from __future__ import annotations
 
-import bisect
 import collections
 import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -124,6 +123,12 @@ class LayersPart:
                         for index, layer in layers]
         names = self._layers[0][2], self._layers[-1][2]
         self.name = ' to '.join(dict.fromkeys(names))
+        links = [layer for _, layer in layers
+                 if isinstance(layer, chainer.Link)]
+        self.parameters: list[chainer.Parameter] = list({
+            id(parameter): parameter for link in links
+            for parameter in link.params()}.values())
+        self.links = [one for link in links for one in link.links()]
         self._xp = xp
         self._checked: set[tuple] = set()
 
@@ -141,14 +146,14 @@ class LayersPart:
         calls, draws = _Calls(self._checked), _hooks_may_draw()
         with intercepting(calls), blame(lambda: calls.now, micro_batch):
             for index, layer, name in self._layers:
-                calls.begin(name)
+                calls.now = name
                 if draws or _draws(layer):
                     with at(place._replace(layer=index), self._xp):
                         values = as_variables(layer(*values))
                 else:
                     values = as_variables(layer(*values))
             if self.loss is not None:
-                calls.begin('the loss')
+                calls.now = 'the loss'
                 values = self.loss(micro_batch, values, lambda: at(
                     place._replace(layer=index + 1), self._xp))
         return (Tape(variables, values, calls.final_uses(), said=calls.said,
@@ -159,16 +164,9 @@ class LayersPart:
         """See :meth:`.Part.normalises`; a function may use any link."""
         return True
 
-    def params(self) -> Iterable[chainer.Parameter]:
-        """See :meth:`.Part.params`."""
-        return {id(parameter): parameter for _, layer, _ in self._layers
-                if isinstance(layer, chainer.Link)
-                for parameter in layer.params()}.values()
-
-    def links(self) -> Iterable[chainer.Link]:
-        """See :meth:`.Part.links`."""
-        return [link for _, layer, _ in self._layers
-                if isinstance(layer, chainer.Link) for link in layer.links()]
+    def keeps(self, link: chainer.Link) -> bool:
+        """See :meth:`.Part.keeps`."""
+        return True
 
 
 class _Calls(Interceptor):
@@ -186,19 +184,11 @@ class _Calls(Interceptor):
     def __init__(self, checked: set[tuple]) -> None:
         self.now, self._checked = '', checked
         self.numbers: dict[int, int] = {}
-        self._number = 0
-        # The number of each layer's first function, and its name.
-        self._starts: list[int] = []
-        self._names: list[str] = []
+        self._names: dict[int, str] = {}    # of layers, by such an id
+        self._number = 0        # ids are used again
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
         self._inside = False
-
-    def begin(self, name: str) -> None:
-        """The functions that follow are called by this layer."""
-        self.now = name
-        self._starts.append(self._number)
-        self._names.append(name)
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
         parameters = []
@@ -229,12 +219,12 @@ class _Calls(Interceptor):
         self._uses.update(set(parameters))
         self.numbers[id(node)] = self._number
         self._number += 1
+        self._names[id(node)] = self.now
         return outputs
 
     def said(self, function: Any) -> str:
         """The name of the layer that has called a function."""
-        return self._names[bisect.bisect(
-            self._starts, self.numbers[id(function)]) - 1]
+        return self._names[id(function)]
 
     def final_uses(self) -> dict[Any, int]:
         """How often a parameter is used, if all its gradient comes so."""

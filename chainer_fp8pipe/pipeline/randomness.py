@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy
 from chainer.backends import cuda
+
+from ..intercept.patching import Current
 
 
 class Place(NamedTuple):
@@ -35,16 +37,17 @@ class Place(NamedTuple):
     first_sample: int
 
 
-class _Now(threading.local):
-    place: Place | None = None
+_now = Current()
 
 
-_now = _Now()
+def draw_number() -> tuple[Place, int] | None:
+    """The place of the layer that runs, and how often it has drawn there.
 
-
-def current() -> Place | None:
-    """The place of the layer that runs; None outside of a pipeline."""
-    return _now.place
+    A layer may be a chain with several dropouts; at each call of a layer,
+    also for recomputation, the numbers begin anew.  None: outside of a
+    pipeline.
+    """
+    return _now.now and (_now.now[0], next(_now.now[1]))
 
 
 @contextlib.contextmanager
@@ -62,11 +65,8 @@ def at(place: Place, xp: Any = numpy) -> Iterator[None]:
     numpy.random.seed(_words(place))
     if xp is not numpy:
         xp.random.seed(int(numpy.random.randint(1 << 31)))
-    before, _now.place = _now.place, place
-    try:
+    with _now.set_to((place, itertools.count(1))):
         yield
-    finally:
-        _now.place = before
 
 
 @contextlib.contextmanager

@@ -48,11 +48,17 @@ _RECEIVES = Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT
 
 
 class Part(Protocol):
-    """A part of a model that is one chunk of a pipeline."""
+    """A part of a model that is one chunk of a pipeline.
 
-    @property
-    def name(self) -> str:
-        """The part's name in messages."""
+    Attributes:
+        name: In messages.
+        parameters: Those that the part uses on this rank.
+        links: All of the part.
+    """
+
+    name: str
+    parameters: list[chainer.Parameter]
+    links: list[chainer.Link]
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -70,11 +76,8 @@ class Part(Protocol):
     def normalises(self, micro_batch: int) -> bool:
         """Whether batch normalisations may run for a micro-batch."""
 
-    def params(self) -> Iterable[chainer.Parameter]:
-        """The parameters that the part uses on this rank."""
-
-    def links(self) -> Iterable[chainer.Link]:
-        """All links of the part."""
+    def keeps(self, link: chainer.Link) -> bool:
+        """Whether a link's running values, if it has any, are this part's."""
 
 
 class MeanLoss:
@@ -185,39 +188,34 @@ class Channels:
         tag, shared.tags = shared.tags, shared.tags + 3 + 2 * last
         self._shared = shared
 
-        def sender(to: int, number: int, codec: str | None = None) -> Any:
-            self._all.append(Sender(shared.comm, to, tag + number, codec,
-                                    shared.is_far(to)))
-            return self._all[-1]
-
-        def receiver(source: int, number: int, codec: str | None = None,
-                     xp: Any = xp) -> Any:
-            self._all.append(Receiver(shared.comm, source, tag + number,
-                                      codec, xp, shared.is_far(source)))
+        def end(kind: Any, peer: int, number: int, *how: Any) -> Any:
+            self._all.append(kind(shared.comm, peer, tag + number, *how,
+                                  shared.is_far(peer)))
             return self._all[-1]
         for chunk in range(rank, last + 1, size):
             below, above = (chunk - 1) % size, (chunk + 1) % size
             if chunk > 0:
-                self.receivers[Kind.RECEIVE_ACTIVATION, chunk] = receiver(
-                    below, 1 + 2 * chunk, codec)
-                self.senders[Kind.SEND_GRADIENT, chunk] = sender(
-                    below, 2 + 2 * chunk, codec)
+                self.receivers[Kind.RECEIVE_ACTIVATION, chunk] = end(
+                    Receiver, below, 1 + 2 * chunk, codec, xp)
+                self.senders[Kind.SEND_GRADIENT, chunk] = end(
+                    Sender, below, 2 + 2 * chunk, codec)
             if chunk < last:
-                self.senders[Kind.SEND_ACTIVATION, chunk] = sender(
-                    above, 3 + 2 * chunk, codec)
-                self.receivers[Kind.RECEIVE_GRADIENT, chunk] = receiver(
-                    above, 4 + 2 * chunk, codec)
-        end = size - 1
+                self.senders[Kind.SEND_ACTIVATION, chunk] = end(
+                    Sender, above, 3 + 2 * chunk, codec)
+                self.receivers[Kind.RECEIVE_GRADIENT, chunk] = end(
+                    Receiver, above, 4 + 2 * chunk, codec, xp)
+        final = size - 1
         if rank > 0:
-            self.batch_in = receiver(rank - 1, 0, xp=numpy)
-        if rank < end:
-            self.batch_out = sender(rank + 1, 0)
-            self._output = receiver(end, 2)
+            self.batch_in = end(Receiver, rank - 1, 0, None, numpy)
+        if rank < final:
+            self.batch_out = end(Sender, rank + 1, 0, None)
+            self._output = end(Receiver, final, 2, None, xp)
         else:
-            self._outputs = [sender(other, 2) for other in range(end)]
-            self.targets_in = receiver(0, 1)
+            self._outputs = [end(Sender, other, 2, None)
+                             for other in range(final)]
+            self.targets_in = end(Receiver, 0, 1, None, xp)
         if rank == 0:
-            self.targets_out = sender(end, 1)
+            self.targets_out = end(Sender, final, 1, None)
 
     def send_outputs(self, arrays: Arrays, ranks: Iterable[int]) -> None:
         """Sends from the last rank to others; waits until all has left."""
@@ -274,7 +272,6 @@ class Stage:
         self._recomputed, self._sums = recomputed, sums
         self._statistics, self._events = statistics, events
         self._parts: dict[int, Part] = {}
-        self._parameters: dict[int, list[chainer.Parameter]] = {}
         # By micro-batch and boundary: what has been made, and not been used.
         self._activations: dict[tuple[int, int], Arrays] = {}
         self._gradients: dict[tuple[int, int], Arrays] = {}
@@ -293,8 +290,6 @@ class Stage:
     def take(self, parts: Mapping[int, Part]) -> None:
         """Sets the parts of the model that are here, by number of chunk."""
         self._parts = dict(parts)
-        self._parameters = {number: list(part.params())
-                            for number, part in parts.items()}
 
     def run(self, schedule: Schedule, inputs: list[Arrays],
             places: list[Place], loss: MeanLoss | None, train: bool,
@@ -322,7 +317,8 @@ class Stage:
         self._outputs: list[Arrays] = [()] * len(places)
         self.forget()
         if train:
-            self._sums.begin(self._parameters.values(), final)
+            self._sums.begin([part.parameters for part in
+                              self._parts.values()], final)
         for micro_batch, arrays in enumerate(inputs):
             self._activations[micro_batch, -1] = arrays
         actions = schedule.actions[self._rank]
@@ -351,12 +347,10 @@ class Stage:
         if again:
             self._refuse_moving_weights(number)
             self._inputs[key] = arrays
-        normalises = self._train and part.normalises(micro_batch)
-        if normalises:
-            self._statistics.next_micro_batch(number)
+        counts = self._train and part.normalises(micro_batch)
         with self._events.section('forward', *key), blame(
                 part.name, micro_batch), _if(
-                normalises, self._statistics), _if(
+                counts, self._statistics.counting(number, part.keeps)), _if(
                 again, chainer.no_backprop_mode()):
             tape, arrays = part.record(micro_batch, arrays,
                                        self._places[micro_batch])
@@ -374,7 +368,7 @@ class Stage:
         key, part = (micro_batch, number), self._parts[number]
         if key in self._inputs:
             with self._events.section('recompute', *key), blame(
-                    part.name, micro_batch), recomputing(part.links()):
+                    part.name, micro_batch), recomputing(part.links):
                 self._tapes[key], _ = part.record(
                     micro_batch, self._inputs.pop(key),
                     self._places[micro_batch])
@@ -388,8 +382,9 @@ class Stage:
             tape = self._tapes[key] if defer else self._tapes.pop(key)
             self._sums.last = not defer and self._is_last(micro_batch)
             with self._blame_backward(key, tape), unchecked():
-                gradients = tape.backward(gradients, self._sums, defer)
-            self._sums.collect(self._parameters[number])
+                gradients = tape.backward(gradients, self._sums.take,
+                                          self._sums.take_product, defer)
+            self._sums.collect(self._parts[number].parameters)
             if not defer:
                 self._through(key)
         if number > 0:
@@ -412,9 +407,9 @@ class Stage:
         """
         micro_batch, number = key
         if self._is_last(micro_batch):
-            self._sums.through(self._parameters[number])
+            self._sums.through(self._parts[number].parameters)
         elif self._is_last(micro_batch + 1):
-            self._sums.settle(self._parameters[number])
+            self._sums.settle(self._parts[number].parameters)
 
     def _is_last(self, micro_batch: int) -> bool:
         return micro_batch == len(self._places) - 1
@@ -456,9 +451,9 @@ class Stage:
             tape.at or self._parts[number].name), micro_batch)
 
     def _refuse_moving_weights(self, number: int) -> None:
-        own = set(map(id, self._parameters[number]))
         part = self._parts[number]
-        for link in part.links():
+        own = set(map(id, part.parameters))
+        for link in part.links:
             reason = why_once(link)
             found = [getattr(link, name) for name in link._params]
             # A stage of a Chain has all links, but its own parameters only.

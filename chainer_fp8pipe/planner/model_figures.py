@@ -30,14 +30,14 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..chains import nested
 from ..chains.ghost import is_ghost
 from ..chains.measure import clock_of, memory_traced
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
 from ..chains.recorder import Tracer
-from ..mpi.agreement import Signature, agree, raise_together
+from ..chains.replay import MicroBatch
+from ..mpi.agreement import agree, raise_together
 from ..mpi.ranks import own_cores, pools_of
 from ..pipeline.randomness import preserved
 from ..planning.calls import Call, Value, order_of
@@ -126,7 +126,7 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
     def trace(first: bool) -> list[Any] | None:
         if first != (comm.rank == 0):
             return None
-        return [tracer.trace(nested.Fresh(
+        return [tracer.trace(MicroBatch(
             functools.partial(call_with, model), (example.of(size),), {}),
             timed=first) for size in sizes]
     with chainer.using_config('train', True), \
@@ -134,9 +134,9 @@ def _traced_calls(comm: MPI.Comm, model: Any, names: Names, example: Example,
         traces, = filter(None, [
             raise_together(comm, functools.partial(trace, first),
                            error=ValueError) for first in (True, False)])
-    agree(comm, Signature({
+    agree(comm, {
         f'the trace with {size} samples': found.digest
-        for size, found in zip(sizes, traces, strict=True)}),
+        for size, found in zip(sizes, traces, strict=True)},
         remedy='Build the same model on all ranks, and give plan() examples '
         'of the same shapes.')
     return [tuple(Call(**{  # what planning needs of them, which can be sent

@@ -22,7 +22,7 @@ from ..chains.valueless_parameters import without_shapes
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..planning.choices import Choices, Wanted
@@ -262,11 +262,11 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, optimizer: Any,
         samples = Example(example)
         return samples, _wanted(comm.size, samples.samples, **given)
     found = raise_together(comm, check, error=ValueError)
-    agree(comm, Signature({
+    agree(comm, {
         **{name: repr(value) for name, value in {
             **given, **found[1]._asdict()}.items()},
         'the model': repr(shapes_of(model)),
-        'the samples of the example': str(found[0].samples)}),
+        'the samples of the example': str(found[0].samples)},
         remedy='Pass the same to plan() on all ranks.')
     return found
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
 
-from ..command_line import check_script, count
+from ..command_line import check_script, count, some_of, unwritable
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
@@ -79,7 +78,7 @@ def add_plan(commands: Any) -> None:
         '--batch', metavar='N', type=count, help='samples of an update, of '
         "all ranks together (default: the script's)")
     parser.add_argument(
-        '--codecs', metavar='NAME,...', type=_codecs,
+        '--codecs', metavar='NAME,...', type=some_of(CODECS),
         default=USUAL_CODECS, help='formats that gradients may travel in: '
         f'{", ".join(CODECS)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
@@ -109,7 +108,7 @@ def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
         options.parser.error(str(error))
     # Rank 0 writes; others may be on hosts where the folder is not.
     comm = MPI.COMM_WORLD
-    if problem := comm.bcast(comm.rank == 0 and _unwritable(options.output)):
+    if problem := comm.bcast(comm.rank == 0 and unwritable(options.output)):
         options.parser.error(f'-o: {problem}')
 
     def run() -> None:
@@ -118,30 +117,6 @@ def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
         with as_one_process():
             launch(options.script, options.arguments, 'plan', job.create, job)
     return run
-
-
-def _unwritable(file: str | None) -> str:
-    """Why a file cannot be written; '' if it can."""
-    if file is None:
-        return ''
-    folder = os.path.dirname(os.path.abspath(file))
-    if not os.path.isdir(folder):
-        return f'there is no folder {folder}'
-    if os.path.isdir(file):
-        return f'{file} is a folder'
-    there = os.path.exists(file)
-    if not os.access(file if there else folder, os.W_OK):
-        return f'{file} cannot be written'
-    return ''
-
-
-def _codecs(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(','))
-    for name in names:
-        if name not in CODECS:
-            raise argparse.ArgumentTypeError(
-                f'{name!r} is none of {", ".join(CODECS)}')
-    return names
 
 
 def _seconds(text: str) -> float:

@@ -12,7 +12,7 @@ from ..communicators import create_communicator
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
 from ..mpi import all_ranks
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import ProcessGrid
 from ..mpi.ranks import once
 from ..planning.job_plan import Configuration, JobPlan, load_job_plan
@@ -56,7 +56,7 @@ class PlannedJob:
             ValueError: It is for another one; on all ranks.
         """
         planned = self.plan.model
-        agree(comm, Signature({}), self.plan.problem(
+        agree(comm, {}, self.plan.problem(
             planned if model is None else shapes_of(model), comm.size))
 
     def grid(self, comm: Any = None) -> ProcessGrid:

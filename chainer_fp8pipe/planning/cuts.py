@@ -77,6 +77,18 @@ class CutProblem:
         """Chunks of all ranks."""
         return self.stages * self.chunks
 
+    @property
+    def share(self) -> float:
+        """Bytes that each chunk of a rank may take."""
+        memory = math.inf if self.memory is None else self.memory
+        return (memory - self.overhead) / self.chunks
+
+    @property
+    def repeats(self) -> tuple[bool, ...]:
+        """Whether chunks may run forward once, and whether twice."""
+        return ((False, True) if self.recompute == 'auto'
+                else (bool(self.recompute),))
+
     def steps(self) -> Schedule:
         """The actions of every rank in one step."""
         return _schedule(self.schedule, self.stages, self.micro_batches,
@@ -181,10 +193,18 @@ def _candidates(intervals: Intervals, problem: CutProblem
     forward = intervals.forward[None, :] - intervals.forward[:, None]
     forward = numpy.where(intervals.once, 0.0, forward)     # not again
     plain = _not_empty(intervals.seconds() + 2 * traffic)
-    if problem.recompute is True:
-        plain = plain + forward
-    tables = {live: _limited(intervals, problem, plain, forward, live)
-              for live in set(problem.live())}
+    seconds = [plain + repeats * forward for repeats in problem.repeats]
+
+    def limited(live: int) -> numpy.ndarray:
+        """Seconds where memory is enough, if need be with recomputation."""
+        if problem.memory is None:
+            return seconds[0]
+        return numpy.min([
+            numpy.where(_bytes(intervals, problem, live, repeats)
+                        > problem.share, numpy.inf, cost)
+            for repeats, cost in zip(problem.repeats, seconds, strict=True)],
+            axis=0)
+    tables = {live: limited(live) for live in set(problem.live())}
     costs = [tables[live] for live in problem.live()]
     slowest = _least_maximum(costs)
     if not numpy.isfinite(slowest):
@@ -192,21 +212,6 @@ def _candidates(intervals: Intervals, problem: CutProblem
     return list(dict.fromkeys(
         _least_traffic(costs, traffic, slowest * (1 + slack) + 1e-12)
         for slack in _SLACKS))
-
-
-def _limited(intervals: Intervals, problem: CutProblem, cost: numpy.ndarray,
-             forward: numpy.ndarray, live: int) -> numpy.ndarray:
-    """Seconds where memory is enough, if need be with recomputation."""
-    if problem.memory is None:
-        return cost
-    share = _share(problem)
-    needed = _table(intervals, problem, live, problem.recompute is True)
-    limited = numpy.where(needed > share, numpy.inf, cost)
-    if problem.recompute == 'auto':
-        short = _table(intervals, problem, live, True)
-        limited = numpy.minimum(limited, numpy.where(
-            short > share, numpy.inf, cost + forward))
-    return limited
 
 
 def _least_maximum(tables: Sequence[numpy.ndarray]) -> float:
@@ -256,13 +261,12 @@ def rank_bytes(intervals: Intervals, problem: CutProblem, ends: Sequence[int],
     for chunk, (start, end, live) in enumerate(zip(
             [0, *ends[:-1]], ends, problem.live(), strict=True)):
         plain, short = (
-            float(_chunk_bytes(intervals, problem, live, repeats, start, end))
+            float(_bytes(intervals, problem, live, repeats, start, end))
             for repeats in (False, True))
         repeat = recompute[chunk] if recompute else (
             not intervals.once[start, end] and (
                 problem.recompute is True or (
-                    problem.recompute == 'auto' and problem.memory is not None
-                    and plain > _share(problem))))
+                    problem.recompute == 'auto' and plain > problem.share)))
         again.append(bool(repeat))
         memory[chunk % problem.stages] += short if repeat else plain
     return tuple(again), tuple(memory)
@@ -272,29 +276,24 @@ def least_memory(intervals: Intervals, problem: CutProblem) -> float:
     """The smallest limit under which there is a cut, in bytes."""
     if problem.parts > intervals.count:
         return math.inf
-    ways = ((False, True) if problem.recompute == 'auto'
-            else (problem.recompute is True,))
     tables = {live: _not_empty(numpy.min([
-        _table(intervals, problem, live, way) for way in ways], axis=0))
+        _bytes(intervals, problem, live, repeats)
+        for repeats in problem.repeats], axis=0))
         for live in set(problem.live())}
     return problem.overhead + problem.chunks * _least_maximum(
         [tables[live] for live in problem.live()])
 
 
-def _share(problem: CutProblem) -> float:
-    """Bytes that each chunk of a rank may take."""
-    assert problem.memory is not None
-    return (problem.memory - problem.overhead) / problem.chunks
-
-
-def _chunk_bytes(intervals: Intervals, problem: CutProblem, live: int,
-                 repeats: bool, start: Any, end: Any) -> Any:
-    """Bytes of intervals as chunks, at the worst moment.
+def _bytes(intervals: Intervals, problem: CutProblem, live: int,
+           repeats: bool, *interval: int) -> Any:
+    """Bytes of an interval as a chunk, or of all, at the worst moment.
 
     Parameters with gradients and the optimizer's state; and activations,
     messages and temporary arrays, of which nothing is left when parameters
     are updated.
     """
+    start, end = interval or numpy.ogrid[:intervals.count + 1,
+                                         :intervals.count + 1]
     kept = intervals.kept[start, end]
     if problem.schedule == 'zero_bubble':
         kept, repeats = kept + intervals.deferred[start, end], False
@@ -304,13 +303,6 @@ def _chunk_bytes(intervals: Intervals, problem: CutProblem, live: int,
               + live * inputs + numpy.where(again, 1, live) * kept)
     return (intervals.parameters[start, end] * problem.copies
             + numpy.maximum(passes, intervals.updating(start, end)))
-
-
-def _table(intervals: Intervals, problem: CutProblem, live: int, repeats: bool
-           ) -> Any:
-    """The bytes of all intervals as chunks."""
-    start, end = numpy.ogrid[:intervals.count + 1, :intervals.count + 1]
-    return _chunk_bytes(intervals, problem, live, repeats, start, end)
 
 
 def _why(intervals: Intervals, problem: CutProblem) -> str:

@@ -90,8 +90,7 @@ class Timeline:
 
 
 def simulate(schedule: Schedule, costs: Sequence[Costs],
-             link: Link | None = None,
-             sizes: Sequence[float] | None = None) -> Timeline:
+             link: Link | None = None) -> Timeline:
     """Predicts a step: when each rank does what, and how long it takes.
 
     With equal stages and a link that is not overlapped, ``gpipe`` takes what
@@ -108,35 +107,31 @@ def simulate(schedule: Schedule, costs: Sequence[Costs],
         schedule: Actions of all ranks.
         costs: One per chunk of the whole model.
         link: Between ranks; None if messages take no time.
-        sizes: Size of each micro-batch, where ``costs`` and
-            ``link.message_bytes`` are for the size 1; default: all 1.
 
     Raises:
         ScheduleError: The ranks wait for each other forever.
-        ValueError: The number of costs is not that of chunks, of sizes not
-            that of micro-batches, or of bytes not that of boundaries.
+        ValueError: The number of costs is not that of chunks, or of bytes
+            not that of boundaries.
     """
     events: list[Event] = []
-    seconds = step_time(schedule, costs, link, sizes, events)
+    seconds = step_time(schedule, costs, link, events)
     return Timeline(tuple(events), seconds, idle_share(events))
 
 
 def step_time(schedule: Schedule, costs: Sequence[Costs],
-              link: Link | None = None, sizes: Sequence[float] | None = None,
-              events: list[Event] | None = None) -> float:
+              link: Link | None = None, events: list[Event] | None = None
+              ) -> float:
     """The seconds of :func:`simulate`, which adds to ``events`` if given."""
     if link is None:
         link = Link(0.0, math.inf, [0.0] * schedule.last_chunk)
-    sizes = [1.0] * schedule.micro_batches if sizes is None else sizes
     for name, values, what, count in (
             ('costs', costs, 'chunks', schedule.last_chunk + 1),
             ('link.message_bytes', link.message_bytes, 'boundaries',
-             schedule.last_chunk),
-            ('sizes', sizes, 'micro-batches', schedule.micro_batches)):
+             schedule.last_chunk)):
         if len(values) != count:
             raise ValueError(f'{name} has {len(values)} entries for {count} '
                              f'{what}')
-    now, waiting = _played(schedule, costs, link, sizes, events)
+    now, waiting = _played(schedule, costs, link, events)
     if waiting:
         raise ScheduleError(
             f'schedule {schedule.name!r} comes to a deadlock: ' + ', '.join(
@@ -146,7 +141,7 @@ def step_time(schedule: Schedule, costs: Sequence[Costs],
 
 
 def _played(schedule: Schedule, costs: Sequence[Costs], link: Link,
-            sizes: Sequence[float], events: list[Event] | None
+            events: list[Event] | None
             ) -> tuple[list[float], Iterable[tuple[int, Action]]]:
     """When each rank is through, and which ranks wait for what forever."""
     parts, left = list(map(_parts_of, costs)), list(map(iter,
@@ -162,7 +157,6 @@ def _played(schedule: Schedule, costs: Sequence[Costs], link: Link,
         rank = ready.pop()
         for action in left[rank]:
             kind, micro_batch, chunk = action
-            size = sizes[micro_batch]
             if kind in _RECEIVES:
                 message = _RECEIVES[kind], action.boundary, micro_batch
                 if message not in arrived:
@@ -173,8 +167,8 @@ def _played(schedule: Schedule, costs: Sequence[Costs], link: Link,
                 message = _SENDS[kind], action.boundary, micro_batch
                 pair = rank, (rank + 2 * message[0] - 1) % len(now)
                 free[pair] = (
-                    max(now[rank], free.get(pair, 0.0)) + size
-                    * link.message_bytes[action.boundary] / link.bandwidth)
+                    max(now[rank], free.get(pair, 0.0))
+                    + link.message_bytes[action.boundary] / link.bandwidth)
                 there = arrived[message] = free[pair] + link.latency
                 if not link.overlapped:
                     _work(now, events, rank, action, 'send',
@@ -185,7 +179,7 @@ def _played(schedule: Schedule, costs: Sequence[Costs], link: Link,
                     ready.append(other)
             else:
                 for name, seconds in parts[chunk][kind]:
-                    _work(now, events, rank, action, name, seconds * size)
+                    _work(now, events, rank, action, name, seconds)
     return now, waiting.values()
 
 

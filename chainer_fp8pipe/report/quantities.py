@@ -6,12 +6,12 @@ import contextlib
 import decimal
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 _TIMES = ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'µs'))
 _SIZES = ('B', 'kB', 'MB', 'GB', 'TB')
-_UNITS = {'': 1, 'b': 1, 'kb': 10 ** 3, 'mb': 10 ** 6, 'gb': 10 ** 9,
+_BYTES = {'': 1, 'b': 1, 'kb': 10 ** 3, 'mb': 10 ** 6, 'gb': 10 ** 9,
           'tb': 10 ** 12, 'kib': 2 ** 10, 'mib': 2 ** 20, 'gib': 2 ** 30,
           'tib': 2 ** 40}
 
@@ -57,6 +57,25 @@ def size(value: float, up: bool = False) -> str:
     return f'{three.scaleb(-3 * power).normalize():f} {_SIZES[power]}'
 
 
+def parse(text: str, units: Mapping[str, float]) -> float:
+    """The number in a text such as ``'2 GiB'``, times that of its unit.
+
+    Args:
+        text: A number, and the name of a unit in small or capital letters.
+        units: By name, in small letters; '': a number without a unit.
+
+    Returns:
+        0 where the text is no finite number above 0 with such a unit.
+    """
+    match = re.fullmatch(r'\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*',
+                         text.lower())
+    if match and match[2] in units:
+        with contextlib.suppress(ValueError):
+            found = float(match[1]) * units[match[2]]
+            return found if found < math.inf else 0.0
+    return 0.0
+
+
 def parse_bytes(text: Any) -> float | None:
     """The number of bytes in ``'300 MB'``, ``'2 GiB'`` or a number.
 
@@ -71,12 +90,8 @@ def parse_bytes(text: Any) -> float | None:
     if (isinstance(text, (int, float)) and 0 < text < math.inf
             and text is not True):
         return float(text)
-    match = re.fullmatch(r'\s*([0-9.]+)\s*([a-zA-Z]*)\s*', str(text))
-    if match and match[2].lower() in _UNITS:
-        with contextlib.suppress(ValueError):
-            found = float(match[1]) * _UNITS[match[2].lower()]
-            if 0 < found < math.inf:
-                return found
+    if found := parse(str(text), _BYTES):
+        return found
     raise ValueError(f'{text!r} is no size; write it as in 300 MB or 2 GiB')
 
 

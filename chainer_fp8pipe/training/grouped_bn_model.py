@@ -11,7 +11,7 @@ from chainermn.links import MultiNodeBatchNormalization
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..links.shared_parameters import things_used
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import Group, ranks_of, split_groups
 
 
@@ -55,9 +55,13 @@ def create_grouped_bn_model(
     group = Group(split_groups(ranks, group_size, tile, shape))
     result, found = raise_together(
         ranks, lambda: _copied(model), ValueError)
-    agree(ranks, _signature(found),
-          remedy='All ranks must have copies of one model, or the same stage '
-                 'of a pipeline')
+    agree(ranks, {
+        f'batch normalisation {number} (called {link.name})':
+        f'of size {link.avg_mean.shape}' if link.avg_mean is not None
+        else f'over axis {link.axis}'
+        for number, link in enumerate(found)},
+        remedy='All ranks must have copies of one model, or the same stage of '
+        'a pipeline')
     _convert(found, group)
     return result
 
@@ -89,14 +93,6 @@ def _copied(model: Any) -> tuple[Any, list[BatchNormalization]]:
                 'a function that cannot be copied; make it a layer, or an '
                 'attribute of a link')
     return result, found
-
-
-def _signature(found: list[BatchNormalization]) -> Signature:
-    return Signature({
-        f'batch normalisation {number} (called {link.name})':
-        f'of size {link.avg_mean.shape}' if link.avg_mean is not None
-        else f'over axis {link.axis}'
-        for number, link in enumerate(found)})
 
 
 def _convert(found: list[BatchNormalization], group: Group) -> None:

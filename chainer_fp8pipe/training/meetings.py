@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from ..channel.channel import RemoteError
 from ..mpi.abort import shown, wait_until_read
-from ..mpi.agreement import Meeting, Signature, agree
+from ..mpi.agreement import Meeting, agree, digest
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')
@@ -73,12 +73,11 @@ class Together:
         text = '' if error is None else (
             str(error) if type(error) is ValueError
             else f'{type(error).__name__}: {error}')
-        signature = Signature(entries)
-        said = self._meeting(comm).say((text, signature.number, value))
+        said = self._meeting(comm).say((text, digest(entries), value))
         if any(text for text, _, _ in said) or len(
                 {number for _, number, _ in said}) > 1:
             try:
-                agree(comm, signature, text, _SAME)
+                agree(comm, entries, text, _SAME)
             except ValueError as together:
                 if error is not None and not isinstance(error, Exception):
                     raise error from None       # a wish to exit

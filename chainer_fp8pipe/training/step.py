@@ -37,7 +37,7 @@ from chainermn.optimizers import (
 
 from ..channel.channel import CODECS, describe
 from ..mpi.abort import enter_world
-from ..mpi.agreement import Signature, agree, raise_together
+from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..pipeline.backprop import Arrays, GradientSums
@@ -130,13 +130,13 @@ class Pipeline:
                 model.to_device(chainer.get_device(device))
             return found
         self._work = raise_together(grid.comm, work, error=ValueError)
-        agree(grid.comm, Signature({
+        agree(grid.comm, {
             'micro_batches': str(micro_batches), 'schedule': str(schedule),
             'recompute': str(recompute), 'seed': str(seed),
             'activation_codec': str(activation_codec),
-            'metrics': ', '.join(self._work.metrics)}),
+            'metrics': ', '.join(self._work.metrics)},
             remedy='Pass the same to PipelineUpdater on all ranks.')
-        agree(grid.comm, Signature({}), self._work.problem())
+        agree(grid.comm, {}, self._work.problem())
         self.optimizer, self._model, self._seed = optimizer, model, seed
         self._micro_batches = micro_batches
         self.iteration = 0
@@ -313,7 +313,7 @@ class Pipeline:
     def _take_parts(self) -> None:
         """Takes over the parts of the model that this rank has now."""
         self._work.changed = False
-        self._stage.take(self._work.parts(self._statistics))
+        self._stage.take(self._work.parts())
         self._tied = TiedGradients(self.grid, self._work.tied(),
                                    [one for _, one in
                                     self._model.namedparams()])

@@ -229,15 +229,13 @@ class ChainWork(Work):
                              'partitioned model has one')
         self._optimizer = optimizer
         self.chunks = self._partition.plan.chunks
-        self._micro_batches: list[MicroBatch] = []
         self._trained = 0
         self._weights: list[float] = []
         self._method: Callable | None = None
 
-    def parts(self, statistics: Any) -> dict[int, ChainPart]:
+    def parts(self) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.optimizer = self._optimizer
-        self._partition.statistics = statistics
         return self._partition.parts()
 
     def choose(self, method: str | None) -> str:
@@ -258,14 +256,14 @@ class ChainWork(Work):
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
         """See :meth:`.Work.joined`."""
         if len({nested.signature(one.program.form)
-                for one in self._micro_batches}) > 1:
+                for one in self._partition.micro_batches}) > 1:
             raise ValueError('the outputs of the micro-batches differ in '
                              'their form; they cannot be concatenated')
         return super().joined(parts, sizes)
 
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: arrays in the form of the method's."""
-        return nested.rebuilt(self._micro_batches[0].program.form,
+        return nested.rebuilt(self._partition.micro_batches[0].program.form,
                                list(outputs))
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
@@ -289,28 +287,29 @@ class ChainWork(Work):
         kept = part.resume(step)
         function = self._method if step == 'predict' else self._model
         assert function is not None
-        self._micro_batches = []
+        part.micro_batches = every_one = []
         for number, (tree, arrays, place) in enumerate(zip(
                 opened.trees, opened.parts, places, strict=True)):
             args, kwargs = nested.rebuilt(tree, [
                 self._model.device.send(array) for array in arrays])
-            self._micro_batches.append(MicroBatch(
+            every_one.append(MicroBatch(
                 function, args, kwargs, place, *kept[number:number + 1]))
         mine: dict[int, Any] = {}
         for number in range(self._grid.stage_index, len(places),
                             self._grid.stages):
-            found = part.rehearsed(step, self._micro_batches[number])
+            found = part.rehearsed(step, every_one[number])
             mine[number] = found and (found[0].trace.digest, found[1])
         if self._loss_weight is None or step == 'predict':
             return mine, None
         return mine, [
             checked_weight(self._loss_weight(*args, **kwargs))
             for args, kwargs in (one.arguments()
-                                 for one in self._micro_batches)]
+                                 for one in every_one)]
 
     def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
         """All ranks of the pipeline have a trace for each micro-batch."""
-        part, every_one = self._partition, self._micro_batches
+        part = self._partition
+        every_one = part.micro_batches
         every = {number: one for share, _ in said
                  for number, one in share.items()}
 
@@ -347,8 +346,8 @@ class ChainWork(Work):
         Of each micro-batch.
         """
         self._trained += step == 'train'
-        self._partition.begin(step, self._micro_batches)
-        inputs: list[Arrays] = [()] * len(self._micro_batches)
+        self._partition.begin(step)
+        inputs: list[Arrays] = [()] * len(self._partition.micro_batches)
         if self._grid.stage_index > 0:
             inputs = []
         return inputs, self._weights if self._is_last else []
@@ -356,7 +355,7 @@ class ChainWork(Work):
     def reported(self) -> Reports:
         """What the model has reported here, and its loss."""
         found: Reports = {}
-        for weight, one in zip(self._weights, self._micro_batches,
+        for weight, one in zip(self._weights, self._partition.micro_batches,
                                strict=True):
             for name, value in one.reports.items():
                 add(found, name, report_of(value, weight))
@@ -414,7 +413,7 @@ class ChainWork(Work):
         return [
             # An earlier one of this batch may do.
             known or part.rehearsed(step, one) or part.traced(step, one)
-            for one, known in zip(self._micro_batches, found, strict=True)]
+            for one, known in zip(part.micro_batches, found, strict=True)]
 
     def _tell(self, step: str, found: list[Any]) -> None:
         """Says once that batches of other forms take time."""
@@ -488,7 +487,7 @@ class LayersWork(Work):
         self._loss = LayersLoss(loss_fun, metrics, loss_weight)
         self.chunks = len(model.bounds)
 
-    def parts(self, statistics: Any) -> dict[int, LayersPart]:
+    def parts(self) -> dict[int, LayersPart]:
         """This rank's parts of the model, by number of chunk."""
         found = {
             self._grid.stage_index + position * self._grid.stages:

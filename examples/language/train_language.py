@@ -1,6 +1,6 @@
 r"""Trains a language model whose layers are divided over MPI ranks.
 
-    OMP_NUM_THREADS=1 mpiexec -n 4 python examples/language/train_language.py \
+    mpiexec -n 4 python examples/language/train_language.py \
         --memory 150MB
 
 trains a transformer of 25 million parameters on the sources of Python's

@@ -1,6 +1,6 @@
 """Trains a model that no rank has the memory for: each holds a part.
 
-    OMP_NUM_THREADS=1 mpiexec -n 4 python examples/pipeline/train_large.py
+    mpiexec -n 4 python examples/pipeline/train_large.py
 
 The model is an ordinary Chain.  In deferred() nothing of it is allocated, and
 partition() cuts it such that every rank stays below --memory.

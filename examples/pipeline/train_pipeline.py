@@ -1,6 +1,6 @@
 """Trains a network whose layers are divided over MPI ranks, as a pipeline.
 
-    OMP_NUM_THREADS=1 mpiexec -n 4 python examples/pipeline/train_pipeline.py
+    mpiexec -n 4 python examples/pipeline/train_pipeline.py
 
 makes 2 stages with half of the layers each, and 2 replicas of each stage,
 which average their gradients in fp8.  What the ranks did in one update is

@@ -186,7 +186,8 @@ def average(algorithm, coding, wire):
 def exchange(algorithm, state, comm, tensors):
     """One exchange; returns the wire and the decoded means, fused."""
     wire = numpy.empty(tensors.size, state.codec.wire_dtype)
-    coding = begin_on(comm, state, tensors, algorithm.prescale(state.codec))
+    coding = begin_on(comm, state, tensors,
+                      algorithm.sums(state.codec).prescale)
     coding.encode(wire)
     average(algorithm, coding, wire)
     coding.decode(wire)

@@ -45,7 +45,7 @@ def test_several_buckets_are_under_way_at_the_same_time(comm):
         wire = tensors.gradients[0] / numpy.float32(comm.size)
         buckets.append(made.submit(bucket_of(FLOAT, tensors, wire)))
         made.work()
-    while made.busy:
+    while not made.idle:
         made.work()
     for number, (size, bucket) in enumerate(zip(sizes, buckets, strict=True)):
         assert bucket.finished
@@ -66,7 +66,7 @@ def test_frames_are_encoded_as_they_start_and_decoded_as_they_end(
         tensors = tensors_of(comm.rank, [1000, 0, 2037])
         before = numpy.concatenate(tensors.gradients)
         wire = numpy.zeros(3037, used.codec.wire_dtype)
-        coding = begin_on(comm, used, tensors, made.prescale(used.codec))
+        coding = begin_on(comm, used, tensors, made.sums(used.codec).prescale)
         if whole:
             coding.encode(wire)
             average(made, coding, wire)
@@ -93,7 +93,7 @@ def test_it_says_once_of_every_range_that_its_mean_is_there(
     """And what it says so of is the mean already."""
     made, used = make('ring', comm, frame_bytes=64), CODECS[codec]()
     tensors = tensors_of(comm.rank, [1000, 0, 2037])
-    begin_on(comm, used, tensors, made.prescale(used.codec))
+    begin_on(comm, used, tensors, made.sums(used.codec).prescale)
     bucket = made.submit(Bucket(
         used, tensors, numpy.zeros(3037, used.codec.wire_dtype),
         encodes=True, decodes=not later))
@@ -105,7 +105,7 @@ def test_it_says_once_of_every_range_that_its_mean_is_there(
         for start, stop in bucket.decoded():
             counts[start:stop] += 1
             early[start:stop] = gradients[start:stop]
-        if later and made.busy is False:
+        if later and made.idle:
             assert not counts.any()
             later = False
             made.decode_into(bucket, tensors.gradients)
@@ -131,7 +131,7 @@ def test_messages_of_neighbours_are_used_in_any_order(comm):
         while wire[-1] == last or half != wire[1999]:
             half = wire[1999]
             made.work()
-        assert made.busy
+        assert not made.idle
     comm.Barrier()
     made.finish_all()
     numpy.testing.assert_allclose(wire[:2000], mean[:2000], rtol=0, atol=1e-6)
@@ -184,7 +184,7 @@ def test_no_chunk_is_further_ahead_than_the_frames_in_flight(comm):
     for _ in range(50):
         made.work()
     assert {tag for _, _, tag in library.started} == set(range(2 + 5))
-    assert made.busy
+    assert not made.idle
     # Whoever watches is told what it waits for, and from whom.
     (wait, *_) = made.waits()
     assert 'frame 2 of bucket 0 (/l0)' in wait.text
@@ -213,7 +213,7 @@ def test_work_returns_when_time_is_over_or_somebody_interrupts_it(comm):
     assert not made.work(100)
     threading.Timer(0.05, made.interrupt).start()
     assert not made.work(100)
-    assert made.busy
+    assert not made.idle
     # Also while there is always something to do.
     _, made = silent(comm, lambda *_: True, frame_bytes=4)
     bucket = submitted(made)

@@ -51,16 +51,3 @@ def test_equal_structures_have_equal_signatures():
 def test_what_cannot_be_hashed_has_no_signature():
     with pytest.raises(TypeError):
         nested.signature(nested.leaves([{1, 2}])[1])
-
-
-def test_a_fresh_call_may_write_to_its_arrays_each_time():
-    def halve(x, several):
-        x /= 2
-        several['y'] += 1
-        del several['y']
-        return x
-    given = numpy.ones(2), {'y': numpy.ones(3)}
-    call = nested.Fresh(halve, given[:1], {'several': given[1]})
-    assert [call().tolist() for _ in range(2)] == [[.5, .5]] * 2
-    assert given[0].tolist() == [1, 1]
-    assert given[1]['y'].tolist() == [1, 1, 1]

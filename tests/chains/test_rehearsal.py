@@ -2,7 +2,7 @@
 from types import SimpleNamespace
 
 from chainer_fp8pipe import atomic
-from chainer_fp8pipe.chains.names import Names, reporter_of
+from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.recorder import Tracer
 from chainer_fp8pipe.chains.replay import (
     Diverged,
@@ -11,7 +11,6 @@ from chainer_fp8pipe.chains.replay import (
     rehearse,
 )
 from chainer_fp8pipe.intercept.function_calls import intercepting
-from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.stage import weights_of
 
 import chainer
@@ -195,11 +194,10 @@ def test_what_a_rehearsal_reports_that_fails_is_forgotten():
     trace, names = traced(net, x)
     program = SimpleNamespace(trace=trace, attributes=frozenset(),
                               put_state=lambda *_: None)
-    reporter, found = reporter_of(names), []
+    found = []
     for net.heads in (True, False, True):
-        found.append(rehearse(program, MicroBatch(
-            net, (x,), {}, Place(0, 0, 0, 0)), names, reporter).fits)
-        assert not reporter.observation
+        found.append(rehearse(program, MicroBatch(net, (x,), {}), names).fits)
+        assert not names.reporter.observation
     assert found == [True, False, True]
 
 
@@ -211,3 +209,16 @@ def test_labels_that_count_are_counted():
     assert found.labels[0] == (2, 2)
     assert weights_of([found.labels, [(4, 0)] * len(found.labels)],
                       [4, 4]) != [4, 4]
+
+
+def test_each_forward_pass_may_write_to_the_batch():
+    def halve(x, several):
+        x /= 2
+        several['y'] += 1
+        del several['y']
+        return x
+    given = numpy.ones(2), {'y': numpy.ones(3)}
+    call = MicroBatch(halve, given[:1], {'several': given[1]})
+    assert [call().tolist() for _ in range(2)] == [[.5, .5]] * 2
+    assert given[0].tolist() == [1, 1]
+    assert given[1]['y'].tolist() == [1, 1, 1]

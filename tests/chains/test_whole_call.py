@@ -1,7 +1,7 @@
 """What is atomic is run as one call, and gives what it would otherwise."""
 from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains import whole_call
-from chainer_fp8pipe.intercept.function_calls import Interceptor, intercepting
+from chainer_fp8pipe.intercept.function_calls import intercepting
 
 import chainer
 import chainer.functions as F
@@ -12,30 +12,23 @@ import pytest
 X = numpy.random.RandomState(0).randn(3, 4).astype('f')
 
 
-class Here(Interceptor):
+class Here(whole_call.Pass):
     """Does everything itself, whole functions as one node."""
 
     def __init__(self):
-        self.nodes, self._inside = [], False
+        self.nodes = []
+
+    is_whole = staticmethod(whole_call.is_marked)
 
     def apply(self, node, inputs, original):
-        if self._inside:
+        if self.inside:
             return original(node, inputs)
         self.nodes.append(node.label)
-        self._inside = True
+        self.inside = True
         try:
             return original(node, inputs)
         finally:
-            self._inside = False
-
-    def call_link(self, link, args, kwargs, original):
-        if whole_call.is_marked(link) and not self._inside:
-            return self.call_whole(whole_call.LinkCall(link, original), args,
-                                   kwargs)
-        return original(link, *args, **kwargs)
-
-    def call_whole(self, function, args, kwargs):
-        return whole_call.call_whole(function, args, kwargs, None)
+            self.inside = False
 
 
 def compared(run, *links):

@@ -5,8 +5,8 @@ from unittest import mock
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators.options import Options
 from chainer_fp8pipe.exchange import deferred_update
-from chainer_fp8pipe.exchange.deferred_update import deferred
 from chainer_fp8pipe.exchange.model_exchange import ModelExchange
+from chainer_fp8pipe.intercept.access import hook_in
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -34,14 +34,13 @@ OPTIMIZERS = {
 class OneModel:
     """Stands for a reducer, by itself."""
 
-    def __init__(self, codec, warmup=0):
-        self.codec = codec
-        self.options = Options('fp8', warmup=warmup, bucket_bytes=0)
+    def __init__(self, options, codec):
+        self.options, self.codec = options, codec
 
 
 def exchange_of(codec, warmup=0):
     """A model's exchange without a model."""
-    reducer = OneModel(codec, warmup)
+    reducer = OneModel(Options('fp8', warmup=warmup, bucket_bytes=0), codec)
     exchange = ModelExchange(lambda: None, reducer)
     exchange.kept = reducer
     return exchange
@@ -128,10 +127,10 @@ def train(comm, overlap, network, *, name='fp8', optimizer='sgd', steps=9,
     with counting(communicator) as sent:
         for number in range(steps):
             step(made, model, number, comm.rank)
-            waits.append(deferred(model) is not None)
+            waits.append(hook_in(model) is not None)
             if looks or number == steps - 1:
                 found.append(values(model))
-    assert deferred(model) is None
+    assert hook_in(model) is None
     communicator.finalize()
     return found, sent, waits
 

@@ -8,10 +8,10 @@ from chainer_fp8pipe.exchange import deferred_update
 from chainer_fp8pipe.exchange.deferred_update import (
     BlockUpdate,
     DeferredUpdate,
-    deferred,
     has_plain_arrays,
     is_elementwise,
 )
+from chainer_fp8pipe.intercept.access import hook_in
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -90,7 +90,7 @@ def test_an_access_to_one_parameter_waits_for_no_other():
     assert waiting.finished == ['/1/b', '/0/W', '/0/b']
     assert waiting.same()
     assert waiting.finished == ['/1/b', '/0/W', '/0/b', '/1/W']
-    assert deferred(waiting.late) is None
+    assert hook_in(waiting.late) is None
 
 
 def save(waiting, folder):

@@ -1,9 +1,11 @@
 """Local steps give what ranks give that are simulated one after the other."""
+from unittest import mock
 
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.codecs import BlockScaled
 from chainer_fp8pipe.communicators.options import make_options
 from chainer_fp8pipe.exchange.drift import ReplicaDrift
-from chainer_fp8pipe.exchange.local_steps import LocalSteps
+from chainer_fp8pipe.exchange.local_steps import LocalExchange
 from chainer_fp8pipe.exchange.model_exchange import NonfiniteMean
 from chainer_fp8pipe.training.extensions import MovingAverage, Snapshot
 from chainer_fp8pipe.training.snapshots.snapshot import resume
@@ -21,7 +23,7 @@ from tests.ranks import on_ranks
 from tests.training import trainers
 
 from ..communicators.networks import Convolutions, Plain, Shared, Unused
-from .jobs import values, wrapped
+from .jobs import OneModel, values, wrapped
 
 
 class Halves(Plain):
@@ -285,17 +287,20 @@ def test_a_broadcast_begins_a_new_period(comm):
     ({'local_steps': 'qsr', 'qsr_alpha': 0.3, 'qsr_max': 99}, 0.0, 99)])
 @pytest.mark.parametrize('kind', [optimizers.SGD, optimizers.Adam])
 def test_a_period_has_the_updates_of_the_rule(kind, given, rate, steps):
-    local = LocalSteps(make_options('int4', given))
     model = Plain()
     optimizer = kind(rate).setup(model)
-    local.begin(model)
-    for _ in range(steps - 1):
-        local.begin_update(model)
-        assert not local.end_update(optimizer)
-        # The rate at the beginning of the period counts.
-        optimizer.hyperparam.lr = optimizer.hyperparam.alpha = 7.0
-    local.begin_update(model)
-    assert local.end_update(optimizer)
+    reducer = OneModel(make_options('int4', {'sync_steps': 0, **given}),
+                       BlockScaled())
+    local = LocalExchange(lambda: model, reducer)
+    local._begin(model)
+    with mock.patch.object(local, 'end_period') as ended:
+        for _ in range(steps):
+            ended.assert_not_called()
+            local.mean(model, zero_fill=False)
+            local.updated(optimizer)
+            # The rate at the beginning of the period counts.
+            optimizer.hyperparam.lr = optimizer.hyperparam.alpha = 7.0
+    ended.assert_called_once_with(model)
 
 
 # --- who looks at a model between two exchanges ------------------------------
@@ -466,7 +471,7 @@ def test_anchors_that_differ_are_found(comm):
     training.update(*range(4))
     if comm.rank:
         training.communicator._reducer.known(
-            training.model).local.anchors['/l2/W'][1, 1] += 1
+            training.model).anchors['/l2/W'][1, 1] += 1
     with pytest.raises(ReplicaDrift, match='8 updates: the value.*/l2/W'):
         training.update(*range(4, 8))
 

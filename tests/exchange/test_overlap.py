@@ -1,5 +1,5 @@
 """With overlap, results are those without, bit for bit."""
-from chainer_fp8pipe.exchange.deferred_update import deferred
+from chainer_fp8pipe.intercept.access import hook_in
 
 import chainer
 import chainer.functions as F
@@ -190,9 +190,9 @@ def test_training_goes_on_bit_for_bit_from_a_state(comm, tmp_path, overlap):
             update(made[2], made[1], number, comm.rank)
     whole = fresh()
     steps(whole, range(6))
-    assert bool(deferred(whole[1])) == (overlap == 'next_forward')
+    assert bool(hook_in(whole[1])) == (overlap == 'next_forward')
     state = whole[0].state(whole[1])
-    assert deferred(whole[1]) is None
+    assert hook_in(whole[1]) is None
     files = [tmp_path / f'{comm.rank}{name}.npz' for name in 'om']
     chainer.serializers.save_npz(files[0], whole[2].actual_optimizer)
     chainer.serializers.save_npz(files[1], whole[1])
@@ -256,7 +256,7 @@ def test_gradients_can_be_used_without_an_optimizer(comm):
         model.cleargrads()
         model.loss(number, comm.rank).backward()
         communicator.multi_node_mean_grad(model)
-        assert (deferred(model) is not None) == (number > 1)
+        assert (hook_in(model) is not None) == (number > 1)
         mean = {name: parameter.grad.copy()
                 for name, parameter in model.namedparams()}
         for rank in range(comm.size):

@@ -4,7 +4,6 @@ from unittest import mock
 from chainer_fp8pipe.mpi import agreement
 from chainer_fp8pipe.mpi.agreement import (
     Attendance,
-    Signature,
     agree,
     are_equal,
     raise_together,
@@ -20,14 +19,13 @@ MODEL = {W1: 'float32 (3, 2)', W2: 'float32 ()'}
 
 @on_ranks(1, 3)
 def test_a_problem_of_one_or_all_is_raised_on_all_with_its_rank(comm):
-    agree(comm, Signature(MODEL))
+    agree(comm, MODEL)
     with pytest.raises(TypeError, match='^all ranks: bad$'):
-        agree(comm, Signature(MODEL), 'bad', error=TypeError)
+        agree(comm, MODEL, 'bad', error=TypeError)
     last = comm.size - 1
     who = f'rank {last}' if last else 'all ranks'
     with pytest.raises(ValueError, match=f'^{who}: no gradient$'):
-        agree(comm, Signature(MODEL),
-              'no gradient' if comm.rank == last else '')
+        agree(comm, MODEL, 'no gradient' if comm.rank == last else '')
 
     def action():
         if comm.rank == last:
@@ -49,8 +47,7 @@ def test_a_problem_of_one_or_all_is_raised_on_all_with_its_rank(comm):
 def test_a_difference_names_entry_ranks_and_remedy(comm, other, message):
     last = comm.size - 1
     with pytest.raises(ValueError, match=message.format(last=last)):
-        agree(comm, Signature(other if comm.rank == last else MODEL),
-              remedy='Do this.')
+        agree(comm, other if comm.rank == last else MODEL, remedy='Do this.')
 
 
 @on_ranks(1, 3)

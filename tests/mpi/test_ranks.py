@@ -9,6 +9,7 @@ from chainer_fp8pipe.training.updater import PipelineUpdater
 import chainer
 import chainermn
 import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from tests.ranks import on_ranks
 from tests.training.updaters.networks import Plain, dataset
@@ -97,3 +98,21 @@ def test_ranks_of_other_communicators_count_where_the_launcher_says_so(comm):
             if said:
                 patch.setenv('MPI_LOCALNRANKS', said)
             assert cores_each(comm) == expected
+
+
+@pytest.mark.parametrize(('said', 'threads'), [({}, 4), (
+    {'OPENBLAS_NUM_THREADS': '3'}, 3)])
+@on_ranks(2)
+def test_blas_gets_the_cores_of_a_rank_unless_the_user_says_how_many(
+        comm, said, threads):
+    with pytest.MonkeyPatch.context() as patch, threadpool_limits(3, 'blas'):
+        patch.setattr(ranks, 'own_cores', lambda: cores(*range(8)))
+        patch.setattr(ranks.os, 'cpu_count', lambda: 8)
+        patch.setenv('MPI_LOCALNRANKS', '2')
+        for name in ranks._THREADS:
+            patch.delenv(name, raising=False)
+        for name, value in said.items():
+            patch.setenv(name, value)
+        ranks.share_cores.__wrapped__()
+        assert {pool['num_threads'] for pool in threadpool_info()
+                if pool['user_api'] == 'blas'} == {threads}

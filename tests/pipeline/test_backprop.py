@@ -1,5 +1,5 @@
 """Passes through graphs, beside Chainer's own."""
-from chainer_fp8pipe.pipeline.backprop import Backprop
+from chainer_fp8pipe.pipeline.backprop import Tape
 
 import chainer
 import chainer.functions as F
@@ -72,10 +72,10 @@ def test_gradients_have_the_bits_of_chainers_own_pass(plan, defer, lazy):
         again = chainer.Variable(X)
         y = graph(plan, again, links)
     taken = Taken()
-    backprop = Backprop({}, taken, defer)
-    backprop.run({y.node: SEED})
-    backprop.weights()
-    numpy.testing.assert_array_equal(backprop.leaves[again.node], x.grad)
+    tape = Tape((again,), (y,))
+    found, = tape.backward((SEED,), taken, defer=defer)
+    tape.backward_weight()
+    numpy.testing.assert_array_equal(found, x.grad)
     assert taken.gradients.keys() == expected.keys()
     for name, gradient in expected.items():
         numpy.testing.assert_array_equal(taken.gradients[name], gradient)
@@ -94,8 +94,8 @@ def test_a_gradient_is_handed_over_when_the_last_function_is_through():
     def take(parameter, gradient):
         order.append(parameter.name)
     with Note():
-        Backprop({first.W.node: 1, second.W.node: 2, third.W.node: 1},
-                 take).run({y.node: SEED})
+        Tape((), (y,), {first.W.node: 1, second.W.node: 2, third.W.node: 1}
+             ).backward((SEED,), take)
     assert order == [
         'LinearFunction', 'Tanh', 'LinearFunction', 'W2', 'LinearFunction',
         'W1', 'LinearFunction', 'W0', *order[-3:]]
@@ -106,11 +106,11 @@ def test_gradients_of_weights_can_wait():
     first, second, _ = layers()
     x, taken = chainer.Variable(X), Taken()
     y = second(F.tanh(first(x)))
-    backprop = Backprop({}, taken, defer=True)
-    backprop.run({y.node: SEED})
-    assert x.node in backprop.leaves
+    tape = Tape((x,), (y,))
+    found, = tape.backward((SEED,), taken, defer=True)
+    assert found is not None
     assert taken.order == []
-    backprop.weights()
+    tape.backward_weight()
     assert sorted(taken.order) == ['W0', 'W1', 'b0', 'b1']
 
 
@@ -119,10 +119,10 @@ def test_a_weight_of_which_a_part_can_wait_is_handed_over_once():
     link, taken = layers()[0], Taken()
     x = chainer.Variable(X)
     y = F.matmul(F.tanh(link(x)), F.transpose(link.W))
-    backprop = Backprop({link.W.node: 2}, taken, defer=True)
-    backprop.run({y.node: SEED})
+    tape = Tape((), (y,), {link.W.node: 2})
+    tape.backward((SEED,), taken, defer=True)
     assert taken.order == []
-    backprop.weights()
+    tape.backward_weight()
     x = chainer.Variable(X)
     link.cleargrads()
     y = F.matmul(F.tanh(link(x)), F.transpose(link.W))
@@ -149,10 +149,10 @@ def test_hooks_see_the_pass(local):
     y = F.tanh(x)
     if local:
         y.creator_node.add_hook(hook)
-        Backprop({}, None).run({y.node: SEED})
+        Tape((), (y,)).backward((SEED,), None)
     else:
         with hook:
-            Backprop({}, None).run({y.node: SEED})
+            Tape((), (y,)).backward((SEED,), None)
     assert ('Tanh', 1) in hook.seen
     assert (3, 4) in hook.seen
 
@@ -161,7 +161,7 @@ def test_debug_mode_finds_nan():
     y = F.tanh(chainer.Variable(X))
     with chainer.using_config('debug', True), \
             pytest.raises(RuntimeError, match='NaN is detected'):
-        Backprop({}, None).run({y.node: SEED * numpy.float32('nan')})
+        Tape((), (y,)).backward((SEED * numpy.float32('nan'),), None)
 
 
 class Wrong(chainer.FunctionNode):
@@ -182,7 +182,7 @@ class Wrong(chainer.FunctionNode):
 def test_a_wrong_gradient_is_an_error(gradients, error, said):
     y, = Wrong(*gradients).apply((chainer.Variable(X),))
     with pytest.raises(error, match=said):
-        Backprop({}, None).run({y.node: SEED})
+        Tape((), (y,)).backward((SEED,), None)
 
 
 def test_a_function_that_adds_to_gradients_itself_may():
@@ -196,7 +196,6 @@ def test_a_function_that_adds_to_gradients_itself_may():
     x = chainer.Variable(X)
     h = F.tanh(x)
     y = Adds().apply((h,))[0] + h
-    backprop = Backprop({}, None)
-    backprop.run({y.node: SEED})
+    found, = Tape((x,), (y,)).backward((SEED,), None)
     numpy.testing.assert_allclose(
-        backprop.leaves[x.node], 4 * SEED * (1 - numpy.tanh(X) ** 2), 1e-5)
+        found, 4 * SEED * (1 - numpy.tanh(X) ** 2), 1e-5)

@@ -23,8 +23,7 @@ def run_in_parts(link, batch, sizes, **options):
     start = 0
     with chainer.using_config('train', True):
         for size in sizes:
-            statistics.next_micro_batch()
-            with statistics:
+            with statistics.counting():
                 link(batch[start:start + size], **options)
             start += size
     statistics.finish()
@@ -75,8 +74,7 @@ def test_a_link_that_is_used_twice_is_updated_twice(uses_per_chunk):
         statistics = BatchStatistics()
         for part in (slice(0, 3), slice(3, 6)):
             for first in range(0, 2, uses_per_chunk):
-                statistics.next_micro_batch(first)
-                with statistics:
+                with statistics.counting(first):
                     for batch in batches[first:first + uses_per_chunk]:
                         parted(batch[part])
         statistics.finish()
@@ -87,8 +85,8 @@ def test_what_is_said_not_to_be_done_here_does_not_count():
     here, elsewhere = (L.BatchNormalization(2) for _ in range(2))
     statistics = BatchStatistics()
     batch = np.ones((4, 2), 'f')
-    with chainer.using_config('train', True), statistics, (
-            statistics.counting(lambda link: link is here)):
+    with chainer.using_config('train', True), (
+            statistics.counting(here=lambda link: link is here)):
         here(batch)
         elsewhere(batch, finetune=True)
     statistics.finish()
@@ -101,7 +99,7 @@ def test_recomputation_and_evaluation_do_not_count():
     link = L.BatchNormalization(2)
     statistics = BatchStatistics()
     batch = np.ones((4, 2), 'f')
-    with statistics:
+    with statistics.counting():
         with chainer.using_config('train', False):
             link(batch)
         with chainer.using_config('train', True), chainer.using_config(
@@ -115,7 +113,7 @@ def test_a_forward_pass_that_fails_leaves_the_averages_alone():
     link = L.BatchNormalization(2, decay=0.5)
     statistics = BatchStatistics()
     with pytest.raises(Exception, match='.'), chainer.using_config(
-            'train', True), statistics:
+            'train', True), statistics.counting():
         link(np.ones((4, 3), 'f'))
     statistics.forget()
     assert link.decay == 0.5
@@ -128,7 +126,7 @@ def test_batch_renormalisation_is_left_as_chainer_has_it():
     batch = np.random.RandomState(0).randn(6, 2).astype('f')
     with chainer.using_config('train', True):
         plain(batch)
-        with BatchStatistics():
+        with BatchStatistics().counting():
             watched(batch)
     assert watched.avg_mean.tolist() == plain.avg_mean.tolist()
 
@@ -139,9 +137,8 @@ def test_a_link_says_how_many_elements_its_group_has():
     statistics = BatchStatistics()
     with chainer.using_config('train', True):
         for samples, elements in ([[1], [3]], 2), ([[7], [9]], 4):
-            statistics.next_micro_batch()
             link.group_elements = elements
-            with statistics:
+            with statistics.counting():
                 link(np.array(samples, 'f'))
     statistics.finish()
     np.testing.assert_allclose(link.avg_mean, [(2 * 2 + 4 * 8) / 6])

@@ -94,56 +94,51 @@ def test_unequal_chunks_take_the_longest_path_through_the_graph(
         1 - work / (stages * timeline.step_time), abs=1e-9)
 
 
-@pytest.mark.parametrize(('schedule', 'costs', 'link', 'sizes', 'expected'), [
+@pytest.mark.parametrize(('schedule', 'costs', 'link', 'expected'), [
     # An overlapped link lets the sender compute on: messages are on the wire
     # for 1 s, 1 to 2 and 2 to 3, and arrive half a second later.
     (make_schedule('gpipe', 2, 2), [Costs(1, 1, 1)] * 2,
-     Link(0.5, 100.0, [100]), None, [
+     Link(0.5, 100.0, [100]), [
          (0, 'forward', 0, 1), (0, 'forward', 1, 2),
          (1, 'forward', 2.5, 3.5), (1, 'forward', 3.5, 4.5),
          (1, 'backward', 4.5, 6.5), (1, 'backward', 6.5, 8.5),
          (0, 'backward', 8, 10), (0, 'backward', 10, 12)]),
     # Messages to a neighbour go one after the other.
     (forward_schedule(2, 3), [Costs(0.25, 0, 0)] * 2, Link(0.0, 1.0, [1]),
-     None, [(1, 'forward', 3.25, 3.5)]),
+     [(1, 'forward', 3.25, 3.5)]),
     # The two directions do not disturb each other: activations 1 to 5 and 5
     # to 9, gradients 7 to 11 and 11 to 15.
     (make_schedule('1f1b', 2, 2), [Costs(1, 0.5, 0.5)] * 2,
-     Link(0.0, 1.0, [4]), None, [(0, 'backward', 15, 16)]),
-    # A rank has a link to each neighbour: rank 1 sends up for 4 s and 8 s,
-    # down in no time.
-    (make_schedule('1f1b', 3, 2), [Costs(1, 0.5, 0.5)] * 3,
-     Link(0.0, 1.0, [0, 4]), [1, 2], [(0, 'backward', 13, 14)]),
+     Link(0.0, 1.0, [4]), [(0, 'backward', 15, 16)]),
+    # A rank has a link to each neighbour: rank 1 sends up from 14 to 18, and
+    # down at 17 in no time.
+    (make_schedule('1f1b', 3, 3), [Costs(1, 0.5, 0.5)] * 3,
+     Link(0.0, 1.0, [0, 4]), [(0, 'backward', 17, 18),
+                              (0, 'backward', 25, 26)]),
     # Boundaries have their own sizes of messages; chunks on ranks 0, 1, 0, 1.
     (forward_schedule(2, 1, 2), [Costs(1, 0, 0)] * 4,
-     Link(0.0, 1.0, [1, 2, 4]), None, [(1, 'forward', 10, 11)]),
-    # Uneven micro-batches take time by their size.
-    (forward_schedule(2, 2), [Costs(2, 0, 0)] * 2, Link(0.0, 1.0, [4]),
-     [1, 0.5], [(1, 'forward', 6, 8), (1, 'forward', 8, 9)]),
-    (make_schedule('gpipe', 1, 1), [Costs(1, 2, 3, 1.5)], None, None, [
+     Link(0.0, 1.0, [1, 2, 4]), [(1, 'forward', 10, 11)]),
+    (make_schedule('gpipe', 1, 1), [Costs(1, 2, 3, 1.5)], None, [
         (0, 'forward', 0, 1), (0, 'recompute', 1, 2.5),
         (0, 'backward', 2.5, 7.5)]),
-    (make_schedule('zero_bubble', 1, 1), [Costs(1, 2, 3)], None, None, [
+    (make_schedule('zero_bubble', 1, 1), [Costs(1, 2, 3)], None, [
         (0, 'forward', 0, 1), (0, 'backward', 1, 3),
         (0, 'backward_weight', 3, 6)]),
     # A link that blocks shows what it takes.
     (forward_schedule(2, 1), [Costs(1, 0, 0)] * 2,
-     Link(0.5, 1.0, [1], overlapped=False), None, [
+     Link(0.5, 1.0, [1], overlapped=False), [
          (0, 'forward', 0, 1), (0, 'send', 1, 2.5),
          (1, 'forward', 2.5, 3.5)])])
-def test_steps_by_hand(schedule, costs, link, sizes, expected):
-    timeline = simulate(schedule, costs, link, sizes)
+def test_steps_by_hand(schedule, costs, link, expected):
+    timeline = simulate(schedule, costs, link)
     assert set(expected) <= {event[:4] for event in timeline.events}
-    if sizes is None:
-        assert timeline.step_time == max(end for *_, end in expected)
+    assert timeline.step_time == max(end for *_, end in expected)
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
     (([Costs(1, 1, 1)] * 2,), 'costs has 2 entries for 3 chunks'),
     (([Costs(1, 1, 1)] * 3, Link(0, 1, [1])),
-     r'link\.message_bytes has 1 entries for 2 boundaries'),
-    (([Costs(1, 1, 1)] * 3, None, [1.0]),
-     'sizes has 1 entries for 4 micro-batches')])
+     r'link\.message_bytes has 1 entries for 2 boundaries')])
 def test_wrong_lengths_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         simulate(make_schedule('1f1b', 3, 4), *arguments)

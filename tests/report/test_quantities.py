@@ -42,14 +42,14 @@ def test_what_is_needed_is_rounded_up(size, expected):
 @pytest.mark.parametrize(('text', 'expected'), [
     (None, None), (1000, 1000), (1.5e9, 1.5e9), ('7', 7), ('300 MB', 300e6),
     ('300MB', 300e6), (' 2 GiB ', 2 ** 31), ('0.5 kb', 500), ('1.5 KiB', 1536),
-    ('1 tb', 1e12), ('1 TiB', 2 ** 40), ('12 B', 12)])
+    ('1 tb', 1e12), ('1 TiB', 2 ** 40), ('12 B', 12), ('1e3 kB', 1e6)])
 def test_a_size_is_a_number_of_bytes(text, expected):
     assert quantities.parse_bytes(text) == expected
 
 
 @pytest.mark.parametrize('text', [
     '', 'much', 'GB', '3 XB', '-3 MB', '0', 0, -5, '1.2.3 MB', '.', '3 MB 4',
-    float('nan'), True, [], '1e3'])
+    float('nan'), True, [], '1e999', '1e'])
 def test_what_is_no_size_is_named(text):
     with pytest.raises(ValueError, match='is no size; write it as in 300 MB'):
         quantities.parse_bytes(text)

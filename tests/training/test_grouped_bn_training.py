@@ -59,8 +59,7 @@ def serial_averages(batch):
     model, statistics = Normalised(), BatchStatistics()
     with chainer.using_config('train', True):
         for part in batch:
-            statistics.next_micro_batch()
-            with statistics:
+            with statistics.counting():
                 model(part)
     statistics.finish()
     return averages(model)

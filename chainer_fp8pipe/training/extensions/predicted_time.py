@@ -12,7 +12,7 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi import all_ranks
-from ...mpi.agreement import Signature, agree
+from ...mpi.agreement import agree
 from ...mpi.waiting import wait_until
 from ...planning.job_plan import load_job_plan
 
@@ -75,10 +75,10 @@ class PredictedTime(extension.Extension):
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         plan = self._plan
-        agree(self._comm, Signature({
+        agree(self._comm, {
             'the predicted time': repr(plan.seconds),
             'interval': repr(self._interval),
-            'tolerance': repr(self._tolerance)}),
+            'tolerance': repr(self._tolerance)},
             plan.problem(plan.model, self._comm.size)
             or ('' if plan.seconds > 0 else
                 'the plan predicts no time; make it again'),

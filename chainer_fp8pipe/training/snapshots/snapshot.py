@@ -24,7 +24,7 @@ from chainer.training import extension
 from mpi4py import MPI
 
 from ...mpi import all_ranks
-from ...mpi.agreement import Signature, agree, raise_together
+from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import ProcessGrid
 from ...mpi.waiting import wait_until
 from . import gather
@@ -359,7 +359,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
             MPI.LAND)
         wanted = wishes(index, ranks.rank, exact, current, trainer)
         unclaimed = _unclaimed(ranks, index, wanted)
-        agree(ranks, Signature({}), missing(
+        agree(ranks, {}, missing(
             {key for key, wish in zip(index.owners, wanted, strict=True)
              if wish}, current, exact) or unclaimed)
         saved = gather.read(ranks, content, index, wanted)
@@ -371,7 +371,7 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
         problem = incompatible(saved, current, trainer)
     except Exception as error:      # the others must hear of it
         problem = f'{type(error).__name__}: {error}'
-    agree(ranks, Signature({}), problem)
+    agree(ranks, {}, problem)
     lost = ranks.gather(lost_rules(saved, current)) or []
     told_by: dict[str, int] = {}    # the first rank that has it, by its key
     for rank, keys in enumerate(ranks.allgather(

@@ -360,7 +360,7 @@ def test_the_traces_that_are_used_are_kept(comm):
     with mock.patch.object(partitioned, '_FORMS', 2):
         for _ in range(5):
             updater.update()
-    assert traced == [0, 1, 3]
+    assert traced == [1, 3]     # the example is known
 
 
 @on_ranks(2)
