@@ -1,6 +1,7 @@
 """Grouped batch normalisation in pipelines, and beside other exchanges."""
 
 from chainer_fp8pipe import (
+    Divisible,
     PipelineUpdater,
     ProcessGrid,
     ReplicaIterator,
@@ -152,3 +153,28 @@ def test_running_statistics_of_several_groups_can_be_averaged(comm):
     assert_close(model.avg_mean, x.mean(0))
     assert_close(model.avg_var,
                  np.mean([group.var(0, ddof=1) for group in groups], axis=0))
+
+
+class NoPaper:
+    """A layer that fails on the second replica."""
+
+    def __init__(self, grid):
+        self.fails = grid.replica_index == 1
+
+    def __call__(self, x):
+        if self.fails:
+            raise OSError('no more paper')
+        return x
+
+
+@on_ranks(2, 4)
+@pytest.mark.parametrize('layer', [0, 3, 6])
+def test_a_failing_layer_is_an_error_on_every_rank(comm, layer):
+    """Before, between and behind the batch normalisations."""
+    grid = ProcessGrid(comm, pipeline=comm.size // 2)
+    for _ in range(2):          # also with what is made anew on these ranks
+        layers = [*Normalised()]
+        layers.insert(layer, NoPaper(grid))
+        model = Divisible(*layers)
+        with pytest.raises(Exception, match='no more paper'):
+            pipeline(grid, dataset(12), model, before_stage=False)
