@@ -30,6 +30,8 @@ from .launcher.virtual_hosts import (
     is_inside,
     parse_rate,
 )
+from .planner.exchange_times import spent
+from .planning.job_plan import Configuration
 from .report.quantities import parse
 
 #: The name of the MPI library's float32 all-reduce in tables.
@@ -38,30 +40,13 @@ MPI_LIBRARY = "MPI's Allreduce"
 _FEW = 64
 
 
-class Case(NamedTuple):
-    """A communicator to be timed: its name, its algorithm, other options."""
-
-    codec: str
-    algorithm: str
-    options: tuple[tuple[str, Any], ...] = ()
-
-    def make(self, comm: MPI.Comm) -> Any:
-        """The communicator, without warm-up; call it on all ranks."""
-        return create_communicator(
-            self.codec, comm, algorithm=self.algorithm,
-            **without_warmup(self.codec), **dict(self.options))
-
-    def __str__(self) -> str:
-        return ' '.join([self.codec, self.algorithm, *(
-            f'{name}={value}' for name, value in self.options)])
-
-
 class Result(NamedTuple):
     """Times of a case, and what they are spent on, on the slowest rank.
 
     Attributes:
         size: Elements of the gradients.
-        case: None is the MPI library's, of which nobody knows the rest.
+        case: The communicator; None is the MPI library's all-reduce, of which
+            nobody knows the rest.
         seconds: Until the last rank was through, once per repetition.
         processor: Seconds of encoding, summing and decoding.
         latency: Seconds that an exchange of a few elements takes.
@@ -69,7 +54,7 @@ class Result(NamedTuple):
     """
 
     size: int
-    case: Case | None
+    case: Configuration | None
     seconds: tuple[float, ...]
     processor: float = 0.0
     latency: float = 0.0
@@ -94,7 +79,8 @@ class Result(NamedTuple):
 
     def in_words(self, with_parts: bool = True) -> str:
         """``'fp8 ring takes 3 ms (2 of the processor, ...)'``."""
-        text = f'{self.case or MPI_LIBRARY} takes {self.median * 1e3:.3g} ms'
+        text = (f'{self.case.exchange if self.case else MPI_LIBRARY} takes '
+                f'{self.median * 1e3:.3g} ms')
         if self.case is None or not with_parts:
             return text
         wire = max(self.median - self.processor - self.latency, 0.0)
@@ -116,8 +102,15 @@ def model(comm: MPI.Comm, size: int) -> chainer.Link:
     return link
 
 
-def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
-            repeats: int) -> list[Result]:
+def made(case: Configuration, comm: MPI.Comm) -> Any:
+    """The communicator, without warm-up; call it on all ranks."""
+    return create_communicator(
+        case.codec, comm, **case.communicator_options(),
+        **without_warmup(case.codec))
+
+
+def measure(comm: MPI.Comm, cases: Sequence[Configuration],
+            sizes: Sequence[int], repeats: int) -> list[Result]:
     """Times all cases, and the MPI library's own beside them.
 
     On a terminal it shows on stderr how far rank 0 is.
@@ -133,69 +126,54 @@ def measure(comm: MPI.Comm, cases: Sequence[Case], sizes: Sequence[int],
     """
     shows = not comm.rank and sys.stderr.isatty()
     results = []
-    for number, size in enumerate(sizes):
+    for place, size in enumerate(sizes, 1):
         with contextlib.ExitStack() as stack:
             link, few = model(comm, size), model(comm, min(size, _FEW))
-            made = [case.make(comm) for case in cases]
-            for communicator in made:
+            communicators = [made(case, comm) for case in cases]
+            for communicator in communicators:
                 stack.callback(communicator.finalize)
-            spent: list[list[tuple[float, int]]] = [[] for _ in made]
             data = numpy.zeros((2, size), numpy.float32)
-            actions: list[Callable[[], object]] = [
+            actions: list[Callable[[], Any]] = [
                 # MPICH took up to a fifth longer in place, as naive calls it.
                 functools.partial(comm.Allreduce, *data),
-                *(functools.partial(_exchange, *one, link)
-                  for one in zip(made, spent, strict=True)),
-                *(functools.partial(communicator.multi_node_mean_grad, few)
-                  for communicator in made)]
-            times = interleaved(comm, actions, repeats, _progress(
-                f'{size:,} elements ({number + 1} of {len(sizes)})',
+                *(functools.partial(spent, communicator, gradients)
+                  for gradients in (link, few)
+                  for communicator in communicators)]
+            found = interleaved(comm, actions, repeats, _progress(
+                f'{size:,} elements ({place} of {len(sizes)})',
                 len(actions) * (repeats + 1)) if shows else lambda: None)
+        times = [tuple(seconds for seconds, _ in its) for its in found]
         results.append(Result(size, None, times[0]))
-        for case, its, nothing, found in zip(
-                cases, times[1:], times[1 + len(cases):], spent,
-                strict=False):
-            processor, sent = zip(*found, strict=True)
+        for number, case in enumerate(cases, 1):
+            processor, sent = zip(*(took for _, took in found[number]),
+                                  strict=True)
             results.append(Result(
-                size, case, its,
+                size, case, times[number],
                 comm.allreduce(statistics.median(processor), MPI.MAX),
-                statistics.median(nothing),
+                statistics.median(times[number + len(cases)]),
                 comm.allreduce(max(sent), MPI.MAX)))
     return results
 
 
-def _exchange(communicator: Any, spent: list[tuple[float, int]],
-              link: chainer.Link) -> None:
-    """As in an update; adds its seconds of the processor, and its bytes."""
-    def so_far() -> tuple[float, int]:
-        events = communicator.events
-        return (events.seconds['encode'] + events.seconds['decode'],
-                events.bytes_sent)
-    seconds, sent = so_far()
-    communicator.multi_node_mean_grad(link)
-    after, sent_after = so_far()
-    spent.append((after - seconds, sent_after - sent))
-
-
-def interleaved(comm: MPI.Comm, actions: Sequence[Callable[[], object]],
+def interleaved(comm: MPI.Comm, actions: Sequence[Callable[[], Any]],
                 repeats: int, tick: Callable[[], object]
-                ) -> list[tuple[float, ...]]:
-    """Seconds of several actions in turns; the same on all ranks.
+                ) -> list[list[tuple[float, Any]]]:
+    """Seconds of several actions in turns, with what they return.
 
-    All ranks begin each together; ``tick`` is called after each, and there is
-    one turn more than ``repeats``, for warming up.
+    The seconds are the same on all ranks, which begin each together; ``tick``
+    is called after each, and there is one turn more than ``repeats``, for
+    warming up.
     """
-    found: list[list[float]] = [[] for _ in actions]
-    for repeat in range(repeats + 1):
-        for times, action in zip(found, actions, strict=True):
+    found: list[list[tuple[float, Any]]] = [[] for _ in actions]
+    for _ in range(repeats + 1):
+        for its, action in zip(found, actions, strict=True):
             comm.Barrier()
             start = time.perf_counter()
-            action()
-            seconds = comm.allreduce(time.perf_counter() - start, MPI.MAX)
-            if repeat:
-                times.append(seconds)
+            took = action()
+            its.append((comm.allreduce(time.perf_counter() - start, MPI.MAX),
+                        took))
             tick()
-    return [tuple(times) for times in found]
+    return [its[1:] for its in found]
 
 
 def _progress(label: str, total: int) -> Callable[[], None]:
@@ -223,8 +201,8 @@ def table(results: Sequence[Result]) -> str:
         base = next(one.median for one in ours if one.case is None)
         best = min(ours, key=lambda one: one.median)
         for one in ours:
-            codec, algorithm = (one.case[:2] if one.case
-                                else ('float32', MPI_LIBRARY))
+            codec, algorithm = ((one.case.codec, one.case.algorithm)
+                                if one.case else ('float32', MPI_LIBRARY))
             spread = (f'{min(one.seconds) * 1e3:.4g} - '
                       f'{max(one.seconds) * 1e3:.4g}')
             processor, wire, latency = one.percent()
@@ -242,7 +220,8 @@ def _explained(results: Sequence[Result], best: Result) -> Iterator[str]:
     """The call to copy, and why the best is, or that nothing lossy pays."""
     if best.case:
         options = ''.join(f', {name}={value!r}' for name, value in (
-            ('algorithm', best.case.algorithm), *best.case.options))
+            ('algorithm', best.case.algorithm),
+            *best.case.options.items()))
         yield ''
         yield ('fastest for the largest: chainer_fp8pipe.create_communicator('
                f'{best.case.codec!r}{options})')
@@ -281,13 +260,12 @@ algorithm, beside the MPI library's own float32 all-reduce:
 
 Start it as you start your training: same hosts, same ranks per host.  The
 times are those of a communicator in an update: encode, exchange, decode.
-Beside them stands what they are spent on: the processor (encoding, summing,
-decoding), the wire (bytes that move, ranks that wait for each other), latency
-(what an exchange of a few elements takes); and it is said where nothing
-compressed is faster than float32.
+Their parts are the processor (encoding, summing, decoding), the wire (moving
+bytes, waiting for ranks) and latency (an exchange of a few elements).  A note
+says where no codec is faster than float32.
 
-Without mpiexec and without a cluster, --virtual makes hosts on this machine,
-each with a rank and a cable of the rate --rate; nobody need be root:
+Without mpiexec, --virtual makes hosts on this machine, each with a rank and a
+cable of the rate --rate.  It does not need root:
 
     python -m chainer_fp8pipe bench allreduce --virtual 4 --rate 100mbit
 """
@@ -306,8 +284,7 @@ def add_bench(commands: Any) -> None:
     kinds = bench.add_subparsers(required=True, metavar='WHAT')
     parser = kinds.add_parser(
         'allreduce', help='which algorithm and codec is fastest here',
-        description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+        description=_DESCRIPTION)
     parser.add_argument(
         '--sizes', type=_sizes, default='1M,8M', metavar='N,N...',
         help='elements of the gradients, with k, M or G (default: 1M,8M)')
@@ -354,7 +331,8 @@ def _allreduce(options: argparse.Namespace) -> None:
     if problem := comm.bcast(comm.rank == 0 and unwritable(options.json)):
         options.parser.error(f'--json: {problem}')
     hosts = len(set(comm.allgather(MPI.Get_processor_name())))
-    results = measure(comm, _cases(options), options.sizes, options.repeats)
+    results = measure(comm, _cases(options, comm.size), options.sizes,
+                      options.repeats)
     if comm.rank == 0:
         print(f'{comm.size} ranks, number of hosts: {hosts}, medians of '
               f'{options.repeats}\n\n{table(results)}', flush=True)
@@ -376,17 +354,18 @@ def _on_virtual_hosts(options: argparse.Namespace) -> NoReturn:
     sys.exit(code)
 
 
-def _cases(options: argparse.Namespace) -> list[Case]:
+def _cases(options: argparse.Namespace, ranks: int) -> list[Configuration]:
     found = []
     for codec in options.codecs:
         wanted = [form for form in options.partial_sums
                   if form not in _NOT_TRIED.get(codec, ())] or ['auto']
         for algorithm in options.algorithms:
             sums = algorithm in ('ring', 'torus2d') and codec != 'float32'
-            found += [Case(codec, algorithm, tuple(
-                (name, value) for name, value in (
-                    ('partial_sums', form), ('frame_bytes', size))
-                if value not in ('auto', None)))
+            found += [Configuration(
+                ranks, codec=codec, algorithm=algorithm, options={
+                    name: value for name, value in (
+                        ('partial_sums', form), ('frame_bytes', size))
+                    if value not in ('auto', None)})
                 for form in (wanted if sums else ['auto'])
                 for size in options.frame_bytes or [None]]
     return found

@@ -445,9 +445,9 @@ def prove(graph: bytes, cases: Sequence[_Case], tolerance: float) -> bool:
     if differing:
         print('Not proven: ' + '; '.join(differing))
         if not any(text.endswith('the example') for text in differing):
-            print('It is right for the example, not for other inputs: what '
-                  'forward computes without functions of Chainer, such as '
-                  'from x.array or x.shape, is a constant in it')
+            print('It is right for the example only: values that forward '
+                  "computes without Chainer's functions, such as from "
+                  'x.array or x.shape, are constants in it')
     return not differing
 
 

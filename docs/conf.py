@@ -66,16 +66,21 @@ _RESULTS = re.compile(
 _PROSE = re.compile(r'^ *\S+(?: \S+){9,}$', re.MULTILINE)
 
 
-def _wrap_prose(app, page, template, context, doctree):
+#: A type that tells a reader nothing.
+_ANY = re.compile(r' \(<em>Any</em>\)|<dt[^>]*>Return type<span class="colon">'
+                  r':</span></dt>\s*<dd[^>]*><p><em>Any</em></p>\s*</dd>')
+
+
+def _tidy(app, page, template, context, doctree):
     """Lines of prose in results go on in the next line; tables do not."""
     if 'body' in context:
         context['body'] = _RESULTS.sub(
             lambda block: block[1] + _PROSE.sub(
                 r'<span class="prose">\g<0></span>', block[2]),
-            context['body'])
+            _ANY.sub('', context['body']))
 
 
 def setup(app):
-    app.connect('html-page-context', _wrap_prose)
+    app.connect('html-page-context', _tidy)
     app.add_html_math_renderer(
         'mathml', (_inline_equation, None), (_equation, None))

@@ -3,13 +3,14 @@ import json
 
 from chainer_fp8pipe.bench import (
     MPI_LIBRARY,
-    Case,
     Result,
     as_json,
+    made,
     measure,
     model,
     table,
 )
+from chainer_fp8pipe.planning.job_plan import Configuration
 
 import numpy
 import pytest
@@ -18,8 +19,13 @@ from hypothesis import strategies as st
 
 from tests.ranks import on_ranks, run_script
 
-CASES = [Case('fp8', 'direct'), Case('float32', 'ring'),
-         Case('fp8', 'torus2d', (('partial_sums', 'wire'),))]
+
+def case(codec, algorithm, **options):
+    return Configuration(2, codec=codec, algorithm=algorithm, options=options)
+
+
+CASES = [case('fp8', 'direct'), case('float32', 'ring'),
+         case('fp8', 'torus2d', partial_sums='wire')]
 
 
 @on_ranks(2, 4)
@@ -45,7 +51,7 @@ def test_the_timed_action_averages_different_gradients(comm):
     mean = comm.allreduce(link.x.grad.astype(float)) / comm.size
     assert len(set(comm.allgather(link.x.grad.tobytes()))) == comm.size
     assert len(set(comm.allgather(link.x.array.tobytes()))) == 1
-    communicator = Case('float32', 'ring').make(comm)
+    communicator = made(case('float32', 'ring'), comm)
     communicator.multi_node_mean_grad(link)
     communicator.finalize()
     numpy.testing.assert_allclose(link.x.grad, mean, rtol=0, atol=1e-6)
@@ -54,7 +60,7 @@ def test_the_timed_action_averages_different_gradients(comm):
 @on_ranks(2)
 def test_a_case_that_does_not_fit_is_an_error_on_all_ranks(comm):
     with pytest.raises(ValueError, match='3x5 has 15 ranks, not 2'):
-        measure(comm, [Case('fp8', 'torus2d', (('shape', (3, 5)),))], [10],
+        measure(comm, [case('fp8', 'torus2d', shape=(3, 5))], [10],
                 1)
 
 
@@ -93,14 +99,14 @@ def test_json_holds_every_time(comm):
 
 
 MPI, RING = (Result(10, None, (7e-3,)), Result(
-    10, Case('float32', 'ring'), (20e-3,), 4e-3, 1e-3, 8_000_000))
+    10, case('float32', 'ring'), (20e-3,), 4e-3, 1e-3, 8_000_000))
 
 
 @pytest.mark.parametrize(('other', 'said'), [
-    (Result(10, Case('int4', 'direct'), (5e-3,), 3e-3, 0.5e-3, 10),
+    (Result(10, case('int4', 'direct'), (5e-3,), 3e-3, 0.5e-3, 10),
      'why: int4 direct takes 5 ms (3 of the processor, 1.5 of the wire, 0.5 '
      "of latency); without compression MPI's Allreduce takes 7 ms"),
-    (Result(10, Case('fp8', 'direct'), (10e-3,), 8e-3, 1e-3, 10),
+    (Result(10, case('fp8', 'direct'), (10e-3,), 8e-3, 1e-3, 10),
      "warning: no compression pays here: MPI's Allreduce takes 7 ms, fp8 "
      'direct takes 10 ms (8 of the processor, 1 of the wire, 1 of latency)'),
     (RING, '<- fastest')])

@@ -296,7 +296,7 @@ WRONG = [
     ('nets:Net', 'wide.npy', '', '(x: float32 (2, 9))'),
     ('nets:NoVariable', 'x.npy', '', 'no Variable as output, but ndarray'),
     ('nets:Nothing', 'x.npy', '', 'have no value in the file: /rest/W'),
-    ('nets:Net', 'x.npy', '--opset 6', 'invalid choice: 6'),
+    ('nets:Net', 'x.npy', '--opset 6', '--opset: invalid choice'),
     ('nets:Net', 'x.npy', '--tolerance 2', '--tolerance: 2.0 is no part of 1'),
     ('nets:Net', 'x.npy', '-o nowhere/out.onnx', 'there is no folder nowhere'),
     ('nets:Net', 'x.npy', '--exmaple x', 'did you mean --example?'),

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.ranks import run_script
+from tests.test_run_pipeline import check_refusal
 
 # In the style of ChainerMN's MNIST example, on data that needs no file.
 SCRIPT = '''
@@ -134,6 +135,13 @@ def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
     assert 'out of luck' in done.stderr
 
 
+def test_a_communicator_that_chainer_7_lacks_is_refused_in_a_line(tmp_path):
+    path = tmp_path / 'train.py'
+    path.write_text("import chainermn\n"
+                    "chainermn.create_communicator('hierarchical')\n")
+    check_refusal(run(path), "no communicator 'hierarchical'; give --comm")
+
+
 _COMM = "import chainermn\ncomm = chainermn.create_communicator('naive')\n"
 
 
@@ -152,6 +160,10 @@ _COMM = "import chainermn\ncomm = chainermn.create_communicator('naive')\n"
     (_COMM, 'model.cleargrads()\nmodel(x, t).backward()\n'
      'comm.multi_node_mean_grad(model)\noptimizer.update()', ''),
     (_COMM, 'comm.allreduce(x)', ''),
+    (_COMM + 'import chainermn.functions\n',
+     'part = model.predictor\n'
+     'model = lambda x, t: chainer.functions.sum(sum(\n'
+     '    chainermn.functions.allgather(comm, part(x))))', ''),
 ])
 def test_what_no_communicator_averages_is_refused_at_its_first_update(
         tmp_path, head, before, message):

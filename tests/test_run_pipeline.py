@@ -216,12 +216,17 @@ def test_what_cannot_be_done_is_refused_in_one_line(comm, case, tmp_path):
         returncode=end.value.code, stderr=said.getvalue()), message)
 
 
-def test_all_ranks_refuse_together(tmp_path):
+@pytest.mark.parametrize(('lines', 'ranks', 'message'), [
+    (_UPDATER + 'training.StandardUpdater(iterator, optimizer)', 4,
+     'a second updater'),
+    ('class Mine(chainer.optimizer_hooks.GradientClipping):\n'
+     '    def __call__(self, optimizer): pass\n'
+     'optimizer.add_hook(Mine(1))' + _UPDATER, 2, 'a Mine, would see')])
+def test_all_ranks_refuse_together(tmp_path, lines, ranks, message):
     check_refusal(run_lines(tmp_path, '''
 from chainer_fp8pipe.training.unmodified import launch
 launch._PATIENCE = 300     # ranks that share cores may be late
-''' + _UPDATER + 'training.StandardUpdater(iterator, optimizer)', 4),
-                  'a second updater')
+''' + lines, ranks), message)
 
 
 def check_refusal(done, message):
@@ -315,6 +320,7 @@ chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
 
 
 LOOKS = '''
+import copy
 np.random.seed(3)
 model = L.Classifier(chainer.Sequential(
     L.Linear(3, 8), F.relu, L.BatchNormalization(8), L.Linear(8, 8), F.relu,
@@ -324,6 +330,7 @@ iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
 before = model.copy()
 seen = []
 ''' + _UPDATER + '''
+averages = copy.deepcopy(model), model.copy('copy')
 inputs = np.array([x for x, _ in data])
 labels = np.array([t for _, t in data])
 def look(name, value):
@@ -355,6 +362,10 @@ def several(trainer):
     look('norm', sum(float((p.array ** 2).sum()) for p in model.params()))
     chainer.serializers.save_npz('inside.npz', model)
     look('a copy', infer(model.copy().predictor, inputs))
+    for average in averages:
+        for p, mean in zip(model.params(), average.params()):
+            mean.array[...] = (mean.array + p.array) / 2
+        look('an average', infer(average.predictor, inputs))
     look('an older copy', infer(before.predictor, inputs))
     look('evaluated', trainer.get_extension('validation')()[
         'validation/main/loss'])
@@ -405,6 +416,37 @@ def test_what_a_script_does_with_its_model_is_done_with_the_whole(
         np.testing.assert_allclose(inside[key], value, 1e-4, 1e-6)
 
 
+COUNTS = '''
+np.random.seed(3)
+class Counting(L.Classifier):
+    def forward(self, x, t):
+        loss = super().forward(x, t)
+        if not chainer.config.train:
+            chainer.report({'right': sum(map(
+                int, self.y.array.argmax(1) == t))}, self)
+        return loss
+model = Counting(chainer.Sequential(L.Linear(3, 8), F.relu, L.Linear(8, 2)))
+optimizer.setup(model)
+iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
+''' + _UPDATER + '''
+trainer.extend(evaluator(model), trigger=(1, 'iteration'))
+trainer.extend(extensions.LogReport(trigger=(2, 'iteration')))
+trainer.run()
+'''
+
+
+def test_a_model_that_reads_values_in_evaluation_evaluates_whole(
+        tmp_path, monkeypatch):
+    done = run_lines(tmp_path, COUNTS)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count('each rank has the whole model') == 1
+    (tmp_path / 'serial').mkdir()
+    monkeypatch.chdir(tmp_path / 'serial')
+    exec(_HEAD + COUNTS, {})
+    check_log(log_of(tmp_path), log_of(tmp_path / 'serial'))
+    assert log_of(tmp_path)[0]['validation/main/right'] > 0
+
+
 def test_a_loop_asks_the_scripts_own_iterator_how_far_it_is(tmp_path):
     """On all ranks, of which one reads; a hook sees one stage's parameters."""
     done = run_lines(tmp_path, '''
@@ -420,6 +462,8 @@ while iterator.epoch < 3:
         x, t = chainer.dataset.concat_examples(data)
         print('loss', float(model(x, t).array), iterator.epoch_detail)
 print('end', type(iterator).__name__, updater.epoch)
+used = updater.get_iterator('main')
+assert (used.dataset is data) and used.batch_size == 6
 ''', 4)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('loss') == 3

@@ -96,9 +96,9 @@ class NodeMemory:
             if place is None:
                 raise MemoryError(
                     f'{nbytes / 2 ** 30:.1f} GiB for messages between ranks '
-                    f'of a node are more than is left of '
-                    f'{RESERVED >> 30} GiB; pass a smaller frame_bytes, or '
-                    'shared_memory=False, to create_communicator')
+                    f'of a node exceed the rest of {RESERVED >> 30} GiB; '
+                    'lower frame_bytes, or pass shared_memory=False, to '
+                    'create_communicator')
             start, stop = self._holes[place]
             self._holes[place:place + 1] = (
                 [(start + size, stop)] if start + size < stop else [])

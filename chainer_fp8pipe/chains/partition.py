@@ -9,14 +9,14 @@ import chainer
 import numpy
 
 from ..mpi.abort import enter_world
-from ..mpi.agreement import agree, raise_together
+from ..mpi.agreement import agree, of_first_rank, raise_together
 from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.calls import order_of
-from ..planning.cuts import CutProblem, DoesNotFit, search
+from ..planning.cuts import CutProblem, search
 from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
@@ -56,8 +56,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
 
     Call it on all ranks, with the whole model: any ``chainer.Chain`` that
     returns its loss, a mean over the samples of a batch.  Each rank keeps the
-    parameters that it uses.  An exception that nobody catches then ends the
-    whole job.  Train the model with :class:`PipelineUpdater`.
+    parameters that it uses.  Train the model with :class:`PipelineUpdater`.
 
     Every rank runs the model's own ``forward`` for each micro-batch.  Calls
     that another rank does give ghosts: variables with a shape and a dtype
@@ -219,28 +218,15 @@ def _shapes(names: Names) -> dict[str, str]:
 def _plan(names: Names, trace: Trace, problem: CutProblem, given: Any,
           grid: ProcessGrid) -> PartitionPlan:
     """The first rank's plan, or what was given to the first rank."""
-    found: Any = None
-    if grid.comm.rank == 0:
-        try:
-            if given is not None:
-                plan = load_plan(given)
-                _check_plan(plan, names, problem)
-            else:
-                plan = search(Intervals(
-                    trace.calls, order_of(trace.calls, list(names.parameters)),
-                    parameters_of(names)), problem)
-            found = plan.as_dict()
-        except DoesNotFit as error:
-            found = type(error), str(error)
-        except ValueError as error:
-            found = ValueError, str(error)
-        except Exception as error:      # which may be no message
-            found = ValueError, f'{type(error).__name__}: {error}'
-    found = grid.comm.bcast(found)
-    if isinstance(found, tuple):
-        kind, text = found
-        raise kind(text)
-    return load_plan(found)
+    def choose() -> PartitionPlan:
+        if given is None:
+            return search(Intervals(
+                trace.calls, order_of(trace.calls, list(names.parameters)),
+                parameters_of(names)), problem)
+        plan = load_plan(given)
+        _check_plan(plan, names, problem)
+        return plan
+    return of_first_rank(grid.comm, choose)
 
 
 def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import (
@@ -558,10 +559,10 @@ class Partition:
 
 
 class PartitionedChain:
-    """What :func:`partition` adds to the class of a model.
+    """The class of a model that :func:`partition` has cut.
 
     Attributes:
-        partition: What this rank knows of the cut.
+        partition: This rank's side of the cut.
     """
 
     partition: Partition
@@ -581,6 +582,23 @@ class PartitionedChain:
                 'ranks')
         model: Any = super()
         return model.__call__(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A model that is not divided, with the values that are here."""
+        if fetching.now is not None:
+            fetching.now()
+        found = memo[id(self)] = _undivided(self)
+        vars(found).update(copy.deepcopy(vars(found), memo))
+        return found
+
+    def copy(self, mode: str = 'share') -> Any:
+        """As :meth:`__deepcopy__`; see ``chainer.Link.copy``."""
+        if fetching.now is not None:
+            fetching.now()
+        model: Any = super()
+        found = model.copy(mode)
+        return _undivided(found) if isinstance(
+            found, PartitionedChain) else found
 
     def params(self, include_uninit: bool = True
                ) -> Iterator[chainer.Parameter]:
@@ -626,6 +644,14 @@ def class_of(kind: Any) -> Any:
     """The class that a partitioned model of a class gets."""
     return type(kind.__name__, (PartitionedChain, kind), {
         '__module__': kind.__module__, '__qualname__': kind.__qualname__})
+
+
+def _undivided(model: Any) -> Any:
+    """A copy of the same attributes, of the class that the script knows."""
+    found = copy.copy(model)
+    found.__class__ = type(model).__bases__[1]
+    del found.partition
+    return found
 
 
 def check_result(result: Any) -> None:

@@ -52,7 +52,7 @@ from .trace import (
 from .valueless_parameters import place_ghost, without_shapes
 from .whole_call import Pass
 
-_REMEDY = ('What a model calls must depend on its inputs, on chainer.config '
+_REMEDY = ("A model's calls must depend on its inputs, on chainer.config "
            'and on numpy.random only; mark a function that branches on '
            'computed values by chainer_fp8pipe.atomic')
 #: Seeds what Python draws between calls, in place of a call's number.

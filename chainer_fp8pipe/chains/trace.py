@@ -208,7 +208,7 @@ class StagedTrace:
                       for leaf in entry.leaves)]
 
         def assigned(homes: dict[int, int]) -> Assignment:
-            return assign(trace.calls, plan.order, plan.cuts, results,
+            return assign(trace.calls, plan.order, plan.positions, results,
                           together, homes)
 
         self.keepers = self._keepers(assigned(self._homes(keepers)).stages)

@@ -174,12 +174,11 @@ def deferred(seed: int = 0) -> Iterator[None]:
         with deferred(seed=0):
             model = L.Classifier(MyChain())
 
-    takes no memory for the parameters.  :func:`partition` has each rank draw
-    its own; without it, a parameter is drawn when it is first used.  Values
-    depend on the seed and on how many parameters were made before, not on
-    the rank.  NumPy's generator, from which constructors may draw, is seeded
-    in the block, and gets its state back.  A parameter that is made of an
-    array has this array at once.
+    :func:`partition` has each rank draw its own; without it, a parameter is
+    drawn at its first use.  Values depend on the seed and on the number of
+    parameters made before, not on the rank.  NumPy's generator is seeded in
+    the block, and gets its state back.  A parameter that is made of an array
+    has this array at once.
 
     Args:
         seed: Of the initial values.

@@ -76,7 +76,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             ValueError: The models differ between ranks, or a parameter
                 cannot be averaged; on all ranks, naming rank and parameter.
                 In Chainer's debug mode also if a parameter, a gradient or a
-                mean is NaN or infinite, whatever the options say.
+                mean is NaN or infinite.
             RuntimeError: The communicator has been finalized; or a
                 gradient is NaN or infinite (unless options say
                 otherwise); on all ranks, naming rank and parameter.  If a
@@ -175,9 +175,8 @@ class CodecCommunicator(MpiCommunicatorBase):
     def finalize(self) -> None:
         """Frees what was allocated in MPI; call it on all ranks.
 
-        MPI libraries have room for some 2,000 communicators; a program that
-        makes many must give them back.  A second call does nothing, nor does
-        one after ``MPI.Finalize``, which has freed all, or in a fork.
+        MPI has room for some 2,000 communicators.  A second call does nothing,
+        nor does one after ``MPI.Finalize`` or in a fork.
         """
         if self._is_finalized or os.getpid() != self._process:
             return
@@ -214,7 +213,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         return codec.report(exchange.codec_state) if exchange else {}
 
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
-        """What compression does to each tensor of a model.
+        """The effect of compression on each tensor of a model.
 
         By the parameter's name: ``'q'``, ``'clipped'`` and ``'encoded'`` if
         the codec has them, and ``'residual'``, the 2-norm of this rank's
@@ -363,8 +362,7 @@ def _overlap(comm: MPI.Comm, options: Options) -> bool | str:
         return options.overlap
     if comm.rank == 0:
         warnings.warn(
-            'MPI does not allow threads to call it at the same time (it was '
-            'not started with MPI_THREAD_MULTIPLE), so that gradients are '
-            'exchanged after backward, as without overlap=True',
+            'overlap=True has no effect, as MPI was started without '
+            'MPI_THREAD_MULTIPLE: gradients are exchanged after backward',
             RuntimeWarning, stacklevel=3)
     return False

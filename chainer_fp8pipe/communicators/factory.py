@@ -43,9 +43,8 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
                         **options: Any) -> Any:
     """Makes a communicator for data-parallel training.
 
-    Call it on all ranks.  From then on, an exception that nobody catches
-    ends the whole job, with its traceback, instead of leaving the other
-    ranks waiting.
+    Call it on all ranks.  From then on, an uncaught exception ends the whole
+    job, with its traceback.
 
     Args:
         name: ``'fp8'`` (nearest rounding, float32 sums, error feedback),
@@ -93,8 +92,7 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         return CodecCommunicator(mpi_comm, checked)
     if mpi_comm.size < MPI.COMM_WORLD.size:
         raise ValueError(
-            "algorithm='aggregator' takes its aggregators away from the "
-            'whole job, so it needs all ranks of it: mpi_comm has '
+            "algorithm='aggregator' needs all ranks of the job: mpi_comm has "
             f'{mpi_comm.size} of {MPI.COMM_WORLD.size}; leave mpi_comm out, '
             'or choose another algorithm')
     number = mpi_comm.rank - mpi_comm.size + checked.aggregators
@@ -183,6 +181,6 @@ def _refuse_aggregators(mpi_comm: MPI.Comm) -> None:
         raise ValueError(
             f'{"ranks" if found[1:] else "rank"} '
             f'{", ".join(map(str, found))} of the job only sum'
-            f'{"" if found[1:] else "s"} for the workers of an earlier '
-            "communicator (algorithm='aggregator') and cannot take part in "
-            'another one; pass its mpi_comm: mpi_comm=comm.mpi_comm')
+            f'{"" if found[1:] else "s"} for the workers of a '
+            "communicator with algorithm='aggregator'; pass "
+            'mpi_comm=comm.mpi_comm of that one')

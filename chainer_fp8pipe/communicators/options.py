@@ -104,9 +104,8 @@ class Options:
         'where the system allows that (Linux)',
         choices=(True, False), algorithms=_BY_FRAMES)
     nonfinite: str = _option(
-        'auto', 'a NaN or infinite mean gradient: raise an error naming rank '
-        'and parameter, or pass it on; auto: raise unless the loss is scaled '
-        'dynamically, which skips the update',
+        'auto', 'NaN or infinite mean gradients: raise an error, or pass them '
+        'on; auto: raise unless the loss is scaled dynamically',
         choices=('auto', 'raise', 'pass'))
     check_every: int = _option(
         100, 'updates between comparisons of all replicas; parameters or '
@@ -114,10 +113,10 @@ class Options:
         'ranks; 0: never',
         low=0)
     local_steps: int | str = _option(
-        1, 'updates from one exchange to the next: each rank makes them by '
-        'itself, and then the mean of what they have changed travels in place '
-        "of gradients; qsr: max(qsr_min, (qsr_alpha / learning rate)^2); 1: "
-        'gradients travel at every update', low=1, word='qsr',
+        1, 'updates of each rank by itself between two exchanges, which '
+        'average their changes; qsr: max(qsr_min, (qsr_alpha / learning '
+        'rate)^2); 1: gradients are averaged at every update',
+        low=1, word='qsr',
         algorithms=_WITHOUT_AGGREGATORS)
     sync_steps: int = _option(
         100, 'first updates with an exchange of gradients each, before '

@@ -2,24 +2,13 @@
 
 Where the package is installed, ``import chainer`` imports this module first
 (``chainer_fp8pipe.pth``).  It imports neither Chainer nor CuPy.  Every patch
-belongs to one module of Chainer and acts when that module is imported.  It
-acts only if the installed Python, NumPy, setuptools or CuPy need it, which is
-found by trying.  Some patches make the import faster: SciPy is imported when
-it is first used.  A patch that does not find its code leaves the module alone
-and gives a :class:`CompatWarning`.  ``print(compat.report())`` lists the
-patches for a bug report.
-
-Old packages and scripts get names that NumPy, SciPy, Pillow, onnx or Python
-have removed; those libraries stay as they are.  The environment variable
-``CHAINER_FP8PIPE_OLD_NAMES=0`` turns that off.
+belongs to one module of Chainer and acts when that module is imported, if a
+trial shows that the installed libraries need it.
 
 Limits:
 
-- A process that finds this package by PYTHONPATH only, where it is not
-  installed, must import it before Chainer; so must a child process that is
-  spawned, not forked.
-- CuPy 14: the float16 GPU kernels of ``F.resize_images`` (backward),
-  ``F.negative_sampling`` and ``L.BinaryHierarchicalSoftmax`` do not compile.
+- A process that finds this package by PYTHONPATH only must import it before
+  Chainer; so must a child process that is spawned, not forked.
 - Chainer's warnings about CuPy and iDeep versions are lost where
   ``chainer._environment_check`` is replaced.
 """
@@ -60,8 +49,7 @@ def report() -> str:
 def explain_no_gpu() -> str | None:
     """Why Chainer cannot use a GPU here, with the remedy; None if it can.
 
-    Chainer itself keeps silent about it: ``chainer.backends.cuda.available``
-    is False, whatever the reason.
+    Chainer says nothing: its ``chainer.backends.cuda.available`` is False.
     """
     if importlib.util.find_spec('cupy') is None:
         return ("CuPy is not installed: pip install 'chainer_fp8pipe[cuda13]'"

@@ -11,6 +11,7 @@ Deprecated in NumPy 2.5 but working, so not patched yet:
 import atexit
 import builtins
 import functools
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -132,6 +133,15 @@ def _deconvolution_2d(module, run):
     node._set_cover_all = from_shapes
 
 
+@_patch('chainermn.extensions.observation_aggregator', '49',
+        'a Variable is sent to a device of ChainerX, which wheels lack',
+        'value.to_device("native")',
+        lambda: not importlib.import_module('chainerx').is_available())
+def _observation_aggregator(module, run):
+    run()
+    module.Variable = ()        # no object is one: Variables travel as well
+
+
 # --- h5py -------------------------------------------------------------------
 
 @_patch('chainer.serializers.hdf5', '15,157,168',
@@ -180,9 +190,8 @@ def _environment_check_is_useless():
 
 
 @_patch('chainer._environment_check', '6-7,57',
-        'numpy.distutils went with Python 3.12 and fails with setuptools 74, '
-        'pkg_resources went with 82; no CuPy after 7 is known to it; and '
-        'where it has nothing to check its imports take a fifth of a second',
+        'numpy.distutils went with Python 3.12, pkg_resources with setuptools '
+        '82; the check knows no CuPy after 7, and takes a fifth of a second',
         'def check():', _environment_check_is_useless)
 def _environment_check(module, run):
     # chainer/__init__.py:96 needs nothing of it but this.
@@ -270,9 +279,8 @@ _scipy_when_used('chainer.datasets.svhn', '5', 'io', 'from scipy import io')
 
 
 @_patch('chainer.functions.math.sparse_matmul', '11,68,75',
-        'SciPy 1.15 refuses sparse float16 (products are made in float32 and '
-        'rounded); and all of SciPy that import chainer uses takes a quarter '
-        'of a second', 'sparse.coo_matrix((A_data',
+        'SciPy 1.15 refuses sparse float16 (products are made in float32); '
+        'its import takes a quarter of a second', 'sparse.coo_matrix((A_data',
         lambda: importlib.util.find_spec('scipy') is not None)
 def _sparse_matmul(module, run):
     _run_with_scipy_on_demand(module, run, 'sparse')
@@ -310,12 +318,11 @@ def _pool_as_before(*args, **kwargs):
 
 
 def _finalized_when_python_ends(name, lines, expects, begins):
+    # When Python ends, multiprocessing is half gone (until 3.12), a stopped
+    # daemon thread is called alive (3.13), or must not be joined (from 3.14).
     @_patch(f'chainer.iterators.{name.lower()}_iterator', lines,
-            'Python 3.14 no longer forks; and '
-            'an iterator that is collected only when Python ends finds multi'
-            'processing half gone (until 3.12), or waits for a daemon thread '
-            'that is stopped but called alive (3.13), or must not be joined '
-            '(from 3.14 on)',
+            'Python 3.14 no longer forks; an iterator without finalize() '
+            'hangs or raises when Python ends',
             expects, lambda: True)
     def apply(module, run):
         run()
@@ -360,12 +367,13 @@ def _half_moved():
 
 
 @_patch('chainer.backends.cuda', '584,622',
-        'CuPy 14 moved half and float16 out of <cupy/carray.cuh>, where '
-        'chainermn/communicators/_memory_utility.py:290,362 and chainer/'
-        'training/updaters/multiprocess_parallel_updater.py:300,393 seek them;'
-        ' and it has no cuDNN that line 151 could ask to install',
+        'CuPy 14 moved half and float16 out of <cupy/carray.cuh>, and has no '
+        'cuDNN to install',
         'def raw(code, name, *args, **kwargs):', _half_moved)
 def _cuda(module, run):
+    # Sought in chainermn/communicators/_memory_utility.py:290,362 and chainer/
+    # training/updaters/multiprocess_parallel_updater.py:300,393; line 151 asks
+    # to install cuDNN.
     run()
     header = '#include <cupy/float16.cuh>\n'
     raw, elementwise = module.raw, module.elementwise

@@ -20,9 +20,8 @@ from .gradients import distinct_parameters
 from .lockstep import Lockstep
 
 _REMEDY = (
-    'Every rank must make the same updates: look for what depends on the rank '
-    'or on chance in learning rates, hooks and optimizers, for optimizer '
-    "states that were loaded on some ranks only, and at the host's memory. "
+    'Every rank must make the same updates: check learning rates, hooks, '
+    "random numbers, optimizer states and the host's memory. "
     'check_every=0 in create_communicator ends the comparison')
 
 

@@ -743,7 +743,7 @@ def _error_at_access(name: str, state: State) -> NonfiniteMean:
         f'the mean of the gradients of {name} is not finite: {reason}. '
         'Other parameters may have been updated: go on from a snapshot, '
         f'with a new model and communicator. {_FINITE}; with overlap=True '
-        'no parameter is updated, and all ranks name the rank'))
+        'the error comes before any update'))
 
 
 def _computed(array: Any) -> Any:

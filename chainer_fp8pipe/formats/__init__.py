@@ -22,13 +22,11 @@ scale, has NaN only.
 
 All arrays of a call are NumPy's, or all are CuPy's; the bits are the same.
 They are C-contiguous: float32 for values, uint8 for fp8 codes, and records of
-the format's ``dtype``, which on the GPU are the rows of a uint8 array.  Every
-operation writes into arrays that the caller gives.
+the format's ``dtype``, which on the GPU are the rows of a uint8 array.
 
-Operations raise TypeError for an argument that is no array of its dtype, and
-for a seed that is no integer.  They raise ValueError if sizes do not go
-together, if an array is not C-contiguous or is read-only, if arrays overlap,
-or if a rounding, scale or epsilon is not allowed.
+Operations raise TypeError for an argument of another type or dtype.  They
+raise ValueError for sizes that do not fit, for arrays that overlap, are
+read-only or not C-contiguous, and for values that are not allowed.
 """
 # One text gives the bits on both processors: e5m2.h and records.h have one
 # element's (or record's) arithmetic, without branches and tables.  The C

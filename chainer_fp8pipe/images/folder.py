@@ -29,8 +29,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     snapshot.
 
     With a communicator as ``shard``, all of its ranks make the folder and
-    call :meth:`iterator`.  Each raises the error of any of them.  From then
-    on an uncaught exception on any rank ends the job.
+    call :meth:`iterator`.  Each raises the error of any of them.
 
     Args:
         root: The folder.  ``.jpg`` and ``.png`` are found as well.
@@ -215,9 +214,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                 return cache
             if not node.rank:
                 _log.warning(
-                    'rank %d: the ranks of this node cannot open memory of '
-                    'each other, so that each keeps a cache of its own, of '
-                    'cache_bytes / %d', self._rank, node.size)
+                    'rank %d: ranks of this node cannot open memory of each '
+                    'other, so each keeps a cache of cache_bytes / %d',
+                    self._rank, node.size)
             return Cache.create(len(self), limit // node.size)
         finally:
             node.Free()

@@ -62,16 +62,12 @@ def batch_arrays(batch: Any, device: Any = None) -> Any:
 class ImageIterator(chainer.dataset.Iterator):
     """Made by :meth:`ImageFolder.iterator`.
 
-    All ranks go through an epoch together.  Each global batch is divided over
-    them, so each sample comes once in an epoch, on one rank.  Every rank makes
-    equally many batches; their sizes differ by one sample at most.
+    Each sample comes once in an epoch, on one rank.  Every rank makes equally
+    many batches; their sizes differ by one sample at most.  A batch without a
+    usable image has one good image of another batch of this rank and epoch.
 
-    A batch is never empty.  If none of its images can be used, it has one good
-    image of another batch of this rank and epoch.
-
-    A snapshot holds the position in the epoch, which all ranks share, so a run
-    continues with any number of ranks and workers.  It also holds the counts
-    of images left out on the rank that saved it.
+    A snapshot holds the position in the epoch, which all ranks share, and the
+    counts of images left out on the rank that saved it.
 
     Attributes:
         batch_size: Most samples of a batch on this rank.

@@ -101,8 +101,8 @@ def find_images(root: str) -> FileTable:
             f'no images ({", ".join(SUFFIXES)}) in '
             f'{", ".join(repr(name) for name in empty[:5])}'
             + (f' and {len(empty) - 5} more' if len(empty) > 5 else '')
-            + f' of {root!r}; every folder there is a class and takes a '
-            'label: remove those that are not classes')
+            + f' of {root!r}; every folder there is a class: remove the '
+            'others')
     names = [os.fsencode(os.path.join(folder, name))
              for folder, files in zip(classes, found, strict=True)
              for name in files]

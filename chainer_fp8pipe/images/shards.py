@@ -52,9 +52,9 @@ def batch_stop(start: int, samples: int, batch: int, ranks: int) -> int:
     rest = samples - start
     if rest < ranks:
         raise ValueError(
-            f'the epoch has {rest} sample{"s" * (rest != 1)} left, which is '
-            f'less than one for each of the {ranks} ranks; finish it with as '
-            'many ranks as it was begun with')
+            f'the epoch has {rest} sample{"s" * (rest != 1)} left, too few '
+            f'for {ranks} ranks; finish it with as many ranks as it was begun '
+            'with')
     return start + -(-rest // batches_left(rest, batch, ranks))
 
 

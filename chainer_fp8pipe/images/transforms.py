@@ -175,9 +175,9 @@ class RandomResizedCrop(_Crop):
 
     The part's area is uniform in ``scale`` of the image's.  Its ratio of
     width to height is log-uniform in ``ratio``, its place uniform.  A part
-    that does not fit is drawn again, ten times.  Then the largest central
-    part of an allowed ratio is taken.  (Szegedy et al. 2015, "Going Deeper
-    with Convolutions", section 6, in the form that is usual for ImageNet.)
+    that does not fit is drawn again, ten times; then the largest central part
+    of an allowed ratio is taken (Szegedy et al. 2015, "Going Deeper with
+    Convolutions", section 6).
 
     Args:
         size: Height and width of the result, or one number for both.

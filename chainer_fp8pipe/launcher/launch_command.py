@@ -43,26 +43,24 @@ snapshot when it dies:
     python -m chainer_fp8pipe launch -n 8 --snapshots saved --every 5m \\
         --communicator fp8 train.py --epoch 90
 
-Call it without mpiexec, which it starts itself.  It takes the program in the
-environment variable MPIEXEC; else srun inside of an allocation of Slurm's;
-else the mpiexec of MPICH or Open MPI beside the interpreter or on the path.
-All other options are those of "run" (python -m chainer_fp8pipe run --help).
-Words after SCRIPT are the script's.
+Call it without mpiexec, which it starts itself: the program in the
+environment variable MPIEXEC, else srun inside of an allocation of Slurm's,
+else the mpiexec beside the interpreter or on the path.  All other options are
+those of "run" (python -m chainer_fp8pipe run --help).  Words after SCRIPT are
+the script's.
 
 --snapshots gives snapshots to a script that has none: each start goes on from
 the newest one.  Without --snapshots the script must do so itself.
 
 After a start with a new snapshot the next one begins at once.  After others
 the launcher waits 0, 1, 2, 4 seconds and so on, up to 5 minutes.  Its exit
-code is 0 when the job's is.  It gives up
+code is 0 when the job's is.  It gives up and lists all ends
 
     after --restarts starts in a row without progress,
     after 3 starts in a row that have failed in the same way,
     after 2 of these before the first update was done,
     at once where a command line is refused, and
     when too few hosts have answered for --wait-for-hosts.
-
-A table then says what has ended each start.
 
 The job gets the launcher's SIGINT and SIGTERM.  It gets SIGTERM 10 seconds
 after SIGINT, and is killed 30 seconds after SIGTERM.  A second signal kills it
@@ -187,9 +185,8 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         '(default: from the time of an update)')
     parser.add_argument(
         '--probe', metavar='COMMAND', help='command that ends with 0 if '
-        "the host {} answers, such as 'ping -c 1 -W 3 {}' (default: a "
-        'connection to port 22 that is accepted or refused within 5 seconds; '
-        'with srun also a place in the allocation)')
+        "the host {} answers, such as 'ping -c 1 -W 3 {}' (default: "
+        'an answer of port 22 within 5 seconds)')
     return parser
 
 

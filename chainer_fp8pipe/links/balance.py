@@ -55,8 +55,8 @@ def chunk_counts(model: Any, chunks: int, balance: str | Sequence[int],
                 raise ValueError(
                     f'{layer_name(*model.numbered_layers()[number])} learns '
                     'the shape of its parameters from its first input; give '
-                    'it all sizes, or call stage with example=..., '
-                    "balance='layers' or a number of layers for each chunk")
+                    "it all sizes, or pass example=... or balance='layers' "
+                    'to stage')
             return measure(model, example, timed=balance == 'time')
         found = _on_first_rank(comm, found_out)
         sizes = [one.parameters if size is None else size

@@ -44,10 +44,9 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
 
         model.append(lazy(L.Linear, 3072, 3072))
 
-    appends the layer ``L.Linear(3072, 3072)``.  The rank that owns the layer
-    draws its parameters at their first use.  Each generator has a seed of the
-    model's seed and the layer's index in the whole model: the values are the
-    same for every cut.
+    The rank that owns the layer draws its parameters at their first use.
+    Values depend on the model's seed and the layer's index in the whole model:
+    they are the same for every cut.
 
     Args:
         factory: A class or function that makes the layer of the arguments.
@@ -120,28 +119,16 @@ class Elsewhere(Link):
 class Divisible(chainer.ChainList):
     """A list of layers that can be cut between any two layers.
 
-    The paper's program 2 (section 4.1)::
+    The paper's program 2 (section 4.1).  ``model.divide(start, end)`` has the
+    layers start to end - 1, and ``model.stage(comm)`` this rank's even share.
 
-        class NN(Divisible):
-            def __init__(self):
-                super().__init__()
-                self.append(L.Linear(3072, 3072))
-                self.append(F.relu)
-                self.append(L.Linear(3072, 10))
+    Links, functions and other callables are layers.  A tuple that a layer
+    returns becomes the arguments of the next one.  Names of parameters and
+    keys of snapshots come from the index in the whole model, for every cut.
 
-        model = NN().divide(start, end)     # the layers start to end - 1
-        model = NN().stage(comm)            # or an even share for this rank
-
-    Links, functions and other callables are layers.  A layer that returns a
-    tuple calls the next one with as many arguments: values that skip layers
-    travel along.  Names of parameters and keys of snapshots come from the
-    index in the whole model, as ``'/2/W'`` above, so they are the same for
-    every cut.
-
-    ``append`` and ``extend`` add layers at the end; ``model[i] = layer``
-    replaces one.  ``model[i]`` is the link at a place of the whole model,
-    which holds the function if there is one.  A layer may be a method of the
-    model.  A lambda with ``self`` in it would keep the whole model in memory.
+    ``append`` and ``extend`` add layers at the end, and ``model[i] = layer``
+    replaces one.  A layer may be a method of the model, but a lambda with
+    ``self`` in it keeps the whole model in memory.
 
     Args:
         layers: The layers; those of :func:`lazy` get values where they are

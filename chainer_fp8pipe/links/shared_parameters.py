@@ -28,9 +28,9 @@ def check_cut(layers: Iterable[Layer], owner: Callable[[int], Hashable]
             if owner(other) != owner(index):
                 raise ValueError(
                     f'{layer_name(other, other_layer)} and '
-                    f'{layer_name(index, layer)} share {_said(thing)}, so '
-                    'a cut between them would train two copies; cut so that '
-                    'both are on one rank, or give one its own parameters')
+                    f'{layer_name(index, layer)} share {_said(thing)}; cut '
+                    'so that both are on one rank, or give one its own '
+                    'parameters')
 
 
 def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:

@@ -271,8 +271,7 @@ def _not_alone(environment: Mapping[str, str]) -> str:
     return (
         f'{starter} has started {count} processes, of which this one is '
         f'number {environment.get(rank, "?")} ({size}={count}), but {library}'
-        f' says that it is alone, rank 0 of 1: all {count} would do the whole '
-        'work, each for itself.  Start them with '
+        ' says that it is alone, rank 0 of 1.  Start them with '
         f'{_STARTED_BY.get(library, _MPICH)}; or have mpi4py load the MPI of '
         f'what has started them (MPI4PY_LIBMPI); or, if each is to be alone, '
         f'set {ALONE}=1')

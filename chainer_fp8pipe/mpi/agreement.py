@@ -158,6 +158,27 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
     return result
 
 
+def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
+    """What the first rank finds, on all ranks; so is its ValueError.
+
+    Another error, of which nobody knows whether it can be sent, is a
+    ValueError with its text.
+    """
+    found: Any = None
+    problem: ValueError | None = None
+    if comm.rank == 0:
+        try:
+            found = choose()
+        except ValueError as error:
+            problem = error
+        except Exception as error:
+            problem = ValueError(f'{type(error).__name__}: {error}')
+    found, problem = comm.bcast((found, problem))
+    if problem is not None:
+        raise raised_by_all(problem)
+    return found
+
+
 def _explain(everyone: Sequence[tuple[str, dict[str, str]]], remedy: str
              ) -> str:
     problems = [f'rank {rank}: {text}'

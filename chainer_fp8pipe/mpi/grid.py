@@ -105,7 +105,7 @@ class ProcessGrid:
     def free(self) -> None:
         """Frees the communicators of both axes; call it on all ranks.
 
-        MPI libraries have room for some 2,000 communicators.
+        MPI has room for some 2,000.
         """
         free_with_kept(self.pipeline)
         free_with_kept(self.data)
@@ -322,9 +322,9 @@ class Group:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            'a model with grouped batch normalisation cannot be pickled: its '
-            'groups are of this job; save it with chainer.serializers, or '
-            'pickle the model that create_grouped_bn_model was given')
+            'a model with grouped batch normalisation cannot be pickled; save '
+            'it with chainer.serializers, or pickle the model that '
+            'create_grouped_bn_model was given')
 
 
 # --- arguments ---------------------------------------------------------------

@@ -201,8 +201,8 @@ class _Calls(Interceptor):
                 if creator is not None and id(creator) not in self.numbers:
                     raise ValueError(
                         'it uses a variable of another layer or of an '
-                        'earlier batch, with its graph; hand it on from '
-                        'layer to layer, as one of a tuple')
+                        'earlier batch; hand it on from layer to layer, as '
+                        'one of a tuple')
         if self._inside:        # of a function that calls others
             self._inner.update(parameters)
             return call_unchecked(node, inputs, original)

@@ -487,8 +487,8 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
     if any(count < 0 for count, _ in every):
         raise ValueError(
             'a loss ignores some of the labels that the model computes '
-            'itself, whose number is known too late; pass loss_weight=, a '
-            'function of the batch, to PipelineUpdater')
+            'itself; pass loss_weight=, a function of the batch, to '
+            'PipelineUpdater')
     leaves_out = any(left for _, left in every)
     if len({len(several) for several in labels}) == 1:
         table = numpy.array([[float(count) for count, _ in several]
@@ -502,9 +502,8 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
     if not leaves_out:
         return samples
     raise ValueError(
-        'several losses ignore different numbers of labels, so no weights of '
-        'micro-batches give the loss of the whole batch; pass loss_weight=, '
-        'a function of the batch, to PipelineUpdater')
+        'several losses ignore different numbers of labels; pass '
+        'loss_weight=, a function of the batch, to PipelineUpdater')
 
 
 def _if(condition: bool, block: Any) -> Any:

@@ -89,10 +89,8 @@ def _exchange(comm: MPI.Comm, group: MPI.Comm, codec: str, algorithm: str,
         codec, group, algorithm=algorithm, **without_warmup(codec))
 
     def timed(link: chainer.Link) -> tuple[float, float]:
-        busy, begin = _busy(communicator), time.perf_counter()
-        communicator.multi_node_mean_grad(link)
-        return (comm.allreduce(time.perf_counter() - begin, MPI.MAX),
-                _busy(communicator) - busy)
+        begin, (busy, _) = time.perf_counter(), spent(communicator, link)
+        return comm.allreduce(time.perf_counter() - begin, MPI.MAX), busy
     try:
         found = [repeated(comm, functools.partial(timed, _made_up(size)),
                           seconds / 2) for size in (small, large)]
@@ -150,7 +148,19 @@ def _made_up(elements: int) -> chainer.Link:
     return link
 
 
-def _busy(communicator: Any) -> float:
-    """Seconds in which this rank has encoded, added and decoded."""
-    seconds = communicator.events.seconds
-    return seconds['encode'] + seconds['decode']
+def spent(communicator: Any, link: chainer.Link) -> tuple[float, int]:
+    """Averages gradients, as in an update.
+
+    Returns:
+        Seconds in which this rank has encoded, added and decoded, and bytes
+        that it has sent.
+    """
+    events = communicator.events
+
+    def so_far() -> tuple[float, int]:
+        return (events.seconds['encode'] + events.seconds['decode'],
+                events.bytes_sent)
+    seconds, sent = so_far()
+    communicator.multi_node_mean_grad(link)
+    after, sent_after = so_far()
+    return after - seconds, sent_after - sent

@@ -61,7 +61,7 @@ def layer_counts(cut: PartitionPlan, layers: int) -> list[int]:
     left = len(cut.cuts)
     ends = [min(int(cut.order[place][0].split('/')[1]) + depth,
                 layers - left + number)
-            for number, (place, depth) in enumerate(cut.cuts)]
+            for number, (place, depth) in enumerate(cut.positions)]
     ends.append(layers)
     counts = [end - start for start, end in zip([0, *ends], ends,
                                                 strict=False)]

@@ -22,7 +22,7 @@ from ..chains.valueless_parameters import without_shapes
 from ..communicators.options import make_options
 from ..links.divisible import Divisible
 from ..mpi.abort import enter_world
-from ..mpi.agreement import agree, raise_together
+from ..mpi.agreement import agree, of_first_rank, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..planning.choices import Choices, Wanted
@@ -39,7 +39,7 @@ from .example import Example
 from .exchange_times import measure_layouts
 from .layered import Layered
 from .model_figures import growth, measure_model, resident
-from .planned_job import PlannedJob, mpi_of, of_first_rank, shapes_of
+from .planned_job import PlannedJob, mpi_of, shapes_of
 from .trials import Blocks, Trained, preferred, try_all, try_way
 
 #: Parts of the time: for exchanges, and for each trial.
@@ -174,10 +174,8 @@ def measure(comm: MPI.Comm, trained: Trained, wanted: Wanted,
         comm, trained.data.seconds) if trained.data else 0.0)
     return JobProfile(
         figures, tuple(nodes_of(comm)), slowdown, exchanges, links, spare,
-        reading,
-        comm.allreduce(growth(before), MPI.MAX), (
-            'no pipeline, as the model cannot be cut: ' + figures.undivided,)
-        if figures.undivided else ()).for_ranks(ranks or comm.size)
+        reading, comm.allreduce(growth(before), MPI.MAX)
+        ).for_ranks(ranks or comm.size)
 
 
 # --- choosing ---------------------------------------------------------------
@@ -196,25 +194,23 @@ def _tried(ways: Sequence[Configuration], trained: Trained,
     if comm.size > 1:       # which does not say which others are near
         alone, problems = try_all([Configuration()], run, say)
         found, remarks = found + alone, remarks + problems
-    return comm.bcast(found), remarks
+    return found, remarks
 
 
 def _chosen(choices: Choices, ways: Sequence[Configuration],
             found: Sequence[tuple[Configuration, Timing]],
             remarks: Sequence[str]) -> JobPlan:
     """The plan of the fastest way that was tried, or that is predicted."""
-    count, tried = choices.profile.ranks, [trial for _, trial in found]
+    count = choices.profile.ranks
     possible = [one for one in found
                 if one[0].stages * one[0].replicas == count]
     taken = preferred(possible) if possible else ways[0]
-    said = list(remarks)
     fastest = min((one.seconds for _, one in possible), default=0.0)
-    for alone in tried:
-        if alone.way == 'one process' and alone.seconds < fastest:
-            said.append(
-                f'one process is faster than any way on these {count} '
-                f'ranks ({1e3 * alone.seconds:.4g} ms): run the script '
-                'without mpiexec')
+    said = [*remarks, *(
+        f'one process is faster than any way on these {count} ranks '
+        f'({1e3 * alone.seconds:.4g} ms): run the script without mpiexec'
+        for way, alone in found if way.stages * way.replicas < count
+        and alone.seconds < fastest)]
     if taken.replicas > 1 and not taken.is_exact and possible and (
             warmup := getattr(make_options(taken.codec, {}), 'warmup', 0)):
         said.append(f'the first {warmup} updates of {taken.codec} travel in '
@@ -222,7 +218,7 @@ def _chosen(choices: Choices, ways: Sequence[Configuration],
     if taken.local_steps > 1:
         said.append('what local steps cost in accuracy was not measured; an '
                     'exchange at every update is the default')
-    return choices.plan(taken, tried, said)
+    return choices.plan(taken, [trial for _, trial in found], said)
 
 
 def _why_untried(model: Any, wanted: Wanted, here: int, ranks: int

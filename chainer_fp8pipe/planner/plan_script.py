@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
 
-from ..command_line import check_script, count, some_of, unwritable
+from ..command_line import count, some_of, unwritable
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
@@ -29,14 +29,13 @@ from ..training.unmodified.jobs import (
 from ..training.unmodified.launch import (
     Refusal,
     as_one_process,
-    launch,
     refuse_together,
     refusing,
 )
 from .example import Data, Endless, Example
 from .plan import plan
 from .planned_job import PlannedJob
-from .run_script import size
+from .run_script import add_script, size
 
 _DESCRIPTION = """
 Finds the fastest way to run an unmodified Chainer or ChainerMN script:
@@ -64,9 +63,7 @@ replicas only.
 
 def add_plan(commands: Any) -> None:
     """Adds the command to the parser's commands."""
-    parser = commands.add_parser(
-        'plan', description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = commands.add_parser('plan', description=_DESCRIPTION)
     parser.add_argument(
         '-o', '--output', metavar='FILE',
         help='save the plan there, as JSON, for "run --plan"')
@@ -93,30 +90,16 @@ def add_plan(commands: Any) -> None:
         '--seconds', metavar='S', type=_seconds, default=16.0,
         help='time for measuring exchanges and trying ways, about '
         '(default: 16)')
-    parser.add_argument('script', metavar='SCRIPT')
-    parser.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
-                        help="the script's own arguments")
-    parser.set_defaults(call=_checked_plan, parser=parser)
+    add_script(parser, 'plan', _job)
 
 
-def _checked_plan(options: argparse.Namespace) -> Callable[[], None]:
-    """Checks the arguments; what it returns runs the script."""
-    try:
-        refuse_together(MPI.COMM_WORLD, lambda: check_script(options.script),
-                        ValueError)
-    except ValueError as error:
-        options.parser.error(str(error))
+def _job(options: argparse.Namespace) -> list[Any]:
+    """What plans the script's job, if the plan can be written."""
     # Rank 0 writes; others may be on hosts where the folder is not.
     comm = MPI.COMM_WORLD
     if problem := comm.bcast(comm.rank == 0 and unwritable(options.output)):
-        options.parser.error(f'-o: {problem}')
-
-    def run() -> None:
-        job = ScriptPlan(comm, options)
-        # The script would say everything as often as there are ranks.
-        with as_one_process():
-            launch(options.script, options.arguments, 'plan', job.create, job)
-    return run
+        raise ValueError(f'-o: {problem}')
+    return [ScriptPlan(comm, options)]
 
 
 def _seconds(text: str) -> float:
@@ -143,6 +126,9 @@ class ScriptPlan(Originals):
         comm: All ranks.
         options: The parsed arguments of ``plan``.
     """
+
+    # The script would say everything as often as there are ranks.
+    block = staticmethod(as_one_process)
 
     def __init__(self, comm: MPI.Comm, options: argparse.Namespace) -> None:
         self._comm, self._options = comm, options

@@ -1,7 +1,6 @@
 """A plan as what it sets up: communicator, grid, partition."""
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -39,7 +38,9 @@ class PlannedJob:
     """
 
     def __init__(self, plan: Any, example: Any = None) -> None:
-        self.plan: JobPlan = read_plan(plan)
+        self.plan: JobPlan = load_job_plan(
+            plan, remedy=_REMEDY, check=lambda plan: _check_options(
+                plan.choice))
         self._example = example
 
     def __str__(self) -> str:
@@ -129,41 +130,6 @@ class PlannedJob:
             'chunks': cut.chunks, **options})
 
 
-def read_plan(source: Any) -> JobPlan:
-    """Reads a plan and checks all that can be checked without its model.
-
-    Args:
-        source: As for :class:`PlannedJob`.
-
-    Raises:
-        ValueError: There is no such file, or it is damaged, or no plan, or
-            one that cannot be carried out; the message names file, field
-            and remedy.
-    """
-    found = load_job_plan(source, _REMEDY)
-    try:
-        _check_options(found.choice)
-    except ValueError as error:
-        name = source if isinstance(source, str) else 'the plan'
-        raise ValueError(f'{name}: {error}; {_REMEDY}') from None
-    return found
-
-
-def read_together(comm: MPI.Comm, path: str) -> JobPlan:
-    """What the first rank reads with :func:`read_plan`; call it on all.
-
-    Raises:
-        ValueError: As there, or the plan is for another number of ranks; on
-            all ranks.
-    """
-    def read() -> JobPlan:
-        found = read_plan(path)
-        if problem := found.problem(found.model, comm.size):
-            raise ValueError(f'{path}: {problem}')
-        return found
-    return of_first_rank(comm, read)
-
-
 def shapes_of(model: Any) -> dict[str, Any]:
     """Of all parameters, by path; None: unknown yet."""
     return {name: None if one._data[0] is None else tuple(one._data[0].shape)
@@ -188,20 +154,6 @@ def _check_options(choice: Configuration) -> None:
     if (rows, columns) != (0, 0) and rows * columns != choice.replicas:
         raise ValueError(f'choice.options.shape is {rows} x {columns}, but '
                          f'there are {choice.replicas} replicas')
-
-
-def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
-    """What the first rank finds, on all; so is its error."""
-    found = problem = None
-    if comm.rank == 0:
-        try:
-            found = choose()
-        except Exception as error:
-            problem = error
-    found, problem = comm.bcast((found, problem))
-    if problem is not None:
-        raise problem
-    return found
 
 
 def mpi_of(comm: Any) -> MPI.Comm:

@@ -10,7 +10,6 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
-from ..chains.valueless_parameters import fetching
 from ..command_line import check_script, count, parse_interval
 from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
@@ -20,15 +19,13 @@ from ..communicators.options import (
     make_options,
     parse_option,
 )
-from ..intercept.training_objects import Originals
+from ..mpi.agreement import of_first_rank
 from ..pipeline.schedules import SCHEDULES
 from ..report.launch_protocol import is_launched
 from ..report.quantities import parse_bytes
 from ..training.unmodified.launch import (
     RankAware,
     Refusal,
-    as_one_process,
-    as_ranks,
     launch,
     refuse_together,
 )
@@ -69,9 +66,7 @@ command "launch" starts it again by itself.
 
 def add_run(commands: Any) -> None:
     """Adds the command to the parser's commands."""
-    run = commands.add_parser(
-        'run', description=_DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter)
+    run = commands.add_parser('run', description=_DESCRIPTION)
     run.add_argument(
         '--plan', metavar='FILE', help='plan to carry out, a file of the '
         'command "plan"; it replaces all other options')
@@ -103,42 +98,35 @@ def add_run(commands: Any) -> None:
             f'--{name.replace("_", "-")}', metavar=choices or
             type(field.default).__name__.upper(),
             help=metadata['help'].replace('%', '%%') + f' ({_defaults(name)})')
-    run.add_argument('script', metavar='SCRIPT')
-    run.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
-                     help="the script's own arguments")
-    run.set_defaults(call=_checked_run, parser=run)
+    add_script(run, 'run', lambda options: [
+        *_restarting(options),
+        (_as_given if options.plan is None else _as_planned)(options)])
 
 
-def _checked_run(options: argparse.Namespace) -> Callable[[], None]:
-    """Checks the arguments of ``run``; what it returns runs the script."""
-    try:
-        refuse_together(MPI.COMM_WORLD, lambda: check_script(options.script),
-                        ValueError)
-        restarting = _restarting(options)
-        prepare = (_as_given if options.plan is None else _as_planned)(options)
-    except ValueError as error:
-        options.parser.error(str(error))
+def add_script(parser: argparse.ArgumentParser, command: str,
+               jobs_of: Callable[[argparse.Namespace], list[Any]]) -> None:
+    """Adds a script and its arguments to a command, which runs the script.
 
-    def run() -> None:
-        with contextlib.ExitStack() as quiet:
-            job, create = prepare(quiet)
-            launch(options.script, options.arguments, 'run', create,
-                   *restarting, job)
-    return run
+    Args:
+        parser: Of the command.
+        command: Its name.
+        jobs_of: Checks the command's options, on all ranks, and gives the
+            jobs for :func:`launch`; raises ValueError about wrong options.
+    """
+    parser.add_argument('script', metavar='SCRIPT')
+    parser.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
+                        help="the script's own arguments")
 
-
-#: Has the script's objects made as options say: enters a block in which the
-#: ranks are quiet, and returns a :class:`.Originals` and what is in place of
-#: ``chainermn.create_communicator``.
-_Prepare = Callable[[contextlib.ExitStack], tuple[Any, Callable[..., Any]]]
-
-
-def _as_one(quiet: contextlib.ExitStack, job: Any) -> None:
-    """A script without ChainerMN would say everything on each rank."""
-    quiet.enter_context(as_one_process())
-    if job.divides:
-        quiet.enter_context(job.undrawn.building())
-        quiet.enter_context(fetching.set_to(None))
+    def checked(options: argparse.Namespace) -> Callable[[], None]:
+        try:
+            refuse_together(MPI.COMM_WORLD, lambda: check_script(
+                options.script), ValueError)
+            jobs = jobs_of(options)
+        except ValueError as error:
+            parser.error(str(error))
+        return lambda: launch(options.script, options.arguments, command,
+                              *jobs)
+    parser.set_defaults(call=checked, parser=parser)
 
 
 def size(text: str) -> str:
@@ -167,14 +155,18 @@ def _restarting(options: argparse.Namespace) -> list[Any]:
 
 # --- with options of its own ------------------------------------------------
 
-def _as_given(options: argparse.Namespace) -> _Prepare:
-    """What the options of the command line say, but for ``--plan``."""
+def _as_given(options: argparse.Namespace) -> Any:
+    """The job that the options of the command line say, but for ``--plan``."""
     given, name = _communicator_options(options), options.communicator
     pipeline, comm = _pipeline_options(options), MPI.COMM_WORLD
 
     def create(communicator_name: str = 'pure_nccl', mpi_comm: Any = None,
                **kwargs: Any) -> Any:
         if name is None:
+            if communicator_name not in {*FAMILIES, *CHAINERMN}:
+                raise Refusal(
+                    f'ChainerMN 7 has no communicator {communicator_name!r}; '
+                    'give --communicator naive, or another')
             return create_communicator(communicator_name, mpi_comm,
                                        **{**kwargs, **given})
         if comm.rank == 0 and name != communicator_name:
@@ -182,19 +174,11 @@ def _as_given(options: argparse.Namespace) -> _Prepare:
                   f'{communicator_name!r}', file=sys.stderr)
         # The script's options are for the communicator it meant.
         return create_communicator(name, mpi_comm, **given)
-
-    def prepare(quiet: contextlib.ExitStack) -> tuple[Any, Callable]:
-        if pipeline is None:
-            quiet.enter_context(as_ranks())
-            job = RankAware(comm, options.script)
-            return job, job.noting(create)
-        from ..training.unmodified.jobs import PipelineJob
-        divided = PipelineJob(comm, pipeline, lambda replicas:
-                              create_communicator(name or 'float32', replicas,
-                                                  **given))
-        _as_one(quiet, divided)
-        return divided, create
-    return prepare
+    if pipeline is None:
+        return RankAware(comm, options.script, create)
+    from ..training.unmodified.jobs import PipelineJob
+    return PipelineJob(comm, pipeline, lambda replicas: create_communicator(
+        name or 'float32', replicas, **given), create)
 
 
 def _defaults(option: str) -> str:
@@ -244,30 +228,33 @@ _BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'call',
            'parser'}
 
 
-def _as_planned(options: argparse.Namespace) -> _Prepare:
-    """What a plan says; call it on all ranks.
+def _as_planned(options: argparse.Namespace) -> Any:
+    """The job that a plan says; call it on all ranks.
 
     Raises:
         ValueError: Other options were given, or the plan cannot be carried
             out on these ranks; on all ranks.
     """
+    comm, file = MPI.COMM_WORLD, options.plan
     for name, value in vars(options).items():
         if name not in _BESIDE and value is not None:
             raise ValueError(
                 f'--{name.replace("_", "-")} does not go with --plan, as the '
                 'plan says it; leave one of them out, or edit "choice" in '
-                f'{options.plan}')
-    from .planned_job import read_together
-    plan = read_together(MPI.COMM_WORLD, options.plan)
+                f'{file}')
 
-    def prepare(quiet: contextlib.ExitStack) -> tuple[Any, Callable]:
-        if MPI.COMM_WORLD.rank == 0:
-            print(f'chainer_fp8pipe run: as planned: {plan.choice}',
-                  file=sys.stderr)
-        script = _PlannedScript(plan, options.plan, quiet.close)
-        _as_one(quiet, script.job)
-        return script, script.create
-    return prepare
+    from .planned_job import PlannedJob
+
+    def read() -> Any:
+        found = PlannedJob(file).plan
+        if problem := found.problem(found.model, comm.size):
+            raise ValueError(f'{file}: {problem}')
+        return found
+    plan = of_first_rank(comm, read)
+    if comm.rank == 0:
+        print(f'chainer_fp8pipe run: as planned: {plan.choice}',
+              file=sys.stderr)
+    return _PlannedScript(plan, file, options.script)
 
 
 class _PlannedScript:
@@ -280,30 +267,43 @@ class _PlannedScript:
     Args:
         plan: For as many ranks.
         file: Where the plan is from, for messages.
-        on_chainermn: Called when the script creates a communicator.
+        script: The script's path.
     """
 
-    def __init__(self, plan: Any, file: str,
-                 on_chainermn: Callable[[], None]) -> None:
+    def __init__(self, plan: Any, file: str, script: str) -> None:
         from ..training.unmodified.jobs import (
             Options,
             PipelineJob,
             ReplicaJob,
         )
-        self._plan, self._file = plan, file
-        self._on_chainermn = on_chainermn
+        self._plan, self._file, self._script = plan, file, script
+        self._block = contextlib.ExitStack()
         choice = plan.choice
         kind = ReplicaJob if choice.stages == 1 else PipelineJob
-        self.job: Any = kind(MPI.COMM_WORLD, Options(
+        self._job: Any = kind(MPI.COMM_WORLD, Options(
             choice.stages, choice.micro_batches,
             schedule=choice.schedule or '1f1b', cut=choice.cut),
-            self._communicator, self._check)
+            self._communicator, self.create, self._check)
 
     def __getattr__(self, name: str) -> Callable:
         """What is done for this kind of script, when that is known."""
         def act(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self.job, name)(*args, **kwargs)
+            return getattr(self._job, name)(*args, **kwargs)
         return act
+
+    def block(self) -> contextlib.ExitStack:
+        """A block for the script."""
+        self._block.enter_context(self._job.block())
+        return self._block
+
+    def make_updater(self, original: Callable, updater: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        """The job's, or, of a ChainerMN script, Chainer's."""
+        self._job.make_updater(original, updater, *args, **kwargs)
+        if isinstance(self._job, RankAware):
+            for optimizer in updater.get_all_optimizers().values():
+                if isinstance(optimizer.target, chainer.Link):
+                    self._check(optimizer.target)
 
     def create(self, communicator_name: str = '', mpi_comm: Any = None,
                **options: Any) -> Any:
@@ -312,17 +312,19 @@ class _PlannedScript:
         ranks = every if mpi_comm is None else mpi_comm
         if stages > 1:
             raise Refusal(
-                f'{self._file} has {stages} stages, but a ChainerMN script '
-                'keeps the whole model on each rank; make a plan of this '
-                'script: python -m chainer_fp8pipe plan -o FILE SCRIPT')
+                f'{self._file} has {stages} stages, and a ChainerMN script '
+                'none; make a plan of this script: python -m '
+                'chainer_fp8pipe plan -o FILE SCRIPT')
         if ranks.size != every.size:
             raise Refusal(
                 f'the script creates a communicator of {ranks.size} of the '
                 f'{every.size} ranks, but {self._file} is for all; give '
                 '--communicator in place of --plan')
-        self._on_chainermn()
-        self.job = _Checked(self._check)
-        return self._communicator(ranks)
+        if not isinstance(self._job, RankAware):
+            self._block.close()
+            self._job = RankAware(every, self._script, self._communicator)
+            self.block()
+        return self._job.create(ranks)
 
     def _communicator(self, comm: MPI.Comm) -> Any:
         choice = self._plan.choice
@@ -334,20 +336,3 @@ class _PlannedScript:
         # Not together: a script may have models on some ranks only.
         if problem := self._plan.problem(shapes_of(model), None):
             raise Refusal(f'{self._file}: {problem}')
-
-
-class _Checked(Originals):
-    """Has Chainer make everything; ``check`` may refuse a model."""
-
-    def __init__(self, check: Callable[[Any], None]) -> None:
-        self._check = check
-
-    def make_updater(self, original: Callable, updater: Any, *args: Any,
-                     **kwargs: Any) -> None:
-        original(updater, *args, **kwargs)
-        for optimizer in updater.get_all_optimizers().values():
-            if isinstance(optimizer.target, chainer.Link):
-                self._check(optimizer.target)
-
-    def finish(self) -> None:
-        """The script has ended."""

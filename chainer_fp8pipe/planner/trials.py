@@ -188,9 +188,9 @@ def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
         if optimizer.target is not part:
             optimizer.setup(part)
     if way.replicas > 1:
-        communicator = job.communicator(comm, **(
-            {} if way.codec == 'naive' else without_warmup(way.codec)), **(
-                {'sync_steps': 0} if way.local_steps > 1 else {}))
+        communicator = job.communicator(
+            comm, **without_warmup(way.codec),
+            **({'sync_steps': 0} if way.local_steps > 1 else {}))
         done.append(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..mpi.placement import divisors
-from ..report.quantities import counted, size
+from ..report.quantities import size
 from .cuts import CutProblem, DoesNotFit, search
-from .job_plan import USUAL_CODECS, Configuration, JobPlan, Timing
+from .job_plan import USUAL_CODECS, Configuration, JobPlan, Timing, layout
 from .partition_plan import PartitionPlan
 from .schedule_time import Link
 from .step import PACKING, JobProfile, exchange_bytes, predict, rank_memory
@@ -164,7 +164,7 @@ class Choices:
              for name, one in profile.model.parameters.items()},
             wanted.memory, seconds, spread, parts, known.memory,
             tuple(self._others({str(way), *(one.way for one in trials)})),
-            (*profile.remarks, *self._slow_ranks(), *remarks),
+            (*self._remarks(), *remarks),
             len(self.candidates), tuple(sorted(
                 trials, key=lambda one: one.seconds)))
 
@@ -184,18 +184,19 @@ class Choices:
                 for stages, reasons in self._reasons.items()}
 
     def _layout(self, stages: int) -> str:
-        replicas = self.profile.ranks // stages
-        if stages == 1:
-            return counted(replicas, 'replica')
-        return counted(stages, 'stage') + f', {replicas} replicas each' * (
-            replicas > 1)
+        return layout(stages, self.profile.ranks // stages)
 
-    def _slow_ranks(self) -> list[str]:
+    def _remarks(self) -> Iterator[str]:
+        """What was noticed in the profile."""
+        if undivided := self.profile.model.undivided:
+            yield f'no pipeline, as the model cannot be cut: {undivided}'
         slowdown = self.profile.slowdown
         usual = statistics.median_low(slowdown)     # of two, the faster
-        return [f'rank {rank} takes {one / usual:.1f} times as long as '
-                'others for the same computation; every step waits for it'
-                for rank, one in enumerate(slowdown) if one > _SLOW * usual]
+        for rank, one in enumerate(slowdown):
+            if one > _SLOW * usual:
+                yield (f'rank {rank} takes {one / usual:.1f} times as long as '
+                       'others for the same computation; every step waits for '
+                       'it')
 
     # --- ways ----------------------------------------------------------------
 

@@ -30,7 +30,7 @@ import numpy
 from ..pipeline.schedules import Kind, Schedule, make_schedule
 from ..report.quantities import counted, size
 from .intervals import Intervals
-from .partition_plan import PartitionPlan, Predicted
+from .partition_plan import Cut, PartitionPlan, Predicted
 from .schedule_time import Costs, Link, step_time
 
 #: By how much the slowest stage may be slower if fewer bytes cross then.
@@ -155,7 +155,8 @@ def plan_of(intervals: Intervals, problem: CutProblem, ends: Sequence[int]
     seconds = step_time(problem.steps(), costs,
                         problem.link._replace(message_bytes=crossing))
     return PartitionPlan(
-        intervals.order, tuple(intervals.starts[end] for end in ends[:-1]),
+        intervals.order, tuple(Cut.at(
+            intervals.order, intervals.starts[end]) for end in ends[:-1]),
         problem.stages, again, problem.micro_batches, problem.schedule,
         Predicted(seconds, tuple(map(sum, costs)), memory, crossing))
 
@@ -188,7 +189,7 @@ def _candidates(intervals: Intervals, problem: CutProblem
                 ) -> list[tuple[int, ...]]:
     """Ends of the chunks of cuts that may be the best; none fits: []."""
     edge = (intervals.crossing / problem.link.bandwidth
-            + (intervals.values > 0) * problem.link.latency)
+            + (intervals.crossing > 0) * problem.link.latency)
     traffic = edge[:, None] + edge[None, :]
     forward = intervals.forward[None, :] - intervals.forward[:, None]
     forward = numpy.where(intervals.once, 0.0, forward)     # not again

@@ -72,7 +72,6 @@ class Intervals:
         once: bool table: whether an interval must not run forward twice.
         crossing: Bytes that go from before each atom to the atom or beyond,
             float64[atoms + 1].
-        values: The number of arrays that do, float64[atoms + 1].
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
@@ -110,7 +109,7 @@ class Intervals:
             [[(source, calls[source.call].outputs[source.output].nbytes)
               for call in atom for source in call.retained]
              for atom in inside]) + _between(sums(lambda call: call.kept))
-        self.crossing, self.values = _crossing(calls, atom_of, self.count)
+        self.crossing = _crossing(calls, atom_of, self.count)
 
     def seconds(self) -> numpy.ndarray:
         """Table of the seconds of forward and backward passes."""
@@ -233,20 +232,19 @@ def _unions(used: list[list[tuple]]) -> numpy.ndarray:
 
 
 def _crossing(calls: Sequence[Call], atom_of: Sequence[int], count: int
-              ) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """Bytes and numbers of the values made before an atom, used later."""
-    changes = numpy.zeros((2, count + 2))
+              ) -> numpy.ndarray:
+    """Bytes of the values made before an atom, used later."""
+    changes = numpy.zeros(count + 2)
     for source, numbers in _uses(
             (number, source) for number, call in enumerate(calls)
             for source in call.inputs).items():
         start = atom_of[source.call] + 1
         end = max(map(atom_of.__getitem__, numbers))
         if start <= end:
-            one = calls[source.call].outputs[source.output].nbytes, 1
-            changes[:, start] += one
-            changes[:, end + 1] -= one
-    nbytes, values = changes.cumsum(axis=1)[:, :-1]
-    return nbytes, values
+            nbytes = calls[source.call].outputs[source.output].nbytes
+            changes[start] += nbytes
+            changes[end + 1] -= nbytes
+    return changes.cumsum()[:-1]
 
 
 # --- memory of a pass back --------------------------------------------------

@@ -98,23 +98,22 @@ class Configuration:
                 + 3 * (self.stages > 1), self.codec != 'naive', self.stages,
                 self.algorithm != 'direct')
 
+    @property
+    def exchange(self) -> str:
+        """Codec, algorithm and options in words."""
+        return ' '.join([
+            self.codec, *[self.algorithm][:self.codec != 'naive'],
+            *(f'{name}={_said(value)}'
+              for name, value in sorted(self.options.items())),
+            *[f'overlap={self.overlap!r}'] * bool(self.overlap)])
+
     def __str__(self) -> str:
-        replicas = ('one process' if self.replicas == 1
-                    else f'{self.replicas} replicas')
-        parts = [replicas]
+        parts = [layout(self.stages, self.replicas)]
         if self.cut is not None:
-            each = f', {replicas} each' if self.replicas > 1 else ''
-            parts = [f'{self.stages} stages{each}',
-                     counted(self.micro_batches, 'micro-batch'),
-                     self.schedule,
-                     *['recomputing'] * any(self.cut.recompute)]
-        if self.replicas > 1:
-            parts.append(' '.join([
-                self.codec, *[self.algorithm][:self.codec != 'naive'],
-                *(f'{name}={_said(value)}'
-                  for name, value in sorted(self.options.items())),
-                *[f'overlap={self.overlap!r}'] * bool(self.overlap)]))
-        return ', '.join(parts)
+            parts += [counted(self.micro_batches, 'micro-batch'),
+                      self.schedule,
+                      *['recomputing'] * any(self.cut.recompute)]
+        return ', '.join([*parts, *[self.exchange] * (self.replicas > 1)])
 
 
 @dataclass(frozen=True)
@@ -219,10 +218,7 @@ class JobPlan:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
-        cut = self.choice.cut
-        return {'kind': _KIND, **asdict(self),
-                'choice': {**vars(self.choice),
-                           'cut': cut and cut.as_dict()}}
+        return {'kind': _KIND, **asdict(self)}
 
     def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
         """Why the plan is not for a model or job; '' if it is.
@@ -282,21 +278,25 @@ class JobPlan:
         return '\n'.join(lines)
 
 
-def load_job_plan(source: Any, remedy: str = 'make the plan again'
-                  ) -> JobPlan:
+def load_job_plan(source: Any, **options: Any) -> JobPlan:
     """Reads a plan, and checks all that can be checked without its model.
 
     Args:
-        source: The path of a file that :meth:`JobPlan.save` has written, the
-            dictionary in such a file, or a plan, which is returned as it is,
-            also the one in a :class:`.PlannedJob`.
-        remedy: The end of messages.
+        source: The path of a file that :meth:`JobPlan.save` has written, its
+            content, or a plan or :class:`.PlannedJob`, whose plan is returned.
+        options: As for :func:`.stored.load`.
 
     Raises:
-        ValueError: The file cannot be read, or the source is no plan, or one
-            that contradicts itself; the message says how.
+        ValueError: Why the source is no plan that can be carried out.
     """
-    return stored.load(JobPlan, getattr(source, 'plan', source), remedy)
+    return stored.load(JobPlan, getattr(source, 'plan', source), **options)
+
+
+def layout(stages: int, replicas: int) -> str:
+    """Stages and replicas in words."""
+    if stages == 1:
+        return f'{replicas} replicas' if replicas > 1 else 'one process'
+    return f'{stages} stages' + f', {replicas} replicas each' * (replicas > 1)
 
 
 def _check_numbers(plan: Any, *names: str) -> None:

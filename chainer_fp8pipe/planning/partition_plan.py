@@ -1,6 +1,7 @@
 """A plan: where a model is cut, as data that can be saved and edited."""
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -31,12 +32,30 @@ class Predicted:
 
 
 @dataclass(frozen=True)
+class Cut:
+    """Where a chunk begins, as people can read and edit it.
+
+    Attributes:
+        before: The path of a parameter, of whose group the first use counts.
+        calls_later: So many calls after that.
+    """
+
+    before: str
+    calls_later: int = 0
+
+    @classmethod
+    def at(cls, order: Order, position: Position) -> Cut:
+        """The cut at a position."""
+        return cls(order[position.place][0], position.depth)
+
+
+@dataclass(frozen=True)
 class PartitionPlan:
     """Where a model is cut.
 
     Attributes:
         order: The model's parameters in groups, in the order of first use.
-        cuts: The first position of each chunk but the first one.
+        cuts: Where each chunk but the first one begins.
         stages: Ranks of the pipeline; chunk c is on rank c % stages.
         recompute: For each chunk, whether it keeps its inputs only and runs
             forward twice.
@@ -49,7 +68,7 @@ class PartitionPlan:
     """
 
     order: Order
-    cuts: tuple[Position, ...]
+    cuts: tuple[Cut, ...]
     stages: int
     recompute: tuple[bool, ...]
     micro_batches: int
@@ -58,8 +77,10 @@ class PartitionPlan:
 
     def __post_init__(self) -> None:
         chunks = len(self.cuts) + 1
+        if not all(self.order):
+            raise ValueError('the order of parameters has an empty group')
         if any(left >= right for left, right in itertools.pairwise(
-                self.cuts)):
+                self.positions)):
             raise ValueError('the cuts of a plan must be in the order of '
                              'parameters')
         if self.stages < 1 or chunks % self.stages:
@@ -69,6 +90,18 @@ class PartitionPlan:
             raise ValueError(f'recompute has {len(self.recompute)} entries '
                              f'for {chunks} chunks')
 
+    @functools.cached_property
+    def positions(self) -> tuple[Position, ...]:
+        """The first position of each chunk but the first one."""
+        places = {name: place for place, group in enumerate(self.order)
+                  for name in group}
+        for cut in self.cuts:
+            if cut.before not in places:
+                raise ValueError(f'the plan cuts before {cut.before}, which '
+                                 'is not in its order of parameters')
+        return tuple(Position(places[cut.before], cut.calls_later)
+                     for cut in self.cuts)
+
     @property
     def chunks(self) -> int:
         """Chunks of each rank."""
@@ -76,7 +109,7 @@ class PartitionPlan:
 
     def homes(self) -> dict[str, int]:
         """The chunk of each parameter, by the parameter's path."""
-        return {name: sum(cut <= Position(place, 0) for cut in self.cuts)
+        return {name: sum(cut <= (place, 0) for cut in self.positions)
                 for place, group in enumerate(self.order) for name in group}
 
     def first(self, chunk: int) -> str:
@@ -101,44 +134,13 @@ class PartitionPlan:
                     if any(busy) else '')
                 + f', {1e3 * seconds:.3g} ms a step predicted' * bool(seconds))
 
-    @staticmethod
-    def before_made(data: Any, where: str) -> Any:
-        """What a file has, with cuts as they are here."""
-        if not isinstance(data, Mapping) or not {'order', 'cuts'} <= set(data):
-            return data
-        prefix = where and f'{where}.'
-        order = stored.made(Order, data['order'], f'{prefix}order')
-        if not all(order):
-            raise ValueError('the order of parameters has an empty group')
-        place_of = {name: place for place, group in enumerate(order)
-                    for name in group}
-        cuts = stored.made(tuple[_NamedCut, ...], data['cuts'],
-                           f'{prefix}cuts')
-        for cut in cuts:
-            if cut.before not in place_of:
-                raise ValueError(f'the plan cuts before {cut.before}, which '
-                                 'is not in its order of parameters')
-        return {**data, 'cuts': tuple(
-            Position(place_of[cut.before], cut.calls_later) for cut in cuts)}
-
     def save(self, path: str) -> None:
         """Writes the plan to a JSON file, which can be edited."""
         stored.save(path, self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the file that :meth:`save` writes."""
-        return {
-            **vars(self), 'predicted': asdict(self.predicted),
-            'cuts': [asdict(_NamedCut(self.order[cut.place][0], cut.depth))
-                     for cut in self.cuts]}
-
-
-@dataclass(frozen=True)
-class _NamedCut:
-    """A cut in a file, where people see names of parameters."""
-
-    before: str
-    calls_later: int = 0
+        return asdict(self)
 
 
 def values_in_words(values: Sequence[tuple[str, Value]], most: int) -> str:
@@ -156,11 +158,9 @@ def load_plan(source: str | Mapping[str, Any] | PartitionPlan
 
     Args:
         source: The path of a file that :meth:`PartitionPlan.save` has written,
-            the dictionary in such a file, or a :class:`PartitionPlan`, which
-            is returned as it is.
+            its content, or a plan, which is returned as it is.
 
     Raises:
-        ValueError: The file cannot be read, or the source is no plan, or one
-            that contradicts itself; the message says how.
+        ValueError: Why the source is no plan that can be carried out.
     """
     return stored.load(PartitionPlan, source)

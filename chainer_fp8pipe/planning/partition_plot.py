@@ -53,16 +53,14 @@ def plot_plan(cut: Any, path: str | os.PathLike[str],
     """Writes a picture of a cut: a row per stage, from the first to the last.
 
     A row has bars for the stage's share of the time, the bytes of its
-    parameters, and the predicted memory of its rank.  Below a row stand the
-    values that cross to the next stage, in bytes per micro-batch; below all
-    rows, parameters that several stages have.  Hatched: a stage that runs its
-    forward pass twice.
+    parameters, and the predicted memory of its rank.  Below it stand the
+    values that cross to the next stage, in bytes per micro-batch.  A hatched
+    stage runs its forward pass twice.  Parameters of several stages come last.
 
     Args:
         cut: A model that :func:`~chainer_fp8pipe.partition` has cut, or its
-            ``model.partition``; or a :class:`.PartitionPlan`, for which
-            bytes of parameters, and names of values and of parameters that
-            several stages have, are left out.
+            ``model.partition``; or a :class:`.PartitionPlan`, which knows
+            neither bytes of parameters nor names.
         path: A file that matplotlib can write, e.g. ``plan.png``.
         memory: The limit of each rank in bytes, drawn as a line; default:
             that given to :func:`~chainer_fp8pipe.partition`.

@@ -268,7 +268,6 @@ class JobProfile:
             converted, and the model is not computed.
         overhead: Bytes of each rank beyond the interpreter's, whatever the
             rank computes.
-        remarks: What users should know.
     """
 
     model: ModelFigures
@@ -279,7 +278,6 @@ class JobProfile:
     spare: bool = False
     reading: float = 0.0
     overhead: float = 16e6
-    remarks: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -411,9 +409,8 @@ def _of_stages(profile: JobProfile, batch: int, way: Configuration,
     # Where no pipeline of so many stages was measured: the slowest link.
     link = profile.links.get(way.stages) or min(
         profile.links.values(), key=lambda one: one.bandwidth, default=Link())
-    whole = step_time(CutProblem(
-        way.stages, way.micro_batches, cut.schedule, cut.chunks).steps(),
-        own, link._replace(message_bytes=crossing))
+    whole = step_time(_problem(cut).steps(), own,
+                      link._replace(message_bytes=crossing))
     work = [way.micro_batches * sum(
         sum(own[chunk]) for chunk in range(stage, len(own), way.stages))
         for stage in range(way.stages)]
@@ -431,6 +428,12 @@ def _of_stages(profile: JobProfile, batch: int, way: Configuration,
                                  shared * sum(elements) / len(elements))}
 
 
+def _problem(cut: PartitionPlan, **options: Any) -> CutProblem:
+    """The conditions that a cut is for."""
+    return CutProblem(cut.stages, cut.micro_batches, cut.schedule, cut.chunks,
+                      **options)
+
+
 def _chunks(model: ModelFigures, batch: int, way: Configuration,
             cut: PartitionPlan) -> tuple[list[Costs], list[float]]:
     """Seconds of each chunk for a micro-batch, and bytes that cross.
@@ -439,7 +442,7 @@ def _chunks(model: ModelFigures, batch: int, way: Configuration,
     a micro-batch takes besides, each rank pays once.
     """
     intervals = model.intervals(batch / way.replicas / way.micro_batches)
-    ends = intervals.ends_of(cut.cuts)
+    ends = intervals.ends_of(cut.positions)
     ghosts = _GHOST * len(model.calls) * (1 - 1 / len(ends))
     found = []
     for chunk, cost in enumerate(chunk_costs(
@@ -471,10 +474,9 @@ def rank_memory(profile: JobProfile, batch: int, way: Configuration
         return (profile.overhead + float(
             intervals.parameters[0, last] * copies + worst)
             + exchange_bytes(way, model.elements),)
-    _, found = rank_bytes(intervals, CutProblem(
-        cut.stages, cut.micro_batches, cut.schedule, cut.chunks, None, copies,
-        overhead=profile.overhead), intervals.ends_of(cut.cuts),
-        cut.recompute)
+    _, found = rank_bytes(intervals, _problem(
+        cut, copies=copies, overhead=profile.overhead),
+        intervals.ends_of(cut.positions), cut.recompute)
     return tuple(bytes_ + exchange_bytes(way, elements) for bytes_, elements
                  in zip(found, model.elements_of_stages(cut), strict=True))
 

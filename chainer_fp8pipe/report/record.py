@@ -476,12 +476,12 @@ def read_record(folder: str) -> RunRecord:
             of Chainer's ``LogReport`` gives curves.
 
     Returns:
-        The record; what is damaged in its file is left out, and ``remarks``
+        The record, without damaged lines of its file; ``remarks``
         say so.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: There is no record, or what is there is none; the message
+        ValueError: There is no record, or the file is none; the message
             names the file and the remedy.
     """
     if not os.path.isdir(folder):

@@ -11,12 +11,12 @@ from .record import RunRecord, is_record, read_record
 from .verdict import text, verdict
 
 _DESCRIPTION = """
-Says what came out of a run, and makes one HTML file about it:
+Prints a run's results, and makes one HTML file about it:
 
     python -m chainer_fp8pipe report result
 
 The verdict in the terminal has the final loss and accuracy, times, bytes and
-restarts.  It names the part of an update that costs most.  The page shows
+restarts.  It names the costliest part of an update.  The page shows
 curves, the time of each rank, slow ranks and links, compression and memory.
 
 A FOLDER is a training's result folder (Trainer's out).  An extension records

@@ -12,7 +12,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 #: What a value of a type is called in messages.
@@ -20,7 +20,8 @@ _NAMES = {int: 'a whole number', float: 'a number', str: 'a text',
           bool: 'true or false'}
 
 
-def load(kind: Any, source: Any, remedy: str = 'make the plan again') -> Any:
+def load(kind: Any, source: Any, remedy: str = 'make the plan again',
+         check: Callable[[Any], None] = lambda found: None) -> Any:
     """Reads an object, and checks that its parts agree with each other.
 
     Args:
@@ -28,6 +29,7 @@ def load(kind: Any, source: Any, remedy: str = 'make the plan again') -> Any:
         source: The path of a file, its content, or an object, which is
             returned as it is.
         remedy: The end of messages.
+        check: Raises ValueError about an object that cannot be used.
 
     Raises:
         ValueError: The file cannot be read, or the source is no such object,
@@ -39,7 +41,9 @@ def load(kind: Any, source: Any, remedy: str = 'make the plan again') -> Any:
         if isinstance(source, str):
             with open(source, encoding='utf-8') as file:
                 source = json.load(file)
-        return made(kind, source)
+        found = made(kind, source)
+        check(found)
+        return found
     except OSError as error:
         reason = f'{name} cannot be read ({error.strerror})'
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -24,8 +24,8 @@ PARTS = {
     'reading batches': (
         ('input',), 'Read batches ahead, with more workers.'),
     'work between updates': (
-        ('between',), 'Call evaluations, snapshots and other extensions less '
-        'often.'),
+        ('between',), 'Lengthen the intervals of evaluations, snapshots and '
+        'other extensions.'),
     'other': (
         ('other',), 'No section of an update covers it; a profiler shows it.')}
 #: A cost beside computing is named from this share of an update on.

@@ -16,18 +16,15 @@ class ReplicaIterator(chainer.dataset.Iterator):
 
     A batch of all replicas together is the same for any number of replicas,
     and every sample comes once in an epoch.  The order depends on the seed and
-    the epoch's number alone.  Each replica takes consecutive samples,
-    one more or fewer than the others.  All stages of a pipeline use the same
-    share.
+    the epoch's number alone.  Each replica takes consecutive samples; shares
+    differ by one at most.  All stages of a pipeline use the same share.
 
     With ``repeat``, a batch at the end of an epoch takes samples of the next,
-    as in Chainer's ``SerialIterator``.  Otherwise the last batch of the only
-    epoch may be short; a rest too small for all replicas joins the batch
-    before it.
+    as in Chainer's ``SerialIterator``.  Otherwise the last batch may be
+    short; a rest too small for all replicas joins the batch before it.
 
-    The saved state does not depend on the replica, so that a run goes on
-    with any number of replicas.  The attributes are those of
-    ``SerialIterator``.
+    A saved run goes on with any number of replicas.  The attributes are those
+    of ``SerialIterator``.
 
     Args:
         dataset: The whole data set, the same on all ranks.

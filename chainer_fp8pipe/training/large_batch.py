@@ -260,16 +260,14 @@ class UpdateHook:
 class WeightDecay(UpdateHook):
     """Adds ``rate`` times the weight to its gradient.
 
-    As Chainer's, but without biases and the parameters of normalisations
-    (Goyal et al. 2017, section 5.1), and in float32, whatever the loss scale.
+    Unlike Chainer's, it leaves out biases and the parameters of normalisations
+    (Goyal et al. 2017, section 5.1), and adds in float32 with any loss scale.
     :class:`.LARS` has its own.
 
-    Add it to an optimizer, ``optimizer.add_hook(hook)``.  At the next update
-    it adds itself to the update rules: to take it away, remove it from the
-    optimizer and from every ``parameter.update_rule``.  A rule
-    that has a hook of the same name already keeps that one, so that a
-    parameter can have numbers of its own:
-    ``parameter.update_rule.add_hook(LARS(0.01))``.
+    Add it by ``optimizer.add_hook(hook)``.  At the next update it adds itself
+    to the update rules, from which it must be removed, too.  A rule with a
+    hook of the same name keeps that one, so a parameter can have its own
+    numbers: ``parameter.update_rule.add_hook(LARS(0.01))``.
 
     Raises:
         ValueError: ``rate`` is negative or no number.
@@ -316,15 +314,12 @@ class LARS(WeightDecay):
 
         g <- coefficient * |w| / (|g| + decay |w|) * (g + decay w)
 
-    and then as the optimizer does: with ``MomentumSGD`` v <- m v - lr g,
-    w <- w + v, so that the learning rate is inside of the momentum, as in the
-    paper.  Weight decay is part of it and must not be added by another hook.
-    A weight of norm zero, which the equation would never let go, has its
-    plain gradient.  What is no weight (:func:`.is_weight`) is not changed.
-    It is added as :class:`.WeightDecay` is.
-
-    Chainer's ``GradientLARS`` is the same for float32 weights without loss
-    scaling, but for the coefficient; :doc:`large_batch` says where it is not.
+    and then the optimizer's step.  With ``MomentumSGD`` that is
+    v <- m v - lr g, w <- w + v: the learning rate is inside of the momentum,
+    as in the paper.  Weight decay is part of it: add no other hook for it.  A
+    weight of norm zero has its plain gradient.  Gradients of parameters that
+    are no weights (:func:`.is_weight`) stay as they are.  Add it as
+    :class:`.WeightDecay`.
 
     Args:
         coefficient: The paper's eta, the share of its norm by which a weight
@@ -455,13 +450,9 @@ class StopWhenDiverged(UpdateHook):
     """Raises when gradients are not finite at a loss scale of 1.
 
     Chainer's dynamic loss scaling skips an update whose gradients are not
-    finite and halves the scale, but not below 1.  If they are not finite
-    even then, the scale is not the reason, and Chainer would go on skipping
-    for ever.  Without dynamic loss scaling this hook does nothing;
-    communicators of this package then raise an error themselves.
-
-    After averaging, gradients and scale are the same on all ranks, so all of
-    them raise.
+    finite and halves the scale, but not below 1: it would skip updates for
+    ever.  All ranks raise.  Without dynamic loss scaling this hook does
+    nothing.
     """
 
     name = 'StopWhenDiverged'

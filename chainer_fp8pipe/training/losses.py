@@ -15,8 +15,8 @@ def smoothed_cross_entropy(x: Any, t: Any, smoothing: float = 0.1,
     The target of a sample is ``1 - smoothing`` for its label plus
     ``smoothing / K`` for each of the K classes (Szegedy et al., *Rethinking
     the Inception Architecture*, 2016, section 7).  Chainer's
-    ``softmax_cross_entropy`` takes such targets too, but then knows nothing
-    of ``ignore_label``, and it returns the loss of float16 scores in float16.
+    ``softmax_cross_entropy`` takes such targets without ``ignore_label``, and
+    returns the loss of float16 scores in float16.
 
     Args:
         x: Scores, shape (N, K) or (N, K, ...), any floating dtype.

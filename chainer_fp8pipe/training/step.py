@@ -63,7 +63,15 @@ from .whole_model import (
     decisions,
     draw_alike,
 )
-from .work import Batch, Opened, Work, micro_batches, samples_of, work_of
+from .work import (
+    Batch,
+    NotTraced,
+    Opened,
+    Work,
+    micro_batches,
+    samples_of,
+    work_of,
+)
 
 #: Reads a batch.
 Read = Callable[[], Batch]
@@ -290,6 +298,9 @@ class Pipeline:
         """Runs forward only; what ``say`` gives on each rank."""
         comm = self.grid.pipeline
         opened, problem = self._open(step, read, entries)
+        if isinstance(problem, NotTraced):      # on all ranks
+            self._work.end()
+            raise problem
         with self._heard(comm):
             if problem is not None:
                 raise problem
@@ -436,8 +447,7 @@ class Pipeline:
             raise ValueError(
                 f'a batch of {samples} cannot be cut into '
                 f'{self._micro_batches} micro-batches; lower micro_batches, '
-                'raise the batch size, or let the iterator repeat so that '
-                'no batch is short')
+                'raise the batch size, or let the iterator repeat')
         return self._micro_batches
 
     def _places(self, opened: Opened, iteration: int) -> list[Place]:

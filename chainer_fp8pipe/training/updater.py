@@ -20,9 +20,15 @@ class FollowingIterator(chainer.dataset.Iterator):
     """Knows how far the first stage's iterator is, and nothing more.
 
     The attributes are those of Chainer's ``SerialIterator``.
+
+    Args:
+        like: Has the data set and sizes that a script may ask for, if any.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, like: Any = None) -> None:
+        for name in 'batch_size', 'dataset', 'repeat':
+            if hasattr(like, name):
+                setattr(self, name, getattr(like, name))
         self.follow((0.0, 0.0, 0.0, -1.0))
 
     def __next__(self) -> Any:
@@ -67,12 +73,11 @@ def _leave(iterator: Any, value: Any) -> None:
 class PipelineUpdater(StandardUpdater):
     """Trains one model over several ranks, each with some of its layers.
 
-    Make it on all ranks; from then on, an exception that nobody catches ends
-    the whole job.  The batch is cut into micro-batches, which go through the
-    stages as the schedule says.  Loss and gradients are those of serial
-    training on the same micro-batches.  Only the ranks of the first stage
-    read data; all ranks report the same loss.  The optimizer updates this
-    rank's layers; clipping and dynamic loss scaling look at all stages.
+    Make it on all ranks.  The batch is cut into micro-batches, which go
+    through the stages by the schedule.  Loss and gradients are those of serial
+    training on the same micro-batches.  Only the ranks of the first stage read
+    data; all ranks report the same loss.  The optimizer updates this rank's
+    layers; clipping and dynamic loss scaling look at all stages.
 
     From Takisawa, Yazaki, Ishihata: "Proposing an Implementation Method for
     Pipeline Parallelism Distributed Deep Learning" (Program 3), with the
@@ -163,8 +168,9 @@ class PipelineUpdater(StandardUpdater):
                 raise ValueError(
                     'the ranks of the first stage need an iterator')
             super(PipelineUpdater, self).__init__(
-                FollowingIterator() if self.grid.stage_index else iterator,
-                optimizer, converter, device, auto_new_epoch=auto_new_epoch)
+                FollowingIterator(iterator) if self.grid.stage_index
+                else iterator, optimizer, converter, device,
+                auto_new_epoch=auto_new_epoch)
         raise_together(self.grid.comm, start, error=ValueError)
 
     @property
@@ -215,7 +221,7 @@ class PipelineUpdater(StandardUpdater):
                 concatenated along the first axis.
 
         Returns:
-            What the last layer, or the method, returns, as arrays; None
+            The results of the last layer, or of the method, as arrays; None
             where it was not wanted.
 
         Raises:

@@ -56,7 +56,7 @@ def decide_together(optimizer: Any, add: Add) -> None:
         optimizer.add_hook(_SkipTogether(), _NAME)
         hooks.move_to_end(_NAME, last=False)
     for name, hook in hooks.items():
-        if type(hook) is GradientClipping:
+        if _clips_as(GradientClipping, hook):
             hook = hooks[name] = _ClipTogether(hook)
         if isinstance(hook, (_SkipTogether, _ClipTogether)):
             hook.add = add          # an optimizer may get other ranks
@@ -73,13 +73,19 @@ def decisions(optimizer: Any, stages: int) -> dict[str, str]:
                 if isinstance(hook, GradientClipping)]
     for name in clipping:
         hook = optimizer._hookable._pre_update_hooks[name]
-        if stages > 1 and type(hook) not in (GradientClipping, _ClipTogether):
+        if stages > 1 and not (_clips_as(GradientClipping, hook)
+                               or _clips_as(_ClipTogether, hook)):
             raise ValueError(
                 f'the hook {name!r}, a {type(hook).__name__}, would see the '
                 "gradients of one stage only; use chainer's GradientClipping "
                 'itself, which looks at all stages')
     return {'the gradient clipping': ', '.join(clipping) or 'none',
             'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
+
+
+def _clips_as(kind: type[GradientClipping], hook: Any) -> bool:
+    """Chainer has a second class of it, ``chainer.optimizer``'s."""
+    return type(hook).__call__ is kind.__call__
 
 
 class _NoiseAlike(GradientNoise):

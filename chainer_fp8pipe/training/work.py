@@ -36,8 +36,12 @@ from .reported import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
-_SAME = ('What a model calls must not depend on the rank; all ranks must see '
+_SAME = ("A model's calls must not depend on the rank; all ranks must see "
          'the same batch and the same settings.')
+
+
+class NotTraced(ValueError):
+    """A model cannot be divided for a batch; raised before any work."""
 
 
 class Batch(NamedTuple):
@@ -82,7 +86,7 @@ def samples_of(arrays: list[Any], lists: bool = False) -> int:
                 lists and isinstance(array, (list, tuple))):
             raise TypeError(
                 f'a batch holds a {type(array).__name__}, not an array'
-                + ' or a list with an item for each sample' * lists
+                + ' or a list with an item a sample' * lists
                 + '; have the converter make arrays of inputs and target')
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) != 1:
@@ -323,7 +327,7 @@ class ChainWork(Work):
         # Whether ranks meet is decided by what all of them have heard: one
         # that fails here alone would leave the others in the meeting.
         found = find() if all(every.values()) else raise_together(
-            self._grid.pipeline, find, error=ValueError,
+            self._grid.pipeline, find, error=NotTraced,
             remedy=_SAME, entries=lambda found: {
                 f'what micro-batch {number} calls': program.trace.digest
                 for number, (program, _) in enumerate(found)})
@@ -422,9 +426,8 @@ class ChainWork(Work):
             new = sum(one is None for one in found)
             why = self._partition.mismatch
             self._partition.tell_once(
-                f'{new} of {len(found)} micro-batches have shapes, or make '
-                'the model call what it has not called before, so the model '
-                'is traced again; this is said once. ' + (
+                f'{new} of {len(found)} micro-batches have new shapes or '
+                'calls, so the model is traced again; this is said once. ' + (
                     f'Here {why}; where it changes in every batch, compute '
                     'with an array of it' if why else
                     'Where every batch is another, pad sequences to a few '

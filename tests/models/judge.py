@@ -17,7 +17,7 @@ from chainer_fp8pipe.chains.names import Names, parameters_of
 from chainer_fp8pipe.chains.recorder import Tracer
 from chainer_fp8pipe.planning.calls import order_of
 from chainer_fp8pipe.planning.intervals import Intervals
-from chainer_fp8pipe.planning.partition_plan import PartitionPlan
+from chainer_fp8pipe.planning.partition_plan import Cut, PartitionPlan
 
 import chainer
 import numpy
@@ -336,6 +336,6 @@ def _every_cut(model, example):
             lambda: model(*example), timed=False)
     order = order_of(trace.calls, list(names.parameters))
     starts = Intervals(trace.calls, order, parameters_of(names)).starts
-    return [PartitionPlan(order, (start,), 2, (False, False), _PARTS,
-                          '1f1b').as_dict()
+    return [PartitionPlan(order, (Cut.at(order, start),), 2, (False, False),
+                          _PARTS, '1f1b').as_dict()
             for start in itertools.islice(starts, 1, None)]

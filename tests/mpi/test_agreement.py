@@ -6,6 +6,7 @@ from chainer_fp8pipe.mpi.agreement import (
     Attendance,
     agree,
     are_equal,
+    of_first_rank,
     raise_together,
 )
 
@@ -33,6 +34,22 @@ def test_a_problem_of_one_or_all_is_raised_on_all_with_its_rank(comm):
     assert raise_together(comm, lambda: comm.rank) == comm.rank
     with pytest.raises(RuntimeError, match=f'{who}: OSError: disk full'):
         raise_together(comm, action)
+
+
+@on_ranks(1, 3)
+@pytest.mark.parametrize(('error', 'kind', 'message'), [
+    (ValueError('no plan'), ValueError, '^no plan$'),
+    (UnicodeError('no text'), UnicodeError, '^no text$'),
+    (OSError('disk full'), ValueError, '^OSError: disk full$')])
+def test_what_the_first_rank_finds_or_its_error_is_on_all(comm, error, kind,
+                                                          message):
+    assert of_first_rank(comm, lambda: ('found', comm.rank)) == ('found', 0)
+
+    def choose():
+        assert comm.rank == 0
+        raise error
+    with pytest.raises(kind, match=message):
+        of_first_rank(comm, choose)
 
 
 @on_ranks(2, 4)

@@ -1,7 +1,6 @@
 """Plans as they are measured nowhere, for tests of what becomes of them."""
-from chainer_fp8pipe.planning.calls import Position
 from chainer_fp8pipe.planning.job_plan import Configuration, JobPlan
-from chainer_fp8pipe.planning.partition_plan import PartitionPlan
+from chainer_fp8pipe.planning.partition_plan import Cut, PartitionPlan
 
 #: Of ``train_digits_serially.py``'s model.
 SHAPES = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
@@ -20,7 +19,7 @@ def stages(ranks, **choice):
     cut = PartitionPlan(
         tuple((f'/predictor/{layer}/W', f'/predictor/{layer}/b')
               for layer in ('l1', 'l2', 'l3')),
-        (Position(1, 0),), 2, (False, True), 3, '1f1b')
+        (Cut('/predictor/l2/W'),), 2, (False, True), 3, '1f1b')
     return JobPlan(
         Configuration(ranks // 2, 2, 3, cut, **choice), ranks, 60, SHAPES,
         memory=(1e6, 1e6))

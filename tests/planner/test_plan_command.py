@@ -2,7 +2,7 @@
 import os
 import re
 
-from chainer_fp8pipe.planner.planned_job import read_plan
+from chainer_fp8pipe.planner.planned_job import PlannedJob
 
 from tests.digits_runs import SCRIPT, check_log, log_of
 from tests.planner.plans import SHAPES
@@ -32,7 +32,7 @@ def test_a_plain_script_is_planned_and_run_as_planned(tmp_path):
                  'was left at its first update'):
         assert done.stderr.count(text) == 1, text
     assert os.listdir(tmp_path) == ['plan.json']
-    plan = read_plan(str(tmp_path / 'plan.json'))
+    plan = PlannedJob(str(tmp_path / 'plan.json')).plan
     assert (plan.ranks, plan.batch) == (2, 60)
     assert {name: tuple(shape) for name, shape in plan.model.items()} == SHAPES
     assert f'{plan.choice}' in done.stdout
@@ -53,7 +53,7 @@ def test_a_chainermn_script_is_planned_with_replicas_and_run(tmp_path):
                *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count('no pipeline is looked at') == 1
-    plan = read_plan(str(tmp_path / 'plan.json'))
+    plan = PlannedJob(str(tmp_path / 'plan.json')).plan
     # 15 samples on each rank.
     assert (plan.ranks, plan.batch, plan.choice.stages) == (2, 30, 1)
     assert not [one for one in plan.alternatives
@@ -95,7 +95,7 @@ while updater.epoch < 1:
     assert 'measuring the model with a batch of 5' in done.stderr
     assert done.stderr.count('first is not written') == 1
     assert sorted(os.listdir(tmp_path)) == ['plan.json', 'train.py']
-    plan = read_plan(str(tmp_path / 'plan.json'))
+    plan = PlannedJob(str(tmp_path / 'plan.json')).plan
     assert (plan.ranks, plan.batch, plan.choice.replicas) == (4, 20, 4)
     assert any('no pipeline' in remark and 'train.py:' in remark
                for remark in plan.remarks)

@@ -2,10 +2,11 @@
 import copy
 import json
 
-from chainer_fp8pipe.planner.planned_job import read_plan
+from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.calls import Position
 from chainer_fp8pipe.planning.job_plan import JobPlan, Timing
 from chainer_fp8pipe.planning.partition_plan import (
+    Cut,
     PartitionPlan,
     Predicted,
     load_plan,
@@ -15,9 +16,14 @@ import pytest
 
 from tests.planner.plans import replicas, stages
 
+
+def read_plan(source):
+    return PlannedJob(source).plan
+
+
 CUT = PartitionPlan(
     (('/a/W', '/a/b'), ('/c',), ('/d/W',)),
-    (Position(1, 0), Position(1, 2), Position(2, 0)), 2,
+    (Cut('/c'), Cut('/c', 2), Cut('/d/W')), 2,
     (True, False, False, True), 8, 'interleaved',
     Predicted(.5, (.1, .2, .1, .1), (1e6, 2e6), (10., 20., 30.)))
 REPLICAS, STAGES = replicas(2), stages(2)
@@ -134,7 +140,7 @@ def test_a_cut_that_contradicts_itself_says_how(where, value, message):
     ({'before': '/d/W'}, Position(2, 0))])
 def test_a_cut_is_moved_by_naming_another_parameter(cut, expected):
     assert load_plan({**CUT.as_dict(), 'stages': 1, 'cuts': [cut],
-                      'recompute': [False, False]}).cuts == (expected,)
+                      'recompute': [False, False]}).positions == (expected,)
 
 
 def test_a_parameter_belongs_to_the_chunk_that_begins_at_or_before_it():

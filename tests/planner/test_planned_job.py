@@ -8,7 +8,7 @@ from chainer_fp8pipe.planner.layered import layer_counts
 from chainer_fp8pipe.planner.planned_job import PlannedJob
 from chainer_fp8pipe.planning.calls import Position
 from chainer_fp8pipe.planning.cuts import DoesNotFit
-from chainer_fp8pipe.planning.partition_plan import PartitionPlan
+from chainer_fp8pipe.planning.partition_plan import Cut, PartitionPlan
 
 import chainer
 import chainer.functions as F
@@ -189,6 +189,7 @@ def test_more_ranks_cannot_be_planned_on_one(comm):
     ([Position(2, 1)], [4, 1]), ([Position(1, 0), Position(2, 0)], [2, 2, 1]),
     ([Position(2, 0), Position(2, 1)], [3, 1, 1])])
 def test_cuts_of_a_divisible_are_between_layers(cuts, counts):
-    cut = PartitionPlan((('/0/W',), ('/2/W',), ('/4/W',)), tuple(cuts),
+    order = ('/0/W',), ('/2/W',), ('/4/W',)
+    cut = PartitionPlan(order, tuple(Cut.at(order, one) for one in cuts),
                         len(cuts) + 1, (False,) * (len(cuts) + 1), 4, '1f1b')
     assert layer_counts(cut, 5) == counts

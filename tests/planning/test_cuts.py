@@ -38,7 +38,7 @@ def slowest(intervals, problem, ends):
     """Seconds of the slowest chunk, with what it sends and receives."""
     def traffic(index):
         return (intervals.crossing[index] / problem.link.bandwidth
-                + (intervals.values[index] > 0) * problem.link.latency)
+                + (intervals.crossing[index] > 0) * problem.link.latency)
     return max(
         (intervals.forward[end] - intervals.forward[start])
         * (1 + (problem.recompute is True and not intervals.once[start, end]))
@@ -72,7 +72,7 @@ def test_a_cut_is_near_the_fastest_and_keeps_a_limit_of_memory(given, memory):
             search(intervals, problem)
         return
     found = search(intervals, problem)
-    found_ends = intervals.ends_of(found.cuts)
+    found_ends = intervals.ends_of(found.positions)
     fastest = min(slowest(intervals, problem, ends)
                   for ends in every_cut(intervals, problem))
     assert slowest(intervals, problem, found_ends) <= 1.1 * fastest + 1e-9
@@ -91,7 +91,7 @@ def test_a_cut_is_near_the_fastest_and_keeps_a_limit_of_memory(given, memory):
 
 def places(plan):
     """Of a chain's calls, those before which a plan cuts."""
-    return [cut.place for cut in plan.cuts]
+    return [cut.place for cut in plan.positions]
 
 
 def large(number, **options):

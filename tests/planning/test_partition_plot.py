@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from chainer_fp8pipe import partition
 from chainer_fp8pipe.planning import PartitionPlan, plot_plan
-from chainer_fp8pipe.planning.calls import Position, Value
-from chainer_fp8pipe.planning.partition_plan import Predicted
+from chainer_fp8pipe.planning.calls import Value
+from chainer_fp8pipe.planning.partition_plan import Cut, Predicted
 from chainer_fp8pipe.planning.partition_plot import table
 
 import chainer
@@ -31,7 +31,7 @@ def cut(stages, chunks=1, limit=2e9, ties=1, again=False, replicas=1):
     order = tuple((f'/predictor/encoder/{place}/self_attention/query/W',)
                   for place in range(parts))
     plan = PartitionPlan(
-        order, tuple(Position(place, 0) for place in range(1, parts)),
+        order, tuple(Cut(group[0]) for group in order[1:]),
         stages, (again,) * parts, 8, 'interleaved',
         Predicted(.25, tuple(.01 + .001 * part for part in range(parts)),
                   tuple(1e9 + 1e8 * stage for stage in range(stages)),
@@ -183,7 +183,7 @@ def test_a_plan_alone_shows_what_it_knows(draw):
     assert said(figure).count('↓ 4.1 kB') == 2
     assert not any('limit' in text for text in said(figure))
     assert 'limit 1.5 GB' in said(draw(cut(3).plan, memory=1.5e9))
-    figure = draw(PartitionPlan((('/a/W',), ('/b/W',)), (Position(1, 0),), 2,
+    figure = draw(PartitionPlan((('/a/W',), ('/b/W',)), (Cut('/b/W'),), 2,
                                 (False, False), 4, '1f1b'))
     assert not panels(figure)
     assert {'/a/W', '/b/W', 'stage 1',

@@ -20,8 +20,7 @@ class CommunicationReport(extension.Extension):
 
     Values, means per update since the last call: ``comm/bytes`` (sent),
     ``comm/encode``, ``comm/exchange`` and ``comm/decode`` (milliseconds;
-    the exchange includes waiting for slower ranks).  With the rest of an
-    iteration they make the breakdown of the fp8 paper's figure 5.  Add it
+    the exchange includes waiting for slower ranks).  Add it
     before or after ``LogReport``, which then writes the means::
 
         trainer.extend(CommunicationReport(comm))
@@ -67,17 +66,16 @@ _MOST_IN_LEGEND = 24
 
 
 class CompressionReport(extension.Extension):
-    """Records and plots what the fp8 codec does to each tensor.
+    """Records and plots the fp8 codec's effect on each tensor.
 
-    Each call records, per tensor, the quantile q in use (which sets its
-    scale) and the share of this rank's elements that were clipped since the
-    last call.  The record is written as JSON, and drawn as PNG if
-    matplotlib is installed, at the end of each epoch and of the run.  While
-    the communicator's events are recorded the values are among them.
-    With several optimizers on the communicator, tensors' names begin with
-    their optimizer's: ``'critic:/l1/W'``.
+    Each call records, per tensor, the quantile q that sets its scale, and the
+    share of this rank's elements that were clipped since the last call.  The
+    record is written as JSON, and drawn as PNG if matplotlib is installed, at
+    the end of each epoch and of the run.  With several optimizers on the
+    communicator, tensors' names begin with their optimizer's:
+    ``'critic:/l1/W'``.
 
-    It is called every 10 iterations unless ``extend`` is told otherwise.
+    Its default trigger is every 10 iterations.
 
     Args:
         comm: An fp8 communicator of this package.

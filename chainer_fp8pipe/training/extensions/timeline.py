@@ -24,12 +24,10 @@ class PipelineTimeline(extension.Extension):
     """Writes ``timeline.png`` and ``timeline.json``.  Add it on all ranks.
 
     One row per rank: forward, backward, update, communication, waiting, as in
-    figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  With
-    replicas that exchange gradients through a communicator of this package,
-    the row also has what that exchange does: encoding, decoding, the
-    thread of ``overlap`` and each bucket on its way.  The JSON is a Chrome
-    trace, for ``chrome://tracing`` or Perfetto.  Other updates are not
-    recorded and lose no time.
+    figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  The row of
+    a replica also has its exchange: encoding, decoding, the thread of
+    ``overlap`` and each bucket on its way.  The JSON is a Chrome trace, for
+    ``chrome://tracing`` or Perfetto.  Other updates lose no time.
 
     Args:
         updater: The trainer's :class:`PipelineUpdater`.

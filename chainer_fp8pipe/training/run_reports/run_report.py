@@ -56,16 +56,17 @@ class RunReport(extension.Extension):
 
     The record is ``report.jsonl`` beside it.  A job that is started again
     goes on with it, and ``python -m chainer_fp8pipe report`` makes pages of
-    it later.  Ranks write it at ends of epochs 10 seconds apart or more, every
-    10 minutes in long epochs, and at the end; rank 0 writes the page once a
-    minute.  A report that cannot be written is a warning.
+    it later.  Ranks write it at ends of epochs at least 10 seconds apart,
+    every 10 minutes in long epochs, and at the end; rank 0 writes the page
+    once a minute.  A report that cannot be written is a warning.
 
     Args:
         comm: All ranks: a communicator of this package, ChainerMN's or
             mpi4py's, or a ``ProcessGrid``; None: ``MPI.COMM_WORLD``.  Of a
             :class:`PipelineUpdater`, those of its grid are taken.
-        plan: What :func:`chainer_fp8pipe.plan` gave, or its file: predicted
-            times stand beside the measured ones.  It may be on rank 0 only.
+        plan: The result of :func:`chainer_fp8pipe.plan`, or its file:
+            predicted times stand beside the measured ones.  It may be on
+            rank 0 only.
         filename: Of the page; None for none, the record only.
         prints: Whether rank 0 prints the verdict.
 

@@ -233,8 +233,7 @@ class Content:
                       else f'{error}')
             raise DamagedSnapshot(
                 f'{self._path} is damaged or no snapshot ({reason}); resume '
-                'from an older one, or from the directory, whose newest whole '
-                'one counts') from error
+                'from another one, or from the directory') from error
 
 
 # --- values that are no arrays of numbers ------------------------------------

@@ -64,16 +64,15 @@ _DAMAGED = 'error', 'aside'
 class Snapshot(extension.Extension):
     """Writes ``snapshot_iter_N.npz`` for the whole job.  Add it on all ranks.
 
-    An update waits until the arrays are copied, into memory that is kept for
-    the next snapshot: as much again as the rank's state.  The rest happens
-    beside later updates.  The other ranks send their parts to rank 0, a thread
-    of which writes to a temporary file.  That is renamed when it is complete
-    and on the disk: no crash leaves half a snapshot or takes an older one.
-    The next snapshot, and the end of the training, wait until the last one is
-    whole.  Continue with :func:`resume`.
+    An update waits for a copy of the rank's state, whose memory is kept.  The
+    rest happens beside later updates: the other ranks send their parts to rank
+    0, a thread of which writes a temporary file.  The file gets its name when
+    it is complete and on the disk: no crash leaves half a snapshot.  The next
+    snapshot, and the end of the training, wait for the last one.  Continue
+    with :func:`resume`.
 
-    Where a snapshot cannot be written (disk full, no permission), training
-    goes on, rank 0 says so in a warning, and the older snapshots stay.
+    If it cannot be written (disk full, no permission), training goes on with a
+    warning of rank 0.
 
     A snapshot is written every epoch unless ``extend`` gets a trigger.
 
@@ -301,36 +300,30 @@ def resume(trainer: chainer.training.Trainer, comm: Any, path: str, *,
 
     Call it after all extensions were added, before ``trainer.run()``.
 
-    With as many ranks, each with the same layers, and with the same kind of
-    communicator, the run goes on exactly.  Otherwise everything is taken
-    over that does not belong to a rank: model, optimizer, iteration,
-    iterator, extensions.  Where ranks had different values (the running
-    statistics of batch normalisation on replicas), all get the first one's.
+    With the same number of ranks, the same layers on each, and the same kind
+    of communicator, the run goes on exactly.  Otherwise model, optimizer,
+    iteration, iterator and extensions go on.  Values that differed between
+    ranks (statistics of batch normalisation on replicas) are the first rank's.
     An iterator over a share of the data set goes on at the same share of its
-    epoch, in the order that it has drawn.  Residuals and codec state then
-    start afresh, and so do the random numbers of ranks that were not there;
-    rank 0 says so in a warning.
+    epoch, in its own order.  Residuals, codec state and the random numbers of
+    new ranks start afresh, with a warning of rank 0.
 
     Extensions are initialised with the script's learning rates, as with
-    Chainer's snapshots, and have the snapshot's afterwards.  A value of an
-    optimizer that the script has changed since the run began counts; a
-    warning says so when the trainer runs.
+    Chainer's snapshots.  A value of an optimizer that the script has changed
+    since the run began replaces the snapshot's, with a warning.
 
-    The whole file is read and compared with its digests before anything is
-    changed, and every value again when it is with its rank.  Nothing in a
-    file is run, and nothing is allocated that the file has not got.
+    The whole file is compared with its digests before anything is changed,
+    and every value again on its rank.  Nothing in a file is run.
 
     Args:
         trainer: Built as for the run that was interrupted.
         comm: The ranks, as for :class:`Snapshot`.
-        path: The snapshot, or a directory, of which the newest whole one is
-            taken; rank 0 says in a warning which it passed over and why.
-            Only rank 0 reads it.
-        damaged: What to do where no snapshot in a directory is whole:
-            ``'error'``, or ``'aside'``, which renames all to
-            ``NAME.damaged``, says so in a warning, and leaves the trainer as
-            it is, to begin anew.  A file that cannot be read, which may be
-            whole, is an error all the same.
+        path: The snapshot, or a directory with several: the newest whole one
+            counts.  Only rank 0 reads it.
+        damaged: For a directory without a whole snapshot: ``'error'``, or
+            ``'aside'``, which renames all to ``NAME.damaged`` with a warning,
+            and leaves the trainer as it is.  A file that cannot be read is an
+            error in both cases.
 
     Returns:
         The iteration at which training goes on.

@@ -23,7 +23,7 @@ def divided(iterator: Any, comm: MPI.Comm) -> Any:
     iterators of others are not used.  The attribute ``whole`` of what it
     returns says how many samples of the last batch all replicas have had.
     """
-    return _Receiving(comm) if comm.rank else _Dividing(iterator, comm)
+    return (_Receiving if comm.rank else _Dividing)(iterator, comm)
 
 
 class _Dividing(chainer.dataset.Iterator):
@@ -75,8 +75,8 @@ class _Dividing(chainer.dataset.Iterator):
 class _Receiving(FollowingIterator):
     whole = 0
 
-    def __init__(self, comm: MPI.Comm) -> None:
-        super().__init__()
+    def __init__(self, iterator: Any, comm: MPI.Comm) -> None:
+        super().__init__(iterator)
         self._comm = comm
 
     def __next__(self) -> list:
@@ -102,8 +102,8 @@ def _packed(examples: list) -> bytes:
         raise ValueError(
             'examples of the data set cannot be sent to the other replicas: '
             + obstacle(examples, 'examples', MPI.pickle.dumps) + '; have the '
-            'data set return arrays, or start as many ranks as there are '
-            'stages') from None
+            'data set return arrays, or start one rank for each stage'
+            ) from None
 
 
 def obstacle(value: Any, name: str, copy: Callable[[Any], Any],

@@ -24,7 +24,7 @@ import functools
 import inspect
 import random
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import chainer
@@ -36,7 +36,6 @@ from chainer.iterators import (
     MultithreadIterator,
     SerialIterator,
 )
-from chainer.optimizer_hooks import GradientNoise
 from chainer.training.updaters import StandardUpdater
 from chainermn.optimizers import (
     _DoubleBufferingOptimizer,
@@ -47,6 +46,7 @@ from mpi4py import MPI
 from ...chains import nested
 from ...chains.ghost import GhostError
 from ...chains.partition import partition
+from ...chains.valueless_parameters import fetching
 from ...intercept.training_objects import Originals
 from ...mpi.arrays import broadcast_arrays
 from ...mpi.grid import ProcessGrid
@@ -59,18 +59,26 @@ from ..updater import (
     PipelineUpdater,
     show_progress_of,
 )
+from ..whole_model import decisions
+from ..work import NotTraced
 from . import files
 from .dividing import check_examples, divided, obstacle
 from .files import adapted, follow_rank_0
-from .launch import Refusal, quietly, refuse_together, refusing
+from .launch import (
+    Refusal,
+    as_one_process,
+    quietly,
+    refuse_together,
+    refusing,
+)
 from .undrawn import Undrawn
 from .whole import WholeModel, evaluates_itself
 
 #: About a script that trains before it has made its updater.
 OWN_LOOP = (
     'the script updates its optimizer in a loop of its own; {} needs a '
-    'chainer.training.StandardUpdater: make one of the iterator and the '
-    'optimizer, and call its update() in the loop, or give it to a Trainer')
+    'chainer.training.StandardUpdater, whose update() the loop or a Trainer '
+    'calls')
 
 
 class Options(NamedTuple):
@@ -111,6 +119,7 @@ class PipelineJob(Originals):
         comm: All ranks.
         options: How to divide the model.
         make_communicator: Makes the replicas' communicator of mpi4py's.
+        create: Makes the communicators of a script that asks for any.
         check_model: Raises Refusal about a model that is not the expected
             one.
     """
@@ -122,9 +131,10 @@ class PipelineJob(Originals):
 
     def __init__(self, comm: MPI.Comm, options: Options,
                  make_communicator: Callable[[MPI.Comm], Any],
+                 create: Callable[..., Any],
                  check_model: Callable[[Any], None] = lambda model: None
                  ) -> None:
-        self.comm, self._options = comm, options
+        self.comm, self._options, self.create = comm, options, create
         self._make_communicator = make_communicator
         self._check_model = check_model
         # None until the script has made an updater:
@@ -138,6 +148,16 @@ class PipelineJob(Originals):
     def model(self) -> Any:
         """The model that was cut; None before."""
         return self.updater and self.updater.get_optimizer('main').target
+
+    @contextlib.contextmanager
+    def block(self) -> Iterator[None]:
+        """A block for the script, in which it says everything once."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(as_one_process())
+            if self.divides:
+                stack.enter_context(self.undrawn.building())
+                stack.enter_context(fetching.set_to(None))
+            yield
 
     @_together
     def finish(self) -> None:
@@ -216,15 +236,20 @@ class PipelineJob(Originals):
 
     @_together
     def evaluate(self, original: Callable, evaluator: Any) -> Any:
-        function = evaluator.eval_func
-        is_shared = self.whole is None or (
-            isinstance(function, _Evaluation) and function.is_shared)
-        with (contextlib.nullcontext() if is_shared or self.whole is None
-              else self.whole.lent()):
-            found = original(evaluator)
         # Sets that were divided by chance differ between ranks; triggers
         # must not.
-        return self.comm.bcast(found)
+        function = evaluator.eval_func
+        if self.whole is None:
+            return self.comm.bcast(original(evaluator))
+        if isinstance(function, _Evaluation) and function.is_shared:
+            try:
+                return self.comm.bcast(original(evaluator))
+            except NotTraced as error:
+                self.warn('each rank has the whole model while it evaluates, '
+                          f'as {error.__cause__ or error}')
+                function.can_be_shared = False
+        with self.whole.lent():
+            return self.comm.bcast(original(evaluator))
 
     save, load = _together(files.save), _together(files.load)
 
@@ -312,7 +337,7 @@ class PipelineJob(Originals):
 
         def check() -> tuple[Any, Any, int]:
             iterator = the_iterator(given['iterator'])
-            optimizer = the_optimizer(given['optimizer'], replicas)
+            optimizer = the_optimizer(given['optimizer'], options.pipeline)
             check_loss(given['loss_func'], optimizer.target)
             return iterator, optimizer, samples_of(
                 iterator.batch_size, options.micro_batches, replicas)
@@ -350,10 +375,11 @@ class _Evaluation:
 
     def __init__(self, job: PipelineJob, target: Any) -> None:
         self._job, self._target = job, target
+        self.can_be_shared = True
 
     @property
     def is_shared(self) -> bool:
-        return self._target is self._job.model
+        return self.can_be_shared and self._target is self._job.model
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self._job.updater.evaluate if self.is_shared
@@ -496,7 +522,7 @@ def the_iterator(given: Any) -> Any:
     return iterator
 
 
-def the_optimizer(given: Any, replicas: int) -> Any:
+def the_optimizer(given: Any, stages: int) -> Any:
     """The only optimizer of an updater."""
     optimizer = _only(given, 'optimizers')
     if isinstance(optimizer, (_MultiNodeOptimizer,
@@ -513,11 +539,7 @@ def the_optimizer(given: Any, replicas: int) -> Any:
     if optimizer.target is None:
         raise ValueError('the optimizer has no model; call '
                          'optimizer.setup(model) before making the updater')
-    for hook in optimizer._hookable._pre_update_hooks.values():
-        if replicas > 1 and isinstance(hook, GradientNoise):
-            raise ValueError(
-                'GradientNoise would be another one on each replica; leave '
-                'it out, or start as many ranks as there are stages')
+    decisions(optimizer, stages)
     return optimizer
 
 
@@ -557,8 +579,8 @@ def samples_of(batch_size: int, micro_batches: int, replicas: int) -> int:
             f'a batch of {counted(batch_size, "sample")} cannot be cut into '
             + counted(micro_batches, 'micro-batch')
             + f' for each of {replicas} replicas' * (replicas > 1)
-            + '; lower --micro-batches (or make a plan for this batch size), '
-            'or raise the batch size')
+            + '; lower --micro-batches, make a new plan, or raise the batch '
+            'size')
     return found
 
 

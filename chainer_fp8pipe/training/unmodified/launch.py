@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import os
 import pathlib
@@ -134,7 +133,7 @@ def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def launch(script: str, arguments: Sequence[str], command: str,
-           create: Callable[..., Any], *jobs: Any) -> None:
+           *jobs: Any) -> None:
     """Runs a script as Python would, on all ranks.
 
     A failure or an exit code on one rank ends all ranks.
@@ -143,10 +142,11 @@ def launch(script: str, arguments: Sequence[str], command: str,
         script: Path of the file.
         arguments: The script's own.
         command: Which of the package's commands this is, for messages.
-        create: In place of ``chainermn.create_communicator``.
         jobs: Each an :class:`.Originals`, which the next one has for
             Chainer, and whose ``finish()`` is called when the script has
-            ended.
+            ended.  The last one's ``create`` is in place of
+            ``chainermn.create_communicator``, and all is done in the block
+            that its ``block()`` gives.
 
     Raises:
         SystemExit: The script or the job has raised it.
@@ -158,7 +158,8 @@ def launch(script: str, arguments: Sequence[str], command: str,
     enter_world()
     ranks = MPI.COMM_WORLD.Dup()    # nobody else's
     try:
-        with creating_communicators(create), contextlib.ExitStack() as stack:
+        with jobs[-1].block(), creating_communicators(
+                jobs[-1].create), contextlib.ExitStack() as stack:
             for job in jobs:
                 stack.enter_context(substituting(job))
             run_path(script)
@@ -290,10 +291,14 @@ class RankAware(Originals):
     Args:
         comm: All ranks.
         script: The script's path.
+        create: Makes the communicators.
     """
 
-    def __init__(self, comm: MPI.Comm, script: str) -> None:
-        self._size, self._script = comm.size, script
+    block = staticmethod(as_ranks)
+
+    def __init__(self, comm: MPI.Comm, script: str,
+                 create: Callable[..., Any]) -> None:
+        self._size, self._script, self._create = comm.size, script, create
         self._is_checked = comm.size == 1
         # Optimizers that were found to be right, and models that a
         # communicator has had.
@@ -304,17 +309,14 @@ class RankAware(Originals):
     def finish(self) -> None:
         """The script has ended."""
 
-    def noting(self, create: Callable[..., Any]) -> Callable[..., Any]:
-        """Makes communicators, and notes what they are used for."""
-        @functools.wraps(create)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            found = create(*args, **kwargs)
-            for names, note in (_MEANS, self._average), (_SHARE, self._share):
-                for name in names:
-                    if hasattr(type(found), name):
-                        Patch(type(found), name, note).hold(found)
-            return found
-        return call
+    def create(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a communicator, and notes what it is used for."""
+        found = self._create(*args, **kwargs)
+        for names, note in (_MEANS, self._average), (_SHARE, self._share):
+            for name in names:
+                if hasattr(type(found), name):
+                    Patch(type(found), name, note).hold(found)
+        return found
 
     def _average(self, original: Callable) -> Callable:
         def mean(comm: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
@@ -334,13 +336,20 @@ class RankAware(Originals):
         quietly(original, trainer, *args, **kwargs)
 
     def update_optimizer(self, original: Callable, optimizer: Any,
-                         *args: Any, **kwargs: Any) -> None:
+                         lossfun: Any = None, *args: Any, **kwargs: Any
+                         ) -> None:
         self._check()
-        if not self._shares and not any(
-                optimizer is one for one in self._right):
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            # A model that is divided over ranks sends and receives in it.
+            found = lossfun(*args, **kwargs)
             self._check_averaged(optimizer)
-            self._right.append(optimizer)
-        original(optimizer, *args, **kwargs)
+            return found
+        if lossfun is None:
+            self._check_averaged(optimizer)
+            original(optimizer, None, *args, **kwargs)
+        else:
+            original(optimizer, loss, *args, **kwargs)
 
     def _check(self) -> None:
         if self._is_checked:
@@ -358,10 +367,13 @@ class RankAware(Originals):
                 'optimizer, comm)" before optimizer.setup(model)')
 
     def _check_averaged(self, optimizer: Any) -> None:
+        if self._shares or any(optimizer is one for one in self._right):
+            return
         if id(optimizer.target) in self._averaged or any(
                 getattr(one, 'actual_optimizer', None) is optimizer
                 for one in _alive(_MultiNodeOptimizer,
                                   _DoubleBufferingOptimizer)):
+            self._right.append(optimizer)
             return
         kind, target = type(optimizer).__name__, type(optimizer.target)
         raise Refusal(

@@ -37,6 +37,8 @@ def learns_as_serially(comm, network, stages, optimizer, prepare,
 
 PREPARATIONS = {
     'clipping': lambda optimizer: optimizer.add_hook(GradientClipping(0.1)),
+    'clipping of Chainer 3': lambda optimizer: optimizer.add_hook(
+        chainer.optimizer.GradientClipping(0.1)),
     'clipping that does nothing': lambda optimizer: optimizer.add_hook(
         GradientClipping(100.0)),
     'weight decay': lambda optimizer: optimizer.add_hook(WeightDecay(0.1)),
@@ -214,7 +216,8 @@ def test_replicas_get_the_same_noise(comm):
 
 
 class MyClipping(GradientClipping):
-    pass
+    def __call__(self, optimizer):
+        super().__call__(optimizer)
 
 
 @on_ranks(1, 2)
