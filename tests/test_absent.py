@@ -5,14 +5,12 @@ where they are not installed.
 """
 import json
 import re
-import subprocess
-import sys
 
 from chainer_fp8pipe.compat import _absent
 
 import pytest
 
-from tests.ranks import environment
+from tests.ranks import environment, run_script
 
 MPI = r"pip install 'chainer_fp8pipe\[mpich\]'"
 COMPILED = '(--editable|--no-binary)'
@@ -101,10 +99,9 @@ USES = {
 
 def python(gone, script, cwd, given='', *arguments, **variables):
     """Runs a script where some modules are not found."""
-    return subprocess.run(
-        [sys.executable, '-c', HIDE.format(gone=tuple(gone)) + script,
-         *arguments], cwd=cwd, input=given, capture_output=True, text=True,
-        env={**environment(), **variables})
+    return run_script(
+        0, '-c', HIDE.format(gone=tuple(gone)) + script, *arguments, cwd=cwd,
+        input=given, env={**environment(), **variables})
 
 
 @pytest.mark.parametrize('gone', USES, ids=', '.join)
