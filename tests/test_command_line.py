@@ -4,6 +4,7 @@ from argparse import ArgumentTypeError
 from chainer_fp8pipe import __version__
 from chainer_fp8pipe.__main__ import main
 from chainer_fp8pipe.command_line import Interval, parse_interval
+from chainer_fp8pipe.mpi import ALONE
 
 import pytest
 
@@ -93,6 +94,22 @@ def test_a_wrong_line_is_refused_in_one_with_a_hint(
     assert a in first
     assert b in said
     assert hint.endswith('--help)')
+
+
+@pytest.mark.parametrize('command', ['export', 'launch', 'report'])
+@pytest.mark.parametrize('rank', '01')
+def test_what_mpiexec_starts_several_times_is_refused_once(
+        command, rank, capsys, monkeypatch):
+    monkeypatch.delenv(ALONE, raising=False)
+    monkeypatch.setenv('PMI_SIZE', '2')
+    monkeypatch.setenv('PMI_RANK', rank)
+    with pytest.raises(SystemExit) as refused:
+        main([command, '--help'])
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert said.endswith('started 2 processes; start one, without mpiexec\n'
+                         * (rank == '0'))
+    assert bool(said) == (rank == '0')
 
 
 def test_an_option_of_the_script_is_the_scripts(folder, capsys):

@@ -283,7 +283,7 @@ trainer.run()
 
 def test_a_script_makes_files_and_values_as_in_one_process(
         tmp_path, monkeypatch):
-    """Directories, files of what is not divided, and values drawn later."""
+    """Directories, files, warnings, and values that are drawn later."""
     np.random.seed(1)
     chainer.serializers.save_npz(tmp_path / 'part.npz',
                                  chainer.links.Linear(5, 6))
@@ -299,9 +299,12 @@ chainer.serializers.save_npz('made/here/first.npz', model.predictor[0])
 ''' + TRAINS + '''
 chainer.serializers.save_npz('model.npz', model)
 chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
+import warnings
+warnings.warn('said once')
 ''')
     done = run_pipeline(tmp_path, 2, script='script.py')
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count('UserWarning: said once') == 1
     monkeypatch.chdir(tmp_path)
     serial = {}
     exec(IN_ONE_PROCESS + TRAINS, serial)

@@ -5,7 +5,7 @@ import json
 import os
 from collections.abc import Sequence
 
-from ..command_line import Parser
+from ..command_line import Parser, reason
 from . import page
 from .record import is_record, read_record
 from .verdict import text, verdict
@@ -78,8 +78,8 @@ def main(arguments: Sequence[str]) -> None:
     except ImportError as error:        # says how to install Bokeh
         parser.error(str(error))
     except OSError as error:
-        parser.error(f'{path} cannot be written: {error}; name another file '
-                     'with -o')
+        parser.error(f'{path} cannot be written: {reason(error)}; name '
+                     'another file with -o')
     print(f'page: {path}')
 
 

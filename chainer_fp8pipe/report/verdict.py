@@ -169,8 +169,9 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = [(place, ', '.join(texts) + means)
              for (place, means), texts in places.items()]
     if 'updates' in found:
+        epochs = found.get('epochs', 0.0)
         lines.append(('training', f'{found["updates"]:,} updates'
-                      + f', {number(found.get("epochs", 0.0), 3)} epochs'
+                      + (f', {number(epochs, 3)} epoch' + 's' * (epochs != 1))
                       * ('epochs' in found)))
     if 'starts' in found:
         lines += [('time', f'{seconds(found["seconds"])} on '

@@ -123,7 +123,7 @@ for action in commands.choices['run']._actions:
     ('-n 3 --pipeline 2 {}', '--pipeline 2 does not divide the 3 ranks'),
     ('-n 2 --min-ranks 1 --plan=p {}', '--min-ranks does not go with --plan'),
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
-    ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere'),
+    ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere: No such'),
     ('{}', '-n/--ranks is missing'),
     ('-n 2 --wait-for-hosts ever {}',
      "'ever' is no time; write it as in 90s"),
@@ -132,6 +132,8 @@ for action in commands.choices['run']._actions:
     ('-n 2 --hostfle=hosts {}',
      'there is no option --hostfle=hosts; did you mean --hostfile?'),
     ('-n 2 {}/broken.py', 'broken.py, line 2: SyntaxError'),
+    ('-n 2 --nonsense {}', 'train.py is taken for the value of --nonsense'),
+    ('-n 2 --nonsense', 'there is no script after the option --nonsense'),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
     prepare(tmp_path, [''])
@@ -239,7 +241,7 @@ raise SystemExit(9 if made < 8 else 0)
     assert code == 0
     assert len(commands(tmp_path)) == 7
     assert 'starts again in' not in said
-    assert re.search(r'start 2: 2 ranks by Hydra, from .+_iter_2.npz', said)
+    assert re.search(r'start 2: 2 ranks by MPICH, from .+_iter_2.npz', said)
 
 
 @pytest.mark.parametrize(('scripts', 'words'), [
@@ -299,7 +301,7 @@ for update in range(1, 1000):
         ['-n', '8', '-hosts', 'a:4,b:4'], ['-n', '4', '-hosts', 'a:4'],
         ['-n', '8', '-hosts', 'a:4,b:4']]
     assert 'without an answer: b' in said
-    assert 'start 2: 4 ranks of 8 by Hydra on a' in said
+    assert 'start 2: 4 ranks of 8 by MPICH on a' in said
     assert 's  the launcher, as all hosts answer again\n' in said
 
 

@@ -245,7 +245,7 @@ def test_the_network_of_this_machine_is_left_alone():
 @pytest.mark.parametrize(('arguments', 'said'), [
     (['--rate', '100mbt', '--', 'true'], "'100mbt' is no rate"),
     (['--hosts', '1', '--', 'true'], 'there can be 2 to 250 hosts, not 1'),
-    ([], 'required: COMMAND')])
+    ([], 'COMMAND is missing')])
 def test_a_wrong_argument_is_refused(possible, arguments, said):
     done = _run(*arguments)
     assert done.returncode in (1, 2)

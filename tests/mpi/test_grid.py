@@ -182,7 +182,7 @@ def test_different_arguments_are_an_error_on_every_rank(comm):
 
 
 def test_groups_are_of_the_ranks_of_a_communicator():
-    with pytest.raises(TypeError, match='not of a str; .*grid.data'):
+    with pytest.raises(TypeError, match='not a str; .*grid.data'):
         split_groups('world')
 
 
