@@ -305,8 +305,8 @@ def test_the_tours_reports_and_snapshots_are_written(tmp_path):
                           re.MULTILINE)
     warm_up, chosen, later = map(float, reported)
     stated = [int(number.replace(',', '')) for number in re.search(
-        r'falls from\s+([\d,]+) in the float32\s+warm-up to\s+([\d,]+), '
-        r'plus (\d+) bytes', (DOCS / 'first_steps.rst').read_text()).groups()]
+        r'is\s+([\d,]+) in the\s+float32\s+warm-up\s+and\s+([\d,]+)\s+after it\.'
+        r'\s+Updates that choose new scales send\s+(\d+)\s+bytes more', (DOCS / 'first_steps.rst').read_text()).groups()]
     assert [warm_up, later] == stated[:2]
     assert chosen == pytest.approx(stated[1] + stated[2] / 32, abs=0.01)
     for name in ('compression.json', 'compression.png',

@@ -38,17 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: Help was wanted, or the arguments are wrong.
     """
-    parser = Parser(prog='python -m chainer_fp8pipe report',
-                    description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument(
-        'folders', nargs='+', metavar='FOLDER',
-        help='result folder of a run, or a folder of such folders')
-    parser.add_argument(
-        '-o', '--output', metavar='FILE',
-        help='the page (default: report.html, of one run in its folder)')
-    parser.add_argument(
-        '--json', action='store_true', help='print the verdicts as JSON, a '
-        'list of objects; make no page')
+    parser = _parser()
     options = parser.parse_args(arguments)
     folders = [folder for given in options.folders
                for folder in _runs_in(given)]
@@ -81,6 +71,21 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f'{path} cannot be written: {reason(error)}; name '
                      'another file with -o')
     print(f'page: {path}')
+
+
+def _parser() -> Parser:
+    parser = Parser(prog='python -m chainer_fp8pipe report',
+                    description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument(
+        'folders', nargs='+', metavar='FOLDER',
+        help='result folder of a run, or a folder of such folders')
+    parser.add_argument(
+        '-o', '--output', metavar='FILE',
+        help='the page (default: report.html, of one run in its folder)')
+    parser.add_argument(
+        '--json', action='store_true', help='print the verdicts as JSON, a '
+        'list of objects; make no page')
+    return parser
 
 
 def _runs_in(folder: str) -> list[str]:
