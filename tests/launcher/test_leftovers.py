@@ -73,9 +73,9 @@ def test_what_ends_by_itself_in_time_is_not_killed(mark):
 
 
 def test_what_cannot_be_killed_is_left_to_the_system(mark, monkeypatch):
-    monkeypatch.setattr(leftovers, '_KILLED', 0.1)
     process = start(mark)
     with monkeypatch.context() as patch:
+        patch.setattr(leftovers, '_KILLED', 0.1)
         patch.setattr(leftovers, '_send', lambda pid, number: None)
         assert process.pid in kill_rest(mark, 0)
     assert kill_rest(mark, 0) == []
