@@ -54,6 +54,8 @@ class WhereItCan(build_ext):
         for extension in self.extensions:
             extension.optional = not (self.inplace or self.editable_mode)
         super().run()
+        # A Python that is started in the checkout takes the package there.
+        self.copy_extensions_to_source()
 
 
 setup(

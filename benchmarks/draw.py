@@ -14,11 +14,6 @@ pyplot.switch_backend('Agg')        # without a display
 
 RAW = Path(__file__).parent.parent / 'docs' / 'benchmarks'
 OURS, OTHERS = '#1f6fb4', '#8a8a8a'
-#: Rows of the input pipeline's benchmark, in words.
-PARTS = {'everything': 'all four parts', 'without cache': 'without the cache',
-         'without prefetch': 'without batches ahead',
-         'without fused': 'decode all, then crop',
-         'without workers': 'without processes', 'nothing': 'none of these'}
 LOOK = {'axes.spines.top': False, 'axes.spines.right': False,
         'axes.titlelocation': 'left', 'axes.titlesize': 'medium',
         'figure.constrained_layout.use': True, 'savefig.dpi': 150,
@@ -193,22 +188,7 @@ def pipeline():
     return figure
 
 
-def input_pipeline():
-    """Images per second in training, and how long it waits for them."""
-    rows = re.findall(r'^(everything|without \w+|nothing) +[\d.]+ +([\d.]+) '
-                      r'+([\d.]+) %', read('input_pipeline'), re.MULTILINE)
-    figure, axis = pyplot.subplots(figsize=(7, 2.8))
-    bars(axis, [PARTS[name] for name, *_ in rows],
-         [(float(speed),) * 3 for _, speed, _ in rows],
-         [OURS, *[OTHERS] * 5], [
-             f'{speed}, waits {waits} %'
-             for _, speed, waits in rows])
-    axis.set(title='Training is slower as soon as one part is missing',
-             xlabel='images per second, and share of time that training waits')
-    return figure
-
-
-def bars(axis, names, found, colours, said=None):
+def bars(axis, names, found, colours):
     """Horizontal bars with their numbers; found: median, least, most."""
     for place, (median, least, most) in enumerate(found):
         axis.barh(place, median, color=colours[place], height=0.7)
@@ -216,17 +196,16 @@ def bars(axis, names, found, colours, said=None):
             axis.errorbar(median, place, xerr=[[median - least],
                                                [most - median]],
                           color='black', capsize=3)
-        axis.annotate(f'  {said[place] if said else f"{median:.0f}"}',
-                      (most, place), va='center')
+        axis.annotate(f'  {median:.0f}', (most, place), va='center')
     axis.set_yticks(range(len(names)), names)
     axis.invert_yaxis()
-    axis.set_xlim(0, max(most for *_, most in found) * (1.65 if said else 1.2))
+    axis.set_xlim(0, 1.2 * max(most for *_, most in found))
 
 
 def main():
     with pyplot.rc_context(LOOK):
         for draw in (training_steps, training_breakdown, allreduce, near_exact,
-                     pipeline, input_pipeline, large_batch):
+                     pipeline, large_batch):
             figure = draw()
             figure.savefig(RAW / f'{draw.__name__}.png')
             pyplot.close(figure)

@@ -84,6 +84,19 @@ def with_torch(wanted: bool) -> bool:
     return wanted
 
 
+def _say_what_is_missing(before: Callable) -> Callable:
+    def hook(kind: Any, error: BaseException, trace: Any) -> None:
+        if not issubclass(kind, ModuleNotFoundError):
+            before(kind, error, trace)
+            return
+        print(f"{error}; in the checkout: pip install '.[examples,test]'",
+              file=sys.stderr)
+    return hook
+
+
+sys.excepthook = _say_what_is_missing(sys.excepthook)
+
+
 def parser(page: str, *more: str) -> argparse.ArgumentParser:
     """Shows the docstring of a script, and takes ``--json FILE``.
 
@@ -132,6 +145,10 @@ def as_rank(work: Callable[[Any, Any], Any]) -> None:
     """Does a rank's work, given all ranks and the job; see :func:`ranks_of`.
     """
     from mpi4py import MPI
+    if len(sys.argv) != 3:
+        name = pathlib.Path(sys.argv[0]).name
+        sys.exit(f"{name} has the ranks' part of {name.replace('_ranks', '')}"
+                 ', which starts it: run that')
     given, result = sys.argv[1:]
     found = work(MPI.COMM_WORLD, json.loads(pathlib.Path(given).read_text()))
     if MPI.COMM_WORLD.rank == 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from ._version import __version__
 from .command_line import Parser, did_you_mean
 from .compat._absent import ABSENT
+from .mpi import started_together
 
 #: By command, its module and what it does.
 _COMMANDS = {
@@ -45,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         if command in _ALONE:
+            _refuse_several(command)
             sys.exit(_module(command).main(given[1:]))
         action = _on_ranks(given)
     except ImportError as error:
@@ -56,6 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     if action is not None:      # which prints on all ranks
         action()
+
+
+def _refuse_several(command: str) -> None:
+    """Each of several processes would do the whole work."""
+    if started := started_together(os.environ):
+        starter, number, count, _ = started
+        if number in '0?':
+            print(f'python -m chainer_fp8pipe {command}: error: {starter} has '
+                  f'started {count} processes; start one, without mpiexec',
+                  file=sys.stderr)
+        sys.exit(2)
 
 
 def _module(command: str) -> Any:

@@ -86,6 +86,11 @@ def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
     return f'; did you mean {found[0]}?' if found else ''
 
 
+def reason(error: BaseException) -> str:
+    """An error in words: of one of the system's neither number nor file."""
+    return getattr(error, 'strerror', None) or str(error)
+
+
 def count(text: str) -> int:
     """For ``type=``: a number of things, of which there is one at least."""
     if not text.isdecimal() or int(text) < 1:

@@ -25,7 +25,7 @@ import chainer
 import chainer.functions as F
 import numpy
 
-from .command_line import Parser, check_script, did_you_mean
+from .command_line import Parser, check_script, did_you_mean, reason
 from .report.record import written_whole
 
 _DESCRIPTION = """
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f'{parser.prog}: {error}', file=sys.stderr)
         return 1
     except OSError as error:
-        parser.error(f'-o: {output} cannot be written: {error}')
+        parser.error(f'-o: {output} cannot be written: {reason(error)}')
     except ValueError as error:
         parser.error(str(error))
     print(f'{output}: {len(graph):,} bytes, opset {options.opset}')
@@ -183,7 +183,9 @@ def _reading(file: str, option: str = '') -> Iterator[Any]:
         yield numpy.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error
             ) as error:
-        raise ValueError(f'{option}{file} cannot be read: {error}') from None
+        why = ('it is no .npy or .npz of numbers' if 'pickle' in str(error)
+               else reason(error))
+        raise ValueError(f'{option}{file} cannot be read: {why}') from None
 
 
 def load(model: chainer.Link, file: str, given: str | None = None) -> str:

@@ -6,6 +6,8 @@ from typing import NamedTuple
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest_plugins = ['tests.digits_runs']
+
 # Some machines keep Python from writing byte code.  The ranks that tests
 # start, by the hundred, would then compile this package each for itself.
 os.environ.pop('PYTHONDONTWRITEBYTECODE', None)

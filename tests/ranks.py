@@ -83,11 +83,21 @@ def end_with_parent() -> None:
 
 def run_script(ranks: int, *arguments: str, timeout: float = 300,
                **options) -> subprocess.CompletedProcess:
-    """``mpiexec -n ranks python *arguments`` in a job of its own."""
-    return subprocess.run(
-        [*mpiexec(ranks), sys.executable, *map(str, arguments)],
-        env=environment(), capture_output=True, text=True, timeout=timeout,
-        preexec_fn=end_with_parent, **options)
+    """``mpiexec -n ranks python *arguments``; 0: without mpiexec."""
+    return _start(subprocess.run, ranks, arguments, timeout=timeout,
+                  **options)
+
+
+def start_script(ranks: int, *arguments: str, **options) -> subprocess.Popen:
+    """As :func:`run_script`, but it is not waited for."""
+    return _start(subprocess.Popen, ranks, arguments, **options)
+
+
+def _start(how, ranks, arguments, **options):
+    return how([*(mpiexec(ranks) if ranks else ()), sys.executable,
+                *map(str, arguments)], **{
+        'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True,
+        'env': environment(), 'preexec_fn': end_with_parent, **options})
 
 
 def on_ranks(*sizes: int, timeout: float = 300):

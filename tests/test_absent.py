@@ -5,17 +5,15 @@ where they are not installed.
 """
 import json
 import re
-import subprocess
-import sys
 
 from chainer_fp8pipe.compat import _absent
 
 import pytest
 
-from tests.ranks import environment
+from tests.ranks import environment, run_script
 
 MPI = r"pip install 'chainer_fp8pipe\[mpich\]'"
-COMPILED = '(build_ext --inplace|--no-binary)'
+COMPILED = '(--editable|--no-binary)'
 HIDE = '''
 import importlib.machinery, sys
 _find = importlib.machinery.PathFinder.find_spec
@@ -101,10 +99,9 @@ USES = {
 
 def python(gone, script, cwd, given='', *arguments, **variables):
     """Runs a script where some modules are not found."""
-    return subprocess.run(
-        [sys.executable, '-c', HIDE.format(gone=tuple(gone)) + script,
-         *arguments], cwd=cwd, input=given, capture_output=True, text=True,
-        env={**environment(), **variables})
+    return run_script(
+        0, '-c', HIDE.format(gone=tuple(gone)) + script, *arguments, cwd=cwd,
+        input=given, env={**environment(), **variables})
 
 
 @pytest.mark.parametrize('gone', USES, ids=', '.join)
@@ -144,17 +141,23 @@ def test_a_command_that_needs_what_is_absent_is_refused_in_a_line(
     ('{"url": "file:///a/chainer_fp8pipe-1.tar.gz", "archive_info": {}}',
      'chainer_fp8pipe file:///a/chainer_fp8pipe-1.tar.gz'),
     ('{"url": "file:///a", "dir_info": {}}', 'chainer_fp8pipe file:///a'),
-    ('{"url": "file:///a", "dir_info": {"editable": true}}',
-     'python setup.py build_ext --inplace  (in the checkout)')])
+    # A checkout that another Python has compiled, whatever is installed.
+    ('checkout', "pip install --no-deps --editable '{}'")])
 def test_what_builds_the_compiled_parts_is_where_they_are_from(
-        noted, line, monkeypatch):
+        noted, line, monkeypatch, tmp_path):
+    home = tmp_path / 'a folder'
+    home.mkdir()
+    if noted == 'checkout':
+        (home / 'setup.py').touch()
+    monkeypatch.setattr(_absent, '_HOME', str(home))
+
     class Distribution:
         def read_text(self, name):
             return noted if name == 'direct_url.json' else None
 
     monkeypatch.setattr(_absent.metadata, 'distribution',
                         lambda name: Distribution())
-    assert _absent.compiling().endswith(line)
+    assert _absent.compiling().endswith(line.format(home))
 
 
 def test_help_needs_no_mpi(tmp_path):

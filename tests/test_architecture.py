@@ -2,8 +2,23 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from tests.ranks import run_script
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / 'docs/architecture.rst').read_text()
+
+
+@pytest.mark.parametrize(('modules', 'others'), [
+    ('planning.schedule_time, chainer_fp8pipe.report.timeline',
+     {'chainer', 'mpi4py', 'matplotlib'}),
+    ('images.workers', {'chainer', 'mpi4py', 'cupy'}),
+    ('launcher.launch_command', {'chainer', 'mpi4py'})])
+def test_what_is_said_to_know_nothing_of_others_imports_none(modules, others):
+    done = run_script(0, '-c', f'import sys, chainer_fp8pipe.{modules}\n'
+                      f'print({others} & set(sys.modules))')
+    assert done.stdout == 'set()\n', done.stderr
 
 
 def test_files_that_the_page_names_are_there():

@@ -146,12 +146,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path):
         None, 1000}
 
 
-@pytest.mark.parametrize(('ranks', 'arguments', 'message'), [
-    (2, ['--codecs', 'fp9'], "'fp9' is none of int4"),
-    (2, ['--json', '/nowhere/file'], 'there is no folder /nowhere'),
-    (1, [], 'mpiexec -n 2')])
-def test_bad_arguments_end_all_ranks_with_one_message(
-        ranks, arguments, message):
-    done = run_script(ranks, *BENCH, *arguments)
+def test_bad_arguments_end_all_ranks_with_one_message():
+    done = run_script(2, *BENCH, '--json', '/nowhere/file')
     assert done.returncode == 2
-    assert done.stderr.count(message) == 1
+    assert done.stderr.count('there is no folder /nowhere') == 1

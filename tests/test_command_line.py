@@ -1,15 +1,14 @@
 """Wrong arguments of every command: a line, a hint, and the exit code 2."""
-import subprocess
-import sys
 from argparse import ArgumentTypeError
 
 from chainer_fp8pipe import __version__
 from chainer_fp8pipe.__main__ import main
 from chainer_fp8pipe.command_line import Interval, parse_interval
+from chainer_fp8pipe.mpi import ALONE
 
 import pytest
 
-from tests.ranks import environment
+from tests.ranks import run_script
 
 WRONG = [
     ('', 'a command is missing', 'run'),
@@ -54,6 +53,8 @@ WRONG = [
     ('plan --seconds inf ok.py', "--seconds: 'inf' is no number"),
     ('plan --memory -1 ok.py', "--memory: '-1' is no size"),
     ('bench', 'WHAT is missing'),
+    ('bench allreduce', 'mpiexec -n 2'),
+    ('bench allreduce --codecs fp9', "'fp9' is none of int4"),
     ('bench allreduce --sizes inf', "'inf' is no number of elements"),
     ('bench allreduce --sizes 8x', "'8x' is no number of elements"),
     ('bench allreduce --algorithms tree', "'tree' is none of direct"),
@@ -95,6 +96,22 @@ def test_a_wrong_line_is_refused_in_one_with_a_hint(
     assert hint.endswith('--help)')
 
 
+@pytest.mark.parametrize('command', ['export', 'launch', 'report'])
+@pytest.mark.parametrize('rank', '01')
+def test_what_mpiexec_starts_several_times_is_refused_once(
+        command, rank, capsys, monkeypatch):
+    monkeypatch.delenv(ALONE, raising=False)
+    monkeypatch.setenv('PMI_SIZE', '2')
+    monkeypatch.setenv('PMI_RANK', rank)
+    with pytest.raises(SystemExit) as refused:
+        main([command, '--help'])
+    assert refused.value.code == 2
+    said = capsys.readouterr().err
+    assert said.endswith('started 2 processes; start one, without mpiexec\n'
+                         * (rank == '0'))
+    assert bool(said) == (rank == '0')
+
+
 def test_an_option_of_the_script_is_the_scripts(folder, capsys):
     with pytest.raises(SystemExit):
         main(['run', '--pipeline', '2', 'ok.py', '--snapshot', 'x'])
@@ -109,12 +126,12 @@ def test_the_version_is_said(capsys):
 def test_a_report_without_bokeh_says_how_to_install_it(tmp_path):
     (tmp_path / 'log').write_text(
         '[{"epoch": 1, "iteration": 1, "elapsed_time": 1, "main/loss": 1}]')
-    done = subprocess.run([sys.executable, '-c', '''
+    done = run_script(0, '-c', '''
 import sys
 sys.modules['bokeh'] = None
 from chainer_fp8pipe.__main__ import main
 main(['report', sys.argv[1]])
-''', tmp_path], env=environment(), capture_output=True, text=True)
+''', tmp_path)
     assert done.returncode == 2
     assert 'install' in done.stderr
     assert 'chainer_fp8pipe[report]' in done.stderr

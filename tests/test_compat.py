@@ -19,7 +19,7 @@ from chainer_fp8pipe.compat import _hook, _patches
 import numpy
 import pytest
 
-from tests.ranks import mpiexec
+from tests.ranks import run_script
 
 NO_PKG_RESOURCES = "import sys; sys.modules['pkg_resources'] = None\n"
 
@@ -148,6 +148,15 @@ USES = {
             average(trainer)
         assert trainer.observation['loss'].array == 2
         ''',
+    'chainermn.links.batch_normalization': '''
+        import chainermn, copy, warnings
+        warnings.simplefilter('ignore', FutureWarning)  # "experimental"
+        comm = chainermn.create_communicator('naive')
+        link = chainermn.links.MultiNodeBatchNormalization(2, comm)
+        copied = copy.deepcopy(link)
+        assert copied.comm is link.comm and copied.gamma is not link.gamma
+        assert (copied.gamma.array == link.gamma.array).all()
+        ''',
     'chainermn.iterators.multi_node_iterator': '''
         import chainermn, numpy, warnings
         warnings.simplefilter('ignore', FutureWarning)  # "experimental"
@@ -161,15 +170,12 @@ USES = {
 }
 
 
-def python(script, *options, ranks=None, **environment):
+def python(script, *options, ranks=0, **environment):
     """Runs a script in a fresh interpreter, or in one per rank."""
-    launcher = [] if ranks is None else mpiexec(ranks)
-    if ranks is not None:
+    if ranks:
         options += '-m', 'mpi4py'  # a rank that fails aborts the others
-    return subprocess.run(
-        [*launcher, sys.executable, *options, '-c', textwrap.dedent(script)],
-        capture_output=True, text=True, timeout=300,
-        env={**os.environ, **environment})
+    return run_script(ranks, *options, '-c', textwrap.dedent(script),
+                      env={**os.environ, **environment})
 
 
 def used(*modules):
@@ -316,16 +322,16 @@ def test_ranks_may_import_chainermn_first():
 def test_a_patch_is_applied_where_chainer_fails_without_it(module):
     if module.startswith('onnx_chainer'):
         pytest.importorskip('onnx')
-    ranks = 2 if 'iterator' in module else None
+    ranks = 2 if 'iterator' in module else 0
     use = 'import chainer\n' + used(module)
     without = python(
         'from chainer_fp8pipe.compat import _patches\n'
         f'del _patches.PATCHES[{module!r}]\n' + use, ranks=ranks)
-    if ranks is None:
-        exec(use, {})
-    else:
+    if ranks:
         passes(python('import chainer_fp8pipe\n' + use, ranks=ranks))
         importlib.import_module(module)
+    else:
+        exec(use, {})
     fails = without.returncode != 0
     assert (module in compat.applied()) == fails, without.stderr
 
@@ -549,7 +555,7 @@ def test_a_failing_import_raises_its_own_error_and_can_be_repeated():
 
 # --- Chainer at work ---------------------------------------------------------
 
-def run_script(place, text):
+def run_group(place, text):
     """Runs a script with all its child processes in a group of their own."""
     script = place / 'script.py'
     script.write_text(textwrap.dedent(text))
@@ -568,7 +574,7 @@ def run_script(place, text):
 
 @pytest.mark.parametrize('method', ['fork', 'forkserver', 'spawn'])
 def test_a_multiprocess_iterator_works(method, tmp_path):
-    run = run_script(tmp_path, f"""
+    run = run_group(tmp_path, f"""
         import multiprocessing
         import chainer_fp8pipe
         import chainer, numpy
@@ -588,7 +594,7 @@ def test_a_multiprocess_iterator_works(method, tmp_path):
 def test_a_multiprocess_iterator_forks_on_linux_where_nothing_is_chosen(
         tmp_path):
     # As before Python 3.14: a script without a guard, data without a pickle.
-    run = run_script(tmp_path, """
+    run = run_group(tmp_path, """
         import sys
         import chainer_fp8pipe
         import chainer
@@ -611,7 +617,7 @@ def test_an_iterator_that_nobody_finalizes_ends_with_python(
         name, patched, tmp_path):
     module = f'chainer.iterators.{name.lower()}_iterator'
     limit = 100 if patched else 5       # seconds, all of which pass if not
-    run = run_script(tmp_path, f"""
+    run = run_group(tmp_path, f"""
         import faulthandler
         from chainer_fp8pipe.compat._patches import PATCHES
         {'' if patched else f'del PATCHES[{module!r}]'}

@@ -12,6 +12,8 @@ from chainer_fp8pipe.compat import _hook, install_chainer
 
 import pytest
 
+from tests.ranks import run_script
+
 COMMAND = 'python -m chainer_fp8pipe install-chainer'
 
 
@@ -28,9 +30,8 @@ def test_where_there_is_no_chainer_its_import_names_the_command(
 
 
 def test_where_chainer_is_installed_the_command_does_nothing():
-    done = subprocess.run(
-        [sys.executable, '-m', 'chainer_fp8pipe', 'install-chainer'],
-        capture_output=True, text=True, env={**os.environ, 'PATH': ''})
+    done = run_script(0, '-m', 'chainer_fp8pipe', 'install-chainer',
+                      env={**os.environ, 'PATH': ''})
     assert (done.stdout, done.stderr, done.returncode) == (
         'Chainer 7.8.1 is installed already\n', '', 0)
 

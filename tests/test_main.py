@@ -189,6 +189,21 @@ for _ in range(2):
     assert done.stdout.count('an update') == (0 if message else 4)
 
 
+@pytest.mark.parametrize(('options', 'message'), [
+    ('--communicator fp8 --algorithm torus2d --shape 2x2',
+     'a torus of shape 2x2 has 4 ranks, not 2; pass a shape'),
+    ('--local-steps 8', "'naive' has no option 'local_steps'")])
+def test_options_that_do_not_fit_script_or_ranks_are_refused_in_a_line(
+        tmp_path, options, message):
+    path = tmp_path / 'train.py'
+    path.write_text(_COMM)
+    done = run(path, *options.split())
+    assert done.returncode == 2
+    assert done.stderr.count(f'chainer_fp8pipe run: communicator {message}'
+                             if 'naive' in message else message) == 1
+    assert 'Traceback' not in done.stderr
+
+
 def test_help_lists_every_communicator_and_option():
     done = run_script(1, '-m', 'chainer_fp8pipe', 'run', '--help')
     assert done.returncode == 0

@@ -3,8 +3,6 @@ import collections.abc
 import importlib
 import itertools
 import math
-import os
-import subprocess
 import sys
 import textwrap
 import traceback
@@ -14,6 +12,8 @@ from chainer_fp8pipe.compat import _old_names
 
 import numpy
 import pytest
+
+from tests.ranks import run_script
 
 _numbers = itertools.count()
 
@@ -260,11 +260,10 @@ def test_a_script_gets_them_in_its_workers_too(method, tmp_path):
             with multiprocessing.get_context({method!r}).Pool(1) as pool:
                 print(pool.map(worker, [1, 2]))
         """))
-    run = subprocess.run(
-        [sys.executable, '-c', 'import sys; sys.path[0] = sys.argv[1]\n'
-         'from chainer_fp8pipe.compat import run_path\n'
-         'sys.argv[1:] = ["-x"]; run_path("script.py")', tmp_path],
-        cwd=tmp_path, env={**os.environ, 'PYTHONPATH': os.getcwd()},
-        capture_output=True, text=True, timeout=300)
+    run = run_script(
+        0, '-c', 'import sys; sys.path[0] = sys.argv[1]\n'
+        'from chainer_fp8pipe.compat import run_path\n'
+        'sys.argv[1:] = ["-x"]; run_path("script.py")', tmp_path,
+        cwd=tmp_path)
     given = ['script.py', '-x']
     assert (run.stdout, run.stderr) == (f'{[(6, given), (12, given)]}\n', '')

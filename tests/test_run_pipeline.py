@@ -13,13 +13,7 @@ import chainer
 import numpy as np
 import pytest
 
-from tests.digits_runs import (
-    SCRIPT,
-    SerialRuns,
-    check_files,
-    check_log,
-    log_of,
-)
+from tests.digits_runs import SCRIPT, check_log, check_run, log_of
 from tests.forks import run_in_forks, script_folders
 from tests.ranks import on_ranks, run_script
 from tests.train_digits_serially import MLP
@@ -35,12 +29,6 @@ def run_pipeline(folder, ranks, *arguments, stages=2, options=(), **others):
         '--pipeline', stages, '--micro-batches', '3', *options], **others)
 
 
-@pytest.fixture(scope='module')
-def serial(tmp_path_factory):
-    """A folder in which the script has run alone, with its arguments."""
-    return SerialRuns(tmp_path_factory)
-
-
 @pytest.mark.parametrize(('ranks', 'stages', 'options', 'drawn'), [
     (4, 2, (), ('loss.png',)),
     (3, 3, ('--schedule', 'gpipe'), ()),
@@ -50,16 +38,8 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
     arguments = '--seed', '1', '--hooks'
     done = run_pipeline(tmp_path, ranks, *arguments, *['--plot'] * len(drawn),
                         stages=stages, options=options)
-    assert done.returncode == 0, done.stderr
-    expected = serial(*arguments)
-    check_log(log_of(tmp_path), log_of(expected))
-    check_files(tmp_path, expected)
-    assert set(os.listdir(tmp_path / 'result')) == {
-        *os.listdir(expected / 'result'), *drawn} - {'cg.dot', 'cg.png'}
-    # One rank prints.
-    for text in ('# epoch: 2', 'epoch       main/loss', '# done',
-                 '5 iter, 0 epoch'):
-        assert done.stdout.count(text) == 1, text
+    check_run(done, tmp_path, serial(*arguments), drawn)
+    assert done.stdout.count('5 iter, 0 epoch') == 1
     assert done.stderr.count('2 stages x 2 replicas') == (ranks == 4)
     assert done.stderr.count('DumpGraph needs the whole model') == 1
 
@@ -303,7 +283,7 @@ trainer.run()
 
 def test_a_script_makes_files_and_values_as_in_one_process(
         tmp_path, monkeypatch):
-    """Directories, files of what is not divided, and values drawn later."""
+    """Directories, files, warnings, and values that are drawn later."""
     np.random.seed(1)
     chainer.serializers.save_npz(tmp_path / 'part.npz',
                                  chainer.links.Linear(5, 6))
@@ -319,9 +299,12 @@ chainer.serializers.save_npz('made/here/first.npz', model.predictor[0])
 ''' + TRAINS + '''
 chainer.serializers.save_npz('model.npz', model)
 chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
+import warnings
+warnings.warn('said once')
 ''')
     done = run_pipeline(tmp_path, 2, script='script.py')
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count('UserWarning: said once') == 1
     monkeypatch.chdir(tmp_path)
     serial = {}
     exec(IN_ONE_PROCESS + TRAINS, serial)

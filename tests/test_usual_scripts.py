@@ -5,19 +5,13 @@ Each works with the numbers of one process, or is refused in a line.
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 
 import chainer
 import numpy as np
 import pytest
 
-from tests.ranks import (
-    end_with_parent,
-    environment,
-    on_ranks,
-    run_script,
-)
+from tests.ranks import on_ranks, run_script
 from tests.test_run_pipeline import check_refusal as refused_in_a_line
 
 FOLDER = os.path.join(os.path.dirname(__file__), 'usual_scripts')
@@ -72,11 +66,8 @@ def serial(tmp_path_factory):
     def of(name):
         if name not in found:
             folder = tmp_path_factory.mktemp('serial')
-            done = subprocess.run(
-                [sys.executable, '-m', 'chainer_fp8pipe', 'run',
-                 path_of(name)], cwd=folder, env=environment(),
-                capture_output=True, text=True, timeout=300,
-                preexec_fn=end_with_parent)
+            done = run_script(0, '-m', 'chainer_fp8pipe', 'run',
+                              path_of(name), cwd=folder)
             assert done.returncode == 0, done.stderr
             found[name] = results(folder)
         return found[name]

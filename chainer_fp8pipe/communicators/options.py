@@ -238,9 +238,10 @@ def make_options(name: str, given: dict[str, Any]) -> Options:
         if made.local_steps != 'qsr' and (
                 option.startswith('qsr_')
                 or option == 'sync_steps' and made.local_steps == 1):
+            users = ' of 2 or more' if option == 'sync_steps' else "='qsr'"
             raise ValueError(
                 f'{option}={given[option]!r} does not go with local_steps='
-                f"{made.local_steps!r}; pass local_steps='qsr', or no "
+                f'{made.local_steps!r}; pass local_steps{users}, or no '
                 f'{option}')
     if name in _BY_FRAMES and made.algorithm != name:
         raise ValueError(

@@ -8,6 +8,7 @@ and where there was no C compiler the package has no compiled parts.
 # no module of this package has to look first.
 import importlib.abc
 import importlib.machinery
+import os
 from importlib import metadata
 
 _CHAINER = (
@@ -21,9 +22,13 @@ _MPI = (
 _ONNX = ("{} is not installed; this line brings it:  "
          "python -m pip install 'chainer_fp8pipe[onnx]'")
 _COMPILED = (
-    'the compiled part {} is missing: chainer_fp8pipe was installed where it '
-    'could not be compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
+    'the compiled part {} is missing: chainer_fp8pipe was not, or could not '
+    'be, compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
     'apt install gcc python3-dev) this line builds it:  ')
+
+#: Where the package is: a checkout, or the folder of what is installed.
+_HOME = os.path.dirname(os.path.dirname(os.path.dirname(
+    os.path.abspath(__file__))))
 
 #: By module, what is said where it cannot be found.
 ABSENT = {
@@ -82,14 +87,12 @@ class _Absent(importlib.abc.Loader):
 def compiling():
     """The line that builds the compiled parts of this installation."""
     import json
-    try:
-        noted = metadata.distribution('chainer_fp8pipe').read_text(
-            'direct_url.json')      # PEP 610; without one an index had it
-    except metadata.PackageNotFoundError:
-        noted = '{"dir_info": {"editable": true}}'
-    source = json.loads(noted or '{}')
-    if source.get('dir_info', {}).get('editable'):
-        return 'python setup.py build_ext --inplace  (in the checkout)'
+    import shlex
+    if os.path.exists(os.path.join(_HOME, 'setup.py')):
+        return ('python -m pip install --no-deps --editable '
+                + shlex.quote(_HOME))
+    noted = metadata.distribution('chainer_fp8pipe').read_text(
+        'direct_url.json')      # PEP 610; without one an index had it
     return ('python -m pip install --force-reinstall --no-deps --no-cache-dir '
             '--no-binary chainer_fp8pipe '
-            + source.get('url', 'chainer_fp8pipe'))
+            + json.loads(noted or '{}').get('url', 'chainer_fp8pipe'))

@@ -25,6 +25,8 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..command_line import reason
+
 #: What tells whether a host answers, by its name.
 Probe = Callable[[str], bool]
 
@@ -78,7 +80,7 @@ def read_hosts(path: str, ranks: int) -> list[Share]:
         with open(path) as file:
             lines = file.readlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f'--hostfile {path}: {error}') from None
+        raise ValueError(f'--hostfile {path}: {reason(error)}') from None
     found: list[tuple[str, int]] = []
     for number, line in enumerate(lines, 1):
         text = line.partition('#')[0].strip()
@@ -315,7 +317,7 @@ class Starter(NamedTuple):
 
     Attributes:
         words: Of its command line, such as ``['srun', '--mpi=pmix']``.
-        family: ``'Hydra'``, ``'Open MPI'`` or ``'srun'``.
+        family: ``'MPICH'``, ``'Open MPI'`` or ``'srun'``.
     """
 
     words: list[str]
@@ -377,10 +379,10 @@ def find_starter(environment: Mapping[str, str]) -> Starter:
     try:
         said = _printed([*words, '--version'])
     except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(f'{shlex.join(words)} does not run ({error}); '
-                         'correct MPIEXEC') from None
+        raise ValueError(f'{shlex.join(words)} does not run '
+                         f'({reason(error)}); correct MPIEXEC') from None
     # In this order: Hydra lists Slurm among what it can work with.
-    for family, marks in (('Hydra', ('hydra', 'intel(r) mpi')),
+    for family, marks in (('MPICH', ('hydra', 'intel(r) mpi')),
                           ('Open MPI', ('open mpi', 'openrte', 'prrte')),
                           ('srun', ('slurm',))):
         if any(mark in said.lower() for mark in marks):
@@ -388,5 +390,5 @@ def find_starter(environment: Mapping[str, str]) -> Starter:
     first = said.strip().partition('\n')[0]
     raise ValueError(
         f'{shlex.join(words)} --version says {first!r}, which is neither '
-        "MPICH's Hydra, Open MPI nor Slurm's srun; name one of them in "
+        "MPICH, Open MPI nor Slurm's srun; name one of them in "
         'MPIEXEC')

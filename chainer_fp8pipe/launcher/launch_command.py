@@ -85,6 +85,11 @@ def main(arguments: Sequence[str],
         if meant := mistyped(word.partition('=')[0], flags):
             parser.error(f'there is no option {word}{meant}')
     options = parser.parse_args(own)
+    if of_run and not script:
+        parser.error(
+            f'there is no script after the options: {of_run[-1]} is taken '
+            f'for the value of {of_run[-2]}' if of_run[1:] else
+            f'there is no script after the option {of_run[0]}')
     with Interrupts() as interrupts:
         try:
             job = _job(options, of_run, script, environment)

@@ -5,7 +5,7 @@
 
 runs a command in a rank on each of 4 hosts.  A host is a network namespace
 with a cable to a switch; MPI goes over TCP.  Linux, iproute2 and MPICH are
-needed; :func:`missing` says what is not there.
+needed.
 """
 # A process goes into namespaces of its own (user, network, mount, processes
 # and more), and there does as root would: nothing of the machine is changed.
@@ -25,6 +25,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ..command_line import Parser, count
 from ..report.quantities import parse
 from .hosts import Share, find_starter
 
@@ -169,7 +170,7 @@ def _starter() -> Callable[[list[Share], Sequence[str]], list[str]]:
         starter = find_starter(os.environ)
     except ValueError as error:
         raise HostsError(str(error)) from None
-    if starter.family != 'Hydra':
+    if starter.family != 'MPICH':
         raise HostsError("virtual hosts need MPICH's mpiexec, and "
                          f'{starter.words[0]} is {starter.family}')
     return lambda shares, command: starter._replace(words=[
@@ -330,16 +331,15 @@ def parse_rate(text: str) -> float:
 
 def main() -> int:
     """Runs the command line; returns the exit code of the ranks."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog='python -m chainer_fp8pipe.launcher.virtual_hosts',
-        description=__doc__, usage='%(prog)s [options] -- COMMAND ...',
-        formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--hosts', type=int, default=4, metavar='N',
+        description=__doc__, usage='%(prog)s [options] -- COMMAND ...')
+    parser.add_argument('--hosts', type=count, default=4, metavar='N',
                         help='default: 4')
     parser.add_argument('--rate', type=parse_rate, default='100mbit',
                         help='of each cable and direction, in kbit, mbit or '
                         'gbit a second (default: 100mbit)')
-    parser.add_argument('--ranks-per-host', type=int, default=1, metavar='N',
+    parser.add_argument('--ranks-per-host', type=count, default=1, metavar='N',
                         help='default: 1')
     parser.add_argument('--timeout', type=float, metavar='SECONDS',
                         help='end all ranks after so long')

@@ -2,7 +2,42 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from typing import Any
+
+#: Set: a process that is alone is meant to be.
+ALONE = 'CHAINER_FP8PIPE_ALONE'
+# What starts ranks, and the variables by which it tells a process its number,
+# and their number.  The innermost first: the first two start themselves by
+# srun where they can.
+_STARTERS = (
+    ("Open MPI's mpirun", 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
+    ("PMI (MPICH's mpiexec, or srun --mpi=pmi2)", 'PMI_RANK', 'PMI_SIZE'),
+    # Not SLURM_NTASKS, which is there in the shell of salloc and in a batch
+    # script, too; nor SLURM_PROCID, which is 0 in a batch script.
+    ("Slurm's srun", 'SLURM_PROCID', 'SLURM_STEP_NUM_TASKS'),
+)
+
+
+def started_together(environment: Mapping[str, str]
+                     ) -> tuple[str, str, int, str] | None:
+    """What has started this process as one of several, without asking MPI.
+
+    Returns:
+        The starter, this process's number, how many there are, and the
+        variable that says so; None if it was started by itself.
+    """
+    starter, rank, size = next(
+        (names for names in _STARTERS if names[2] in environment),
+        _STARTERS[-1])
+    count = environment.get(size, '')
+    if (environment.get(ALONE, '0') != '0' or not count.isdecimal()
+            or int(count) == 1
+            # A job submitted from a step inherits the step's variables.
+            or size.startswith('SLURM')
+            and count != environment.get('SLURM_NTASKS')):
+        return None
+    return starter, environment.get(rank, '?'), int(count), size
 
 
 def all_ranks(comm: Any) -> Any:

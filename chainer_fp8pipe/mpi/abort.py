@@ -19,6 +19,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from . import ALONE, started_together
 from .ranks import share_cores
 from .watch import say_that_all_end
 
@@ -210,20 +211,6 @@ def _unread(descriptor: int) -> int:
 # gives each of them a world of its own, rank 0 of 1.  N processes would then
 # train N times, and nothing would say so.
 
-#: Set: a process that is alone is meant to be.
-ALONE = 'CHAINER_FP8PIPE_ALONE'
-
-
-# What starts ranks, and the variables by which it tells a process its number,
-# and their number.  The innermost first: the first two start themselves by
-# srun where they can.
-_STARTERS = (
-    ("Open MPI's mpirun", 'OMPI_COMM_WORLD_RANK', 'OMPI_COMM_WORLD_SIZE'),
-    ("PMI (MPICH's mpiexec, or srun --mpi=pmi2)", 'PMI_RANK', 'PMI_SIZE'),
-    # Not SLURM_NTASKS, which is there in the shell of salloc and in a batch
-    # script, too; nor SLURM_PROCID, which is 0 in a batch script.
-    ("Slurm's srun", 'SLURM_PROCID', 'SLURM_STEP_NUM_TASKS'),
-)
 _MPICH = ('mpiexec of MPICH, which "pip install mpich" puts beside the '
           'interpreter, or with "srun --mpi=pmi2"')
 #: What starts ranks, by the library's vendor in mpi4py.
@@ -256,21 +243,13 @@ def enter_world() -> None:
 
 def _not_alone(environment: Mapping[str, str]) -> str:
     """Why a process of a world of 1 is not alone; '' if it is."""
-    if environment.get(ALONE, '0') != '0':
+    if not (started := started_together(environment)):
         return ''
-    starter, rank, size = next(
-        (names for names in _STARTERS if names[2] in environment),
-        _STARTERS[-1])
-    count = environment.get(size, '')
-    if not count.isdecimal() or int(count) == 1:
-        return ''
-    # A job that was submitted from a step inherits the step's variables.
-    if size.startswith('SLURM') and count != environment.get('SLURM_NTASKS'):
-        return ''
+    starter, number, count, size = started
     library = MPI.get_vendor()[0]
     return (
         f'{starter} has started {count} processes, of which this one is '
-        f'number {environment.get(rank, "?")} ({size}={count}), but {library}'
+        f'number {number} ({size}={count}), but {library}'
         ' says that it is alone, rank 0 of 1.  Start them with '
         f'{_STARTED_BY.get(library, _MPICH)}; or have mpi4py load the MPI of '
         f'what has started them (MPI4PY_LIBMPI); or, if each is to be alone, '

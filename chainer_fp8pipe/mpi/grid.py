@@ -76,7 +76,7 @@ class ProcessGrid:
                  data_bytes: float | None = None,
                  ranks_per_node: int | None = None) -> None:
         enter_world()
-        self.comm: MPI.Comm = getattr(comm, 'mpi_comm', comm)
+        self.comm = ranks_of(comm)
         arguments = {'pipeline': pipeline, 'inside': inside,
                      'pipeline_bytes': pipeline_bytes,
                      'data_bytes': data_bytes,
@@ -151,8 +151,9 @@ def grid_of(comm: Any) -> ProcessGrid:
     """The grid of ranks that are one pipeline; a grid as it is."""
     if isinstance(comm, ProcessGrid):
         return comm
-    return once(getattr(comm, 'mpi_comm', comm), 'one pipeline',
-                lambda: ProcessGrid(comm, pipeline=comm.size))
+    ranks = ranks_of(comm)
+    return once(ranks, 'one pipeline',
+                lambda: ProcessGrid(ranks, pipeline=ranks.size))
 
 
 def split_groups(comm: Any, group_size: int | None = None,
@@ -211,9 +212,9 @@ def ranks_of(comm: Any) -> MPI.Comm:
     found = getattr(comm, 'mpi_comm', comm)
     if not isinstance(found, MPI.Comm):
         raise TypeError(
-            "groups are made of the ranks of a communicator, mpi4py's or "
-            f"ChainerMN's, not of a {type(comm).__name__}; of a ProcessGrid "
-            'pass its data axis: grid.data')
+            'comm must be a communicator of mpi4py or ChainerMN, not a '
+            f'{type(comm).__name__}; of a ProcessGrid pass its data axis: '
+            'grid.data')
     return found
 
 

@@ -15,7 +15,10 @@ from threadpoolctl import threadpool_limits
 def _free_communicators(comm: Any, key: int, kept: dict[Hashable, Any]
                         ) -> None:
     for value in kept.values():
-        if isinstance(value, MPI.Comm):
+        # One in which messages are left stays: a later one would find them.
+        if isinstance(value, MPI.Comm) and not any(
+                getattr(one, 'problem', '')
+                for one in kept_with(value).values()):
             value.Free()
 
 
@@ -52,7 +55,7 @@ def free_with_kept(comm: MPI.Comm) -> None:
     """Frees a communicator and what is kept with it; on all its ranks."""
     if comm != MPI.COMM_NULL:
         for value in kept_with(comm).values():
-            if hasattr(value, 'free'):
+            if hasattr(value, 'free') and not isinstance(value, MPI.Comm):
                 value.free()
         comm.Free()
 

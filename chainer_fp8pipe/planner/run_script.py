@@ -28,6 +28,7 @@ from ..training.unmodified.launch import (
     Refusal,
     launch,
     refuse_together,
+    refusing,
 )
 
 _DESCRIPTION = """
@@ -167,13 +168,15 @@ def _as_given(options: argparse.Namespace) -> Any:
                 raise Refusal(
                     f'ChainerMN 7 has no communicator {communicator_name!r}; '
                     'give --communicator naive, or another')
-            return create_communicator(communicator_name, mpi_comm,
-                                       **{**kwargs, **given})
+            with refusing():
+                return create_communicator(communicator_name, mpi_comm,
+                                           **{**kwargs, **given})
         if comm.rank == 0 and name != communicator_name:
             print(f'chainer_fp8pipe: communicator {name!r} in place of '
                   f'{communicator_name!r}', file=sys.stderr)
         # The script's options are for the communicator it meant.
-        return create_communicator(name, mpi_comm, **given)
+        with refusing():
+            return create_communicator(name, mpi_comm, **given)
     if pipeline is None:
         return RankAware(comm, options.script, create)
     from ..training.unmodified.jobs import PipelineJob
@@ -328,8 +331,9 @@ class _PlannedScript:
 
     def _communicator(self, comm: MPI.Comm) -> Any:
         choice = self._plan.choice
-        return create_communicator(choice.codec, comm,
-                                   **choice.communicator_options())
+        with refusing():
+            return create_communicator(choice.codec, comm,
+                                       **choice.communicator_options())
 
     def _check(self, model: Any) -> None:
         from .planned_job import shapes_of

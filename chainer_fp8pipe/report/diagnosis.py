@@ -183,23 +183,29 @@ def _input(recent: list[_Interval]) -> Iterator[Finding]:
 _Pair = tuple[int, int]
 
 
+def link_speeds(readings: Iterable[LinkReading]
+                ) -> dict[_Pair, tuple[float, float]]:
+    """Bandwidth and latency from rank to rank, of the newest readings."""
+    found: dict[_Pair, list[LinkReading]] = defaultdict(list)
+    for link in readings:
+        found[link.source, link.target].append(link)
+    return {pair: (
+        float(numpy.quantile([one.bandwidth for one in some[-_RECENT:]],
+                             0.75)),
+        min(one.latency for one in some[-_RECENT:]))
+        for pair, some in found.items()}
+
+
 def _slow_links(start: RunStart, readings: Iterable[LinkReading]
                 ) -> Iterator[Finding]:
     """Hosts whose links are all slow, then single links, by their ranks.
 
     Nothing if there are fewer than three links, of which none is usual.
     """
-    found: dict[_Pair, list[tuple[float, float]]] = defaultdict(list)
-    for link in readings:
-        if link.start == start.number:
-            found[link.source, link.target].append(
-                (link.bandwidth, link.latency))
-    if len({frozenset(pair) for pair in found}) < 3:
+    speeds = link_speeds(link for link in readings
+                         if link.start == start.number)
+    if len({frozenset(pair) for pair in speeds}) < 3:
         return
-    speeds = {pair: (float(numpy.quantile([one[0] for one in some], 0.75)),
-                     min(one[1] for one in some))
-              for pair, some in ((pair, some[-_RECENT:])
-                                 for pair, some in found.items())}
     figures = _beside_others(speeds)
     left = {pair for pair, figure in figures.items() if figure < _SLOW_LINK}
     for rank in sorted({rank for pair in left for rank in pair}):

@@ -142,6 +142,8 @@ def draw_lines(title: str, unit: str, lines: Mapping[str, Points],
     is_log = len(values) and 0 < 20 * values.min() < values.max()
     plot = _figure('updates', unit, 300, 'xpan,xbox_zoom,reset,save',
                    y_axis_type='log' if is_log else 'linear')
+    if len(values) and not values.any():    # none is less than nothing
+        plot.y_range.start = 0
     for place in went_on:       # the script moves it when the axis changes
         plot.add_layout(Span(
             location=place['iteration'], dimension='height', name='start',

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy
 
-from .diagnosis import INPUT_SHARE, diagnose
+from .diagnosis import INPUT_SHARE, diagnose, link_speeds
 from .events import LANES, WAITING, Event, explain_waits
 from .figures import (
     GREY,
@@ -41,7 +41,6 @@ from .figures import (
 from .quantities import number, seconds, share, size
 from .record import (
     PHASES,
-    LinkReading,
     RankInterval,
     RecordedUpdate,
     RunRecord,
@@ -50,7 +49,7 @@ from .record import (
     written_whole,
 )
 from .timeline import Look, boxes_of, look_of_name
-from .verdict import PARTS, endings, mean_phases, rows, verdict
+from .verdict import endings, mean_phases, parts_of, rows, verdict
 
 #: A letter stands for each run on a page.
 _LETTERS = string.ascii_uppercase
@@ -186,16 +185,10 @@ def _side_by_side(found: Mapping[str, Mapping[str, str]], title: str = '',
                  title)
 
 
-def _draw_ranks(title: str, unit: str, runs: _Runs,
-                value: Callable[[RankInterval], float | None]
-                ) -> Iterator[Drawing]:
-    """A line for each rank, of what it has a value of in an interval.
-
-    Nothing if there is one interval only, whose values a table has.
-    """
-    lines = {name: [(one.last, found) for one in its
-                    if (found := value(one)) is not None]
-             for name, its in _by_rank(runs).items()}
+def _draw_several(title: str, unit: str, runs: _Runs,
+                  lines: Mapping[str, Sequence[tuple[float, ...]]]
+                  ) -> Iterator[Drawing]:
+    """Lines of several points; single ones are in a table."""
     if max(map(len, lines.values()), default=0) > 1:
         yield draw_lines(title, unit, {
             name: points for name, points in lines.items() if points},
@@ -219,11 +212,6 @@ def _result(runs: _Runs) -> _Answer:
              for run, record in runs.items()}
     if any(found.values()):
         yield _side_by_side(found)
-
-
-def _date(time: float) -> str:
-    return datetime.datetime.fromtimestamp(
-        time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S')
 
 
 def _curves(runs: _Runs, section: str) -> _Answer:
@@ -326,7 +314,8 @@ def _timeline(runs: _Runs) -> _Answer:
         yield (f'The events of {left_out} more updates are left out, to keep '
                'the page small.')
     yield ('Drag to move; Ctrl and the wheel, or a pinch, to zoom. The '
-           'pointer on a box says what it is, and what was waited for.')
+           'pointer on a box says what it is, and what was waited for. Where '
+           'a row is blank, nothing was recorded.')
     legend: dict[Look, str] = {}
     ranks = range(1 + max(event.rank for events in shown.values()
                           for event in events))
@@ -418,18 +407,14 @@ def _slowness(runs: _Runs) -> _Answer:
              for name, one in last.items()],
             "A rank's own work in an update, last interval")
     for run, record in runs.items():
-        speeds: dict[tuple[int, int], list[LinkReading]] = defaultdict(list)
-        for link in record.links:
-            speeds[link.source, link.target].append(link)
-        if speeds:
+        if record.links:
             yield Table(
-                ('from rank', 'to rank', 'bandwidth, median',
-                 'latency, median'), [
-                    (*map(str, pair), f'{size(speed)}/s', seconds(median(
-                        link.latency for link in speeds[pair])))
-                    for speed, pair in sorted(
-                        (median(link.bandwidth for link in found), pair)
-                        for pair, found in speeds.items())],
+                ('from rank', 'to rank', 'bandwidth, upper quartile',
+                 'latency, least'),
+                [(*map(str, pair), f'{size(bandwidth)}/s', seconds(latency))
+                 for pair, (bandwidth, latency) in sorted(
+                     link_speeds(record.links).items(),
+                     key=lambda item: (item[1][0], item[0]))],
                 _label(run, 'Links between hosts, the slowest first'))
 
 
@@ -474,10 +459,8 @@ def _planned(run: str, record: RunRecord, start: RunStart) -> Drawing:
                    if one.start == start.number),
                   key=lambda one: (one.last, one.step[1]), default=None)
     measured: dict[str, float] = defaultdict(float)
-    for part, (phases, _) in PARTS.items():
-        if value := sum(slowest.phases.get(name, 0.0) if slowest else 0.0
-                        for name in phases):
-            measured[part if part in _PLANNED else 'other'] += value
+    for part, value in parts_of(slowest.phases if slowest else {}).items():
+        measured[part if part in _PLANNED else 'other'] += value
     kinds = {'predicted': start.planned, 'measured': measured}
     rows = [(part, *(seconds(values[part]) if part in values else '-'
                      for values in kinds.values()))
@@ -509,13 +492,10 @@ def _compression(runs: _Runs) -> _Answer:
         if any(value in item.values for item in last.values())]
     for value in values:
         title, unit, factor = _VALUES.get(value, (value, '', 1.0))
-        lines = {name: [(item.iteration, factor * item.values[value])
-                        for item in tensors[name] if value in item.values]
-                 for name in largest[:_MOST_TENSORS]}
-        if max(map(len, lines.values())) > 1:
-            yield draw_lines(title, unit, {
-                name: points for name, points in lines.items() if points},
-                _went_on(runs))
+        yield from _draw_several(title, unit, runs, {
+            name: [(item.iteration, factor * item.values[value])
+                   for item in tensors[name] if value in item.values]
+            for name in largest[:_MOST_TENSORS]})
     yield Table(
         ('tensor', 'elements', *values),
         [(name, f'{last[name].elements:,}', *(
@@ -551,20 +531,19 @@ def _memory(runs: _Runs) -> _Answer:
     peaks = {name: max(one.peak for one in its) for name, its in mine.items()}
     worst = max(peaks, key=lambda name: peaks[name])
     yield f'The most: {size(peaks[worst])}, of {worst}.'
-    yield from _draw_ranks('Memory of the process', 'MB', runs,
-                           lambda one: one.resident / 1e6)
-    on_gpu = {name for name, its in mine.items()
-              if any(one.gpu_used is not None for one in its)}
-    if on_gpu:
-        yield from _draw_ranks(
-            'Arrays on the GPU', 'MB', runs, lambda one: (
-                None if one.gpu_used is None else one.gpu_used / 1e6))
+    for title, attribute in (('Memory of the process', 'resident'),
+                             ('Arrays on the GPU', 'gpu_used')):
+        yield from _draw_several(title, 'MB', runs, {
+            name: [(one.last, value / 1e6) for one in its
+                   if (value := getattr(one, attribute)) is not None]
+            for name, its in mine.items()})
     yield Table(
         ('rank', 'at first', 'at last', 'most', 'most held on the GPU'),
         [(name, size(its[0].resident), size(its[-1].resident),
-          size(peaks[name]), size(max(one.gpu_held or 0 for one in its))
-          if name in on_gpu else '-') for name, its in mine.items()],
-        'By rank')
+          size(peaks[name]),
+          size(max(held)) if (held := [
+              one.gpu_held for one in its if one.gpu_held is not None])
+          else '-') for name, its in mine.items()], 'By rank')
 
 
 def _input(runs: _Runs) -> _Answer:
@@ -579,10 +558,6 @@ def _input(runs: _Runs) -> _Answer:
            f'({number(100 * parts[worst], 2)} %). The longest wait on '
            f'average is {seconds(means[worst]["input"])} an update, of '
            f'{worst}.')
-    yield Table(
-        ('rank', 'waits for a batch', 'of the update'),
-        [(name, seconds(mean['input']), share(parts[name]))
-         for name, mean in means.items()], 'Mean of all updates')
 
 
 # --- starts and settings -----------------------------------------------------
@@ -604,8 +579,8 @@ def _starts(runs: _Runs) -> _Answer:
         yield from (_label(run, remark) for remark in record.remarks)
     if rows:
         yield Table(
-            ('start', 'began (UTC)', 'from update', 'to update', 'lasted',
-             'ranks', 'hosts', 'by the launcher', 'end'), rows, 'Starts')
+            ('start', 'end', 'began (UTC)', 'from update', 'to update',
+             'lasted', 'ranks', 'hosts', 'by the launcher'), rows, 'Starts')
 
 
 def _start_row(record: RunRecord, start: RunStart) -> tuple[str, ...]:
@@ -624,11 +599,12 @@ def _start_row(record: RunRecord, start: RunStart) -> tuple[str, ...]:
                     'again')
     else:       # what it did after the last write is not known
         how, until = 'runs still, or was killed', record.last_seen
-    return (_date(start.time), str(start.iteration), str(done),
+    began = datetime.datetime.fromtimestamp(
+        start.time, datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%S')
+    return (how, began, str(start.iteration), str(done),
             seconds(max(0.0, until - start.time)), str(start.ranks),
             str(len({*start.hosts})),
-            '-' if start.launched is None else f'start {start.launched + 1}',
-            how)
+            '-' if start.launched is None else f'start {start.launched + 1}')
 
 
 def _settings(runs: _Runs) -> _Answer:

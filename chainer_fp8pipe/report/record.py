@@ -534,21 +534,26 @@ def _lines(path: str, remarks: list[str]
                     raise ValueError(name)
             except (ValueError, AttributeError):
                 name, fields = '', {}
-            if number > 1 and name:
+            if number == 1:
+                _check_header(path, name, fields)
+            elif name:
                 yield name, fields
-            elif number > 1 and text.strip():
+            elif text.strip():
                 remarks.append(
                     f'Line {number} of {RECORD} is not whole and is left '
                     'out; the job may have been killed while it was written.')
-            elif number == 1 and name != _HEADER[0]:
-                raise ValueError(
-                    f'{path!r} is not a record of a run: it does not begin '
-                    'as one; move it away, or choose another result folder')
-            elif number == 1 and fields != _HEADER[1]:
-                raise ValueError(
-                    f'{path!r} has format {fields.get("format")!r}, and this '
-                    f'chainer_fp8pipe reads format {_FORMAT}; read it with '
-                    'the version that wrote it, or a newer one')
+
+
+def _check_header(path: str, name: str, fields: dict[str, Any]) -> None:
+    if name != _HEADER[0]:
+        raise ValueError(
+            f'{path!r} is not a record of a run: it does not begin as one; '
+            'move it away, or choose another result folder')
+    if fields != _HEADER[1]:
+        raise ValueError(
+            f'{path!r} has format {fields.get("format")!r}, and this '
+            f'chainer_fp8pipe reads format {_FORMAT}; read it with the '
+            'version that wrote it, or a newer one')
 
 
 def _read_log(path: str, record: RunRecord) -> None:

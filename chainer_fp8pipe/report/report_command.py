@@ -5,9 +5,9 @@ import json
 import os
 from collections.abc import Sequence
 
-from ..command_line import Parser
+from ..command_line import Parser, reason
 from . import page
-from .record import RunRecord, is_record, read_record
+from .record import is_record, read_record
 from .verdict import text, verdict
 
 _DESCRIPTION = """
@@ -38,7 +38,17 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: Help was wanted, or the arguments are wrong.
     """
-    parser = _parser()
+    parser = Parser(prog='python -m chainer_fp8pipe report',
+                    description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument(
+        'folders', nargs='+', metavar='FOLDER',
+        help='result folder of a run, or a folder of such folders')
+    parser.add_argument(
+        '-o', '--output', metavar='FILE',
+        help='the page (default: report.html, of one run in its folder)')
+    parser.add_argument(
+        '--json', action='store_true', help='print the verdicts as JSON, a '
+        'list of objects; make no page')
     options = parser.parse_args(arguments)
     folders = [folder for given in options.folders
                for folder in _runs_in(given)]
@@ -51,7 +61,9 @@ def main(arguments: Sequence[str]) -> None:
         records = [read_record(folder) for folder in folders]
     except (ValueError, OSError) as error:
         parser.error(str(error))
-    _name_apart(records, folders)
+    if len({record.name for record in records}) < len(records):
+        for record, folder in zip(records, folders, strict=True):
+            record.name = folder
     verdicts = [verdict(record) for record in records]
     if options.json:
         print(json.dumps(verdicts, indent=1))
@@ -66,24 +78,9 @@ def main(arguments: Sequence[str]) -> None:
     except ImportError as error:        # says how to install Bokeh
         parser.error(str(error))
     except OSError as error:
-        parser.error(f'{path} cannot be written: {error}; name another file '
-                     'with -o')
+        parser.error(f'{path} cannot be written: {reason(error)}; name '
+                     'another file with -o')
     print(f'page: {path}')
-
-
-def _parser() -> Parser:
-    parser = Parser(prog='python -m chainer_fp8pipe report',
-                    description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument(
-        'folders', nargs='+', metavar='FOLDER',
-        help='result folder of a run, or a folder of such folders')
-    parser.add_argument(
-        '-o', '--output', metavar='FILE',
-        help='the page (default: report.html, of one run in its folder)')
-    parser.add_argument(
-        '--json', action='store_true', help='print the verdicts as JSON, a '
-        'list of objects; make no page')
-    return parser
 
 
 def _runs_in(folder: str) -> list[str]:
@@ -93,12 +90,3 @@ def _runs_in(folder: str) -> list[str]:
     inside = [os.path.join(folder, name)
               for name in sorted(os.listdir(folder))]
     return [one for one in inside if is_record(one)] or [folder]
-
-
-def _name_apart(records: Sequence[RunRecord], folders: Sequence[str]
-                ) -> None:
-    """Names runs by their whole paths if their folders are called alike."""
-    if len({record.name for record in records}) < len(records):
-        for record, folder in zip(records, folders, strict=True):
-            record.name = folder
-

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .events import BUCKETS, EXCHANGE, Event
 
@@ -150,6 +151,14 @@ class EventStream:
     def _write(self, event: Event) -> None:
         for kept in self._keeping:
             kept.append(event)
+
+
+def stream_of(*owners: Any) -> EventStream:
+    """The stream in which one of them writes, as ``events``; else a new one.
+    """
+    streams = (getattr(owner, 'events', None) for owner in owners)
+    return next((stream for stream in streams
+                 if isinstance(stream, EventStream)), EventStream())
 
 
 class Section:

@@ -112,16 +112,20 @@ def mean_phases(intervals: Sequence[RankInterval], attribute: str = 'phases'
             for name in dict.fromkeys(name for one in found for name in one)}
 
 
+def parts_of(phases: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by part of an update, without parts that take none."""
+    found = {what: sum(phases.get(name, 0.0) for name in names)
+             for what, (names, _) in PARTS.items()}
+    return {what: value for what, value in found.items() if value}
+
+
 def _costs(phases: Mapping[str, float], options: Mapping[str, str]
            ) -> Iterator[dict[str, Any]]:
-    whole = sum(phases.values())
-    sums = {what: sum(phases.get(name, 0.0) for name in names)
-            for what, (names, _) in PARTS.items()}
-    for what in sorted(sums, key=lambda what: -sums[what]):
-        if sums[what]:
-            yield {'what': what, 'seconds': sums[what],
-                   'share': sums[what] / whole,
-                   'remedy': PARTS[what][1] or _faster_exchange(options)}
+    parts, whole = parts_of(phases), sum(phases.values())
+    for what in sorted(parts, key=lambda what: -parts[what]):
+        yield {'what': what, 'seconds': parts[what],
+               'share': parts[what] / whole,
+               'remedy': PARTS[what][1] or _faster_exchange(options)}
 
 
 def _faster_exchange(options: Mapping[str, str]) -> str:
@@ -165,8 +169,9 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     lines = [(place, ', '.join(texts) + means)
              for (place, means), texts in places.items()]
     if 'updates' in found:
+        epochs = found.get('epochs', 0.0)
         lines.append(('training', f'{found["updates"]:,} updates'
-                      + f', {number(found.get("epochs", 0.0), 3)} epochs'
+                      + (f', {number(epochs, 3)} epoch' + 's' * (epochs != 1))
                       * ('epochs' in found)))
     if 'starts' in found:
         lines += [('time', f'{seconds(found["seconds"])} on '

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from mpi4py import MPI
 from ..channel.channel import RemoteError
 from ..mpi.abort import shown, wait_until_read
 from ..mpi.agreement import Meeting, agree, digest
+from ..report.stream import EventStream
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')
@@ -35,13 +37,17 @@ class Together:
 
     Args:
         comm: All ranks.
+        events: Where a rank writes that it waits for the others.
+        section: By this name.
 
     Attributes:
         broken: What has failed after it had begun; '' if nothing has.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, events: EventStream, section: str
+                 ) -> None:
         self.comm, self.broken = comm, ''
+        self._waits = functools.partial(events.section, section)
         self._meetings: dict[int, Meeting] = {}
         self._all_know = False      # of the error that is raised
 
@@ -73,7 +79,7 @@ class Together:
         text = '' if error is None else (
             str(error) if type(error) is ValueError
             else f'{type(error).__name__}: {error}')
-        said = self._meeting(comm).say((text, digest(entries), value))
+        said = self._say(comm, (text, digest(entries), value))
         if any(text for text, _, _ in said) or len(
                 {number for _, number, _ in said}) > 1:
             try:
@@ -90,7 +96,7 @@ class Together:
         Raises:
             RemoteError: A rank says that it has failed.
         """
-        said = self._meeting(comm).say(('', value))
+        said = self._say(comm, ('', value))
         if any(text for text, _ in said):
             self._break(comm, [text for text, _ in said])
         return [value for _, value in said]
@@ -118,7 +124,7 @@ class Together:
                 if is_own:
                     show_traceback(comm)
                 # What only repeats the others' words is not said again.
-                said = self._meeting(comm).say((
+                said = self._say(comm, (
                     str(error) or type(error).__name__ if is_own else ' ',
                     None))
                 with contextlib.suppress(RemoteError):
@@ -137,11 +143,12 @@ class Together:
         """
         return float(numpy.sum(self.meet(self.comm, number)))
 
-    def _meeting(self, comm: MPI.Comm) -> Meeting:
+    def _say(self, comm: MPI.Comm, what: tuple) -> list[Any]:
         key = id(comm)
         if key not in self._meetings:
             self._meetings[key] = Meeting(comm)
-        return self._meetings[key]
+        with self._waits():
+            return self._meetings[key].say(what)
 
     def _break(self, comm: MPI.Comm, texts: list[str]) -> NoReturn:
         # Messages of the failed step may still be on their way, or some

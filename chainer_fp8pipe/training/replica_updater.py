@@ -13,6 +13,7 @@ from ..chains.nested import arguments_of
 from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
+from ..report.stream import stream_of
 from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback
 from .reported import Reports, means, report_of
@@ -43,7 +44,9 @@ class ReplicaUpdater(StandardUpdater):
         self._comm = comm
         enter_world()
         watch(comm)
-        self._together = Together(comm)
+        self.events = stream_of(
+            getattr(self.get_optimizer('main'), 'communicator', None))
+        self._together = Together(comm, self.events, 'exchange')
         hear_failures(self.get_optimizer('main').target)
 
     def update_core(self) -> None:

@@ -52,7 +52,7 @@ from ..pipeline.schedules import (
     recomputed,
 )
 from ..pipeline.stage import Channels, Stage
-from ..report.stream import EventStream
+from ..report.stream import stream_of
 from .checks import check_count
 from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback
@@ -158,13 +158,10 @@ class Pipeline:
                               self._work.chunks),
                 recomputed(recompute, self._last)), error=ValueError)
         # One stream, so that the exchange is seen beside the computation.
-        found = getattr(getattr(optimizer, 'communicator', None), 'events',
-                        None)
-        self.events = (found if isinstance(found, EventStream)
-                       else EventStream())
+        self.events = stream_of(getattr(optimizer, 'communicator', None))
         self._is_last = grid.stage_index == grid.stages - 1
         self._statistics, self._sums = BatchStatistics(), GradientSums()
-        self._together = Together(grid.comm)
+        self._together = Together(grid.comm, self.events, 'receive')
         hear_failures(model)
         self._channels = Channels(grid.pipeline, self._last,
                                   activation_codec, model.xp)
@@ -233,7 +230,8 @@ class Pipeline:
             found = means(self._together.meet(comm, self._work.reported()))
         self._channels.flush()
         self._work.end()
-        self._tied.add_up()
+        with self.events.section('receive'):
+            self._tied.add_up()
         self._work.give_back()
         with self._together.heard(comm, _nothing):
             named = self._update(found)
@@ -362,7 +360,8 @@ class Pipeline:
         if not together.broken:
             if grid.stage_index == 0:
                 head, opened, error = self._read(step, read, error)
-            head, opened = self._pass_on(head, opened)
+            with self.events.section('receive'):
+                head, opened = self._pass_on(head, opened)
         value = None
         if error is None and opened.sizes:
             value, error = self._trying(step, lambda: self._rehearse(
@@ -411,8 +410,9 @@ class Pipeline:
                 error = reason
                 show_traceback(self.grid.comm)
         if step == 'train' and self.grid.replicas > 1:
-            before = self.grid.data.allgather(sum(opened.sizes))[
-                :self.grid.replica_index]
+            with self.events.section('receive'):
+                before = self.grid.data.allgather(sum(opened.sizes))[
+                    :self.grid.replica_index]
             opened = opened._replace(first_sample=sum(before))
         return head, opened, error
 
@@ -488,7 +488,8 @@ class Pipeline:
         """A replica's divisor; the mean over replicas divides once more."""
         if not self._is_last or self.grid.replicas == 1:
             return weight
-        return self.grid.data.allreduce(weight) / self.grid.replicas
+        with self.events.section('receive'):
+            return self.grid.data.allreduce(weight) / self.grid.replicas
 
     def _update(self, found: dict[str, Any]) -> dict[str, Any]:
         """Exchange, reports and update, which call what users have written.

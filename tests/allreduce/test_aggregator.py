@@ -3,10 +3,7 @@ import functools
 import gc
 
 from chainer_fp8pipe.allreduce import aggregator as module
-from chainer_fp8pipe.allreduce.aggregator import (
-    dismiss,
-    serve,
-)
+from chainer_fp8pipe.allreduce.aggregator import dismiss, serve
 from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
 

@@ -1,6 +1,7 @@
 """What a ghost tells, what it leaves for later, and what it refuses."""
 import copy
 import inspect
+import math
 import pickle
 import tracemalloc
 import types
@@ -240,6 +241,8 @@ LOOKS = {
     'conditions': lambda a: np.ones(3)[a[:, 0] > 0],
     'number': lambda a: np.float64(a.mean()),
     'delete some': lambda a: np.delete(a[0], a.argmax(axis=1)),
+    'round': lambda a: round(a.mean()), 'math': lambda a: math.exp(a.mean()),
+    'index of a list': lambda a: [2., 3.][a.argmax() % 2],
 }
 
 

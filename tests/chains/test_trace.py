@@ -197,9 +197,7 @@ def test_a_link_that_looks_is_found_without_a_mark():
 def test_parameters_inside_of_an_atomic_link_are_its_calls():
     class Chosen(chainer.Chain):
         def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.left, self.right = L.Linear(5, 5), L.Linear(5, 5)
+            super().__init__(left=L.Linear(5, 5), right=L.Linear(5, 5))
 
         def forward(self, h):
             return (self.left if h.array.sum() > 0 else self.right)(h)
@@ -219,16 +217,6 @@ def test_a_look_in_the_models_own_forward_names_the_line_and_the_remedy():
     assert f'{__file__}:{line}: ' in str(caught.value)
     assert 'chainer_fp8pipe.atomic' in str(caught.value)
     assert 'call 0 (LinearFunction in /one)' in str(caught.value)
-
-
-def test_an_index_that_is_computed_is_no_riddle():
-    """NumPy reads the index of its own array past the ghost."""
-    class Quantised(chainer.Chain):
-        def forward(self, h):
-            return h * numpy.arange(5, dtype='f')[h.array.argmax(axis=1),
-                                                  None]
-    net = Net(lambda net, h: net.extra(h), Quantised())
-    assert traced(net, X).atomic == {'/extra'}
 
 
 def test_memory_around_a_part_of_an_array_is_not_read_from_afar():
@@ -375,11 +363,8 @@ def test_a_recurrent_model_is_in_the_order_of_its_layers(length):
     """Also where some parameters are used from the second step on only."""
     class Recurrent(chainer.Chain):
         def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.out = L.Linear(6, 2)
-                self.l2, self.l1 = L.LSTM(6, 6), L.LSTM(3, 6)
-                self.embed = L.EmbedID(9, 3)
+            super().__init__(out=L.Linear(6, 2), l2=L.LSTM(6, 6),
+                             l1=L.LSTM(3, 6), embed=L.EmbedID(9, 3))
 
         def forward(self, words):
             self.l1.reset_state()

@@ -108,9 +108,7 @@ def test_its_results_have_the_form_that_they_had():
 def test_a_method_uses_its_links_parameters():
     class Net(chainer.Chain):
         def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.inner = L.Linear(4, 5)
+            super().__init__(inner=L.Linear(4, 5))
 
         @atomic
         def gate(self, x):
@@ -126,9 +124,7 @@ def test_a_method_uses_its_links_parameters():
 def test_a_marked_link_is_one_call_wherever_it_is_used():
     class Inner(chainer.Chain):
         def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.one, self.two = L.Linear(4, 4), L.Linear(4, 4)
+            super().__init__(one=L.Linear(4, 4), two=L.Linear(4, 4))
 
         def forward(self, x):
             return self.two(F.tanh(self.one(x))) + x

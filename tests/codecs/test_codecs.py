@@ -1,13 +1,7 @@
 """What all codecs have in common: pieces, states, what is not finite."""
 import dataclasses
 
-from chainer_fp8pipe.codecs import (
-    BlockScaled,
-    Cast,
-    Fp8Ratio,
-    State,
-    Tensors,
-)
+from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, State, Tensors
 from chainer_fp8pipe.formats import FORMATS, ROUNDINGS
 
 import numpy

@@ -4,11 +4,7 @@
 """
 import sys
 
-from chainer_fp8pipe.codecs import (
-    BlockScaled,
-    Fp8Ratio,
-    State,
-)
+from chainer_fp8pipe.codecs import BlockScaled, Fp8Ratio, State
 from chainer_fp8pipe.codecs.staging import empty_wire
 from chainer_fp8pipe.formats import FORMATS
 

@@ -78,7 +78,8 @@ IN_THE_WIRES_FORMAT = ('=.* makes sums in the format of the wire, which '
      'qsr_min at most qsr_max, not 1, 300 and 256'),
     ('int4', {'local_steps': 2, 'qsr_min': 2}, "qsr_min=2 does not go with "
      "local_steps=2; pass local_steps='qsr', or no qsr_min"),
-    ('int4', {'sync_steps': 2}, 'sync_steps=2 does not go with local_steps=1'),
+    ('int4', {'sync_steps': 2}, 'sync_steps=2 does not go with '
+     'local_steps=1; pass local_steps of 2 or more, or no sync_steps'),
     ('int4', {'local_steps': 2, 'algorithm': 'aggregator'},
      "local_steps=2 does not go with algorithm='aggregator'"),
     ('torus2d', {'algorithm': 'ring'},

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from tests.ranks import end_with_parent, environment, mpiexec, run_script
+from tests.ranks import run_script, start_script
 
 EXAMPLES = Path(__file__).parents[2] / 'examples'
 
@@ -80,11 +80,9 @@ def interrupted(number, iteration, script, *arguments, ranks=2):
     """Sends mpiexec a signal after so many updates; returns its code."""
     with tempfile.TemporaryDirectory() as folder:
         reached = os.path.join(folder, 'reached')
-        process = subprocess.Popen(
-            [*mpiexec(ranks), sys.executable, '-c', _STAY, str(iteration),
-             reached, script, *map(str, arguments)],
-            env=environment(), stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
+        process = start_script(
+            ranks, '-c', _STAY, iteration, reached, script, *arguments,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         while not os.path.exists(reached) and process.poll() is None:
             time.sleep(0.02)
         assert process.poll() is None       # it did not end by itself

@@ -3,12 +3,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import time
 
 import pytest
 
-from tests.ranks import environment, run_script
+from tests.images.processes import eventually
+from tests.ranks import run_script, start_script
 
 from .runs import EXAMPLES, module
 
@@ -54,11 +53,9 @@ def test_too_little_memory_is_explained_once():
 
 
 def start(out):
-    return subprocess.Popen(
-        [sys.executable, EXAMPLES / 'demo.py', '--out', out],
-        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, preexec_fn=lambda: signal.signal(
-            signal.SIGINT, signal.default_int_handler))
+    return start_script(
+        0, EXAMPLES / 'demo.py', '--out', out, preexec_fn=lambda:
+        signal.signal(signal.SIGINT, signal.default_int_handler))
 
 
 @pytest.mark.slow
@@ -85,7 +82,4 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, runs):
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
-    end = time.monotonic() + 60
-    while left():
-        assert time.monotonic() < end
-        time.sleep(0.1)
+    assert eventually(lambda: not left())

@@ -2,8 +2,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 from chainer_fp8pipe import CenterCrop, ImageFolder
@@ -12,7 +10,7 @@ import chainer
 import numpy
 import pytest
 
-from tests.ranks import environment, on_ranks, run_script
+from tests.ranks import on_ranks, run_script
 
 from .runs import EXAMPLES, arrays, check_refusals
 from .test_imagenet_models import NETWORKS, module
@@ -41,10 +39,9 @@ def log(out):
 def root(tmp_path_factory):
     """38 training and 22 validation images of 6 classes."""
     root = tmp_path_factory.mktemp('images') / 'set'
-    done = subprocess.run(
-        [sys.executable, SCRIPT.with_name('make_images.py'), root,
-         '--train', '38', '--val', '22', '--classes', '6', '--scale', '0.1'],
-        env=environment(), capture_output=True, text=True)
+    done = run_script(
+        0, SCRIPT.with_name('make_images.py'), root, '--train', '38', '--val',
+        '22', '--classes', '6', '--scale', '0.1')
     assert done.returncode == 0, done.stderr
     assert '38 training images and 22 validation images' in done.stdout
     return root

@@ -2,8 +2,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 from collections import Counter
 
 import chainer
@@ -14,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.ranks import end_with_parent, environment, run_script
+from tests.ranks import run_script
 
 from .runs import (
     EXAMPLES,
@@ -34,17 +32,9 @@ text = module('language', 'text')
 models = module('language', 'models')
 
 
-def run(*arguments):
-    """As a user starts it in one process."""
-    return subprocess.run(
-        [sys.executable, SCRIPT, *map(str, arguments)], env=environment(),
-        capture_output=True, text=True, timeout=300,
-        preexec_fn=end_with_parent)
-
-
 def trained(out, *arguments, length=('--iterations', '40')):
     """Runs the example, and returns what is printed."""
-    done = run(*TINY, *length, *arguments, '--out', out)
+    done = run_script(0, SCRIPT, *TINY, *length, *arguments, '--out', out)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -11,13 +11,7 @@ import pytest
 
 from tests.ranks import run_script
 
-from .runs import (
-    EXAMPLES,
-    arrays,
-    check_refusals,
-    module,
-    write_mnist,
-)
+from .runs import EXAMPLES, arrays, check_refusals, module, write_mnist
 
 SCRIPT = EXAMPLES / 'pipeline' / 'train_pipeline.py'
 # Some seconds, most of them for the imports.

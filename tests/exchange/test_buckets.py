@@ -6,11 +6,7 @@ import time
 from fractions import Fraction
 
 from chainer_fp8pipe.allreduce.engine import PARTS
-from chainer_fp8pipe.exchange.buckets import (
-    Passes,
-    divide,
-    send_order,
-)
+from chainer_fp8pipe.exchange.buckets import Passes, divide, send_order
 
 import pytest
 from hypothesis import given

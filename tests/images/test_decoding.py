@@ -1,8 +1,6 @@
 import logging
 import pickle
 import struct
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +20,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+
+from tests.ranks import run_script
 
 from .pictures import difference, jpeg, photograph, png, reference
 
@@ -290,13 +290,9 @@ def test_missing_libraries_are_replaced_by_pillow_and_logged_once(
 
 
 def test_without_pillow_the_remedy_is_named():
-    found = subprocess.run(
-        [sys.executable, '-c',
-         'import sys\n'
-         'sys.modules["PIL"] = None\n'
-         'from chainer_fp8pipe.images import create_decoder\n'
-         'create_decoder()'],
-        capture_output=True, text=True)
+    found = run_script(0, '-c', 'import sys; sys.modules["PIL"] = None; '
+                       'from chainer_fp8pipe.images import create_decoder; '
+                       'create_decoder()')
     assert "pip install 'chainer_fp8pipe[images]'" in found.stderr
 
 

@@ -2,7 +2,6 @@
 import os
 import pickle
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ..ranks import environment
+from tests.ranks import run_script, start_script
+
 from .folders import crop, make_folder, spoil
 from .pictures import jpeg, photograph
 from .processes import holders
@@ -191,14 +191,12 @@ def test_a_sample_that_two_put_at_once_takes_the_room_of_one():
 
 def child(code, segment, *arguments, **options):
     """A process that has a cache of 400 samples in some memory."""
-    return subprocess.Popen(
-        [sys.executable, '-c', (
-            'import os, sys, numpy\n'
-            'from chainer_fp8pipe.images.memory import Segment\n'
-            'from chainer_fp8pipe.images.reading import Cache\n'
-            'cache = Cache(Segment(int(sys.argv[1])), 400)\n') + code,
-         *map(str, [segment.fd, *arguments])],
-        env=environment(), pass_fds=[segment.fd], text=True, **options)
+    return start_script(
+        0, '-c', 'import os, sys, numpy\n'
+        'from chainer_fp8pipe.images.memory import Segment\n'
+        'from chainer_fp8pipe.images.reading import Cache\n'
+        'cache = Cache(Segment(int(sys.argv[1])), 400)\n' + code,
+        segment.fd, *arguments, pass_fds=[segment.fd], **options)
 
 
 def test_processes_that_fill_a_cache_together_do_not_mix_their_samples():
@@ -266,14 +264,11 @@ def test_memory_is_not_taken_before_it_is_written():
 
 def test_only_the_same_memory_is_opened_by_another_process_of_the_node():
     segment, other = Segment.create(10), Segment.create(10)
-    subprocess.run(
-        [sys.executable, '-c', (
-            'import sys\n'
-            'from chainer_fp8pipe.images.memory import Segment\n'
-            'segment = Segment.open(tuple(map(int, sys.argv[1:])))\n'
-            'segment.array(0, (3,), "u1")[:] = 97, 98, 99'),
-         *map(str, segment.place)], env=environment(), check=True,
-        timeout=300)
+    run_script(0, '-c', 'import sys\n'
+               'from chainer_fp8pipe.images.memory import Segment\n'
+               'segment = Segment.open(tuple(map(int, sys.argv[1:])))\n'
+               'segment.array(0, (3,), "u1")[:] = 97, 98, 99',
+               *segment.place, check=True)
     assert segment.array(0, (4,), 'u1').tobytes() == b'abc\0'
     pid, _, *file = segment.place
     for fd in other.fd, 99999:

@@ -4,24 +4,18 @@ import pathlib
 import signal
 import statistics
 import subprocess
-import sys
 
 from chainer_fp8pipe.images import ImageFolder
 
 import pytest
 
-from tests.ranks import end_with_parent, environment, mpiexec
+from tests.ranks import start_script
 
 from .folders import Broken, crop, make_folder, stream
 from .processes import descriptors, eventually, holders, is_alive, memory_of
 
 
-def test_workers_import_neither_chainer_nor_mpi(tmp_path):
-    subprocess.run([sys.executable, '-c', (
-        'import sys, chainer_fp8pipe.images.workers as workers\n'
-        'assert workers.work\n'
-        "assert not {'chainer', 'mpi4py', 'cupy'} & set(sys.modules)")],
-        env=environment(), check=True, timeout=300)
+def test_workers_load_no_mpi(tmp_path):
     iterator = ImageFolder(make_folder(tmp_path), crop()).iterator(4, 1)
     next(iterator)
     mapped = pathlib.Path(f'/proc/{iterator.worker_pids[0]}/maps').read_text()
@@ -170,12 +164,8 @@ class Running:
     """A job of ranks that each have a cache and two workers."""
 
     def __init__(self, root, ranks, what):
-        command = [sys.executable, '-c', RANK, root, what]
-        self.job = subprocess.Popen(
-            [*(mpiexec(ranks) if ranks > 1 else []), *command],
-            env=environment(), stdin=subprocess.PIPE, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=end_with_parent)
+        self.job = start_script(ranks if ranks > 1 else 0, '-c', RANK, root,
+                                what, stdin=subprocess.PIPE)
         self.pids, self.memory = {}, set()
         for _ in range(ranks):
             rank, *pids = map(int, self.job.stdout.readline().split())
@@ -257,10 +247,8 @@ time.sleep(1000)
 
 
 def test_workers_end_even_if_a_fork_of_the_rank_goes_on(tmp_path):
-    with subprocess.Popen(
-            [sys.executable, '-c', CHILD, make_folder(tmp_path)],
-            env=environment(), stdout=subprocess.PIPE, text=True,
-            preexec_fn=end_with_parent) as rank:
+    with start_script(0, '-c', CHILD, make_folder(tmp_path),
+                      stderr=None) as rank:
         child, *workers = map(int, rank.stdout.readline().split())
         try:
             rank.kill()

@@ -4,11 +4,7 @@ import threading
 import types
 
 import chainer_fp8pipe
-from chainer_fp8pipe.intercept.ready_gradients import (
-    unwatch,
-    unwatched,
-    watch,
-)
+from chainer_fp8pipe.intercept.ready_gradients import unwatch, unwatched, watch
 
 import chainer
 import chainer.functions as F

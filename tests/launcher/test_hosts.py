@@ -193,7 +193,7 @@ def test_a_job_without_hosts_of_its_own_asks_nobody():
 HERE = [Share('', 4)]
 TWO = [Share('a', 2), Share('b', 1)]
 SAID = {
-    'Hydra': 'HYDRA build details:\n  Launchers available: ssh slurm\n',
+    'MPICH': 'HYDRA build details:\n  Launchers available: ssh slurm\n',
     'Open MPI': 'mpirun (Open MPI) 4.1.4\n',
     'srun': 'slurm 23.11.4\n'}
 
@@ -221,9 +221,9 @@ def test_an_allocation_of_slurms_uses_srun(program, tmp_path, monkeypatch):
     monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
     environment = {'SLURM_JOB_ID': '7', 'PATH': str(tmp_path)}
     assert find_starter(environment) == Starter(['srun'], 'srun')
-    path = program('mpiexec', SAID['Hydra'])
+    path = program('mpiexec', SAID['MPICH'])
     assert find_starter(
-        {**environment, 'MPIEXEC': shlex.quote(path)}).family == 'Hydra'
+        {**environment, 'MPIEXEC': shlex.quote(path)}).family == 'MPICH'
 
 
 def test_the_one_beside_the_interpreter_comes_before_the_path(
@@ -233,8 +233,8 @@ def test_the_one_beside_the_interpreter_comes_before_the_path(
     monkeypatch.setattr(sys, 'executable', str(tmp_path / 'bin' / 'python'))
     assert find_starter(elsewhere).words == [str(tmp_path / 'mpirun')]
     (tmp_path / 'bin').mkdir()
-    path = program('bin/mpiexec', SAID['Hydra'])
-    assert find_starter(elsewhere) == Starter([path], 'Hydra')
+    path = program('bin/mpiexec', SAID['MPICH'])
+    assert find_starter(elsewhere) == Starter([path], 'MPICH')
 
 
 def test_what_cannot_start_ranks_is_explained(program, tmp_path,
@@ -250,8 +250,8 @@ def test_what_cannot_start_ranks_is_explained(program, tmp_path,
 
 
 @pytest.mark.parametrize(('family', 'shares', 'words'), [
-    ('Hydra', HERE, '-n 4'),
-    ('Hydra', TWO, '-n 3 -hosts a:2,b:1'),
+    ('MPICH', HERE, '-n 4'),
+    ('MPICH', TWO, '-n 3 -hosts a:2,b:1'),
     ('Open MPI', HERE, '-n 4'),
     ('Open MPI', TWO, '-n 3 --host a:2,b:1 -x NAME -x OTHER'),
     ('srun', HERE, '--kill-on-bad-exit=1 --quit-on-interrupt -n 4'),

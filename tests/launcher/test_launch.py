@@ -4,16 +4,12 @@ import json
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from chainer_fp8pipe.launcher import attempt, hosts, launch_command
-from chainer_fp8pipe.launcher.launch_command import (
-    main,
-    split_arguments,
-)
+from chainer_fp8pipe.launcher.launch_command import main, split_arguments
 from chainer_fp8pipe.report.launch_protocol import (
     DONE,
     ENDED,
@@ -23,7 +19,8 @@ from chainer_fp8pipe.report.launch_protocol import (
 
 import pytest
 
-from tests.ranks import end_with_parent, environment
+from tests.images.processes import eventually
+from tests.ranks import end_with_parent, environment, run_script, start_script
 
 FAKE = Path(__file__).parent / 'fake_mpiexec.py'
 DIES = 'raise SystemExit(9)'
@@ -96,8 +93,7 @@ def test_a_line_is_divided_between_launcher_run_and_script(
 
 def test_every_option_of_run_has_one_value_and_a_name_unlike_the_launchers():
     """On which dividing a line relies."""
-    done = subprocess.run(
-        [sys.executable, '-c', '''
+    done = run_script(0, '-c', '''
 import argparse
 from chainer_fp8pipe.launcher.launch_command import _flags, _parser, mistyped
 from chainer_fp8pipe.planner.run_script import add_run
@@ -111,7 +107,7 @@ for action in commands.choices['run']._actions:
             assert name[:2] == '--'
             assert not mistyped(name, own), name
             print(name)
-'''], env=environment(), capture_output=True, text=True, timeout=300)
+''')
     assert done.returncode == 0, done.stderr
     assert {'--communicator', '--snapshots', '--plan'} < set(
         done.stdout.split())
@@ -127,7 +123,7 @@ for action in commands.choices['run']._actions:
     ('-n 3 --pipeline 2 {}', '--pipeline 2 does not divide the 3 ranks'),
     ('-n 2 --min-ranks 1 --plan=p {}', '--min-ranks does not go with --plan'),
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
-    ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere'),
+    ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere: No such'),
     ('{}', '-n/--ranks is missing'),
     ('-n 2 --wait-for-hosts ever {}',
      "'ever' is no time; write it as in 90s"),
@@ -136,6 +132,8 @@ for action in commands.choices['run']._actions:
     ('-n 2 --hostfle=hosts {}',
      'there is no option --hostfle=hosts; did you mean --hostfile?'),
     ('-n 2 {}/broken.py', 'broken.py, line 2: SyntaxError'),
+    ('-n 2 --nonsense {}', 'train.py is taken for the value of --nonsense'),
+    ('-n 2 --nonsense', 'there is no script after the option --nonsense'),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
     prepare(tmp_path, [''])
@@ -160,15 +158,14 @@ def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
 
 
 def test_the_launcher_imports_neither_mpi_nor_chainer():
-    done = subprocess.run(
-        [sys.executable, '-c', '''
+    done = run_script(0, '-c', '''
 import sys
 from chainer_fp8pipe.__main__ import main
 try:
     main(['launch', '--help'])
 finally:
     assert not {'mpi4py', 'chainer'} & set(sys.modules)
-'''], env=environment(), capture_output=True, text=True, timeout=300)
+''')
     assert done.returncode == 0, done.stderr
     for word in ('--hostfile', '--restarts', '--min-ranks', '--snapshots',
                  '--every', '--stall'):
@@ -244,7 +241,7 @@ raise SystemExit(9 if made < 8 else 0)
     assert code == 0
     assert len(commands(tmp_path)) == 7
     assert 'starts again in' not in said
-    assert re.search(r'start 2: 2 ranks by Hydra, from .+_iter_2.npz', said)
+    assert re.search(r'start 2: 2 ranks by MPICH, from .+_iter_2.npz', said)
 
 
 @pytest.mark.parametrize(('scripts', 'words'), [
@@ -304,30 +301,26 @@ for update in range(1, 1000):
         ['-n', '8', '-hosts', 'a:4,b:4'], ['-n', '4', '-hosts', 'a:4'],
         ['-n', '8', '-hosts', 'a:4,b:4']]
     assert 'without an answer: b' in said
-    assert 'start 2: 4 ranks of 8 by Hydra on a' in said
+    assert 'start 2: 4 ranks of 8 by MPICH on a' in said
     assert 's  the launcher, as all hosts answer again\n' in said
 
 
-def test_too_few_hosts_are_waited_for(launch, tmp_path):
+@pytest.mark.parametrize(('probe', 'options', 'code', 'words'), [
+    ('test {} = a', ['--min-ranks', '5', '--wait-for-hosts', '1s'], 1,
+     'gives up: too few hosts'),
+    # They are asked again.
+    ('sh -c "test {} = a || test -e back || { touch back; false; }"', [], 0,
+     'start 1: 8 ranks')])
+def test_a_job_starts_as_soon_as_enough_hosts_answer(
+        launch, tmp_path, monkeypatch, probe, options, code, words):
     (tmp_path / 'hosts').write_text('a:4\nb:4\n')
-    code, said = launch('', options=(
-        '-n', '8', '--min-ranks', '5', '--hostfile',
-        str(tmp_path / 'hosts'), '--probe', 'test {} = a',
-        '--wait-for-hosts', '1s'))
-    assert code == 1
-    assert 'gives up: too few hosts' in said
-    assert not (tmp_path / 'starts' / 'commands').exists()
-
-
-def test_a_job_starts_as_soon_as_enough_hosts_answer(launch, tmp_path):
-    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
-    code, said = launch('', options=(
-        '-n', '8', '--hostfile', str(tmp_path / 'hosts'), '--probe',
-        f'sh -c "test {{}} = a || test -e \'{tmp_path}/back\' || '
-        f'{{ touch \'{tmp_path}/back\'; false; }}"'))
-    assert code == 0
+    monkeypatch.chdir(tmp_path)
+    found, said = launch('', options=(
+        '-n', '8', '--hostfile', 'hosts', '--probe', probe, *options))
+    assert found == code
+    assert words in said
     assert said.count('without an answer: b') == 1
-    assert 'start 1: 8 ranks' in said
+    assert (tmp_path / 'starts' / 'commands').exists() == (code == 0)
 
 
 # --- signals -----------------------------------------------------------------
@@ -348,26 +341,16 @@ while not STOP:
 def started(tmp_path, script, head='', inherits=lambda: None):
     """A launcher whose job listens to signals."""
     prepare(tmp_path, [script])
-    process = subprocess.Popen(
-        [sys.executable, '-c', f'''
+    process = start_script(0, '-c', f'''
 import signal, sys
 from chainer_fp8pipe.launcher import attempt
 from chainer_fp8pipe.launcher.launch_command import main
 {head}
 sys.exit(main(sys.argv[1:]))
-''', '-n', '2', str(tmp_path / 'train.py')], env=environment_for(tmp_path),
-        stderr=subprocess.PIPE, text=True,
-        preexec_fn=lambda: (end_with_parent(), inherits()))
-    wait_for(tmp_path / 'starts' / 'ready')
+''', '-n', '2', tmp_path / 'train.py', env=environment_for(tmp_path),
+        stdout=None, preexec_fn=lambda: (end_with_parent(), inherits()))
+    assert eventually((tmp_path / 'starts' / 'ready').exists)
     return process
-
-
-def wait_for(path):
-    for _ in range(6000):
-        if path.exists():
-            return
-        time.sleep(0.01)
-    raise AssertionError(f'{path} does not come')
 
 
 BOTH = signal.SIGINT, signal.SIGTERM
@@ -427,10 +410,8 @@ def test_a_signal_is_heeded_while_the_terminal_takes_no_output(tmp_path):
     time.sleep(0.5)             # all pipes are full by now, or will be
     launcher.send_signal(signal.SIGINT)
     launcher.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + 300
-    while job_of(launcher) and time.monotonic() < deadline:
-        time.sleep(0.01)        # without reading its output
-    assert not job_of(launcher)
+    # Without reading its output.
+    assert eventually(lambda: not job_of(launcher), 300)
     launcher.communicate(timeout=300)
     assert launcher.returncode == 128 + signal.SIGTERM
 
@@ -447,10 +428,9 @@ def job_of(launcher):
 def test_exit_codes_are_known_where_the_ends_of_children_are_ignored(
         tmp_path):
     prepare(tmp_path, [DIES, ''])
-    done = subprocess.run(
-        [sys.executable, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
-         str(tmp_path / 'train.py')], env=environment_for(tmp_path),
-        stderr=subprocess.PIPE, text=True, timeout=300,
+    done = run_script(
+        0, '-m', 'chainer_fp8pipe', 'launch', '-n', '2',
+        tmp_path / 'train.py', env=environment_for(tmp_path),
         preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
     assert done.returncode == 0
     assert 'start 1 has ended after' in done.stderr
@@ -464,7 +444,7 @@ child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
 open('child', 'w').write(str(child.pid))
 ''' + LISTENS.replace('STOP', 'False'))
     launcher.send_signal(signal.SIGTERM)
-    wait_for(tmp_path / 'starts' / 'signals')
+    assert eventually((tmp_path / 'starts' / 'signals').exists)
     launcher.send_signal(signal.SIGINT)
     launcher.communicate(timeout=300)
     assert launcher.returncode == 128 + signal.SIGINT

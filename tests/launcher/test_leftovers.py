@@ -1,7 +1,6 @@
 """What a job has left behind."""
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
@@ -17,7 +16,8 @@ from chainer_fp8pipe.launcher.leftovers import (
 
 import pytest
 
-from tests.ranks import end_with_parent
+from tests.images.processes import eventually
+from tests.ranks import run_script, start_script
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux',
                                 reason='processes are found in /proc')
@@ -46,9 +46,8 @@ def mark():
 
 def start(mark, code=TREE):
     name, _, value = mark.partition('=')
-    process = subprocess.Popen(
-        [sys.executable, '-c', code], env={**os.environ, name: value},
-        stdout=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+    process = start_script(0, '-c', code, stderr=None,
+                           env={**os.environ, name: value})
     assert process.stdout.readline() == 'ready\n'
     return process
 
@@ -99,8 +98,7 @@ def test_a_program_runs_as_long_as_it_or_its_fork_does(mark):
 def test_the_guard_ends_the_job_of_a_launcher_that_is_killed(
         mark, says_goodbye):
     process = start(mark)
-    launcher = subprocess.Popen(
-        [sys.executable, '-c', f'''
+    run_script(0, '-c', f'''
 import os, signal
 from chainer_fp8pipe.launcher.leftovers import Guard
 guard = Guard({mark!r})
@@ -108,16 +106,12 @@ if {says_goodbye}:
     guard.dismiss()
     assert guard._process.returncode == 0
 os.kill(os.getpid(), signal.SIGKILL)
-'''], preexec_fn=end_with_parent)
-    launcher.wait()
+''', stdout=None, stderr=None)
     if says_goodbye:
         assert process.poll() is None
     else:
         assert process.wait(60) == -signal.SIGTERM
-        for _ in range(6000):
-            if not marked(mark):
-                break
-            time.sleep(0.01)
+        eventually(lambda: not marked(mark))
     assert len(marked(mark)) == (3 if says_goodbye else 0)
 
 

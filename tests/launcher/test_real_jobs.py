@@ -16,6 +16,7 @@ from chainer_fp8pipe.training.snapshots.file import Content
 
 import pytest
 
+from tests.images.processes import eventually
 from tests.ranks import end_with_parent, environment, mpiexec
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux',
@@ -99,22 +100,16 @@ class Launched:
 
     def wait_for(self, text, times=1):
         """Waits until something was said so many times, or to the end."""
-        for _ in range(30_000):
-            if self.process.poll() is not None or (
-                    self.said().count(text) >= times):
-                return
-            time.sleep(0.01)
-        raise AssertionError(self.said())
+        assert eventually(
+            lambda: self.process.poll() is not None
+            or self.said().count(text) >= times, 300), self.said()
 
     def wait_until_it_saves(self):
         """Waits until a snapshot is whole and another is being written."""
-        for _ in range(30_000):
-            names = {'.'.join(path.name.split('.')[:2])
-                     for path in self.folder.glob('saved/*')}
-            if names == {'snapshot.partial', 'snapshot_iter_7.npz'}:
-                return
-            time.sleep(0.01)
-        raise AssertionError(self.said())
+        assert eventually(
+            lambda: {'snapshot.partial', 'snapshot_iter_7.npz'} == {
+                '.'.join(path.name.split('.')[:2])
+                for path in self.folder.glob('saved/*')}, 300), self.said()
 
     def ranks(self):
         """The processes of ranks, in their order."""
@@ -203,12 +198,8 @@ def test_nothing_is_left_of_the_job_of_a_launcher_that_is_killed(launched):
     assert shared or not glob.glob('/dev/shm/mpich_shm_*')
     job.process.kill()
     job.process.wait()
-    for _ in range(3000):
-        left = [*marked(mark), *filter(os.path.exists, shared)]
-        if not left:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f'left: {left}')
+    assert eventually(lambda: not [
+        *marked(mark), *filter(os.path.exists, shared)], 300)
 
 
 def check_older(job):
@@ -249,8 +240,7 @@ def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
     mark = job.mark()
     job.process.kill()
     job.process.wait()
-    while marked(mark):
-        time.sleep(0.1)
+    assert eventually(lambda: not marked(mark))
     check_older(job)
     assert [*job.folder.glob('saved/snapshot.partial.*')]
     again = launched(every='100 iterations')

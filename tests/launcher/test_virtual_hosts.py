@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +13,8 @@ from chainer_fp8pipe.launcher import virtual_hosts
 import pytest
 
 from benchmarks import network
-from tests.ranks import environment
+from tests.images.processes import eventually
+from tests.ranks import environment, run_script
 
 _BENCHMARKS = Path(__file__).parents[2] / 'benchmarks'
 _MIB = 1 << 20
@@ -98,9 +98,7 @@ def possible():
 
 @pytest.fixture(scope='module')
 def measured(possible):
-    done = subprocess.run([sys.executable, '-c', _MEASURES],
-                          env=environment(), capture_output=True, text=True,
-                          timeout=390)
+    done = run_script(0, '-c', _MEASURES, timeout=390)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -199,20 +197,12 @@ def test_nothing_is_left_after_a_signal(possible, tmp_path, number, code):
             preexec_fn=lambda: signal.signal(
                 signal.SIGINT, signal.default_int_handler)) as maker:
         try:
-            _wait_until(lambda: os.path.exists(mark) and left())
+            assert eventually(lambda: os.path.exists(mark) and left(), 300)
             maker.send_signal(number)
             assert maker.wait(300) == code
         finally:
             maker.kill()
-    _wait_until(lambda: not left())
-
-
-def _wait_until(condition):
-    """Fails unless it becomes true soon."""
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    assert eventually(lambda: not left(), 300)
 
 
 @pytest.mark.parametrize(('lacking', 'package'), [
@@ -255,7 +245,7 @@ def test_the_network_of_this_machine_is_left_alone():
 @pytest.mark.parametrize(('arguments', 'said'), [
     (['--rate', '100mbt', '--', 'true'], "'100mbt' is no rate"),
     (['--hosts', '1', '--', 'true'], 'there can be 2 to 250 hosts, not 1'),
-    ([], 'required: COMMAND')])
+    ([], 'COMMAND is missing')])
 def test_a_wrong_argument_is_refused(possible, arguments, said):
     done = _run(*arguments)
     assert done.returncode in (1, 2)
@@ -263,9 +253,8 @@ def test_a_wrong_argument_is_refused(possible, arguments, said):
 
 
 def test_bench_measures_on_virtual_hosts(possible):
-    done = subprocess.run(
-        [sys.executable, '-m', 'chainer_fp8pipe', 'bench', 'allreduce',
-         '--virtual', '2', '--rate', '100mbit', '--sizes', '1k', '--repeats',
-         '1', '--codecs', 'fp8', '--algorithms', 'ring'],
-        env=environment(), capture_output=True, text=True, timeout=300)
+    done = run_script(
+        0, '-m', 'chainer_fp8pipe', 'bench', 'allreduce', '--virtual', '2',
+        '--rate', '100mbit', '--sizes', '1k', '--repeats', '1', '--codecs',
+        'fp8', '--algorithms', 'ring')
     assert '2 ranks, number of hosts: 2' in done.stdout, done.stderr

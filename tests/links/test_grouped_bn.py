@@ -317,34 +317,6 @@ def test_an_input_need_not_be_contiguous():
     assert_close(variable.grad, wanted['gx'])
 
 
-@on_ranks(1, 2, 4)
-def test_groups_of_ranks(comm):
-    """The thinnest path over MPI; unequal batches, one of them empty."""
-    size = min(comm.size, 2)
-    ranks = split_groups(comm, size)
-    link = GroupedBatchNormalization(3, group=Group(ranks))
-    link.cleargrads()
-    sizes = [3, 5, 2, 0][:comm.size]
-    x, gy = batch((0, 3, 4, 2), sizes, 0)
-    first = comm.rank // size * size
-    places = parts(sizes)
-    whole = slice(places[first].start, places[first + size - 1].stop)
-    me = places[comm.rank]
-    with chainer.using_config('train', True):
-        found = train(link, x[me], gy[me])
-    wanted = reference(x[whole], link.gamma.array, link.beta.array, gy[whole],
-                       (0, 2, 3))
-    inside = slice(me.start - whole.start, me.stop - whole.start)
-    for name in ('y', 'gx'):
-        assert_close(found[name], wanted[name][inside])
-    assert_close(sum(ranks.allgather(link.gamma.grad)), wanted['ggamma'])
-    assert_close(sum(ranks.allgather(link.beta.grad)), wanted['gbeta'])
-    assert_close(link.avg_mean, .1 * wanted['mean'])
-    assert_close(link.avg_var, .9 + .1 * wanted['unbiased'])
-    averages = ranks.allgather(link.avg_var.tobytes())
-    assert len(set(averages)) == 1
-
-
 @on_ranks(2, 4)
 @pytest.mark.parametrize('axis', [None, 0])
 def test_a_batch_that_does_not_fit_is_an_error_on_every_rank(comm, axis):

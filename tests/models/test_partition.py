@@ -7,12 +7,7 @@ import pytest
 
 from tests.models import MODELS
 from tests.models.calls import CALLS, LEFT_OUT, F, L
-from tests.models.judge import (
-    SCHEDULES,
-    Refused,
-    judge_function,
-    judge_model,
-)
+from tests.models.judge import SCHEDULES, Refused, judge_function, judge_model
 from tests.ranks import on_ranks
 
 #: Models that are refused in these words, on 2 ranks or more.

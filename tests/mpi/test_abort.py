@@ -22,6 +22,7 @@ from tests.ranks import (
     mpiexec,
     on_ranks,
     run_script,
+    start_script,
 )
 
 
@@ -82,22 +83,29 @@ def test_the_users_own_code_is_shown_and_nothing_that_leads_there(
     assert 'Traceback' not in abort.shown(raised.value)
 
 
-def test_nothing_ends_before_the_launcher_has_read_why():
-    """It forgets what is in its pipes when a job ends."""
-    with subprocess.Popen(
-            [sys.executable, '-c',
-             'from chainer_fp8pipe.mpi import abort\n'
-             'abort._PATIENCE = 1e9\n'
-             'print("ready", flush=True)\n'
-             'abort.end_all_ranks("so it goes", 3)'], env=environment(),
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=end_with_parent) as rank:
+@pytest.mark.parametrize(('step', 'code', 'said'), [
+    # The launcher forgets what is in its pipes when a job ends.
+    ('abort.end_all_ranks("so it goes", 3)', 3, 'so it goes'),
+    # It reads in any order what several ranks have printed meanwhile.
+    ('meetings.show_traceback(types.SimpleNamespace(rank=1, size=2))', 0,
+     '\nrank 1 of 2 failed:\n')])
+def test_nothing_goes_on_before_the_launcher_has_read_why(step, code, said):
+    with start_script(0, '-c', f'''import os, types
+from chainer_fp8pipe.mpi import abort
+from chainer_fp8pipe.training import meetings
+abort._PATIENCE = 1e9
+print("ready", flush=True)
+try:
+    1 / 0
+except ZeroDivisionError:
+    {step}
+os._exit(0)''') as rank:
         assert rank.stdout.readline() == 'ready\n'
         time.sleep(2)
         assert rank.poll() is None
         _, printed = rank.communicate(timeout=300)
-    assert rank.returncode == 3
-    assert 'so it goes' in printed
+    assert rank.returncode == code
+    assert said in printed
 
 
 # --- several processes, each of which is alone as far as MPI knows -----------
@@ -174,10 +182,9 @@ def test_ranks_may_be_more_and_what_they_start_is_no_rank(comm):
     with started_with(_TWO):
         enter_world()
         # It has the rank's variables; without PMI's it comes through.
-        done = subprocess.run(
-            [sys.executable, '-c', 'from chainer_fp8pipe.mpi.abort '
-             'import enter_world; enter_world()'], timeout=300,
-            capture_output=True, text=True)
+        done = run_script(
+            0, '-c', 'from chainer_fp8pipe.mpi.abort import enter_world; '
+            'enter_world()', env=os.environ)
     assert done.returncode == 0, done.stderr
 
 

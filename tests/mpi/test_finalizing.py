@@ -1,6 +1,4 @@
 """However a program ends, what needs MPI is done before, or is kept."""
-import subprocess
-import sys
 import weakref
 
 from chainer_fp8pipe.mpi.finalizing import HeldRequest
@@ -144,9 +142,8 @@ if sys.argv[1] == 'kept':
 @pytest.mark.parametrize(('how', 'printed'), [('kept', ''),
                                               ('not', 'freed')])
 def test_a_kept_object_is_never_freed(how, printed):
-    done = subprocess.run([sys.executable, '-c', KEEPS, how], text=True,
-                          capture_output=True, check=True)
-    assert done.stdout == printed
+    done = run_script(0, '-c', KEEPS, how)
+    assert (done.stdout, done.stderr) == (printed, '')
 
 
 @on_ranks(2)

@@ -4,6 +4,7 @@ import pickle
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.mpi.grid import Group, ProcessGrid, split_groups
+from chainer_fp8pipe.mpi.ranks import free_with_kept
 
 import chainermn
 import numpy as np
@@ -181,7 +182,7 @@ def test_different_arguments_are_an_error_on_every_rank(comm):
 
 
 def test_groups_are_of_the_ranks_of_a_communicator():
-    with pytest.raises(TypeError, match='not of a str; .*grid.data'):
+    with pytest.raises(TypeError, match='not a str; .*grid.data'):
         split_groups('world')
 
 
@@ -216,22 +217,13 @@ def test_copies_of_a_group_are_the_same_and_it_cannot_be_pickled():
         pickle.dumps(group)
 
 
-@on_ranks(2)
-def test_waiting_for_the_objects_of_a_rank_that_gives_up_is_an_error(comm):
-    group = Group(split_groups(comm))
-    if comm.rank:
-        group.give_up('out of order')
-    else:
-        with pytest.raises(RuntimeError, match='rank 1 .*out of order'):
-            group.gather_objects((3, 4))
-
-
 @on_ranks(2, 4)
-def test_waiting_for_a_rank_that_gives_up_is_an_error(comm):
+@pytest.mark.parametrize(('method', 'given'), [
+    ('gather', np.zeros(10000)), ('gather_objects', (3, 4))])
+def test_waiting_for_a_rank_that_gives_up_is_an_error(comm, method, given):
     ranks = split_groups(comm)
     other, group = Group(ranks), Group(ranks)
-    numbers = np.zeros(10000)
-    other.gather(numbers)
+    getattr(other, method)(given)
     if comm.rank == 1:
         group.give_up('no more paper')
         message = 'no more paper'
@@ -239,12 +231,24 @@ def test_waiting_for_a_rank_that_gives_up_is_an_error(comm):
         message = 'rank 1 of the group gave up: no more paper'
     for _ in range(2):
         with pytest.raises(RuntimeError, match=message):
-            group.gather(numbers)
+            getattr(group, method)(given)
     # New groups of the same ranks know nothing of it.
     again = split_groups(comm)
     assert again != ranks
     assert Group(again).gather(np.ones(1)).sum() == comm.size
     assert split_groups(comm) == again
+
+
+@on_ranks(2)
+def test_what_a_rank_that_gave_up_has_sent_reaches_no_later_communicator(comm):
+    ranks = comm.Dup()
+    Group(split_groups(ranks)).give_up('no more paper')
+    free_with_kept(ranks)
+    later = [comm.Dup() for _ in range(4)]
+    comm.Barrier()
+    assert not any(one.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for one in later)
+    for one in later:
+        one.Free()
 
 
 @on_ranks(2)

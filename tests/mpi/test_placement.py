@@ -1,10 +1,6 @@
 from collections import Counter
 
-from chainer_fp8pipe.mpi.placement import (
-    axis_bytes,
-    place,
-    torus_shape,
-)
+from chainer_fp8pipe.mpi.placement import axis_bytes, place, torus_shape
 
 import pytest
 from hypothesis import given

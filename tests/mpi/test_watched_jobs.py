@@ -4,8 +4,6 @@ import inspect
 import os
 import re
 import signal
-import subprocess
-import sys
 import uuid
 
 from chainer_fp8pipe.mpi.watchdog.stall import ACTION, EXIT_CODE, SECONDS
@@ -14,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from tests.images.processes import eventually, is_alive
-from tests.ranks import end_with_parent, environment, mpiexec
+from tests.ranks import environment, start_script
 
 SCRIPT = """
 import contextlib, os, signal, sys, threading, time
@@ -97,10 +95,8 @@ class Job:
         self._path.write_text(SCRIPT.format(
             functions=inspect.getsource(watchdogs)
             + inspect.getsource(is_watched), body=body))
-        return subprocess.Popen(
-            [*mpiexec(ranks), sys.executable, *command, str(self._path)],
-            env=self.environment, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, preexec_fn=end_with_parent)
+        return start_script(ranks, *command, self._path,
+                            env=self.environment)
 
     def run(self, ranks, body, command=()):
         """Its exit code, output and errors; leaves nothing behind."""

@@ -11,12 +11,9 @@ class Net(chainer.Chain):
     """With running averages and random numbers in forward."""
 
     def __init__(self, reads=False):
-        super().__init__()
+        super().__init__(fc1=L.Linear(6, 8), bn=L.BatchNormalization(8),
+                         fc2=L.Linear(8, 3))
         self.reads = reads
-        with self.init_scope():
-            self.fc1 = L.Linear(6, 8)
-            self.bn = L.BatchNormalization(8)
-            self.fc2 = L.Linear(8, 3)
 
     def forward(self, x, t):
         h = F.relu(self.bn(self.fc1(x)))

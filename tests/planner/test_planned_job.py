@@ -25,11 +25,8 @@ plan = functools.partial(planning.plan, budget=0.5)
 
 class Net(chainer.Chain):
     def __init__(self, units=16):
-        super().__init__()
-        with self.init_scope():
-            self.fc1 = L.Linear(6, units)
-            self.fc2 = L.Linear(units, units)
-            self.fc3 = L.Linear(units, 3)
+        super().__init__(fc1=L.Linear(6, units), fc2=L.Linear(units, units),
+                         fc3=L.Linear(units, 3))
 
     def forward(self, x, t):
         h = F.relu(self.fc2(F.relu(self.fc1(x))))

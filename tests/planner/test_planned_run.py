@@ -1,17 +1,10 @@
 """``run --plan``: scripts are trained as a plan says, which was made by hand.
 """
-import os
 import re
 
 import pytest
 
-from tests.digits_runs import (
-    SCRIPT,
-    SerialRuns,
-    check_files,
-    check_log,
-    log_of,
-)
+from tests.digits_runs import SCRIPT, check_log, check_run, log_of
 from tests.forks import run_in_forks, script_folders
 from tests.planner.plans import replicas, stages
 from tests.ranks import run_script
@@ -27,12 +20,6 @@ def run(folder, ranks, *arguments, plan=None, script=SCRIPT, before=()):
                       *arguments, cwd=folder)
 
 
-@pytest.fixture(scope='module')
-def serial(tmp_path_factory):
-    """A folder in which the script has run alone, with its arguments."""
-    return SerialRuns(tmp_path_factory)
-
-
 @pytest.mark.parametrize(('ranks', 'plan'), [
     # A batch of 50 is not of equally many samples for each.
     (3, replicas(3, algorithm='ring', overlap='next_forward')),
@@ -41,14 +28,7 @@ def test_the_log_and_the_files_are_those_of_a_serial_run(
         tmp_path, serial, ranks, plan):
     arguments = '--seed', '1', '--hooks', '--batchsize', '50'
     done = run(tmp_path, ranks, *arguments, plan=plan)
-    assert done.returncode == 0, done.stderr
-    expected = serial(*arguments)
-    check_log(log_of(tmp_path), log_of(expected))
-    check_files(tmp_path, expected)
-    assert set(os.listdir(tmp_path / 'result')) == {
-        *os.listdir(expected / 'result')} - {'cg.dot', 'cg.png'}
-    for text in '# epoch: 2', 'epoch       main/loss', '# done':
-        assert done.stdout.count(text) == 1, text
+    check_run(done, tmp_path, serial(*arguments))
     assert done.stderr.count(f'run: as planned: {plan.choice}') == 1
     if plan.choice.stages > 1:      # the cut is the plan's
         first, second = (line for line in done.stderr.splitlines()

@@ -126,9 +126,7 @@ def test_long_exchanges_are_made_fewer_times(each, count):
 
 class Drops(chainer.Chain):
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.fc = L.Linear(4, 2)
+        super().__init__(fc=L.Linear(4, 2))
 
     def forward(self, x):
         return chainer.functions.sum(chainer.functions.dropout(self.fc(x)))

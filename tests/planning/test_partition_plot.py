@@ -198,10 +198,7 @@ def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
 
 class Tied(chainer.Chain):
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.words = L.EmbedID(7, 8)
-            self.inner = L.Linear(8, 8)
+        super().__init__(words=L.EmbedID(7, 8), inner=L.Linear(8, 8))
 
     def forward(self, x, t):
         h = F.relu(self.inner(self.words(x)))

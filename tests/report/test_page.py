@@ -237,7 +237,7 @@ SAID = {
          'began (UTC) from update', '2025-06-15 ']),
     'the slowest link first': (
         changed(MadeUpRun(links={(0, 2): 0.1}, noise=0.0), lambda _: None),
-        ['latency, median 0 2 6.25 MB/s 60 µs 0 3 62.5 MB/s']),
+        ['latency, least 0 2 6.25 MB/s 60 µs 0 3 62.5 MB/s']),
     'a plan beside what was measured': (
         PLAN, ['part of an update predicted measured update 2 ms - exchange '
                '1 ms 24 ms forward and backward - 7 ms other - 96 ms '

@@ -123,15 +123,7 @@ class Job:
 
     def update(self, times=1):
         """What is reported in each update, as numbers."""
-        reporter, found = chainer.Reporter(), []
-        reporter.add_observer('main', self.model)
-        for _ in range(times):
-            seen = {}
-            with reporter.scope(seen), chainer.using_config('train', True):
-                self.updater.update()
-            found.append({key: float(getattr(value, 'array', value))
-                          for key, value in seen.items()})
-        return found
+        return reports(self.updater, times)
 
     def updated(self, times):
         """The job, after so many updates."""
@@ -149,6 +141,19 @@ class Job:
     def gradients(self):
         """The gradients of the whole model, by key; on all ranks."""
         return gathered(self.comm, gradients(self.model))
+
+
+def reports(updater, times):
+    """What is reported in each update, as numbers."""
+    reporter, found = chainer.Reporter(), []
+    reporter.add_observer('main', updater.get_optimizer('main').target)
+    for _ in range(times):
+        seen = {}
+        with reporter.scope(seen), chainer.using_config('train', True):
+            updater.update()
+        found.append({key: float(getattr(value, 'array', value))
+                      for key, value in seen.items()})
+    return found
 
 
 def arrays(model):
@@ -182,11 +187,8 @@ class Net(chainer.Chain):
     """Dropout makes it depend on random numbers, as real ones do."""
 
     def __init__(self, width=8):
-        super().__init__()
-        with self.init_scope():
-            self.l1 = L.Linear(6, width)
-            self.bn = L.BatchNormalization(width)
-            self.l2 = L.Linear(width, 3)
+        super().__init__(l1=L.Linear(6, width), bn=L.BatchNormalization(width),
+                         l2=L.Linear(width, 3))
 
     def forward(self, x):
         return self.l2(F.dropout(F.relu(self.bn(self.l1(x))), 0.3))

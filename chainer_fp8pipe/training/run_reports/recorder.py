@@ -4,6 +4,7 @@
 # report.  end() has no messages, as other ranks may have failed.
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -21,7 +22,7 @@ from mpi4py import MPI
 from ..._version import __version__
 from ...mpi.agreement import raise_together
 from ...mpi.measured import clock_name, measure_offsets, measure_pairs
-from ...mpi.ranks import once
+from ...mpi.ranks import core_numbers, once
 from ...planning.job_plan import load_job_plan
 from ...report.launch_protocol import ENDED, LAUNCHED, is_launched
 from ...report.quantities import bytes_in, number
@@ -327,7 +328,8 @@ def _options(updater: Any) -> dict[str, str]:
                 communicator, 'name', type(communicator).__name__)
             if hasattr(communicator, 'options'):
                 found |= {option: str(value) for option, value
-                          in vars(communicator.options).items()}
+                          in vars(communicator.options).items()
+                          if option != 'name'}
     if (schedule := getattr(updater, 'schedule', None)) is not None:
         found |= {'schedule': schedule.name, 'stages': str(schedule.stages),
                   'micro-batches': str(schedule.micro_batches)}
@@ -368,9 +370,7 @@ def _environment() -> dict[str, str]:
     found = {name: value for name, value in sorted(os.environ.items())
              if name.startswith(_VARIABLES) and name not in _PRIVATE}
     found['cpu'] = _processor()
-    found['cores'] = str(len(os.sched_getaffinity(0))
-                         if hasattr(os, 'sched_getaffinity')
-                         else os.cpu_count())
+    found['cores'] = str(len(core_numbers()))
     if hasattr(os, 'sysconf') and 'SC_PHYS_PAGES' in os.sysconf_names:
         nbytes = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
         found['memory'] = f'{nbytes / 1e9:.1f} GB'
@@ -378,11 +378,8 @@ def _environment() -> dict[str, str]:
 
 
 def _processor() -> str:
-    try:
-        with open('/proc/cpuinfo') as file:
-            for line in file:
-                if line.startswith('model name'):
-                    return line.partition(':')[2].strip()
-    except OSError:
-        pass
+    with contextlib.suppress(OSError), open('/proc/cpuinfo') as file:
+        for line in file:
+            if line.startswith('model name'):
+                return line.partition(':')[2].strip()
     return platform.processor() or platform.machine()

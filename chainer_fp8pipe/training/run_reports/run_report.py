@@ -24,7 +24,7 @@ from mpi4py import MPI
 
 from ...mpi import all_ranks
 from ...mpi.agreement import Attendance
-from ...report.stream import EventStream
+from ...report.stream import stream_of
 from ..extensions.update_marks import EveryUpdate
 from .recorder import Recorder
 from .watching import UpdateSections, UpdateTimes, epochs_done
@@ -102,7 +102,9 @@ class RunReport(extension.Extension):
         if grid is not None:
             self._ranks = grid.comm
         self._trainer, self._origin = trainer, time.monotonic()
-        stream = _stream(updater)
+        stream = stream_of(updater, *(
+            getattr(optimizer, 'communicator', None)
+            for optimizer in updater.get_all_optimizers().values()))
         self._times = UpdateTimes(stream, self._ranks.rank, self._origin,
                                   updater.iteration)
         self._sections = UpdateSections(stream, updater,
@@ -190,16 +192,6 @@ class RunReport(extension.Extension):
             self._sections.remove()
             self._sections = None
             self._times.end()
-
-
-def _stream(updater: Any) -> EventStream:
-    """Where the updater or its communicator writes; else a new one."""
-    owners = [updater, *(getattr(optimizer, 'communicator', None)
-                         for optimizer
-                         in updater.get_all_optimizers().values())]
-    streams = (getattr(owner, 'events', None) for owner in owners)
-    return next((stream for stream in streams
-                 if isinstance(stream, EventStream)), EventStream())
 
 
 # --- when to write -----------------------------------------------------------

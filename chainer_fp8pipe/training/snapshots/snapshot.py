@@ -25,7 +25,7 @@ from mpi4py import MPI
 
 from ...mpi import all_ranks
 from ...mpi.agreement import agree, raise_together
-from ...mpi.grid import ProcessGrid
+from ...mpi.grid import grid_of
 from ...mpi.waiting import wait_until
 from . import gather
 from .file import (
@@ -468,7 +468,7 @@ def _checked(path: str) -> Content:
 
 # --- a model alone ----------------------------------------------------------
 
-def save_whole_model(path: str, model: Any, grid: ProcessGrid) -> None:
+def save_whole_model(path: str, model: Any, grid: Any) -> None:
     """Writes the layers of all stages to one file; call it on all ranks.
 
     ``chainer.serializers.load_npz`` loads it into the whole model, ``Net()``,
@@ -478,11 +478,12 @@ def save_whole_model(path: str, model: Any, grid: ProcessGrid) -> None:
         path: The file, as for ``numpy.savez_compressed``.  The first
             replica's first stage writes it.
         model: This rank's stage, ``Net().stage(grid)``.
-        grid: The ranks; a :class:`PipelineUpdater` has them as ``grid``.
+        grid: The ranks, as :class:`PipelineUpdater` takes them.
 
     Raises:
         RuntimeError: It could not be written; on all ranks.
     """
+    grid = grid_of(grid)
     own = raise_together(grid.comm,
                          lambda: chainer.serializers.npz.serialize(model))
     stages = grid.pipeline.gather(own) if grid.replica_index == 0 else None

@@ -18,6 +18,7 @@ import pathlib
 import re
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
@@ -117,6 +118,8 @@ def refusing() -> Any:
     try:
         yield
     except (ValueError, RuntimeError) as error:
+        if isinstance(error, MPI.Exception):    # another start may do better
+            raise
         if own := of_the_user(error):
             raise own from None
         raise Refusal(' '.join(str(error).split())) from error
@@ -209,12 +212,17 @@ _CLOCKS = 1.0
 def as_one_process() -> Iterator[None]:
     """A block for a script that knows of no ranks, on all of them.
 
-    Rank 0 alone prints, and is the first to make a directory; the others
-    find it, or make it themselves on a host where it is not.
+    Rank 0 alone prints and warns, and is the first to make a directory; the
+    others find it, or make it themselves on a host where it is not.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_rank_0_prints(contextlib.redirect_stdout))
         if MPI.COMM_WORLD.rank:
+            # Not NumPy's, of values that one stage computes.
+            stack.enter_context(warnings.catch_warnings())
+            for kind in DeprecationWarning, FutureWarning, UserWarning:
+                warnings.filterwarnings('ignore', category=kind,
+                                        module=r'(?!chainer_fp8pipe\b)')
             _replace_mkdir(stack, _after_rank_0)
         yield
 

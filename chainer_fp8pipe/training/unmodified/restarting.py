@@ -13,6 +13,7 @@ from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
 from ...command_line import Interval
+from ...intercept.patching import AroundCalls
 from ...intercept.training_objects import Originals
 from ...report.launch_protocol import LauncherLine, is_launched
 from ..snapshots.snapshot import Snapshot, find_snapshots, resume
@@ -141,13 +142,14 @@ def check_writable(directory: str) -> None:
 @contextlib.contextmanager
 def _telling_the_launcher(updater: Any) -> Iterator[None]:
     """A block in which the launcher is told of an updater's updates."""
-    update, line = updater.update, LauncherLine()
+    line, calls = LauncherLine(), AroundCalls()
 
-    def update_and_tell() -> None:
-        update()
+    @contextlib.contextmanager
+    def told() -> Iterator[None]:
+        yield
         line.say(updater.iteration)
-    updater.update = update_and_tell
+    calls.add(updater, 'update', told)
     try:
         yield
     finally:
-        del updater.update
+        calls.remove()

@@ -29,7 +29,8 @@ def test_the_whole_model_is_in_the_file(comm, pipeline, chunks, path):
     grid = ProcessGrid(comm, pipeline)
     whole = trained()
     save_whole_model(
-        path, whole.stage(grid, balance='layers', chunks=chunks), grid)
+        path, whole.stage(grid, balance='layers', chunks=chunks),
+        comm if pipeline == comm.size else grid)
     # Complete when the call returns, on whichever rank.
     loaded = Normalised()
     chainer.serializers.load_npz(path, loaded)

@@ -7,11 +7,7 @@ from chainer_fp8pipe import (
     lazy,
     partition,
 )
-from chainer_fp8pipe.training.extensions import (
-    MovingAverage,
-    Snapshot,
-    resume,
-)
+from chainer_fp8pipe.training.extensions import MovingAverage, Snapshot, resume
 
 import chainer
 import chainer.functions as F
@@ -221,13 +217,9 @@ class Again(chainer.Chain):
     """Needs its first layer once more, at the end, when it is evaluated."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a = L.Linear(8, 8)
-            self.b = L.Linear(8, 400)
-            self.c = L.Linear(400, 400)
-            self.d = L.Linear(400, 8)
-            self.last = L.Linear(8, 3)
+        super().__init__(a=L.Linear(8, 8), b=L.Linear(8, 400),
+                         c=L.Linear(400, 400), d=L.Linear(400, 8),
+                         last=L.Linear(8, 3))
 
     def forward(self, x, t):
         h = self.d(F.relu(self.c(F.relu(self.b(F.tanh(self.a(x)))))))

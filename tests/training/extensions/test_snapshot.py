@@ -1,11 +1,7 @@
 """What a resumed run goes on with, and what is refused: tables."""
 import contextlib
 
-from chainer_fp8pipe.training.extensions import (
-    MovingAverage,
-    Snapshot,
-    resume,
-)
+from chainer_fp8pipe.training.extensions import MovingAverage, Snapshot, resume
 from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 
 import chainer

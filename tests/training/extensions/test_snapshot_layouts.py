@@ -20,14 +20,7 @@ from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
-from ..trainers import (
-    REPLICAS,
-    SERIAL,
-    Job,
-    arrays,
-    first,
-    same_bits,
-)
+from ..trainers import REPLICAS, SERIAL, Job, arrays, first, same_bits
 from ..updaters.networks import Tied, close, dataset
 
 STOP, LAST = 5, 10

@@ -148,6 +148,24 @@ def test_bytes_are_told_apart_by_level(comm, tmp_path, name, options):
         2 * levels['between nodes'], rel=0.02)
 
 
+@on_ranks(2)
+def test_a_stage_that_waits_for_a_batch_does_not_work(comm, tmp_path):
+    job = Job(comm, 'Plain', batch=4, micro_batches=2)
+    read = job.updater.get_iterator('main').next
+
+    def late():
+        time.sleep(0.3)
+        return read()
+    job.updater.get_iterator('main').next = late
+    trainer = job.trainer(tmp_path, 4)
+    trainer.extend(RunReport(comm, filename=None, prints=False))
+    trainer.run()
+    comm.Barrier()
+    own = {one.rank: one.own[1] for one in read_record(
+        str(tmp_path)).intervals}
+    assert own[0] > 0.3 > own[1]
+
+
 @on_ranks(2, 4)
 def test_a_pipeline_is_recorded(comm, tmp_path):
     job = Job(comm, 'Plain', batch=4, micro_batches=2)

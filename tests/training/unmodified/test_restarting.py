@@ -1,6 +1,9 @@
 """``run --snapshots`` gives scripts snapshots, and has them go on."""
 import re
 
+from chainer_fp8pipe.report.launch_protocol import LAUNCHED, UPDATED
+from chainer_fp8pipe.report.record import read_record
+
 import pytest
 
 from tests.forks import run_in_forks, script_folders
@@ -104,6 +107,19 @@ def test_a_pipeline_goes_on_from_its_snapshot(tmp_path):
             folder / 'result' / 'log').read_text()))
     assert len(losses[0]) == 20
     assert losses[0] == losses[1]
+
+
+def test_a_launched_rank_that_tells_of_updates_has_them_in_its_report(
+        tmp_path):
+    done = run(tmp_path, (9, 9), before=f"""
+import os
+os.environ[{LAUNCHED!r}] = ''
+""", more="""
+    from chainer_fp8pipe import RunReport
+    trainer.extend(RunReport(filename=None, prints=False))""")
+    assert f'{UPDATED}1\n' in done.stderr
+    interval, = read_record(tmp_path / 'result').intervals
+    assert interval.last == 20
 
 
 def test_a_run_whose_snapshots_are_all_damaged_begins_anew(

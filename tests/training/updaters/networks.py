@@ -37,9 +37,7 @@ class Skipping(Divisible):
 
 class Merge(chainer.Chain):
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.inner = L.Linear(8, 8)
+        super().__init__(inner=L.Linear(8, 8))
 
     def forward(self, h, skip, number):
         return self.inner(F.relu(self.inner(h))) + skip, h, number
@@ -106,7 +104,7 @@ def dataset(samples, ignored=(), seed=0):
 
 
 def serial_gradients(network, batch, sizes):
-    """Loss and gradients as plain Chainer has them, on one graph.
+    """What is reported, and gradients, as plain Chainer has them.
 
     The graph is that of the sum over micro-batches of the loss, each weighted
     by how many labels it does not ignore.
@@ -115,9 +113,8 @@ def serial_gradients(network, batch, sizes):
     inputs, labels = batch
     layers = [(index, layer) for piece in model.pieces
               for index, layer in piece]
-    total = 0
+    total = right = start = 0
     valid = max(int((labels >= 0).sum()), 1)
-    start = 0
     with chainer.using_config('train', True):
         for size in sizes:
             value = (inputs[start:start + size],)
@@ -128,10 +125,12 @@ def serial_gradients(network, batch, sizes):
             part = labels[start:start + size]
             loss = F.softmax_cross_entropy(*value, part)
             total += loss * float((part >= 0).sum() / valid)
+            right += float(F.accuracy(*value, part).array) * size / len(labels)
             start += size
     model.cleargrads()
     total.backward()
-    return float(total.array), gradients(model)
+    return {'main/loss': float(total.array),
+            'main/accuracy': right}, gradients(model)
 
 
 def gradients(model):

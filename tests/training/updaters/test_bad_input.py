@@ -9,6 +9,7 @@ from chainer_fp8pipe import (
     Divisible,
     PipelineUpdater,
     atomic,
+    create_grouped_bn_model,
     deferred,
     partition,
 )
@@ -40,11 +41,9 @@ class Net(chainer.Chain):
     """Calls a function between its layers."""
 
     def __init__(self, between=F.relu, width=5, ends=1):
-        super().__init__()
+        super().__init__(l1=L.Linear(4, width), l2=L.Linear(width, width),
+                         l3=L.Linear(width, ends))
         self.between = between
-        with self.init_scope():
-            self.l1, self.l2 = L.Linear(4, width), L.Linear(width, width)
-            self.l3 = L.Linear(width, ends)
 
     def forward(self, x):
         return F.sum(self.l3(F.tanh(self.l2(self.between(self.l1(x))))))
@@ -247,14 +246,23 @@ def test_a_parameter_that_one_rank_has_drawn_is_still_deferred(comm):
                in model.namedparams() if name.endswith('W'))
 
 
+def grouped(comm):
+    create_grouped_bn_model(L.BatchNormalization(2), comm)
+
+
+@pytest.mark.parametrize('make', [cut, grouped])
 @on_ranks(2)
-def test_after_a_cut_an_error_ends_all_ranks(comm):
-    before, sys.excepthook = sys.excepthook, sys.__excepthook__
-    try:
-        model = cut(comm)
+def test_from_then_on_an_error_ends_all_ranks(comm, make):
+    """Nobody waits for its rank."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, 'excepthook', sys.__excepthook__)
+        make(comm)
         assert sys.excepthook is not sys.__excepthook__
-    finally:
-        sys.excepthook = before
+
+
+@on_ranks(2)
+def test_a_part_of_a_model_is_not_called(comm):
+    model = cut(comm)
     with pytest.raises(RuntimeError, match='a part of this model.*update'):
         model(X)
 

@@ -316,7 +316,7 @@ class Normalised(Chain):
 
 @pytest.mark.parametrize('kind', ['grouped', 'multi-node'])
 @pytest.mark.parametrize('way', ['layers', 'chain', 'replicas'])
-@pytest.mark.parametrize('place', ['layer', 'backward'])
+@pytest.mark.parametrize('place', ['layer', 'loss', 'backward'])
 @on_ranks(2, timeout=60)
 def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
     grid = ProcessGrid(comm, pipeline=1)
@@ -336,8 +336,9 @@ def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
     optimizer.is_changed(model)
     updater = (ReplicaUpdater(Iterator(DATA, 4), optimizer, comm)
                if way == 'replicas' else PipelineUpdater(
-                   Iterator(DATA, 4), optimizer, grid, micro_batches=2))
-    everywhere(comm, updater, 'update', place, comm.rank == 1,
+                   Iterator(DATA, 4), optimizer, grid, micro_batches=2,
+                   loss_fun=loss if way == 'layers' else None))
+    everywhere(comm, updater, 'update', place, grid.replica_index == 1,
                KeyError('here'))
     grid.free()
 
@@ -397,14 +398,6 @@ def test_an_output_that_cannot_be_sent(comm):
     with pytest.raises(RuntimeError, match='the output.*dtype object cannot '
                                            'be sent'):
         updater.predict(X)
-
-
-@on_ranks(2, timeout=60)
-def test_a_method_that_one_rank_alone_names(comm):
-    updater = of_a_chain(comm)
-    with pytest.raises(ValueError, match="rank 1: Chain has no method 'gone'"):
-        updater.predict(X, method='gone' if comm.rank else None)
-    assert updater.predict(X).shape == (8, 3)       # no harm was done
 
 
 @on_ranks(2, timeout=60)

@@ -1,12 +1,8 @@
 """What a failure looks like to who started the job."""
-import subprocess
-import sys
-import time
 
 import pytest
 
-from tests.images.processes import eventually
-from tests.ranks import end_with_parent, environment, run_script
+from tests.ranks import run_script
 
 SCRIPT = '''
 import chainer_fp8pipe
@@ -56,32 +52,6 @@ def test_a_stage_that_raises_ends_the_job_with_its_own_traceback_first(script):
         'Exception in main training loop')
     assert 'layer 1 (broken), micro-batch 0' in done.stderr
     assert 'RemoteError: rank 1: layer 1 (broken)' in done.stderr
-
-
-def test_others_hear_of_it_when_the_launcher_has_read_the_traceback(tmp_path):
-    """It reads in any order what several ranks have printed meanwhile."""
-    told = tmp_path / 'told'
-    with subprocess.Popen(
-            [sys.executable, '-c',
-             'import pathlib, types\n'
-             'from chainer_fp8pipe.mpi import abort\n'
-             'from chainer_fp8pipe.training.meetings import '
-             'show_traceback\n'
-             'abort._PATIENCE = 1e9\n'
-             'print("ready", flush=True)\n'
-             'try:\n'
-             '    1 / 0\n'
-             'except ZeroDivisionError:\n'
-             '    show_traceback(types.SimpleNamespace(rank=1, size=2))\n'
-             f'pathlib.Path({str(told)!r}).touch()'], env=environment(),
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            preexec_fn=end_with_parent) as rank:
-        assert rank.stdout.readline() == 'ready\n'
-        time.sleep(1)
-        assert not told.exists()
-        assert rank.stderr.readline() == '\n'
-        assert rank.stderr.readline() == 'rank 1 of 2 failed:\n'
-        assert eventually(told.exists)
 
 
 @pytest.mark.parametrize(('place', 'said'), [

@@ -52,11 +52,9 @@ class Layers(chainer.Chain):
     """Four layers; subclasses do something to what goes in and between."""
 
     def __init__(self):
-        super().__init__()
         numpy.random.seed(1)
-        with self.init_scope():
-            self.a, self.b = L.Linear(4, 5), L.Linear(5, 5)
-            self.c, self.d = L.Linear(5, 5), L.Linear(5, 3)
+        super().__init__(a=L.Linear(4, 5), b=L.Linear(5, 5), c=L.Linear(5, 5),
+                         d=L.Linear(5, 3))
 
     def forward(self, x, t, one=1, two=1):
         h = F.tanh(self.b(F.tanh(self.a(x)) * one))
@@ -359,9 +357,12 @@ def test_a_chunk_that_only_calls_a_normalisation_does_not_count(comm):
             one.updater.update()
         found.append(averages(comm, one.model))
     close(found[1], found[0])
-    numpy.testing.assert_allclose(
-        found[0]['/enter', 'avg_mean'],
-        batch_of()[0].mean(axis=0) * .875, 1e-5)
+    # Those of the whole batch, not of one micro-batch after the other.
+    for name, of_batch, first in ('mean', numpy.mean, 0), (
+            'var', functools.partial(numpy.var, ddof=1), .125):
+        numpy.testing.assert_allclose(
+            found[0]['/enter', f'avg_{name}'],
+            of_batch(batch_of()[0], axis=0) * .875 + first, 1e-5)
 
 
 class Late(Layers):

@@ -154,10 +154,8 @@ class Ignoring(chainer.Chain):
     """A loss that ignores labels which the model computes itself."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.teacher = chainer.links.Linear(4, 3)
-            self.student = chainer.links.Linear(4, 3)
+        super().__init__(teacher=chainer.links.Linear(4, 3),
+                         student=chainer.links.Linear(4, 3))
 
     def forward(self, x):
         y = self.teacher(x).array

@@ -28,7 +28,6 @@ from tests.training.updaters.partitions import (
     plan_of,
     reporting,
     running,
-    serially,
     updater_of,
     values,
 )
@@ -72,9 +71,7 @@ class Strided(chainer.Chain):
     """Reads its input and a transposed array as they lie in memory."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.one, self.two = L.Linear(4, 6), L.Linear(3, 1)
+        super().__init__(one=L.Linear(4, 6), two=L.Linear(3, 1))
 
     def forward(self, x):
         h = self.one(F.as_strided(x, (len(x), 4), (3, 1), 0))
@@ -182,29 +179,6 @@ def test_copies_of_a_tied_parameter_stay_the_same(comm):
     assert both.model.partition.ties == {'/embed/W': (0, comm.size - 1)}
     both.update()           # compares copies bit for bit, too
     assert 'is on stages 0 and' in str(both.model)
-
-
-@on_ranks(2)
-def test_running_averages_are_those_of_the_whole_batch(comm):
-    """Not of one micro-batch after the other."""
-    inputs = []
-
-    class Noting(chainer.LinkHook):
-        def forward_preprocess(self, args):
-            if isinstance(args.link, L.BatchNormalization):
-                inputs.append(args.args[0].array)
-    both = Both(comm, tied, words(0, 12))
-    both.give()
-    with Noting():
-        serially(both.plain, words(0, 12), 2)
-    both.updater.update()
-    whole = numpy.concatenate(inputs).astype('d')
-    found = {key: value for (_, key), value
-             in running(comm, both.model).items()}
-    numpy.testing.assert_allclose(
-        found['avg_mean'], .1 * whole.mean(axis=0), 1e-5, 1e-7)
-    numpy.testing.assert_allclose(
-        found['avg_var'], .9 + .1 * whole.var(axis=0, ddof=1), 1e-5)
 
 
 @on_ranks(2)
@@ -338,9 +312,7 @@ class Iterating(chainer.Chain):
     """Goes through a variable, which ends with an error; catches another."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.l1, self.l2 = L.Linear(4, 5), L.Linear(5, 1)
+        super().__init__(l1=L.Linear(4, 5), l2=L.Linear(5, 1))
 
     def forward(self, x):
         h = self.l1(x)

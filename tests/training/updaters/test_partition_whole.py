@@ -287,9 +287,7 @@ class Outer(chainer.Chain):
 
 class Inner(chainer.Chain):
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.one = L.Linear(4, 4)
+        super().__init__(one=L.Linear(4, 4))
 
 
 class Wrapped(Inner):

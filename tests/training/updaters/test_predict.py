@@ -14,11 +14,8 @@ class Net(chainer.Chain):
     """Has its loss, a predictor of its own, and other outputs."""
 
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Linear(5, 7)
-            self.middle = L.Linear(7, 7)
-            self.last = L.Linear(7, 4)
+        super().__init__(first=L.Linear(5, 7), middle=L.Linear(7, 7),
+                         last=L.Linear(7, 4))
 
     def forward(self, x, t):
         loss = F.softmax_cross_entropy(self.predict(x), t)
@@ -37,18 +34,10 @@ class Net(chainer.Chain):
         return F.sum(self.predict(x))
 
 
-class Predictor(chainer.Chain):
-    """What a Classifier is put around."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Linear(None, 7)
-            self.middle = L.Linear(None, 7)
-            self.last = L.Linear(None, 4)
-
-    def __call__(self, x):
-        return self.last(F.relu(self.middle(F.relu(self.first(x)))))
+def classifier():
+    return L.Classifier(chainer.Sequential(
+        L.Linear(None, 7), F.relu, L.Linear(None, 7), F.relu,
+        L.Linear(None, 4)))
 
 
 class Speechless(Net):
@@ -68,28 +57,18 @@ class Layers(Divisible):
     predict = Divisible.__call__
 
 
-class Pair(Layers):
-    def __init__(self):
-        super().__init__(lambda h: (h, F.sum(h, 1)))
-
-
-class Mean(Layers):
-    def __init__(self):
-        super().__init__(lambda h: F.mean(h, axis=0, keepdims=True))
+def mean():
+    return Layers(lambda h: F.mean(h, axis=0, keepdims=True))
 
 
 X = np.random.RandomState(0).rand(11, 5).astype(np.float32)
 T = (np.arange(11) % 4).astype(np.int32)
 
 
-def build(kind):
-    np.random.seed(0)
-    return L.Classifier(Predictor()) if kind is Predictor else kind()
-
-
 def staged(comm, kind, micro_batches=3, **options):
     """The updater of a model over all ranks, and the model in one piece."""
-    model = build(kind)
+    np.random.seed(0)
+    model = kind()
     if isinstance(model, Divisible):
         model = model.stage(comm, 'layers')
     else:
@@ -99,7 +78,8 @@ def staged(comm, kind, micro_batches=3, **options):
             list(zip(X, T, strict=True)), 9),
         chainer.optimizers.SGD(0.1).setup(model), comm,
         micro_batches=micro_batches, **options)
-    return updater, build(kind)
+    np.random.seed(0)
+    return updater, kind()
 
 
 def serial(function, *inputs):
@@ -125,7 +105,7 @@ def test_a_prediction_reaches_those_who_want_it(comm, kind, samples):
 
 @on_ranks(2, 3)
 def test_a_classifier_predicts_with_its_predictor(comm):
-    updater, model = staged(comm, Predictor)
+    updater, model = staged(comm, classifier)
     found = updater.predict(*() if comm.rank else (X,))
     np.testing.assert_allclose(found, serial(model.predictor, X).array, 1e-5)
 
@@ -140,7 +120,8 @@ def test_outputs_come_in_the_form_they_are_returned_in(comm):
                                rtol=1e-5)
     np.testing.assert_allclose(found['scores'][0],
                                expected['scores'][0].array, rtol=1e-5)
-    h, total = staged(comm, Pair)[0].predict(X)
+    h, total = staged(comm, lambda: Layers(lambda h: (h, F.sum(h, 1))))[
+        0].predict(X)
     np.testing.assert_allclose(h.sum(1), total, rtol=1e-5, atol=1e-6)
 
 
@@ -163,12 +144,15 @@ def test_a_method_that_is_not_there_or_another_on_each_rank_is_told(comm):
     with pytest.raises(ValueError, match="no method 'scores'"):
         updater.predict(X, method='scores')
     updater, _ = staged(comm, Net)
-    with pytest.raises(ValueError, match='the method that predicts'):
-        updater.predict(X, method='both' if comm.rank else 'predict')
+    for one, other, said in ('predict', 'both', 'the method that predicts'), (
+            None, 'gone', "rank 1: Net has no method 'gone'"):
+        with pytest.raises(ValueError, match=said):
+            updater.predict(X, method=other if comm.rank else one)
+    assert updater.predict(X).shape == (11, 4)      # no harm was done
 
 
 @pytest.mark.parametrize(('kind', 'micro_batches', 'options'), [
-    (Net, 3, {'method': 'total'}), (Mean, 1, {}), (Mean, 4, {})])
+    (Net, 3, {'method': 'total'}), (mean, 1, {}), (mean, 4, {})])
 @on_ranks(1, 2)
 def test_an_output_without_rows_for_the_samples_is_refused(
         comm, kind, micro_batches, options):

@@ -12,6 +12,7 @@ import pytest
 from chainer.training.updaters import StandardUpdater
 
 from tests.ranks import on_ranks
+from tests.training.trainers import reports
 
 DATA = [(numpy.random.RandomState(n).rand(3).astype('f'), numpy.int32(n % 2))
         for n in range(12)]
@@ -29,19 +30,6 @@ class Net(L.Classifier):
         if (t == 1).all():
             chainer.report({'ones': x.shape[0]}, self)
         return super().forward(x, t)
-
-
-def reports(updater, model, updates):
-    """What is reported in each update."""
-    reporter, found = chainer.Reporter(), []
-    reporter.add_observer('main', model)
-    for _ in range(updates):
-        observation = {}
-        with reporter.scope(observation):
-            updater.update()
-        found.append({name: float(getattr(value, 'array', value))
-                      for name, value in observation.items()})
-    return found
 
 
 def made(comm, data, batch, **options):
@@ -64,8 +52,8 @@ def test_updates_and_reports_are_those_of_one_process(comm, overlap):
     serial = Net()
     expected = reports(StandardUpdater(
         chainer.iterators.SerialIterator(DATA, 7, shuffle=False),
-        chainer.optimizers.MomentumSGD(0.5).setup(serial)), serial, 6)
-    found = reports(updater, model, 6)
+        chainer.optimizers.MomentumSGD(0.5).setup(serial)), 6)
+    found = reports(updater, 6)
     for one, other in zip(found, expected, strict=True):
         one.pop('main/ones', None)
         assert one == pytest.approx(other, rel=1e-5)
@@ -78,8 +66,8 @@ def test_updates_and_reports_are_those_of_one_process(comm, overlap):
 def test_what_only_one_rank_reports_reaches_all(comm):
     zeros = [(x, numpy.int32(0)) for x, _ in DATA[:2]]
     ones = [(x, numpy.int32(1)) for x, _ in DATA[2:4]]
-    model, updater = made(comm, zeros + ones, 4)
-    assert reports(updater, model, 1)[0]['main/ones'] == 2
+    _, updater = made(comm, zeros + ones, 4)
+    assert reports(updater, 1)[0]['main/ones'] == 2
 
 
 @on_ranks(2)

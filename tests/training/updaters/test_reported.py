@@ -38,10 +38,8 @@ REPORTS = {
 
 class Net(chainer.Chain):
     def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.a = L.Linear(4, 5, initialW=np.ones((5, 4), 'f'))
-            self.b = L.Linear(5, 1, initialW=np.ones((1, 5), 'f'))
+        super().__init__(a=L.Linear(4, 5, initialW=np.ones((5, 4), 'f')),
+                         b=L.Linear(5, 1, initialW=np.ones((1, 5), 'f')))
 
     def forward(self, x):
         h = F.tanh(self.a(x))

@@ -17,14 +17,8 @@ from chainer.optimizers import SGD, MomentumSGD
 from tests.ranks import on_ranks
 from tests.training.trainers import SERIAL, Job, arrays
 from tests.training.updaters.networks import close, dataset
-from tests.training.updaters.partitions import (
-    close as close_in_norm,
-)
-from tests.training.updaters.partitions import (
-    gradients,
-    own,
-    plan_of,
-)
+from tests.training.updaters.partitions import close as close_in_norm
+from tests.training.updaters.partitions import gradients, own, plan_of
 
 
 def learns_as_serially(comm, network, stages, optimizer, prepare,
@@ -148,11 +142,9 @@ class Net(chainer.Chain):
     """``again``: uses its first layer again at its end."""
 
     def __init__(self, again=False):
-        super().__init__()
+        super().__init__(a=L.Linear(4, 4, initialW=np.eye(4) / 2),
+                         b=L.Linear(4, 4, initialW=np.eye(4) / 3))
         self.again = again
-        with self.init_scope():
-            self.a = L.Linear(4, 4, initialW=np.eye(4) / 2)
-            self.b = L.Linear(4, 4, initialW=np.eye(4) / 3)
 
     def forward(self, x):
         y = self.b(F.tanh(self.a(x)))
