@@ -591,7 +591,9 @@ def _start_row(record: RunRecord, start: RunStart) -> tuple[str, ...]:
     done = max((item.last for item in record.intervals
                 if item.start == start.number), default=start.iteration)
     if end:
-        how, until, done = end.error or 'orderly', end.time, end.iteration
+        # What rank 0 has raised follows from what the launcher has seen.
+        how = (later.after if later and end.error else '') or end.error
+        how, until, done = how or 'orderly', end.time, end.iteration
     elif later:
         how, until = later.after or 'crashed or was killed', later.time
         if later.iteration < done:

@@ -149,8 +149,8 @@ def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
     (['--plan', 'plan.json', '--warmup', '2'],
      'or edit "choice" in plan.json'),
     (['--plan', 'no.json'], 'no.json cannot be read (No such file'),
-    (['--plan', 'plan.json'], 'plan.json has 2 stages, but a ChainerMN '
-     'script keeps the whole model')])
+    (['--plan', 'plan.json'], 'plan.json has 2 stages, and a ChainerMN '
+     'script none')])
 def test_all_ranks_refuse_together(tmp_path, before, message):
     """Other options, a plan that is not there, stages of a ChainerMN script.
     """

@@ -11,6 +11,7 @@ from chainer_fp8pipe.report.record import (
     PHASES,
     LinkReading,
     RankInterval,
+    RunEnd,
     RunRecord,
     RunStart,
     TensorHealth,
@@ -153,6 +154,11 @@ def begun_again(record, **how):
     record.starts[1] = record.starts[1]._replace(**how)
 
 
+def raised_after_a_kill(record):
+    begun_again(record, after='rank 2 was killed')
+    record.ends.insert(0, RunEnd(0, 1.8e9, 90, 'Exception: MPI_ERROR'))
+
+
 def with_bytes(record):
     record.intervals = [
         record.intervals[0]._replace(first=first, last=last, sent={
@@ -215,6 +221,8 @@ SAID = {
     'what the launcher has seen': (
         changed(DIED, lambda record: begun_again(
             record, after='rank 2 was killed')), ['rank 2 was killed']),
+    'what an error followed from': (
+        changed(DIED, raised_after_a_kill), ['0 rank 2 was killed 2025']),
     # (900 + 99 * 290) / 1200 kB
     'bytes are means over updates': (changed(MadeUpRun(), with_bytes),
                                      ['24.7 %']),
