@@ -148,6 +148,15 @@ USES = {
             average(trainer)
         assert trainer.observation['loss'].array == 2
         ''',
+    'chainermn.links.batch_normalization': '''
+        import chainermn, copy, warnings
+        warnings.simplefilter('ignore', FutureWarning)  # "experimental"
+        comm = chainermn.create_communicator('naive')
+        link = chainermn.links.MultiNodeBatchNormalization(2, comm)
+        copied = copy.deepcopy(link)
+        assert copied.comm is link.comm and copied.gamma is not link.gamma
+        assert (copied.gamma.array == link.gamma.array).all()
+        ''',
     'chainermn.iterators.multi_node_iterator': '''
         import chainermn, numpy, warnings
         warnings.simplefilter('ignore', FutureWarning)  # "experimental"

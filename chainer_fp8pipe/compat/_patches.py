@@ -10,6 +10,8 @@ Deprecated in NumPy 2.5 but working, so not patched yet:
 """
 import atexit
 import builtins
+import copy
+import copyreg
 import functools
 import importlib
 import importlib.util
@@ -432,6 +434,22 @@ def _memory_utility(module, run):
                 array[...] = received.astype(array.dtype)
 
     module.unpack_params = unpack_params
+
+
+@_patch('chainermn.links.batch_normalization', '141',
+        'super() is copied as itself, and for ever, since Python 3.14',
+        'copy.deepcopy(super(MultiNodeBatchNormalization, self))',
+        lambda: super in copyreg.dispatch_table)
+def _batch_normalization(module, run):
+    run()
+
+    def __deepcopy__(self, memo):
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        for name, value in vars(self).items():
+            vars(copied)[name] = (
+                value if name == 'comm' else copy.deepcopy(value, memo))
+        return copied
+    module.MultiNodeBatchNormalization.__deepcopy__ = __deepcopy__
 
 
 @_patch('chainermn.iterators.multi_node_iterator', '137',
