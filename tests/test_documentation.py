@@ -304,9 +304,10 @@ def test_the_tours_reports_and_snapshots_are_written(tmp_path):
     reported = re.findall(r'^([\d.]+) +\d ', first.replace('\x1b[J', ''),
                           re.MULTILINE)
     warm_up, chosen, later = map(float, reported)
+    page = ' '.join((DOCS / 'first_steps.rst').read_text().split())
     stated = [int(number.replace(',', '')) for number in re.search(
-        r'is\s+([\d,]+) in the\s+float32\s+warm-up\s+and\s+([\d,]+)\s+after it\.'
-        r'\s+Updates that choose new scales send\s+(\d+)\s+bytes more', (DOCS / 'first_steps.rst').read_text()).groups()]
+        r'is ([\d,]+) in the float32 warm-up and ([\d,]+) after it\. Updates '
+        r'that choose new scales send (\d+) bytes more', page).groups()]
     assert [warm_up, later] == stated[:2]
     assert chosen == pytest.approx(stated[1] + stated[2] / 32, abs=0.01)
     for name in ('compression.json', 'compression.png',
