@@ -28,7 +28,7 @@ import numpy
 
 from ..planning.calls import Source
 from . import nested
-from .ghost import is_ghost, sources
+from .placeholder import is_placeholder, sources
 
 #: In place of an attribute that a link has not got.
 ABSENT: Any = object()
@@ -169,12 +169,12 @@ class Entry(NamedTuple):
     leaves: tuple[Leaf, ...]
 
 
-#: The ghosts that a forward pass leaves in attributes.
+#: The placeholders that a forward pass leaves in attributes.
 State = tuple[Entry, ...]
 
 
 def left_in(links: Links, before: saved) -> State:
-    """The attributes of links that were set to ghosts since they were noted.
+    """The attributes of links that were set to placeholders since noted.
 
     Not persistent ones, which are on one stage.
     """
@@ -187,7 +187,7 @@ def left_in(links: Links, before: saved) -> State:
                 continue
             leaves, tree = nested.leaves(value)
             arrays = list(map(nested.array_of, leaves))
-            if any(map(is_ghost, arrays)):
+            if any(map(is_placeholder, arrays)):
                 entries.append(Entry(path, name, tree, tuple(
                     Leaf(tuple(array.shape), array.dtype,
                          chainer.backend.get_array_module(array),
@@ -267,7 +267,7 @@ class _Noted:
 
 def _noted(value: Any, memo: dict[int, _Noted], depth: int = 0) -> Any:
     """A :class:`_Noted` of a value that may change; others themselves."""
-    if isinstance(value, _FIXED) or is_ghost(value) or depth > _DEPTH:
+    if isinstance(value, _FIXED) or is_placeholder(value) or depth > _DEPTH:
         return value
     if id(value) in memo:
         return memo[id(value)]

@@ -27,7 +27,7 @@ from mpi4py import MPI
 from ..intercept.function_calls import current
 from ..intercept.patching import Patch
 from ..mpi.grid import Group
-from .ghost import user_line
+from .placeholder import user_line
 
 #: What mpi4py's communicators say without the other ranks.
 _QUIET = frozenset((

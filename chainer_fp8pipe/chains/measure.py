@@ -17,7 +17,7 @@ from ..pipeline.backprop import SEPARABLE
 from ..pipeline.randomness import preserved
 from ..planning.calls import Value
 from . import nested
-from .ghost import is_ghost, made_up
+from .placeholder import is_placeholder, made_up
 from .trace import CHAINERS, PLAIN, TracedCall, attributes_of, kind_of
 from .whole_call import WholeCall
 
@@ -42,7 +42,7 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
 
     Args:
         node: The function.
-        inputs: Of the call; ghosts, or real ones.
+        inputs: Of the call; placeholders, or real ones.
         original: Makes the call.
         timed: Whether it is timed, for which it is run again.
     """
@@ -227,7 +227,7 @@ def _hashable(value: Any) -> Any:
     """Equal for values with which a call gives the same shapes."""
     if isinstance(value, chainer.Variable):
         value = value._data[0]
-    if is_ghost(value):
+    if is_placeholder(value):
         return True, _shape(value)
     if isinstance(value, chainer.get_array_types()):
         # Numbers and conditions may be an index.
@@ -249,9 +249,9 @@ def _shape(array: Any) -> Any:
 
 
 def _made_up(inputs: tuple, factor: float = 1.0) -> tuple:
-    """Inputs with made-up values for ghosts, floats times ``factor``."""
+    """Inputs with made-up values for placeholders, floats times ``factor``."""
     def real(array: Any) -> Any:
-        if not is_ghost(array):
+        if not is_placeholder(array):
             return array
         found = made_up(array)
         if factor != 1.0 and found.dtype.kind == 'f':
@@ -276,12 +276,12 @@ def _constants(tree: Any) -> list[str]:
 
 
 def with_real(value: Any) -> Any:
-    """A copy of an attribute with made-up arrays for ghosts."""
+    """A copy of an attribute with made-up arrays for placeholders."""
     leaves, tree = nested.leaves(value)
     if not leaves:
         return value
     return nested.rebuilt(tree, [
-        found if isinstance(leaf, chainer.Variable) or is_ghost(leaf)
+        found if isinstance(leaf, chainer.Variable) or is_placeholder(leaf)
         else found.copy() for leaf, found in zip(
             leaves, _made_up(tuple(leaves)), strict=True)])
 

@@ -23,7 +23,7 @@ class Names:
             counted twice.
         shaped: Paths of the parameters that got their shape in a trace, in
             this order.
-        made: Ghosts of the parameters that their links make in forward.
+        made: Placeholders of the parameters that their links make in forward.
         reporter: Names the links by their paths.
     """
 

@@ -22,7 +22,6 @@ from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
 from ..report.quantities import parse_bytes
 from .attributes import generators, saved, set_state, state_of
-from .ghost import is_ghost
 from .names import Names, parameters_of
 from .nested import arguments_of
 from .partitioned import (
@@ -31,6 +30,7 @@ from .partitioned import (
     check_result,
     class_of,
 )
+from .placeholder import is_placeholder
 from .recorder import Tracer
 from .replay import MicroBatch
 from .trace import PLAIN, Trace
@@ -59,8 +59,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
     parameters that it uses.  Train the model with :class:`PipelineUpdater`.
 
     Every rank runs the model's own ``forward`` for each micro-batch.  Calls
-    that another rank does give ghosts: variables with a shape and a dtype
-    only.  Loss and gradients are those of serial training on the same
+    that another rank does give placeholders: variables with a shape and a
+    dtype only.  Loss and gradients are those of serial training on the same
     micro-batches.
 
     Args:
@@ -290,7 +290,7 @@ def _as_on_the_first_rank(names: Names, comm: Any
     for name in order:
         parameter = names.parameters[name]
         numbers[name] = getattr(parameter, '_draw_from', None)
-        if is_ghost(parameter._data[0]) and numbers[name] is not None:
+        if is_placeholder(parameter._data[0]) and numbers[name] is not None:
             deferred.append(name)
         elif parameter._data[0] is not None:
             sent[name] = None
@@ -314,7 +314,7 @@ def _draw(name: str, parameter: chainer.Parameter) -> None:
 def _to_send(comm: Any, name: str, parameter: chainer.Parameter
              ) -> numpy.ndarray:
     """The first rank's value; memory for it elsewhere."""
-    if comm.rank == 0 and is_ghost(parameter._data[0]):
+    if comm.rank == 0 and is_placeholder(parameter._data[0]):
         _draw(name, parameter)
     array = parameter._data[0]
     host = numpy.empty(array.shape, array.dtype)
@@ -325,13 +325,13 @@ def _to_send(comm: Any, name: str, parameter: chainer.Parameter
 
 def _keep(name: str, parameter: chainer.Parameter, host: numpy.ndarray,
           mine: bool) -> None:
-    """Gives a parameter the value that has come, or a ghost."""
+    """Gives a parameter the value that has come, or a placeholder."""
     array = parameter._data[0]
     if not mine:
         take_away(name, parameter)
     else:
         settle(parameter, parameter._initial_device.send(host)
-               if is_ghost(array) else _like(host, array))
+               if is_placeholder(array) else _like(host, array))
 
 
 def _persistent(names: Names) -> tuple[list[Any], list[numpy.ndarray]]:

@@ -1,16 +1,16 @@
 """What a rank knows of a model that was cut."""
-# Each rank keeps the links of the whole model, ghosts for the parameters of
-# others, and the traces (programs) that batches have made, by the form of the
-# batch.  Python may call something else for the next batch, so programs are
-# looked up by a rehearsal (`rehearsed`), which one rank does for each
+# Each rank keeps the links of the whole model, placeholders for the parameters
+# of others, and the traces (programs) that batches have made, by the form of
+# the batch.  Python may call something else for the next batch, so programs
+# are looked up by a rehearsal (`rehearsed`), which one rank does for each
 # micro-batch; the others take its word, and look the program up by its digest
 # (`known`).  All ranks must know the same programs, or they would do other
 # calls: they note and forget them together, in the same order.
 #
 # Links that keep computed values (an LSTM's state) get the values of the last
-# batch's same micro-batch on the rank that has them, and ghosts elsewhere.
-# Between steps they have ghosts, so that reset_state() can be told from a
-# state that was left alone.
+# batch's same micro-batch on the rank that has them, and placeholders
+# elsewhere.  Between steps they have placeholders, so that reset_state() can
+# be told from a state that was left alone.
 #
 # A parameter stays where the example has put it.  A batch whose program needs
 # it elsewhere (tied weights in another branch) borrows its values for one step
@@ -44,8 +44,13 @@ from ..planning.partition_plan import PartitionPlan
 from ..planning.partition_plot import table
 from . import nested
 from .attributes import State, put_state, restore, saved
-from .ghost import GhostError, ghost, is_ghost, user_line
 from .names import Names, parameters_of
+from .placeholder import (
+    PlaceholderError,
+    is_placeholder,
+    placeholder,
+    user_line,
+)
 from .recorder import OTHER_CALLS, Tracer
 from .replay import Kept, MicroBatch, Run, rehearse
 from .trace import StagedTrace, Trace
@@ -212,7 +217,7 @@ class Partition:
         # By step: what links kept of the last one's micro-batches.
         self._kept: dict[str, list[Kept]] = {}
         self._after: State = ()
-        # By link and name: the attribute before the step, and a ghost.
+        # By link and name: the attribute before the step, and a placeholder.
         self._marks: dict[Any, tuple[Any, Any]] = {}
         program, homes = self._program('train', trace, example), plan.homes()
         calls = trace.calls
@@ -258,9 +263,9 @@ class Partition:
             self._after = self.micro_batches[-1].program.after
 
     def end(self) -> None:
-        """Ends a step; sets attributes that keep state to ghosts."""
+        """Ends a step; sets attributes that keep state to placeholders."""
         self._marks = put_state(
-            self._after, self.names.links, lambda leaf, path: ghost(
+            self._after, self.names.links, lambda leaf, path: placeholder(
                 leaf.shape, leaf.dtype, 'of an earlier batch', leaf.xp))
 
     def resume(self, step: str) -> list[Kept]:
@@ -463,7 +468,7 @@ class Partition:
         return len(self.own) == len(self.names.parameters)
 
     def give_back(self) -> bool:
-        """Leaves ghosts of what was lent; whether anything was."""
+        """Leaves placeholders of what was lent; whether anything was."""
         if self._before is None:
             return False
         lent = set(self.own)
@@ -475,7 +480,7 @@ class Partition:
 
     def _host_value(self, name: str) -> numpy.ndarray:
         array = self.names.parameters[name]._data[0]
-        if array is None or is_ghost(array):
+        if array is None or is_placeholder(array):
             raise ValueError(
                 f'parameter {name} gets its shape in this batch, on another '
                 'stage; make the partition with such an example')
@@ -543,7 +548,7 @@ class Partition:
             array = parameter._data[0]
             if array is None:       # its link makes it, in forward
                 continue
-            if (path in self.own) == is_ghost(array):
+            if (path in self.own) == is_placeholder(array):
                 return (f'parameter {path} has '
                         + ('no values' if path in self.own else 'values')
                         + f' on stage {self.grid.stage_index}; change '
@@ -576,7 +581,7 @@ class PartitionedChain:
         if current() is None and fetching.now is not None:
             fetching.now()
         elif current() is None and not self.partition.is_whole:
-            raise GhostError(
+            raise PlaceholderError(
                 f'{user_line()}: each rank has a part of this model only; '
                 "call the updater's update(), evaluate() or predict() on all "
                 'ranks')

@@ -1,18 +1,18 @@
 """Runs a model once on made-up values, and writes down its calls."""
 # Chainer has no shape inference, so each call is run alone, on an array of the
-# right shape, and its outputs become ghosts at once: memory never holds more
-# than one call.  Calls that are equal in function, attributes and inputs are
-# run once; what was found of them is kept for later traces, too.
+# right shape, and its outputs become placeholders at once: memory never holds
+# more than one call.  Calls that are equal in function, attributes and inputs
+# are run once; what was found of them is kept for later traces, too.
 #
 # The trace has what planning asks of a call (seconds, bytes that it keeps, and
 # needs for a time, whose memory its outputs lie in, whether it draws or keeps
 # running values) and what a rank needs that goes through forward without
-# running the call (ghosts for the outputs, what a repetition must have).
+# running the call (placeholders for the outputs, what a repetition must have).
 #
-# A link whose own code looks at data cannot be cut.  The error of the ghost
-# says so in the middle of the run; then the model is traced anew with the
-# innermost link around the look as one call.  A look in the model's own
-# forward is the user's to mark.
+# A link whose own code looks at data cannot be cut.  The error of the
+# placeholder says so in the middle of the run; then the model is traced anew
+# with the innermost link around the look as one call.  A look in the model's
+# own forward is the user's to mark.
 from __future__ import annotations
 
 import contextlib
@@ -30,19 +30,19 @@ from ..pipeline.randomness import preserved
 from ..planning.calls import Source, Value
 from . import collectives, nested
 from .attributes import Leaf, State, left_in, put_state, saved
-from .ghost import (
-    GhostError,
+from .measure import key_of, measured, returned_constants, with_real
+from .names import Names
+from .placeholder import (
+    PlaceholderError,
     describe_source,
-    ghost,
-    is_ghost,
+    is_placeholder,
     looked_at,
     made_up,
     origin,
+    placeholder,
     sources,
     user_line,
 )
-from .measure import key_of, measured, returned_constants, with_real
-from .names import Names
 from .trace import (
     PLAIN,
     Trace,
@@ -56,7 +56,7 @@ from .trace import (
     link_of,
     loosened,
 )
-from .valueless_parameters import place_array, place_ghost
+from .valueless_parameters import place_array, set_placeholder
 from .whole_call import Pass, WholeCall, is_marked
 
 #: Figures of so many calls are kept, so that equal ones need not be run.
@@ -70,7 +70,7 @@ class Tracer:
     """Traces a model as often as need be.
 
     Args:
-        names: Of the model's links and parameters, which may be ghosts.
+        names: Of the model's links and parameters, which may be placeholders.
         pipeline: The ranks over which the model is to be cut; None: unknown.
 
     Attributes:
@@ -96,14 +96,14 @@ class Tracer:
             timed: Whether calls are timed, for which they are run again.
 
         Raises:
-            GhostError: The model's own forward looks at computed data.
+            PlaceholderError: The model's own forward looks at computed data.
         """
         while True:
             recorder = CallRecorder(self, timed)
             try:
                 recorder.record(run, state)
                 return recorder.trace
-            except GhostError:
+            except PlaceholderError:
                 found = recorder.innermost()
                 if found is None:
                     raise
@@ -111,14 +111,14 @@ class Tracer:
 
 
 @contextlib.contextmanager
-def _ghost_parameters(names: Names) -> Iterator[None]:
-    """A block in which every parameter with a shape is a ghost."""
+def _placeholder_parameters(names: Names) -> Iterator[None]:
+    """A block in which every parameter with a shape is a placeholder."""
     shaped = len(names.shaped)
     before = [(name, parameter, parameter._data[0], parameter._grad)
               for name, parameter in names.parameters.items()]
     for name, parameter, array, _ in before:
-        if array is not None and not is_ghost(array):
-            place_array(parameter, ghost(
+        if array is not None and not is_placeholder(array):
+            place_array(parameter, placeholder(
                 array.shape, array.dtype, name,
                 chainer.backend.get_array_module(array)))
     done = False
@@ -127,14 +127,14 @@ def _ghost_parameters(names: Names) -> Iterator[None]:
         done = True
     finally:
         for name, parameter, array, gradient in before:
-            # A parameter whose shape the run has found keeps its ghost.  Not
-            # after an error: its link may have to run again as one call.
+            # A parameter whose shape the run has found keeps its placeholder.
+            # Not after an error: its link may have to run again as one call.
             if array is not None or not done or (
-                    not is_ghost(parameter._data[0])):
+                    not is_placeholder(parameter._data[0])):
                 if array is None and parameter._data[0] is not None:
                     # Made by its link, which will do so again.
-                    names.made[name] = ghost(parameter.shape,
-                                             parameter.dtype)
+                    names.made[name] = placeholder(
+                        parameter.shape, parameter.dtype)
                 place_array(parameter, array)
             parameter._grad = gradient
         if not done:
@@ -174,7 +174,7 @@ class CallRecorder(Pass):
     def record(self, run: Callable[[], Any], state: State) -> None:
         """Fills the trace; the model stays as it was."""
         links, trace = self._names.links, self.trace
-        with saved(links) as attributes, _ghost_parameters(self._names):
+        with saved(links) as attributes, _placeholder_parameters(self._names):
             put_state(state, links, self._pin)
             trace.first = len(trace.calls)
             with preserved(), self._names.reporter.scope(trace.reports), \
@@ -184,7 +184,7 @@ class CallRecorder(Pass):
                 if call.error is not None:      # which holds the batch
                     call.error = call.error.with_traceback(None)
             trace.state = left_in(links, attributes)
-            self._refuse_ghosts()
+            self._refuse_placeholders()
             trace.touched = frozenset(
                 (path, name) for path, name in attributes.changed()
                 if name not in links[path]._params)
@@ -201,7 +201,7 @@ class CallRecorder(Pass):
         self._stack.append(link)
         try:
             return super().call_link(link, args, kwargs, original)
-        except GhostError:
+        except PlaceholderError:
             if self._looking is None:
                 self._looking = list(filter(None, map(self._names.of,
                                                       self._stack)))
@@ -230,13 +230,13 @@ class CallRecorder(Pass):
         return operation.answered(original, self.inside, self._pipeline)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        """Leaves a ghost of a parameter of the model's."""
+        """Leaves a placeholder of a parameter of the model's."""
         name = self._names.of(parameter)
         if name is None or self.inside:
             return False            # the link does it itself
         if parameter._data[0] is None:
             self._names.shaped.append(name)
-        place_ghost(parameter, shape, name)
+        set_placeholder(parameter, shape, name)
         return True
 
     def leave_out(self, labels: Any, label: int) -> None:
@@ -245,21 +245,22 @@ class CallRecorder(Pass):
             self._ignored.append((label, nested.array_of(labels)))
 
     def before_backward(self, outputs: Any) -> None:
-        """Refuses ghosts, which have no graph."""
+        """Refuses placeholders, which have no graph."""
         if self.inside:
             return
         for leaf in nested.leaves(outputs)[0]:
-            if is_ghost(nested.array_of(leaf)):
+            if is_placeholder(nested.array_of(leaf)):
                 raise looked_at(nested.array_of(leaf), 'a gradient')
 
     def before_unchain(self, output: chainer.Variable) -> None:
         """Refuses outputs of calls: their graph is on several ranks.
 
-        The error is no GhostError, which would have the link run as one
+        The error is no PlaceholderError, which would have the link run as one
         call: that call's inputs would have a graph on other ranks, too.
         """
         if not self.inside and output.requires_grad and any(
-                output is one for call in self._calls for one in call.ghosts):
+                output is one for call in self._calls
+                for one in call.placeholders):
             raise ValueError(
                 f'{user_line()}: unchain_backward() in forward would have '
                 'to cut off what other ranks compute; go on from '
@@ -274,25 +275,26 @@ class CallRecorder(Pass):
                 return name if name != '/' else None
         return None
 
-    def _refuse_ghosts(self) -> None:
-        """Raises an error for a persistent value that is a ghost."""
+    def _refuse_placeholders(self) -> None:
+        """Raises an error for a persistent value that is a placeholder."""
         for path, link in self._names.links.items():
             for name in link._persistent:
                 value = vars(link).get(name)
-                if is_ghost(nested.array_of(value)):
+                if is_placeholder(nested.array_of(value)):
                     self._looking = [path]
-                    raise GhostError(
+                    raise PlaceholderError(
                         f'link {path} sets its persistent {name!r} to '
                         f'{value!r}, so that the link cannot be cut')
 
     def _pin(self, leaf: Leaf, link: str) -> Any:
-        """A ghost of an array that a link keeps from an earlier run."""
-        array = ghost(leaf.shape, leaf.dtype, Source(len(self._calls), 0),
-                      leaf.xp, self.trace)
+        """A placeholder of an array that a link keeps from an earlier run."""
+        array = placeholder(
+            leaf.shape, leaf.dtype, Source(len(self._calls), 0), leaf.xp,
+            self.trace)
         self._calls.append(TracedCall(
             'state', link, outputs={0: Value(leaf.shape, leaf.dtype, False)},
             pinned=leaf.stage,
-            ghosts=(chainer.Variable(array, requires_grad=False),)))
+            placeholders=(chainer.Variable(array, requires_grad=False),)))
         return array
 
     # --- one call ------------------------------------------------------------
@@ -303,7 +305,7 @@ class CallRecorder(Pass):
             self._first_call.setdefault(id(link), number)
         read: list[Any] = [self._read(x) for x in inputs]
         hidden = {name: found for name, value in attributes_of(node).items()
-                  if (found := list(filter(is_ghost, map(
+                  if (found := list(filter(is_placeholder, map(
                       nested.array_of, nested.leaves(value)[0]))))}
         every = read + [sources(array) for found in hidden.values()
                         for array in found]
@@ -325,7 +327,7 @@ class CallRecorder(Pass):
             self._refuse_parts(inputs)
         try:
             figures = self._figures(node, inputs, original)
-        except GhostError:
+        except PlaceholderError:
             raise
         except Exception as error:
             self._calls.append(TracedCall(
@@ -344,11 +346,11 @@ class CallRecorder(Pass):
                 is_whole and self._once),
             ignores=self._ignores(node, inputs, is_whole))
         self._note_memory(call, number, read)
-        self._make_ghosts(call, number)
+        self._make_placeholders(call, number)
         call.demands = loosened(call, inputs)
         self._calls.append(call)
         attributes_of(node).update(call.attributes)
-        return call.ghosts
+        return call.placeholders
 
     def _figures(self, node: Any, inputs: tuple, original: Callable
                  ) -> TracedCall:
@@ -380,11 +382,12 @@ class CallRecorder(Pass):
         call.retained = tuple(filter(None, dict.fromkeys(
             self._memory.get(source, source) for source in retained)))
 
-    def _make_ghosts(self, call: TracedCall, number: int) -> None:
-        made = {key: ghost(value.shape, value.dtype, Source(number, key),
-                           call.modules[key], self.trace)
-                for key, value in call.outputs.items()}
-        call.ghosts = tuple(
+    def _make_placeholders(self, call: TracedCall, number: int) -> None:
+        made = {
+            key: placeholder(value.shape, value.dtype, Source(number, key),
+                             call.modules[key], self.trace)
+            for key, value in call.outputs.items()}
+        call.placeholders = tuple(
             chainer.Variable(made[key], requires_grad=value.wants)
             for key, value in call.outputs.items()
             if isinstance(key, int))
@@ -394,9 +397,9 @@ class CallRecorder(Pass):
     def _refuse_parts(self, inputs: tuple) -> None:
         """Refuses parts, which other ranks get without the whole."""
         for array in map(nested.array_of, inputs):
-            if is_ghost(array) and (array.recipe is not None
-                                    or array.source in self._parts):
-                raise GhostError(
+            if is_placeholder(array) and (
+                    array.recipe is not None or array.source in self._parts):
+                raise PlaceholderError(
                     f'{user_line()}: as_strided reads the memory of which '
                     f'{describe_source(array)} is a part, and another rank '
                     'has the part alone. Mark the function around both: '
@@ -412,15 +415,15 @@ class CallRecorder(Pass):
                     'among its own; register it in init_scope')
             return (name,)
         array = nested.array_of(x)
-        if is_ghost(array) and array.traced is not self.trace and (
+        if is_placeholder(array) and array.traced is not self.trace and (
                 array.traced is not None):
             raise ValueError(
                 f'{user_line()}: a value of an earlier batch or micro-batch '
                 'is used; keep state in attributes of links, or compute it '
                 'anew')
         found = sources(array)
-        if is_ghost(array) and not found:
-            raise GhostError(
+        if is_placeholder(array) and not found:
+            raise PlaceholderError(
                 f'{user_line()}: the array of {describe_source(origin(array))}'
                 ' is used, which is on one rank; use the parameter itself, or'
                 ' mark the function around it: '
@@ -477,7 +480,7 @@ class CallRecorder(Pass):
         arrays = set()
         for array in map(nested.array_of, values):
             if isinstance(array, chainer.get_array_types()) and not (
-                    is_ghost(array)):
+                    is_placeholder(array)):
                 arrays |= {id(array), id(array.base)}
         return tuple([
             path for path, link in self._names.links.items()
@@ -491,7 +494,7 @@ class CallRecorder(Pass):
                 name = self._names.of(x)
                 if name is not None:
                     self._seen.add(name)
-                if is_ghost(x._data[0]):
+                if is_placeholder(x._data[0]):
                     place_array(x, made_up(x._data[0]))
                     self._filled.append(x)
 
@@ -518,7 +521,7 @@ class CallRecorder(Pass):
             self.inside = False
             while self._filled:
                 parameter = self._filled.pop()
-                place_array(parameter, ghost(
+                place_array(parameter, placeholder(
                     parameter.shape, parameter.dtype,
                     self._names.of(parameter)))
 
@@ -536,7 +539,8 @@ class CallRecorder(Pass):
         """Runs a whole function on different values.
 
         Raises:
-            GhostError: Numbers that it returns or keeps in attributes differ,
+            PlaceholderError: Numbers that it returns or keeps in attributes
+            differ,
                 so that other ranks cannot know them.
         """
         found = []
@@ -550,7 +554,7 @@ class CallRecorder(Pass):
                         self._names.links[path])[name], PLAIN)}))
         (returned, kept), (others, later) = found
         if returned != others:
-            raise GhostError(
+            raise PlaceholderError(
                 f'{user_line()}: what {self._link()} returns beside arrays '
                 f'({", ".join(set(returned) - set(others))}) depends on '
                 'data that other ranks have not got. Return a variable, or '
@@ -558,7 +562,7 @@ class CallRecorder(Pass):
                 'chainer_fp8pipe.atomic(function)')
         for path, name in kept:
             if kept[path, name] != later.get((path, name)):
-                raise GhostError(
+                raise PlaceholderError(
                     f'{user_line()}: link {path} keeps a number in {name!r} '
                     'that depends on data that other ranks have not got. '
                     'Keep an array or a variable, or nothing')

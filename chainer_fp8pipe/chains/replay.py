@@ -2,8 +2,9 @@
 # The user's own forward runs on every rank, for every micro-batch, and each of
 # its calls comes here.  A rehearsal does none of them: it compares what they
 # are given with the trace, which takes some microseconds a call, and gives
-# their ghosts.  A run does the calls of one chunk, on real values; the ghosts
-# of others' are exchanged for what was received, where a call needs them.
+# their placeholders.  A run does the calls of one chunk, on real values; the
+# placeholders of others' are exchanged for what was received, where a call
+# needs them.
 #
 # The calls of a model may depend on the batch's values: on the shape of a
 # tree, on lengths of sequences, on random numbers.  So before a step every
@@ -38,8 +39,14 @@ from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
 from . import nested
 from .attributes import State, saved, signature
-from .ghost import GhostError, describe_source, evaluated, is_ghost, user_line
 from .names import Names
+from .placeholder import (
+    PlaceholderError,
+    describe_source,
+    evaluated,
+    is_placeholder,
+    user_line,
+)
 from .trace import (
     StagedTrace,
     Trace,
@@ -49,7 +56,7 @@ from .trace import (
     label_of,
     link_of,
 )
-from .valueless_parameters import place_ghost, without_shapes
+from .valueless_parameters import set_placeholder, without_shapes
 from .whole_call import Pass
 
 _REMEDY = ("A model's calls must depend on its inputs, on chainer.config "
@@ -151,7 +158,7 @@ class Rehearsal(Replay):
             own.update(call.attributes)
         if call.error is not None:
             raise call.error.with_traceback(None)   # it holds the batch
-        return call.ghosts
+        return call.placeholders
 
     def _see_labels(self, number: int, call: TracedCall, node: Any,
                     inputs: tuple) -> None:
@@ -166,7 +173,7 @@ class Rehearsal(Replay):
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         if parameter._data[0] is None:
-            place_ghost(parameter, shape, 'that gets its shape')
+            set_placeholder(parameter, shape, 'that gets its shape')
         return True
 
     def leave_out(self, labels: Any, label: int) -> None:
@@ -181,7 +188,7 @@ class Rehearsal(Replay):
     def _label(self, value: Any) -> Any:
         """The array of labels, which is made if need be; None: unknown."""
         array = nested.array_of(value)
-        if not is_ghost(array):
+        if not is_placeholder(array):
             return array
         if array.recipe:
             node, inputs = None, array.recipe.leaves
@@ -249,7 +256,7 @@ class Run(Replay):
                     outs = call_unchecked(node, arguments, original)
             else:
                 outs = call_unchecked(node, arguments, original)
-        except (GhostError, Diverged):
+        except (PlaceholderError, Diverged):
             raise
         except Exception as error:
             if type(error) is type(call.error):     # ends an iteration
@@ -267,9 +274,9 @@ class Run(Replay):
         return parameter._data[0] is not None
 
     def real(self, value: Any) -> Any:
-        """The value that a ghost stands for; others as they are."""
+        """The value that a placeholder stands for; others as they are."""
         array = nested.array_of(value)
-        if not is_ghost(array):
+        if not is_placeholder(array):
             return value
         is_variable = isinstance(value, chainer.Variable)
         if array.recipe is not None:
@@ -280,17 +287,17 @@ class Run(Replay):
             return chainer.Variable(made) if is_variable else made
         source = array.source
         if not isinstance(source, Source) or array.traced is not self._trace:
-            raise GhostError(
+            raise PlaceholderError(
                 f'{user_line()}: {describe_source(array)} is needed here; '
                 'a value of an earlier micro-batch, or of a parameter that '
                 'moved, cannot be used')
         leaf = self._values.get(source)
         if leaf is None:
-            raise GhostError(
+            raise PlaceholderError(
                 f'{user_line()}: {describe_source(array)} is needed and did '
                 f'not come from {self._where(self._stages[source.call])}')
         if is_variable and isinstance(source.output, int) and (
-                self._calls[source.call].ghosts[source.output] is value):
+                self._calls[source.call].placeholders[source.output] is value):
             return leaf
         # A variable that the user made of the array has no way back.
         return chainer.Variable(leaf.array) if is_variable else leaf.array
@@ -308,7 +315,7 @@ class Run(Replay):
             raise call.error.with_traceback(None)   # it holds the batch
         if call.attributes:
             attributes_of(node).update(call.attributes)
-        return call.ghosts
+        return call.placeholders
 
     def _diverged(self, number: int, call: TracedCall | None, node: Any
                   ) -> Diverged:
@@ -325,7 +332,7 @@ class Run(Replay):
         read = set()
         for x in inputs:
             is_variable = isinstance(x, Variable)
-            if is_ghost(x._data[0] if is_variable else x):
+            if is_placeholder(x._data[0] if is_variable else x):
                 x = self.real(x)
             if isinstance(x, chainer.Parameter):
                 read.add(x._node)
@@ -475,7 +482,7 @@ def between_calls(place: Place) -> Iterator[None]:
 
 def _is_alike(array: Any, expected: Any) -> bool:
     """Whether an input that is not the expected object matches it."""
-    if is_ghost(array):
+    if is_placeholder(array):
         return array.recipe is not None and (
             array.recipe.sources == expected and bool(expected))
     return type(expected) is tuple and len(expected) == 2 and (

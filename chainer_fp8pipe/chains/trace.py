@@ -17,7 +17,13 @@ from ..planning.calls import Assignment, Call, Source, assign
 from ..planning.partition_plan import PartitionPlan
 from . import nested
 from .attributes import Attribute, Leaf, Links, State, placed, put_state
-from .ghost import GhostError, describe_source, is_ghost, looked_at, sources
+from .placeholder import (
+    PlaceholderError,
+    describe_source,
+    is_placeholder,
+    looked_at,
+    sources,
+)
 from .whole_call import Identity, WholeCall
 
 #: Attributes of functions that Chainer itself sets.
@@ -57,12 +63,12 @@ class TracedCall(Call):
         inner: Paths of the parameters that are read inside of the call.
         form: Tree of the result of a :class:`.WholeCall`, and which of its
             leaves are variables.
-        ghosts: The outputs.
-        attributes: Ghosts for attributes that are read after the call.
-        hidden: Attributes of the function that hold ghosts.
-        expected: For each input what a repetition must have: the ghost or
-            parameter itself, the sources of a derived ghost, or shape and
-            dtype.
+        placeholders: The outputs. attributes: Placeholders for attributes that
+        are read after the call. hidden: Attributes of the function that hold
+        placeholders. expected: For each input what a repetition must have: the
+        placeholder or
+            parameter itself, the sources of a derived placeholder, or shape
+            and dtype.
         constants: Attributes that decide what is called.
         demands: The same, with numbers that may be others.
         error: The exception of the call; an iteration over a variable ends
@@ -81,7 +87,7 @@ class TracedCall(Call):
     parts: frozenset[int] = frozenset()
     inner: tuple[str, ...] = ()
     form: Any = None
-    ghosts: tuple[Any, ...] = ()
+    placeholders: tuple[Any, ...] = ()
     attributes: dict[str, Any] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
     expected: tuple[Any, ...] = ()
@@ -100,7 +106,7 @@ class Trace:
         atomic: Paths of the links that are run as one call.
         calls: Those pinned to a stage, for the state of links, come first.
         first: Number of the first call that is not pinned.
-        result: What the model returned, made of ghosts.
+        result: What the model returned, made of placeholders.
         reports: What was reported, by name.
         inside: Number of the call inside of which a value was reported, by
             the value's name.
@@ -136,7 +142,7 @@ class Trace:
                 continue
             given = call.expected[call.ignores[1]]
             array = nested.array_of(given)
-            needed = list(sources(array) if is_ghost(array) else [
+            needed = list(sources(array) if is_placeholder(array) else [
                 one for one in given if isinstance(one, Source)])
             makers: set[int] = set()
             while needed:
@@ -246,12 +252,12 @@ class StagedTrace:
 
     def put_state(self, links: Links, values: Mapping[Source, Any],
                   chunk: int | None) -> None:
-        """Gives links their state: values of a chunk, else ghosts."""
+        """Gives links their state: values of a chunk, else placeholders."""
         calls = iter(self.trace.calls)
 
         def pin(leaf: Leaf, path: str) -> Any:
-            ghost = next(calls).ghosts[0].array
-            return values[ghost.source] if leaf.stage == chunk else ghost
+            found = next(calls).placeholders[0].array
+            return values[found.source] if leaf.stage == chunk else found
         put_state(self.state, links, pin)
 
     def _homes(self, keepers: Mapping[str, int]) -> dict[int, int]:
@@ -307,7 +313,7 @@ class Constant(NamedTuple):
 
 def _plain(value: Any) -> Any:
     """A key that equal values of one type share; NaN equals NaN."""
-    kind = type(value)      # not its class: a ghost looks like a number
+    kind = type(value)      # not its class: a placeholder looks like a number
     return kind, 'nan' if issubclass(kind, _INEXACT) and value != value else (
         value)
 
@@ -318,8 +324,9 @@ def _shape(array: Any) -> Any:
 
 def _content(array: Any) -> Any:
     """Equal for arrays of equal values, on which shapes depend."""
-    return (*_shape(array), array.tobytes()) if isinstance(
-        array, chainer.get_array_types()) and not is_ghost(array) else None
+    has_values = isinstance(array, chainer.get_array_types()) and (
+        not is_placeholder(array))
+    return (*_shape(array), array.tobytes()) if has_values else None
 
 
 def _index(index: Any) -> Any:
@@ -342,7 +349,7 @@ def _item(item: Any) -> Any:
         return type(item), item
     if item.dtype.kind != 'b':
         return item.shape, item.dtype
-    if is_ghost(item):
+    if is_placeholder(item):
         raise looked_at(item, 'indexing by a condition')
     return item.shape, item.dtype, int(item.sum())
 
@@ -356,7 +363,7 @@ def label_of(node: Any) -> str:
     """Chainer's name for a function."""
     try:
         return node.label
-    except GhostError:      # it would name a number that it computes with
+    except PlaceholderError:    # it would name a number that it computes with
         return kind_of(node).__name__
 
 
@@ -378,7 +385,7 @@ def expected_of(x: Any) -> Any:
     if isinstance(x, chainer.Parameter):
         return x
     array = nested.array_of(x)
-    if not is_ghost(array):
+    if not is_placeholder(array):
         return array.shape, array.dtype
     return array if array.recipe is None else array.recipe.sources
 
@@ -392,7 +399,7 @@ def constants_of(node: Any) -> tuple[Constant, ...]:
         of: Callable[[Any], Any] | None = None
         if name == _RUNS.get(kind):
             of = Identity
-        elif name in CHAINERS or is_ghost(value):
+        elif name in CHAINERS or is_placeholder(value):
             continue
         elif name == _INDEX:
             of = _index
@@ -433,7 +440,7 @@ def loosened(call: TracedCall, inputs: Sequence[Any]
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Number) and not is_ghost(value)
+    return isinstance(value, numbers.Number) and not is_placeholder(value)
 
 
 def _loose(value: Any) -> Any:
@@ -451,7 +458,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return all(map(_is_plain, value))
     return value is Ellipsis or (isinstance(value, PLAIN)
-                                 and not is_ghost(value))
+                                 and not is_placeholder(value))
 
 
 def ignored_label(node: Any) -> int | None:
@@ -469,8 +476,8 @@ def _results(trace: Trace) -> tuple[Any, tuple[Source, ...]]:
     found: list[Source] = []
     for leaf in leaves:
         array = nested.array_of(leaf)
-        if not is_ghost(array) or not isinstance(array.source, Source):
-            said = (describe_source(array) if is_ghost(array)
+        if not is_placeholder(array) or not isinstance(array.source, Source):
+            said = (describe_source(array) if is_placeholder(array)
                     else 'an array that no function of Chainer has made')
             raise ValueError(f'the model returned {said}; it must return '
                              'what Chainer\'s functions give')

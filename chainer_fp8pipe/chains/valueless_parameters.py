@@ -1,20 +1,20 @@
 """Parameters without values: to be drawn later, or on another rank."""
 # A model may be larger than the memory of a rank, so there must be a way to
 # build it without values: in a block of `deferred`, a parameter with a shape
-# gets a ghost, and the place in the sequence of parameters from which its
-# values are drawn.  partition() has each rank draw its own, which gives the
-# same values whatever rank draws them and however many there are.  Without
+# gets a placeholder, and the place in the sequence of parameters from which
+# its values are drawn.  partition() has each rank draw its own, which gives
+# the same values whatever rank draws them and however many there are.  Without
 # partition(), whoever asks for the array draws it: `DeferredParameter` is the
 # class of such a parameter until it has values.
 #
 # Chainer gives a parameter its shape in the first forward pass.  Passes of a
 # model that is cut must not draw (`initialize` of their interceptors): a trace
-# leaves the ghost of the shape; a rehearsal leaves nothing; a run keeps what
-# is there; and a model that was traced but not cut loses the shapes again
+# leaves the placeholder of the shape; a rehearsal leaves nothing; a run keeps
+# what is there; and a model that was traced but not cut loses the shapes again
 # (`without_shapes`).
 #
-# A parameter that another rank has is a ghost, too, and nothing is drawn for
-# it; code outside of passes may look at it where somebody fetches it
+# A parameter that another rank has is a placeholder, too, and nothing is drawn
+# for it; code outside of passes may look at it where somebody fetches it
 # (`fetching`).  While `notice_looks` holds it, `Parameter.raw_array`, which
 # Chainer 7.8.1 inherits from `Variable` (chainer/variable.py, line 935), is
 # replaced for that.
@@ -38,14 +38,14 @@ from ..intercept.function_calls import (
 )
 from ..intercept.patching import Current, Patch
 from ..pipeline.randomness import preserved
-from .ghost import ghost, is_ghost
+from .placeholder import is_placeholder, placeholder
 
 
 def place_array(parameter: chainer.Parameter, array: Any) -> None:
-    """Sets a parameter's array, which may be a ghost or None."""
+    """Sets a parameter's array, which may be a placeholder or None."""
     parameter._data[0] = array
     parameter._node._update_data_info(array)
-    if is_ghost(array):
+    if is_placeholder(array):
         parameter._grad = None
 
 
@@ -65,14 +65,14 @@ fetching = Current()
 def _fetched(parameter: chainer.Parameter) -> Any:
     """The array, after a look at it."""
     array = parameter._data[0]
-    if is_ghost(array) and fetching.now is not None and (
+    if is_placeholder(array) and fetching.now is not None and (
             current() is None and is_elsewhere(array)):
         fetching.now()
     return parameter._data[0]
 
 
 def is_elsewhere(array: Any) -> bool:
-    """Whether a parameter's ghost is of one that another rank has."""
+    """Whether a parameter's placeholder is of one that another rank has."""
     return str(array.source).startswith('/')
 
 
@@ -97,8 +97,8 @@ class DeferredParameter(chainer.Parameter):
     def raw_array(self) -> Any:
         """The array, which is drawn now unless a trace asks."""
         array = self._data[0]
-        if (is_ghost(array) and current() is None and not _not_drawing.now
-                and not is_elsewhere(array)):
+        if (is_placeholder(array) and current() is None
+                and not _not_drawing.now and not is_elsewhere(array)):
             draw(self)
         return _fetched(self)
 
@@ -109,17 +109,17 @@ class DeferredParameter(chainer.Parameter):
             super().initialize(shape)
             return
         with preserved():       # whoever draws in forward goes on as before
-            super().initialize(shape)   # in a trace or `deferred`: a ghost
-        if not is_ghost(self._data[0]):
-            place_array(self, ghost(_shape(shape), self._data[0].dtype))
+            super().initialize(shape)   # `deferred`, a trace: a placeholder
+        if not is_placeholder(self._data[0]):
+            place_array(self, placeholder(_shape(shape), self._data[0].dtype))
             draw(self)
 
     def to_device(self, device: Any) -> None:
         """Has the values made for another device."""
         array, device = self._data[0], chainer.get_device(device)
-        if is_ghost(array) and current() is None:
+        if is_placeholder(array) and current() is None:
             self.__dict__.update(
-                _initial_device=device, _device=device, _data=[ghost(
+                _initial_device=device, _device=device, _data=[placeholder(
                     array.shape, array.dtype, array.source, device.xp)])
         else:
             super().to_device(device)
@@ -130,15 +130,16 @@ class DeferredParameter(chainer.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         array = self._data[0]
-        if not is_ghost(array) or current() is not None:
+        if not is_placeholder(array) or current() is not None:
             reduced: Any = self.__reduce__()
             made = reduced[0](*copy.deepcopy(reduced[1], memo))
             if array is None and hasattr(self, '_draw_from'):
                 draw_later(made, *self._draw_from)
         else:
             made = copy.copy(self)
-            made._data = [ghost(array.shape, array.dtype, array.source,
-                                self._initial_device.xp)]
+            made._data = [placeholder(
+                array.shape, array.dtype, array.source,
+                self._initial_device.xp)]
             made.update_rule = copy.deepcopy(self.update_rule, memo)
         memo[id(self)] = made
         return made
@@ -157,7 +158,7 @@ class _Deferring(Creation):
         parameter._draw_dtype = chainer.config.dtype
         if shape is not None:
             parameter._grad_initializer = None
-            place_ghost(parameter, shape, 'that is yet to be drawn')
+            set_placeholder(parameter, shape, 'that is yet to be drawn')
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         # Of a copy with values of its own (Link.repeat).
@@ -231,11 +232,12 @@ def settle(parameter: chainer.Parameter, values: Any) -> None:
 
 
 def take_away(name: str, parameter: chainer.Parameter) -> None:
-    """Leaves a ghost of a parameter that is on other ranks."""
+    """Leaves a placeholder of a parameter that is on other ranks."""
     array = parameter._data[0]
     if array is not None:
-        settle(parameter, ghost(array.shape, array.dtype, name,
-                                chainer.backend.get_array_module(array)))
+        settle(parameter, placeholder(
+            array.shape, array.dtype, name,
+            chainer.backend.get_array_module(array)))
     parameter.update_rule = None
 
 
@@ -254,7 +256,8 @@ def place_values_later(parameter: chainer.Parameter, shape: tuple[int, ...],
     parameter.__class__ = DeferredParameter
     parameter._values_from = source
     parameter._grad_initializer, parameter._grad_valid = None, True
-    place_array(parameter, ghost(shape, dtype, 'that is yet to be drawn'))
+    place_array(parameter,
+                placeholder(shape, dtype, 'that is yet to be drawn'))
 
 
 @contextlib.contextmanager
@@ -262,8 +265,9 @@ def without_shapes(parameters: Iterable[chainer.Parameter],
                    always: bool = True) -> Iterator[None]:
     """A block after which parameters have only the shapes of before.
 
-    A trace leaves ghosts of parameters that get their shape in forward.  If
-    the model is not cut then, a later forward pass must draw them, as usual.
+    A trace leaves placeholders of parameters that get their shape in forward.
+    If the model is not cut then, a later forward pass must draw them, as
+    usual.
 
     Args:
         parameters: Of the model that is traced in the block.
@@ -277,13 +281,14 @@ def without_shapes(parameters: Iterable[chainer.Parameter],
         done = not always
     finally:
         for parameter in shapeless:
-            if not done and is_ghost(parameter._data[0]):
+            if not done and is_placeholder(parameter._data[0]):
                 place_array(parameter, None)
 
 
-def place_ghost(parameter: chainer.Parameter, shape: Any, name: str) -> None:
+def set_placeholder(parameter: chainer.Parameter, shape: Any, name: str
+                    ) -> None:
     """Gives a parameter a shape, and no values."""
-    place_array(parameter, ghost(
+    place_array(parameter, placeholder(
         _shape(shape), chainer.get_dtype(
             getattr(parameter.initializer, 'dtype', None)), name,
         parameter._initial_device.xp))

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import chainer
 from chainer import Link
 
-from ..chains.ghost import is_ghost
+from ..chains.placeholder import is_placeholder
 from ..chains.valueless_parameters import deferred, draw_later
 from ..mpi import all_ranks, end_together
 from ..pipeline.layers import Layer, LayerError, as_tuple, layer_name
@@ -87,7 +87,7 @@ def _draw_by_place(layer: chainer.Link, seed: int, number: int) -> None:
     """
     for position, parameter in enumerate(layer.params()):
         array = parameter._data[0]
-        if array is None or is_ghost(array):
+        if array is None or is_placeholder(array):
             draw_later(parameter, seed, seed >> 32, number, position)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import chainer
 
-from ..chains.ghost import is_ghost
+from ..chains.placeholder import is_placeholder
 from ..pipeline.layers import Layer, layer_name
 
 
@@ -53,7 +53,7 @@ def things_used(layer: Any, model: chainer.Link | None = None) -> list[Any]:
             found.append(item)
         if isinstance(item, chainer.Parameter):
             array = item._data[0]
-            if array is not None and not is_ghost(array):
+            if array is not None and not is_placeholder(array):
                 found.append(array)
         waiting.extend(_inside(item))
     return found

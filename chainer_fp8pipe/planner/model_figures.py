@@ -30,11 +30,11 @@ import chainer
 import numpy
 from mpi4py import MPI
 
-from ..chains.ghost import is_ghost
 from ..chains.measure import clock_of, memory_traced
 from ..chains.names import Names, parameters_of
 from ..chains.partition import partition
 from ..chains.partitioned import check_result
+from ..chains.placeholder import is_placeholder
 from ..chains.recorder import Tracer
 from ..chains.replay import MicroBatch
 from ..mpi.agreement import agree, raise_together
@@ -81,7 +81,7 @@ def measure_model(comm: MPI.Comm, model: Any, example: Example,
     names = Names(model)
     samples, few = sizes = example.sizes(micro_batch)
     in_training = copies and not any(
-        one._data[0] is None or is_ghost(one._data[0])
+        one._data[0] is None or is_placeholder(one._data[0])
         for one in names.parameters.values())
     parameters, undivided = parameters_of(names), ''
     try:

@@ -57,7 +57,7 @@ from .schedule_time import Costs, Link, step_time
 
 #: Seconds in which Python packs and unpacks a message between stages, and in
 #: which a stage passes by a call of another stage.
-PACKING, _GHOST = 5e-5, 8e-6
+PACKING, _PLACEHOLDER = 5e-5, 8e-6
 #: Seconds of an update that the exchange's thread, and waiting in the next
 #: forward pass, cost besides.
 _THREAD = {True: 3e-4, 'next_forward': 6e-4}
@@ -443,13 +443,13 @@ def _chunks(model: ModelFigures, batch: int, way: Configuration,
     """
     intervals = model.intervals(batch / way.replicas / way.micro_batches)
     ends = intervals.ends_of(cut.positions)
-    ghosts = _GHOST * len(model.calls) * (1 - 1 / len(ends))
+    placeholders = _PLACEHOLDER * len(model.calls) * (1 - 1 / len(ends))
     found = []
     for chunk, cost in enumerate(chunk_costs(
             intervals, ends, cut.recompute, cut.schedule == 'zero_bubble')):
         packing = PACKING * ((chunk > 0) + (chunk + 1 < len(ends)))
         found.append(cost._replace(
-            forward=(cost.forward + ghosts + packing
+            forward=(cost.forward + placeholders + packing
                      + model.micro_batch / cut.chunks),
             backward_input=cost.backward_input + packing))
     return found, [float(intervals.crossing[end]) for end in ends[:-1]]

@@ -48,7 +48,7 @@ for turn, height, text, style in ((1, 0.06, 'h', '-'),
               va='center', fontsize=9, color=PURPLE)
 for x, real, text in (
         (LEFT[0], True, 'computed here, with real arrays'),
-        (3.1, False, 'computed on the other rank; here a ghost, without '
+        (3.1, False, 'computed on the other rank; here a placeholder, without '
          'data')):
     axes.add_patch(box((x, BOTTOM - 0.36), 0.22, 0.16, real))
     axes.text(x + 0.32, BOTTOM - 0.28, text, va='center', fontsize=9)

@@ -94,6 +94,6 @@ def test_numbers_are_those_of_one_process(comm, later):
 
 @on_ranks(2)
 def test_a_number_of_pythons_is_refused_when_the_model_is_cut(comm):
-    """More of them are in test_ghost.py."""
+    """More of them are in test_placeholder.py."""
     with pytest.raises(ValueError, match='test_numbers.py:.*atomic'):
         updater_of(comm, Net(lambda h: h * float(h.array.mean())), [BATCH])

@@ -5,8 +5,8 @@ import weakref
 
 from chainer_fp8pipe import atomic, deferred
 from chainer_fp8pipe.chains import recorder
-from chainer_fp8pipe.chains.ghost import GhostError, is_ghost
 from chainer_fp8pipe.chains.names import Names
+from chainer_fp8pipe.chains.placeholder import PlaceholderError, is_placeholder
 from chainer_fp8pipe.chains.recorder import Tracer
 from chainer_fp8pipe.planning.calls import assign, order_of
 
@@ -98,7 +98,7 @@ def test_shapes_are_those_of_a_plain_run(deferring):
     trace = traced(model, *batch)
     assert [(call.name, [(value.shape, value.dtype)
                          for value in call.outputs.values()
-                         ][:len(call.ghosts)])
+                         ][:len(call.placeholders)])
             for call in trace.calls] == shapes
 
 
@@ -211,7 +211,7 @@ def test_parameters_inside_of_an_atomic_link_are_its_calls():
 def test_a_look_in_the_models_own_forward_names_the_line_and_the_remedy():
     def look(net, h):
         return h if h.array.sum() > 0 else -h       # this line
-    with pytest.raises(GhostError) as caught:
+    with pytest.raises(PlaceholderError) as caught:
         traced(Net(look), X)
     line = look.__code__.co_firstlineno + 1
     assert f'{__file__}:{line}: ' in str(caught.value)
@@ -224,7 +224,7 @@ def test_memory_around_a_part_of_an_array_is_not_read_from_afar():
     def strided(net, h):
         h = F.reshape(h[1:3], (5, 2))       # still the same memory
         return F.reshape(F.as_strided(h, (6, 5), (5, 1), 0), (6, 5))
-    with pytest.raises(GhostError) as caught:
+    with pytest.raises(PlaceholderError) as caught:
         traced(Net(strided), X)
     line = strided.__code__.co_firstlineno + 2
     assert f'{__file__}:{line}: as_strided reads the memory' in str(
@@ -250,7 +250,8 @@ def test_a_large_model_is_never_in_memory():
     # One layer's values and gradients at a time, of 9 MB each.
     assert peak < 4 * 9e6
     assert len(trace.calls) == 7
-    assert all(is_ghost(parameter._data[0]) for parameter in model.params())
+    assert all(is_placeholder(parameter._data[0])
+               for parameter in model.params())
 
 
 def test_memory_of_a_call_is_what_it_keeps_and_needs():
@@ -412,7 +413,7 @@ def _labelled(h, labels):
         h, labels, reduce='no'), 1)
 
 
-#: Ways past NumPy's functions (more of them are in test_ghost.py).
+#: Ways past NumPy's functions (more of them are in test_placeholder.py).
 READS = {
     'asarray': lambda net, h: F.where(
         numpy.asarray(h.array > 0, dtype=bool), h, -h),
@@ -431,7 +432,8 @@ READS = {
 
 @pytest.mark.parametrize('name', READS)
 def test_data_that_c_code_reads_are_found(name):
-    with pytest.raises(GhostError, match='chainer_fp8pipe.atomic') as caught:
+    with pytest.raises(PlaceholderError,
+                       match='chainer_fp8pipe.atomic') as caught:
         traced(Net(READS[name]), X)
     assert 'test_trace.py:' in str(caught.value)
     # The remedy.
@@ -466,10 +468,12 @@ def test_calls_are_not_run_again_to_find_looks():
 
 
 def test_a_parameters_own_array_is_no_input():
-    with pytest.raises(GhostError, match=r'test_trace.py:\d+: the array of '
-                       'parameter /inner/linear/b is used.*atomic'):
+    with pytest.raises(
+            PlaceholderError, match=r'test_trace.py:\d+: the array of '
+            'parameter /inner/linear/b is used.*atomic'):
         traced(Net(lambda net, h: h * net.inner.linear.b.array), X)
-    with pytest.raises(GhostError, match='parameter /inner/linear/b is used'):
+    with pytest.raises(PlaceholderError,
+                       match='parameter /inner/linear/b is used'):
         traced(Net(lambda net, h: h * (net.inner.linear.b.array * 2)), X)
 
 
@@ -515,7 +519,7 @@ def test_words_do_not_make_other_calls():
 
 
 def test_an_index_of_computed_conditions_is_a_look():
-    with pytest.raises(GhostError, match='indexing by a condition'):
+    with pytest.raises(PlaceholderError, match='indexing by a condition'):
         traced(Net(lambda net, h: F.get_item(h, h.array > 0)), X)
 
 

@@ -3,7 +3,7 @@ import copy
 import tracemalloc
 
 from chainer_fp8pipe import deferred
-from chainer_fp8pipe.chains.ghost import is_ghost
+from chainer_fp8pipe.chains.placeholder import is_placeholder
 
 import chainer
 import chainer.functions as F
@@ -161,7 +161,7 @@ def test_a_copy_made_outside_has_the_same_values(make):
 def test_gradients_and_updates_find_values():
     with deferred():
         link = L.Linear(3, 1, initialW=2)
-    assert is_ghost(link.W._data[0])
+    assert is_placeholder(link.W._data[0])
     link.cleargrads()
     link(numpy.ones((1, 3), 'f')).backward()
     assert link.W.array.tolist() == [[2, 2, 2]]
@@ -181,7 +181,7 @@ def test_a_model_with_values_is_none_of_its_business():
         parameter = chainer.Parameter(numpy.arange(3.))
     assert link.W.array.tolist() == [[1, 0], [0, 1]]
     assert parameter.array.tolist() == [0, 1, 2]
-    assert not is_ghost(parameter._data[0])
+    assert not is_placeholder(parameter._data[0])
 
 
 def test_nested_blocks_and_errors_leave_chainer_as_it_was():
@@ -191,7 +191,7 @@ def test_nested_blocks_and_errors_leave_chainer_as_it_was():
     with pytest.raises(KeyError), deferred(), deferred(1):
         raise KeyError
     assert patched() == before
-    assert not is_ghost(L.Linear(2, 2).W._data[0])
+    assert not is_placeholder(L.Linear(2, 2).W._data[0])
 
 
 @on_ranks(3)

@@ -5,7 +5,7 @@ import io
 import pickle
 import weakref
 
-from chainer_fp8pipe.chains.ghost import is_ghost
+from chainer_fp8pipe.chains.placeholder import is_placeholder
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.layers import LayerError
@@ -210,11 +210,11 @@ def test_nothing_is_drawn_before_it_is_used():
     assert repr(model)
     assert str(part)
     model.cleargrads()
-    assert all(is_ghost(one._data[0]) for one in model.params())
+    assert all(is_placeholder(one._data[0]) for one in model.params())
     assert len(bits(part)) == 2
-    assert [is_ghost(one._data[0]) for one in model.params()] == [
+    assert [is_placeholder(one._data[0]) for one in model.params()] == [
         True, True, False, False, True, True]
-    assert [is_ghost(one._data[0]) for one in Net().stage(
+    assert [is_placeholder(one._data[0]) for one in Net().stage(
         Rank(1, 2), 'layers').params()] == [False] * 4
 
 

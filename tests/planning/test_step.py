@@ -18,7 +18,7 @@ MODEL = figures(*[0.01] * 4, parameters=4000)
 @pytest.fixture(autouse=True)
 def no_constants(monkeypatch):
     monkeypatch.setattr(step, 'PACKING', 0.0)
-    monkeypatch.setattr(step, '_GHOST', 0.0)
+    monkeypatch.setattr(step, '_PLACEHOLDER', 0.0)
     monkeypatch.setattr(step, '_THREAD', dict.fromkeys(
         (True, 'next_forward'), 0.0))
 

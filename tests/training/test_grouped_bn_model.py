@@ -5,7 +5,7 @@ import io
 import pickle
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.chains.ghost import is_ghost
+from chainer_fp8pipe.chains.placeholder import is_placeholder
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.links.grouped_bn import GroupedBatchNormalization
 from chainer_fp8pipe.mpi.grid import split_groups
@@ -125,7 +125,7 @@ def test_links_that_are_one_stay_one():
 def test_parts_of_grouped_layers_have_the_same_values():
     model = cut()
     result = create_grouped_bn_model(model, ALONE)
-    assert is_ghost(result[0].W._data[0])
+    assert is_placeholder(result[0].W._data[0])
     assert len(grouped(result.divide(6, 9))) == 1
     np.testing.assert_array_equal(result[3].conv.W.array,
                                   model[3].conv.W.array)

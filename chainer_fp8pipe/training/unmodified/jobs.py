@@ -44,8 +44,8 @@ from chainermn.optimizers import (
 from mpi4py import MPI
 
 from ...chains import nested
-from ...chains.ghost import GhostError
 from ...chains.partition import partition
+from ...chains.placeholder import PlaceholderError
 from ...chains.valueless_parameters import fetching
 from ...intercept.training_objects import Originals
 from ...mpi.arrays import broadcast_arrays
@@ -216,7 +216,7 @@ class PipelineJob(Originals):
         follow_rank_0(trainer, self.comm)
         try:
             quietly(original, trainer, *args, **kwargs)
-        except GhostError as error:
+        except PlaceholderError as error:
             if getattr(error, 'is_shown', False):       # of an update
                 raise
             raise Refusal(f'outside of an update, {error}') from error

@@ -24,7 +24,7 @@ import numpy
 from chainer.initializers import constant, generate_array, normal, uniform
 from chainer.serializers import npz
 
-from ...chains.ghost import is_ghost, user_line
+from ...chains.placeholder import is_placeholder, user_line
 from ...chains.valueless_parameters import (
     DeferredParameter,
     draw,
@@ -136,15 +136,16 @@ class Undrawn(Creation):
 
         def noting(original: Callable) -> Callable:
             def call(own: Any, key: str, value: Any) -> Any:
-                found = original(own, key, None if is_ghost(value) else value)
+                found = original(
+                    own, key, None if is_placeholder(value) else value)
                 key = own.path + key.lstrip('/')
-                if is_ghost(value) and found is not None:
+                if is_placeholder(value) and found is not None:
                     _check(key, found, value)
                 if found is not None:
                     read.extend((one, key) for one in (
                         [named[f'/{key}']] if value is None
                         and f'/{key}' in named else of.get(id(value), ())))
-                return value if is_ghost(value) else found
+                return value if is_placeholder(value) else found
             return call
         with without_drawing(), Patch(npz.NpzDeserializer, '__call__', noting):
             yield
@@ -161,9 +162,9 @@ class Undrawn(Creation):
 
         '' if ranks hold less than half of it, or than 64 MB.
         """
-        sizes = [(parameter._data[0].nbytes, is_ghost(parameter._data[0]))
-                 for parameter in model.params()
-                 if parameter._data[0] is not None]
+        arrays = [parameter._data[0] for parameter in model.params()]
+        sizes = [(array.nbytes, is_placeholder(array)) for array in arrays
+                 if array is not None]
         whole = sum(size for size, _ in sizes)
         held = sum(size for size, is_later in sizes if not is_later)
         if held < max(_WORTH_A_WORD, whole / 2):
@@ -185,7 +186,7 @@ class Undrawn(Creation):
         for one in gc.get_objects():
             if (type(one) is DeferredParameter and id(one) not in own
                     and one._values_from is not None
-                    and is_ghost(one._data[0])):
+                    and is_placeholder(one._data[0])):
                 draw(one)
 
 

@@ -4,7 +4,7 @@ import copy
 import pickle
 import tracemalloc
 
-from chainer_fp8pipe.chains.ghost import is_ghost
+from chainer_fp8pipe.chains.placeholder import is_placeholder
 from chainer_fp8pipe.training.unmodified import undrawn as module
 from chainer_fp8pipe.training.unmodified.undrawn import Undrawn
 
@@ -114,7 +114,7 @@ def test_values_and_the_generator_are_those_of_one_process(make):
     'HeUniform', 'Orthogonal', 'repeated', 'repeated copies', 'a deep copy'])
 def test_nothing_is_kept_until_it_is_asked_for(name):
     model, _ = made(MODELS[name], Undrawn(lambda: True))
-    assert all(is_ghost(one._data[0]) for one in model.params()), name
+    assert all(is_placeholder(one._data[0]) for one in model.params()), name
 
 
 def test_a_large_model_takes_no_memory(monkeypatch):
@@ -124,7 +124,7 @@ def test_a_large_model_takes_no_memory(monkeypatch):
         model, _ = made(lambda: L.Linear(3000, 3000).repeat(2),
                         Undrawn(lambda: True))
         assert tracemalloc.get_traced_memory()[1] < 3e6
-        assert not is_ghost(model[0].b._data[0])        # it is small
+        assert not is_placeholder(model[0].b._data[0])        # it is small
     finally:
         tracemalloc.stop()
 
@@ -138,12 +138,12 @@ def test_to_count_parameters_is_not_to_look_at_them():
     with undrawn.building():
         assert len(list(model.params(include_uninit=False))) == 3
         assert len(dict(model.namedparams(False))) == 3
-    assert is_ghost(model[0].W._data[0])
+    assert is_placeholder(model[0].W._data[0])
 
 
 def test_a_script_that_has_made_its_updater_builds_as_usual():
     model, _ = made(MODELS['layers'], Undrawn(lambda: False))
-    assert not any(is_ghost(one._data[0]) for one in model.params())
+    assert not any(is_placeholder(one._data[0]) for one in model.params())
 
 
 def test_what_is_not_of_the_model_is_drawn_before_it_is_traced():
@@ -151,8 +151,8 @@ def test_what_is_not_of_the_model_is_drawn_before_it_is_traced():
     model, _ = made(lambda: sequence(L.Linear(3, 2)), undrawn)
     teacher, _ = made(lambda: copy.deepcopy(L.Linear(3, 2)), undrawn)
     undrawn.draw_others(model)
-    assert is_ghost(model[0].W._data[0])
-    assert not is_ghost(teacher.W._data[0])
+    assert is_placeholder(model[0].W._data[0])
+    assert not is_placeholder(teacher.W._data[0])
 
 
 # --- load_npz ---------------------------------------------------------------
@@ -185,7 +185,7 @@ def test_a_file_is_read_as_chainer_reads_it(saved, options, kept):
     expected, _ = made(lazy, None)
     chainer.serializers.load_npz(path, expected, **options)
     loaded(undrawn, path, found, **options)
-    assert is_ghost(found[0].W._data[0])
+    assert is_placeholder(found[0].W._data[0])
     path.unlink()                   # as temporary files are
     check_equal(values(found), values(expected))
     numpy.testing.assert_array_equal(found[1].avg_mean, model[1].avg_mean)

@@ -1,21 +1,21 @@
 """Stand-ins for arrays of other ranks: shape and dtype, no data."""
-# A ghost stands for a value that another rank computes.  Code between two
-# functions may ask for its shape, dtype and type as of the real array; a look
-# at the data is an error that names the user's line.  An operator, a method or
-# a NumPy function of ghosts gives a derived ghost: the rank that uses the
-# result computes it, with the real values (``Recipe``).
+# A placeholder stands for a value that another rank computes.  Code between
+# two functions may ask for its shape, dtype and type as of the real array; a
+# look at the data is an error that names the user's line.  An operator, a
+# method or a NumPy function of placeholders gives a derived placeholder: the
+# rank that uses the result computes it, with the real values (``Recipe``).
 #
-# A ghost is a plain object, which says by ``__class__`` that it is an array,
-# and is none for C code.  So C code that wants the data (numpy.asarray, an
-# index of another array, the right side of an assignment) asks for them by
+# A placeholder is a plain object, which says by ``__class__`` that it is an
+# array, and is none for C code.  So C code that wants the data (numpy.asarray,
+# an index of another array, the right side of an assignment) asks for them by
 # ``__array__``, which is the error.  A subclass of ndarray would be read
-# without being asked: it took two more runs of the model, on ghosts with
+# without being asked: it took two more runs of the model, on placeholders with
 # other values, to find that out.  What is traded: C code that insists on a
 # real ndarray raises a TypeError of its own.
 #
-# The shape of a derived ghost is found by calling the function on made-up
-# values, once for the same function and shapes; on a read-only view of real
-# arrays, and where the result's shape may depend on the values, twice.
+# The shape of a derived placeholder is found by calling the function on
+# made-up values, once for the same function and shapes; on a read-only view of
+# real arrays, and where the result's shape may depend on the values, twice.
 from __future__ import annotations
 
 import contextlib
@@ -63,7 +63,7 @@ _FLAGS = numpy.broadcast_to(numpy.zeros((), 'f'), ()).flags     # read-only
 
 
 class Recipe(NamedTuple):
-    """How the value of a derived ghost is computed."""
+    """How the value of a derived placeholder is computed."""
 
     function: Callable
     leaves: tuple[Any, ...]
@@ -71,18 +71,18 @@ class Recipe(NamedTuple):
     sources: tuple[Source, ...]
 
 
-class GhostError(RuntimeError):
+class PlaceholderError(RuntimeError):
     """Python looked at data that are on another rank."""
 
 
-class Ghost(nested.Dataless):
+class Placeholder(nested.Dataless):
     """An array, or where NumPy gives one a number, without data.
 
     Args:
         shape: Of the array.
         dtype: Of the array.
         source: The output of a call, or the path of the parameter, for which
-            the ghost stands; None: it is derived.
+            the placeholder stands; None: it is derived.
         xp: ``numpy`` or ``cupy``.
         trace: The :class:`.Trace` with the call.
         scalar: Whether it stands for a NumPy number, not for an array:
@@ -178,7 +178,7 @@ class Ghost(nested.Dataless):
         return derived(operator.getitem, (self, index), {})
 
     def __repr__(self) -> str:
-        return (f'<ghost of {describe_source(self)}, {self.dtype} '
+        return (f'<placeholder of {describe_source(self)}, {self.dtype} '
                 f'{self.shape}>')
 
     __str__ = __repr__
@@ -215,27 +215,29 @@ def _operator(name: str, swapped: bool = False, in_place: bool = False
 
 for _name in ('setitem', 'bool', 'float', 'int', 'index', 'complex', 'iter',
               'contains', 'round', 'copy', 'deepcopy'):
-    setattr(Ghost, f'__{_name}__', _closed(f'__{_name}__'))
+    setattr(Placeholder, f'__{_name}__', _closed(f'__{_name}__'))
 for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow',
               'matmul', 'and', 'or', 'xor', 'lshift', 'rshift'):
-    setattr(Ghost, f'__{_name}__', _operator(f'__{_name}__'))
-    setattr(Ghost, f'__r{_name}__', _operator(f'__{_name}__', swapped=True))
-    setattr(Ghost, f'__i{_name}__', _operator(f'__{_name}__', in_place=True))
+    setattr(Placeholder, f'__{_name}__', _operator(f'__{_name}__'))
+    setattr(Placeholder, f'__r{_name}__',
+            _operator(f'__{_name}__', swapped=True))
+    setattr(Placeholder, f'__i{_name}__',
+            _operator(f'__{_name}__', in_place=True))
 for _name in ('lt', 'le', 'gt', 'ge', 'eq', 'ne', 'neg', 'pos', 'abs',
               'invert'):
-    setattr(Ghost, f'__{_name}__', _operator(f'__{_name}__'))
+    setattr(Placeholder, f'__{_name}__', _operator(f'__{_name}__'))
 
-ghost: Any = Ghost
+placeholder: Any = Placeholder
 
 
-def is_ghost(array: Any) -> bool:
+def is_placeholder(array: Any) -> bool:
     """Whether ``array`` has no data."""
-    return type(array) is Ghost
+    return type(array) is Placeholder
 
 
 def sources(array: Any) -> tuple[Source, ...]:
     """The outputs of calls from which an array is made; () for a real one."""
-    if not is_ghost(array):
+    if not is_placeholder(array):
         return ()
     if array.recipe is not None:
         return array.recipe.sources
@@ -243,46 +245,46 @@ def sources(array: Any) -> tuple[Source, ...]:
 
 
 def origin(array: Any) -> Any:
-    """The first ghost from which a derived ghost is made."""
+    """The first placeholder from which a derived placeholder is made."""
     while array.recipe is not None:
-        array = next(filter(is_ghost, map(nested.array_of,
-                                          array.recipe.leaves)))
+        array = next(filter(is_placeholder, map(
+            nested.array_of, array.recipe.leaves)))
     return array
 
 
 def derived(function: Callable, args: Any, kwargs: Any) -> Any:
-    """A ghost of the result of a function of ghosts."""
+    """A placeholder of the result of a function of placeholders."""
     leaves, tree = nested.leaves((args, kwargs))
     shape, dtype, xp, scalar = _result(function, leaves, tree)
-    ghosts = [nested.array_of(leaf) for leaf in leaves
-              if is_ghost(nested.array_of(leaf))]
-    result = Ghost(shape, dtype, None, xp, ghosts[0].traced, scalar)
+    inputs = [array for array in map(nested.array_of, leaves)
+              if is_placeholder(array)]
+    result = Placeholder(shape, dtype, None, xp, inputs[0].traced, scalar)
     result.__dict__['recipe'] = Recipe(function, tuple(leaves), tree, tuple(
-        dict.fromkeys(one for array in ghosts for one in sources(array))))
+        dict.fromkeys(one for array in inputs for one in sources(array))))
     return result
 
 
 def evaluated(recipe: Recipe, values: list[Any]) -> Any:
-    """The value of a derived ghost, from real arrays."""
+    """The value of a derived placeholder, from real arrays."""
     args, kwargs = nested.rebuilt(recipe.tree, values)
     return recipe.function(*args, **kwargs)
 
 
-def looked_at(array: Any, what: str) -> GhostError:
-    """The error for code that needs the data of a ghost."""
+def looked_at(array: Any, what: str) -> PlaceholderError:
+    """The error for code that needs the data of a placeholder."""
     remedy = (
         "Call the updater's evaluate() or predict() on all ranks instead of "
         'the model or a part of it'
         if current() is None and isinstance(origin(array).source, str) else
         "Compute with Chainer's functions, or mark the function around it: "
         'chainer_fp8pipe.atomic(function)')
-    return GhostError(
+    return PlaceholderError(
         f'{user_line()}: {what} needs the value of {describe_source(array)}, '
         f'which is on another rank. {remedy}')
 
 
 def describe_source(array: Any) -> str:
-    """The name of a ghost's value in messages."""
+    """The name of a placeholder's value in messages."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
             _said(source, array.traced) for source in array.recipe.sources
@@ -322,17 +324,17 @@ _BITS[:2] = 1, 0
 
 
 def made_up(array: Any, otherwise: bool = False) -> Any:
-    """An array of a ghost's shape and dtype with values of no meaning.
+    """An array of a placeholder's shape and dtype with values of no meaning.
 
     Floats differ from each other such that a matrix has an inverse and a
     Cholesky factor.
 
     Args:
-        array: The ghost.
+        array: The placeholder.
         otherwise: Take other values.
     """
     if array.scalar:
-        return made_up(Ghost((1,), array.dtype), otherwise)[0]
+        return made_up(Placeholder((1,), array.dtype), otherwise)[0]
     xp = array.xp
     if array.dtype.kind == 'f':
         values = numpy.resize(_SOME[::-1] if otherwise else _SOME,
@@ -349,7 +351,7 @@ def made_up(array: Any, otherwise: bool = False) -> Any:
 
 def _stand_in(array: Any) -> Any:
     return numpy.broadcast_to(numpy.zeros((), array.dtype),
-                              array.shape) if is_ghost(array) else array
+                              array.shape) if is_placeholder(array) else array
 
 
 #: Of results that are known: shape, dtype, module, whether it is a number.
@@ -369,7 +371,7 @@ def _result(function: Callable, leaves: list[Any], tree: Any
         key = found = None
     # The values of a real index decide about the shape of the result.
     if found is None or not (isinstance(function, numpy.ufunc)
-                             or all(map(is_ghost, arrays))):
+                             or all(map(is_placeholder, arrays))):
         found = _found_out(function, arrays, tree, found is None)
         if key is not None:
             if len(_known) > 4096:
@@ -389,20 +391,21 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
         twice: Call the function with other values, too.
 
     Raises:
-        GhostError: It writes to an array, or the shape depends on values.
+        PlaceholderError: It writes to an array, or the shape depends on
+        values.
     """
-    one = next(filter(is_ghost, arrays))
+    one = next(filter(is_placeholder, arrays))
     name = getattr(function, '__name__', str(function))
     value = _tried(function, arrays, tree, one, False)
     if isinstance(value, (tuple, list)):
-        raise GhostError(
-            f'{user_line()}: {name} returns several arrays, of which ghosts '
-            'cannot be made; use Chainer\'s function, or '
+        raise PlaceholderError(
+            f'{user_line()}: {name} returns several arrays, of which no '
+            "placeholder can be made; use Chainer's function, or "
             'chainer_fp8pipe.atomic')
     array = numpy.asarray(value) if numpy.isscalar(value) else value
     if not isinstance(array, chainer.get_array_types()):
         raise looked_at(one, name)
-    if twice and any(is_ghost(array) and array.dtype.kind in 'biu'
+    if twice and any(is_placeholder(array) and array.dtype.kind in 'biu'
                      for array in arrays):
         with contextlib.suppress(IndexError, ValueError):   # 1 is no index
             other = _tried(function, arrays, tree, one, True)
@@ -416,8 +419,8 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
 def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,
            otherwise: bool) -> Any:
     args, kwargs = nested.rebuilt(tree, [
-        made_up(array, otherwise) if is_ghost(array) else _read_only(array)
-        for array in arrays])
+        made_up(array, otherwise) if is_placeholder(array)
+        else _read_only(array) for array in arrays])
     try:
         return function(*args, **kwargs)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What a ghost tells, what it leaves for later, and what it refuses."""
+"""What a placeholder tells, what it leaves for later, and what it refuses."""
 import copy
 import inspect
 import math
@@ -6,12 +6,12 @@ import pickle
 import tracemalloc
 import types
 
-from chainer_fp8pipe.chains.ghost import (
-    GhostError,
+from chainer_fp8pipe.chains.placeholder import (
+    PlaceholderError,
     evaluated,
-    ghost,
-    is_ghost,
+    is_placeholder,
     made_up,
+    placeholder,
     sources,
 )
 from chainer_fp8pipe.planning.calls import Source
@@ -54,7 +54,7 @@ OPERATIONS = {
     'element': lambda a, b: a[1, 2], 'new axis': lambda a, b: a[:, None],
     'rows': lambda a, b: a[[2, 0]], 'reversed': lambda a, b: a[..., ::-1],
     'index array': lambda a, b: a[np.array([1, 1]), np.array([0, 3])],
-    'index of a ghost': lambda a, b: a[b.argmax(axis=0)],
+    'index of a placeholder': lambda a, b: a[b.argmax(axis=0)],
     'where': lambda a, b: np.where(a > 0, a, b),
     'concatenate': lambda a, b: np.concatenate([a, b, a]),
     'stack': lambda a, b: np.stack((a, b), axis=1),
@@ -91,10 +91,10 @@ _STEPS = [lambda x: x + 1, lambda x: x * x, np.tanh, abs, lambda x: x[::-1],
 
 
 def real(array, values):
-    """What a ghost stands for, where the sources have these values."""
+    """What a placeholder stands for, where the sources have these values."""
     if isinstance(array, chainer.Variable):
         array = array.array
-    if not is_ghost(array):
+    if not is_placeholder(array):
         return array
     if array.recipe is None:
         return values[array.source]
@@ -108,8 +108,8 @@ def pair(seed=0):
             B: random.randn(3, 4).astype('f')}
 
 
-def ghosts(values):
-    return [ghost(values[source].shape, values[source].dtype, source)
+def placeholders(values):
+    return [placeholder(values[source].shape, values[source].dtype, source)
             for source in (A, B)]
 
 
@@ -121,11 +121,11 @@ def same(found, expected):
 
 
 @pytest.mark.parametrize('name', OPERATIONS)
-def test_numpy_on_ghosts_is_numpy_on_the_values_later(name):
+def test_numpy_on_placeholders_is_numpy_on_the_values_later(name):
     operation, values = OPERATIONS[name], pair()
-    result = operation(*ghosts(values))
+    result = operation(*placeholders(values))
     expected = np.asarray(operation(values[A], values[B]))
-    assert is_ghost(result)
+    assert is_placeholder(result)
     assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
     same(real(result, values), expected)
     assert sources(result)[0] == A
@@ -133,9 +133,9 @@ def test_numpy_on_ghosts_is_numpy_on_the_values_later(name):
 
 @given(st.lists(st.sampled_from(_STEPS), max_size=6), st.integers(0, 99),
        st.sampled_from([(3,), (2, 3), (4, 1, 2)]))
-def test_a_ghost_of_ghosts_is_the_same_computation(steps, seed, shape):
+def test_a_placeholder_of_others_is_the_same_computation(steps, seed, shape):
     value = np.random.RandomState(seed).randn(*shape).astype('f')
-    found, expected = ghost(shape, 'f', A), value
+    found, expected = placeholder(shape, 'f', A), value
     for step in steps:
         found, expected = step(found), step(expected)
         assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
@@ -143,8 +143,8 @@ def test_a_ghost_of_ghosts_is_the_same_computation(steps, seed, shape):
     assert sources(found) == (A,)
 
 
-def test_a_ghost_says_what_it_is_without_its_data():
-    array = ghost((3, 4), 'f', A)
+def test_a_placeholder_says_what_it_is_without_its_data():
+    array = placeholder((3, 4), 'f', A)
     assert isinstance(array, np.ndarray)
     assert isinstance(array, chainer.get_array_types())
     assert (array.shape, array.ndim, array.size, len(array)) == (
@@ -160,10 +160,10 @@ def test_a_ghost_says_what_it_is_without_its_data():
     assert chainer.Variable(array).shape == (3, 4)
 
 
-def test_a_ghost_takes_no_memory():
+def test_a_placeholder_takes_no_memory():
     tracemalloc.start()
     try:
-        array = ghost((10_000, 10_000), 'f', A)
+        array = placeholder((10_000, 10_000), 'f', A)
         assert array.nbytes == 400_000_000
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
@@ -207,7 +207,7 @@ LOOKS = {
     'allclose': lambda a: np.allclose(a, 0),
     'copyto': lambda a: np.copyto(a, 0), 'put': lambda a: np.put(a, 0, 1),
     'out': lambda a: np.add(a, 1, out=np.zeros((3, 4), 'f')),
-    'out is a ghost': lambda a: np.add(np.zeros((3, 4), 'f'), 1, out=a),
+    'out is a placeholder': lambda a: np.add(np.zeros((3, 4), 'f'), 1, out=a),
     'at': lambda a: np.add.at(a, 0, 1), 'view': lambda a: a.view('i'),
     'pickle': lambda a: pickle.dumps(a), 'copy': lambda a: copy.copy(a),
     'deepcopy': lambda a: copy.deepcopy(a), 'base': lambda a: a.base,
@@ -250,8 +250,8 @@ LOOKS = {
 def test_a_look_at_the_data_names_the_users_line(name):
     look = LOOKS[name]
     _, first = inspect.getsourcelines(look)
-    with pytest.raises(GhostError, match='atomic') as caught:
-        look(ghost((3, 4), 'f', A))
+    with pytest.raises(PlaceholderError, match='atomic') as caught:
+        look(placeholder((3, 4), 'f', A))
     place, _, said = str(caught.value).partition(': ')
     path, _, line = place.rpartition(':')
     assert path == __file__
@@ -261,27 +261,29 @@ def test_a_look_at_the_data_names_the_users_line(name):
 
 def test_a_parameter_of_another_rank_is_for_the_updater():
     """Nothing is traced where a script calls a part of a divided model."""
-    with pytest.raises(GhostError, match=r'/l/W.*evaluate\(\) or predict'):
-        np.dot(np.ones(3, 'f'), ghost((3, 4), 'f', '/l/W'), out=np.ones(4))
+    with pytest.raises(PlaceholderError,
+                       match=r'/l/W.*evaluate\(\) or predict'):
+        np.dot(np.ones(3, 'f'), placeholder((3, 4), 'f', '/l/W'),
+               out=np.ones(4))
 
 
 def test_made_up_values_are_written_nowhere():
-    """A ghost's own shape is found out with them."""
-    array, found = ghost((3, 4), 'f', A), np.zeros((3, 3), 'f')
+    """A placeholder's own shape is found out with them."""
+    array, found = placeholder((3, 4), 'f', A), np.zeros((3, 3), 'f')
     for write in (lambda: np.dot(array, array.T, out=found),
                   lambda: np.dot(array, array.T, found),
                   lambda: np.cumsum(array[:, :3], 0, None, found),
                   lambda: np.place(found, array[:, :3] > -1, [1]),
                   lambda: np.put_along_axis(found, array.argsort(1)[:, :1],
                                             1, 1)):
-        with pytest.raises(GhostError):
+        with pytest.raises(PlaceholderError):
             write()
     assert not found.any()
-    assert is_ghost(np.concatenate([array[:, :3], found], out=None))
+    assert is_placeholder(np.concatenate([array[:, :3], found], out=None))
 
 
 def test_types_are_told_without_the_data():
-    array = ghost((3, 4), 'f', A)
+    array = placeholder((3, 4), 'f', A)
     assert np.result_type(array, array.astype('d')) == np.float64
     assert np.result_type('i', array) == np.float64
     assert np.can_cast(array.dtype, 'd')
@@ -291,23 +293,24 @@ def test_types_are_told_without_the_data():
 
 def test_made_up_values_fit_and_are_no_constant():
     for dtype in 'fdeil':
-        found = made_up(ghost((3, 3), dtype, A))
+        found = made_up(placeholder((3, 3), dtype, A))
         assert (found.shape, found.dtype) == ((3, 3), dtype)
-        assert not is_ghost(found)
-    assert np.isfinite(np.linalg.inv(made_up(ghost((9, 9), 'd', A)))).all()
+        assert not is_placeholder(found)
+    matrix = made_up(placeholder((9, 9), 'd', A))
+    assert np.isfinite(np.linalg.inv(matrix)).all()
 
 
 def test_chainers_own_arithmetic_can_be_put_off():
     """``array`` of a variable between two functions."""
     values = pair()
-    a, b = map(chainer.Variable, ghosts(values))
+    a, b = map(chainer.Variable, placeholders(values))
     result = (a.array * 2 - b.array).sum(axis=1)
     same(real(result, values), (values[A] * 2 - values[B]).sum(axis=1))
     assert sources(result) == (A, B)
 
 
 class DeviceArray:
-    """Never made: a ghost takes no memory of the device."""
+    """Never made: a placeholder takes no memory of the device."""
 
     def __init__(self, *_):
         raise AssertionError('made on the device')
@@ -320,12 +323,12 @@ device = types.SimpleNamespace(
 @pytest.mark.parametrize('look', [
     bool, float, lambda array: array.get(), lambda array: array.item(),
     lambda array: array.data, list])
-def test_a_ghost_of_a_device_is_like_the_arrays_there(look):
+def test_a_placeholder_of_a_device_is_like_the_arrays_there(look):
     """With a stand-in for CuPy."""
-    made = ghost((1,), 'f', A, device)
+    made = placeholder((1,), 'f', A, device)
     assert isinstance(made, DeviceArray)
     assert not isinstance(made, np.ndarray)
-    assert is_ghost(made)
+    assert is_placeholder(made)
     assert (made.shape, made.dtype, made.device) == ((1,), np.float32, 'gpu')
-    with pytest.raises(GhostError, match='test_ghost.py:'):
+    with pytest.raises(PlaceholderError, match='test_placeholder.py:'):
         look(made)
