@@ -174,9 +174,8 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         'while hosts do not answer; all take part again from the first '
         'snapshot after they do (default: all)')
     parser.add_argument(
-        '--wait-for-hosts', metavar='TIME', type=_time, default=_time('1h'),
-        help='time until enough of them answer: 90s, 10m, 1h '
-        '(default: 1h)')
+        '--wait-for-hosts', metavar='TIME', type=_time, help='time until '
+        'enough of them answer: 90s, 10m, 1h (default: 1h)')
     parser.add_argument(
         '--snapshots', metavar='DIR', help='directory for snapshots of '
         'the whole job; a start goes on from the newest one')
@@ -215,15 +214,8 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
         raise ValueError('--min-ranks does not go with --plan, which is for '
                          f'{ranks} ranks; leave one of them out')
     starter, every = find_starter(environment), options.every or '5m'
-    room = [Share('', ranks)]
     probe: Probe = tcp_answers
-    if options.hostfile is not None:
-        room = read_hosts(options.hostfile, ranks)
-        if not options.probe:   # which may know names that others do not
-            check_names(room, f'--hostfile {options.hostfile}')
-    elif 'SLURM_JOB_NODELIST' in environment:
-        with contextlib.suppress(ValueError):
-            room = slurm_hosts(environment, ranks)
+    room = _room(options, environment)
     if options.probe:
         probe = command_probe(options.probe)
     elif starter.family == 'srun' and 'SLURM_JOB_ID' in environment:
@@ -234,9 +226,27 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
            ['--snapshots', options.snapshots, '--every', every]),
          *of_run, *script],
         starter, room, ranks, fewest, pipeline, probe, options.snapshots,
-        every, options.restarts, options.wait_for_hosts,
+        every, options.restarts, options.wait_for_hosts or _time('1h'),
         {**environment, **({} if options.stall is None
                            else {STALL: options.stall})})
+
+
+def _room(options: argparse.Namespace, environment: Mapping[str, str]
+          ) -> list[Share]:
+    """The hosts; ValueError if they cannot be read, or options need some."""
+    room = [Share('', options.ranks)]
+    if options.hostfile is not None:
+        room = read_hosts(options.hostfile, options.ranks)
+        if not options.probe:   # which may know names that others do not
+            check_names(room, f'--hostfile {options.hostfile}')
+    elif 'SLURM_JOB_NODELIST' in environment:
+        with contextlib.suppress(ValueError):
+            room = slurm_hosts(environment, options.ranks)
+    if not room[0].host:        # this machine, which is not asked
+        for name in 'probe', 'wait-for-hosts', 'min-ranks':
+            if getattr(options, name.replace('-', '_')) is not None:
+                raise ValueError(f'--{name} is about hosts: add --hostfile')
+    return room
 
 
 def _value(of_run: Sequence[str], name: str) -> str:

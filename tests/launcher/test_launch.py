@@ -133,6 +133,8 @@ for action in commands.choices['run']._actions:
      'there is no option --hostfle=hosts; did you mean --hostfile?'),
     ('-n 2 {}/broken.py', 'broken.py, line 2: SyntaxError'),
     ('-n 2 --nonsense {}', 'train.py is taken for the value of --nonsense'),
+    ('-n 2 --probe true {}', '--probe is about hosts: add --hostfile'),
+    ('-n 2 --wait-for-hosts 10m {}', '--wait-for-hosts is about hosts: add'),
     ('-n 2 --nonsense', 'there is no script after the option --nonsense'),
 ])
 def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
