@@ -167,7 +167,8 @@ watch(world)
 until_watched()
 world.Barrier()
 """
-# Ranks, what they do, exit code (None: not 0), and who is named and why.
+# Ranks, what they do, exit code (None: not 0; ...: any), and who is named and
+# why.
 ENDS = {
     'a stage': (4, GRID, None, r'rank 3 of 4 \(stage 1 of replica 1\)',
                 'ended with exit code 7, without an exception or '
@@ -192,7 +193,9 @@ ENDS = {
     # What is meant, or explained, is no death.
     'all': (2, WATCHED, 0, '', ''),
     'exit': (2, WATCHED + 'sys.exit(3)', 3, '', ''),
-    'finalized': (2, WATCHED + 'MPI.Finalize(); os._exit(0)', 0, '', ''),
+    # MPICH's launcher, which hears of MPI_Finalize when a rank exits, kills
+    # one that is still in it.
+    'finalized': (2, WATCHED + 'MPI.Finalize(); os._exit(0)', ..., '', ''),
     'aborted': (2, WATCHED + 'world.rank or world.Abort(3); wait_for_ever()',
                 3, '', ''),
     'an error in one of two nodes': (
@@ -207,7 +210,8 @@ def test_a_dead_rank_is_named_with_what_it_was(job, kind):
     if 'two nodes' in kind:
         job.has_two_nodes()
     code, output, errors = job.run(ranks, body)
-    assert code == wanted or (wanted is None and code)
+    assert code == wanted or wanted is ... or (
+        wanted is None and code), errors
     assert re.search(who, errors), errors
     found = re.findall('^chainer_fp8pipe: (.*), process (\\d+) on host \\S+, '
                        '(.*) in the middle of the job', errors, re.MULTILINE)

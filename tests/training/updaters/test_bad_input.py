@@ -584,7 +584,7 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm):
         updater.update()
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        fails(updater, 'UserWarning: 2 of 2 micro-batches have shapes')
+        fails(updater, 'UserWarning: 2 of 2 micro-batches have new shapes')
 
 
 @on_ranks(2)
