@@ -111,7 +111,14 @@ def _chainermns(name: str, mpi_comm: MPI.Comm, options: dict[str, Any]
         raise ValueError(f'communicator {name!r} has no option '
                          f'{unknown[0]!r}; its options are: {known}')
     watch(mpi_comm)
-    made = _create_chainermn_communicator(name, mpi_comm, **options)
+    try:
+        made = _create_chainermn_communicator(name, mpi_comm, **options)
+    except RuntimeError as error:
+        if name != 'pure_nccl':
+            raise
+        raise RuntimeError(
+            f"{error} Take 'fp8' or, for float32, 'naive'; under run and "
+            'launch: --communicator naive') from error
     kind: Any = made.__class__
 
     class Counting(kind):

@@ -9,6 +9,7 @@ from chainer_fp8pipe.communicators.options import (
 
 import numpy
 import pytest
+from chainer.backends import cuda
 
 from tests.ranks import on_ranks
 
@@ -121,6 +122,9 @@ def test_names_are_this_packages_or_chainermns(comm):
     ('fp9', {}, ValueError, "'fp9'.*fp8, fp8_paper, int4, int5, float16, "
      'float32, torus2d, naive'),
     ('naive', {'warmup': 3}, ValueError, "'naive' has no option 'warmup'"),
+    pytest.param(
+        'pure_nccl', {}, RuntimeError, "NCCL.*Take 'fp8' or.*'naive'",
+        marks=pytest.mark.skipif(cuda.available, reason='NCCL may be there')),
     ('fp8', {'mpi_comm': 'world'}, TypeError, 'mpi_comm'),
     ('fp8', [{}, {'period': 7}, {}], ValueError,
      'period=100.*on rank 0 but.*period=7.* on rank 1'),
