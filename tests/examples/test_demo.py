@@ -34,14 +34,15 @@ def test_the_table_has_five_lines(capsys, predicted, seconds, remark):
 
 def test_each_rank_holds_its_part_of_a_large_model(tmp_path):
     out = tmp_path / 'large'
-    done = run_script(2, LARGE, *SMALL, '--out', out)
+    # Of all cuts by time, this leaves those with 2 or 3 layers on rank 0.
+    done = run_script(2, LARGE, *SMALL, '--memory', '16.2 MB', '--out', out)
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     # Value, gradient and momentum of every parameter, on one rank each.
     assert found['whole'] == sum(found['held']) == 12 * sum(
         (rows + 1) * columns for rows, columns in
         [(64, 64)] * 5 + [(64, 10)])
-    assert min(found['held']) > 0       # where it is cut depends on the load
+    assert min(found['held']) > 0.3 * found['whole']
     assert done.stdout.count('\n') == 2
 
 
