@@ -182,8 +182,10 @@ def even_parts(costs: Sequence[int], parts: int) -> list[int]:
     low, high = max(costs), sums[-1]
     while low < high:
         bound = (low + high) // 2
-        low, high = ((low, bound) if _parts_needed(sums, bound) <= parts
-                     else (bound + 1, high))
+        if _parts_needed(sums, bound) <= parts:
+            high = bound
+        else:
+            low = bound + 1
     # By the end of a part, the least (squares of sums, squares of counts,
     # counts) of so many parts as there were rounds.
     best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
