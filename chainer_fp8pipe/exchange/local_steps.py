@@ -126,8 +126,8 @@ class LocalExchange(ModelExchange):
         with chainer.using_device(model.device), (
                 self._reducer.events.section('exchange')):
             if not self._of_deltas:
-                # What was learnt of gradients, and their residuals, is of
-                # another size.
+                # The codec's scales and residuals are those of gradients,
+                # which are of another size than changes.
                 self._of_deltas = True
                 self.codec_state = self._reducer.codec.init()
             deltas = Deltas(model, self)

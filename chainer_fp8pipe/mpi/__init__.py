@@ -21,7 +21,9 @@ _STARTERS = (
 
 def started_together(environment: Mapping[str, str]
                      ) -> tuple[str, str, int, str] | None:
-    """What has started this process as one of several, without asking MPI.
+    """Finds the launcher of this process, if it is one of several.
+
+    MPI is not asked.
 
     Returns:
         The starter, this process's number, how many there are, and the

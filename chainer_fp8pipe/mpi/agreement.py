@@ -159,10 +159,10 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
 
 
 def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
-    """What the first rank finds, on all ranks; so is its ValueError.
+    """Returns the first rank's result on all ranks, or raises its ValueError.
 
-    Another error, of which nobody knows whether it can be sent, is a
-    ValueError with its text.
+    Another error, which may not be fit to be sent, is a ValueError with its
+    text.
     """
     found: Any = None
     problem: ValueError | None = None

@@ -187,7 +187,7 @@ class Choices:
         return layout(stages, self.profile.ranks // stages)
 
     def _remarks(self) -> Iterator[str]:
-        """What was noticed in the profile."""
+        """Yields what slows this job, or keeps it from a pipeline."""
         if undivided := self.profile.model.undivided:
             yield f'no pipeline, as the model cannot be cut: {undivided}'
         slowdown = self.profile.slowdown

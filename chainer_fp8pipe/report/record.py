@@ -476,8 +476,7 @@ def read_record(folder: str) -> RunRecord:
             of Chainer's ``LogReport`` gives curves.
 
     Returns:
-        The record, without damaged lines of its file; ``remarks``
-        say so.
+        The record; ``remarks`` name damaged lines, which are left out.
 
     Raises:
         OSError: A file cannot be read.

@@ -26,11 +26,11 @@ class MovingAverage(extension.Extension):
 
     After each update ``average += (1 - d) * (weights - average)``. d is
     ``decay``, or (1 + n) / (10 + n) after n updates while that is less: the
-    initial weights soon fade.  Averages are
-    float32; those of float16 parameters are of their float32 copies where
-    the optimizer has them (``use_fp32_update``).  Statistics of batch
-    normalisation, and other persistent floating-point arrays, are averaged
-    like weights.  With ``local_steps`` they are of the rank's own weights::
+    initial weights soon fade.  Averages are float32; those of float16
+    parameters are of their float32 copies where the optimizer has them
+    (``use_fp32_update``).  Statistics of batch normalisation, and other
+    persistent floating-point arrays, are averaged like weights.  With
+    ``local_steps`` they are of the rank's own weights::
 
         average = MovingAverage(model, 0.999)
         trainer.extend(average)

@@ -20,8 +20,8 @@ class CommunicationReport(extension.Extension):
 
     Values, means per update since the last call: ``comm/bytes`` (sent),
     ``comm/encode``, ``comm/exchange`` and ``comm/decode`` (milliseconds;
-    the exchange includes waiting for slower ranks).  Add it
-    before or after ``LogReport``, which then writes the means::
+    the exchange includes waiting for slower ranks).  Add it before or after
+    ``LogReport``, which then writes the means::
 
         trainer.extend(CommunicationReport(comm))
         trainer.extend(PrintReport(['iteration', 'main/loss', 'comm/bytes']))
