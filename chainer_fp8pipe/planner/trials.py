@@ -25,6 +25,7 @@ import numpy
 from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
+from ..chains.measured_optimizer import set_up_anew
 from ..communicators.options import without_warmup
 from ..mpi.agreement import raise_together
 from ..mpi.waiting import wait_until
@@ -33,7 +34,6 @@ from ..planning.job_plan import Configuration, JobPlan, Timing
 from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
 from .example import Data, Example, Repeating
-from .model_figures import set_up_anew
 from .planned_job import PlannedJob, shapes_of
 
 #: Updates that are not timed (the first one sends parameters only), blocks of
