@@ -51,7 +51,6 @@ MPICH = [{'label': f'float32 MPICH{", in place" * in_place}', 'kind': 'mpi',
           'in_place': in_place, 'bytes': 4} for in_place in (False, True)]
 GLOO = [{'label': f'{dtype} gloo', 'kind': 'gloo', 'dtype': dtype,
          'bytes': _BYTES[dtype]} for dtype in ('float32', 'float16')]
-WIRE = {'partial_sums': 'wire'}
 # A ring of neighbours in the torus of 3 x 3.
 NEIGHBOURS = [0, 1, 2, 5, 3, 4, 7, 8, 6]
 
@@ -66,19 +65,17 @@ CASES = {
         alone(case('fp8 direct', 'fp8', algorithm='direct')),
         case('int4 direct', 'int4', algorithm='direct'),
         alone(case('int4 direct', 'int4', algorithm='direct')),
-        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
-        alone(case('fp8 ring, sums in fp8', 'fp8', algorithm='ring',
-                   **WIRE)),
-        case('fp8 ring, sums in float16', 'fp8', algorithm='ring')],
+        case('fp8 ring', 'fp8', algorithm='ring'),
+        alone(case('fp8 ring', 'fp8', algorithm='ring'))],
     'two-level': [
         *MPICH,
         case('fp8 direct, one level', 'fp8', algorithm='direct',
              two_level='no'),
         case('fp8 direct, two levels', 'fp8', algorithm='direct'),
-        case('fp8 ring, two levels', 'fp8', algorithm='ring', **WIRE),
+        case('fp8 ring, two levels', 'fp8', algorithm='ring'),
         case('float32 ring, two levels', 'float32', algorithm='ring')],
     'aggregator': [
-        case('fp8 ring, sums in fp8', 'fp8', algorithm='ring', **WIRE),
+        case('fp8 ring', 'fp8', algorithm='ring'),
         case('fp8 direct', 'fp8', algorithm='direct'),
         case('fp8 aggregator', 'fp8', algorithm='aggregator'),
         *(case(f'fp8 aggregator, frames of {size} KiB', 'fp8',
@@ -93,10 +90,9 @@ CASES = {
                  algorithm='ring'),
             case('float32 torus2d', 'float32', algorithm='torus2d',
                  shape=(3, 3)),
-            case('fp8 ring, sums in fp8', 'fp8', order=NEIGHBOURS,
-                 algorithm='ring', **WIRE),
-            case('fp8 torus2d, sums in fp8', 'fp8', algorithm='torus2d',
-                 shape=(3, 3), **WIRE))
+            case('fp8 ring', 'fp8', order=NEIGHBOURS, algorithm='ring'),
+            case('fp8 torus2d', 'fp8', algorithm='torus2d',
+                 shape=(3, 3)))
         for variant in (dict, alone)],
 }
 CASES['node'] = CASES['star']

@@ -1,19 +1,16 @@
-"""Random exchanges of gradients: models, codecs, algorithms, overlap, threads.
+"""Random exchanges of gradients: models, codecs, algorithms, overlap.
 
     python benchmarks/exchange_fuzz.py --seconds 600 --seed 1
 
 Jobs of 1 to 4 ranks run cases one after the other.  Each case draws its
 options from its own number.  After every update the means must have the same
-bits on all ranks and be near the mean in float64.  In some cases worker
-threads get the processor last, so that they are preempted in their tasks.
+bits on all ranks and be near the mean in float64.
 
 A case that fails is shown with the command that runs it again.
 """
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import queue
 import random
 import subprocess
@@ -21,6 +18,8 @@ import sys
 import threading
 import time
 import traceback
+
+from chainer_fp8pipe.allreduce.plan import ALGORITHMS
 
 from environment import mpiexec
 
@@ -43,20 +42,18 @@ def draw(number: int, ranks: int) -> tuple[str, dict, list[int], dict]:
     pick = random.Random(f'{number} {ranks}')
     name = pick.choice(('fp8', 'fp8', 'int4', 'int5', 'float16', 'float32'))
     block = name.startswith('int')
-    algorithm = pick.choice(('direct', 'direct', 'ring', 'torus2d') + (
-        () if block else ('mpi_op',)))
+    row = pick.choice([row for row in ALGORITHMS.values()
+                       if not row.has_servers and (row.plans or not block)])
     options: dict = {
-        'algorithm': algorithm, 'check_every': 2,
+        'algorithm': row.name, 'check_every': 2,
         'bucket_bytes': pick.choice((0, 64, 4096, 1 << 22))}
-    if algorithm != 'mpi_op':
+    if row.plans:
         options |= {
-            'partial_sums': pick.choice(('auto', 'float16', 'float32') + (
-                () if block else ('wire',))),
+            'partial_sums': pick.choice(('auto', 'float16', 'float32')),
             'frame_bytes': pick.choice((0, 1, 64, 333, 4096, 3 << 14)),
-            'threads': pick.choice((1, 2, 4)),
             'shared_memory': pick.random() < .7,
             'overlap': pick.choice((False, True, 'next_forward'))}
-    if algorithm != 'torus2d' and ranks % 2 == 0:
+    if row.two_level and ranks % 2 == 0:
         options |= {'ranks_per_node': pick.choice((0, 1, 2)),
                     'two_level': pick.choice(('auto', 'no'))}
     if name in ('fp8', 'int4', 'int5'):
@@ -75,7 +72,7 @@ def draw(number: int, ranks: int) -> tuple[str, dict, list[int], dict]:
              for _ in range(pick.randint(1, 6))]
     return name, options, sizes, {
         'kind': pick.choice(tuple(KINDS)), 'looks': pick.random() < .7,
-        'preempted': pick.random() < .5, 'zero': pick.random() < .2}
+        'zero': pick.random() < .2}
 
 
 class Case:
@@ -89,14 +86,8 @@ class Case:
         import numpy
         self.comm = comm
         self.name, self.options, sizes, self.more = draw(number, comm.size)
-        before = set(_threads())
         self.communicator = create_communicator(self.name, comm,
                                                 **self.options)
-        for thread in set(_threads()) - before if self.more['preempted'] else (
-                ()):
-            with contextlib.suppress(OSError):
-                os.sched_setscheduler(thread, os.SCHED_IDLE,
-                                      os.sched_param(0))
         values = numpy.random.RandomState(number)
         self.model = chainer.Link()
         with self.model.init_scope():
@@ -166,10 +157,6 @@ class Case:
             bound = (norms ** 2).sum() ** .5 * ERRORS[self.name]
             assert error <= bound or found.size < 32, (
                 f'{key}: an error of {error:.3g} is more than {bound:.3g}')
-
-
-def _threads() -> list[int]:
-    return [int(name) for name in os.listdir('/proc/self/task')]
 
 
 def run_rank(first: int, cases: int) -> None:

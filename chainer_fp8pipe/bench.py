@@ -20,6 +20,7 @@ import chainer
 import numpy
 from mpi4py import MPI
 
+from .allreduce.plan import ALGORITHMS, FORMS, sums_travel
 from .command_line import count, some_of, unwritable
 from .communicators import create_communicator
 from .communicators.options import without_warmup
@@ -271,11 +272,13 @@ cable of the rate --rate.  It does not need root:
 """
 
 _UNITS = {'': 1, 'k': 10 ** 3, 'm': 10 ** 6, 'g': 10 ** 9}
-#: Sums of ring and torus2d travel in; by codec, what 'auto' means already, or
-#: what the codec refuses.
-_FORMS = 'auto', 'wire', 'float16', 'float32'
-_NOT_TRIED = {'float16': ('float16',), 'int4': ('wire', 'float32'),
-              'int5': ('wire', 'float32')}
+#: Sums that travel do so in; by codec, what 'auto' means already.
+_FORMS = 'auto', *FORMS
+#: Those that a communicator can have without ranks that only sum.
+_ALGORITHMS = tuple(
+    row for row in ALGORITHMS.values() if not row.has_servers)
+_NOT_TRIED = {'fp8': ('float16',), 'float16': ('float32',),
+              'int4': ('float32',), 'int5': ('float32',)}
 
 
 def add_bench(commands: Any) -> None:
@@ -291,10 +294,11 @@ def add_bench(commands: Any) -> None:
     for name, default, known, what in (
             ('codecs', 'int4,fp8,float16,float32',
              ('int4', 'int5', 'fp8', 'float16', 'float32'), 'some of '),
-            ('algorithms', 'direct,ring,torus2d',
-             ('direct', 'ring', 'torus2d', 'mpi_op'), 'some of '),
+            ('algorithms', ','.join(
+                row.name for row in _ALGORITHMS if row.differs(4)),
+             tuple(row.name for row in _ALGORITHMS), 'some of '),
             ('partial-sums', 'auto', _FORMS,
-             'what sums of ring and torus2d travel in: ')):
+             'what sums that other ranks add to travel in: ')):
         parser.add_argument(
             f'--{name}', type=some_of(known), default=default,
             metavar='NAME,...',
@@ -360,7 +364,8 @@ def _cases(options: argparse.Namespace, ranks: int) -> list[Configuration]:
         wanted = [form for form in options.partial_sums
                   if form not in _NOT_TRIED.get(codec, ())] or ['auto']
         for algorithm in options.algorithms:
-            sums = algorithm in ('ring', 'torus2d') and codec != 'float32'
+            sums = codec != 'float32' and sums_travel(
+                ALGORITHMS[algorithm].for_ranks(ranks))
             found += [Configuration(
                 ranks, codec=codec, algorithm=algorithm, options={
                     name: value for name, value in (

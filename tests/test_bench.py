@@ -25,7 +25,7 @@ def case(codec, algorithm, **options):
 
 
 CASES = [case('fp8', 'direct'), case('float32', 'ring'),
-         case('fp8', 'torus2d', partial_sums='wire')]
+         case('fp8', 'torus2d', partial_sums='float32')]
 
 
 @on_ranks(2, 4)
@@ -83,8 +83,9 @@ def test_the_table_compares_medians_and_says_what_times_are_spent_on():
     assert [line.endswith('<- fastest') for line in lines[1:6]] == [
         False, True, False, False, True]
     assert lines[-2].endswith("create_communicator('fp8', algorithm="
-                              "'torus2d', partial_sums='wire')")
-    assert lines[-1].startswith('why: fp8 torus2d partial_sums=wire takes 10 ')
+                              "'torus2d', partial_sums='float32')")
+    assert lines[-1].startswith(
+        'why: fp8 torus2d partial_sums=float32 takes 10 ')
 
 
 @on_ranks(1)
@@ -95,7 +96,7 @@ def test_json_holds_every_time(comm):
         'elements': 1000, 'codec': 'float32', 'algorithm': MPI_LIBRARY,
         'options': {}, 'seconds': [0.004, 0.002, 0.003], 'shares': None}
     assert data['results'][4]['shares']['nbytes'] == 9_000_000
-    assert data['results'][4]['options'] == {'partial_sums': 'wire'}
+    assert data['results'][4]['options'] == {'partial_sums': 'float32'}
 
 
 MPI, RING = (Result(10, None, (7e-3,)), Result(
@@ -133,7 +134,7 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path):
     file = tmp_path / 'times.json'
     done = run_script(
         3, *BENCH, '--sizes', '2k,5000', '--codecs', 'fp8,float32',
-        '--algorithms', 'direct,ring', '--partial-sums', 'wire,float16',
+        '--algorithms', 'direct,ring', '--partial-sums', 'float32,auto',
         '--frame-bytes', '1k', '--repeats', '2', '--json', str(file))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('3 ranks, ') == 1

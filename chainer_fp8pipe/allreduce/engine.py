@@ -202,7 +202,7 @@ class Engine:
             exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
             lanes, framing.frames_in_flight, neighbours,
             self._memory.address if self._memory else 0,
-            self._memory.empty if self._memory else _empty, framing.threads)
+            self._memory.empty if self._memory else _empty, 1)
 
     def _lanes(self) -> tuple[tuple, int]:
         """Plans for compiled code, and how many Mails a neighbour needs.
@@ -375,19 +375,11 @@ class Engine:
     def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
         """Memory on the host for wires of buckets.
 
-        A GPU's lie where neighbours read: they take what it has written from
-        there.
-
         Args:
             xp: ``numpy`` or ``cupy``, where the gradients are.
             size: Entries.
             dtype: Of an entry.
         """
-        nbytes = size * numpy.dtype(dtype).itemsize
-        if xp is not numpy and self._memory and nbytes:
-            found = self._memory.empty_locked(xp.cuda.runtime, nbytes)
-            if found is not None:
-                return found.view(dtype)
         return empty_wire(xp, size, dtype)
 
     def chunks(self, size: int, codec: Codec) -> int:
@@ -475,9 +467,7 @@ class Engine:
         self._compiled.prepare(
             bucket, tensors.tables, bucket.wire.view(numpy.uint8),
             sums.itemsize, sums.shrink, sums.in_wire, uses_wire,
-            # Only a GPU's wires are ever there.
-            bool(tensors.xp is not numpy and self._memory
-                 and self._memory.holds(bucket.wire)),
+            False,
             bucket.encodes, bucket.decodes, tuple(given))
 
     def _collect(self) -> None:
@@ -494,7 +484,7 @@ class Engine:
     def sums(self, codec: Codec) -> Sums:
         """How sums of a codec's wires are held and travel."""
         form, wire = self.framing.form, codec.wire_dtype
-        if form == 'wire' or wire == numpy.float32:
+        if wire == numpy.float32:
             return Sums(True, wire.itemsize, 1.0, 1.0 / self._workers)
         if form == 'float16':
             return Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())

@@ -1,26 +1,18 @@
-"""Memory that the other ranks of a node, and GPUs, read where it lies."""
+"""Memory that the other ranks of a node read where it lies."""
 # A rank's part of the node's memory is a file without a name (memfd_create),
 # far longer than what is used: what nobody has touched takes no memory.
 # Neighbours open it where /proc shows this process's files, once and whole, so
 # that what is allocated later is there for them, too.  In it lie what chunks
 # send, and a Mail (messages.h) for each message to a neighbour.
-#
-# A GPU copies to and from such memory by itself where its pages are locked:
-# registered with CUDA, which else would copy through pages of its own first.
-# Then neighbours read what the GPU has written.  Only a rank's own memory is
-# registered, never a neighbour's as it is mapped here: a neighbour gives pages
-# back when it has done with them, and a GPU would go on reading the old ones.
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import mmap
 import os
 import threading
-import warnings
 import weakref
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
@@ -33,13 +25,6 @@ RESERVED = 1 << 36
 MAIL = 64
 _PAGE = mmap.PAGESIZE
 _TOKEN_BYTES = 16
-# cudaHostRegisterPortable: for all devices that this process uses.
-_PORTABLE = 1
-_REMEDY = (
-    'CUDA cannot register memory that the ranks of this node share: {error}. '
-    'Gradients are copied through a buffer of their own, which is slower. '
-    'Raise the limit of locked memory (ulimit -l unlimited before mpiexec, '
-    'in a container --ulimit memlock=-1), or pass shared_memory=False.')
 
 
 class Name(NamedTuple):
@@ -57,7 +42,6 @@ class NodeMemory:
     Attributes:
         address: Of the first byte, in this process.
         name: What neighbours need to find it.
-        refused: CUDA has refused to register memory; it is not asked again.
 
     Raises:
         OSError: The system has no such memory.
@@ -70,7 +54,6 @@ class NodeMemory:
         os.ftruncate(self._file, RESERVED)
         self._mapped = mmap.mmap(self._file, RESERVED)
         self.address = _address(self._mapped)
-        self.refused = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._freed: collections.deque[tuple[int, int]] = collections.deque()
@@ -106,37 +89,6 @@ class NodeMemory:
         weakref.finalize(block, self._free, start, start + size
                          ).atexit = False
         return numpy.asarray(block)
-
-    def empty_locked(self, runtime: Any, nbytes: int) -> numpy.ndarray | None:
-        """As :meth:`empty`, with pages that a GPU copies to and from.
-
-        Args:
-            runtime: ``cupy.cuda.runtime``.
-            nbytes: At least 1.
-
-        Returns:
-            None where CUDA refuses; the first time with a warning.
-        """
-        if self.refused:
-            return None
-        array = self.empty(nbytes)
-        address = array.ctypes.data
-        try:
-            runtime.hostRegister(address, nbytes, _PORTABLE)
-        except runtime.CUDARuntimeError as error:
-            self.refused = True
-            warnings.warn(_REMEDY.format(error=error), RuntimeWarning,
-                          stacklevel=2)
-            return None
-        # The last callback of an object is called first: before its pages are
-        # given back.
-        weakref.finalize(array.base, _unlock, runtime, address, self._pid
-                         ).atexit = False
-        return array
-
-    def holds(self, array: numpy.ndarray) -> bool:
-        """Whether an array lies in this memory."""
-        return 0 <= array.ctypes.data - self.address < RESERVED
 
     def _free(self, start: int, stop: int) -> None:
         # A process that was forked off has not the right.  Blocks may be
@@ -253,11 +205,3 @@ def _mapped(name: Name) -> mmap.mmap:
 def _place() -> str:
     """The same where process ids mean the same processes."""
     return machine_name() + os.readlink('/proc/self/ns/pid')
-
-
-def _unlock(runtime: Any, address: int, owner: int) -> None:
-    if os.getpid() != owner:        # what was forked off has no GPU
-        return
-    # If this fails, CUDA refuses to register these pages again.
-    with contextlib.suppress(runtime.CUDARuntimeError):
-        runtime.hostUnregister(address)

@@ -10,9 +10,11 @@
 # A plan is one list of instructions per rank: a reduce-scatter, after which
 # every block's sum lies with its owner, and an all-gather that brings it back
 # to everybody.  Nothing here knows MPI or compiled code: _engine.c runs steps
-# of any plan.  So an algorithm is a function of ten lines, and plans can be
-# put together: `compose` runs one inside groups of ranks and another between
-# them.  Two levels of a cluster are that, and so is each half of a 2D torus.
+# of any plan.  So an algorithm is a function of ten lines and a row of
+# ALGORITHMS, from which options, commands, the planner, tests and benchmarks
+# follow.  Plans can be put together: `compose` runs one inside groups of ranks
+# and another between them.  Two levels of a cluster are that, and so is each
+# half of a 2D torus.
 #
 # What a message holds follows from the order of instructions: a rank's own
 # contribution (in the wire's format), a sum (in the form that the framing
@@ -22,14 +24,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..mpi.placement import torus_shape
 
 #: Contributions that are summed and encoded in one pass, at most.
 MOST_GATHERED = 15
 
 #: Forms in which a partial sum may travel.
-FORMS = ('wire', 'float16', 'float32')
+FORMS = ('float16', 'float32')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +45,12 @@ class Framing:
         frames_in_flight: Chunks of a plan that are under way at a time.
         form: What partial sums travel in, one of :data:`FORMS`.
         shared_memory: Ranks of a node read each other's memory.
-        threads: That encode, sum and decode; the one that exchanges messages
-            is one of them.
     """
 
     frame_bytes: int = 3 << 14
     frames_in_flight: int = 3
     form: str = 'float32'
     shared_memory: bool = True
-    threads: int = 1
 
 
 class Opcode(enum.Enum):
@@ -324,20 +325,14 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
                 tuple(map(tuple, gather)))
 
 
-#: Algorithms that can be one level of two, by their names.
-LEVELS = {'direct': direct, 'ring': ring}
-
-
-def two_level(inside: str, between: Plan, nodes: Sequence[Sequence[int]]
-              ) -> Plan:
-    """``inside`` each node, then ``between`` them.
+def two_level(between: Plan, nodes: Sequence[Sequence[int]]) -> Plan:
+    """``direct`` inside each node, then ``between`` them.
 
     Args:
-        inside: One of :data:`LEVELS`.
         between: A plan whose workers are the nodes.
         nodes: The ranks of every node; equally many.
     """
-    return compose(LEVELS[inside](len(nodes[0])), between,
+    return compose(direct(len(nodes[0])), between,
                    lambda member, node: nodes[node][member],
                    encode_between=True)
 
@@ -364,6 +359,128 @@ def torus2d(rows: int, columns: int, ranks: Sequence[int] | None = None
     return (compose(along_rows, along_columns,
                     lambda column, row: rank(row, column), False),
             compose(along_columns, along_rows, rank, False))
+
+
+def torus_of(nodes: Sequence[Sequence[int]], shape: tuple[int, int]
+             ) -> tuple[Plan, ...]:
+    """The torus of the ranks of these nodes, or the ring that it is.
+
+    Args:
+        nodes: The ranks of every node.
+        shape: Rows and columns; (0, 0): see :func:`.torus_shape`.
+
+    Raises:
+        ValueError: The shape is one of another number of ranks.
+    """
+    ranks = [rank for node in nodes for rank in node]
+    rows, columns = shape
+    if (rows, columns) == (0, 0):
+        sizes = {len(node) for node in nodes}
+        rows, columns = torus_shape(
+            len(ranks), sizes.pop() if len(sizes) == 1 else 0)
+    if rows * columns != len(ranks):
+        raise ValueError(
+            f'a torus of shape {rows}x{columns} has {rows * columns} ranks, '
+            f'not {len(ranks)}; pass a shape whose product is the number of '
+            'ranks, or none')
+    if 1 in (rows, columns):
+        return (ring(len(ranks)),)
+    return torus2d(rows, columns, ranks)
+
+
+# --- the table ---------------------------------------------------------------
+
+class Algorithm(NamedTuple):
+    """A row of :data:`ALGORITHMS`.
+
+    Attributes:
+        name: As the option ``algorithm`` has it.
+        about: What it does, for ``--help``.
+        plans: Makes its plans, for the ranks of every node; for two levels
+            each node is one.  None: it has none, MPI's own all-reduce adds up
+            in the wire's format.
+        options: Options of a communicator that ``plans`` is given, too, and
+            that no other algorithm has.
+        two_level: It can go between nodes whose own ranks have added up.
+        has_servers: The last ranks only add up for the others.
+        differs: Whether it sends something else than the rows before for so
+            many ranks; only then it is tried where ways are compared.
+    """
+
+    name: str
+    about: str
+    plans: Callable[..., tuple[Plan, ...]] | None
+    options: tuple[str, ...] = ()
+    two_level: bool = True
+    has_servers: bool = False
+    differs: Callable[[int], bool] = lambda ranks: False
+
+    def for_ranks(self, ranks: int) -> tuple[Plan, ...]:
+        """Its plans for so many hosts of one rank, with usual options."""
+        return self.plans([[rank] for rank in range(ranks)], **{
+            option: _USUAL[option] for option in self.options}
+            ) if self.plans else ()
+
+
+_USUAL = {'shape': (0, 0), 'aggregators': 1}
+
+#: All-reduce algorithms by name; the first is what communicators use.
+ALGORITHMS = {row.name: row for row in (
+    Algorithm('direct', 'each rank sums a piece',
+              lambda nodes: (direct(len(nodes)),),
+              differs=lambda ranks: True),
+    Algorithm('ring', 'sums go round a ring',
+              lambda nodes: (ring(len(nodes)),),
+              differs=lambda ranks: ranks > 2),
+    Algorithm('torus2d', 'sums go round the rows and columns of a torus',
+              torus_of, ('shape',), two_level=False,
+              differs=lambda ranks: 1 not in torus_shape(ranks, 0)),
+    Algorithm('aggregator', 'extra ranks sum',
+              lambda nodes, aggregators: (
+                  aggregator(len(nodes), aggregators),),
+              ('aggregators',), has_servers=True),
+    Algorithm('mpi_op', "MPI_Allreduce sums in the wire's format, as in the "
+              'fp8 paper', None))}
+
+
+def plans_of(row: Algorithm, nodes: Sequence[Sequence[int]], levels: bool,
+             given: Mapping[str, Any]) -> tuple[Plan, ...]:
+    """An algorithm's plans.
+
+    Args:
+        row: The algorithm.
+        nodes: The ranks of every node.
+        levels: In nodes first, which have equally many ranks.
+        given: Options of a communicator.
+
+    Raises:
+        ValueError: Options do not fit the ranks.
+    """
+    assert row.plans
+    options = {option: given[option] for option in row.options}
+    if levels:
+        return tuple(two_level(plan, nodes)
+                     for plan in row.plans([[node] for node in range(
+                         len(nodes))], **options))
+    if row.two_level:       # nodes do not matter
+        nodes = [[rank] for node in nodes for rank in node]
+    return row.plans(nodes, **options)
+
+
+def sums_travel(plans: Sequence[Plan]) -> bool:
+    """Whether a rank sends sums that others add to."""
+    return any(step.summed and step.action.kind is Opcode.SEND_PARTIAL
+               for plan in plans for rank in range(plan.ranks)
+               for step in steps_of(plan, rank))
+
+
+def share_summed(plans: Sequence[Plan]) -> float:
+    """Which share of the vector rank 0 holds sums of, at most."""
+    held = [{block for action in plan.reduce[0]
+             if action.kind is Opcode.RECEIVE_PARTIAL
+             for block in range(action.start, action.stop)} for plan in plans]
+    return sum(len(blocks) / plan.blocks for plan, blocks
+               in zip(plans, held, strict=True)) / max(len(plans), 1)
 
 
 def _one_block_each(name: str, reduce: Sequence[Actions],

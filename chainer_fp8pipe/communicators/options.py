@@ -6,7 +6,7 @@ import math
 import numbers
 from typing import Any
 
-from ..allreduce.plan import FORMS
+from ..allreduce.plan import ALGORITHMS, FORMS
 
 #: Names of this package's communicators, each with defaults of its own.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -22,14 +22,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 _FP8 = 'fp8', 'fp8_paper'
 _BLOCKS = 'int4', 'int5'
-_BY_FRAMES = 'direct', 'ring', 'torus2d', 'aggregator'
-_WITHOUT_AGGREGATORS = 'direct', 'ring', 'torus2d', 'mpi_op'
+_BY_FRAMES = tuple(row.name for row in ALGORITHMS.values() if row.plans)
+_WITHOUT_AGGREGATORS = tuple(
+    row.name for row in ALGORITHMS.values() if not row.has_servers)
+_TWO_LEVEL = tuple(row.name for row in ALGORITHMS.values() if row.two_level)
+# The options that only some algorithms use.
+_OF = {option: tuple(row.name for row in ALGORITHMS.values()
+                     if option in row.options)
+       for option in ('shape', 'aggregators')}
 
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
             low: float = -math.inf, high: float = math.inf,
             names: tuple[str, ...] = tuple(FAMILIES),
-            algorithms: tuple[str, ...] = (*_BY_FRAMES, 'mpi_op'),
+            algorithms: tuple[str, ...] = tuple(ALGORITHMS),
             word: str = '') -> Any:
     """An option that communicators of these names have.
 
@@ -46,10 +52,10 @@ class Options:
     """Options of a communicator; ``name`` says which of them are used.
 
     All have ``algorithm``, ``shape``, ``aggregators``, ``partial_sums``,
-    ``frame_bytes``, ``threads``, ``bucket_bytes``, ``overlap``,
-    ``two_level``, ``ranks_per_node``, ``shared_memory``, ``nonfinite``,
-    ``check_every``, ``local_steps``, ``sync_steps``, ``qsr_alpha``,
-    ``qsr_min`` and ``qsr_max``.  The names with ``fp8`` and ``int`` have
+    ``frame_bytes``, ``bucket_bytes``, ``overlap``, ``two_level``,
+    ``ranks_per_node``, ``shared_memory``, ``nonfinite``, ``check_every``,
+    ``local_steps``, ``sync_steps``, ``qsr_alpha``, ``qsr_min`` and
+    ``qsr_max``.  The names with ``fp8`` and ``int`` have
     ``warmup`` and ``error_feedback``; those with ``fp8`` (the paper's names in
     brackets) ``rounding``, ``period`` (N), ``quantile`` (Q), ``samples`` (R),
     ``epsilon``, ``headroom`` and ``seed``; ``int4`` has ``values``.
@@ -60,29 +66,23 @@ class Options:
 
     name: str
     algorithm: str = _option(
-        'direct', 'how gradients are summed: each rank sums a piece (direct); '
-        'sums go round a ring, or the rows and columns of a torus; extra '
-        "ranks sum (aggregator); MPI_Allreduce sums in the wire's format, as "
-        'in the fp8 paper (mpi_op)',
-        choices=('direct', 'ring', 'torus2d', 'aggregator', 'mpi_op'))
+        next(iter(ALGORITHMS)), 'how gradients are summed: ' + '; '.join(
+            f'{row.about} ({row.name})' for row in ALGORITHMS.values()),
+        choices=tuple(ALGORITHMS))
     shape: tuple[int, int] = _option(
         (0, 0), 'rows and columns of the torus; 0x0: one row per node, or '
-        'nearly square', low=0, algorithms=('torus2d',))
+        'nearly square', low=0, algorithms=_OF['shape'])
     aggregators: int = _option(
-        1, 'how many ranks, the last ones, sum for the others (aggregator)',
-        low=1, algorithms=('aggregator',))
+        1, 'how many ranks, the last ones, sum for the others',
+        low=1, algorithms=_OF['aggregators'])
     partial_sums: str = _option(
-        'auto', 'format of sums that other ranks add to: that of the wire, '
-        'float16 or float32; auto: float16 for fp8, else float32',
+        'auto', 'format of sums that other ranks add to; auto: float16 for '
+        'fp8, else float32',
         choices=('auto', *FORMS), algorithms=_BY_FRAMES)
     frame_bytes: int = _option(
         3 << 14, 'bytes of a message; 0: a whole bucket (store and forward)',
         low=0,
         algorithms=_BY_FRAMES)
-    threads: int = _option(
-        0, 'threads of a rank that encode, sum and decode gradients; 0: as '
-        'many as there are cores for each rank of its machine, at most 4',
-        low=0, high=256, algorithms=_BY_FRAMES)
     bucket_bytes: int = _option(
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
@@ -95,7 +95,7 @@ class Options:
         'auto', 'exchange inside nodes first, then between them; auto: with '
         'several nodes of equally many ranks, more than one',
         choices=('auto', 'yes', 'no'),
-        algorithms=('direct', 'ring', 'aggregator', 'mpi_op'))
+        algorithms=_TWO_LEVEL)
     ranks_per_node: int = _option(
         0, 'pretend that so many consecutive ranks are one node; 0: nodes '
         'are told apart by host name', low=0)
@@ -178,10 +178,16 @@ class Options:
         self._check_together()
 
     def _check_together(self) -> None:
-        if self.overlap and self.algorithm == 'mpi_op':
+        in_frames = self.algorithm in _BY_FRAMES
+        if self.overlap and not in_frames:
             raise ValueError(
-                "algorithm='mpi_op' can only wait for MPI; pass another one, "
-                'or overlap=False')
+                f'algorithm={self.algorithm!r} can only wait for MPI; pass '
+                'another one, or overlap=False')
+        if self.name in _BLOCKS and not in_frames:
+            raise ValueError(
+                f'algorithm={self.algorithm!r} makes sums in the format of '
+                'the wire, which blocks with a scale of their own have not; '
+                'pass another algorithm')
         if self.local_steps != 1 and self.overlap:
             raise ValueError(
                 f'overlap={self.overlap!r} hides an exchange at every update, '
@@ -193,13 +199,6 @@ class Options:
                 "local_steps='qsr' needs qsr_alpha above 0, and qsr_min at "
                 f'most qsr_max, not {self.qsr_alpha:g}, {self.qsr_min} and '
                 f'{self.qsr_max}')
-        for option, value in (('algorithm', 'mpi_op'),
-                              ('partial_sums', 'wire')):
-            if self.name in _BLOCKS and getattr(self, option) == value:
-                raise ValueError(
-                    f'{option}={value!r} makes sums in the format of the '
-                    'wire, which blocks with a scale of their own have not; '
-                    f'pass another {option}')
 
 
 #: Of all communicators, by name; the metadata has ``'help'`` and limits.

@@ -13,6 +13,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..allreduce.plan import ALGORITHMS
 from ..mpi.placement import divisors
 from ..report.quantities import size
 from .cuts import CutProblem, DoesNotFit, search
@@ -80,8 +81,8 @@ def algorithms(replicas: int) -> tuple[Any, ...]:
     Two ranks send the same in a ring and directly; a prime number makes no
     torus.
     """
-    return ('direct', *['ring'] * (replicas > 2),
-            *['torus2d'] * (len(divisors(replicas)) > 2))
+    return tuple(row.name for row in ALGORITHMS.values()
+                 if row.differs(replicas))
 
 
 class Choices:

@@ -3,12 +3,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..allreduce.plan import ALGORITHMS
 from ..pipeline.schedules import make_schedule
 from ..report import stored
 from ..report.quantities import columns, counted, size
 from .partition_plan import PartitionPlan
+
+if TYPE_CHECKING:
+    AlgorithmName = str
+else:       # plan files are checked by it
+    AlgorithmName = Literal[tuple(
+        row.name for row in ALGORITHMS.values() if not row.has_servers)]
 
 #: What a codec does to a mean, by the communicator's name.
 ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',
@@ -48,7 +55,7 @@ class Configuration:
     cut: PartitionPlan | None = None
     codec: Literal['float32', 'float16', 'fp8', 'int5', 'int4',
                    'naive'] = 'float32'
-    algorithm: Literal['direct', 'ring', 'torus2d', 'mpi_op'] = 'direct'
+    algorithm: AlgorithmName = next(iter(ALGORITHMS))
     overlap: Literal[False, True, 'next_forward'] = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -96,7 +103,7 @@ class Configuration:
         return (not self.is_exact,
                 (False, True, 'next_forward').index(self.overlap)
                 + 3 * (self.stages > 1), self.codec != 'naive', self.stages,
-                self.algorithm != 'direct')
+                self.algorithm != next(iter(ALGORITHMS)))
 
     @property
     def exchange(self) -> str:

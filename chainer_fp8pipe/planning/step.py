@@ -47,6 +47,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
+from ..allreduce.plan import ALGORITHMS, share_summed
 from ..mpi.placement import place
 from .calls import Call, Value
 from .cuts import CutProblem, chunk_costs, rank_bytes
@@ -506,6 +507,7 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
     frame = min(_FRAME_BYTES, elements * wire) / wire
     # Of each rank's piece: as it comes and as it goes; and sums, of the
     # rank's own piece, or of all pieces on their way round.
-    sums = 2.0 * _FLOAT * (1 if way.algorithm == 'direct' else way.replicas)
+    sums = 2.0 * _FLOAT * way.replicas * share_summed(
+        ALGORITHMS[way.algorithm].for_ranks(way.replicas))
     return found + _BUFFERS + _FRAMES_IN_FLIGHT * frame * (
         2 * wire * way.replicas + sums)

@@ -1,4 +1,5 @@
 """What an update would take if each rank had a host of its own."""
+from chainer_fp8pipe.allreduce.plan import ALGORITHMS
 from chainer_fp8pipe.planner.example import Example
 from chainer_fp8pipe.planner.plan import measure
 from chainer_fp8pipe.planner.trials import Trained
@@ -52,7 +53,7 @@ def predict(comm, communicators, model, batch, optimizer, gbit):
 def _way(name, options, replicas):
     """The communicator as plans have it; None: they do not."""
     algorithm = options.get('algorithm', 'direct')
-    if name not in CODECS or algorithm not in ('direct', 'ring', 'torus2d'):
+    if name not in CODECS or not ALGORITHMS[algorithm].differs(4):
         return None
     return Configuration(replicas, codec=name, algorithm=algorithm,
                          overlap=options.get('overlap', False))

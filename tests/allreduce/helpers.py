@@ -3,15 +3,13 @@ from chainer_fp8pipe.allreduce.aggregator import Aggregated, WorkerComm, serve
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp
 from chainer_fp8pipe.allreduce.plan import (
+    ALGORITHMS,
     FORMS,
-    LEVELS,
     Framing,
-    aggregator,
-    torus2d,
-    two_level,
+    plans_of,
+    sums_travel,
 )
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
-from chainer_fp8pipe.mpi.placement import torus_shape
 from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
@@ -86,81 +84,88 @@ def check_mean(comm, result, codec, sizes, roundings, seed=0, sums=0.0):
     assert set(comm.allgather(result.tobytes())) == {result.tobytes()}
 
 
+def ways():
+    """All algorithms, in nodes, too, with all forms of sums that travel.
+
+    A way is words: an algorithm, ``two`` (levels), a form, a number of
+    aggregators.
+    """
+    for row in ALGORITHMS.values():
+        for levels in ('', ' two')[:1 + row.two_level]:
+            travel = sums_travel(row.for_ranks(4))
+            for form in FORMS if travel else ['float32']:
+                yield f'{row.name}{levels} {form}'
+    yield 'aggregator 2'
+
+
 def nodes_of(size, node):
     """Ranks in nodes of so many, or each alone where that does not divide."""
     node = node if size % node == 0 else 1
     return [range(first, first + node) for first in range(0, size, node)]
 
 
-def plans(name, size, node=2):
-    """The plans of an algorithm without ``_FORM``."""
-    if name.startswith('torus'):
-        return torus2d(*torus_shape(size, 0))
-    if name.startswith('two_level'):
-        inside, between = name.split('_')[2:4]
-        nodes = nodes_of(size, node)
-        return (two_level(inside, LEVELS[between](len(nodes)), nodes),)
-    return (LEVELS[name.partition('_')[0]](size),)
+def plans(way, size, node=2):
+    """The plans of a way for workers in nodes of so many."""
+    name, *words = way.split()
+    levels = 'two' in words
+    return plans_of(ALGORITHMS[name], nodes_of(size, node if levels else 1),
+                    levels and size % node == 0,
+                    {'shape': (0, 0), 'aggregators': servers(way)})
 
 
-def form_of(name):
-    """In which partial sums travel: names may end with it."""
-    form = name.rpartition('_')[2]
-    return form if form in FORMS else 'float32'
+def servers(way):
+    """How many ranks of a way only sum."""
+    name, *words = way.split()
+    return ALGORITHMS[name].has_servers * (1 + ('2' in words))
 
 
-def make(name, comm, node=2, frame_bytes=512, frames_in_flight=3, **framing):
-    """An algorithm; two-level ones pretend nodes of ``node`` ranks.
+def form_of(way):
+    """In which partial sums travel."""
+    return next((form for form in FORMS if form in way.split()), 'float32')
+
+
+def make(way, comm, node=2, frame_bytes=512, frames_in_flight=3, **framing):
+    """An engine; two levels pretend nodes of ``node`` ranks.
 
     Frames are tiny, so that there are many.
     """
-    if 'mpi_op' in name:
+    name, *words = way.split()
+    if ALGORITHMS[name].plans is None:
         return MpiOp(comm, EventStream(), nodes_of(comm.size, node)
-                     if name == 'two_level_mpi_op' else None)
-    return Engine(comm, plans(name, comm.size, node), EventStream(), Framing(
-        frame_bytes, frames_in_flight, form_of(name), **framing))
+                     if 'two' in words else None)
+    return Engine(comm, plans(way, comm.size, node), EventStream(), Framing(
+        frame_bytes, frames_in_flight, form_of(way), **framing))
 
 
-def on_workers(comm, body, aggregators=1, node=1, form='float32',
-               frame_bytes=512, frames_in_flight=3):
-    """``body(algorithm, workers)`` on the workers; the last ranks serve.
+def on_workers(comm, body, way='aggregator', **framing):
+    """``body(engine, workers)`` on the workers; the last ranks serve.
 
     The communicator of the workers is for the body's own use.
     """
-    count = comm.size - aggregators
+    count = comm.size - servers(way)
     everyone = comm.Dup()
     part = comm.Split(0 if comm.rank < count else MPI.UNDEFINED)
     if comm.rank >= count:
         serve(everyone)
         assert everyone == MPI.COMM_NULL
         return None
-    nodes = nodes_of(count, node)
-    plan = aggregator(len(nodes), aggregators)
-    if len(nodes) < count:
-        plan = two_level('direct', plan, nodes)
     workers = WorkerComm(part)
     workers.everyone = everyone
-    algorithm = Aggregated(workers, (plan,), EventStream(), Framing(
-        frame_bytes, frames_in_flight, form))
-    result = body(algorithm, part)
-    algorithm.free()
+    engine = Aggregated(workers, plans(way, count), EventStream(), Framing(
+        **{'frame_bytes': 512, 'form': form_of(way), **framing}))
+    result = body(engine, part)
+    engine.free()
     assert everyone == MPI.COMM_NULL
     part.Free()
     return result
 
 
-def run(name, comm, body, **framing):
-    """``body(algorithm, workers)``; in ``aggregators...`` two only sum.
-
-    Names of two levels have ``two`` in them.
-    """
-    if not name.startswith('aggregator'):
-        return body(make(name, comm, **framing), comm)
-    aggregators = 1 + name.startswith('aggregators')
-    if comm.size <= aggregators:
-        return None
-    return on_workers(comm, body, aggregators, 1 + ('two' in name),
-                      form_of(name), **framing)
+def run(way, comm, body, **framing):
+    """``body(engine, workers)``, on the workers if some ranks only sum."""
+    if not servers(way):
+        return body(make(way, comm, **framing), comm)
+    return (on_workers(comm, body, way, **framing)
+            if comm.size > servers(way) else None)
 
 
 def begin_on(comm, state, tensors, prescale=1.0):

@@ -10,6 +10,7 @@ import collections
 from fractions import Fraction
 
 from chainer_fp8pipe.allreduce.plan import (
+    ALGORITHMS,
     Opcode,
     aggregator,
     compose,
@@ -153,8 +154,10 @@ def plans(draw, ranks=16):
     if kind == 'torus':
         return draw(st.sampled_from(torus2d(rows, columns)))
     servers = draw(st.integers(0, ranks - rows * columns))
-    outer = (aggregator(columns, servers) if servers
-             else draw(st.sampled_from([direct, ring]))(columns))
+    outer = (aggregator(columns, servers) if servers else draw(
+        st.sampled_from([row for row in ALGORITHMS.values() if row.plans
+                         and row.two_level and not row.has_servers])
+        ).for_ranks(columns)[0])
     inner = draw(st.sampled_from([direct, ring]))(rows)
     plan = compose(inner, outer, lambda member, group: group * rows + member,
                    draw(st.booleans()))
@@ -167,10 +170,12 @@ def plans(draw, ranks=16):
 
 @st.composite
 def simple(draw, ranks):
-    """``direct``, ``ring`` or ``aggregator``."""
-    make = draw(st.sampled_from([direct, ring, aggregator]))
-    if make is not aggregator or ranks == 1:
-        return draw(st.sampled_from([direct, ring]))(
-            draw(st.integers(1, ranks)))
-    workers = draw(st.integers(1, ranks - 1))
-    return aggregator(workers, draw(st.integers(1, ranks - workers)))
+    """A plan of a row of the table."""
+    row = draw(st.sampled_from([
+        row for row in ALGORITHMS.values() if row.plans]))
+    if row.has_servers and ranks > 1:
+        workers = draw(st.integers(1, ranks - 1))
+        return aggregator(workers, draw(st.integers(1, ranks - workers)))
+    return draw(st.sampled_from((row.has_servers and ALGORITHMS['direct']
+                                 or row).for_ranks(
+        draw(st.integers(1, ranks)))))

@@ -156,7 +156,7 @@ def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
 
 @on_ranks(3)
 def test_aggregators_leave_though_there_was_no_bucket_or_no_order(comm):
-    on_workers(comm, lambda algorithm, workers: None, 2)
+    on_workers(comm, lambda algorithm, workers: None, 'aggregator 2')
     everyone = comm.Dup()
     if comm.rank == 2:
         serve(everyone)

@@ -12,55 +12,52 @@ from .helpers import (
     UNIT,
     check_mean,
     exchange,
+    form_of,
     make,
     mean_and_spread,
     run,
     tensors_of,
+    ways,
 )
 from .library import unbuffered
 
-ALGORITHMS = ('direct', 'direct_wire', 'ring', 'ring_float16', 'ring_wire',
-              'torus', 'torus_float16', 'torus_wire',
-              'two_level_direct_direct',
-              'two_level_ring_direct_float16', 'two_level_direct_ring_wire',
-              'mpi_op', 'two_level_mpi_op',
-              'aggregator', 'aggregator_float16', 'aggregators_wire',
-              'aggregators', 'aggregator_two', 'aggregator_two_wire')
-#: One of each kind of sums, of frames and of levels.
-FEW = 'direct', 'ring_wire', 'torus_float16', 'two_level_mpi_op'
+WAYS = [*ways()]
 #: Those whose messages are all seen.
-SEEN = 'direct', 'ring', 'torus', 'two_level_direct_ring', 'aggregator'
+SEEN = 'direct', 'ring', 'torus2d', 'ring two', 'aggregator'
 SIZES = [1000, 0, 1, 37, 4000]
-#: Roundings where sums travel in float32; else one for each sum, too.
-ROUNDINGS = {'direct': 2, 'ring': 2, 'torus': 2, 'aggregator': 2,
-             'aggregators': 2, 'two_level_direct_direct': 3,
-             'aggregator_two': 3, 'aggregator_float16': 2}
 
 
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
+def roundings_of(way, workers, codec):
+    """Roundings on the way of a contribution, and the u of sums.
+
+    A gradient and a mean are rounded, and the mean of a node.  Sums are
+    rounded, too: to the form in which they travel or are held, or, by MPI
+    and where a wire holds them, to the wire's format.
+    """
+    form, levels = form_of(way), 'two' in way.split()
+    if way.startswith('mpi_op') or codec == 'float32':
+        return (workers + 3, 0.0) if codec != 'float32' else (
+            3, UNIT['float32'])
+    return 2 + levels, UNIT['float16' if form == 'float16' else 'float32']
+
+
+@pytest.mark.parametrize('way', WAYS)
 @on_ranks(1, 2, 3, 4, 6, 9)
 def test_every_rank_has_the_mean_within_the_formats_bound_and_the_same_bits(
-        comm, algorithm):
+        comm, way):
     def body(made, workers):
         for codec, init in CODECS.items():
             wire, result = exchange(made, init(), workers,
                                     tensors_of(workers.rank, SIZES))
-            # One more level or sum, each of up to (1 + u) times the magnitude.
-            roundings = ROUNDINGS.get(algorithm, workers.size + 3)
-            sums = 0.0
-            if codec == 'float32' or (algorithm.endswith('_float16')
-                                      and codec == 'fp8'):
-                # Sums are rounded in any case: to float32, or to float16.
-                roundings = 3
-                sums = UNIT['float32' if codec == 'float32' else 'float16']
+            roundings, sums = roundings_of(way, workers.size, codec)
             check_mean(workers, result, codec, SIZES, roundings, sums=sums)
             assert set(workers.allgather(wire.tobytes())) == {wire.tobytes()}
-    run(algorithm, comm, body)
+    run(way, comm, body)
 
 
-@pytest.mark.parametrize('algorithm', ALGORITHMS)
+@pytest.mark.parametrize('way', WAYS)
 @on_ranks(3, 4)
-def test_again_nonfinite_and_few_elements(comm, algorithm):
+def test_again_nonfinite_and_few_elements(comm, way):
     """The same bits again; NaN and infinity arrive; any length is legal."""
     def body(made, workers):
         for codec in CODECS.values():
@@ -79,12 +76,12 @@ def test_again_nonfinite_and_few_elements(comm, algorithm):
                                  tensors_of(workers.rank, sizes))
             mean, _ = mean_and_spread(workers.size, sizes)
             numpy.testing.assert_allclose(result, mean, rtol=1e-5, atol=1e-6)
-    run(algorithm, comm, body)
+    run(way, comm, body)
 
 
-@pytest.mark.parametrize('algorithm', SEEN)
+@pytest.mark.parametrize('way', SEEN)
 @on_ranks(2, 4, 6)
-def test_nothing_depends_on_messages_that_mpi_buffers(comm, algorithm):
+def test_nothing_depends_on_messages_that_mpi_buffers(comm, way):
     def body(made, workers):
         for sizes in ([5000], [1], [7]):
             for codec in CODECS.values():
@@ -93,13 +90,13 @@ def test_nothing_depends_on_messages_that_mpi_buffers(comm, algorithm):
                 mean, magnitude = mean_and_spread(workers.size, sizes)
                 assert abs(result - mean).max() <= 0.5 * magnitude.max()
     with unbuffered():
-        run(algorithm, comm, body, frame_bytes=256, frames_in_flight=2)
+        run(way, comm, body, frame_bytes=256, frames_in_flight=2)
 
 
 @pytest.mark.parametrize('codec', ['fp8', 'int4', 'e2m1'])
-@pytest.mark.parametrize('algorithm', [*SEEN, 'aggregators_two'])
+@pytest.mark.parametrize('way', [*SEEN, 'aggregator two 2'])
 @on_ranks(4, 6)
-def test_neither_frames_nor_another_time_change_a_bit(comm, algorithm, codec):
+def test_neither_frames_nor_another_time_change_a_bit(comm, way, codec):
     def body(made, workers):
         state = (CODECS['fp8']() if codec == 'fp8'
                  else BlockScaled(codec).init())
@@ -119,7 +116,7 @@ def test_neither_frames_nor_another_time_change_a_bit(comm, algorithm, codec):
             found.append(result)
         return found
     first, *others = [
-        run(algorithm, comm, body, frame_bytes=nbytes, frames_in_flight=count)
+        run(way, comm, body, frame_bytes=nbytes, frames_in_flight=count)
         for nbytes, count in ((256, 2), (17, 3), (1000, 1), (1000, 100),
                               (1 << 60, 1), (1 << 60, 3))]
     for other in others:
@@ -145,13 +142,14 @@ def test_the_fp8_means_root_mean_square_error_is_that_of_two_roundings(comm):
     assert 0.02 < error < 0.102
 
 
-@pytest.mark.parametrize('algorithm', FEW)
+@pytest.mark.parametrize('way', [
+    'direct', 'ring float16', 'torus2d float16', 'mpi_op two'])
 @on_ranks(3, 4)
 def test_stochastic_rounding_is_unbiased_and_the_same_on_all_ranks(
-        comm, algorithm):
+        comm, way):
     size = 40000
     _, result = exchange(
-        make(algorithm, comm),
+        make(way, comm),
         Fp8Ratio(rounding='stochastic', error_feedback=False).init(), comm,
         tensors_of(comm.rank, [size]))
     assert set(comm.allgather(result.tobytes())) == {result.tobytes()}
@@ -165,11 +163,11 @@ def test_stochastic_rounding_is_unbiased_and_the_same_on_all_ranks(
     assert error < 0.03
 
 
-@pytest.mark.parametrize('algorithm', [
-    'direct', 'ring_float16', 'torus_float16', 'two_level_direct_direct',
-    'aggregator', 'aggregators'])
+@pytest.mark.parametrize('way', [
+    'direct', 'ring float16', 'torus2d float16', 'direct two', 'aggregator',
+    'aggregator 2'])
 @on_ranks(4)
-def test_error_feedback_converges_over_50_exchanges(comm, algorithm):
+def test_error_feedback_converges_over_50_exchanges(comm, way):
     """The mean of 50 exchanges is nearer than that without."""
     def body(made, workers):
         mean, _ = mean_and_spread(workers.size, [4000])
@@ -182,7 +180,7 @@ def test_error_feedback_converges_over_50_exchanges(comm, algorithm):
                 total = total + result.astype(float)
             errors.append(numpy.linalg.norm(total / 50 - mean))
         assert errors[0] < errors[1] / 5
-    run(algorithm, comm, body)
+    run(way, comm, body)
 
 
 @on_ranks(1, 4)
@@ -228,7 +226,7 @@ def paper(size, per_node, q):
 def test_two_levels_are_algorithm_1_with_truncation(comm, per_node):
     state = Fp8Ratio(rounding='truncate', headroom=1.0,
                      error_feedback=False).init()
-    _, result = exchange(make('two_level_mpi_op', comm, node=per_node),
+    _, result = exchange(make('mpi_op two', comm, node=per_node),
                          state, comm, tensors_of(comm.rank, [600]))
     expected = paper(4, per_node, state.codec.report(state)['/l0'].q)
     # Only a division that rounds differently may move an element by a step.

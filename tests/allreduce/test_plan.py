@@ -131,7 +131,7 @@ def test_a_toruss_rows_may_be_nodes_however_ranks_are_numbered():
 
 def test_of_two_levels_the_outer_one_joins_equal_local_ranks():
     # Ranks 0, 2 and 4 are on one node: the numbers of ranks do not matter.
-    plan = two_level('direct', direct(2), [[0, 2, 4], [1, 3, 5]])
+    plan = two_level(direct(2), [[0, 2, 4], [1, 3, 5]])
     assert peers(plan, 2) == {0, 4, 3}
     assert plan.workers == plan.ranks == 6
 

@@ -65,7 +65,7 @@ def test_workers_are_a_communicator_of_their_own_and_get_the_mean(comm,
 
 
 @pytest.mark.parametrize('options', [
-    {'partial_sums': 'wire', 'rounding': 'truncate'},
+    {'partial_sums': 'float32', 'rounding': 'truncate'},
     {'partial_sums': 'float16', 'frame_bytes': 0},
     {'frame_bytes': 64, 'rounding': 'stochastic', 'ranks_per_node': 2},
     {'error_feedback': False, 'period': 1, 'warmup': 0}])

@@ -13,7 +13,7 @@ SIGMA = 1e-3
 WAYS = [
     ('fp8', {}), ('fp8', {'rounding': 'truncate'}),
     ('fp8', {'rounding': 'stochastic'}), ('fp8', {'headroom': 1.0}),
-    ('fp8', {'algorithm': 'ring'}), ('fp8', {'partial_sums': 'wire'}),
+    ('fp8', {'algorithm': 'ring'}), ('fp8', {'partial_sums': 'float32'}),
     ('fp8', {'algorithm': 'aggregator'}),
     ('fp8', {'algorithm': 'aggregator', 'rounding': 'stochastic'}),
     ('fp8_paper', {'error_feedback': True}),

@@ -167,7 +167,7 @@ def test_without_threads_in_mpi_it_says_so_and_goes_on(comm):
 @pytest.mark.parametrize('overlap', OVERLAPS)
 def test_models_that_are_no_more_leave_nothing_behind(comm, overlap):
     """Their queues are the next ones', and have no threads of their own."""
-    communicator = make(comm, 'fp8', overlap, warmup=0, threads=3)
+    communicator = make(comm, 'fp8', overlap, warmup=0)
     reducer = communicator._reducer
     counts, threads = [], []
     for number in range(4):
