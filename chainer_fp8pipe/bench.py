@@ -21,6 +21,7 @@ import numpy
 from mpi4py import MPI
 
 from .allreduce.plan import ALGORITHMS, FORMS, sums_travel
+from .codecs import CODECS
 from .command_line import count, some_of, unwritable
 from .communicators import create_communicator
 from .communicators.options import without_warmup
@@ -277,8 +278,8 @@ _FORMS = 'auto', *FORMS
 #: Those that a communicator can have without ranks that only sum.
 _ALGORITHMS = tuple(
     row for row in ALGORITHMS.values() if not row.has_servers)
-_NOT_TRIED = {'fp8': ('float16',), 'float16': ('float32',),
-              'int4': ('float32',), 'int5': ('float32',)}
+_TRIED = tuple(name for name, row in CODECS.items() if not row.for_study)
+_NOT_TRIED = {name: (row.sums,) for name, row in CODECS.items()}
 
 
 def add_bench(commands: Any) -> None:
@@ -293,7 +294,7 @@ def add_bench(commands: Any) -> None:
         help='elements of the gradients, with k, M or G (default: 1M,8M)')
     for name, default, known, what in (
             ('codecs', 'int4,fp8,float16,float32',
-             ('int4', 'int5', 'fp8', 'float16', 'float32'), 'some of '),
+             _TRIED, 'some of '),
             ('algorithms', ','.join(
                 row.name for row in _ALGORITHMS if row.differs(4)),
              tuple(row.name for row in _ALGORITHMS), 'some of '),

@@ -1,7 +1,9 @@
 """Gradients to bytes and back: floats, fp8 by ratio, records of few bits."""
 from .codec import BlockScaled, Cast, Codec, Part, State
-from .fp8_ratio import Fp8Ratio
+from .fp8 import Fp8Paper, Fp8Ratio, TensorReport
+from .table import CODECS, Row, options_of_codecs
 from .tensors import Tensors
 
-__all__ = ['BlockScaled', 'Cast', 'Codec', 'Fp8Ratio', 'Part', 'State',
-           'Tensors']
+__all__ = ['CODECS', 'BlockScaled', 'Cast', 'Codec', 'Fp8Paper', 'Fp8Ratio',
+           'Part', 'Row', 'State', 'TensorReport', 'Tensors',
+           'options_of_codecs']

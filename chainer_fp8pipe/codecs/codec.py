@@ -15,16 +15,15 @@
 # After `begin` the tensors may come in groups (buckets), each with a wire, a
 # `propose` and a `step` of its own, in any order.
 #
-# Tensors that are coded are data: tables of addresses, scales and keys of
-# random numbers, on which compiled code works, called from here or by an
-# all-reduce in its own threads, and so piece by piece or in one go with the
-# same bits.  Only
-# gradients on a GPU are encoded and decoded elsewhere: there, in one go, with
+# Tensors that are coded are data: tables of addresses and scales, on which
+# compiled code works, called from here or by an all-reduce in its own threads,
+# and so piece by piece or in one go with the same bits.  Only gradients on a
+# GPU are encoded and decoded elsewhere: there, in one go, with
 # the bits of the CPU.
 #
-# fp8 (fp8_ratio.py) has a scale for each tensor, from the ratio of gradients
-# to their parameters.  Records of 4 or 5 bits have one for each 32 elements,
-# which follows from the gradients alone: a ratio to the parameter would let
+# fp8 (fp8.py) has a scale for each tensor, from the ratio of gradients to
+# their parameters.  Records of 4 bits have one for each 32 elements, which
+# follows from the gradients alone: a ratio to the parameter would let
 # the smallest of 32 parameters set the scale of all.  Of an element that is
 # ten times as large as the 31 beside it, an outlier, no more is added to the
 # next encoding than these have, or it would keep them out of their records at
@@ -42,14 +41,14 @@ import abc
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy
 
 from ..formats import FORMATS, RECORD, RecordFormat
 from .staging import to_host
-from .tensors import FLOAT16, FLOAT32, GRADIENT, RECORDS, Tensors
+from .tensors import FLOAT16, FLOAT32, GRADIENT, LARGEST, RECORDS, Tensors
 
 
 class Part(NamedTuple):
@@ -93,6 +92,8 @@ class State:
     # By site and part, the unit that its residual was last rescaled for.
     _units: dict[tuple[str, str], float] = dataclasses.field(
         default_factory=dict)
+    # By tensor, where the last update's mean leaves its largest magnitude.
+    _decoded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def residual(self, xp: Any, site: str, name: str, start: int, stop: int
                  ) -> Any:
@@ -127,6 +128,27 @@ class State:
         for _, array in self._residuals.values():
             array *= numpy.float32(factor)
 
+    def limit_residuals(self, name: str, bound: float) -> None:
+        """Makes a tensor's residuals no larger than ``bound``, everywhere."""
+        for (_, tensor), (_, array) in self._residuals.items():
+            if tensor == name:
+                array.clip(-bound, bound, out=array)
+
+    def watch(self, names: Sequence[str], findings: numpy.ndarray) -> None:
+        """Has :meth:`take_largest` look there; see :class:`.Tensors`."""
+        self._decoded.update(zip(names, findings, strict=True))
+
+    def take_largest(self) -> dict[str, float]:
+        """The largest magnitude in the wire of each mean decoded since then.
+
+        All ranks have decoded the same, so that it is the same for all.
+        NaN where the mean is not finite.
+        """
+        found = {name: float(numpy.int32(row[LARGEST]).view(numpy.float32))
+                 for name, row in self._decoded.items() if row[LARGEST] >= 0}
+        self._decoded.clear()
+        return found
+
     def health(self) -> dict[str, dict[str, float]]:
         """Figures of each tensor, as ``CodecCommunicator.health`` gives them.
         """
@@ -147,6 +169,7 @@ class State:
 
     def save(self) -> dict[str, numpy.ndarray]:
         """Returns all that an exact continuation needs."""
+        self.codec.settle(self)
         return {
             'codec': numpy.frombuffer(self.codec.name.encode(), numpy.uint8),
             'updates': numpy.asarray(self.updates),
@@ -217,6 +240,10 @@ class Codec(abc.ABC):
             self._rescale_state(state, loss_scale)
             state.loss_scale = loss_scale
 
+    def settle(self, state: State) -> None:
+        """Learns from the means that were decoded, if the codec learns."""
+        state.take_largest()
+
     def _rescale_state(self, state: State, loss_scale: float) -> None:
         """Rescales what was learnt from gradients to another loss scale."""
         state.multiply_residuals(loss_scale / state.loss_scale)
@@ -271,7 +298,7 @@ class Codec(abc.ABC):
         Args:
             state: Of the worker's model, of this rank.
             parts: What a worker's :meth:`parts` gave.
-            rank: This rank: random numbers depend on it.
+            rank: This rank.
         """
         # Values that take no memory.
         nothing = [numpy.broadcast_to(numpy.float32(0), part.size)

@@ -31,6 +31,9 @@ _GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _ELEMENTS, _KEYS = range(2, 8)
 # blame for a wire that is not finite (see _BLAMED), and more than 0 where
 # what was decoded is not finite.
 _CLIPPED, _ENCODED, _BLAME, _NONFINITE = range(4)
+#: And the bits of the largest magnitude in an fp8 wire that was decoded, those
+#: of a NaN if it was not finite; -1: nothing was.
+LARGEST = 4
 _BLAMED = {'gradient': 1, 'value': 2}
 _BAD_WIRE = 4       # it was not finite when it was decoded
 
@@ -142,7 +145,10 @@ class Tensors:
         self._units, self._format = units, format
         self._number = number
         rows = self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
-        self._findings = numpy.zeros((count, 4), numpy.int64)
+        self._findings = numpy.zeros((count, 5), numpy.int64)
+        self._findings[:, LARGEST] = -1
+        if number == FP8:
+            state.watch(self.names, self._findings)
         self._kept: list[Any] = []      # arrays whose addresses are in tables
         rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
         rows[:, _ELEMENTS] = self.sizes
@@ -178,6 +184,18 @@ class Tensors:
         return found
 
     # --- gradients and their means ------------------------------------------
+
+    def largest(self, tensor: int, epsilon: float) -> tuple[float, float]:
+        """The largest |g| / (|w| + epsilon), and |g|, of what is finite."""
+        gradient, parameter = self.gradients[tensor], self.parameters[tensor]
+        if self.xp is numpy:
+            return _formats.largest(gradient, parameter, epsilon)
+        size = abs(gradient)
+        size[~self.xp.isfinite(size)] = 0
+        ratio = size / (abs(parameter) + numpy.float32(epsilon))
+        ratio[self.xp.isnan(ratio)] = 0
+        return (float(ratio.max()), float(size.max())) if size.size else (
+            0.0, 0.0)
 
     def encode(self, wire: numpy.ndarray, start: int = 0) -> None:
         """Writes gradients, times the prescale, into a piece of the wire.

@@ -46,7 +46,7 @@ def make_algorithm(comm: MPI.Comm, options: Options, nodes: Nodes,
         return MpiOp(comm, events, nodes if levels else None)
     form = options.partial_sums
     if form == 'auto':
-        form = 'float16' if options.name.startswith('fp8') else 'float32'
+        form = options.row.sums
     framing = Framing(options.frame_bytes or _WHOLE, _IN_FLIGHT, form,
                       options.shared_memory)
     plans = plans_of(row, nodes, levels, vars(options))

@@ -12,8 +12,7 @@ import numpy
 from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
-from ..codecs import BlockScaled, Cast, Codec, Fp8Ratio
-from ..codecs.fp8_ratio import TensorReport
+from ..codecs import Fp8Ratio, TensorReport
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
 from ..exchange.model_exchange import ModelExchange, NonfiniteMean
 from ..exchange.reducer import Final, Reducer, threads_are_allowed
@@ -55,8 +54,8 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._node = next(node for node in nodes if mpi_comm.rank in node)
         self._reducer = Reducer(
             mpi_comm, make_algorithm(mpi_comm, options, nodes, self.events),
-            _codec(options, mpi_comm.rank), self.events, options,
-            _overlap(mpi_comm, options))
+            options.row.codec(options, mpi_comm.rank, mpi_comm.size),
+            self.events, options, _overlap(mpi_comm, options))
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -341,20 +340,6 @@ def _diverged(model: chainer.Link, when: str) -> str:
                 return (f'parameters diverged {when} the all-reduce: {kind} '
                         f'of parameter {name} is not finite')
     return ''
-
-
-def _codec(options: Options, rank: int) -> Codec:
-    name = options.name
-    if name in ('int4', 'int5'):
-        return BlockScaled(options.values if name == 'int4' else name,
-                           options.error_feedback)
-    if not name.startswith('fp8'):
-        return Cast('float16' if name == 'float16' else 'float32')
-    return Fp8Ratio(
-        rounding=options.rounding, period=options.period,
-        quantile=options.quantile, samples=options.samples,
-        epsilon=options.epsilon, headroom=options.headroom,
-        error_feedback=options.error_feedback, seed=options.seed, rank=rank)
 
 
 def _overlap(comm: MPI.Comm, options: Options) -> bool | str:

@@ -7,21 +7,14 @@ import numbers
 from typing import Any
 
 from ..allreduce.plan import ALGORITHMS, FORMS
+from ..codecs import CODECS, Row, options_of_codecs
 
 #: Names of this package's communicators, each with defaults of its own.
 FAMILIES: dict[str, dict[str, Any]] = {
-    'fp8': {},
-    'fp8_paper': {
-        'algorithm': 'mpi_op', 'two_level': 'yes', 'rounding': 'truncate',
-        'headroom': 1.0, 'error_feedback': False, 'bucket_bytes': 0},
-    'int4': {},
-    'int5': {},
-    'float16': {},
-    'float32': {},
+    **{name: dict(row.defaults) for name, row in CODECS.items()},
     'torus2d': {'algorithm': 'torus2d'},
 }
-_FP8 = 'fp8', 'fp8_paper'
-_BLOCKS = 'int4', 'int5'
+_OF_CODECS = options_of_codecs()
 _BY_FRAMES = tuple(row.name for row in ALGORITHMS.values() if row.plans)
 _WITHOUT_AGGREGATORS = tuple(
     row.name for row in ALGORITHMS.values() if not row.has_servers)
@@ -34,17 +27,16 @@ _OF = {option: tuple(row.name for row in ALGORITHMS.values()
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
             low: float = -math.inf, high: float = math.inf,
-            names: tuple[str, ...] = tuple(FAMILIES),
             algorithms: tuple[str, ...] = tuple(ALGORITHMS),
             word: str = '') -> Any:
-    """An option that communicators of these names have.
+    """An option; those of codecs are in their rows.
 
     Beside a number it may be a word.  Algorithms that are not among
     ``algorithms`` would silently do without it.
     """
     return dataclasses.field(default=default, metadata={
         'help': help, 'choices': choices, 'low': low, 'high': high,
-        'names': names, 'algorithms': algorithms, 'word': word})
+        'algorithms': algorithms, 'word': word})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +47,10 @@ class Options:
     ``frame_bytes``, ``bucket_bytes``, ``overlap``, ``two_level``,
     ``ranks_per_node``, ``shared_memory``, ``nonfinite``, ``check_every``,
     ``local_steps``, ``sync_steps``, ``qsr_alpha``, ``qsr_min`` and
-    ``qsr_max``.  The names with ``fp8`` and ``int`` have
-    ``warmup`` and ``error_feedback``; those with ``fp8`` (the paper's names in
-    brackets) ``rounding``, ``period`` (N), ``quantile`` (Q), ``samples`` (R),
-    ``epsilon``, ``headroom`` and ``seed``; ``int4`` has ``values``.
+    ``qsr_max``.  ``fp8``, ``fp8_paper`` and ``int4`` have ``warmup``; ``fp8``
+    and ``int4`` ``error_feedback``; ``fp8`` and ``fp8_paper`` (the paper's
+    names in brackets) ``period`` (N) and ``epsilon``; ``fp8_paper``
+    ``quantile`` (Q), ``samples`` (R) and ``seed``.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
@@ -132,35 +124,20 @@ class Options:
         256, "updates in a period of local_steps='qsr', at most", low=1,
         algorithms=_WITHOUT_AGGREGATORS)
     warmup: int = _option(
-        100, 'updates in float32 before the first in the format', low=0,
-        names=(*_FP8, *_BLOCKS))
+        100, 'updates in float32 before the first in the format', low=0)
     error_feedback: bool = _option(
         True, 'add what an encoding lost to the next gradient',
-        choices=(True, False), names=(*_FP8, *_BLOCKS))
-    rounding: str = _option(
-        'nearest', 'how a number is made fp8',
-        choices=('nearest', 'truncate', 'stochastic'), names=_FP8)
-    period: int = _option(
-        100, 'updates between choices of scales (N)', low=1,
-        names=_FP8)
+        choices=(True, False))
+    period: int = _option(100, 'updates between choices of scales (N)', low=1)
     quantile: float = _option(
         0.95, 'quantile of |gradient / parameter| that sets the scale (Q)',
-        low=0.0, high=1.0, names=_FP8)
+        low=0.0, high=1.0)
     samples: int = _option(
-        1024, 'most elements that the quantile is estimated from (R)', low=1,
-        names=_FP8)
+        1024, 'most elements that the quantile is estimated from (R)', low=1)
     epsilon: float = _option(
         1e-5, 'added to |parameter| before the division (epsilon)',
-        low=1e-30, high=1e30, names=_FP8)
-    headroom: float = _option(
-        4096.0, 'how far above the quantile values are clipped; the paper: 1',
-        low=1.0, high=2.0 ** 30, names=_FP8)
-    seed: int = _option(0, 'of sampling and stochastic rounding', low=0,
-                        names=_FP8)
-    values: str = _option(
-        'int4', 'numbers of 4 bits: -7 to 7 (int4), or with an exponent '
-        '(e2m1), which keeps more of small gradients',
-        choices=('int4', 'e2m1'), names=('int4',))
+        low=1e-30, high=1e30)
+    seed: int = _option(0, 'of the sampling', low=0)
 
     def __post_init__(self) -> None:
         for option, field in OPTIONS.items():
@@ -177,13 +154,18 @@ class Options:
                 object.__setattr__(self, option, kind(value))
         self._check_together()
 
+    @property
+    def row(self) -> Row:
+        """That of the codec in the table of codecs."""
+        return _row(self.name)
+
     def _check_together(self) -> None:
         in_frames = self.algorithm in _BY_FRAMES
         if self.overlap and not in_frames:
             raise ValueError(
                 f'algorithm={self.algorithm!r} can only wait for MPI; pass '
                 'another one, or overlap=False')
-        if self.name in _BLOCKS and not in_frames:
+        if not self.row.has_sums and not in_frames:
             raise ValueError(
                 f'algorithm={self.algorithm!r} makes sums in the format of '
                 'the wire, which blocks with a scale of their own have not; '
@@ -206,10 +188,16 @@ OPTIONS = {field.name: field for field in dataclasses.fields(Options)
            if field.metadata}
 
 
+def _row(name: str) -> Row:
+    """The codec's; names of algorithms are float32."""
+    return CODECS['float32' if name in _BY_FRAMES else name]
+
+
 def options_of(name: str) -> list[str]:
     """The options that communicator ``name`` has."""
-    return [option for option, field in OPTIONS.items()
-            if name in field.metadata['names']]
+    own = _row(name).options
+    return [option for option in OPTIONS
+            if option in own or option not in _OF_CODECS]
 
 
 def make_options(name: str, given: dict[str, Any]) -> Options:

@@ -107,6 +107,7 @@ static PyObject *ratio_decode(PyObject *self, PyObject *args)
     Py_buffer b[3] = {{0}}; /* codes or ratios, parameter, out */
     Ratio q = {0};
     uint64_t found = 0;
+    int largest = 0;
     if (!PyArg_ParseTuple(args, "y*y*w*ff", &b[0], &b[1], &b[2], &q.inverse,
                           &q.epsilon))
         return NULL;
@@ -114,9 +115,23 @@ static PyObject *ratio_decode(PyObject *self, PyObject *args)
     int is_codes = (size_t)b[0].len == n;
     RUN(b, 3, SIZES(is_codes ? n : 4 * n, 4 * n, 4 * n),
         found = is_codes
-            ? decode_ratios(b[0].buf, b[1].buf, b[2].buf, n, q)
+            ? decode_ratios(b[0].buf, b[1].buf, b[2].buf, n, q, &largest)
             : decode_float_ratios(b[0].buf, b[1].buf, b[2].buf, n, q),
         PyLong_FromUnsignedLongLong(found));
+}
+
+static PyObject *largest(PyObject *self, PyObject *args)
+{
+    Py_buffer b[2] = {{0}}; /* gradient, parameter */
+    float epsilon;
+    int found[2];
+    if (!PyArg_ParseTuple(args, "y*y*f", &b[0], &b[1], &epsilon))
+        return NULL;
+    RUN(b, 2, SIZES((size_t)b[0].len, (size_t)b[0].len),
+        largest_ratio(b[0].buf, b[1].buf, (size_t)b[0].len / sizeof(f32),
+                      epsilon, found),
+        Py_BuildValue("dd", (double)e5m2_float((unsigned int)found[0]),
+                      (double)e5m2_float((unsigned int)found[1])));
 }
 
 /* Bytes of the records of n elements; an impossible size for no format. */
@@ -245,6 +260,7 @@ static PyMethodDef methods[] = {
     {"accumulate", accumulate, METH_VARARGS, NULL},
     {"ratio_encode", ratio_encode, METH_VARARGS, NULL},
     {"ratio_decode", ratio_decode, METH_VARARGS, NULL},
+    {"largest", largest, METH_VARARGS, NULL},
     {"records_encode", records_encode, METH_VARARGS, NULL},
     {"records_decode", records_decode, METH_VARARGS, NULL},
     {"code", code, METH_VARARGS, NULL},

@@ -26,6 +26,9 @@ def ratio_encode(
 def ratio_decode(
     wire: Any, parameter: Any, out: Any, inverse: float, epsilon: float, /
 ) -> int: ...
+def largest(
+    gradient: Any, parameter: Any, epsilon: float, /
+) -> tuple[float, float]: ...
 def records_encode(
     values: Any, factor: float, residual: Any, records: Any, format: int, /
 ) -> int: ...

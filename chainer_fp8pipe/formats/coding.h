@@ -42,6 +42,7 @@ enum { BAD_GRADIENT = 1, BAD_VALUE = 2, BAD_WIRE = 4 };
 
 typedef struct {
     int64_t clipped, encoded, blamed, nonfinite;
+    int64_t largest; /* bits of the largest magnitude in a decoded wire */
 } Findings;
 
 /* What the encoding of a tensor's mean keeps: at the tensor's first element,
@@ -115,6 +116,16 @@ static void tally(int64_t *finding, int64_t more)
 {
     if (more)
         __atomic_fetch_add(finding, more, __ATOMIC_RELAXED);
+}
+
+static void raise_to(int64_t *finding, int64_t value)
+{
+    int64_t old = __atomic_load_n(finding, __ATOMIC_RELAXED);
+    while (value > old
+           && !__atomic_compare_exchange_n(finding, &old, value, 1,
+                                           __ATOMIC_RELAXED,
+                                           __ATOMIC_RELAXED))
+        ;
 }
 
 static void blame(Findings *findings, int64_t what)
@@ -226,10 +237,12 @@ static void decode_range(const Coding *coding, Range range, const char *wire)
                                        p.n, 0, coding->format);
         else {
             Ratio q = {0, scales->inverse, coding->epsilon, 0};
+            int largest = 0;
             nonfinite = decode_ratios((const u8 *)from, t->parameter + p.at,
-                                      out, p.n, q);
+                                      out, p.n, q, &largest);
+            raise_to(&findings->largest, largest);
             /* Or a parameter is not finite. */
-            in_wire = nonfinite && !all_finite((const u8 *)from, p.n);
+            in_wire = largest >= E5M2_F32_INFINITY;
         }
         tally(&findings->nonfinite, (int64_t)nonfinite);
         if (nonfinite && in_wire)

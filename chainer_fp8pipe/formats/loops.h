@@ -502,17 +502,19 @@ static inline void sum_codes(const u8 *const *codes, int count, f32 *total,
 /* Returns how many results are infinite or NaN; there are few. */
 E5M2_FUNCTION uint32_t ratio_decode_strip(const float *ratios,
                                           const f32 *parameter, f32 *out,
-                                          size_t n, Ratio q)
+                                          size_t n, Ratio q, int *in_wire)
 {
     uint32_t nonfinite = 0;
-    int largest = 0;
+    int largest = 0, wire = 0;
     INDEPENDENT
     for (size_t i = 0; i < n; ++i) {
         float weight = e5m2_weight(parameter[i], q.epsilon);
         float x = e5m2_from_ratio(ratios[i], weight, q.inverse);
         out[i] = x;
         largest = e5m2_max(largest, e5m2_magnitude(x));
+        wire = e5m2_max(wire, e5m2_magnitude(ratios[i]));
     }
+    *in_wire = e5m2_max(*in_wire, wire);
     for (size_t i = 0; largest >= E5M2_F32_INFINITY && i < n; ++i)
         nonfinite += !e5m2_is_finite(out[i]);
     return nonfinite;
@@ -520,7 +522,8 @@ E5M2_FUNCTION uint32_t ratio_decode_strip(const float *ratios,
 
 #define RATIO_DECODE_LOOP(V) \
     IN_##V static uint32_t ratio_decode_codes_##V( \
-        const u8 *codes, const f32 *parameter, f32 *out, size_t n, Ratio q) \
+        const u8 *codes, const f32 *parameter, f32 *out, size_t n, Ratio q, \
+        int *in_wire) \
     { \
         uint32_t nonfinite = 0; \
         float values[STRIP]; \
@@ -529,12 +532,12 @@ E5M2_FUNCTION uint32_t ratio_decode_strip(const float *ratios,
                            out += STRIP) { \
             widen_codes_##V(codes, values); \
             nonfinite += ratio_decode_strip(values, parameter, out, STRIP, \
-                                            q); \
+                                            q, in_wire); \
         } \
         memcpy(last, codes, n); \
         widen_codes_##V(last, values); \
         return nonfinite \
-               + ratio_decode_strip(values, parameter, out, n, q); \
+               + ratio_decode_strip(values, parameter, out, n, q, in_wire); \
     }
 VARIANTS(RATIO_DECODE_LOOP)
 
@@ -554,13 +557,35 @@ CLONES static uint32_t ratio_decode_means(const f32 *ratios,
 }
 
 static inline uint64_t decode_ratios(const u8 *codes, const f32 *parameter,
-                                     f32 *out, size_t n, Ratio q)
+                                     f32 *out, size_t n, Ratio q,
+                                     int *largest)
 {
     uint64_t nonfinite = 0;
     FOR_EACH_CHUNK(start, length, n, parameter, 0)
         nonfinite += CHOOSE(ratio_decode_codes)(
-            codes + start, parameter + start, out + start, length, q);
+            codes + start, parameter + start, out + start, length, q,
+            largest);
     return nonfinite;
+}
+
+/* The bits of the largest ratio, and of the largest gradient, of what is
+ * finite; of ratios that overflow, infinity. */
+CLONES static inline void largest_ratio(const f32 *gradient, const f32 *parameter,
+                                 size_t n, float epsilon, int found[2])
+{
+    int ratios = 0, sizes = 0;
+    INDEPENDENT
+    for (size_t i = 0; i < n; ++i) {
+        int size = e5m2_magnitude(gradient[i]);
+        int ratio = e5m2_magnitude(
+            gradient[i] / e5m2_weight(parameter[i], epsilon));
+        size = size < E5M2_F32_INFINITY ? size : 0;
+        ratio = size > 0 && ratio <= E5M2_F32_INFINITY ? ratio : 0;
+        ratios = e5m2_max(ratios, ratio);
+        sizes = e5m2_max(sizes, size);
+    }
+    found[0] = ratios;
+    found[1] = sizes;
 }
 
 /* As above, of ratios that are float32; `out` may be `ratios`. */

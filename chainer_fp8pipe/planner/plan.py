@@ -27,7 +27,7 @@ from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..planning.choices import Choices, Wanted
 from ..planning.job_plan import (
-    CODECS,
+    TRIED,
     USUAL_CODECS,
     Configuration,
     JobPlan,
@@ -282,10 +282,10 @@ def _wanted(here: int, samples: int, *, batch: Any, memory: Any, codecs: Any,
     if not isinstance(budget, (int, float)) or not 0 < budget < math.inf:
         raise ValueError('budget must be seconds, more than 0, not '
                          f'{budget!r}')
-    unknown = sorted(set(codecs) - set(CODECS))
+    unknown = sorted(set(codecs) - set(TRIED))
     if unknown or not codecs:
         raise ValueError(
-            f'codecs must be some of {", ".join(CODECS)}, not '
+            f'codecs must be some of {", ".join(TRIED)}, not '
             f'{", ".join(map(repr, unknown)) or "none"}')
     for one in stages:
         if not isinstance(one, int) or one < 1 or count % one:

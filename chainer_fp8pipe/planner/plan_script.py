@@ -17,7 +17,7 @@ from ..command_line import count, some_of, unwritable
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
-from ..planning.job_plan import CODECS, USUAL_CODECS
+from ..planning.job_plan import TRIED, USUAL_CODECS
 from ..training.unmodified.dividing import obstacle
 from ..training.unmodified.jobs import (
     OWN_LOOP,
@@ -75,9 +75,9 @@ def add_plan(commands: Any) -> None:
         '--batch', metavar='N', type=count, help='samples of an update, of '
         "all ranks together (default: the script's)")
     parser.add_argument(
-        '--codecs', metavar='NAME,...', type=some_of(CODECS),
+        '--codecs', metavar='NAME,...', type=some_of(TRIED),
         default=USUAL_CODECS, help='formats that gradients may travel in: '
-        f'{", ".join(CODECS)} (default: {",".join(USUAL_CODECS)}; float32 '
+        f'{", ".join(TRIED)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
     parser.add_argument(
         '--local-steps', metavar='N', type=count, default=1,

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..allreduce.plan import ALGORITHMS
+from ..codecs import CODECS
 from ..pipeline.schedules import make_schedule
 from ..report import stored
 from ..report.quantities import columns, counted, size
@@ -17,15 +18,21 @@ else:       # plan files are checked by it
     AlgorithmName = Literal[tuple(
         row.name for row in ALGORITHMS.values() if not row.has_servers)]
 
-#: What a codec does to a mean, by the communicator's name.
-ACCURACY = {'float32': 'exact', 'float16': 'near-exact', 'fp8': 'near-exact',
-            'int5': 'near-exact', 'int4': 'near-exact', 'naive': 'exact'}
-#: Those of this package; ChainerMN's naive is tried, but not predicted.
-CODECS = tuple(ACCURACY)[:-1]
+#: Those of this package that are tried, from the most bytes on.
+TRIED = tuple(name for name, row in reversed(CODECS.items())
+              if not row.for_study)
+#: What a codec does to a mean, by the communicator's name; ChainerMN's naive
+#: is tried, but not predicted.
+ACCURACY = {**{name: 'exact' if CODECS[name].exact else 'near-exact'
+               for name in TRIED}, 'naive': 'exact'}
 #: Those that are chosen from unless a user names others.
 USUAL_CODECS = 'float32', 'float16', 'fp8'
 
 _KIND = 'plan of a job'
+if TYPE_CHECKING:
+    CodecName = str
+else:
+    CodecName = Literal[tuple(ACCURACY)]
 _Shape = tuple[int, ...] | None
 
 
@@ -53,8 +60,7 @@ class Configuration:
     stages: int = 1
     micro_batches: int = 1
     cut: PartitionPlan | None = None
-    codec: Literal['float32', 'float16', 'fp8', 'int5', 'int4',
-                   'naive'] = 'float32'
+    codec: CodecName = 'float32'
     algorithm: AlgorithmName = next(iter(ALGORITHMS))
     overlap: Literal[False, True, 'next_forward'] = False
     options: Mapping[str, Any] = field(default_factory=dict)

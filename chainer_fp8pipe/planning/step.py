@@ -48,6 +48,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from ..allreduce.plan import ALGORITHMS, share_summed
+from ..codecs import CODECS
 from ..mpi.placement import place
 from .calls import Call, Value
 from .cuts import CutProblem, chunk_costs, rank_bytes
@@ -65,14 +66,9 @@ _THREAD = {True: 3e-4, 'next_forward': 6e-4}
 #: Of the time that a stage alone would wait, what cores that it shares with
 #: others do not fill.
 _UNFILLED = 0.5
-#: Bytes of an element on the wire, by the communicator's name.
-WIRE_BYTES = {'fp8': 1, 'int4': 17 / 32, 'int5': 21 / 32, 'float16': 2,
-              'float32': 4}
 #: What MPI and the interpreter take for megabytes of gradients.  With MPICH
 #: 5.0, 2 and 4 ranks, 0.5 to 32 M elements and all codecs: 2.3 to 2.8 MB.
 _BUFFERS = 2_800_000
-#: Codecs with error feedback, whose first updates travel in float32.
-_WITH_FEEDBACK = 'fp8', 'int4', 'int5'
 _FLOAT = 4              # bytes of what is left out, and of sums being made
 #: Bytes and number of frames on their way.
 _FRAME_BYTES, _FRAMES_IN_FLIGHT = 3 << 14, 3
@@ -247,7 +243,7 @@ class ExchangeFigures(NamedTuple):
         wire = max(self.element - self.processor, 0.0)
         wire *= sent(replicas) / sent(self.replicas)
         if rate is not None:
-            wire = sent(replicas) * WIRE_BYTES[codec] / rate
+            wire = sent(replicas) * CODECS[codec].nbytes / rate
         rounds = math.log2(replicas) / math.log2(self.replicas)
         return ExchangeFigures(replicas, self.fixed * rounds,
                                self.processor + wire, self.processor)
@@ -499,7 +495,8 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
         return 0.0
     if way.codec == 'naive':        # a buffer for all gradients, and one more
         return 2 * _FLOAT * elements + _BUFFERS
-    wire, feedback = WIRE_BYTES[way.codec], way.codec in _WITH_FEEDBACK
+    wire, feedback = (CODECS[way.codec].nbytes,
+                      CODECS[way.codec].error_feedback)
     found = feedback * _FLOAT * elements * (1 + 1 / way.replicas)
     found += _FLOAT * elements * (way.local_steps > 1)      # anchors
     if way.overlap:

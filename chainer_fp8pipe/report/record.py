@@ -223,7 +223,7 @@ class TensorHealth(NamedTuple):
         name: Of the parameter, such as ``'/l1/W'``.
         elements: How many it has.
         values: By name, as far as the codec has them: ``'scale'``, ``'q'``
-            (the quantile that set it), ``'clipped'`` (share of elements
+            (the ratio that set it), ``'clipped'`` (share of elements
             since the last reading), ``'residual'`` and ``'gradient'`` (2-norms
             of error feedback's rest and of the mean gradient).
     """

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
+from ..codecs import CODECS
 from .diagnosis import diagnose
 from .quantities import columns, counted, number, seconds, share, size
 from .record import PIPELINE, RankInterval, RunRecord
@@ -129,7 +130,8 @@ def _costs(phases: Mapping[str, float], options: Mapping[str, str]
 
 
 def _faster_exchange(options: Mapping[str, str]) -> str:
-    if options.get('communicator', '') not in ('fp8', 'fp8_paper', 'int4'):
+    codec = CODECS.get(options.get('communicator', ''))
+    if codec is None or codec.nbytes > 1:
         return "Between hosts 'fp8' sends a quarter of the bytes of float32."
     if options.get('overlap') == 'False':
         return 'With overlap=True gradients travel during the backward pass.'

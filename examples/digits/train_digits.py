@@ -60,7 +60,7 @@ def parse(arguments=None):
         default=['float32', 'fp8', 'fp8_paper'],
         help='train with each of these (default: float32 fp8 fp8_paper); '
         'also float16 and any of ChainerMN, e.g. naive; options follow a '
-        'colon: fp8:rounding=stochastic,period=50')
+        'colon: fp8:period=50,warmup=20')
     parser.add_argument('--epoch', type=int, default=20,
                         help='passes over the training set (default: 20)')
     parser.add_argument('--until', type=float, metavar='PERCENT',

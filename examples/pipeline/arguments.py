@@ -57,7 +57,7 @@ def make_parser(description):
         '--communicator', metavar='NAME', default='fp8',
         help='how replicas average their gradients: fp8 (the default), '
         'fp8_paper, float16, float32, or one of ChainerMN, e.g. naive; '
-        'options follow a colon: fp8:rounding=stochastic,period=50')
+        'options follow a colon: fp8:period=50,warmup=20')
     training = parser.add_argument_group('training')
     training.add_argument(
         '--batchsize', type=positive, metavar='N', default=64,

@@ -10,7 +10,7 @@ import chainer
 import numpy
 from chainer.training import extension
 
-from ...codecs.fp8_ratio import TensorReport
+from ...codecs import TensorReport
 from ...report.record import written_whole
 from ...report.stream import EventStream
 
@@ -68,7 +68,7 @@ _MOST_IN_LEGEND = 24
 class CompressionReport(extension.Extension):
     """Records and plots the fp8 codec's effect on each tensor.
 
-    Each call records, per tensor, the quantile q that sets its scale, and the
+    Each call records, per tensor, the ratio q that sets its scale, and the
     share of this rank's elements that were clipped since the last call.  The
     record is written as JSON, and drawn as PNG if matplotlib is installed, at
     the end of each epoch and of the run.  With several optimizers on the
@@ -188,7 +188,7 @@ def plot_compression(record: list[dict[str, Any]], path: str) -> None:
                      [100 * tensor['clipped'] for _, tensor in points],
                      **style)
     scale.set_yscale('log')
-    scale.set_ylabel('q, quantile of |gradient / parameter|')
+    scale.set_ylabel('q, the |gradient / parameter| that sets the scale')
     clipped.set_ylabel('clipped elements [%]')
     clipped.set_ylim(bottom=0)
     clipped.set_xlabel('iteration')

@@ -4,44 +4,49 @@ The paper: Oyama, Nomura, Sato, Matsuoka, "Reducing communication in
 data-parallel deep learning with low-precision floating-point numbers".  A
 gradient g of a parameter w travels as ::
 
-    wire = fp8(g / (|w| + epsilon) * scale),    scale = 57344 / (q * headroom)
+    wire = fp8(g / (|w| + epsilon) * scale)
 
-where q, one number per tensor, is the Q-quantile of |g| / (|w| + epsilon)
-over at most R sampled elements, renewed every N updates (lines 9 to 15).
+with one scale per tensor, renewed every N updates.  :class:`Fp8Ratio` takes
+it from the largest ratio, :class:`Fp8Paper` from a quantile, as the paper.
 """
-# Two things go beyond the paper, and both can be switched off:
+# The paper clips what lies above the 0.95 quantile.  In a tensor most of whose
+# elements have hardly a gradient (many classes, words, rows of an embedding)
+# that is nearly all of it: of a sure classifier of 20,000 classes 1.5 % of the
+# mean gradient arrived even with 4,096 times the quantile as the limit.  What
+# is clipped at every update no error feedback makes up for.
 #
-# `headroom`
-#     The paper clips whatever lies above q, 5 % of all elements for Q = 0.95.
-#     Clipped is worse than rounded: error feedback can never catch up with an
-#     element that is clipped at every update.  The room comes from the other
-#     end: normal codes then reach down to 1.06e-9 q headroom, and the error of
-#     a round trip falls from 0.38 with the paper's 1 to 0.053 from 2^10 to
-#     2^14 (measured on gradients of a small network).
+# So the scale of Fp8Ratio puts the largest of all elements, on all ranks, at
+# 57344 / room.  Codes reach over 3.8e9, so little is lost below: with 4 ranks
+# elements keep all their bits down to 6.8e-8 of the largest ratio.
 #
-# `error_feedback`
-#     What an encoding loses is added to the next gradient.  Residuals are kept
-#     in the gradient's units: parameters and scales change between updates.
-#     None is larger than the Q-quantile of |g|, which is found with q: what
-#     saturation cuts off an outlier, and most of what rounding does, is given
-#     up, or one faulty gradient would be sent again and again, up to for ever.
-#     Rounding to nearest never leaves out as much of elements that are less
-#     than eight times as large as this quantile.
+# `room` is 16 for each rank of the mean, at least 64.  Gradients may grow by
+# it before they are clipped.  All ranks decode the same mean, and see without
+# a message what each of them should do: choose again at the next update, if
+# the mean's largest code has left a range.  Its upper end is 57344 / (2
+# ranks): a rank that clips puts twice as much into the mean, from which the
+# others, as they were at the choice, take an eighth at most.  Its lower end is
+# a 16th of what the largest alone, of one rank, comes to in the mean.  A
+# choice that moves a scale by more than _MOVED, as the first does, is made
+# again at the next update: a batch that is an exception, or one wild gradient,
+# sets it once at most.
+#
+# Error feedback: what an encoding loses is added to the next gradient, at most
+# `bound`, the largest |g| when the scale was chosen.  What saturation cuts off
+# an outlier is given up, or one faulty gradient would be sent again and again.
+# Residuals are kept in the gradient's units: parameters and scales change
+# between updates.
 #
 # A rank without a model (relay) encodes the mean of fp8 wires as it is.  The
 # residual of an element is what all encodings of its mean have left out, in
 # units of the wire: a number r stands for the gradient
 # r (|w| + epsilon) / scale.  When a tensor gets another scale, r is multiplied
-# so that this stays the same.  It is not when the parameter changes, so that
-# what is left out grows and shrinks with |w| until it is made up for.  That is
-# one update later for most elements, and an update changes few parameters by
-# much.
+# so that this stays the same.
 from __future__ import annotations
 
 import dataclasses
 import math
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy
 
@@ -52,54 +57,64 @@ from .tensors import FP8, RELAY, Tensors
 
 # Of a code: all bits set in infinities and NaN only.
 _EXPONENT = numpy.uint8(0x7C)
+# A choice that changes a scale by more is made again at the next update.
+_MOVED = 8.0
 
 
 class TensorReport(NamedTuple):
     """Figures of one tensor, see :meth:`Fp8Ratio.report`."""
 
-    q: float            # quantile of the ratio |D| in use, no unit; 0: none
+    q: float            # the ratio |g| / (|w| + epsilon) that sets the scale
     clipped: int        # elements saturated so far
     encoded: int        # elements encoded so far
 
 
 @dataclasses.dataclass(frozen=True)
 class Fp8Ratio(Codec):
-    """fp8 on the wire, scaled per tensor by the ratio to the parameter.
+    """fp8 on the wire, scaled per tensor by the largest ratio.
 
     Values are not checked here but where users give them, in
     :class:`chainer_fp8pipe.communicators.options.Options`.
 
     Attributes:
-        rounding: ``'nearest'``, ``'truncate'`` (the paper's) or
-            ``'stochastic'`` (encodings; sums of wires round to nearest).
         period: Updates from one choice of q to the next (the paper's N), at
             least 1.
-        quantile: Which quantile of the ratios q is (the paper's Q), 0 to 1.
-        samples: Elements it is estimated from, at most (the paper's R).
         epsilon: Keeps the ratio finite where a parameter is zero; positive.
-        headroom: How far above q values may lie before they are clipped, at
-            least 1, which is the paper's.
         error_feedback: Whether residuals are carried to the next update.
-        seed: Of the sampling and of stochastic rounding, together with
-            ``rank``.
-        rank: This rank, so that ranks round independently of each other.
+        ranks: How many gradients a mean is of.
+        rank: This rank.
     """
 
-    rounding: str = 'nearest'
     period: int = 100
-    quantile: float = 0.95
-    samples: int = 1024
     epsilon: float = 1e-5
-    headroom: float = 4096.0
     error_feedback: bool = True
-    seed: int = 0
+    ranks: int = 1
     rank: int = 0
 
     name = 'fp8'
     wire_dtype = numpy.dtype('uint8')
+    rounding: ClassVar[str] = 'nearest'
 
     # State.numbers, by tensor: 'q', 'bound' (of residuals), 'age' (updates
-    # since q was chosen), 'clipped' and 'encoded'.
+    # since q was chosen; `period` if it is in doubt), 'clipped', 'encoded'.
+
+    @property
+    def room(self) -> float:
+        """How far above q values may lie before they are clipped."""
+        return 16.0 * max(self.ranks, 4)
+
+    def begin(self, state: State, loss_scale: float) -> None:
+        self.settle(state)
+        super().begin(state, loss_scale)
+
+    def settle(self, state: State) -> None:
+        ages = state.numbers.setdefault('age', {})
+        # A mean of zeros only may be of gradients too small for the scale.
+        low, high = (formats.MAX / self.room / (16 * self.ranks),
+                     formats.MAX / (2 * self.ranks))
+        for name, largest in state.take_largest().items():
+            if not low <= largest <= high:
+                ages[name] = self.period
 
     def _rescale_state(self, state: State, loss_scale: float) -> None:
         super()._rescale_state(state, loss_scale)
@@ -113,7 +128,7 @@ class Fp8Ratio(Codec):
                 ) -> numpy.ndarray | None:
         due = self._due(state, tensors)
         return numpy.array([
-            self._quantiles(state, tensors, index) for index in due],
+            self._found(state, tensors, index) for index in due],
             numpy.float32).T.flatten() if due else None
 
     def step(self, state: State, tensors: Tensors,
@@ -121,7 +136,6 @@ class Fp8Ratio(Codec):
              ) -> None:
         ages = state.numbers.setdefault('age', {})
         known = state.numbers.setdefault('q', {})
-        bounds = state.numbers.setdefault('bound', {})
         if largest is not None:
             for index, q, bound in zip(
                     self._due(state, tensors),
@@ -129,33 +143,32 @@ class Fp8Ratio(Codec):
                 name = tensors.names[index]
                 ages[name] = 0
                 if q > 0:
-                    known[name], bounds[name] = _limited(q), _limited(bound)
+                    self._choose(state, name, _limited(q), _limited(bound))
+        bounds = state.numbers.get('bound', {})
         scales = []
         for name in tensors.names:
             ages[name] = ages.get(name, 0) + 1
             # Without a q the tensor is zero on all ranks: any scale will do.
             scale = formats.MAX / (
-                (known.get(name) or formats.MAX) * self.headroom)
+                (known.get(name) or formats.MAX) * self.room)
             scales.append((*formats.with_inverse(scale * prescale),
                            *formats.with_inverse(scale),
                            bounds.get(name, math.inf)))
         tensors.code(
             state, FP8, rounding=formats.ROUNDINGS.index(self.rounding),
-            epsilon=self.epsilon, scales=scales, seed_of=self._seeds(state))
+            epsilon=self.epsilon, scales=scales)
 
     def _unit_of(self, state: State, name: str) -> float:
         return state.numbers.get('q', {}).get(name, 0.0) / state.loss_scale
 
     def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
                rank: int) -> None:
-        state.updates += 1
         # q, as the wire has it, is the largest residual: the gradients
         # themselves are not known.
         tensors.code(
             state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
-            scales=numpy.full((len(units), 5), formats.MAX / self.headroom),
-            seed_of=dataclasses.replace(self, rank=rank)._seeds(state),
-            units=units, bound=formats.MAX / self.headroom)
+            scales=numpy.full((len(units), 5), formats.MAX / self.room),
+            units=units, bound=formats.MAX / self.room)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not ((wire & _EXPONENT) == _EXPONENT).any()
@@ -182,48 +195,76 @@ class Fp8Ratio(Codec):
         return [index for index, name in enumerate(tensors.names)
                 if name not in known or ages[name] >= self.period]
 
-    def _seeds(self, state: State) -> Any:
-        """The seed of a tensor at a site; None: nothing is random."""
-        if self.rounding != 'stochastic':
-            return None
-        updates = state.updates
+    def _choose(self, state: State, name: str, q: float, bound: float
+                ) -> None:
+        known = state.numbers.setdefault('q', {})
+        bounds = state.numbers.setdefault('bound', {})
+        if not known.get(name, 0.0) / _MOVED <= q <= (
+                known.get(name, 0.0) * _MOVED):
+            state.numbers['age'][name] = self.period
+        if bound < bounds.get(name, 0.0):
+            state.limit_residuals(name, bound)
+        known[name], bounds[name] = q, bound
 
-        def seed_of(site: str, name: str) -> int:
-            # Encodings that share random bits would err in one direction.
-            place = zlib.crc32(f'{site}:0 {name}'.encode())
-            return int(numpy.random.SeedSequence(
-                (self.seed, self.rank, updates, 0, place)
-            ).generate_state(1)[0])
-        return seed_of
+    def _found(self, state: State, tensors: Tensors, index: int
+               ) -> tuple[float, float]:
+        """The largest |g| / (|w| + epsilon), and |g|, of what is finite."""
+        ratio, size = tensors.largest(index, self.epsilon)
+        return (_limited(ratio), _limited(size)) if size else (0.0, 0.0)
 
-    def _quantiles(self, state: State, tensors: Tensors, index: int
-                   ) -> tuple[float, float]:
-        """Q-quantiles of |g| / (|w| + epsilon), and of |g|, of a tensor.
 
-        Lines 10 to 13 of Algorithm 1.  0 if there are only zeros.
+@dataclasses.dataclass(frozen=True)
+class Fp8Paper(Fp8Ratio):
+    """As in the paper: q is a quantile, and what lies above it is clipped.
+
+    Attributes:
+        quantile: Which quantile of the ratios q is (the paper's Q), 0 to 1.
+        samples: Elements it is estimated from, at most (the paper's R).
+        seed: Of the sampling, together with ``rank``.
+    """
+
+    quantile: float = 0.95
+    samples: int = 1024
+    seed: int = 0
+    error_feedback: bool = dataclasses.field(default=False, init=False)
+
+    name = 'fp8_paper'
+    rounding: ClassVar[str] = 'truncate'
+    room: ClassVar[float] = 1.0     # type: ignore[misc]
+
+    def settle(self, state: State) -> None:
+        state.take_largest()
+
+    def _choose(self, state: State, name: str, q: float, bound: float
+                ) -> None:
+        state.numbers.setdefault('q', {})[name] = q
+
+    def _found(self, state: State, tensors: Tensors, index: int
+               ) -> tuple[float, float]:
+        """Q-quantile of |g| / (|w| + epsilon): lines 10 to 13 of Algorithm 1.
+
+        0 if there are only zeros.
         """
         gradient, parameter = (tensors.gradients[index],
                                tensors.parameters[index])
 
-        def of(chosen: Any) -> tuple[float, float]:
+        def of(chosen: Any) -> float:
             # In float64: a ratio may be larger than float32's largest number.
             size = abs(gradient[chosen].astype(numpy.float64))
-            ratio = size / (abs(parameter[chosen].astype(numpy.float64))
-                            + self.epsilon)
-            return (_quantile(ratio, self.quantile),
-                    _quantile(size, self.quantile))
+            return _quantile(size / (abs(parameter[chosen].astype(
+                numpy.float64)) + self.epsilon), self.quantile)
         if gradient.size <= self.samples:
-            return of(slice(None))
+            return of(slice(None)), 0.0
         generator = numpy.random.default_rng(
             (self.seed, self.rank, state.updates,
              zlib.crc32(tensors.names[index].encode())))
         found = of(generator.integers(gradient.size, size=self.samples))
-        if found[0] == 0.0 and bool(gradient.any()):
+        if found == 0.0 and bool(gradient.any()):
             # So sparse that the sample missed it: look where it is not zero.
             places = array_module(gradient).flatnonzero(gradient)
             found = of(places[generator.integers(places.size,
                                                  size=self.samples)])
-        return found
+        return found, 0.0
 
 
 def _limited(q: float) -> float:
