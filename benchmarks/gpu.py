@@ -28,7 +28,6 @@ COPY = 'copy'
 #: 25.6 M parameters in 161 tensors, as ResNet-50's, of three sizes.
 TENSORS = (*[64] * 107, *[147_456] * 40, *[1_403_000] * 14)
 CODECS = {'fp8': Fp8Ratio(), 'int4': BlockScaled(),
-          'e2m1': BlockScaled('e2m1'), 'int5': BlockScaled('int5'),
           'float16': Cast('float16'), 'float32': Cast('float32')}
 
 

@@ -29,9 +29,7 @@ _EXAMPLES = os.path.join(os.path.dirname(__file__), os.pardir, 'examples')
 #: What makes the codec of a rank; None: float32.
 CODECS = {
     'float32': None, 'fp8': lambda rank: Fp8Ratio(rank=rank),
-    'int5': lambda rank: BlockScaled('int5'),
-    'int4': lambda rank: BlockScaled('int4'),
-    'e2m1': lambda rank: BlockScaled('e2m1')}
+    'int4': lambda rank: BlockScaled('int4')}
 #: The same with tensors of one dimension in float32.
 EXEMPT = '-1d'
 CODECS.update({name + EXEMPT: CODECS[name] for name in ('fp8', 'int4')})
@@ -65,8 +63,7 @@ class Local(NamedTuple):
 #: Names in place of a codec's.
 LOCAL = {'int4, H=8': Local(8), 'int4, QSR': Local(2, growing=True),
          'int4, half': Local(8, synchronous=0.5)}
-_BYTES = {'float32': 4.0, 'fp8': 1.0, 'int5': 21 / 32, 'int4': 17 / 32,
-          'e2m1': 17 / 32}
+_BYTES = {'float32': 4.0, 'fp8': 1.0, 'int4': 17 / 32}
 
 TASKS = 'digits', 'language'
 ALL_TASKS = *TASKS, 'photographs'

@@ -62,7 +62,11 @@ class SimulatedWorkers:
                     grain=state.codec.grain)
             for own, state in zip(gradients, self.states, strict=True)]
         self._settle(workers)
-        workers[0].decode(self._sum_and_encode(workers))
+        wire = self._sum_and_encode(workers)
+        for tensors in workers:     # all learn from the mean
+            tensors.decode_into([numpy.empty(size, numpy.float32)
+                                 for size in tensors.sizes])
+            tensors.decode(wire)
         for index, flat in zip(coded, workers[0].gradients, strict=True):
             means[index] = flat.reshape(parameters[index].shape)
         return means

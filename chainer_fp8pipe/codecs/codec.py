@@ -129,10 +129,10 @@ class State:
             array *= numpy.float32(factor)
 
     def limit_residuals(self, name: str, bound: float) -> None:
-        """Makes a tensor's residuals no larger than ``bound``, everywhere."""
+        """Gives up what is larger than that in a tensor's residuals."""
         for (_, tensor), (_, array) in self._residuals.items():
             if tensor == name:
-                array.clip(-bound, bound, out=array)
+                array *= abs(array) <= numpy.float32(bound)
 
     def watch(self, names: Sequence[str], findings: numpy.ndarray) -> None:
         """Has :meth:`take_largest` look there; see :class:`.Tensors`."""

@@ -30,9 +30,10 @@ it from the largest ratio, :class:`Fp8Paper` from a quantile, as the paper.
 # again at the next update: a batch that is an exception, or one wild gradient,
 # sets it once at most.
 #
-# Error feedback: what an encoding loses is added to the next gradient, at most
-# `bound`, the largest |g| when the scale was chosen.  What saturation cuts off
-# an outlier is given up, or one faulty gradient would be sent again and again.
+# Error feedback: what an encoding loses is added to the next gradient, unless
+# it is more than `bound`, the largest |g| when the scale was chosen: what
+# saturation cuts off an outlier is given up, or one faulty gradient would be
+# sent again and again.
 # Residuals are kept in the gradient's units: parameters and scales change
 # between updates.
 #
@@ -121,7 +122,7 @@ class Fp8Ratio(Codec):
         factor = loss_scale / state.loss_scale
         for kind in 'q', 'bound':
             values = state.numbers.setdefault(kind, {})
-            values.update({name: _limited(value * factor)
+            values.update({name: self._limited(value * factor)
                            for name, value in values.items()})
 
     def propose(self, state: State, tensors: Tensors
@@ -143,7 +144,7 @@ class Fp8Ratio(Codec):
                 name = tensors.names[index]
                 ages[name] = 0
                 if q > 0:
-                    self._choose(state, name, _limited(q), _limited(bound))
+                    self._choose(state, name, self._limited(q), bound)
         bounds = state.numbers.get('bound', {})
         scales = []
         for name in tensors.names:
@@ -187,6 +188,10 @@ class Fp8Ratio(Codec):
 
     # --- details -----------------------------------------------------------
 
+    def _limited(self, q: float) -> float:
+        """Near q, but no scale, nor what it decodes to, leaves float32."""
+        return min(max(q, 1e-30), 1e38 / self.room)
+
     def _due(self, state: State, tensors: Tensors) -> list[int]:
         # A tensor that is not in every update has a period of its own, and
         # one that has shown nothing but zeros has no q yet.  Ages and q are
@@ -210,7 +215,7 @@ class Fp8Ratio(Codec):
                ) -> tuple[float, float]:
         """The largest |g| / (|w| + epsilon), and |g|, of what is finite."""
         ratio, size = tensors.largest(index, self.epsilon)
-        return (_limited(ratio), _limited(size)) if size else (0.0, 0.0)
+        return (ratio, size) if size else (0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,6 +239,9 @@ class Fp8Paper(Fp8Ratio):
 
     def settle(self, state: State) -> None:
         state.take_largest()
+
+    def _limited(self, q: float) -> float:
+        return _limited(q)
 
     def _choose(self, state: State, name: str, q: float, bound: float
                 ) -> None:

@@ -32,7 +32,7 @@ class Row:
     for_study: bool = False
 
     @functools.cached_property
-    def usual(self) -> Codec:
+    def usual(self) -> Any:
         """The codec with its defaults."""
         return self.make()
 

@@ -193,7 +193,7 @@ class Tensors:
         size = abs(gradient)
         size[~self.xp.isfinite(size)] = 0
         ratio = size / (abs(parameter) + numpy.float32(epsilon))
-        ratio[self.xp.isnan(ratio)] = 0
+        ratio[~(ratio >= 0)] = 0
         return (float(ratio.max()), float(size.max())) if size.size else (
             0.0, 0.0)
 
@@ -383,6 +383,9 @@ class Tensors:
             nonfinite = formats.ratio_decode(
                 wire, self.parameters[index], gradient, scale=scale,
                 epsilon=self.epsilon)
+            top = numpy.uint16(int((wire & numpy.uint8(0x7F)).max()) << 8)
+            self._findings[index, LARGEST] = numpy.float32(
+                top.view(numpy.float16)).view(numpy.int32)
         elif self._format:
             nonfinite = self._format.decode(wire, gradient, factor=scale)
         else:

@@ -46,6 +46,7 @@ typedef unsigned char u8;
 #define E5M2_F32_INFINITY 0x7F800000 /* also the mask of the exponent */
 #define E5M2_F32_NAN 0x7FC00000
 #define E5M2_F32_MAX 0x47600000      /* 57344 */
+#define E5M2_LARGEST 3.4028234e38f   /* a float32 can be */
 #define E5M2_F32_NORMAL 0x38800000   /* 2^-14, the least with a normal code */
 
 E5M2_FUNCTION unsigned int e5m2_bits(float x)
@@ -324,16 +325,23 @@ E5M2_FUNCTION float e5m2_limited(float x, float limit)
     return x < -limit ? -limit : x;
 }
 
-/* What `code` leaves out of the gradient, as far as it is worth keeping: of
- * an outlier no more than `bound`, lest what saturation has cut off comes at
- * all updates that follow; 0 where it is not finite.  If the code is not
- * finite, neither is the gradient or the weight, so its value does not
- * matter. */
+/* What is left out, if it is worth keeping: more than `bound` is of an
+ * outlier, and what saturation has cut off that would come at all updates
+ * that follow.  0 for a NaN, too. */
+E5M2_FUNCTION float e5m2_kept(float left, float bound)
+{
+    float size = e5m2_float((unsigned int)e5m2_magnitude(left));
+    return size <= bound ? left : 0.0f;
+}
+
+/* What `code` leaves out of the gradient, as far as it is worth keeping.  If
+ * the code is not finite, neither is the gradient or the weight, so its value
+ * does not matter. */
 E5M2_FUNCTION float e5m2_residual(float gradient, unsigned int code,
                                   float weight, float inverse, float bound)
 {
     float left = gradient - e5m2_decode_finite(code) * inverse * weight;
-    return e5m2_is_finite(left) ? e5m2_limited(left, bound) : 0.0f;
+    return e5m2_kept(left, e5m2_limited(bound, E5M2_LARGEST));
 }
 
 #endif

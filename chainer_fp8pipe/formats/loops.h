@@ -235,7 +235,7 @@ E5M2_FUNCTION Counts feedback_strip(
     for (size_t i = 0; i < n; ++i) {
         float weight = e5m2_weight(parameter[i], q.epsilon);
         float left = values[i] - ratios[i] * q.inverse * weight;
-        residual[i] = e5m2_limited(left, q.bound);
+        residual[i] = e5m2_kept(left, q.bound);
         largest = e5m2_max(largest, e5m2_magnitude(left));
     }
     INDEPENDENT
@@ -358,8 +358,7 @@ static inline Counts encode_ratio_means(
                                             RANDOM_BITS(random, i)); \
             float left = value - e5m2_decode_finite(code); \
             codes[i] = (u8)code; \
-            residual[i] = e5m2_is_finite(left) ? e5m2_limited(left, bound) \
-                                               : 0.0f; \
+            residual[i] = e5m2_kept(left, bound); \
         } \
     }
 FOR_EACH_ROUNDING(PLAIN_MEAN_LOOP)

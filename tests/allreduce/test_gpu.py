@@ -5,7 +5,13 @@ The GPU is a stand-in, but for the tests that are marked.
 import contextlib
 
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import (
+    BlockScaled,
+    Cast,
+    Fp8Paper,
+    Fp8Ratio,
+    Tensors,
+)
 
 import numpy
 import pytest
@@ -19,12 +25,10 @@ from .helpers import bits, make, spoiled, tensors_of
 SIZES = [1000, 0, 3, 2037]
 CODECS = {
     'float32': lambda: Cast('float32'), 'float16': lambda: Cast('float16'),
-    'fp8': lambda: Fp8Ratio(period=2, headroom=1.0),
+    'fp8': lambda: Fp8Ratio(period=2), 'fp8_paper': Fp8Paper,
     'fp8 without feedback': lambda: Fp8Ratio(error_feedback=False),
-    'stochastic': lambda: Fp8Ratio(rounding='stochastic'),
-    'truncate': lambda: Fp8Ratio(rounding='truncate'),
-    'int4': BlockScaled, 'e2m1': lambda: BlockScaled('e2m1'),
-    'int5 without feedback': lambda: BlockScaled('int5', False)}
+    'int4': BlockScaled,
+    'int4 without feedback': lambda: BlockScaled(error_feedback=False)}
 PLANS = 'direct', 'ring', 'torus2d', 'ring two'
 
 

@@ -52,8 +52,7 @@ def sum_of(wires, grain, name=None):
         elif wire.dtype.kind == 'f':
             total += wire
         else:
-            FORMATS[name or f'int{4 + (wire.itemsize == 21)}'].accumulate(
-                wire, total)
+            FORMATS[name or 'int4'].accumulate(wire, total)
     return total
 
 

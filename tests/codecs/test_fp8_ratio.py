@@ -1,5 +1,5 @@
 """The fp8 codec against Algorithm 1 computed in float64."""
-from chainer_fp8pipe.codecs import Fp8Ratio
+from chainer_fp8pipe.codecs import Fp8Paper, Fp8Ratio, State
 
 import ml_dtypes
 import numpy
@@ -9,20 +9,19 @@ from benchmarks.codec_updates import begin
 
 from .helpers import encode, mean_of, random_tensors, round_trip, sum_of
 
-PAPER = {'headroom': 1.0, 'error_feedback': False}
 SIZES = [700, 0, 1, 3000]
 
 
-def reference_wire(gradient, parameter, q, epsilon=1e-5, headroom=1.0):
-    """Lines 9 to 15 of Algorithm 1, in float64, rounded by ml_dtypes."""
+def reference_wire(gradient, parameter, q, epsilon=1e-5):
+    """Lines 9 to 15 of Algorithm 1, in float64: the upper byte of a half."""
     ratio = gradient.astype(float) / (abs(parameter.astype(float)) + epsilon)
-    scaled = numpy.clip(ratio * 57344 / (q * headroom), -57344, 57344)
-    return scaled.astype(numpy.float32).astype(ml_dtypes.float8_e5m2)
+    scaled = numpy.clip(ratio * 57344 / q, -57344, 57344)
+    return (scaled.astype(numpy.float16).view(numpy.uint16) >> 8).astype('u1')
 
 
 def test_a_wire_is_algorithm_1s():
     tensors = random_tensors([1000])        # fewer than R: q is exact
-    codec = Fp8Ratio(**PAPER)
+    codec = Fp8Paper()
     state = codec.init()
     wire, coding = encode(state, tensors)
     ratio = abs(tensors.gradients[0].astype(float)) / (
@@ -34,14 +33,14 @@ def test_a_wire_is_algorithm_1s():
         codec.report(state)['/l0/W'].q)
     # The reference divides in float64: an element on a rounding boundary
     # may fall to the other side.
-    different = wire != expected.view(numpy.uint8)
+    different = wire != expected
     assert different.mean() < 1e-3
     assert codec.report(state)['/l0/W'].clipped == (ratio > q).sum() == 50
 
 
 def test_every_constant_of_the_algorithm_is_an_argument():
     tensors = random_tensors([1000])
-    codec = Fp8Ratio(quantile=0.5, epsilon=0.1, **PAPER)
+    codec = Fp8Paper(quantile=0.5, epsilon=0.1)
     state = codec.init()
     encode(state, tensors)
     ratio = abs(tensors.gradients[0]) / (abs(tensors.parameters[0]) + 0.1)
@@ -49,33 +48,30 @@ def test_every_constant_of_the_algorithm_is_an_argument():
         numpy.quantile(ratio, 0.5), rel=1e-6)
 
 
-@pytest.mark.parametrize('rounding', ['nearest', 'truncate', 'stochastic'])
-def test_a_round_trip_keeps_normal_values_within_the_formats_step(rounding):
+def test_a_round_trip_keeps_normal_values_within_the_formats_step():
     tensors = random_tensors(SIZES)
-    codec = Fp8Ratio(rounding=rounding, error_feedback=False,
-                     headroom=2.0 ** 20)
+    codec = Fp8Ratio(error_feedback=False)
     state = codec.init()
     finite, decoded = round_trip(state, tensors)
     assert finite
     # Two mantissa bits: neighbours are 1/4 to 1/8 apart, nearest errs by
     # half of that.  Subnormal codes are 2^-16 apart on the wire.
-    step = 0.125 if rounding == 'nearest' else 0.25
     for index, name in enumerate(tensors.names):
         gradient = tensors.gradients[index]
         if not gradient.size:
             continue
         q = codec.report(state)[name].q
-        floor = step * 2.0 ** -14 * q * 2 ** 20 / 57344 * (
+        floor = 2.0 ** -17 * q * codec.room / 57344 * (
             abs(tensors.parameters[index]) + 1e-5)
         error = abs(decoded[index] - gradient)
-        assert (error <= step * 1.0001 * abs(gradient) + floor).all()
+        assert (error <= 0.125 * 1.0001 * abs(gradient) + floor).all()
 
 
 def test_sampling_is_repeatable_and_depends_on_the_seed():
     tensors = random_tensors([50000])
     q = []
     for seed in (1, 1, 2):
-        codec = Fp8Ratio(seed=seed)
+        codec = Fp8Paper(seed=seed)
         state = codec.init()
         encode(state, tensors)
         q.append(codec.report(state)['/l0/W'].q)
@@ -84,7 +80,7 @@ def test_sampling_is_repeatable_and_depends_on_the_seed():
 
 def test_a_sampled_quantile_is_near_the_true_one():
     tensors = random_tensors([200000])
-    codec = Fp8Ratio(samples=4096)
+    codec = Fp8Paper(samples=4096)
     state = codec.init()
     encode(state, tensors)
     ratio = abs(tensors.gradients[0]) / (abs(tensors.parameters[0]) + 1e-5)
@@ -103,10 +99,13 @@ def test_q_is_the_maximum_over_ranks_and_renewed_each_period():
         array *= 2              # another rank has twice this one's
 
     tensors = random_tensors([100, 50])
-    for _ in range(7):
+    for _ in range(8):          # at 0, again at 1, at 4 and at 7
         begin(state, tensors, maximum)
-    assert len(asked) == 3
-    assert state.numbers['q']['/l0/W'] == pytest.approx(2 * asked[0][0])
+    assert len(asked) == 4
+    ratio = abs(tensors.gradients[0].astype(float)) / (
+        abs(tensors.parameters[0].astype(float)) + 1e-5)
+    assert asked[0][0] == pytest.approx(ratio.max(), rel=1e-6)
+    assert state.numbers['q']['/l0/W'] == pytest.approx(2 * ratio.max())
 
 
 def test_a_tensor_of_zeros_gets_its_scale_when_it_first_moves():
@@ -123,13 +122,14 @@ def test_a_tensor_of_zeros_gets_its_scale_when_it_first_moves():
     numpy.testing.assert_allclose(decoded[0], moving, rtol=0.126, atol=1e-5)
 
 
-def test_a_sparse_tensor_whose_sample_is_zero_keeps_its_values():
+@pytest.mark.parametrize('codec', [Fp8Ratio(), Fp8Paper()], ids=str)
+def test_a_sparse_tensor_keeps_its_values(codec):
     tensors = random_tensors([100000])
     tensors.gradients[0][...] = 0
-    tensors.gradients[0][[5, 77777]] = [1e-3, -2.5]
-    _, decoded = round_trip(Fp8Ratio().init(), tensors)
+    tensors.gradients[0][[5, 77777]] = [1e-3, -1.5e-3]
+    _, decoded = round_trip(codec.init(), tensors)
     numpy.testing.assert_allclose(decoded[0], tensors.gradients[0],
-                                  rtol=0.126)
+                                  rtol=0.26)
 
 
 @pytest.mark.parametrize('spread', [1e-25, 1e-10, 1.0, 1e10, 1e25])
@@ -157,9 +157,8 @@ def test_a_ratio_beyond_float32_still_sets_a_scale():
     tensors.parameters[0][...] = 0
     tensors.gradients[0] *= numpy.float32(1e36)
     _, decoded = round_trip(Fp8Ratio().init(), tensors)
-    error = numpy.linalg.norm((decoded[0] - tensors.gradients[0]) / 1e36)
-    # q is held at 1e30, so the largest ratios saturate, in order of sign.
-    assert error < numpy.linalg.norm(tensors.gradients[0] / 1e36)
+    # q is held, so that all ratios saturate.
+    assert (abs(decoded[0]) > 1e32).all()
     assert (numpy.sign(decoded[0]) == numpy.sign(tensors.gradients[0])).all()
 
 
@@ -193,17 +192,17 @@ def test_a_residual_is_not_given_to_another_tensor():
         assert error < 0.3 * numpy.linalg.norm(expected)
 
 
-@pytest.mark.parametrize('rounding', ['nearest', 'truncate'])
-def test_add_and_rescale_are_ml_dtypes_arithmetic(rounding):
+@pytest.mark.parametrize('codec', [Fp8Ratio(), Fp8Paper()], ids=str)
+def test_add_and_rescale_are_ml_dtypes_arithmetic(codec):
     generator = numpy.random.default_rng(0)
     codes = generator.integers(0, 0x7C, (2, 5000)).astype(numpy.uint8)
     codes[:, ::2] |= 0x80
     first, second = codes.view(ml_dtypes.float8_e5m2).astype(numpy.float32)
-    coding = begin(Fp8Ratio(rounding=rounding).init(), random_tensors([1]))
+    coding = begin(codec.init(), random_tensors([1]))
 
     def expected(values):
         values = numpy.clip(values, -57344, 57344).astype(numpy.float32)
-        if rounding == 'truncate':      # the upper byte of the half
+        if codec.rounding == 'truncate':      # the upper byte of the half
             return values.astype(numpy.float16).view(numpy.uint16) >> 8
         return values.astype(ml_dtypes.float8_e5m2).view(numpy.uint8)
 
@@ -215,3 +214,53 @@ def test_add_and_rescale_are_ml_dtypes_arithmetic(rounding):
     numpy.testing.assert_array_equal(total, expected(
         before.view(ml_dtypes.float8_e5m2).astype(numpy.float32)
         * numpy.float32(1 / 3)))
+
+
+# --- when a scale is chosen again --------------------------------------------
+
+def shares(codec, spreads, size=2000, seed=0):
+    """What arrives of each update's gradients, by projection on them."""
+    state, found = codec.init(), []
+    parameter = numpy.random.default_rng(seed).normal(0, 0.1, size)
+    for step, spread in enumerate(spreads):
+        tensors = random_tensors([size], seed=step, spread=spread)
+        tensors.parameters[0][...] = parameter
+        if size == 1:       # near zero there is nothing to be off from
+            tensors.gradients[0][...] = spread * (1 + step % 3 / 10)
+        true = tensors.gradients[0].astype(float)
+        wire, coding = encode(state, tensors)
+        wire = mean_of(coding, sum_of([wire], 1), 1)
+        coding.decode(wire)
+        found.append(tensors.gradients[0] @ true / (true @ true))
+        if step % 3 == 1:       # a snapshot, and on
+            state = State.load(codec, state.save())
+    return found
+
+
+@pytest.mark.parametrize('size', [2000, 1])
+@pytest.mark.parametrize('factor', [1e-30, 1e-8, 1e-4, 1e-2, 100, 1e4, 1e8])
+@pytest.mark.parametrize('at', [0, 1, 5])
+def test_one_exceptional_batch_spoils_one_update_at_most(size, factor, at):
+    spreads = [1e-3] * 12
+    spreads[at] *= factor
+    found = shares(Fp8Ratio(ranks=4), spreads, size)
+    # The next one is clipped if the exception has set the scale.
+    late = set(range(12)) - {at, at + 1}
+    if factor > 1:
+        late |= {at + 1}
+    for step in late:
+        assert abs(found[step] - 1) < (.04 if size > 1 else .3), (step, found)
+
+
+@pytest.mark.parametrize('factor', [1e-4, 1e4, 10 ** .4, 10 ** -.4])
+def test_scales_follow_gradients_within_a_period(factor):
+    """At once, or little by little."""
+    step = factor if abs(numpy.log10(factor)) < 1 else 1
+    spreads = [1e-3 * step ** min(n, 10) for n in range(30)]
+    if step == 1:
+        spreads[10:] = [1e-3 * factor] * 20
+    found = shares(Fp8Ratio(), spreads)
+    bad = [n for n, share in enumerate(found) if abs(share - 1) > .02]
+    # What was left out before is large beside what is a 10,000th of it.
+    assert len(bad) <= (0 if step != 1 else 1 if factor > 1 else 3), (
+        bad, found)

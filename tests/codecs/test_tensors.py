@@ -1,5 +1,5 @@
 """Tensors laid end to end, and what compiled code is told of arrays."""
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import Cast, Fp8Paper, Fp8Ratio, Tensors
 from chainer_fp8pipe.codecs.tensors import places
 
 import numpy
@@ -113,7 +113,7 @@ def test_tables_that_do_not_go_together_are_refused(tables, error):
 
 
 def test_what_is_counted_grows_with_every_conclusion():
-    state = Fp8Ratio(headroom=1.0).init()
+    state = Fp8Paper().init()
     tensors = random_tensors([1000])
     for count in (1, 2):
         _, coding = encode(state, tensors)

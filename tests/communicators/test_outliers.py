@@ -11,13 +11,10 @@ from .helpers import Model, with_aggregators
 SIZE = 1000
 SIGMA = 1e-3
 WAYS = [
-    ('fp8', {}), ('fp8', {'rounding': 'truncate'}),
-    ('fp8', {'rounding': 'stochastic'}), ('fp8', {'headroom': 1.0}),
+    ('fp8', {}), ('fp8', {'error_feedback': False}),
     ('fp8', {'algorithm': 'ring'}), ('fp8', {'partial_sums': 'float32'}),
     ('fp8', {'algorithm': 'aggregator'}),
-    ('fp8', {'algorithm': 'aggregator', 'rounding': 'stochastic'}),
-    ('fp8_paper', {'error_feedback': True}),
-    ('int4', {}), ('int4', {'values': 'e2m1'}), ('int5', {}),
+    ('int4', {}),
     ('int4', {'algorithm': 'aggregator'})]
 
 
@@ -39,10 +36,14 @@ def gradients(rank, step):
         0, SIGMA, SIZE).astype('f')
 
 
+@pytest.mark.parametrize('at', [0, 3])
 @pytest.mark.parametrize(('name', 'options'), WAYS, ids=str)
 @on_ranks(3)
-def test_an_outlier_is_over_with_its_update(comm, name, options):
-    """Whether it saturates or not, where it is sent and where it is summed."""
+def test_an_outlier_is_over_with_its_update(comm, name, options, at):
+    """Whether it saturates or not, where it is sent and where it is summed.
+
+    And where it falls on the update that chooses scales, the first.
+    """
     communicator = made(comm, name, options)
     if communicator is None:
         return
@@ -52,15 +53,15 @@ def test_an_outlier_is_over_with_its_update(comm, name, options):
         model, late = fresh(), []
         for step in range(10):
             model.p0.grad = gradients(comm.rank, step)
-            if step == 3 and comm.rank == 1:
+            if step == at and comm.rank == 1:
                 model.p0.grad[500] = -outlier
             communicator.multi_node_mean_grad(model)
             if abs(model.p0.grad[500]) > 10 * SIGMA:
                 late.append(step)
-            if step > 4:    # and others are as before
+            if step > at + 1:   # and others are as before
                 assert numpy.linalg.norm(model.p0.grad) < (
                     2 * SIGMA * SIZE ** .5)
-        assert set(late) <= {3}, (outlier, late)
+        assert set(late) <= {at}, (outlier, late)
     communicator.finalize()
 
 
@@ -89,7 +90,7 @@ def test_a_skipped_update_leaves_nothing_behind(comm, name, options):
     communicator.finalize()
 
 
-@pytest.mark.parametrize('name', ['fp8', 'int4', 'int5'])
+@pytest.mark.parametrize('name', ['fp8', 'int4'])
 @on_ranks(3)
 def test_an_aggregators_residuals_follow_the_loss_scale(comm, name):
     """One that moves around the middle between two powers of two."""

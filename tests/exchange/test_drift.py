@@ -129,7 +129,7 @@ def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
 
 @on_ranks(4)
 @pytest.mark.parametrize(('network', 'overlap', 'name', 'options'), [
-    ('Plain', True, 'fp8', {'rounding': 'stochastic'}),
+    ('Plain', True, 'fp8', {'period': 1}),
     ('Mixed', False, 'fp8', {'algorithm': 'mpi_op'}),
     ('Convolutions', 'next_forward', 'fp8', {}),
     ('Shared', 'next_forward', 'int4', {'algorithm': 'ring'}),

@@ -47,7 +47,7 @@ def test_results_are_those_without_overlap(comm, network, name):
 @on_ranks(4)
 @pytest.mark.parametrize('options', [
     {'algorithm': 'ring', 'partial_sums': 'float32'},
-    {'algorithm': 'torus2d', 'shape': (2, 2), 'rounding': 'stochastic'},
+    {'algorithm': 'torus2d', 'shape': (2, 2), 'period': 1},
     {'algorithm': 'ring', 'bucket_bytes': 0},
     {'bucket_bytes': 1 << 20, 'warmup': 0},
     {'ranks_per_node': 2, 'two_level': 'yes'}])

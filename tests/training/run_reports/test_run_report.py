@@ -111,7 +111,7 @@ def test_all_codecs_and_communicators_are_recorded(
 @on_ranks(2)
 def test_bytes_and_health_are_those_of_the_codec(comm, tmp_path):
     with often:
-        record = Recorded(comm, tmp_path, 15, headroom=1.0).run()
+        record = Recorded(comm, tmp_path, 15).run()
     last = [one for one in record.tensors if one.iteration == 15]
     names = {f'/{name}' for name in (
         '1/W', '2/gamma', '2/beta', '4/W', '5/gamma', '5/beta', '6/W', '6/b')}
@@ -120,7 +120,6 @@ def test_bytes_and_health_are_those_of_the_codec(comm, tmp_path):
         assert min(one.values[key] for key in (
             'q', 'gradient', 'residual')) > 0
         assert 0 <= one.values['clipped'] <= 1
-    assert any(one.values['clipped'] > 0 for one in last)
     elements = sum(one.elements for one in last)
     codecs = []
     for one in record.intervals:
