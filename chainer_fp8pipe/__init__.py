@@ -19,7 +19,7 @@ _HOMES = {
     'RandomResizedCrop': 'chainer_fp8pipe.images',
     'ReplicaIterator': 'chainer_fp8pipe.training.iterators',
     'batch_arrays': 'chainer_fp8pipe.images',
-    'RunReport': 'chainer_fp8pipe.training.run_reports.run_report',
+    'RunReport': 'chainer_fp8pipe.training.run_report',
     'atomic': 'chainer_fp8pipe.chains.whole_call',
     'create_communicator': 'chainer_fp8pipe.communicators',
     'create_grouped_bn_model': 'chainer_fp8pipe.training.grouped_bn_model',

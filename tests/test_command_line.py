@@ -123,20 +123,6 @@ def test_the_version_is_said(capsys):
     assert capsys.readouterr().out == f'chainer_fp8pipe {__version__}\n'
 
 
-def test_a_report_without_bokeh_says_how_to_install_it(tmp_path):
-    (tmp_path / 'log').write_text(
-        '[{"epoch": 1, "iteration": 1, "elapsed_time": 1, "main/loss": 1}]')
-    done = run_script(0, '-c', '''
-import sys
-sys.modules['bokeh'] = None
-from chainer_fp8pipe.__main__ import main
-main(['report', sys.argv[1]])
-''', tmp_path)
-    assert done.returncode == 2
-    assert 'install' in done.stderr
-    assert 'chainer_fp8pipe[report]' in done.stderr
-    assert len(done.stderr.splitlines()) == 2
-
 
 @pytest.mark.parametrize(('text', 'interval'), [
     ('30s', Interval(30, 'second')), ('5m', Interval(300, 'second')),

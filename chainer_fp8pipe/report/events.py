@@ -1,18 +1,13 @@
-"""What the ranks do when, measured or simulated, and what they wait for."""
-# Times pass as events from those who measure (stream.py) or simulate them to
-# pictures, Chrome traces and pages of reports.
+"""What the ranks do when, and what they wait for."""
+# Times pass as events from those who measure (stream.py) to pictures, Chrome
+# traces and pages of reports.
 #
-# Waits follow from events: a receive waits until its message begins to be
-# sent, an exchange until its last rank has come to it.  Messages have no
-# numbers: a receive finds its send by boundary between chunks, micro-batch,
-# direction and order in time; the pass before a send or after a receive tells
-# the direction.  Ranks that compute the same chunks are replicas, whose n-th
-# exchanges belong together.  Elsewhere, as with exchanges beside the backward
-# pass, nothing is said.
+# Waits follow from events: an exchange waits until its last rank has come to
+# it.  Ranks that compute the same chunks are replicas, whose n-th exchanges
+# belong together.
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -27,9 +22,6 @@ WAITING = 'wait'
 #: Lanes of what goes on beside a rank's main thread: the thread that
 #: exchanges gradients, and buckets on their way.
 EXCHANGE, BUCKETS = LANES = 'exchange thread', 'buckets'
-
-#: Micro-batch, boundary, whether an activation -> rank -> events.
-_Messages = dict[tuple[int | None, int, bool], dict[int, list['Event']]]
 
 #: Rank, number of the lane (0: main thread), row in the lane.
 _Place = tuple[int, int, int]
@@ -94,77 +86,51 @@ def idle_share(events: Iterable[Event]) -> float:
     return max(0.0, 1.0 - busy / (span * ranks)) if span else 0.0
 
 
-def explain_waits(events: Iterable[Event]) -> list[Event]:
-    """Parts waiting from work, and says what was waited for.
+def part_waits(events: Iterable[Event]) -> list[Event]:
+    """Parts waiting from exchanging.
 
-    A ``'receive'`` becomes ``'wait'`` until its message began to be sent.  Of
-    an ``'exchange'`` the time until the last rank has come to it becomes
-    ``'wait'``.  What is not known to wait stays as it is: receives whose send
-    is not among the events, exchanges that ranks do not make in one order or
-    that an update need not wait for.
+    Of an ``'exchange'`` the time until the last rank has come to it becomes
+    ``'wait'``, and ``about`` names that rank.  Nothing is said of exchanges
+    that ranks do not make in one order, or beside the backward pass.
 
     Args:
         events: Of all ranks, on one clock, in any order.
 
     Returns:
-        The events by their start.  ``about`` of a wait says in words what
-        was waited for, such as ``'rank 2: backward'``.
+        The events by their start.
     """
     events = sorted(events, key=_times)
-    causes = {**_sends(events), **_last_to_come(events)}
-    busy: dict[int, list[Event]] = defaultdict(list)
+    own: dict[int, list[Event]] = defaultdict(list)
     for event in events:
-        if not event.lane and event.end > event.start:
-            busy[event.rank].append(event)
-    parts: list[Event] = []
+        if not event.lane:
+            own[event.rank].append(event)
+    last, parts = _last_to_come(events), []
     for event in events:
-        cause = causes.get(event, event)
-        cut = _between(busy[event.rank], event.start,
-                       min(cause.start, event.end))
-        if cut <= event.start:
+        cause = last.get(event, event)
+        until = min(cause.start, event.end)
+        # What is done inside of the exchange before, such as encoding, is no
+        # waiting.
+        first = bisect.bisect_left(own[event.rank], event.start,
+                                   key=lambda one: one.start)
+        since = event.start
+        for one in own[event.rank][first:]:
+            if one.start >= until:
+                break
+            if one is not event:
+                since = max(since, one.end)
+        if until <= since:
             parts.append(event)
             continue
-        parts.append(event._replace(
-            name=WAITING, end=cut, bytes=0, values=(),
-            about=f'rank {cause.rank}: '
-            f'{_most(busy[cause.rank], event.start, cut)}'))
-        if cut < event.end:
-            parts.append(event._replace(start=cut))
+        parts += [one for one in (
+            event._replace(end=since),
+            event._replace(name=WAITING, start=since, end=until, bytes=0,
+                           values=(), about=f'rank {cause.rank}'),
+            event._replace(start=until)) if one.end > one.start]
     return sorted(parts, key=_times)
-
-
-def _between(events: list[Event], start: float, cut: float) -> float:
-    """The cut, or where an event begins that it would divide.
-
-    A rank that waits in an exchange encodes meanwhile.
-    """
-    first = bisect.bisect_right(events, start, key=lambda event: event.start)
-    last = bisect.bisect_left(events, cut, key=lambda event: event.start)
-    return min((event.start for event in events[first:last]
-                if event.end > cut), default=cut)
 
 
 def _times(event: Event) -> tuple[float, float]:
     return event.start, event.end
-
-
-def _most(events: list[Event], start: float, end: float) -> str:
-    """What took most of the time from ``start`` to ``end``."""
-    seconds: dict[str, float] = defaultdict(float)
-    longest = max((event.end - event.start for event in events), default=0.0)
-    first = bisect.bisect_left(events, start - longest,
-                               key=lambda event: event.start)
-    for event in itertools.islice(events, first, None):
-        if event.start >= end:
-            break
-        number = ('' if event.micro_batch is None
-                  else f' of micro-batch {event.micro_batch}')
-        seconds[event.name + number] += max(
-            0.0, min(event.end, end) - max(event.start, start))
-    known = max(seconds, key=lambda name: seconds[name], default='')
-    if not known or end - start - sum(seconds.values()) > seconds[known]:
-        return 'nothing that was recorded'
-    return known
 
 
 def _last_to_come(events: list[Event]) -> dict[Event, Event]:
@@ -192,22 +158,6 @@ def _last_to_come(events: list[Event]) -> dict[Event, Event]:
     return last
 
 
-def _sends(events: list[Event]) -> dict[Event, Event]:
-    """For each ``'receive'`` the ``'send'`` of its message, if known."""
-    sends = _messages(events, 'send')
-    sent: dict[Event, Event] = {}
-    for message, receivers in _messages(events[::-1], 'receive').items():
-        senders = sends.get(message, {})
-        if len(senders) != len(receivers):
-            continue
-        # Replicas of a stage are in the order of those of its neighbour.
-        for source, target in zip(sorted(senders), sorted(receivers),
-                                  strict=True):
-            sent.update(zip(receivers[target][::-1], senders[source],
-                            strict=False))
-    return sent
-
-
 def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     """The events as Chrome trace: a row per rank, and one per lane beside.
 
@@ -215,13 +165,13 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     Perfetto.  Buckets that travel at the same time have rows of their own.
 
     Args:
-        events: In any order; waits are parted by :func:`explain_waits`.
+        events: In any order; waits are parted by :func:`part_waits`.
 
     Returns:
         The "JSON object format" of the Trace Event Format: times in
         microseconds from the first event on, rounded to nanoseconds.
     """
-    events = explain_waits(events)
+    events = part_waits(events)
     origin = events[0].start if events else 0.0
     rows: list[dict[str, Any]] = [
         {'ph': 'M', 'pid': 0, 'name': 'process_name',
@@ -256,26 +206,6 @@ def in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
             rows[row:row + 1] = [event.end]
         found.append((event, (
             event.rank, ('', *LANES).index(event.lane), row)))
-    return found
-
-
-def _messages(events: list[Event], name: str) -> _Messages:
-    """Sends in order of time, or receives against it, by what they carry.
-
-    An activation follows the forward pass that made it, or comes before the
-    one that needs it; so do gradients with backward passes.
-    """
-    found: _Messages = {}
-    latest: dict[tuple[int, int | None, int | None], str] = {}
-    for event in events:
-        place = event.rank, event.micro_batch, event.chunk
-        if event.name in COMPUTATION:
-            latest[place] = event.name
-        elif event.name == name and event.chunk is not None:
-            upward = latest.get(place) == 'forward'
-            boundary = event.chunk - (upward != (name == 'send'))
-            found.setdefault((event.micro_batch, boundary, upward), {}
-                             ).setdefault(event.rank, []).append(event)
     return found
 
 

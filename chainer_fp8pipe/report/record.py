@@ -1,37 +1,34 @@
-"""The record of a run: what it is, and its file."""
-# A record is one file, report.jsonl in the result folder, with a line of JSON
-# for each of its parts: {"kind": {fields}}.  Lines are only appended: a kill
-# costs the line that was being written, and a job that is started again goes
-# on in the same file.  A reader leaves out a line that is torn, damaged or of
-# an unknown kind, with a remark.  Only a file that does not begin as a record
-# is an error, for it may be anything.
+"""The record of a run: what it holds, and its files."""
+# Each rank writes a file of its own, report/rankN.jsonl in the result folder:
+# no messages, so that a report can neither wait for a rank nor make one wait,
+# and the data of a rank that died are there.  The price: a report shows the
+# ranks whose files one disk has.
 #
-# Seconds of a start count from that start, on the clock of its rank 0.  Ranks
-# give events on their own clocks, which are read before and after the updates
-# that are written; between two readings an offset goes along a straight line.
+# A file has a line of JSON for each part, {"kind": {fields}}.  Lines are only
+# appended: a kill costs the line that was being written, and a job that is
+# started again goes on in the same files.  A reader leaves out a line that is
+# torn, damaged or of an unknown kind, with a remark.  Only a file that does
+# not begin as a record is an error, for it may be anything.
 #
-# Seldom writes bound the file (training/run_reports), and so does a limit on
-# events: beyond it the file is written anew without the older half of them.
+# Ranks share no clock but that of their hosts, as seconds since 1970: a start
+# of a rank is that of rank 0 which is the nearest in time.
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-from collections import defaultdict
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy
-
 from . import stored
 from .events import Event
 
-#: Of the file in the result folder.
-RECORD = 'report.jsonl'
-_FORMAT = 1
-#: A record has so many events at most.
-MOST_EVENTS = 100_000
+#: The folder of a record, in the result folder.
+FOLDER = 'report'
+_FORMAT = 2
+_HEADER = 'record of a rank'
 
 #: Parts of a step, in the order of a picture.  ``exchange`` includes waiting
 #: for slower ranks; ``other`` has no section of its own; ``between`` passes
@@ -46,64 +43,49 @@ COMMUNICATION = ('exchange', 'send', 'receive')
 #: Lower quartile, median, upper quartile.
 Quartiles = tuple[float, float, float]
 
-#: The level of bytes that go to other stages.
-PIPELINE = 'pipeline'
-
 
 class RunStart(NamedTuple):
-    """The job was started.
+    """The job was started; a line of each rank.
 
     Attributes:
-        number: 0 for the first start in this folder, then 1, 2, ...
         time: Seconds since 1970, UTC.
         iteration: Updates done before, in earlier starts.
         ranks: How many there are.
-        hosts: The host of each rank.
-        stages: The pipeline stage of each rank; () without a pipeline.
-        command: Of rank 0: the program and its arguments.
+        host: Of this rank.
+        stage: Of a pipeline, this rank's; None without one.
+        command: The program and its arguments.
         versions: By name: Python, this package, Chainer, NumPy, MPI, ...
         options: By name, in words: communicator, updater, batch size, ...
-        environment: By name, variables that change how ranks run, and
-            ``'cpu'``, ``'cores'``, ``'memory'`` of rank 0's host.
         launched: Starts of the launcher before; None without a launcher.
         after: The end of the start before, as the launcher says; '' unknown.
-        reporting: Ranks whose data the record has.
-        origin: ``time.monotonic`` of rank 0 at the start.
-        plan: The choice of a plan, in words; '' without a plan.
-        planned: Predicted seconds of an update, by part.
-        spread: Relative, of their sum.
     """
 
-    number: int
     time: float
     iteration: int
     ranks: int
-    hosts: tuple[str, ...]
-    stages: tuple[int, ...] = ()
+    host: str
+    stage: int | None = None
     command: tuple[str, ...] = ()
     versions: Mapping[str, str] = {}
     options: Mapping[str, str] = {}
-    environment: Mapping[str, str] = {}
     launched: int | None = None
     after: str = ''
-    reporting: tuple[int, ...] = ()
-    origin: float = 0.0
-    plan: str = ''
-    planned: Mapping[str, float] = {}
-    spread: float = 0.0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a training began, and not one of a launcher again."""
+        return not self.iteration and not self.launched
 
 
 class RunEnd(NamedTuple):
-    """A start ended in an orderly way; one that was killed has no end.
+    """A start ended in order on a rank; one that was killed has no end.
 
     Attributes:
-        start: Number of the start.
         time: Seconds since 1970, UTC.
         iteration: Updates done.
-        error: What was raised, on rank 0; '' if nothing was.
+        error: What was raised; '' if nothing was.
     """
 
-    start: int
     time: float
     iteration: int
     error: str = ''
@@ -113,44 +95,40 @@ class CurvePoint(NamedTuple):
     """The means, over some updates, of values that the training reported.
 
     Attributes:
-        start: Number of the start.
         iteration: The last of these updates.
         epoch: Passes over the data so far, with the part of the last one.
         seconds: Of training so far, earlier starts included.
         values: By name, such as ``'main/loss'`` and
             ``'validation/main/accuracy'``; finite or not.
+        time: When it was noted, in seconds since 1970.
     """
 
-    start: int
     iteration: int
     epoch: float
     seconds: float
     values: Mapping[str, float]
+    time: float = 0.0
 
 
 class RankInterval(NamedTuple):
-    """What a rank did in all updates between two writes of the record.
+    """What a rank did in all updates between two writes of its record.
+
+    The first update of a start, which connects and allocates, is in none.
 
     Attributes:
-        start: Number of the start.
         rank: The rank.
         first: The first update.
         last: The last update.
         step: Seconds from the end of an update to the end of the next.
         own: Seconds of a step without :data:`COMMUNICATION`.
-        phases: Mean seconds of an update, by one of :data:`PHASES`.
+        phases: Mean seconds of a step, by one of :data:`PHASES`.
         hidden: The same, of the thread that exchanges beside.
-        sent: By level (``'inside nodes'``, ``'between nodes'``, ``'inside
-            MPI'`` where they are not counted, ``'pipeline'`` for messages to
-            stages) a format, such as ``'fp8'``, the mean bytes of an update,
-            and those in float32.
-        resident: Bytes of the process at the end; 0: unknown.
-        peak: The most bytes of the process so far.
-        gpu_used: Bytes of arrays on the GPU; None without one.
-        gpu_held: Bytes of the pool that they are in; None without one.
+        sent: By codec, such as ``'fp8'``, or ``'to stages'``: the mean bytes
+            that the rank sends in an update, and those in float32.
+        peak: The most bytes of the process so far; 0: unknown.
+        time: When it was written, in seconds since 1970.
     """
 
-    start: int
     rank: int
     first: int
     last: int
@@ -158,11 +136,9 @@ class RankInterval(NamedTuple):
     own: Quartiles
     phases: Mapping[str, float]
     hidden: Mapping[str, float] = {}
-    sent: Mapping[str, tuple[str, float, float]] = {}
-    resident: int = 0
+    sent: Mapping[str, tuple[float, float]] = {}
     peak: int = 0
-    gpu_used: int | None = None
-    gpu_held: int | None = None
+    time: float = 0.0
 
     @property
     def updates(self) -> int:
@@ -171,241 +147,133 @@ class RankInterval(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of an update, the mean."""
+        """Of a step, the mean."""
         return sum(self.phases.values())
 
 
-class ClockReading(NamedTuple):
-    """How far a rank's clock is ahead of rank 0's.
-
-    Attributes:
-        start: Number of the start.
-        rank: The rank.
-        seconds: When it was measured.
-        offset: Seconds that the rank's clock is ahead.
-        error: Half of the shortest round trip that measured it; 0 for ranks
-            with rank 0's clock.
-    """
-
-    start: int
-    rank: int
-    seconds: float
-    offset: float
-    error: float
-
-
-class LinkReading(NamedTuple):
-    """How fast messages went from one host to another.
-
-    Attributes:
-        start: Number of the start.
-        iteration: After which update.
-        source: The rank that sent.
-        target: The rank that received.
-        bandwidth: Bytes per second of a long message.
-        latency: Seconds of a short message.
-    """
-
-    start: int
-    iteration: int
-    source: int
-    target: int
-    bandwidth: float
-    latency: float
-
-
-class TensorHealth(NamedTuple):
-    """What compression does to a tensor, on rank 0.
-
-    Attributes:
-        start: Number of the start.
-        iteration: After which update.
-        name: Of the parameter, such as ``'/l1/W'``.
-        elements: How many it has.
-        values: By name, as far as the codec has them: ``'scale'``, ``'q'``
-            (the ratio that set it), ``'clipped'`` (share of elements
-            since the last reading), ``'residual'`` and ``'gradient'`` (2-norms
-            of error feedback's rest and of the mean gradient).
-    """
-
-    start: int
-    iteration: int
-    name: str
-    elements: int
-    values: Mapping[str, float]
-
-
 class RecordedUpdate(NamedTuple):
-    """The events of one update, on all ranks in a record.
+    """The events of an update; a line of each rank.
 
     Attributes:
-        start: Number of the start.
         iteration: The update.
-        is_slow: Whether it was kept as one that took long.
-        events: By their start; their ``iteration`` is None.
-        seconds: That it took, on the slowest rank.
+        seconds: That it took.
+        events: Of one rank in a file, of all ranks in a record; by their
+            start, in seconds since 1970.
     """
 
-    start: int
     iteration: int
-    is_slow: bool
+    seconds: float
     events: tuple[Event, ...]
-    seconds: float = 0.0
 
     @staticmethod
     def before_made(data: Any, where: str) -> Any:
-        """Of a line, whose events are rows.
-
-        They are many: one stands for all with fields of the same types.
-        """
-        for row in {tuple(map(type, row)): row
-                    for row in data['events']}.values():
-            stored.made(Event, dict(zip(Event._fields, row, strict=False)),
-                        strict=False)
-        return {**data, 'events': [
-            Event(*row[:10], *(tuple(map(tuple, values))
-                               for values in row[10:]))
-            for row in data['events']]}
+        """Of a line, whose events are rows of their fields."""
+        return {**data, 'events': [stored.made(Event, dict(zip(
+            Event._fields, row, strict=False))) for row in data['events']]}
 
 
 @dataclass
 class RunRecord:
-    """All that is known of a run; lists are in the order of time.
+    """All that is known of a training; lists are in the order of time.
 
     Attributes:
         name: Of the run: its folder.
-        starts: None where the folder has ``LogReport``'s file only.
-        ends: Of the starts that ended in order.
+        starts: Of the last training in the folder, as rank 0 has them; []
+            where there is ``LogReport``'s file only.
+        ends: Of each start that ended in order, by its place.
+        ended: The ranks that have ended the last start.
+        seen: The last sign of life of each start, in seconds since 1970.
+        hosts: Of the last start, by rank.
+        stages: Likewise; {} without a pipeline.
         curves: Of one line, without points after which a later start began.
-        intervals: Of all ranks.
-        clocks: Readings of all ranks but 0.
-        links: Readings of pairs of ranks.
-        tensors: Readings of tensors.
-        updates: Whose events were kept.
-        left_out: Updates whose events were dropped again.
-        last_seen: Seconds since 1970 of the last write.
+        intervals: Of all ranks, by start.
+        updates: Whose events all ranks of the last start have.
         remarks: Sentences about missing parts.
     """
 
     name: str
     starts: list[RunStart] = field(default_factory=list)
-    ends: list[RunEnd] = field(default_factory=list)
+    ends: dict[int, RunEnd] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    seen: list[float] = field(default_factory=list)
+    hosts: dict[int, str] = field(default_factory=dict)
+    stages: dict[int, int] = field(default_factory=dict)
     curves: list[CurvePoint] = field(default_factory=list)
-    intervals: list[RankInterval] = field(default_factory=list)
-    clocks: list[ClockReading] = field(default_factory=list)
-    links: list[LinkReading] = field(default_factory=list)
-    tensors: list[TensorHealth] = field(default_factory=list)
+    intervals: list[list[RankInterval]] = field(default_factory=list)
     updates: list[RecordedUpdate] = field(default_factory=list)
-    left_out: int = 0
-    last_seen: float = 0.0
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """That were trained, over all starts."""
+        return sum(max(0.0, seen - start.time) for seen, start in zip(
+            self.seen, self.starts, strict=True))
 
 
 #: Any part of a record.
-Part = (RunStart | RunEnd | CurvePoint | RankInterval | ClockReading
-        | LinkReading | TensorHealth | RecordedUpdate)
+Part = RunStart | RunEnd | CurvePoint | RankInterval | RecordedUpdate
 
-#: By what a line is called, what it is read as, and the list it goes into.
-_KINDS: dict[str, tuple[Any, str]] = {
-    'start': (RunStart, 'starts'), 'end': (RunEnd, 'ends'),
-    'point': (CurvePoint, 'curves'), 'interval': (RankInterval, 'intervals'),
-    'clock': (ClockReading, 'clocks'), 'link': (LinkReading, 'links'),
-    'tensor': (TensorHealth, 'tensors'),
-    'update': (RecordedUpdate, 'updates')}
-_NAMES = {kind: name for name, (kind, _) in _KINDS.items()}
-_HEADER = 'record of a run', {'format': _FORMAT}
+_KINDS: dict[str, Any] = {
+    'start': RunStart, 'end': RunEnd, 'point': CurvePoint,
+    'interval': RankInterval, 'update': RecordedUpdate}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 # --- writing -----------------------------------------------------------------
 
 class RecordWriter:
-    """Appends to the record of a run.
+    """Appends to the record of a rank.
 
     Args:
-        folder: The result folder; it is made.
+        folder: The result folder; the record's is made in it.
+        rank: Of this process.
 
     Raises:
         OSError: The folder cannot be written.
         ValueError: There is something else in the record's place.
-
-    Attributes:
-        starts: How many starts the record had.
     """
 
-    def __init__(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
-        self._path = os.path.join(folder, RECORD)
-        self.starts = self._events = 0
-        self._origin = 0.0
-        # By rank, the newest two.
-        self._clocks: dict[int, list[ClockReading]] = defaultdict(list)
+    def __init__(self, folder: str, rank: int) -> None:
+        os.makedirs(os.path.join(folder, FOLDER), exist_ok=True)
+        self._path = os.path.join(folder, FOLDER, f'rank{rank}.jsonl')
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
             with written_whole(self._path) as file:
-                file.write(_line(*_HEADER))
+                file.write(_line(_HEADER, {'format': _FORMAT, 'rank': rank}))
             return
-        for name, fields in _lines(self._path, []):
-            self.starts += name == 'start'
-            self._events += _count(name, fields)
+        next(_lines(self._path, []), None)          # checks how it begins
         with open(self._path, 'rb+') as whole:      # a kill may have cut it
             whole.seek(-1, os.SEEK_END)
             if whole.read(1) != b'\n':
                 whole.write(b'\n')
 
-    def write(self, parts: Iterable[Part], now: float) -> None:
-        """Appends parts, of which those about a start come first.
-
-        Args:
-            parts: Of the record; events are on their ranks' clocks, and
-                readings of these clocks come before them.
-            now: Seconds since 1970.
-        """
-        lines = [(_NAMES[type(part)], self._fields(part)) for part in parts]
+    def write(self, parts: Iterable[Part]) -> None:
+        """Appends parts, in one write."""
+        lines = ''.join(_line(_NAMES[type(part)], _fields(part))
+                        for part in parts)
         with open(self._path, 'a', encoding='utf-8') as file:
-            file.writelines(_line(*line) for line in (
-                *lines, ('seen', {'time': now})))
-        self._events += sum(_count(*line) for line in lines)
-        if self._events > MOST_EVENTS:
-            self._leave_out()
+            file.write(lines)
 
-    def _fields(self, part: Part) -> dict[str, Any]:
-        fields = part._asdict()
-        if isinstance(part, RunStart):
-            self._origin = part.origin
-            self._clocks.clear()
-        elif isinstance(part, ClockReading):
-            clock = self._clocks[part.rank]
-            clock[:] = [*clock[-1:], part]
-        elif isinstance(part, RecordedUpdate):
-            fields['events'] = self._rows(part.events)
-        return fields
 
-    def _rows(self, events: Iterable[Event]) -> list[list[Any]]:
-        """Events by their start on rank 0's clock."""
-        begins: dict[int, float] = {}
-        for event in events:
-            begins[event.rank] = min(event.start, begins.get(
-                event.rank, event.start))
-        # One for a rank, as clocks do not jump.
-        shifts = {rank: self._origin + clock_offset(
-            self._clocks[rank], begin - self._origin)
-            for rank, begin in begins.items()}
-        return sorted((_row(event, shifts[event.rank]) for event in events),
-                      key=lambda row: (row[2], row[3]))
+def _fields(part: Part) -> dict[str, Any]:
+    fields = part._asdict()
+    if isinstance(part, RecordedUpdate):
+        fields['events'] = [[*event] for event in part.events]
+    return fields
 
-    def _leave_out(self) -> None:
-        """Writes the file anew without the older half of all events."""
-        lines = [*_lines(self._path, [])]
-        gone = 0
-        with written_whole(self._path) as file:
-            file.write(_line(*_HEADER))
-            for name, fields in lines:
-                count = _count(name, fields)
-                if count and self._events > MOST_EVENTS // 2:
-                    self._events -= count
-                    gone += 1
-                else:
-                    file.write(_line(name, fields))
-            file.write(_line('left_out', {'updates': gone}))
+
+def _line(name: str, fields: dict[str, Any]) -> str:
+    # JSON knows no NaN and no infinity, and losses may be both: as texts.
+    return json.dumps({name: _finite(fields)}, separators=(',', ':')) + '\n'
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if abs(value) < float('inf') else str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(one) for one in value]
+    return value
 
 
 @contextlib.contextmanager
@@ -428,98 +296,137 @@ def written_whole(path: str | os.PathLike[str], mode: str = 'w'
         raise
 
 
-def _line(name: str, fields: dict[str, Any]) -> str:
-    # NaN and infinity as Python's JSON has them: losses may be both.
-    return json.dumps({name: fields}, separators=(',', ':')) + '\n'
-
-
-def _count(name: str, fields: dict[str, Any]) -> int:
-    events = fields.get('events') if name == 'update' else None
-    return len(events) if isinstance(events, list) else 0
-
-
-def _row(event: Event, shift: float) -> list[Any]:
-    """Times to tenths of microseconds, and without what ends as usual."""
-    usual = [None] * 4 + [*Event._field_defaults.values()]
-    row = [event.rank, event.name, round(event.start - shift, 7),
-           round(event.end - shift, 7), *event._replace(iteration=None)[4:]]
-    while row[-1] == usual[len(row) - 1]:
-        row.pop()
-    return row
-
-
-def clock_offset(readings: list[ClockReading], own: float) -> float:
-    """Seconds that a rank's clock is ahead when it shows ``own``.
-
-    Args:
-        readings: Of one rank in one start, by their time; [] for rank 0.
-        own: By the rank's clock, which counts from the start on rank 0's.
-    """
-    return float(numpy.interp(
-        own, [one.seconds + one.offset for one in readings],
-        [one.offset for one in readings])) if readings else 0.0
-
-
 # --- reading -----------------------------------------------------------------
 
 def is_record(folder: str) -> bool:
     """Whether a folder has a record, or at least ``LogReport``'s file."""
-    return any(os.path.isfile(os.path.join(folder, name))
-               for name in (RECORD, 'log'))
+    return any(os.path.isfile(os.path.join(folder, *place)) for place in (
+        (FOLDER, 'rank0.jsonl'), ('log',)))
 
 
 def read_record(folder: str) -> RunRecord:
-    """Reads the record of a run, also while it is written.
+    """Reads the record of the last training in a folder.
 
     Args:
-        folder: A result folder; one in which there is only the file ``log``
-            of Chainer's ``LogReport`` gives curves.
-
-    Returns:
-        The record; ``remarks`` name damaged lines, which are left out.
+        folder: A result folder, also while ranks write it; one in which there
+            is only the file ``log`` of Chainer's ``LogReport`` gives curves.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: There is no record, or the file is none; the message
-            names the file and the remedy.
+        ValueError: There is no record, or a file is none; the message names
+            the file and the remedy.
     """
     if not os.path.isdir(folder):
         raise ValueError(f'{folder!r} is not a folder; name the folder that '
                          'a run has written its results to')
     record = RunRecord(os.path.basename(os.path.abspath(folder)))
-    path, log = (os.path.join(folder, name) for name in (RECORD, 'log'))
-    if os.path.isfile(path):
-        _read(path, record)
+    log = os.path.join(folder, 'log')
+    if os.path.isfile(os.path.join(folder, FOLDER, 'rank0.jsonl')):
+        _read(os.path.join(folder, FOLDER), record)
     elif os.path.isfile(log):
         _read_log(log, record)
     else:
         raise ValueError(
-            f'{folder!r} has neither a record ({RECORD}) nor a log; add '
-            'trainer.extend(RunReport(comm)) to the training, and name the '
-            'folder that it writes to')
+            f'{folder!r} has neither a record ({FOLDER}/rank0.jsonl) nor a '
+            'log; add trainer.extend(RunReport(comm)) to the training, and '
+            'name the folder that it writes to')
     return record
 
 
-def _read(path: str, record: RunRecord) -> None:
-    for name, fields in _lines(path, record.remarks):
-        try:
-            if name == 'seen':
-                record.last_seen = max(record.last_seen,
-                                       float(fields['time']))
-            elif name == 'left_out':
-                record.left_out += int(fields['updates'])
-            elif name in _KINDS:
-                kind, place = _KINDS[name]
-                getattr(record, place).append(
-                    stored.made(kind, fields, strict=False))
-        except (IndexError, KeyError, TypeError, ValueError) as error:
-            record.remarks.append(
-                f'A line {name!r} of {RECORD} is damaged and is left out '
-                f'({type(error).__name__}: {error}).')
-    # A later start may have gone back behind them.
-    record.curves = [point for point in record.curves if all(
-        point.iteration <= start.iteration for start in record.starts
-        if start.number > point.start)]
+def _read(folder: str, record: RunRecord) -> None:
+    found = {int(match[1]): os.path.join(folder, match[0])
+             for name in os.listdir(folder)
+             if (match := re.fullmatch(r'rank(\d+)\.jsonl', name))}
+    parts = {rank: [*_parts(path, record.remarks)]
+             for rank, path in sorted(found.items())}
+    starts = [part for part in parts[0] if isinstance(part, RunStart)]
+    if not starts:
+        return
+    first = max(n for n, start in enumerate(starts) if start.is_new or not n)
+    if first:
+        record.remarks.append(
+            f'The folder has {first} earlier starts, of other trainings.')
+    record.starts = starts[first:]
+    record.seen = [start.time for start in record.starts]
+    record.intervals = [[] for _ in record.starts]
+    updates: list[dict[int, dict[int, RecordedUpdate]]] = [
+        {} for _ in record.starts]
+    for rank, its in parts.items():
+        place = -1
+        for part in its:
+            if isinstance(part, RunStart):
+                place = _nearest(starts, part.time) - first
+                if place == len(record.starts) - 1:
+                    record.hosts[rank] = part.host
+                    if part.stage is not None:
+                        record.stages[rank] = part.stage
+            elif place >= 0:
+                _place(record, updates, rank, place, part)
+    _join(record, updates[-1])
+    missing = [rank for rank in range(record.starts[-1].ranks)
+               if rank not in record.hosts]
+    if missing:
+        record.remarks.append(
+            f'{"Ranks" if missing[1:] else "Rank"} '
+            f'{", ".join(map(str, missing[:8]))}{" ..." * bool(missing[8:])} '
+            'left no record here: RunReport was not added there, or their '
+            'host writes to another disk.')
+
+
+def _nearest(starts: list[RunStart], time: float) -> int:
+    return min(range(len(starts)),
+               key=lambda place: abs(starts[place].time - time))
+
+
+def _place(record: RunRecord,
+           updates: list[dict[int, dict[int, RecordedUpdate]]], rank: int,
+           place: int, part: Part) -> None:
+    """Adds a rank's part to the start at a place."""
+    if isinstance(part, RankInterval):
+        record.intervals[place].append(part)
+        record.seen[place] = max(record.seen[place], part.time)
+    elif isinstance(part, RecordedUpdate):
+        updates[place].setdefault(part.iteration, {})[rank] = part
+    elif not rank and isinstance(part, CurvePoint):
+        # A start has gone back behind later points of the one before.
+        while record.curves and record.curves[-1].iteration >= part.iteration:
+            record.curves.pop()
+        record.curves.append(part)
+        record.seen[place] = max(record.seen[place], part.time)
+    elif isinstance(part, RunEnd):
+        record.seen[place] = max(record.seen[place], part.time)
+        if place == len(record.starts) - 1:
+            record.ended.add(rank)
+        if not rank:
+            record.ends[place] = part
+
+
+def _join(record: RunRecord, updates: dict[int, dict[int, RecordedUpdate]]
+          ) -> None:
+    """Keeps the updates that all ranks have, with all their events."""
+    for iteration, by_rank in sorted(updates.items()):
+        if by_rank.keys() == record.hosts.keys():
+            record.updates.append(RecordedUpdate(
+                iteration, max(one.seconds for one in by_rank.values()),
+                tuple(sorted((event._replace(rank=rank)
+                              for rank, one in by_rank.items()
+                              for event in one.events),
+                             key=lambda event: event.start))))
+
+
+def _parts(path: str, remarks: list[str]) -> Iterator[Part]:
+    for name, fields in _lines(path, remarks):
+        if name in _KINDS:
+            try:
+                if name == 'point':     # JSON has no NaN: it is a text
+                    fields['values'] = {one: float(value) for one, value
+                                        in fields['values'].items()}
+                yield stored.made(_KINDS[name], fields, strict=False)
+            except (AttributeError, IndexError, KeyError, TypeError,
+                    ValueError) as error:
+                remarks.append(
+                    f'A line {name!r} of {os.path.basename(path)} is damaged '
+                    f'and is left out ({type(error).__name__}: {error}).')
 
 
 def _lines(path: str, remarks: list[str]
@@ -533,26 +440,22 @@ def _lines(path: str, remarks: list[str]
                     raise ValueError(name)
             except (ValueError, AttributeError):
                 name, fields = '', {}
-            if number == 1:
-                _check_header(path, name, fields)
-            elif name:
+            if number == 1 and name != _HEADER:
+                raise ValueError(
+                    f'{path!r} is not the record of a rank: it does not begin '
+                    'as one; move it away, or choose another result folder')
+            if number == 1 and fields.get('format') != _FORMAT:
+                raise ValueError(
+                    f'{path!r} has format {fields.get("format")!r}, and this '
+                    f'chainer_fp8pipe reads format {_FORMAT}; read it with '
+                    'the version that wrote it')
+            if name and number > 1:
                 yield name, fields
-            elif text.strip():
+            elif number > 1 and text.strip():
                 remarks.append(
-                    f'Line {number} of {RECORD} is not whole and is left '
-                    'out; the job may have been killed while it was written.')
-
-
-def _check_header(path: str, name: str, fields: dict[str, Any]) -> None:
-    if name != _HEADER[0]:
-        raise ValueError(
-            f'{path!r} is not a record of a run: it does not begin as one; '
-            'move it away, or choose another result folder')
-    if fields != _HEADER[1]:
-        raise ValueError(
-            f'{path!r} has format {fields.get("format")!r}, and this '
-            f'chainer_fp8pipe reads format {_FORMAT}; read it with the '
-            'version that wrote it, or a newer one')
+                    f'Line {number} of {os.path.basename(path)} is not whole '
+                    'and is left out; the job may have been killed while it '
+                    'was written.')
 
 
 def _read_log(path: str, record: RunRecord) -> None:
@@ -564,13 +467,12 @@ def _read_log(path: str, record: RunRecord) -> None:
             values = {name: float(value) for name, value in entry.items()
                       if isinstance(value, (int, float))}
             record.curves.append(CurvePoint(
-                0, int(values.pop('iteration')), values.pop('epoch'),
+                int(values.pop('iteration')), values.pop('epoch'),
                 values.pop('elapsed_time', 0.0), values))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f'{path!r} is not a log of LogReport: {type(error).__name__}: '
             f'{error}') from None
-    record.last_seen = os.path.getmtime(path)
     record.remarks.append(
         'There is only the log of LogReport: curves, and nothing about '
         'ranks. RunReport records the rest.')

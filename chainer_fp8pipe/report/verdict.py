@@ -1,16 +1,19 @@
 """A run in a few lines: its result, its cost, and the costliest part."""
+# All figures of a run's time have one base: the mean over all ranks and all
+# updates of the last start, but its first.  So the parts of an update add up
+# to the update.
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from ..codecs import CODECS
 from .diagnosis import diagnose
 from .quantities import columns, counted, number, seconds, share, size
-from .record import PIPELINE, RankInterval, RunRecord
+from .record import RankInterval, RunRecord
 
 #: The parts of an update: phases, and how to make them shorter.
 PARTS = {
@@ -18,8 +21,7 @@ PARTS = {
         ('forward', 'recompute', 'backward', 'backward_weight'),
         'More ranks or faster cores shorten them.'),
     'waiting for stages': (
-        ('send', 'receive'),
-        'More micro-batches shorten it; "plan" finds how many.'),
+        ('send', 'receive'), 'More micro-batches shorten it.'),
     'exchange': (('encode', 'exchange', 'decode'), ''),
     'update': (('update',), 'A simpler optimizer shortens it.'),
     'reading batches': (
@@ -31,6 +33,8 @@ PARTS = {
         ('other',), 'No section of an update covers it; a profiler shows it.')}
 #: A cost beside computing is named from this share of an update on.
 _WORTH = 0.05
+#: What the bytes to other stages are called in a record.
+TO_STAGES = 'to stages'
 
 
 def verdict(record: RunRecord) -> dict[str, Any]:
@@ -39,13 +43,13 @@ def verdict(record: RunRecord) -> dict[str, Any]:
     Returns:
         ``name``; ``final``, losses and accuracies by name (None if not
         finite), and ``averaged``, the readings of which each is the mean;
-        ``updates``; ``epochs``; ``seconds`` from the first start to the last
-        sign of life; ``ranks``; ``hosts``; ``starts``, ``died`` and
-        ``endings``; ``update``, seconds, the slowest rank's median; ``bytes``
-        that a rank sends in an update, means, and those of float32;
-        ``costs``, parts of an update with ``what``, ``seconds``, ``share``
-        and ``remedy``, the longest first; ``findings`` and ``remarks``,
-        sentences.  What the record does not know is missing.
+        ``updates``; ``epochs``; ``seconds`` that were trained, over all
+        starts; ``ranks``; ``hosts``; ``starts``, ``died`` and ``endings``;
+        ``update``, mean seconds over ranks and updates; ``bytes`` that a rank
+        sends in one, means; ``costs``, parts of an update with ``what``,
+        ``seconds``, ``share`` and ``remedy``, the longest first;
+        ``findings`` and ``remarks``, sentences.  What the record does not
+        know is missing.
     """
     found: dict[str, Any] = {'name': record.name, 'final': {}, 'averaged': {}}
     values: dict[str, list[float]] = defaultdict(list)
@@ -64,8 +68,9 @@ def verdict(record: RunRecord) -> dict[str, Any]:
     if record.curves:
         found['epochs'] = record.curves[-1].epoch
     if record.starts:
-        done += [end.iteration for end in record.ends] + [
-            one.last for one in record.intervals]
+        done += [one.last for one in record.intervals[-1]]
+        if end := record.ends.get(len(record.starts) - 1):
+            done.append(end.iteration)
         found |= _of_starts(record)
     if done:
         found['updates'] = max(done)
@@ -74,50 +79,36 @@ def verdict(record: RunRecord) -> dict[str, Any]:
 
 
 def _of_starts(record: RunRecord) -> dict[str, Any]:
-    start, began = record.starts[-1], record.starts[0].time
     found: dict[str, Any] = {
-        'seconds': max(0.0, *(end.time - began for end in record.ends),
-                       record.last_seen - began),
-        'ranks': start.ranks, 'hosts': len({*start.hosts}),
-        'starts': len(record.starts)}
+        'seconds': record.seconds, 'ranks': record.starts[-1].ranks,
+        'hosts': len({*record.hosts.values()}), 'starts': len(record.starts)}
     found['died'], found['endings'] = endings(record)
-    ours = [one for one in record.intervals if one.start == start.number]
-    if ours:
-        steps: dict[int, float] = {}
-        for one in ours:
-            steps[one.last] = max(one.step[1], steps.get(one.last, 0.0))
-        found['update'] = median(steps.values())
-        found['bytes'] = {what: _mean(ours, [sum(
-            level[place] for name, level in one.sent.items()
-            if (name == PIPELINE) == to_stages) for one in ours])
-            for what, place, to_stages in (
-                ('gradients', 1, False), ('in_float32', 2, False),
-                ('to_stages', 1, True))}
-        found['costs'] = [*_costs(mean_phases(ours), start.options)]
+    if ours := record.intervals[-1]:
+        phases = mean_of(ours, [one.phases for one in ours])
+        found['update'] = sum(phases.values())
+        sent, whole = (mean_of(ours, [
+            {codec: both[place] for codec, both in one.sent.items()}
+            for one in ours]) for place in (0, 1))
+        found['bytes'] = {
+            'gradients': sum(sent.values()) - sent.get(TO_STAGES, 0.0),
+            'in_float32': sum(whole.values()) - whole.get(TO_STAGES, 0.0),
+            'to_stages': sent.get(TO_STAGES, 0.0)}
+        found['costs'] = [*_costs(phases, record.starts[-1].options)]
     return found
 
 
-def _mean(intervals: Sequence[RankInterval], values: Sequence[Any]
-          ) -> float:
-    """Over all updates of intervals."""
-    return sum(one.updates * value for one, value in zip(
-        intervals, values, strict=True)) / sum(
-            one.updates for one in intervals)
+def mean_of(intervals: Sequence[RankInterval],
+            values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean over all updates of intervals, by name.
 
-
-def mean_phases(intervals: Sequence[RankInterval], attribute: str = 'phases'
-                ) -> dict[str, float]:
-    """Mean seconds over all updates of intervals, by phase."""
-    found = [getattr(one, attribute) for one in intervals]
-    return {name: _mean(intervals, [one.get(name, 0.0) for one in found])
-            for name in dict.fromkeys(name for one in found for name in one)}
-
-
-def parts_of(phases: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by part of an update, without parts that take none."""
-    found = {what: sum(phases.get(name, 0.0) for name in names)
-             for what, (names, _) in PARTS.items()}
-    return {what: value for what, value in found.items() if value}
+    Args:
+        intervals: Of one rank or several.
+        values: Of each interval, means over its updates.
+    """
+    updates = sum(one.updates for one in intervals)
+    return {name: sum(one.updates * its.get(name, 0.0) for one, its in zip(
+        intervals, values, strict=True)) / updates
+        for name in dict.fromkeys(name for its in values for name in its)}
 
 
 def _costs(phases: Mapping[str, float], options: Mapping[str, str]
@@ -129,30 +120,36 @@ def _costs(phases: Mapping[str, float], options: Mapping[str, str]
                'remedy': PARTS[what][1] or _faster_exchange(options)}
 
 
+def parts_of(phases: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by part of an update, without parts that take none."""
+    found = {what: sum(phases.get(name, 0.0) for name in names)
+             for what, (names, _) in PARTS.items()}
+    return {what: value for what, value in found.items() if value}
+
+
 def _faster_exchange(options: Mapping[str, str]) -> str:
     codec = CODECS.get(options.get('communicator', ''))
     if codec is None or codec.nbytes > 1:
         return "Between hosts 'fp8' sends a quarter of the bytes of float32."
     if options.get('overlap') == 'False':
         return 'With overlap=True gradients travel during the backward pass.'
-    return ('"python -m chainer_fp8pipe plan" measures other ways to '
-            'exchange.')
+    return '"plan" times other ways to exchange.'
 
 
 def endings(record: RunRecord) -> tuple[int, str]:
     """How many starts crashed or were killed, and a sentence about all."""
-    last, count = record.starts[-1].number, len(record.starts)
-    errors = {end.start: end.error for end in record.ends}
-    died = sum(bool(errors.get(start.number, start.number != last))
-               for start in record.starts)
-    if count == 1 and last not in errors:
+    last, count = len(record.starts) - 1, len(record.starts)
+    died = sum(bool(record.ends[start].error) if start in record.ends
+               else start != last for start in range(count))
+    unfinished = last not in record.ends
+    if count == 1 and unfinished:
         return died, 'One start, which has no end: it runs, or was killed.'
     if count == 1:
-        return died, (f'One start, which crashed: {errors[last]}.' if died
-                      else 'Nothing died: one start.')
+        return died, (f'One start, which crashed: {record.ends[last].error}.'
+                      if died else 'Nothing died: one start.')
     words = [f'{died} crashed or {"was" if died == 1 else "were"} killed'
              ] * bool(died)
-    if last not in errors:
+    if unfinished:
         words.append('the last one has no end: it runs, or was killed')
     return died, (f'{count} starts: {"; ".join(words)}.' if words
                   else f'Nothing died: {count} starts.')
@@ -183,8 +180,8 @@ def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     if 'update' in found:
         sent = found['bytes']
         lines += [
-            ('an update', f'{seconds(found["update"])} (median of the '
-             'slowest rank)'),
+            ('an update', f'{seconds(found["update"])} (mean over ranks and '
+             'updates)'),
             ('a rank sends in it', ', '.join([
                 f'{size(sent["gradients"])} of gradients (float32: '
                 f'{size(sent["in_float32"])})'] * bool(sent['in_float32'])
@@ -201,8 +198,7 @@ def _cost_rows(costs: Sequence[Mapping[str, Any]]
                            strict=False):
         if label == 'costs most' or cost['share'] >= _WORTH:
             yield label, (f'{cost["what"]}, {seconds(cost["seconds"])} or '
-                          f'{share(cost["share"])} of the mean update. '
-                          f'{cost["remedy"]}')
+                          f'{share(cost["share"])} of it. {cost["remedy"]}')
         if cost['what'] != 'forward and backward':
             return
 

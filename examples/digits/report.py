@@ -112,10 +112,5 @@ def plot_curves(runs, path):
 def write_report(out, names):
     """One page about all runs, from the records in their folders."""
     path = os.path.join(out, 'report.html')
-    try:
-        write_page([read_record(os.path.join(out, name)) for name in names],
-                   path)
-    except ImportError as error:
-        print(f'no page of the runs: {error}')
-    else:
-        print(f'\nWhat the ranks did, in a browser: {path}')
+    write_page([read_record(os.path.join(out, name)) for name in names], path)
+    print(f'\nWhat the ranks did, in a browser: {path}')

@@ -245,7 +245,7 @@ def finish(options, grid, model, times):
     if grid:
         from cutting import save_plan
         files.update(save_plan(model, options.out))
-        files['timeline'] = path('timeline.png')
+        files['timeline'] = path('timeline.svg')
     print_table(summary, files)
 
 

@@ -93,7 +93,7 @@ def make_parser(description):
         'as many ranks or others, divided in any way')
     results.add_argument(
         '--timeline', type=positive, metavar='UPDATE',
-        help='the update that is drawn to timeline.png, and written to '
+        help='the update that is drawn to timeline.svg, and written to '
         'timeline.json as a Chrome trace (default: the last)')
     return parser
 

@@ -4,7 +4,7 @@
 
 makes 2 stages with half of the layers each, and 2 replicas of each stage,
 which average their gradients in fp8.  What the ranks did in one update is
-drawn to timeline.png; at the end the whole model is in model.npz.
+drawn to timeline.svg; at the end the whole model is in model.npz.
 """
 import json
 import os
@@ -204,7 +204,7 @@ def report(options, trainer, start, times):
                 path('curves.png'))
     print_table(summary, {name: path(file) for name, file in (
         ('curves', 'curves.png'), ('model', 'model.npz'),
-        ('trace', 'timeline.json'), ('timeline', 'timeline.png'))})
+        ('trace', 'timeline.json'), ('timeline', 'timeline.svg'))})
 
 
 def main():

@@ -48,7 +48,7 @@ def test_it_compares_communicators_in_a_table_and_a_picture(whole):
         assert (out / name / 'model.npz').exists()
     assert not set(printed) & set('\r\x1b')
     assert (out / 'curves.png').stat().st_size > 10000
-    assert (out / 'fp8' / 'compression.png').stat().st_size > 10000
+    assert (out / 'fp8' / 'compression.json').exists()
     runs = {one['name']: one for one in
             json.loads((out / 'summary.json').read_text())}
     assert runs['fp8']['best'] > 60         # chance is 10

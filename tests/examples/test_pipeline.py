@@ -50,7 +50,7 @@ def test_it_shows_where_ranks_and_layers_are_once(hybrid):
 def test_it_ends_with_a_table_that_names_its_files(hybrid):
     printed, out = hybrid
     table = printed[printed.index('\ntest accuracy'):]
-    for name in ('curves.png', 'timeline.png', 'timeline.json', 'model.npz'):
+    for name in ('curves.png', 'timeline.svg', 'timeline.json', 'model.npz'):
         assert table.count(str(out / name)) == 1
         assert (out / name).stat().st_size > 5000
     summary = json.loads((out / 'summary.json').read_text())

@@ -9,12 +9,11 @@ from chainer_fp8pipe.report.report_command import main
 import pytest
 
 from .made_up_run import MadeUpRun
-from .test_record import written
 
 
 @pytest.fixture
 def pages():
-    """Takes pages in place of Bokeh: names of runs, and where to."""
+    """Takes pages: names of runs, and where to."""
     found = []
     with mock.patch('chainer_fp8pipe.report.page.write_page', lambda
                     records, path: found.append(
@@ -23,8 +22,7 @@ def pages():
 
 
 def run(folder, **options):
-    written(MadeUpRun(epochs=2, kept=1, **options).record(), folder)
-    return str(folder)
+    return MadeUpRun(**options).write(folder)
 
 
 def test_one_runs_page_is_in_its_folder(tmp_path, pages, capsys):
@@ -41,7 +39,7 @@ def test_json_is_all_that_is_printed(tmp_path, pages, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [one['name'] for one in found] == ['b', 'a']
     assert [len(one['findings']) for one in found] == [1, 0]
-    assert found[0]['updates'] == 120
+    assert found[0]['updates'] == 61
     assert not pages
 
 
@@ -82,11 +80,11 @@ def test_too_many_runs_are_an_error_before_any_is_drawn(
 def test_what_is_slow_is_printed(tmp_path, pages, capsys):
     folders = [run(tmp_path / 'even'), run(tmp_path / 'slow', slow={2: 2.0})]
     main([folders[1]])
-    assert 'Rank 2 on node1 is slow' in capsys.readouterr().out
+    assert 'Rank 2 on host2 is slow' in capsys.readouterr().out
     main(folders)
     even, slow = capsys.readouterr().out.split('\nslow\n')
     assert 'is slow' not in even
-    assert 'Rank 2 on node1 is slow' in slow
+    assert 'Rank 2 on host2 is slow' in slow
 
 
 def test_a_log_alone_is_enough(tmp_path, pages, capsys):

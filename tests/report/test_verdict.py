@@ -1,103 +1,81 @@
-"""The verdict: what came out of a run, in numbers and in words."""
+"""A run in a few lines, whose figures have one base."""
 import json
+import math
 
 from chainer_fp8pipe.report.record import (
     CurvePoint,
-    RankInterval,
-    RunEnd,
     RunRecord,
-    RunStart,
+    read_record,
 )
-from chainer_fp8pipe.report.verdict import text, verdict
+from chainer_fp8pipe.report.verdict import PARTS, rows, text, verdict
 
 import pytest
 
-from .made_up_run import MadeUpRun
-
-START = RunStart(0, 0.0, 0, 2, ('a', 'b'))
+from .made_up_run import SECONDS, MadeUpRun
 
 
-@pytest.mark.parametrize(('endings', 'said'), [
-    ([''], 'Nothing died: one start.'),
-    (['OSError: full'], 'One start, which crashed: OSError: full.'),
-    ([None], 'One start, which has no end: it runs, or was killed.'),
-    (['', ''], 'Nothing died: 2 starts.'),
-    ([None, 'OSError: full', ''], '3 starts: 2 crashed or were killed.'),
-    ([None, None], '2 starts: 1 crashed or was killed; the last one has no '
-     'end: it runs, or was killed.')])
-def test_how_starts_ended(endings, said):
-    record = RunRecord('a', [START._replace(number=number)
-                             for number in range(len(endings))])
-    record.ends = [RunEnd(number, 1e9, 100, error)
-                   for number, error in enumerate(endings)
-                   if error is not None]
-    assert verdict(record)['endings'] == said
+def of(tmp_path, **options):
+    return verdict(read_record(MadeUpRun(**options).write(tmp_path)))
 
 
-def interval(rank, first, last, median, sent=(0.0, 0.0), **phases):
-    return RankInterval(0, rank, first, last, (median,) * 3, (median,) * 3,
-                        phases, sent={'between nodes': ('fp8', *sent)})
+def test_the_parts_of_an_update_add_up_to_it(tmp_path):
+    found = of(tmp_path, slow={1: 1.4}, noise=0.1)
+    assert sum(cost['seconds'] for cost in found['costs']) == pytest.approx(
+        found['update'])
+    assert sum(cost['share'] for cost in found['costs']) == pytest.approx(1)
+    even = of(tmp_path / 'even')
+    assert even['update'] == pytest.approx(sum(SECONDS.values()))
+    assert even['bytes'] == {'gradients': 1e6, 'in_float32': 4e6,
+                             'to_stages': 0.0}
 
 
-def run(*intervals, **options):
-    return RunRecord('r', [START._replace(options=options)],
-                     intervals=[*intervals])
+@pytest.mark.parametrize(('ends', 'died', 'said'), [
+    (('',), 0, 'Nothing died: one start.'),
+    ((None,), 0, 'One start, which has no end: it runs, or was killed.'),
+    (('ValueError: x',), 1, 'One start, which crashed: ValueError: x.'),
+    ((None, ''), 1, '2 starts: 1 crashed or was killed.'),
+    (('', ''), 0, 'Nothing died: 2 starts.'),
+    (('E: e', None, None), 2,
+     '3 starts: 2 crashed or were killed; the last one has no end: it runs, '
+     'or was killed.')])
+def test_how_starts_ended(tmp_path, ends, died, said):
+    found = of(tmp_path, ends=ends,
+               begins=tuple(30 * place for place in range(len(ends))))
+    assert (found['died'], found['endings']) == (died, said)
+    assert found['starts'] == len(ends)
 
 
 def test_the_result_is_the_mean_of_the_last_readings():
-    record = RunRecord('r', curves=[
-        CurvePoint(0, number, number / 10, 0.0, {
-            'main/loss': 100.0 if number < 95 else number,
-            'main/lr': 1.0}) for number in range(100)])
-    record.curves[-1].values['val/accuracy'] = 0.5
-    record.curves[-1].values['val/loss'] = float('nan')
+    record = RunRecord('run', curves=[
+        CurvePoint(n, n / 10, n, {'main/loss': float(n)})
+        for n in range(100)])
     found = verdict(record)
-    assert found['final'] == {
-        'main/loss': 97.0, 'val/accuracy': 0.5, 'val/loss': None}
-    assert [*found['final']][0] == 'val/accuracy'
-    assert (found['updates'], found['epochs']) == (99, 9.9)
-    assert 'accuracy 50 %, loss not finite' in text(found)
-    assert 'loss 97 (mean of the last 5 readings)' in text(found)
+    assert found['final'] == {'main/loss': 97.0}        # of 95 to 99
+    assert found['averaged'] == {'main/loss': 5}
+    record.curves[-1].values['main/loss'] = math.nan
+    assert verdict(record)['final'] == {'main/loss': None}
+    assert 'not finite' in text(verdict(record))
 
 
-def test_an_update_is_that_of_the_slowest_rank_and_bytes_are_means():
-    found = verdict(run(
-        interval(0, 1, 10, 1.0, (100.0, 400.0), forward=1.0),
-        interval(1, 1, 10, 3.0, (100.0, 400.0), forward=1.0),
-        interval(0, 11, 40, 2.0, (20.0, 400.0), forward=1.0),
-        interval(1, 11, 40, 2.5, (20.0, 400.0), forward=1.0)))
-    assert found['update'] == 2.75
-    assert found['bytes'] == {
-        'gradients': 40.0, 'in_float32': 400.0, 'to_stages': 0.0}
+@pytest.mark.parametrize(('phases', 'said'), [
+    ({'exchange': 60e-3}, 'exchange, 61.4 ms or'),
+    ({'between': 60e-3}, 'work between updates, 60 ms or'),
+    ({'other': 60e-3}, 'other, 60 ms or'),
+    ({}, 'forward and backward, 17 ms or')])
+def test_the_costliest_part_is_named(tmp_path, phases, said):
+    lines = dict(rows(of(tmp_path, phases=phases)))
+    assert lines['costs most'].startswith(said)
 
 
-@pytest.mark.parametrize(('options', 'phases', 'said'), [
-    ({}, {'forward': 3.0, 'input': 1.0},
-     ['forward and backward, 3 s or 75 %', 'reading batches, 1 s or 25 %']),
-    ({}, {'forward': 3.0, 'input': 0.1}, ['forward and backward']),
-    ({}, {'input': 3.0, 'forward': 1.0}, ['reading batches']),
-    ({'communicator': 'float32'}, {'exchange': 3.0, 'decode': 1.0},
-     ["exchange, 4 s or 100 % of the mean update. Between "
-      "hosts 'fp8'"]),
-    ({'communicator': 'fp8', 'overlap': 'False'}, {'exchange': 3.0},
-     ['overlap=True']),
-    ({'communicator': 'fp8', 'overlap': 'True'}, {'exchange': 3.0},
-     ['plan" measures'])])
-def test_the_costliest_part_has_a_remedy(options, phases, said):
-    found = verdict(run(interval(0, 1, 9, 1.0, **phases), **options))
-    lines = [line for line in text(found).splitlines()
-             if line.startswith('  costs most')]
-    assert len(lines) == len(said)
-    for line, part in zip(lines, said, strict=True):
-        assert part in line
-    assert sum(one['share'] for one in found['costs']) == pytest.approx(1.0)
+@pytest.mark.parametrize('options', [
+    {}, {'intervals': 0}, {'ends': (None,)}, {'stages': (0, 1, 0, 1)}])
+def test_every_verdict_is_json_and_text(tmp_path, options):
+    found = of(tmp_path, **options)
+    json.dumps(found, allow_nan=False)
+    assert text(found).splitlines()[0] == tmp_path.name
 
 
-def test_every_verdict_is_json_and_text():
-    for record in (RunRecord('r'), RunRecord('r', [START]),
-                   MadeUpRun(dies_at=(100,), slow={2: 2.0}).record()):
-        found = verdict(record)
-        assert json.loads(json.dumps(found, allow_nan=False)) == found
-        assert text(found).startswith(record.name)
-    assert (found['starts'], found['died']) == (2, 1)
-    assert 'Rank 2 on node1 is slow' in text(found)
+def test_every_part_has_its_remedy():
+    for what, (phases, remedy) in PARTS.items():
+        assert phases
+        assert remedy or what == 'exchange'

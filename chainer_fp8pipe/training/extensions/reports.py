@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import json
 import os
-import warnings
 from typing import Any
 
 import chainer
@@ -62,16 +61,12 @@ class CommunicationReport(extension.Extension):
                 'comm/bytes': events.bytes_sent, **milliseconds}
 
 
-_MOST_IN_LEGEND = 24
-
-
 class CompressionReport(extension.Extension):
-    """Records and plots the fp8 codec's effect on each tensor.
+    """Records the fp8 codec's effect on each tensor.
 
     Each call records, per tensor, the ratio q that sets its scale, and the
     share of this rank's elements that were clipped since the last call.  The
-    record is written as JSON, and drawn as PNG if matplotlib is installed, at
-    the end of each epoch and of the run.  With several optimizers on the
+    record is written as JSON at each call and at the end of the run.  With several optimizers on the
     communicator, tensors' names begin with their optimizer's:
     ``'critic:/l1/W'``.
 
@@ -80,7 +75,6 @@ class CompressionReport(extension.Extension):
     Args:
         comm: An fp8 communicator of this package.
         filename: Of the record, in the trainer's output directory.
-        plot: Of the picture; None for none.
 
     Raises:
         TypeError: The communicator is not an fp8 one of this package.
@@ -90,15 +84,14 @@ class CompressionReport(extension.Extension):
     priority = extension.PRIORITY_READER
     default_name = 'CompressionReport'
 
-    def __init__(self, comm: Any, filename: str = 'compression.json',
-                 plot: str | None = 'compression.png') -> None:
+    def __init__(self, comm: Any, filename: str = 'compression.json'
+                 ) -> None:
         if not getattr(comm, 'name', '').startswith('fp8'):
             raise TypeError('CompressionReport needs a communicator made by '
                             "chainer_fp8pipe.create_communicator('fp8'), "
                             f'not {comm!r}')
         self._comm = comm
         self._filename = filename
-        self._plot = plot
         self._out = ''
         self._record: list[dict[str, Any]] = []
         self._last: dict[str, tuple[float, float]] = {}
@@ -117,8 +110,7 @@ class CompressionReport(extension.Extension):
         if tensors and self._comm.rank == 0:
             self._record.append({'iteration': trainer.updater.iteration,
                                  'tensors': tensors})
-        if trainer.updater.is_new_epoch:
-            self._write()
+        self._write()
 
     def _reports(self, trainer: chainer.training.Trainer
                  ) -> dict[str, TensorReport]:
@@ -149,62 +141,6 @@ class CompressionReport(extension.Extension):
         os.makedirs(self._out, exist_ok=True)
         with written_whole(os.path.join(self._out, self._filename)) as file:
             json.dump(self._record, file, indent=1)
-        if self._plot:
-            plot_compression(self._record,
-                             os.path.join(self._out, self._plot))
-
-
-def plot_compression(record: list[dict[str, Any]], path: str) -> None:
-    """Draws the record of a :class:`CompressionReport` as PNG.
-
-    Weights are drawn solid and biases dotted in their layer's colour, as in
-    the paper.
-    """
-    try:
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
-    except ImportError:
-        warnings.warn('no picture of the compression: matplotlib is not '
-                      'installed (pip install matplotlib)', stacklevel=2)
-        return
-    names = sorted({name for entry in record for name in entry['tensors']})
-    layers = sorted({_layer(name) for name in names})
-    colours = colormaps['tab10' if len(layers) <= 10 else 'turbo']
-    figure = Figure(figsize=(9, 7), layout='constrained')
-    scale, clipped = figure.subplots(2, 1, sharex=True)
-    for name in names:
-        points = [(entry['iteration'], entry['tensors'][name])
-                  for entry in record if name in entry['tensors']]
-        place = layers.index(_layer(name))
-        style = {
-            'color': colours(place if len(layers) <= 10
-                             else place / (len(layers) - 1)),
-            'linestyle': '-' if name.endswith('/W') else ':',
-            'label': name, 'marker': '.', 'markersize': 3}
-        iterations = [iteration for iteration, _ in points]
-        scale.plot(iterations, [tensor['q'] for _, tensor in points],
-                   drawstyle='steps-post', **style)
-        clipped.plot(iterations,
-                     [100 * tensor['clipped'] for _, tensor in points],
-                     **style)
-    scale.set_yscale('log')
-    scale.set_ylabel('q, the |gradient / parameter| that sets the scale')
-    clipped.set_ylabel('clipped elements [%]')
-    clipped.set_ylim(bottom=0)
-    clipped.set_xlabel('iteration')
-    for axes in (scale, clipped):
-        axes.grid(alpha=0.3)
-    handles, labels = scale.get_legend_handles_labels()
-    title = 'tensor'
-    if len(labels) > _MOST_IN_LEGEND:
-        title = f'the first {_MOST_IN_LEGEND} of {len(labels)} tensors'
-    figure.legend(handles[:_MOST_IN_LEGEND], labels[:_MOST_IN_LEGEND],
-                  loc='outside right upper', fontsize='small', title=title)
-    figure.savefig(path, dpi=120)
-
-
-def _layer(name: str) -> str:
-    return name.rpartition('/')[0]
 
 
 def clipped_share(last: dict[str, tuple[float, float]], name: str,

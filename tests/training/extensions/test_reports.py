@@ -36,7 +36,7 @@ def test_bytes_and_times_reach_the_log(comm, tmp_path):
 
 
 @on_ranks(2)
-def test_q_and_clipped_share_of_every_tensor_are_recorded_and_drawn(
+def test_q_and_clipped_share_of_every_tensor_are_recorded(
         comm, tmp_path):
     trainer, communicator = make_trainer(comm, tmp_path, 2)
     trainer.extend(CompressionReport(communicator), trigger=(2, 'iteration'))
@@ -51,7 +51,6 @@ def test_q_and_clipped_share_of_every_tensor_are_recorded_and_drawn(
         for tensor in entry['tensors'].values():
             assert tensor['q'] > 0
             assert 0 <= tensor['clipped'] <= 1
-    assert (tmp_path / 'compression.png').stat().st_size > 10000
 
 
 @on_ranks(1)

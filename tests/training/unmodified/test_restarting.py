@@ -118,7 +118,7 @@ os.environ[{LAUNCHED!r}] = ''
     from chainer_fp8pipe import RunReport
     trainer.extend(RunReport(filename=None, prints=False))""")
     assert f'{UPDATED}1\n' in done.stderr
-    interval, = read_record(tmp_path / 'result').intervals
+    (interval,), = read_record(tmp_path / 'result').intervals
     assert interval.last == 20
 
 

@@ -1,1 +1,0 @@
-"""A run is recorded, on all ranks, for its report."""
