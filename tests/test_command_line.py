@@ -8,8 +8,6 @@ from chainer_fp8pipe.mpi import ALONE
 
 import pytest
 
-from tests.ranks import run_script
-
 WRONG = [
     ('', 'a command is missing', 'run'),
     ('rum x.py', "no command 'rum'; did you mean run?"),

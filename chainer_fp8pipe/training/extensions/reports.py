@@ -66,7 +66,7 @@ class CompressionReport(extension.Extension):
 
     Each call records, per tensor, the ratio q that sets its scale, and the
     share of this rank's elements that were clipped since the last call.  The
-    record is written as JSON at each call and at the end of the run.  With several optimizers on the
+    record is written as JSON at each call.  With several optimizers on the
     communicator, tensors' names begin with their optimizer's:
     ``'critic:/l1/W'``.
 
