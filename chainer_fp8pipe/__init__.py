@@ -12,7 +12,6 @@ from ._version import __version__
 _HOMES = {
     'CenterCrop': 'chainer_fp8pipe.images',
     'Divisible': 'chainer_fp8pipe.links',
-    'Dropout': 'chainer_fp8pipe.links',
     'ImageFolder': 'chainer_fp8pipe.images',
     'PipelineUpdater': 'chainer_fp8pipe.training.updater',
     'ProcessGrid': 'chainer_fp8pipe.mpi.grid',

@@ -62,7 +62,7 @@ PipelineUpdater(
     chainer.optimizers.Adam().setup(model), MPI.COMM_SELF,
     micro_batches=2).update()
 '''
-NAMES = ('from chainer_fp8pipe import CenterCrop, Divisible, Dropout, '
+NAMES = ('from chainer_fp8pipe import CenterCrop, Divisible, '
          'ImageFolder, RandomResizedCrop, atomic, batch_arrays, deferred, '
          'large_batch, lazy')
 ENCODE = ('import numpy; from chainer_fp8pipe import formats; '

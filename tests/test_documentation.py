@@ -104,7 +104,7 @@ def run(directory, code, *arguments, ranks=2):
 NOT_ALONE = {'train', 'train-reports', 'train-resume',
              'pipeline-train', 'pipeline-resume', 'pipeline-load',
              'pipeline-predict', 'pipeline-timeline',
-             'partition-train', 'partition-plot', 'partition-save'}
+             'partition-train', 'partition-save'}
 
 
 def readme_blocks():
@@ -401,8 +401,7 @@ def test_the_pipelines_script_becomes_one_with_replicas(tmp_path):
 def test_a_partitioned_chain_reports_what_the_serial_script_reports(
         tmp_path):
     code = block('partition', 'partition-train')
-    parts = with_parts(code, 'partition-plot', 'partition-save',
-                       page='partition')
+    parts = with_parts(code, 'partition-save', page='partition')
     found = run(tmp_path, parts, ranks=3)
     assert found.startswith('Classifier: 3 stages, 1f1b with 4 micro-batches')
     serial = changed(code, block('partition', 'partition-lines'))
@@ -414,7 +413,6 @@ def test_a_partitioned_chain_reports_what_the_serial_script_reports(
     assert expected[-1][-1] > 0.9       # accuracy
     for row, other in zip(reported(found), expected, strict=True):
         assert row == pytest.approx(other, rel=5e-3)
-    assert (tmp_path / 'plan.png').stat().st_size > 10_000
     cuts = json.loads((tmp_path / 'plan.json').read_text())['cuts']
     shown = re.findall(r'\{"(\w+)": .*, "(\w+)": ', (
         DOCS / 'partition.rst').read_text())

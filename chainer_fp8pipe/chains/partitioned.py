@@ -40,8 +40,7 @@ from ..mpi.arrays import receive_array, send_array
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source
-from ..planning.partition_plan import PartitionPlan
-from ..planning.partition_plot import table
+from ..planning.partition_plan import PartitionPlan, table
 from . import nested
 from .attributes import State, put_state, restore, saved
 from .names import Names, parameters_of

@@ -6,14 +6,14 @@
 #
 # Arrays are best received into memory that waits for them: MPI then moves
 # them while both ranks compute, and copies nothing.  So the receiver posts
-# the receives of the next transfer ahead, for the arrays of the last header;
-# in a pipeline they are nearly always the same.  Where they are not, nothing
-# of the new arrays may end in the old memory.  So arrays of each new
-# description travel under the next one of some tags of MPI: the receives that
-# are posted for the old description stay unmatched, and are cancelled.  A tag
-# must not come round while the receiver may have posted something for it;
-# ``flush`` says that it has not.  After too many changes since then arrays
-# travel under a tag for which nothing is ever posted ahead of the header.
+# the receives of the next transfer ahead.  It can do so for arrays of one
+# description, the *usual* one, which have a tag of their own: others are
+# received when their header is there, and leave what is posted as it is.
+# The first arrays are usual.  What is sent twice in a row becomes so, and
+# gets the other of two tags, as receives are posted for what was usual
+# before.  Such a change is made once between two calls of ``flush``, which
+# says that the receiver has received everything, and so has nothing posted
+# under the first of the tags.
 #
 # One message with a header and the arrays in it would save a few
 # microseconds, and cost a copy of everything on each side.
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import weakref
 from collections import deque
@@ -34,23 +35,14 @@ from typing import Any, NamedTuple
 import numpy
 from mpi4py import MPI
 
-from ..codecs.staging import (
-    array_module,
-    download,
-    empty_wire,
-    upload_now,
-)
+from ..codecs.staging import array_module, download, empty_wire, upload_now
 from ..mpi.finalizing import keep_forever
 from ..mpi.waiting import Wait, wait_until, waiting, world_ranks
-from . import fp8_wire
 from .progress import progress
 
-CODECS = (None, 'fp8')
-
-#: MPI's tags of a channel: of headers, of arrays whose receives are not
-#: posted ahead, and of others.
-_TAGS = 16
-_HEADER, _PLAIN, _AHEAD = 0, 1, 2
+#: MPI's tags of a channel: of headers, of unusual arrays, and two of usual
+#: ones.
+_HEADER, _UNUSUAL, _USUAL, _TAGS = 0, 1, (2, 3), 4
 
 
 class RemoteError(RuntimeError):
@@ -65,35 +57,34 @@ class _Spec(NamedTuple):
     Attributes:
         dtype: As ``numpy.dtype.str`` writes it, e.g. ``'<f2'``.
         shape: Of the array.
-        size: How many numbers cross: what is repeated in memory, as
-            ``broadcast_to`` makes it, once.
-        steps: From one number to the next along each axis, in numbers; None:
-            as in C.  Sums over an array are rounded in its order of memory.
-        coded: Whether it crosses as fp8 codes.
+        steps: From one number to the next along each axis, in numbers; 0
+            where one is repeated, as by ``broadcast_to``; None: as in C.
+            Sums over an array are rounded in its order of memory.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    size: int
     steps: tuple[int, ...] | None
-    coded: bool
+
+    @property
+    def size(self) -> int:
+        """How many numbers cross."""
+        return math.prod(self.shape if self.steps is None else [
+            length for length, step in zip(self.shape, self.steps,
+                                           strict=True) if step])
 
 
 Specs = tuple[_Spec | None, ...]
 
 
-def describe(arrays: Sequence[Any], codec: str | None) -> Specs:
-    """How arrays will be sent.
-
-    Args:
-        arrays: NumPy or CuPy arrays and None.
-        codec: None or ``'fp8'``.
+def describe(arrays: Sequence[Any]) -> Specs:
+    """How arrays, or None in place of some, will be sent.
 
     Raises:
         TypeError: One is no array, or its elements are not plain numbers,
             text or bytes.
     """
-    return tuple([None if array is None else _spec(array, codec, number)
+    return tuple([None if array is None else _spec(array, number)
                   for number, array in enumerate(arrays)])
 
 
@@ -104,19 +95,21 @@ class _End:
         world_peer: The rank of the other end, in ``MPI.COMM_WORLD``.
     """
 
-    def __init__(self, comm: MPI.Comm, peer: int, tag: int,
-                 codec: str | None, far: bool) -> None:
-        if codec not in CODECS:
-            raise ValueError(f'codec is {codec!r}, expected one of {CODECS}')
+    def __init__(self, comm: MPI.Comm, peer: int, tag: int, far: bool
+                 ) -> None:
         largest: Any = comm.Get_attr(MPI.TAG_UB)
         if not 0 <= tag <= largest // _TAGS - 1:
             raise ValueError(f'tag is {tag}, expected 0 to '
                              f'{largest // _TAGS - 1}')
-        self._comm, self._peer, self._codec = comm, peer, codec
-        self._first_tag, self._far = _TAGS * tag, far
+        self._comm, self._peer, self._far = comm, peer, far
+        self._first_tag = _TAGS * tag
         self.world_peer = world_ranks(comm)[peer]
-        # Of the last transfer: its header, and the tag of its arrays.
-        self._header, self._tag = b'', _TAGS - 1
+        self._usual: Specs | None = None
+        self._usual_tag = _USUAL[1]
+        # Of the last transfer.
+        self._header, self._specs, self._tag = b'', (), _UNUSUAL
+
+    _specs: Specs
 
     def _mark(self, busy: bool) -> None:
         """Keeps messages moving in the background, or stops to."""
@@ -131,23 +124,19 @@ class Sender(_End):
         comm: The ranks.
         dest: The receiving rank.
         tag: Which of the channels from this rank to ``dest`` it is.
-        codec: ``None``: arrays cross as they are; ``'fp8'``: those of
-            float16, float32 and float64 as fp8, see :mod:`.fp8_wire`.
         far: Whether the other rank is on another node, so that messages
             need help to move while this rank computes.
 
     Raises:
-        ValueError: The codec is unknown or the tag is out of range.
+        ValueError: The tag is out of range.
     """
 
     def __init__(self, comm: MPI.Comm, dest: int, tag: int,
-                 codec: str | None = None, far: bool = False) -> None:
-        super().__init__(comm, dest, tag, codec, far)
-        self._specs: Specs | None = None
+                 far: bool = False) -> None:
+        super().__init__(comm, dest, tag, far)
         self._leaving: deque[tuple[MPI.Request, Any]] = deque()
         weakref.finalize(self, keep_forever, self._leaving)
-        self._failed = False
-        self._changes = 0       # of descriptions since the last flush
+        self._failed, self._changed = False, False
 
     def send(self, arrays: Sequence[Any]) -> int:
         """Starts to send and returns at once.
@@ -167,17 +156,21 @@ class Sender(_End):
         if self._failed:
             raise RuntimeError(
                 f'the channel to rank {self._peer} was closed by a failure')
-        specs = describe(arrays, self._codec)
-        parts = [_wire(array, spec) for array, spec in zip(
+        specs = describe(arrays)
+        wires = [_wire(array, spec) for array, spec in zip(
             arrays, specs, strict=True) if spec and spec.size]
-        if specs != self._specs:
-            self._specs = specs
-            self._tag = self._next_tag()
-            self._header = json.dumps([self._tag, *specs]).encode()
+        if specs != self._usual and not self._changed and (
+                self._usual is None or specs == self._specs):
+            self._usual, self._changed = specs, True
+            self._usual_tag = sum(_USUAL) - self._usual_tag
+        tag = self._usual_tag if specs == self._usual else _UNUSUAL
+        if not self._header or (specs, tag) != (self._specs, self._tag):
+            self._specs, self._tag = specs, tag
+            self._header = json.dumps([tag, *specs]).encode()
         self._start(self._header, _HEADER)
-        for part in parts:
-            self._start(part, self._tag)
-        return sum(part.nbytes for part in parts)
+        for wire in wires:
+            self._start(wire, tag)
+        return sum(wire.nbytes for wire in wires)
 
     def fail(self, text: str) -> None:
         """Sends an error instead of arrays and returns at once.
@@ -194,18 +187,12 @@ class Sender(_End):
 
         Call it where the receiver is known to have received everything.
         """
-        self._changes = 0
+        self._changed = False
         if not self._have_left():
             with waiting(lambda: [Wait(
                     f'rank {self.world_peer} to take what was sent',
                     (self.world_peer,))]):
                 wait_until(self._have_left)
-
-    def _next_tag(self) -> int:
-        self._changes += 1
-        if self._changes >= _TAGS - _AHEAD:
-            return _PLAIN
-        return _AHEAD + (self._tag + 1 - _AHEAD) % (_TAGS - _AHEAD)
 
     def _start(self, wire: Any, tag: int) -> None:
         request = self._comm.Isend([wire, MPI.BYTE], self._peer,
@@ -235,13 +222,11 @@ class Receiver(_End):
     """
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int,
-                 codec: str | None = None, xp: Any = numpy,
-                 far: bool = False) -> None:
-        super().__init__(comm, source, tag, codec, far)
+                 xp: Any = numpy, far: bool = False) -> None:
+        super().__init__(comm, source, tag, far)
         self._xp = xp
-        self._specs: Specs = ()
         self._expected = 0
-        self._posted: deque[_Posted] = deque()
+        self._posted: deque[_Posted] = deque()      # for the usual arrays
         weakref.finalize(self, _withdraw, self._posted, os.getpid())
         self._failure: str | None = None
 
@@ -265,7 +250,6 @@ class Receiver(_End):
         Raises:
             RemoteError: The sender failed; the message is what it said.
             RuntimeError: No more transfers are expected.
-            ValueError: The sender has another codec.
         """
         if self._failure is not None:
             raise RemoteError(self._failure)
@@ -277,13 +261,16 @@ class Receiver(_End):
                 what() if what else f'a message from rank {self.world_peer}',
                 (self.world_peer,))]):
             self._read_header()
-            self._post(2)
-            posted = self._posted.popleft()
+            if self._tag == _UNUSUAL:
+                coming = self._receives(self._specs, _UNUSUAL)
+            else:
+                self._post(2)
+                coming = self._posted.popleft()
             self._expected -= 1
-            wait_until(posted.have_arrived)
-        if not self._posted:
-            self._mark(busy=False)
-        return posted.arrays(self._xp)
+            wait_until(coming.have_arrived)
+        if not self._expected:
+            self.cancel()
+        return coming.arrays(self._xp)
 
     def cancel(self) -> None:
         """Gives up what is still expected."""
@@ -301,7 +288,6 @@ class Receiver(_End):
             return
         self._header = bytes(header)
         said = json.loads(self._header)
-        _withdraw(self._posted, os.getpid())
         if isinstance(said, dict):
             self.cancel()
             self._failure = said['failed']
@@ -309,24 +295,23 @@ class Receiver(_End):
         self._tag, *specs = said
         # JSON has lists where specs have tuples.
         self._specs = tuple([spec and _Spec(
-            spec[0], tuple(spec[1]), spec[2], spec[3] and tuple(spec[3]),
-            spec[4]) for spec in specs])
-        if any(spec.coded != _is_coded(numpy.dtype(spec.dtype), self._codec)
-               for spec in self._specs if spec):
-            raise ValueError(
-                f'rank {self._peer} does not send as this rank receives, '
-                f'with codec {self._codec!r}; give all ranks the same codec')
+            spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]))
+            for spec in specs])
+        if self._tag != _UNUSUAL and (
+                self._usual is None or self._tag != self._usual_tag):
+            _withdraw(self._posted, os.getpid())
+            self._usual, self._usual_tag = self._specs, self._tag
 
     def _post(self, ahead: int) -> None:
-        """Has the receives of so many transfers posted, like the last one."""
-        if self._tag == _PLAIN:
-            ahead -= 1
-        while self._header and len(self._posted) < min(ahead,
-                                                       self._expected):
-            self._posted.append(_Posted(
-                self._comm, self._peer, self._first_tag + self._tag,
-                self._specs, self._xp))
+        """Has the receives of so many usual transfers posted."""
+        while self._usual is not None and (
+                len(self._posted) < min(ahead, self._expected)):
+            self._posted.append(self._receives(self._usual, self._usual_tag))
             self._mark(busy=True)
+
+    def _receives(self, specs: Specs, tag: int) -> _Posted:
+        return _Posted(self._comm, self._peer, self._first_tag + tag, specs,
+                       self._xp)
 
 
 class _Posted:
@@ -334,26 +319,22 @@ class _Posted:
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int, specs: Specs,
                  xp: Any) -> None:
-        self._parts: list[tuple[_Spec | None, Any]] = []
-        self.requests: list[MPI.Request] = []
-        for spec in specs:
-            wire = None
-            if spec and spec.size:
-                wire = (empty_wire(xp, fp8_wire.EXPONENT + spec.size,
-                                   numpy.uint8) if spec.coded else
-                        empty_wire(xp, spec.size, spec.dtype))
+        self._specs, self.requests = specs, deque[MPI.Request]()
+        self._wires = [empty_wire(xp, spec.size, spec.dtype)
+                       if spec and spec.size else None for spec in specs]
+        for wire in self._wires:
+            if wire is not None:
                 self.requests.append(comm.Irecv(
                     [wire.view(numpy.uint8), MPI.BYTE], source, tag))
-            self._parts.append((spec, wire))
 
     def have_arrived(self) -> bool:
         while self.requests and self.requests[0].Test():
-            self.requests.pop(0)
+            self.requests.popleft()
         return not self.requests
 
     def arrays(self, xp: Any) -> tuple[Any, ...]:
-        return tuple([None if spec is None else _read(wire, spec, xp)
-                      for spec, wire in self._parts])
+        return tuple([spec and _read(wire, spec, xp) for spec, wire in zip(
+            self._specs, self._wires, strict=True)])
 
 
 def _withdraw(posted: deque[_Posted], owner: int) -> None:
@@ -370,20 +351,16 @@ def _withdraw(posted: deque[_Posted], owner: int) -> None:
     posted.clear()
 
 
-def _spec(array: Any, codec: str | None, number: int) -> _Spec:
+def _spec(array: Any, number: int) -> _Spec:
     try:
-        flags, dtype, shape = array.flags, array.dtype, array.shape
+        in_order, shape = array.flags.c_contiguous, array.shape
     except AttributeError:
         raise TypeError(
             f'array {number} of a message is of type '
             f'{type(array).__name__}; expected NumPy or CuPy arrays and '
             'None') from None
-    if flags.c_contiguous:
-        size, steps = array.size, None
-    else:
-        packed, steps = _packed(array)
-        size = packed.size
-    return _Spec(_name(dtype), shape, size, steps, _is_coded(dtype, codec))
+    return _Spec(_name(array.dtype), shape,
+                 None if in_order else _packed(array)[1])
 
 
 def _packed(array: Any) -> tuple[Any, tuple[int, ...]]:
@@ -415,38 +392,23 @@ def _name(dtype: numpy.dtype) -> str:
     return dtype.str
 
 
-def _is_coded(dtype: numpy.dtype, codec: str | None) -> bool:
-    return codec == 'fp8' and fp8_wire.takes(dtype)
-
-
 def _wire(array: Any, spec: _Spec) -> numpy.ndarray:
     """The bytes of an array, uint8; its own memory where MPI can take it."""
     if spec.steps:
         array, _ = _packed(array)
-    if isinstance(array, numpy.ndarray) and not spec.coded:
-        return _bytes(numpy.ascontiguousarray(array))
-    flat, xp = array.reshape(-1), array_module(array)
-    wire = empty_wire(xp, flat.size + fp8_wire.EXPONENT if spec.coded
-                      else flat.nbytes, numpy.uint8)
-    if spec.coded:
-        fp8_wire.encode(flat, wire)
-    else:
-        download(flat, wire.view(spec.dtype))
+    if isinstance(array, numpy.ndarray):
+        return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+    wire = empty_wire(array_module(array), array.nbytes, numpy.uint8)
+    download(array.reshape(-1), wire.view(spec.dtype))
     return wire
 
 
 def _read(wire: Any, spec: _Spec, xp: Any) -> Any:
     """The array of its bytes, in the order of memory that it had."""
-    dtype = numpy.dtype(spec.dtype)
-    if not spec.size:
-        return xp.empty(spec.shape, dtype)
-    array = (fp8_wire.decode(wire, dtype, xp) if spec.coded
-             else upload_now(xp, wire))
+    if wire is None:
+        return xp.empty(spec.shape, spec.dtype)
+    array = upload_now(xp, wire)
     if spec.steps is None:
         return array.reshape(spec.shape)
     return xp.lib.stride_tricks.as_strided(array, spec.shape, tuple(
-        [step * dtype.itemsize for step in spec.steps]))
-
-
-def _bytes(array: numpy.ndarray) -> numpy.ndarray:
-    return array.reshape(-1).view(numpy.uint8)
+        [step * array.dtype.itemsize for step in spec.steps]))

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy
 from chainer.backends import cuda
-
-from ..intercept.patching import Current
 
 
 class Place(NamedTuple):
@@ -37,19 +34,6 @@ class Place(NamedTuple):
     first_sample: int
 
 
-_now = Current()
-
-
-def draw_number() -> tuple[Place, int] | None:
-    """The place of the layer that runs, and how often it has drawn there.
-
-    A layer may be a chain with several dropouts; at each call of a layer,
-    also for recomputation, the numbers begin anew.  None: outside of a
-    pipeline.
-    """
-    return _now.now and (_now.now[0], next(_now.now[1]))
-
-
 @contextlib.contextmanager
 def at(place: Place, xp: Any = numpy) -> Iterator[None]:
     """Makes random numbers drawn inside depend on ``place`` alone.
@@ -65,8 +49,7 @@ def at(place: Place, xp: Any = numpy) -> Iterator[None]:
     numpy.random.seed(_words(place))
     if xp is not numpy:
         xp.random.seed(int(numpy.random.randint(1 << 31)))
-    with _now.set_to((place, itertools.count(1))):
-        yield
+    yield
 
 
 @contextlib.contextmanager

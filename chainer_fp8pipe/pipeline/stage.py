@@ -154,7 +154,6 @@ class Channels:
             ``c % size == r``.  Every pipeline gets tags of its own: no
             message that an earlier one left under way can arrive here.
         last: Number of the pipeline's last chunk.
-        codec: Of activations and gradients: None (as they are) or ``'fp8'``.
         xp: ``numpy`` or ``cupy``: where received arrays lie.
 
     Attributes:
@@ -167,8 +166,7 @@ class Channels:
         targets_out: On the first rank, to the last.
     """
 
-    def __init__(self, comm: MPI.Comm, last: int, codec: str | None = None,
-                 xp: Any = numpy) -> None:
+    def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
         self.senders: dict[tuple[Kind, int], Sender] = {}
         self.receivers: dict[tuple[Kind, int], Receiver] = {}
         self.batch_in: Receiver | None = None
@@ -196,26 +194,26 @@ class Channels:
             below, above = (chunk - 1) % size, (chunk + 1) % size
             if chunk > 0:
                 self.receivers[Kind.RECEIVE_ACTIVATION, chunk] = end(
-                    Receiver, below, 1 + 2 * chunk, codec, xp)
+                    Receiver, below, 1 + 2 * chunk, xp)
                 self.senders[Kind.SEND_GRADIENT, chunk] = end(
-                    Sender, below, 2 + 2 * chunk, codec)
+                    Sender, below, 2 + 2 * chunk)
             if chunk < last:
                 self.senders[Kind.SEND_ACTIVATION, chunk] = end(
-                    Sender, above, 3 + 2 * chunk, codec)
+                    Sender, above, 3 + 2 * chunk)
                 self.receivers[Kind.RECEIVE_GRADIENT, chunk] = end(
-                    Receiver, above, 4 + 2 * chunk, codec, xp)
+                    Receiver, above, 4 + 2 * chunk, xp)
         final = size - 1
         if rank > 0:
-            self.batch_in = end(Receiver, rank - 1, 0, None, numpy)
+            self.batch_in = end(Receiver, rank - 1, 0, numpy)
         if rank < final:
-            self.batch_out = end(Sender, rank + 1, 0, None)
-            self._output = end(Receiver, final, 2, None, xp)
+            self.batch_out = end(Sender, rank + 1, 0)
+            self._output = end(Receiver, final, 2, xp)
         else:
-            self._outputs = [end(Sender, other, 2, None)
+            self._outputs = [end(Sender, other, 2)
                              for other in range(final)]
-            self.targets_in = end(Receiver, 0, 1, None, xp)
+            self.targets_in = end(Receiver, 0, 1, xp)
         if rank == 0:
-            self.targets_out = end(Sender, final, 1, None)
+            self.targets_out = end(Sender, final, 1)
 
     def send_outputs(self, arrays: Arrays, ranks: Iterable[int]) -> None:
         """Sends from the last rank to others; waits until all has left."""

@@ -10,7 +10,6 @@ _HOMES = {
     'DoesNotFit': 'chainer_fp8pipe.planning.cuts',
     'PartitionPlan': 'chainer_fp8pipe.planning.partition_plan',
     'load_plan': 'chainer_fp8pipe.planning.partition_plan',
-    'plot_plan': 'chainer_fp8pipe.planning.partition_plot',
 }
 
 __all__ = [*_HOMES]

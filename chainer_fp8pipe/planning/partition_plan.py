@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..report import stored
-from ..report.quantities import counted, size
+from ..report.quantities import columns, counted, size
 from .calls import Order, Position, Value
 
 
@@ -150,6 +150,37 @@ def values_in_words(values: Sequence[tuple[str, Value]], most: int) -> str:
     return (size(sum(value.nbytes for _, value in values))
             + f': {names}' * bool(values)
             + f' and {len(values) - most} more' * (len(values) > most))
+
+
+def table(part: Any) -> str:
+    """A line per chunk: ranks, time, memory, and what is sent on.
+
+    Args:
+        part: The ``partition`` of a model that
+            :func:`~chainer_fp8pipe.partition` has cut.
+    """
+    plan, predicted = part.plan, part.plan.predicted
+    total = sum(predicted.busy) or 1.0
+    rows = [['stage', 'rank', 'time', 'parameters', 'memory', 'sends on',
+             'first parameter']]
+    for chunk, again in enumerate(plan.recompute):
+        stage = chunk % plan.stages
+        rows.append([
+            plan.label(chunk),
+            ' '.join(map(str, part.grid.placement.ranks[stage])),
+            f'{100 * predicted.busy[chunk] / total:.0f} %'
+            if predicted.busy else '',
+            size(sum(map(part.parameter_bytes, part.used[chunk]))),
+            size(predicted.memory[stage]) if predicted.memory else '',
+            ''.join(values_in_words(values, 2)
+                    for values in part.crossing[chunk:chunk + 1]),
+            plan.first(chunk) + ' (again)' * again])
+    notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
+        plan.recompute)
+    return '\n'.join([
+        plan.headline(part.title, part.grid.replicas), *columns(rows), *notes,
+        *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
+          'its gradient' for name, ranks in part.ties.items())])
 
 
 def load_plan(source: str | Mapping[str, Any] | PartitionPlan

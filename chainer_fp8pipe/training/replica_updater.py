@@ -18,7 +18,7 @@ from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback
 from .reported import Reports, means, report_of
 from .updater import follow, progress
-from .whole_model import draw_alike
+from .whole_model import refuse_noise
 
 
 class ReplicaUpdater(StandardUpdater):
@@ -59,7 +59,6 @@ class ReplicaUpdater(StandardUpdater):
             found = means(together.meet(
                 self._comm, self._backward(optimizer, given, size)))
         with together.heard(self._comm, lambda text: None):
-            draw_alike(getattr(optimizer, 'actual_optimizer', optimizer), 0)
             optimizer.update()
             # Only now: nobody is left alone in the exchange by an error.
             chainer.report(found)
@@ -87,6 +86,10 @@ class ReplicaUpdater(StandardUpdater):
         error: BaseException | None = None
         try:
             self._together.must_go_on()
+            if self._comm.size > 1:
+                optimizer = self.get_optimizer('main')
+                refuse_noise(getattr(optimizer, 'actual_optimizer',
+                                     optimizer))
             share = self._read()
         except StopIteration as reason:
             share = reason

@@ -35,7 +35,7 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
-from ..channel.channel import CODECS, describe
+from ..channel.channel import describe
 from ..mpi.abort import enter_world
 from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
@@ -61,7 +61,6 @@ from .whole_model import (
     TiedGradients,
     decide_together,
     decisions,
-    draw_alike,
 )
 from .work import (
     Batch,
@@ -114,8 +113,7 @@ class Pipeline:
     def __init__(self, optimizer: Any, comm: Any, *,
                  micro_batches: int | None = None,
                  schedule: str | None = None, recompute: Any = None,
-                 activation_codec: str | None = None, seed: int = 0,
-                 device: Any = None, **options: Any) -> None:
+                 seed: int = 0, device: Any = None, **options: Any) -> None:
         enter_world()
         self.grid = grid = grid_of(comm)
         model: Any = getattr(optimizer, 'target', None)
@@ -127,9 +125,6 @@ class Pipeline:
 
         def work() -> Work:
             check_count('micro_batches', micro_batches)
-            if activation_codec not in CODECS:
-                raise ValueError(f'activation_codec must be one of {CODECS}, '
-                                 f'not {activation_codec!r}')
             if not isinstance(seed, numbers.Integral):
                 raise TypeError(f'seed must be an integer, not {seed!r}')
             found = work_of(optimizer, grid, **options)
@@ -141,7 +136,6 @@ class Pipeline:
         agree(grid.comm, {
             'micro_batches': str(micro_batches), 'schedule': str(schedule),
             'recompute': str(recompute), 'seed': str(seed),
-            'activation_codec': str(activation_codec),
             'metrics': ', '.join(self._work.metrics)},
             remedy='Pass the same to PipelineUpdater on all ranks.')
         agree(grid.comm, {}, self._work.problem())
@@ -163,8 +157,7 @@ class Pipeline:
         self._statistics, self._sums = BatchStatistics(), GradientSums()
         self._together = Together(grid.comm, self.events, 'receive')
         hear_failures(model)
-        self._channels = Channels(grid.pipeline, self._last,
-                                  activation_codec, model.xp)
+        self._channels = Channels(grid.pipeline, self._last, model.xp)
         self._stage = Stage(grid.stage_index, self._channels, self._last,
                             again, self._sums, self._statistics, self.events)
         self._take_parts()
@@ -204,7 +197,7 @@ class Pipeline:
             'train', read, lambda: {
                 'the iteration': str(self.iteration),
                 'the loss scale': str(scale),
-                **decisions(optimizer, grid.stages)})
+                **decisions(optimizer, grid.stages, grid.replicas)})
         with self._heard(comm):
             weights: list[float] = []
             try:
@@ -268,7 +261,7 @@ class Pipeline:
                 with blame('the output', 0):
                     outputs = self._work.joined(parts, opened.sizes)
                     # Sent, if anybody wants it, when all is well.
-                    describe(outputs, None)
+                    describe(outputs)
             return asks
         asking = self._infer(
             'predict', lambda: self._work.batch(
@@ -509,7 +502,6 @@ class Pipeline:
             optimizer = optimizer.actual_optimizer
         named = self._work.report(found)
         decide_together(optimizer, self._add)
-        draw_alike(optimizer, self._seed)
         with self.events.section('update'):
             optimizer.update()
         return named

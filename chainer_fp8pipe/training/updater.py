@@ -117,8 +117,6 @@ class PipelineUpdater(StandardUpdater):
         device: Where the model and the arrays go.
         label_key: Index or key of the target in an example; default: the
             last.
-        activation_codec: ``'fp8'``: activations and their gradients cross
-            as fp8; default: as they are.
         seed: Of random numbers in layers and loss, such as dropout masks.
             The model's seed draws initial values, deferred ones, too.
         auto_new_epoch: As in ``StandardUpdater``.
@@ -153,14 +151,14 @@ class PipelineUpdater(StandardUpdater):
                  metrics: Mapping[str, Callable] | None = None,
                  loss_weight: Callable | None = None,
                  converter: Callable = concat_examples, device: Any = None,
-                 label_key: Any = None, activation_codec: str | None = None,
-                 seed: int = 0, auto_new_epoch: bool = True) -> None:
+                 label_key: Any = None, seed: int = 0,
+                 auto_new_epoch: bool = True) -> None:
         #: The :class:`.Pipeline`.
         self.pipeline = Pipeline(
             optimizer, comm, micro_batches=micro_batches, schedule=schedule,
             recompute=recompute, loss_fun=loss_fun, metrics=metrics,
             loss_weight=loss_weight, label_key=label_key,
-            activation_codec=activation_codec, seed=seed, device=device)
+            seed=seed, device=device)
         self.grid = self.pipeline.grid
 
         def start() -> None:

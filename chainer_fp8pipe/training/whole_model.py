@@ -3,12 +3,10 @@
 # Chainer's decisions look at all parameters: the norm of the gradient for
 # clipping, and whether an update is skipped because a gradient is not finite
 # (dynamic loss scaling).  The hooks here make them over all stages of a
-# pipeline.  A parameter that several ranks have must get the same noise on all
-# of them; and of one that several stages use, all get the sum of what each of
-# them has found.
+# pipeline.  Of a parameter that several stages use, all get the sum of what
+# each of them has found.
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,30 +17,11 @@ from mpi4py import MPI
 
 from ..mpi.grid import ProcessGrid
 from ..mpi.waiting import wait_until
-from ..pipeline.randomness import Place, at, preserved
 
 #: Sums a number over the stages of a pipeline, on all ranks.
 Add = Callable[[float], float]
 
 _NAME = 'whole model'
-
-
-def draw_alike(optimizer: Any, seed: int) -> None:
-    """Has ``GradientNoise`` draw the same wherever a parameter is.
-
-    Call it before every update, as hooks may have been added since the last.
-    """
-    def take_over(hookable: Any) -> None:
-        for hooks in (hookable._pre_update_hooks,
-                      hookable._post_update_hooks):
-            for name, hook in hooks.items():
-                if isinstance(hook, GradientNoise) and not isinstance(
-                        hook, _NoiseAlike):
-                    hooks[name] = _NoiseAlike(hook, optimizer.target, seed)
-    take_over(optimizer._hookable)
-    for parameter in optimizer.target.params():
-        if parameter.update_rule is not None:
-            take_over(parameter.update_rule._hookable)
 
 
 def decide_together(optimizer: Any, add: Add) -> None:
@@ -62,12 +41,36 @@ def decide_together(optimizer: Any, add: Add) -> None:
             hook.add = add          # an optimizer may get other ranks
 
 
-def decisions(optimizer: Any, stages: int) -> dict[str, str]:
+def refuse_noise(optimizer: Any) -> None:
+    """Raises ValueError if an optimizer has a hook that draws: Chainer's.
+
+    Ranks draw different numbers, and parameters that several of them have
+    would go apart.
+    """
+    for owner in (optimizer, *(
+            parameter.update_rule for parameter in optimizer.target.params())):
+        hookable = getattr(owner, '_hookable', None)
+        for hooks in hookable and (hookable._pre_update_hooks,
+                                   hookable._post_update_hooks) or ():
+            for name, hook in hooks.items():
+                if isinstance(hook, GradientNoise):
+                    raise ValueError(
+                        f'the hook {name!r}, a GradientNoise, would draw '
+                        'other noise on each rank for a parameter that '
+                        'several of them have; leave it out, or train with '
+                        'one process')
+
+
+def decisions(optimizer: Any, stages: int, replicas: int = 1
+              ) -> dict[str, str]:
     """The settings that the optimizers of all stages must share.
 
     Raises:
-        ValueError: A hook would look at one of several stages only.
+        ValueError: A hook would look at one of several stages only, or draw
+            other numbers on each rank.
     """
+    if stages * replicas > 1:
+        refuse_noise(optimizer)
     clipping = [name for name, hook
                 in optimizer._hookable._pre_update_hooks.items()
                 if isinstance(hook, GradientClipping)]
@@ -86,27 +89,6 @@ def decisions(optimizer: Any, stages: int) -> dict[str, str]:
 def _clips_as(kind: type[GradientClipping], hook: Any) -> bool:
     """Chainer has a second class of it, ``chainer.optimizer``'s."""
     return type(hook).__call__ is kind.__call__
-
-
-class _NoiseAlike(GradientNoise):
-    """Chainer's noise, which depends on the parameter's name and updates."""
-
-    def __init__(self, hook: GradientNoise, model: chainer.Link, seed: int
-                 ) -> None:
-        self._hook, self._seed = hook, seed
-        self._names = {id(parameter): name
-                       for name, parameter in model.namedparams()}
-
-    @property
-    def eta(self) -> float:
-        return self._hook.eta
-
-    def __call__(self, rule: Any, parameter: chainer.Parameter) -> None:
-        # A parameter that came later is told by the link's name for it.
-        name = self._names.get(id(parameter)) or str(parameter.name)
-        place = Place(self._seed, rule.t, zlib.crc32(name.encode()), 0)
-        with preserved(), at(place, parameter.xp):
-            self._hook(rule, parameter)
 
 
 class _SkipTogether:

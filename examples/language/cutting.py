@@ -2,7 +2,7 @@
 import os
 
 from chainer_fp8pipe import deferred, partition
-from chainer_fp8pipe.planning import DoesNotFit, plot_plan
+from chainer_fp8pipe.planning import DoesNotFit
 
 from filling import most_layers
 
@@ -40,13 +40,11 @@ def make_stage(options, build, example, grid):
 
 
 def save_plan(model, out):
-    """Writes how the model was cut: a picture, and the plan; on rank 0.
+    """Writes how the model was cut; on rank 0.
 
     Returns:
         The files, by what is in them.
     """
-    files = {'cut': os.path.join(out, 'plan.png'),
-             'plan': os.path.join(out, 'plan.json')}
-    plot_plan(model, files['cut'])
+    files = {'plan': os.path.join(out, 'plan.json')}
     model.plan.save(files['plan'])
     return files

@@ -4,7 +4,7 @@ Their layers are ``lazy``: only the rank that owns one has its parameters.
 """
 import functools
 
-from chainer_fp8pipe.links import Divisible, Dropout, lazy
+from chainer_fp8pipe.links import Divisible, lazy
 
 import chainer.functions as F
 import chainer.links as L
@@ -59,7 +59,7 @@ class Convolutional(Divisible):
             F.max_pooling_2d, ksize=(height // 2, breadth // 2)))
         self.append(lazy(dense, 4 * channels, 64))
         self.append(F.relu)
-        self.append(Dropout(0.2))
+        self.append(functools.partial(F.dropout, ratio=0.2))
         self.append(lazy(L.Linear, 64, classes))
 
 

@@ -375,6 +375,6 @@ def test_two_ranks_show_how_the_model_was_cut(tmp_path):
     assert done.returncode == 0, done.stderr
     assert 'Decoder: 2 stages, 1f1b with 2 micro-batches' in done.stdout
     table = done.stdout[done.stdout.index('\ntraining  '):]
-    for name, size in ('plan.png', 10_000), ('plan.json', 500):
-        assert table.count(str(tmp_path / 'out' / name)) == 1
-        assert (tmp_path / 'out' / name).stat().st_size > size
+    path = tmp_path / 'out' / 'plan.json'
+    assert table.count(str(path)) == 1
+    assert path.stat().st_size > 500

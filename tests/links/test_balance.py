@@ -1,6 +1,6 @@
 import itertools
 
-from chainer_fp8pipe.links import Divisible, Dropout, lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.links.balance import even_parts, measure
 from chainer_fp8pipe.pipeline.layers import LayerError
 
@@ -71,7 +71,7 @@ def test_a_tail_without_parameters_can_be_cut():
 
 def convolutional():
     return Divisible(L.Convolution2D(None, 4, 3), F.relu,
-                     lazy(L.Linear, None, 5), Dropout(0.5))
+                     lazy(L.Linear, None, 5), F.dropout)
 
 
 EXAMPLE = np.ones((2, 3, 6, 6), np.float32)
@@ -246,7 +246,7 @@ def test_any_layers_can_be_measured():
     inner = Divisible(lazy(L.Linear, 3, 3))
     model = Divisible(
         lambda x: (x, x), lambda x, y: x + y, lazy(L.Linear, None, 3),
-        inner, L.BatchNormalization(3), Dropout(0.5), F.argmax,
+        inner, L.BatchNormalization(3), F.dropout, F.argmax,
         lambda x: x.array, lambda x: x.reshape(1, 1).array)
     found = measure(model, (X,), True)
     assert [one.parameters for one in found] == [0, 0, 12, 12, 6, 0, 0, 0, 0]

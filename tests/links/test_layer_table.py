@@ -1,6 +1,6 @@
 import functools
 
-from chainer_fp8pipe.links import Divisible, Dropout, lazy
+from chainer_fp8pipe.links import Divisible, lazy
 
 import chainer
 import chainer.functions as F
@@ -24,7 +24,7 @@ def lines(model):
 def test_a_small_model_has_a_line_for_each_layer():
     model = Divisible(
         lazy(L.Linear, 2, 3), F.relu, L.Linear(3, 2),
-        functools.partial(F.leaky_relu, slope=0.1), Dropout(0.2),
+        functools.partial(F.leaky_relu, slope=0.1), F.elu,
         lambda x: x, chainer.Chain(a=L.Linear(2, 2)), L.Linear(None, 2))
     assert lines(model) == [
         'Divisible: 8 layers, 23 parameters and more',
@@ -32,7 +32,7 @@ def test_a_small_model_has_a_line_for_each_layer():
         '1 relu',
         '2 Linear(in_size=3, out_size=2, nobias=False) 8',
         '3 leaky_relu(slope=0.1)',
-        '4 Dropout(ratio=0.2)',
+        '4 elu',
         '5 <lambda>',
         '6 Chain 6',
         '7 Linear(in_size=None, out_size=2, nobias=False) ?']

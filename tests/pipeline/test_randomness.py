@@ -1,11 +1,6 @@
 import types
 
-from chainer_fp8pipe.pipeline.randomness import (
-    Place,
-    at,
-    draw_number,
-    preserved,
-)
+from chainer_fp8pipe.pipeline.randomness import Place, at, preserved
 
 import numpy as np
 from chainer.backends import cuda
@@ -26,18 +21,6 @@ def test_what_is_drawn_depends_on_the_place_alone(one, other):
     second = draw(other)
     assert draw(one) == first
     assert (first == second) == (one == other)
-
-
-def test_draws_are_numbered_at_each_place_and_inside_only():
-    place, other = Place(1, 2, 3, 4), Place(1, 2, 5, 4)
-    assert draw_number() is None
-    for _ in range(2):
-        with at(place):
-            assert draw_number() == (place, 1)
-            with at(other):
-                assert draw_number() == (other, 1)
-            assert draw_number() == (place, 2)
-    assert draw_number() is None
 
 
 def test_the_users_generator_goes_on_as_if_nothing_had_been_drawn():

@@ -4,7 +4,7 @@ import functools
 import json
 import warnings
 
-from chainer_fp8pipe.links import Divisible, Dropout, lazy
+from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.training.extensions import Snapshot, resume
 from chainer_fp8pipe.training.snapshots.snapshot import save
 from chainer_fp8pipe.training.snapshots.state import collect
@@ -33,7 +33,7 @@ def network(normalised=False, random=True, width=9, layers=3):
     if normalised:
         model.append(lazy(L.BatchNormalization, 8))
     if random:
-        model.append(Dropout(0.2))
+        model.append(functools.partial(F.dropout, ratio=0.2))
     # None: its shape comes from the first batch.
     model.append(lazy(L.Linear, None if random else 8, 8))
     model.append(F.tanh)

@@ -274,7 +274,6 @@ OPTIONS = {
     'schedule': {'gpipe, 1f1b, interleaved, zero_bubble': 'zigzag'},
     'recompute': {"'every stage but the last'": 'some'},
     'micro_batches': {'must be a positive integer, not 2.0': 2.0},
-    'activation_codec': {'fp8': 'fp4'},
     'label_key': {'label_key must be': 1.5},
     'loss_fun': {'loss_fun must be a function': 'mse'},
     'loss_weight': {'loss_weight must be a function': 2},
@@ -297,8 +296,7 @@ def test_an_unknown_option_is_an_error_that_lists_the_known(comm, option):
     *((option, values, f'{option} is .* on rank 0 but .* on rank ')
       for option, values in (
           ('micro_batches', (2, 3)), ('schedule', ('gpipe', '1f1b')),
-          ('seed', (0, 1)), ('recompute', (True, False)),
-          ('activation_codec', (None, 'fp8')))),
+          ('seed', (0, 1)), ('recompute', (True, False)))),
     ('micro_batches', (4, 0), 'ValueError: micro_batches must be a positive')])
 def test_options_of_the_last_rank_alone_are_an_error_on_all(
         comm, option, values, said):

@@ -1,12 +1,10 @@
 """Training a partitioned model for some steps, as serial training goes."""
-import itertools
 import json
 from traceback import walk_tb
 from unittest import mock
 
-from chainer_fp8pipe import Dropout, deferred
+from chainer_fp8pipe import deferred
 from chainer_fp8pipe.chains import partitioned
-from chainer_fp8pipe.links import dropout
 from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
@@ -361,21 +359,3 @@ def test_the_traces_that_are_used_are_kept(comm):
         for _ in range(5):
             updater.update()
     assert traced == [1, 3]     # the example is known
-
-
-@on_ranks(2)
-def test_a_mask_is_made_where_it_is_needed_only(comm):
-    made = []
-
-    def mask(place, draw, *arguments):
-        made.append((place.first_sample, draw))
-        return original(place, draw, *arguments)
-    model = chainer.Sequential(*(layer for _ in range(4) for layer in (
-        L.Linear(4, 4), F.tanh, Dropout(.5))), F.sum)
-    updater = updater_of(comm, model, [vectors(8)])
-    updater.update()
-    original = dropout._mask
-    with mock.patch.object(dropout, '_mask', mask):
-        updater.update()
-    everyone = comm.allreduce(made)
-    assert sorted(everyone) == sorted(itertools.product((0, 4), range(1, 5)))
