@@ -72,11 +72,8 @@ setup(
         Extension(
             'chainer_fp8pipe.allreduce._engine',
             sources=['chainer_fp8pipe/allreduce/_engine.c'],
-            depends=LOOPS + ['chainer_fp8pipe/formats/coding.h',
-                             'chainer_fp8pipe/allreduce/messages.h',
-                             'chainer_fp8pipe/allreduce/chunk.h'],
-            extra_compile_args=[*OF_LOOPS, '-pthread'],
-            extra_link_args=['-pthread'],
+            depends=LOOPS + ['chainer_fp8pipe/formats/coding.h'],
+            extra_compile_args=OF_LOOPS,
         ),
     ],
 )

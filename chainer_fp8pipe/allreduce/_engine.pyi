@@ -1,28 +1,25 @@
 from collections.abc import Callable
 from typing import Any
 
-class Job:
+class Bucket:
     def taken(self) -> bytes: ...
 
 class Engine:
     busy: bool
     patience: float
     def __init__(
-        self, error: Callable[[int, bytes], BaseException],
+        self, make_error: Callable[[int, bytes], BaseException],
         functions: tuple[int, int, int], sizes: tuple[int, int], comm: int,
-        byte: int, lanes: tuple[tuple, ...], in_flight: int,
-        neighbours: tuple[tuple[int, int, int, int], ...], memory: int,
-        allocate: Callable[[int], Any], threads: int,
+        byte: int, plans: tuple[tuple, ...], in_flight: int,
     ) -> None: ...
     def prepare(
-        self, job: Job, tables: tuple, wire: Any, sum_size: int,
-        shrink: float, in_place: bool, uses_wire: bool, shares_wire: bool,
-        encodes: bool, decodes: bool,
-        shares: tuple[tuple[int, int, int, int, Any], ...], /,
+        self, bucket: Bucket, tables: tuple, wire: Any, sum_size: int,
+        shrink: float, in_wire: bool, encodes: bool, decodes: bool,
+        cuts: tuple[tuple[int, int, int, int, Any], ...], /,
     ) -> None: ...
-    def let_in(self, job: Job, until: int, parts: int, /) -> None: ...
+    def let_in(self, bucket: Bucket, until: int, parts: int, /) -> None: ...
     def run(self, seconds: float, brief: float, /) -> bool: ...
     def interrupt(self) -> None: ...
-    def decode(self, job: Job, /) -> None: ...
+    def decode(self, bucket: Bucket, /) -> None: ...
     def taken(self) -> tuple[int, float, float, list]: ...
     def waits(self) -> list[tuple[Any, int, int, int, int, int]]: ...

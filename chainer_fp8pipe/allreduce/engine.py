@@ -43,7 +43,7 @@ from ..mpi.functions import exception, handle, library
 from ..mpi.waiting import BRIEF, LONG, Pauses, Wait, waiting, world_ranks
 from ..report.stream import EventStream
 from . import _engine
-from .memory import meet, node_memory
+from .memory import WIDEST, SharedMemory
 from .plan import Framing, Opcode, Plan, Step, cut, steps_of
 
 #: Into how many parts a bucket may be divided that goes in a bit at a time.
@@ -53,8 +53,6 @@ PARTS = 64
 LITTLE = 1e-3
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
-# Bytes of a line of the processor's caches, where memory begins.
-_LINE = 64
 # Numbers of instructions in compiled code.
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
@@ -65,7 +63,7 @@ _AWAITED = {_KINDS[Opcode.RECEIVE_PARTIAL]: 'the sum',
             _KINDS[Opcode.RECEIVE_RESULT]: 'the mean'}
 
 
-class Bucket(_engine.Job):
+class Bucket(_engine.Bucket):
     """Tensors whose mean is wanted, until that is there.
 
     Args:
@@ -194,37 +192,17 @@ class Engine:
         self._workers = plans[0].workers if plans else comm.size
         self._contributes = comm.rank < self._workers
         self._world_ranks = world_ranks(self.comm)
-        lanes, mails = self._lanes()
-        neighbours = meet(self.comm, mails) if framing.shared_memory else ()
-        self._memory = node_memory() if neighbours else None
+        self._memory = SharedMemory(self.comm, self._steps, framing)
         mpi = library()
         self._compiled = _engine.Engine(
             exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
-            lanes, framing.frames_in_flight, neighbours,
-            self._memory.address if self._memory else 0,
-            self._memory.empty if self._memory else _empty, 1)
-
-    def _lanes(self) -> tuple[tuple, int]:
-        """Plans for compiled code, and how many Mails a neighbour needs.
-
-        Each message between two ranks has one, for each chunk in flight.
-        What one rank sends the other receives in the same order, so both
-        number them alike.
-        """
-        lanes = []
-        mails: collections.Counter[tuple[int, bool]] = collections.Counter()
-        for plan, steps in zip(self.plans, self._steps, strict=True):
-            messages = collections.Counter(map(_way, steps))
-            next_, lane = mails.copy(), []
-            for step in steps:
-                way = _way(step)
-                lane.append((_KINDS[step.action.kind], *step.action[1:],
-                             *step[1:], next_[way], messages[way]))
-                next_[way] += 1
-            lanes.append((tuple(lane), plan.blocks, self._contributes))
-            for way, count in messages.items():
-                mails[way] += count * self.framing.frames_in_flight
-        return tuple(lanes), max(mails.values(), default=0)
+            tuple((tuple(
+                (_KINDS[step.action.kind], *step.action[1:], *step[1:], *place)
+                for step, place in zip(steps, places, strict=True)),
+                plan.blocks, self._contributes)
+                for plan, steps, places in zip(
+                    self.plans, self._steps, self._memory.places,
+                    strict=True)), framing.frames_in_flight)
 
     # --- what callers use ----------------------------------------------------
 
@@ -451,9 +429,6 @@ class Engine:
         if self._contributes and bucket.wire.size != tensors.size:
             raise ValueError(f'{tensors.size} entries are not in a wire of '
                              f'{bucket.wire.size}')
-        # Else frames lie in their chunks, as long as those are on their way.
-        uses_wire = self._contributes and not (
-            bucket.encodes and bucket.decodes)
         sums = self.sums(bucket.codec)
         if bucket.decodes:
             tensors.decode_into(tensors.gradients)
@@ -466,9 +441,8 @@ class Engine:
             means = means[len(share.sites):]
         self._compiled.prepare(
             bucket, tensors.tables, bucket.wire.view(numpy.uint8),
-            sums.itemsize, sums.shrink, sums.in_wire, uses_wire,
-            False,
-            bucket.encodes, bucket.decodes, tuple(given))
+            sums.itemsize, sums.shrink, sums.in_wire, bucket.encodes,
+            bucket.decodes, tuple(given))
 
     def _collect(self) -> None:
         """Records what compiled code has done, and ends finished buckets."""
@@ -493,6 +467,7 @@ class Engine:
     def _shares(self, size: int, codec: Codec) -> list[_Share]:
         """Divides a wire among plans, and into frames."""
         grain, itemsize = codec.grain, codec.wire_dtype.itemsize
+        assert 4 * grain <= WIDEST * itemsize
         found = self._divided.get((size, grain, itemsize))
         if found is None:
             most = max((step.action.stop - step.action.start
@@ -556,14 +531,3 @@ def _share(lane: int, blocks: int, steps: Sequence[Step], piece: Sequence[int],
         first, last, min(frame, longest), -(-longest // frame), tuple(
             (f'sum {lane} {site}', (bounds[action.start], bounds[action.stop]))
             for site, action in enumerate(means)))
-
-
-def _way(step: Step) -> tuple[int, bool]:
-    """A step's other rank, and whether it is sent to; -1: no other rank."""
-    kind, peer, *_ = step.action
-    return (-1 if kind is Opcode.ENCODE else peer), kind in _SENDS
-
-
-def _empty(nbytes: int) -> numpy.ndarray:
-    found = numpy.empty(nbytes + _LINE, numpy.uint8)
-    return found[-found.ctypes.data % _LINE:][:nbytes]

@@ -1,207 +1,181 @@
-"""Memory that the other ranks of a node read where it lies."""
-# A rank's part of the node's memory is a file without a name (memfd_create),
-# far longer than what is used: what nobody has touched takes no memory.
-# Neighbours open it where /proc shows this process's files, once and whole, so
-# that what is allocated later is there for them, too.  In it lie what chunks
-# send, and a Mail (messages.h) for each message to a neighbour.
+"""Memory in which the ranks of a node find their messages."""
+# Between ranks of a node MPI copies a message twice, and both take their time
+# to look for it.  Here a sender writes it once, past the processor's caches,
+# and the other sums or decodes it where it lies: float32 is averaged faster
+# than by MPI's own all-reduce.
+#
+# Each rank's part is a file without a name (memfd_create) that neighbours open
+# where /proc shows this process's files, once.  It is as large as the messages
+# of the plans, for each flight at a time (_engine.c): a line that says "it is
+# there" (a Mail) and the bytes, for each message to a neighbour.  Both sides
+# number messages from one to the other alike, so only their places are said.
+# What nobody has touched takes no memory, and all of it goes with the engine.
 from __future__ import annotations
 
-import collections
-import functools
 import mmap
 import os
-import threading
-import weakref
+import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
 
 from ..mpi.ranks import machine_name
+from .plan import Framing, Opcode, Step
 
-#: Bytes of addresses, not of memory.
-RESERVED = 1 << 36
-#: Bytes of a Mail in compiled code.
-MAIL = 64
-_PAGE = mmap.PAGESIZE
+#: Bytes of a Mail in compiled code, and of a line of the caches.
+LINE = 64
+#: A sum has so many times the bytes of its wire, at most: 32 bits for 4.
+WIDEST = 8
+# Longer frames (store and forward) are no neighbour's to keep.
+_MOST = 1 << 32
 _TOKEN_BYTES = 16
+_SENDS = Opcode.SEND_PARTIAL, Opcode.SEND_RESULT
 
 
-class Name(NamedTuple):
-    """Where the memory of a process is found."""
-
-    place: str
-    pid: int
-    file: int
-    token: bytes    # that it begins with
-
-
-class NodeMemory:
-    """Arrays that neighbours can read.
+class Place(NamedTuple):
+    """Where a step's message lies; all 0: MPI sends it.
 
     Attributes:
-        address: Of the first byte, in this process.
-        name: What neighbours need to find it.
-
-    Raises:
-        OSError: The system has no such memory.
+        mail: Address of its Mail, for the first flight.
+        data: Address of its bytes.
+        stride: From those to the next flight's.
+        copies: The step writes them; or an earlier one has.
     """
 
-    def __init__(self) -> None:
-        if not hasattr(os, 'memfd_create'):
-            raise OSError('this system has no memfd_create')
-        self._file = os.memfd_create('chainer_fp8pipe')
-        os.ftruncate(self._file, RESERVED)
-        self._mapped = mmap.mmap(self._file, RESERVED)
-        self.address = _address(self._mapped)
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._freed: collections.deque[tuple[int, int]] = collections.deque()
-        self._holes = [(0, RESERVED)]       # (start, stop), in order
-        self._token = self.empty(_TOKEN_BYTES)
-        self._token[...] = numpy.frombuffer(
-            os.urandom(_TOKEN_BYTES), numpy.uint8)
-        self.name = Name(_place(), self._pid, self._file,
-                         self._token.tobytes())
-
-    def empty(self, nbytes: int) -> numpy.ndarray:
-        """uint8[nbytes] that begins a page; given back with its last view.
-
-        Raises:
-            MemoryError: There are not so many addresses in one piece.
-        """
-        size = max(-(-nbytes // _PAGE), 1) * _PAGE
-        with self._lock:
-            self._take_back()
-            place = next((place for place, (start, stop)
-                          in enumerate(self._holes) if stop - start >= size),
-                         None)
-            if place is None:
-                raise MemoryError(
-                    f'{nbytes / 2 ** 30:.1f} GiB for messages between ranks '
-                    f'of a node exceed the rest of {RESERVED >> 30} GiB; '
-                    'lower frame_bytes, or pass shared_memory=False, to '
-                    'create_communicator')
-            start, stop = self._holes[place]
-            self._holes[place:place + 1] = (
-                [(start + size, stop)] if start + size < stop else [])
-        block = _Block((nbytes,), numpy.uint8, self._mapped, start)
-        weakref.finalize(block, self._free, start, start + size
-                         ).atexit = False
-        return numpy.asarray(block)
-
-    def _free(self, start: int, stop: int) -> None:
-        # A process that was forked off has not the right.  Blocks may be
-        # freed at any moment, even inside of empty(), so this takes no lock.
-        if os.getpid() == self._pid:
-            self._freed.append((start, stop))
-
-    def _take_back(self) -> None:
-        while self._freed:
-            start, stop = self._freed.popleft()
-            self._mapped.madvise(mmap.MADV_REMOVE, start, stop - start)
-            self._holes.append((start, stop))
-        self._holes.sort()
-        joined: list[tuple[int, int]] = []
-        for start, stop in self._holes:
-            if joined and joined[-1][1] == start:
-                start = joined.pop()[0]
-            joined.append((start, stop))
-        self._holes = joined
+    mail: int = 0
+    data: int = 0
+    stride: int = 0
+    copies: bool = True
 
 
-class _Block(numpy.ndarray):
-    """A block of memory, which lives as long as any view of it."""
-
-
-class Neighbour(NamedTuple):
-    """Another rank of this node.
+class SharedMemory:
+    """Places for the messages between ranks of a node; made on all ranks.
 
     Attributes:
-        rank: Its number.
-        address: Of its memory, in this process.
-        inbox: Address of the Mails that it writes for this rank.
-        outbox: Address of those that this rank writes for it.
-    """
-
-    rank: int
-    address: int
-    inbox: int
-    outbox: int
-
-
-# A neighbour may look at its Mails when this rank has done with them.
-_outboxes: list[numpy.ndarray] = []
-
-
-def meet(comm: MPI.Comm, mails: int) -> tuple[Neighbour, ...]:
-    """Finds the other ranks of this node, and makes Mails; on all ranks.
-
-    Neighbours are those that can open each other's memory.  Mails stay until
-    the process ends.
+        places: For each plan, of each step.
+        neighbours: The ranks that can read this one's memory, and it theirs.
 
     Args:
         comm: The ranks.
-        mails: For each neighbour; the most that any rank asks for.
+        steps: For each plan, those of this rank.
+        framing: How vectors are cut.
     """
-    memory = node_memory()
-    found = comm.allgather((mails, memory and memory.name))
-    mails = max(mails for mails, _ in found)
-    opened = {rank: address for rank, (_, name) in enumerate(found)
-              if memory and name and rank != comm.rank
-              for address in [_opened(memory.name, name)] if address}
-    mine = dict.fromkeys(opened, 0)
-    if memory and opened:
-        outbox = memory.empty(len(opened) * mails * MAIL)
-        outbox[...] = 0
-        _outboxes.append(outbox)
-        mine = {rank: outbox.ctypes.data + place * mails * MAIL
-                for place, rank in enumerate(opened)}
-    # By rank, where in the writer's memory its reader finds its Mails.
-    offsets = comm.allgather(
-        {rank: address - memory.address for rank, address in mine.items()}
-        if memory else {})
-    return tuple(Neighbour(
-        rank, address, address + offsets[rank][comm.rank], mine[rank])
-        for rank, address in opened.items() if comm.rank in offsets[rank])
+
+    def __init__(self, comm: MPI.Comm, steps: Sequence[Sequence[Step]],
+                 framing: Framing) -> None:
+        self._kept: list[mmap.mmap] = []    # as long as it is written to
+        machines = comm.allgather(
+            _machine() if framing.shared_memory else '')
+        near = {rank for rank, machine in enumerate(machines)
+                if machine and machine == machines[comm.rank]} - {comm.rank}
+        # By rank, Mails and messages to it, in their order.
+        sends: dict[int, list[tuple[int, int]]] = {rank: [] for rank in near}
+        stride = _laid_out(steps, framing.frame_bytes, sends)
+        made = self._make(stride * framing.frames_in_flight) if near else None
+        token, file, address = made or (b'', -1, 0)
+        told = comm.allgather((os.getpid(), file, token, stride, sends))
+        found = {rank: self._open(process, other, begin,
+                                  length * framing.frames_in_flight)
+                 for rank in near if made
+                 for process, other, begin, length, _ in [told[rank]]
+                 if begin}
+        read = comm.allgather({rank for rank, at in found.items() if at})
+        self.neighbours = sorted(rank for rank in read[comm.rank]
+                                 if comm.rank in read[rank])
+        if made:
+            os.close(file)
+        ways = {rank: (iter(sends[rank]), iter(told[rank][4][comm.rank]))
+                for rank in self.neighbours}
+        self.places: list[list[Place]] = []
+        for of_plan in steps:
+            written: set[int] = set()
+            self.places.append([])
+            for step in of_plan:
+                kind, peer, *_ = step.action
+                if kind is Opcode.ENCODE or peer not in ways:
+                    place = Place()
+                elif kind in _SENDS:
+                    mail, data = next(ways[peer][0])
+                    place = Place(address + mail, address + data, stride,
+                                  data not in written)
+                    written.add(data)
+                else:
+                    mail, data = next(ways[peer][1])
+                    place = Place(found[peer] + mail, found[peer] + data,
+                                  told[peer][3])
+                self.places[-1].append(place)
+
+    def _make(self, size: int) -> tuple[bytes, int, int] | None:
+        """This rank's part: how it begins, its file and its address."""
+        if not 0 < size < _MOST or not hasattr(os, 'memfd_create'):
+            return None
+        token = os.urandom(_TOKEN_BYTES)
+        file = os.memfd_create('chainer_fp8pipe')
+        try:
+            os.ftruncate(file, LINE + size)
+            mapped = mmap.mmap(file, LINE + size)
+        except OSError as error:        # too large for a limit
+            os.close(file)
+            warnings.warn('the ranks of this node share no memory, which is '
+                          f'faster than messages: {error}; see ulimit -v',
+                          RuntimeWarning, stacklevel=2)
+            return None
+        mapped[:_TOKEN_BYTES] = token
+        return token, file, self._address(mapped)
+
+    def _open(self, process: int, file: int, token: bytes, size: int
+              ) -> int:
+        """Address of another rank's part; 0: it cannot be read here."""
+        try:
+            opened = os.open(f'/proc/{process}/fd/{file}', os.O_RDWR)
+            try:
+                mapped = mmap.mmap(opened, LINE + size)
+            finally:
+                os.close(opened)
+        except (OSError, ValueError):
+            return 0
+        # The file's number may be another's where processes are numbered
+        # differently.
+        return (self._address(mapped)
+                if mapped[:_TOKEN_BYTES] == token else 0)
+
+    def _address(self, mapped: mmap.mmap) -> int:
+        self._kept.append(mapped)
+        return numpy.frombuffer(mapped, numpy.uint8, 1).ctypes.data + LINE
 
 
-@functools.cache
-def node_memory() -> NodeMemory | None:
-    """This process's; None: the system has none."""
-    try:
-        return NodeMemory()
-    except (OSError, ValueError, OverflowError):
-        return None
+def _laid_out(steps: Sequence[Sequence[Step]], frame_bytes: int,
+              sends: dict[int, list[tuple[int, int]]]) -> int:
+    """Finds places for all messages to neighbours; bytes of a flight."""
+    mails = LINE * sum(
+        step.action.kind in _SENDS and step.action.peer in sends
+        for of_plan in steps for step in of_plan)
+    used, mail = mails, 0
+    for of_plan in steps:
+        # All neighbours read the same copy of a mean.
+        means: dict[tuple[int, int], int] = {}
+        for step in of_plan:
+            kind, peer, start, stop = step.action
+            if kind not in _SENDS or peer not in sends:
+                continue
+            data = means.get((start, stop)) if (
+                kind is Opcode.SEND_RESULT) else None
+            if data is None:
+                data = used
+                used += -(-(stop - start) * max(frame_bytes, LINE)
+                          * (WIDEST if step.summed else 1) // LINE) * LINE
+                if kind is Opcode.SEND_RESULT:
+                    means[start, stop] = data
+            sends[peer].append((mail, data))
+            mail += LINE
+    return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _address(mapped: mmap.mmap) -> int:
-    return numpy.frombuffer(mapped, numpy.uint8, 1).ctypes.data
-
-
-def _opened(mine: Name, other: Name) -> int:
-    """Address of another process's memory; 0: it cannot be read here."""
-    if mine.place != other.place:
-        return 0
-    try:
-        return _address(_mapped(other))
-    except (OSError, ValueError):
-        return 0
-
-
-@functools.cache
-def _mapped(name: Name) -> mmap.mmap:
-    opened = os.open(f'/proc/{name.pid}/fd/{name.file}', os.O_RDWR)
-    try:
-        mapped = mmap.mmap(opened, RESERVED)    # longer than other files
-    finally:
-        os.close(opened)
-    # The file's number may have been another's for a moment.
-    if mapped[:_TOKEN_BYTES] != name.token:
-        raise ValueError(f'process {name.pid} has other memory')
-    return mapped
-
-
-def _place() -> str:
+def _machine() -> str:
     """The same where process ids mean the same processes."""
-    return machine_name() + os.readlink('/proc/self/ns/pid')
+    try:
+        return machine_name() + os.readlink('/proc/self/ns/pid')
+    except OSError:
+        return ''

@@ -279,7 +279,7 @@ static inline void sum_wires(const Coding *coding, const void *const *wires,
 
 /* Adds n entries to others, in the wire's own format.  Several ranks may make
  * the same sum, each for itself: it is never rounded at random. */
-static void add_wires(const Coding *coding, const void *wire, void *total,
+static inline void add_wires(const Coding *coding, const void *wire, void *total,
                       size_t n)
 {
     const Random none = {0};

@@ -2,120 +2,122 @@
 import ctypes
 import gc
 import os
+import resource
+import warnings
 
 from chainer_fp8pipe.allreduce import memory as module
-from chainer_fp8pipe.allreduce.memory import (
-    MAIL,
-    RESERVED,
-    NodeMemory,
-    meet,
-    node_memory,
-)
+from chainer_fp8pipe.allreduce.memory import LINE, SharedMemory
+from chainer_fp8pipe.allreduce.plan import Framing, Opcode, steps_of
 
-import numpy
 import pytest
 
 from tests.ranks import on_ranks
 
+from .helpers import make, plans
 
-def read(address, size):
-    return ctypes.string_at(address, size)
-
-
-def given_out(memory):
-    """Bytes of addresses that arrays have, the token's among them."""
-    memory._take_back()
-    return RESERVED - sum(stop - start for start, stop in memory._holes)
+FRAMING = Framing(256, 2)
 
 
+def steps(comm, way='direct'):
+    return [steps_of(plan, comm.rank) for plan in plans(way, comm.size)]
+
+
+def messages(shared, steps, kinds):
+    """By peer, where messages of these kinds lie."""
+    found = {}
+    for of_plan, places in zip(steps, shared.places, strict=True):
+        for step, place in zip(of_plan, places, strict=True):
+            if step.action.kind in kinds:
+                found.setdefault(step.action.peer, []).append(place)
+    return found
+
+
+@pytest.mark.parametrize('way', ['direct', 'torus2d', 'ring two'])
 @on_ranks(1, 2, 4)
-def test_neighbours_read_what_is_written_later(comm):
-    neighbours = meet(comm, 4 + comm.rank)
-    mails = 4 + comm.size - 1       # the most that any asks for
-    assert [one.rank for one in neighbours] == [
+def test_what_one_writes_for_another_is_what_that_one_reads(comm, way):
+    """For each flight; all neighbours find the same copy of a mean."""
+    made = steps(comm, way)
+    shared = SharedMemory(comm, made, FRAMING)
+    assert shared.neighbours == [
         rank for rank in range(comm.size) if rank != comm.rank]
-    array = node_memory().empty(5000)
-    array[...] = comm.rank + 1
-    places = comm.allgather(array.ctypes.data - node_memory().address)
-    for one in neighbours:
-        assert read(one.address + places[one.rank], 5000) == bytes(
-            [one.rank + 1]) * 5000
-        assert read(one.inbox, mails * MAIL) == bytes(mails * MAIL)
+    sent = messages(shared, made, (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT))
+    for flight in range(FRAMING.frames_in_flight):
+        for places in sent.values():
+            for number, place in enumerate(places):
+                at = flight * place.stride
+                ctypes.memset(place.mail + at, 100 * flight + number, LINE)
+                assert place.copies == (ctypes.string_at(
+                    place.data + at, 1) == b'\0')
+                ctypes.memset(place.data + at, 7 + comm.rank, 256)
     comm.Barrier()
-    # An outbox is the other's inbox.
-    for one in neighbours:
-        ctypes.memset(one.outbox, 10 * comm.rank + one.rank,
-                      mails * MAIL)
+    received = messages(shared, made, (Opcode.RECEIVE_PARTIAL,
+                                       Opcode.RECEIVE_RESULT))
+    for flight in range(FRAMING.frames_in_flight):
+        for peer, places in received.items():
+            for number, place in enumerate(places):
+                at = flight * place.stride
+                assert ctypes.string_at(place.mail + at, LINE) == bytes(
+                    [100 * flight + number]) * LINE
+                assert ctypes.string_at(place.data + at, 256) == bytes(
+                    [7 + peer]) * 256
     comm.Barrier()
-    for one in neighbours:
-        assert read(one.inbox, mails * MAIL) == bytes(
-            [10 * one.rank + comm.rank]) * (mails * MAIL)
 
 
-@pytest.mark.parametrize('case', ['none', 'elsewhere', 'mistaken'])
+@pytest.mark.parametrize('case', [
+    'none', 'unwanted', 'elsewhere', 'mistaken', 'whole'])
 @on_ranks(2)
-def test_where_ranks_cannot_open_each_others_memory_there_are_no_neighbours(
-        comm, case):
-    """It has none, is of another host, or a file's number is another's."""
-    other = NodeMemory()
-    other.name = other.name._replace(**(
-        {'place': f'host {comm.rank}'} if case == 'elsewhere'
-        else {'token': bytes(16)}))
+def test_where_ranks_cannot_read_each_other_there_are_no_places(comm, case):
+    """One has none, is of another host, or a file's number is another's."""
+    framing, rank = FRAMING, comm.rank
     with pytest.MonkeyPatch.context() as patch:
-        if case != 'none' or comm.rank == 1:
-            patch.setattr(module, 'node_memory',
-                          lambda: None if case == 'none' else other)
-        assert meet(comm, 8) == ()
+        if case == 'none' and rank == 1:
+            patch.delattr(os, 'memfd_create')
+        elif case == 'elsewhere':
+            patch.setattr(module, '_machine', lambda: f'host {rank}')
+        elif case == 'mistaken' and rank == 1:
+            patch.setattr(os, 'urandom', lambda size: bytes(size))
+            patch.setattr(os, 'getpid', lambda: 1)
+        elif case == 'unwanted':
+            framing = Framing(256, 2, shared_memory=False)
+        elif case == 'whole':       # store and forward
+            framing = Framing(1 << 60, 2)
+        shared = SharedMemory(comm, steps(comm), framing)
+    assert shared.neighbours == []
+    assert not any(place.mail for places in shared.places for place in places)
 
 
-@pytest.mark.parametrize('seed', range(5))
-def test_arrays_do_not_overlap_and_are_given_back(seed):
-    generator = numpy.random.default_rng(seed)
-    memory, kept = NodeMemory(), []
-    before = given_out(memory)
-    for number in range(20):
-        size = int(generator.integers(0, 50_000))
-        array = memory.empty(size)
-        assert (array.ctypes.data % 4096, array.size) == (0, size)
-        assert not array.any()      # what is given back is emptied
-        array[...] = number + 1
-        if generator.random() < 0.5:
-            kept.append((number + 1, array.view()))
-        del array
-    assert all((view == value).all() for value, view in kept)
-    kept.clear()
+def mapped():
+    with open('/proc/self/maps') as file:
+        return sum('memfd:chainer_fp8pipe' in line for line in file)
+
+
+@on_ranks(2)
+def test_an_engine_gives_all_its_memory_back(comm):
     gc.collect()
-    assert given_out(memory) == before
-    # In one piece again.
-    assert memory.empty(RESERVED - before).size == RESERVED - before
-
-
-def test_more_than_all_addresses_is_an_error_in_words():
-    memory = NodeMemory()
-    with pytest.raises(MemoryError, match='128.0 GiB .* shared_memory=False'):
-        memory.empty(RESERVED * 2)
-    assert memory.empty(1).size == 1
-
-
-def test_a_system_without_it_has_none(monkeypatch):
-    monkeypatch.delattr(os, 'memfd_create')
-    node_memory.cache_clear()
-    try:
-        assert node_memory() is None
-    finally:
-        node_memory.cache_clear()
-
-
-@pytest.mark.skipif(not hasattr(os, 'fork'), reason='needs os.fork')
-def test_a_process_that_is_forked_off_gives_nothing_back():
-    memory = NodeMemory()
-    array = memory.empty(100_000)
-    array[...] = 7
-    before = given_out(memory)
-    child = os.fork()
-    if not child:
-        del array
+    before = mapped(), len(os.listdir('/proc/self/fd'))
+    for _ in range(20):
+        made = make('direct', comm)
+        assert mapped() > before[0]
+        made.free()
+        del made
         gc.collect()
-        os._exit(given_out(memory) != before)
-    assert os.waitpid(child, 0)[1] == 0
-    assert (array == 7).all()
+    assert (mapped(), len(os.listdir('/proc/self/fd'))) == before
+
+
+@on_ranks(2)
+def test_a_limit_that_is_too_low_is_said_and_messages_are_sent(comm):
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open('/proc/self/statm') as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        try:
+            if comm.rank:
+                resource.setrlimit(resource.RLIMIT_AS,
+                                   (used + (64 << 20), limits[1]))
+            shared = SharedMemory(comm, steps(comm), Framing(64 << 20, 3))
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert shared.neighbours == []
+    assert len([one for one in said if 'ulimit -v' in str(one.message)]
+               ) == comm.rank

@@ -76,7 +76,7 @@ def test_no_message_of_mpis_is_sent_inside_a_node(comm, name):
 @on_ranks(2)
 def test_ranks_that_cannot_read_each_other_send_messages(comm):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory, '_opened', lambda *names: 0)
+        patch.setattr(memory.SharedMemory, '_open', lambda *args: 0)
         without = results(comm, 'fp8', {}, shared_memory=True)
     assert without == results(comm, 'fp8', {})
 
