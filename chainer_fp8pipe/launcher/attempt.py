@@ -1,11 +1,11 @@
 """One attempt at a job: what it says, its processes, how it has ended."""
 # An attempt is in one of three states.  It *runs* until what started the ranks
 # has ended.  It is *ending* when a signal has come for the launcher, when all
-# ranks are done but something of theirs holds the job open, when hosts are
-# back, or when ranks have said that one is dead or all stand still: then a
-# signal was sent, and the next one has a time.  It is *abandoned* when even
-# what was killed does not end, as the system waits for a disk.  Whatever the
-# way, what is left of its processes and shared memory is removed.
+# ranks are done but something of theirs holds the job open, or when ranks have
+# said that one is dead or all stand still: then a signal was sent, and the
+# next one has a time.  It is *abandoned* when even what was killed does not
+# end, as the system waits for a disk.  Whatever the way, what is left of its
+# processes and shared memory is removed.
 #
 # The launcher knows nothing of ranks but what they print on the standard error
 # stream (report.launch_protocol) and exit codes.  One thread passes output on;
@@ -141,7 +141,6 @@ class Ending(NamedTuple):
         first: The first update that was finished; None: none.
         latest: The latest one that is known.
         progressed: Whether the next attempt begins further on.
-        ranks: How many there were.
         at: When it began, in seconds of ``time.time()``.
         seconds: That it ran.
     """
@@ -152,26 +151,21 @@ class Ending(NamedTuple):
     first: int | None = None
     latest: int | None = None
     progressed: bool = False
-    ranks: int = 0
     at: float = 0.0
     seconds: float = 0.0
 
 
-def ending_of(output: JobOutput, code: int, on_purpose: bool,
-              has_hosts: bool) -> Ending:
+def ending_of(output: JobOutput, code: int, has_hosts: bool) -> Ending:
     """Puts an ending into words.
 
     Args:
         output: What the job has said.
         code: As in :class:`Ending`.
-        on_purpose: Whether the launcher has ended the job.
         has_hosts: Whether ranks are on other hosts, so that an exit code may
             be that of a network.
     """
     failure = ''
-    if on_purpose:
-        cause = 'the launcher, as all hosts answer again'
-    elif code == 0:
+    if code == 0:
         cause = 'its end, in order'
     elif output.stalled or output.dead:
         cause = output.stalled or output.dead
@@ -310,7 +304,7 @@ class Attempt:
         self._reader = threading.Thread(target=self._relay, daemon=True)
         self._reader.start()
 
-    def watch(self, tick: Callable[[], bool], program: Sequence[str] = (),
+    def watch(self, tick: Callable[[], None], program: Sequence[str] = (),
               ranks: int = 0) -> int:
         """Waits for the end of the job, and clears up after it.
 
@@ -319,7 +313,7 @@ class Attempt:
         ended.
 
         Args:
-            tick: Called twice a second or more often; True: end the job.
+            tick: Called twice a second or more often.
             program: What each rank runs; () if ranks are on other hosts.
             ranks: Their number.
 
@@ -337,7 +331,8 @@ class Attempt:
                     are_done = bool(program) and (
                         self.output.done == ranks
                         and not is_running(self._mark, list(program)))
-                    if tick() or are_done:
+                    tick()
+                    if are_done:
                         self._send(signal.SIGTERM, _PATIENCE, signal.SIGKILL)
                     elif self.output.dead or self.output.stalled:
                         # Hydra waits for ever for a rank that is dead while

@@ -1,12 +1,9 @@
 """The hosts of a job, and the programs that start ranks on them."""
 # A job has room on hosts: those of a file, of a Slurm allocation, or this one.
 # Before each attempt all of them are asked whether they answer, by a probe:
-# an ssh port that accepts or refuses (the host's own kernel does either), in
-# an allocation also squeue, as a node that has failed leaves it for good, or a
-# command of the user's.  Those that answer share the ranks.  While some are
-# away a thread goes on asking, as one question may take seconds, in which
-# signals must be heeded; and once all are back, the job ends after its next
-# snapshot, when nothing is lost, and starts with all.
+# an ssh port that accepts or refuses (the host's own kernel does either), or a
+# command of the user's.  Those that answer share the ranks, so that a file may
+# name spare hosts.
 #
 # What starts ranks is one of three families, known by what they print for
 # --version: Hydra (MPICH, Intel MPI), Open MPI, and Slurm's srun.
@@ -20,10 +17,8 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..command_line import reason
 
@@ -31,13 +26,9 @@ from ..command_line import reason
 Probe = Callable[[str], bool]
 
 _SSH = 22
-#: Of Slurm's daemon, which starts the ranks of a node.
-_SLURMD = 6818
 _SECONDS = 5.0
 #: Seconds that one of Slurm's commands, or a --version, may take.
 _OF_A_COMMAND = 20.0
-#: Seconds between questions to hosts that were away.
-_LOOK = 30.0
 _AT_ONCE = 64
 
 
@@ -150,20 +141,17 @@ def check_names(hosts: Sequence[Share], where: str) -> None:
                              'correct the name, or give --probe') from None
 
 
-def lay_out(room: Sequence[Share], ranks: int, multiple: int = 1
-            ) -> list[Share]:
-    """Gives up to ``ranks`` ranks to hosts that have room, in their order.
+def lay_out(room: Sequence[Share], ranks: int) -> list[Share] | None:
+    """Gives hosts that have room their ranks, in their order.
 
-    Their sum is a multiple of ``multiple``, the ranks of a pipeline.
+    None: there is not enough room.
     """
-    left = min(ranks, sum(share.ranks for share in room))
-    left -= left % multiple
-    shares = []
+    shares, left = [], ranks
     for host, most in room:
         if count := min(most, left):
             shares.append(Share(host, count))
             left -= count
-    return shares
+    return None if left else shares
 
 
 # --- whether hosts answer ----------------------------------------------------
@@ -178,24 +166,6 @@ def tcp_answers(host: str, port: int = _SSH, seconds: float = _SECONDS
     except OSError:
         return False
     return True
-
-
-def allocation_probe(job: str) -> Probe:
-    """A probe of hosts in the Slurm allocation of this number.
-
-    A host answers if it is up and still in the allocation: with ``sbatch
-    --no-kill`` a node that has failed leaves it, and never comes back.
-    """
-    def answers(host: str) -> bool:
-        if not (tcp_answers(host, _SLURMD) or tcp_answers(host)):
-            return False
-        try:
-            return bool(_printed(
-                ['squeue', '--noheader', f'--jobs={job}',
-                 f'--nodelist={host}', '--format=%i']).strip())
-        except (OSError, subprocess.SubprocessError):
-            return True         # Slurm does not say
-    return answers
 
 
 def command_probe(command: str, seconds: float = 2 * _SECONDS) -> Probe:
@@ -220,88 +190,40 @@ def answering(hosts: Collection[str], probe: Probe) -> set[str]:
                 in zip(hosts, pool.map(probe, hosts), strict=True) if answers}
 
 
-class HostWatch:
-    """Gives each attempt the hosts that answer.
+class Hosts:
+    """Gives each attempt hosts that answer.
 
     Args:
         room: How many ranks each host may have.
-        ranks: Of the whole job.
-        fewest: Ranks that may go on while hosts are away.
-        multiple: The number of ranks is a multiple of it.
+        ranks: Of the job.
         probe: Tells whether a host answers.
         say: Prints a line for the user.
-
-    Attributes:
-        wants_all_back: Whether a job ends so that all hosts take part again.
     """
 
-    def __init__(self, room: Sequence[Share], ranks: int, fewest: int,
-                 multiple: int, probe: Probe,
+    def __init__(self, room: Sequence[Share], ranks: int, probe: Probe,
                  say: Callable[[str], None]) -> None:
-        self._room, self._ranks, self._fewest = room, ranks, fewest
-        self._multiple, self._probe, self._say = multiple, probe, say
+        self._room, self._ranks = room, ranks
+        self._probe, self._say = probe, say
         self._said: set[str] = set()        # since the last attempt
-        self._away: list[str] = []
-        self.begin()
 
     def shares(self) -> list[Share] | None:
         """What each host gets in the next attempt; None: too few answer."""
         hosts = [share.host for share in self._room if share.host]
         there = answering(hosts, self._probe) if hosts else set()
-        self._away = [host for host in hosts if host not in there]
+        away = [host for host in hosts if host not in there]
         if hosts and not there:
             self._say_once('no host answers; if they are up, it is the '
                            'question that they do not answer (--probe)')
-        elif self._away:
-            self._say_once('without an answer: ' + ', '.join(self._away))
+        elif away:
+            self._say_once('without an answer: ' + ', '.join(away))
         shares = lay_out([share for share in self._room
-                          if share.host not in self._away],
-                         self._ranks, self._multiple)
-        count = sum(share.ranks for share in shares)
-        if count < self._fewest:
-            self._say_once(
-                f'the hosts that answer have room for {count} ranks, and '
-                f'{self._fewest} are needed (--min-ranks); asking again')
-            return None
+                          if share.host not in away], self._ranks)
+        if shares is None:
+            self._say_once('the hosts that answer have not room for '
+                           f'{self._ranks} ranks; asking again')
+        else:
+            self._said.clear()
         return shares
-
-    def begin(self) -> None:
-        """An attempt begins; hosts that are away are asked meanwhile."""
-        self._said.clear()
-        self.wants_all_back = False
-        self._back = threading.Event()
-        self._saved: Any = None     # when all had answered again
-        if self._away:
-            threading.Thread(target=self._ask, args=(self._away, self._back),
-                             daemon=True).start()
-
-    def look(self, saved: Callable[[], Any]) -> bool:
-        """Whether to end the job now, so that all hosts take part again.
-
-        That is just after a snapshot, when nothing of the work is lost.
-        Call it again and again while the job runs.
-
-        Args:
-            saved: Gives the newest snapshot; one that is further is greater.
-        """
-        if self._back.is_set() and not self.wants_all_back:
-            now, names = saved(), ', '.join(self._away)
-            if self._saved is None:
-                self._saved = now
-                self._say(f'{names} answers again; all take part from the '
-                          'next snapshot on')
-            elif now > self._saved:
-                self._say(f'{names} back, and {now.path} is there: starting '
-                          'again with all')
-                self.wants_all_back = True
-        return self.wants_all_back
-
-    def _ask(self, away: Collection[str], back: threading.Event) -> None:
-        """In a thread, until all answer or the next attempt begins."""
-        while self._back is back and not back.is_set():
-            time.sleep(_LOOK)
-            if answering(away, self._probe) >= set(away):
-                back.set()
 
     def _say_once(self, text: str) -> None:
         """Hosts that are away are asked every few seconds."""

@@ -20,7 +20,6 @@ from .attempt import Interrupts
 from .hosts import (
     Probe,
     Share,
-    allocation_probe,
     check_names,
     command_probe,
     find_starter,
@@ -170,12 +169,8 @@ def _parser(environment: Mapping[str, str]) -> Parser:
         '--restarts', metavar='N', type=_count_or_0, default=20, help='starts '
         'in a row without progress before it gives up (default: 20)')
     parser.add_argument(
-        '--min-ranks', metavar='N', type=count, help='ranks that suffice '
-        'while hosts do not answer; all take part again from the first '
-        'snapshot after they do (default: all)')
-    parser.add_argument(
         '--wait-for-hosts', metavar='TIME', type=_time, help='time until '
-        'enough of them answer: 90s, 10m, 1h (default: 1h)')
+        'enough of them for all ranks answer: 90s, 10m, 1h (default: 1h)')
     parser.add_argument(
         '--snapshots', metavar='DIR', help='directory for snapshots of '
         'the whole job; a start goes on from the newest one')
@@ -201,32 +196,23 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
     check_script(script[0] if script else None)
     if options.every is not None and options.snapshots is None:
         raise ValueError('--every is an option of --snapshots DIR')
-    ranks, fewest = options.ranks, options.min_ranks or options.ranks
-    if fewest > ranks:
-        raise ValueError(f'--min-ranks {fewest} is more than the {ranks} '
-                         'ranks of -n')
+    ranks = options.ranks
     stages = _value(of_run, '--pipeline')
     pipeline = int(stages) if stages.isdecimal() else 1
     if pipeline < 1 or ranks % pipeline:
         raise ValueError(f'--pipeline {pipeline} does not divide the {ranks} '
                          'ranks of -n')
-    if fewest < ranks and _value(of_run, '--plan'):
-        raise ValueError('--min-ranks does not go with --plan, which is for '
-                         f'{ranks} ranks; leave one of them out')
     starter, every = find_starter(environment), options.every or '5m'
-    probe: Probe = tcp_answers
+    probe: Probe = (command_probe(options.probe) if options.probe
+                    else tcp_answers)
     room = _room(options, environment)
-    if options.probe:
-        probe = command_probe(options.probe)
-    elif starter.family == 'srun' and 'SLURM_JOB_ID' in environment:
-        probe = allocation_probe(environment['SLURM_JOB_ID'])
     return LaunchedJob(
         [sys.executable, '-m', 'chainer_fp8pipe', 'run',
          *([] if options.snapshots is None else
            ['--snapshots', options.snapshots, '--every', every]),
          *of_run, *script],
-        starter, room, ranks, fewest, pipeline, probe, options.snapshots,
-        every, options.restarts, options.wait_for_hosts or _time('1h'),
+        starter, room, ranks, probe, options.snapshots, every,
+        options.restarts, options.wait_for_hosts or _time('1h'),
         {**environment, **({} if options.stall is None
                            else {STALL: options.stall})})
 
@@ -243,7 +229,7 @@ def _room(options: argparse.Namespace, environment: Mapping[str, str]
         with contextlib.suppress(ValueError):
             room = slurm_hosts(environment, options.ranks)
     if not room[0].host:        # this machine, which is not asked
-        for name in 'probe', 'wait-for-hosts', 'min-ranks':
+        for name in 'probe', 'wait-for-hosts':
             if getattr(options, name.replace('-', '_')) is not None:
                 raise ValueError(f'--{name} is about hosts: add --hostfile')
     return room

@@ -34,7 +34,7 @@ from .attempt import (
     say,
     show,
 )
-from .hosts import HostWatch, Probe, Share, Starter
+from .hosts import Hosts, Probe, Share, Starter
 
 #: Attempts in a row with the same failure of the script.
 _SAME, _SAME_AT_ONCE = 3, 2
@@ -42,7 +42,7 @@ _SAME, _SAME_AT_ONCE = 3, 2
 _LONGEST, _ASK = 300.0, 5.0
 #: A code above is that of a shell or of a signal.
 _LAST_CODE = 125
-_HEAD = ('start', 'at', 'ranks', 'updates', 'ran', 'ended by')
+_HEAD = ('start', 'at', 'updates', 'ran', 'ended by')
 
 
 class LaunchedJob(NamedTuple):
@@ -53,8 +53,6 @@ class LaunchedJob(NamedTuple):
         starter: What starts the ranks.
         room: How many ranks each host may have.
         ranks: Of the whole job.
-        fewest: Ranks that may go on while hosts are away.
-        multiple: The number of ranks is a multiple of it.
         probe: Tells whether a host answers.
         snapshots: The directory; None if the launcher does not know it.
         every: The interval between snapshots, as the user writes it.
@@ -67,8 +65,6 @@ class LaunchedJob(NamedTuple):
     starter: Starter
     room: Sequence[Share]
     ranks: int
-    fewest: int
-    multiple: int
     probe: Probe
     snapshots: str | None
     every: str
@@ -195,8 +191,7 @@ class Supervisor:
                  ) -> None:
         self._job, self._token, self._interrupts = job, token, interrupts
         self._policy = RestartPolicy(job.restarts, job.patience)
-        self._hosts = HostWatch(job.room, job.ranks, job.fewest,
-                                job.multiple, job.probe, say)
+        self._hosts = Hosts(job.room, job.ranks, job.probe, say)
         self._ended: list[Ending] = []
         self._furthest = -1     # first update of an attempt
 
@@ -214,7 +209,7 @@ class Supervisor:
                 wait = self._policy.without_hosts(time.monotonic())
             else:
                 code, wait = self._attempt(shares)
-                if code == 0 and not self._hosts.wants_all_back:
+                if code == 0:
                     self._show_table('done, after {} starts')
                     return 0
                 if wait and not (self._policy.verdict or signals.received):
@@ -233,12 +228,9 @@ class Supervisor:
     def _attempt(self, shares: Sequence[Share]) -> tuple[int, float]:
         """Starts the job once; its exit code, and seconds to wait after."""
         job, number = self._job, len(self._ended) + 1
-        ranks, has_hosts = sum(count for _, count in shares), bool(
-            shares[0].host)
+        ranks, has_hosts = job.ranks, bool(shares[0].host)
         saved = saved_progress(job.snapshots)
-        self._hosts.begin()
         say(f'start {number}: {ranks} rank{"s" * (ranks > 1)}'
-            + f' of {job.ranks}' * (ranks < job.ranks)
             + f' by {job.starter.family}'
             + (' on ' + ', '.join(host for host, _ in shares)) * has_hosts
             + (', from where the script itself begins'
@@ -253,22 +245,19 @@ class Supervisor:
              ENDED: json.dumps([ended.cause for ended in self._ended])},
             f'{LAUNCHED}={self._token}', self._interrupts)
 
-        def tick() -> bool:
+        def tick() -> None:
             nonlocal trains
             if attempt.output.update is not None and not trains:
                 trains = True
                 say(f'trains: update {attempt.output.update} is done, '
                     f'{time.monotonic() - began:.1f} s after the start')
-            return self._hosts.look(lambda: saved_progress(job.snapshots))
         code = attempt.watch(tick, () if has_hosts else job.program, ranks)
         remove_unfinished(job.snapshots)
-        ending = ending_of(
-            attempt.output, code, self._hosts.wants_all_back,
-            has_hosts)._replace(
-                progressed=self._has_progressed(attempt.output.update, saved),
-                ranks=ranks, at=at, seconds=time.monotonic() - began)
+        ending = ending_of(attempt.output, code, has_hosts)._replace(
+            progressed=self._has_progressed(attempt.output.update, saved),
+            at=at, seconds=time.monotonic() - began)
         self._ended.append(ending)
-        if code or self._hosts.wants_all_back:
+        if code:
             say(f'start {number} has ended after '
                 f'{in_words(ending.seconds)}'
                 + ('' if ending.latest is None else
@@ -316,8 +305,8 @@ def table(attempts: Sequence[Ending]) -> str:
     """A row for each attempt, in lines that end with a line feed."""
     rows = columns([_HEAD[:-1], *(
         (str(number), time.strftime('%m-%d %H:%M:%S', time.localtime(one.at)),
-         str(one.ranks), 'none' if one.first is None
-         else f'{one.first}-{one.latest}', in_words(one.seconds))
+         'none' if one.first is None else f'{one.first}-{one.latest}',
+         in_words(one.seconds))
         for number, one in enumerate(attempts, 1))], right=True)
     return ''.join(f'{row}  {cause}\n' for row, cause in zip(
         rows, [_HEAD[-1], *(one.cause for one in attempts)], strict=True))

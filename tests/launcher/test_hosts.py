@@ -3,12 +3,10 @@ import shlex
 import socket
 import sys
 
-from chainer_fp8pipe.launcher import hosts
 from chainer_fp8pipe.launcher.hosts import (
-    HostWatch,
+    Hosts,
     Share,
     Starter,
-    allocation_probe,
     answering,
     check_names,
     command_probe,
@@ -18,7 +16,6 @@ from chainer_fp8pipe.launcher.hosts import (
     slurm_hosts,
     tcp_answers,
 )
-from chainer_fp8pipe.launcher.supervisor import SavedProgress
 
 import pytest
 
@@ -79,18 +76,15 @@ def test_an_allocation_of_slurms_says_its_hosts(tmp_path, monkeypatch, tasks,
                         'SLURM_TASKS_PER_NODE': tasks}, ranks) == shares
 
 
-@pytest.mark.parametrize(('away', 'ranks', 'multiple', 'shares'), [
-    ('', 8, 1, [('a', 2), ('b', 2), ('c', 4)]),
-    ('', 3, 1, [('a', 2), ('b', 1)]),
-    ('a', 8, 1, [('b', 2), ('c', 4)]),
-    ('a', 8, 4, [('b', 2), ('c', 2)]),
-    ('c', 8, 3, [('a', 2), ('b', 1)]),
-    ('ac', 8, 3, []),
+@pytest.mark.parametrize(('away', 'ranks', 'shares'), [
+    ('', 8, [('a', 2), ('b', 2), ('c', 4)]),
+    ('', 3, [('a', 2), ('b', 1)]),
+    ('a', 6, [('b', 2), ('c', 4)]),
+    ('a', 7, None), ('abc', 1, None),
 ])
-def test_the_rest_of_the_hosts_get_whole_pipelines(away, ranks, multiple,
-                                                   shares):
+def test_hosts_that_answer_share_the_ranks(away, ranks, shares):
     room = [share for share in THREE if share.host not in away]
-    assert lay_out(room, ranks, multiple) == shares
+    assert lay_out(room, ranks) == shares
 
 
 def test_a_host_answers_if_it_accepts_or_refuses():
@@ -101,20 +95,6 @@ def test_a_host_answers_if_it_accepts_or_refuses():
     assert not tcp_answers('no-such-host.invalid', port)
 
 
-@pytest.mark.parametrize(('squeue', 'answer'), [
-    ('[ "$2$3" = "--jobs=7--nodelist=localhost" ] && echo 7', True),
-    ('true', False),
-    ('exit 1', True)])      # the controller is away, not the host
-def test_a_host_that_has_left_the_allocation_does_not_answer(
-        tmp_path, monkeypatch, squeue, answer):
-    (tmp_path / 'squeue').write_text(f'#!/bin/sh\n{squeue}\n')
-    (tmp_path / 'squeue').chmod(0o755)
-    monkeypatch.setenv('PATH', f'{tmp_path}:/usr/bin:/bin')
-    probe = allocation_probe('7')
-    assert probe('localhost') == answer
-    assert not probe('no-such-host.invalid')
-
-
 def test_a_probe_may_be_a_command():
     probe = command_probe('test {} = up')
     assert answering(['up', 'down', 'gone'], probe) == {'up'}
@@ -122,70 +102,29 @@ def test_a_probe_may_be_a_command():
     assert not command_probe('sleep {}', 0.1)('1000')
 
 
-# --- hosts that are away, and back -----------------------------------------
+# --- hosts that are away -----------------------------------------------------
 
-ROOM = [Share('a', 4), Share('b', 4)]
-OLD, NEW = SavedProgress(1, 5, 'old'), SavedProgress(1, 9, 'new')
-
-
-@pytest.fixture
-def watched(monkeypatch):
-    """A watch over two hosts, those that are up, and what it has said."""
-    monkeypatch.setattr(hosts, '_LOOK', 0.0)
-    up, said = {'a', 'b'}, []
-    watch = HostWatch(ROOM, 8, 4, 1, up.__contains__, said.append)
-    return watch, up, said
-
-
-@pytest.mark.parametrize(('away', 'fewest', 'shares', 'words'), [
-    ('', 4, ROOM, []), ('a', 4, ROOM[1:], ['without an answer: a']),
-    ('a', 5, None, ['without an answer: a', '5 are needed (--min-ranks)']),
-    ('ab', 1, None, ['--probe']),
-])
+@pytest.mark.parametrize(('ranks', 'away', 'shares', 'words'), [
+    (8, '', [Share('a', 4), Share('b', 4)], []),
+    (4, 'a', [Share('b', 4)], ['without an answer: a']),
+    (8, 'a', None, ['without an answer: a', 'have not room for 8 ranks']),
+    (4, 'ab', None, ['--probe', 'asking again'])])
 def test_hosts_that_do_not_answer_are_left_out_if_enough_are_left(
-        watched, away, fewest, shares, words):
-    watch, up, said = watched
-    watch._fewest = fewest
-    up.difference_update(away)
-    assert watch.shares() == shares
+        ranks, away, shares, words):
+    said = []
+    hosts = Hosts([Share('a', 4), Share('b', 4)], ranks,
+                  lambda host: host not in away, said.append)
+    for _ in range(3):      # asked again and again, named once
+        assert hosts.shares() == shares
+        if shares is None:
+            assert len(said) == 2
     assert all(word in ' '.join(said) for word in words)
     assert bool(words) == bool(said)
-    watch.begin()
-    assert not watch.look(lambda: OLD)
-
-
-def test_hosts_that_are_asked_again_and_again_are_named_once(watched):
-    watch, up, said = watched
-    watch._fewest = 5
-    up.remove('a')
-    for _ in range(3):
-        watch.shares()
-    assert len(said) == 2
-    watch.begin()
-    watch.shares()
-    assert len(said) == 4
-
-
-def test_a_job_ends_for_a_host_that_is_back_only_after_a_snapshot(watched):
-    watch, up, said = watched
-    up.remove('a')
-    watch.shares()
-    watch.begin()
-    assert not watch.look(lambda: OLD)
-    up.add('a')
-    assert watch._back.wait(300)
-    assert not watch.look(lambda: OLD)
-    assert 'a answers again' in said[-1]
-    assert not watch.look(lambda: OLD)
-    assert watch.look(lambda: NEW)
-    assert watch.wants_all_back
-    watch.begin()
-    assert not watch.wants_all_back
 
 
 def test_a_job_without_hosts_of_its_own_asks_nobody():
-    watch = HostWatch([Share('', 4)], 4, 4, 1, lambda host: 1 / 0, print)
-    assert watch.shares() == [Share('', 4)]
+    hosts = Hosts([Share('', 4)], 4, lambda host: 1 / 0, print)
+    assert hosts.shares() == [Share('', 4)]
 
 
 # --- what starts ranks -------------------------------------------------------

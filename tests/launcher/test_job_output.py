@@ -83,8 +83,8 @@ def test_the_same_failure_is_of_one_type_and_place_whatever_its_text(
     first.feed(TRACE)
     second.feed(TRACE.replace(before, after))
     assert first.error != second.error or before not in first.error
-    assert (ending_of(first, 1, False, True).failure ==
-            ending_of(second, 1, False, True).failure) == is_same
+    assert (ending_of(first, 1, True).failure ==
+            ending_of(second, 1, True).failure) == is_same
 
 
 def test_ranks_that_have_ended_in_order_are_counted_and_not_shown():
@@ -126,13 +126,10 @@ def output(**known):
 ])
 def test_the_cause_is_who_has_died_or_what_failed(known, code, cause,
                                                   failure):
-    found = ending_of(output(**known), code, False, False)
+    found = ending_of(output(**known), code, False)
     assert (found.cause, found.failure) == (cause, failure)
 
 
-def test_a_network_or_the_launcher_is_no_failure_of_the_script():
-    assert ending_of(output(), 255, False, True).failure == ''
-    assert ending_of(output(), 2, False, True).failure
-    found = ending_of(output(), 15, True, False)
-    assert found.cause == 'the launcher, as all hosts answer again'
-    assert found.failure == ''
+def test_a_network_is_no_failure_of_the_script():
+    assert ending_of(output(), 255, True).failure == ''
+    assert ending_of(output(), 2, True).failure

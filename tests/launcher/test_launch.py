@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from chainer_fp8pipe.launcher import attempt, hosts, launch_command
+from chainer_fp8pipe.launcher import attempt, launch_command
 from chainer_fp8pipe.launcher.launch_command import main, split_arguments
 from chainer_fp8pipe.report.launch_protocol import (
     DONE,
@@ -119,9 +119,7 @@ for action in commands.choices['run']._actions:
     ('-n 0 x', "-n/--ranks: '0' is not 1 or more"),
     ('-n 2 --every 5x x', "'5x' is no interval"),
     ('-n 2 --every 5m {}', '--every is an option of --snapshots'),
-    ('-n 2 --min-ranks 3 {}', '--min-ranks 3 is more than the 2 ranks'),
     ('-n 3 --pipeline 2 {}', '--pipeline 2 does not divide the 3 ranks'),
-    ('-n 2 --min-ranks 1 --plan=p {}', '--min-ranks does not go with --plan'),
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere: No such'),
     ('{}', '-n/--ranks is missing'),
@@ -169,7 +167,7 @@ finally:
     assert not {'mpi4py', 'chainer'} & set(sys.modules)
 ''')
     assert done.returncode == 0, done.stderr
-    for word in ('--hostfile', '--restarts', '--min-ranks', '--snapshots',
+    for word in ('--hostfile', '--restarts', '--snapshots',
                  '--every', '--stall'):
         assert word in done.stdout
 
@@ -279,36 +277,8 @@ def test_what_hangs_after_ranks_have_ended_is_ended(
 
 # --- hosts -------------------------------------------------------------------
 
-def test_a_job_goes_on_without_a_host_and_then_with_it_again(
-        launch, tmp_path, monkeypatch):
-    monkeypatch.setattr(hosts, '_LOOK', 0.0)
-    monkeypatch.setattr(attempt, '_TICK', 0.01)
-    (tmp_path / 'hosts').write_text('a:4\nb:4\n')
-    for host in 'ab':
-        (tmp_path / f'{host}.up').touch()
-    lost = f"import os; os.remove('../b.up'); {DIES}"
-    back = '''
-import time
-open('../b.up', 'w').close()
-for update in range(1, 1000):
-    time.sleep(0.1)
-    open(f'snapshot_iter_{update}.npz', 'w').close()
-'''
-    code, said = launch(lost, back, '', options=(
-        '-n', '8', '--min-ranks', '4', '--hostfile', str(tmp_path / 'hosts'),
-        '--probe', f"test -e '{tmp_path}/{{}}.up'", '--snapshots',
-        str(tmp_path / 'starts')))
-    assert code == 0
-    assert [line.split(' ')[:4] for line in commands(tmp_path)] == [
-        ['-n', '8', '-hosts', 'a:4,b:4'], ['-n', '4', '-hosts', 'a:4'],
-        ['-n', '8', '-hosts', 'a:4,b:4']]
-    assert 'without an answer: b' in said
-    assert 'start 2: 4 ranks of 8 by MPICH on a' in said
-    assert 's  the launcher, as all hosts answer again\n' in said
-
-
 @pytest.mark.parametrize(('probe', 'options', 'code', 'words'), [
-    ('test {} = a', ['--min-ranks', '5', '--wait-for-hosts', '1s'], 1,
+    ('test {} = a', ['--wait-for-hosts', '1s'], 1,
      'gives up: too few hosts'),
     # They are asked again.
     ('sh -c "test {} = a || test -e back || { touch back; false; }"', [], 0,

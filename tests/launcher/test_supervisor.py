@@ -72,13 +72,12 @@ def test_hosts_that_are_away_too_long_end_it_but_are_no_failures_of_the_job():
 
 def test_each_start_has_a_row():
     head, first, second = table([
-        Ending(9, 'rank 1 was killed', '', 1, 90, True, 8, 0, 100),
-        Ending(3, 'exit code 3', ranks=16, seconds=2)]).splitlines()
-    assert head.split() == ['start', 'at', 'ranks', 'updates', 'ran', 'ended',
-                            'by']
+        Ending(9, 'rank 1 was killed', '', 1, 90, True, 0, 100),
+        Ending(3, 'exit code 3', seconds=2)]).splitlines()
+    assert head.split() == ['start', 'at', 'updates', 'ran', 'ended', 'by']
     assert first.startswith('    1')
-    assert first.endswith('      8     1-90  1 min 40 s  rank 1 was killed')
-    assert second.endswith('     16     none         2 s  exit code 3')
+    assert first.endswith('     1-90  1 min 40 s  rank 1 was killed')
+    assert second.endswith('     none         2 s  exit code 3')
 
 
 def test_the_snapshot_that_is_furthest_is_found(tmp_path):
