@@ -30,9 +30,9 @@ from .report.record import written_whole
 
 _DESCRIPTION = """
 Writes the model of a snapshot as ONNX, which runs without Chainer.  Chainer
-and onnxruntime then compute the example, and its values in reverse order; the
-largest difference of each output is printed.  Functions that cannot be
-converted are named, with the lines that call them.
+and onnxruntime then compute the example, and values drawn anew; the largest
+difference of each output is printed.  Functions that cannot be converted are
+named, with the lines that call them.
 
 exit codes: 0: proven; 1: ONNX has no such function or no such model, and
 nothing is written, or the outputs differ, and the file is FILE.unproven; 2:
@@ -273,17 +273,21 @@ def _cases(model: chainer.Link, example: Mapping[str, numpy.ndarray],
     """Inputs, and what Chainer computes from them: the example, and others.
 
     What forward computes beside Chainer's functions, with NumPy, is a constant
-    of the graph, and right for the example only.
+    of the graph, and right for the example only.  So the others have another
+    mean, largest value and norm.
     """
     if any_batch and not all(array.ndim for array in example.values()):
         raise ValueError('--any-batch: a number in the example has no batch')
     before = dict(model.namedparams(include_uninit=False))
-    changes = {'the example': lambda x: x,
-               'the example in reverse order': lambda x: numpy.array(
-                   numpy.flip(x)),
+    generator = numpy.random.default_rng(0)
+
+    def drawn(x: numpy.ndarray) -> numpy.ndarray:
+        return _drawn(x, generator)
+    changes = {'the example': lambda x: x, 'values drawn anew': drawn,
+               'values drawn once more': drawn,
                'a batch of the example twice': lambda x: numpy.concatenate(
                    [x, x])}
-    for what, change in list(changes.items())[:2 + any_batch]:
+    for what, change in list(changes.items())[:3 + any_batch]:
         inputs = {name: change(array) for name, array in example.items()}
         called = copy.deepcopy(model)    # whose state a call may change
         try:
@@ -293,7 +297,7 @@ def _cases(model: chainer.Link, example: Mapping[str, numpy.ndarray],
                     name: chainer.Variable(array.copy())
                     for name, array in inputs.items()})
         except ValueError as error:
-            if 'order' not in what:
+            if 'drawn' not in what:
                 raise
             print(f'{error}; so the proof is for the example only')
             continue
@@ -303,6 +307,18 @@ def _cases(model: chainer.Link, example: Mapping[str, numpy.ndarray],
                              f'the file: {_some(drawn)}')
         yield _Case(what, inputs, {
             name: value.array for name, value in outputs.items()})
+
+
+def _drawn(x: numpy.ndarray, generator: numpy.random.Generator
+           ) -> numpy.ndarray:
+    """Values that forward may get where it gets these."""
+    if not x.size or x.dtype.kind not in 'iufc':
+        return generator.permutation(x.reshape(-1)).reshape(x.shape)
+    if x.dtype.kind in 'iu':        # labels of classes, words
+        return generator.integers(x.min(), x.max(), x.shape, x.dtype,
+                                  endpoint=True)
+    found = generator.choice(x.reshape(-1), x.shape)
+    return (found * generator.uniform(0.3, 1.5, x.shape)).astype(x.dtype)
 
 
 def _call(model: chainer.Link, what: str,
