@@ -281,10 +281,10 @@ def _cases(model: chainer.Link, example: Mapping[str, numpy.ndarray],
     before = dict(model.namedparams(include_uninit=False))
     generator = numpy.random.default_rng(0)
 
-    def drawn(x: numpy.ndarray) -> numpy.ndarray:
+    def anew(x: numpy.ndarray) -> numpy.ndarray:
         return _drawn(x, generator)
-    changes = {'the example': lambda x: x, 'values drawn anew': drawn,
-               'values drawn once more': drawn,
+    changes = {'the example': lambda x: x, 'values drawn anew': anew,
+               'values drawn once more': anew,
                'a batch of the example twice': lambda x: numpy.concatenate(
                    [x, x])}
     for what, change in list(changes.items())[:3 + any_batch]:
