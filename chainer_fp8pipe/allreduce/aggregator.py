@@ -5,24 +5,24 @@
 # run their part of the plan as workers do theirs.  Nothing else is said, so
 # orders may pile up: several buckets can be under way at a time.
 #
-# An order says what a codec must know of the bucket's tensors, to encode
-# their means without parameters (Codec.relay).  Residuals of means belong to a
-# state of the codec on each aggregator, one for each state of worker 0's.
+# An order says how many elements the bucket's tensors have.  Aggregators
+# encode means without parameters and keep nothing (Codec.relay): what the
+# encoding of a mean leaves out is given up, where other algorithms add it to
+# the next mean.
 #
-# Sums are made chunk by chunk as frames arrive, and sent back at once
+# Sums are made frame by frame as they arrive, and sent back at once
 # (cut-through, paper 003), unless the framing puts a whole vector into one
 # frame: then nothing leaves before all of it is summed (store and forward).
 from __future__ import annotations
 
 import pickle
-import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
 
-from ..codecs import Codec, Part, State
+from ..codecs import Codec
 from ..mpi.abort import end_all_ranks
 from ..mpi.finalizing import HeldRequest, before_finalize, forget
 from ..mpi.waiting import BRIEF, Pauses, wait_until
@@ -39,15 +39,11 @@ class Order(NamedTuple):
 
     Attributes:
         codec: Of its wire.
-        parts: Its tensors.
-        state: Number of the codec's state.
-        gone: Numbers of states that are no more.
+        sizes: Elements of its tensors.
     """
 
     codec: Codec
-    parts: tuple[Part, ...]
-    state: int
-    gone: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 class WorkerComm(MPI.Intracomm):
@@ -84,10 +80,6 @@ class Aggregated(Engine):
         assert comm.everyone is not None
         self._everyone = comm.everyone
         self._sent: list[HeldRequest] = []
-        self._states: weakref.WeakKeyDictionary[State, int] = (
-            weakref.WeakKeyDictionary())
-        self._gone: list[int] = []
-        self._states_count = 0
         self._first = comm.size         # of the aggregators
         self._tell((tuple(plans), framing))
         super().__init__(self._everyone, plans, events, framing, comm)
@@ -97,10 +89,7 @@ class Aggregated(Engine):
     def prepare(self, bucket: Bucket) -> None:
         super().prepare(bucket)
         if self.comm.rank == 0 and bucket.tensors.size:
-            gone, self._gone[:] = tuple(self._gone), []
-            self._tell(Order(
-                bucket.codec, bucket.codec.parts(bucket.state, bucket.tensors),
-                self._number(bucket.state), gone))
+            self._tell(Order(bucket.codec, tuple(bucket.tensors.sizes)))
 
     def free(self) -> None:
         """Finishes what is under way, and lets the aggregators leave."""
@@ -132,14 +121,6 @@ class Aggregated(Engine):
                           if not request.test()]
             self._sent += _send(self._everyone, self._first, message)
 
-    def _number(self, state: State) -> int:
-        number = self._states.get(state)
-        if number is None:
-            number = self._states[state] = self._states_count
-            self._states_count += 1
-            weakref.finalize(state, self._gone.append, number).atexit = False
-        return number
-
 
 # Those that aggregators serve.
 _working: list[Aggregated] = []
@@ -161,9 +142,8 @@ def dismiss(everyone: MPI.Comm, workers: int) -> None:
 def serve(everyone: MPI.Comm) -> None:
     """Sums for the workers until they let this rank go.
 
-    With A aggregators, each uses, for fp8 with error feedback, 4 / A bytes
-    per parameter, and for each chunk in flight a frame, another per worker,
-    and 4 bytes for each element.  Where a frame is a vector this is 1 / A of
+    For each flight it uses a frame, another per worker, and 4 bytes for each
+    element.  Where a frame is a vector, with A aggregators, this is 1 / A of
     all workers' wires and of 4 bytes per parameter.
 
     Args:
@@ -179,11 +159,12 @@ def serve(everyone: MPI.Comm) -> None:
 
 def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
     engine = Engine(everyone, plans, EventStream(), framing, MPI.COMM_SELF)
-    states: dict[int, State] = {}
     pauses = Pauses()
     while (order := _receive(everyone)) != ():
         if order:
-            engine.submit(_ordered(order, states, everyone.rank))
+            tensors = order.codec.relay(order.sizes)
+            engine.submit(Bucket(tensors.state, tensors, numpy.empty(
+                0, order.codec.wire_dtype)))
         if engine.work(_IDLE, BRIEF) or order:
             pauses.restart()
         elif engine.idle:
@@ -191,17 +172,6 @@ def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
     # What was sent last may still be on its way to slower workers.
     engine.finish_all()
     engine.free()
-
-
-def _ordered(order: Order, states: dict[int, State], rank: int) -> Bucket:
-    for number in order.gone:
-        states.pop(number, None)
-    codec = order.codec
-    if order.state not in states:
-        states[order.state] = codec.init()
-    state = states[order.state]
-    return Bucket(state, codec.relay(state, order.parts, rank),
-                  numpy.empty(0, codec.wire_dtype))
 
 
 def _send(everyone: MPI.Comm, workers: int, message: tuple

@@ -42,28 +42,13 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy
 
 from ..formats import FORMATS, RECORD, RecordFormat
 from .staging import to_host
 from .tensors import FLOAT16, FLOAT32, GRADIENT, LARGEST, RECORDS, Tensors
-
-
-class Part(NamedTuple):
-    """A tensor as a rank without a model knows it.
-
-    Attributes:
-        name: Of the tensor.
-        size: Elements.
-        unit: A number on the wire, times this, grows with the gradient and
-            nothing else; 0 if that is not known.
-    """
-
-    name: str
-    size: int
-    unit: float
 
 
 @dataclasses.dataclass(eq=False)
@@ -89,9 +74,6 @@ class State:
     # By site and tensor: where its part begins, and a float32 array.
     _residuals: dict[tuple[str, str], tuple[int, Any]] = dataclasses.field(
         default_factory=dict)
-    # By site and part, the unit that its residual was last rescaled for.
-    _units: dict[tuple[str, str], float] = dataclasses.field(
-        default_factory=dict)
     # By tensor, where the last update's mean leaves its largest magnitude.
     _decoded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -110,18 +92,6 @@ class State:
             array = (to_host(array) if xp is numpy else xp.asarray(array))
         self._residuals[site, name] = start, array
         return array
-
-    def in_unit(self, site: str, name: str, unit: float, array: Any,
-                bound: float) -> None:
-        """Rescales a part's residual, as its unit has changed; see Part."""
-        if unit == 0.0:     # all zeros leave nothing out
-            return
-        old = self._units.get((site, name), unit)
-        self._units[site, name] = unit
-        if old != unit:
-            with numpy.errstate(over='ignore'):
-                array *= numpy.float32(min(old / unit, 1e38))
-            numpy.clip(array, -bound, bound, out=array)
 
     def multiply_residuals(self, factor: float) -> None:
         """Multiplies all residuals, as their gradients are."""
@@ -276,42 +246,26 @@ class Codec(abc.ABC):
             ValueError: Compiled code cannot read an array.
         """
 
-    def parts(self, state: State, tensors: Tensors) -> tuple[Part, ...]:
-        """What :meth:`relay` must know of the tensors."""
-        return tuple(Part(name, size, self._unit_of(state, name))
-                     for name, size in zip(
-                         tensors.names, tensors.sizes, strict=True))
-
-    def _unit_of(self, state: State, name: str) -> float:
-        """See :class:`Part`."""
-        return 0.0
-
-    def relay(self, state: State, parts: tuple[Part, ...], rank: int
-              ) -> Tensors:
+    def relay(self, sizes: Sequence[int]) -> Tensors:
         """Tensors on a rank without a model, ready for their means.
 
         It has no parameters to turn a ratio back into a gradient: it sums
-        wires, and encodes means in the wire's own units, in which residuals
-        are kept, too.  When a part gets another unit, its residual is
-        rescaled.
+        wires, and encodes means in the wire's own units.  What that leaves
+        out is given up.
 
         Args:
-            state: Of the worker's model, of this rank.
-            parts: What a worker's :meth:`parts` gave.
-            rank: This rank.
+            sizes: Of the tensors, in elements.
         """
         # Values that take no memory.
-        nothing = [numpy.broadcast_to(numpy.float32(0), part.size)
-                   for part in parts]
-        tensors = Tensors([part.name for part in parts], nothing, nothing,
+        nothing = [numpy.broadcast_to(numpy.float32(0), size)
+                   for size in sizes]
+        tensors = Tensors(map(str, range(len(sizes))), nothing, nothing,
                           grain=self.grain)
-        self._relay(state, tensors, {part.name: part.unit for part in parts},
-                    rank)
+        self._relay(self.init(), tensors)
         return tensors
 
     @abc.abstractmethod
-    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
-               rank: int) -> None:
+    def _relay(self, state: State, tensors: Tensors) -> None:
         """Says how the means of a relay's tensors are encoded."""
 
     @abc.abstractmethod
@@ -355,9 +309,8 @@ class Cast(Codec):
              ) -> None:
         tensors.code(state, _CASTS[self.name], prescale=prescale)
 
-    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
-               rank: int) -> None:
-        tensors.code(state, _CASTS[self.name], units=units)
+    def _relay(self, state: State, tensors: Tensors) -> None:
+        tensors.code(state, _CASTS[self.name], relays=True)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return bool(numpy.isfinite(wire).all())
@@ -401,12 +354,8 @@ class BlockScaled(Codec):
         tensors.code(state, RECORDS, format=self.format, scales=numpy.tile(
             [prescale / unit, 0.0, unit, 0.0, 0.0], (len(tensors.names), 1)))
 
-    def _unit_of(self, state: State, name: str) -> float:
-        return 1 / _over_unit(state.loss_scale)
-
-    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
-               rank: int) -> None:
-        tensors.code(state, RECORDS, format=self.format, units=units)
+    def _relay(self, state: State, tensors: Tensors) -> None:
+        tensors.code(state, RECORDS, format=self.format, relays=True)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not (self.format.rows(wire)[:, -1] == 255).any()

@@ -37,11 +37,7 @@ it from the largest ratio, :class:`Fp8Paper` from a quantile, as the paper.
 # Residuals are kept in the gradient's units: parameters and scales change
 # between updates.
 #
-# A rank without a model (relay) encodes the mean of fp8 wires as it is.  The
-# residual of an element is what all encodings of its mean have left out, in
-# units of the wire: a number r stands for the gradient
-# r (|w| + epsilon) / scale.  When a tensor gets another scale, r is multiplied
-# so that this stays the same.
+# A rank without a model (relay) encodes the mean of fp8 wires as it is.
 from __future__ import annotations
 
 import dataclasses
@@ -159,17 +155,10 @@ class Fp8Ratio(Codec):
             state, FP8, rounding=formats.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=scales)
 
-    def _unit_of(self, state: State, name: str) -> float:
-        return state.numbers.get('q', {}).get(name, 0.0) / state.loss_scale
-
-    def _relay(self, state: State, tensors: Tensors, units: dict[str, float],
-               rank: int) -> None:
-        # q, as the wire has it, is the largest residual: the gradients
-        # themselves are not known.
+    def _relay(self, state: State, tensors: Tensors) -> None:
         tensors.code(
             state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
-            scales=numpy.full((len(units), 5), formats.MAX / self.room),
-            units=units, bound=formats.MAX / self.room)
+            relays=True)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
         return not ((wire & _EXPONENT) == _EXPONENT).any()

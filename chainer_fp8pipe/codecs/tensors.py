@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -112,8 +112,7 @@ class Tensors:
              rounding: int = 0, format: RecordFormat | None = None,
              epsilon: float = 0.0, scales: Any = None,
              seed_of: Callable[[str, str], int] | None = None,
-             units: Mapping[str, float] | None = None, bound: float = 1e38
-             ) -> None:
+             relays: bool = False) -> None:
         """Makes the tables with which tensors are encoded in this update.
 
         Args:
@@ -128,21 +127,20 @@ class Tensors:
                 fp8.
             seed_of: Seed of the random numbers of a tensor (by name) at a
                 site; None: nothing is random.
-            units: By name, if this is a relay.
-            bound: The largest residual of a relay; beyond 1e38 its sum with
-                a mean might be infinite.
+            relays: There are no gradients and no parameters, and nothing is
+                kept of means.
 
         Raises:
             ValueError: Compiled code cannot read an array.
         """
         self.state = state
         self.prescale, self.epsilon = prescale, epsilon
-        self.seed_of, self._bound = seed_of, bound
+        self.seed_of = seed_of
         count = len(self.names)
         self.scales = numpy.asarray(
             numpy.zeros((count, 5)) if scales is None else scales,
             numpy.float32).reshape(count, 5)
-        self._units, self._format = units, format
+        self._relays, self._format = relays, format
         self._number = number
         rows = self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
         self._findings = numpy.zeros((count, 5), numpy.int64)
@@ -152,7 +150,7 @@ class Tensors:
         self._kept: list[Any] = []      # arrays whose addresses are in tables
         rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
         rows[:, _ELEMENTS] = self.sizes
-        if units is None and self.xp is numpy:
+        if not relays and self.xp is numpy:
             gradients = self._places(self.gradients)
             parameters = self._places(self.parameters)
             if (gradients[:, 1] != parameters[:, 1]).any():
@@ -259,16 +257,13 @@ class Tensors:
             if self.seed_of:
                 row[:, 1] = [_keys(self.seed_of(site, name))
                              for name in self.names]
-            if not self.state.codec.error_feedback:
+            if self._relays or not self.state.codec.error_feedback:
                 continue
             kept, residuals = list(self.overlaps(*owned)), []
             for index, part in kept:
                 name = self.names[index]
                 residuals.append(self.state.residual(
                     numpy, site, name, part.start, part.stop))
-                if self._units is not None:
-                    self.state.in_unit(site, name, self._units[name],
-                                       residuals[-1], self._bound)
             addresses = self._places(residuals, writeable=True)[:, 0].tolist()
             for (index, part), address in zip(kept, addresses, strict=True):
                 row[index, 0] = address - part.start * _NOTHING.itemsize

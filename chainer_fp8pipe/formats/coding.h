@@ -338,9 +338,6 @@ static void encode_mean(const Coding *coding, f32 *total, Range range,
             if (counts.nonfinite && !all_finite_floats(parameter, p.n))
                 blame(&coding->findings[p.tensor], BAD_VALUE);
         }
-        else if (residual)
-            encode_plain_means(sum, ranks, residual, (u8 *)to, p.n,
-                               scales->bound, coding->rounding, random);
         else {
             divide_floats(sum, ranks, p.n);
             encode_codes(sum, (u8 *)to, p.n, coding->rounding, random);

@@ -345,37 +345,6 @@ static inline Counts encode_ratio_means(
     return sum;
 }
 
-/* Sums of values, with error feedback in the values' own unit. */
-#define PLAIN_MEAN_LOOP(NAME, ROUNDING) \
-    CLONES static void plain_mean_##NAME( \
-        const f32 *total, float ranks, f32 *residual, u8 *codes, size_t n, \
-        float bound, Random random) \
-    { \
-        INDEPENDENT \
-        for (size_t i = 0; i < n; ++i) { \
-            float value = total[i] / ranks + residual[i]; \
-            unsigned int code = e5m2_encode(value, ROUNDING, \
-                                            RANDOM_BITS(random, i)); \
-            float left = value - e5m2_decode_finite(code); \
-            codes[i] = (u8)code; \
-            residual[i] = e5m2_kept(left, bound); \
-        } \
-    }
-FOR_EACH_ROUNDING(PLAIN_MEAN_LOOP)
-
-static inline void encode_plain_means(
-    const f32 *total, float ranks, f32 *residual, u8 *codes, size_t n,
-    float bound, int rounding, Random random)
-{
-    const uint64_t first = random.first;
-    FOR_EACH_CHUNK(start, length, n, NULL, first) {
-        random.first = first + start;
-        BY_ROUNDING(plain_mean, rounding)(total + start, ranks,
-                                          residual + start, codes + start,
-                                          length, bound, random);
-    }
-}
-
 /* --- codes and halves to floats ------------------------------------------ */
 
 /* Returns the largest magnitude. */

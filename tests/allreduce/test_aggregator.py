@@ -1,7 +1,5 @@
 """All-reduce through ranks that only sum."""
-import gc
 
-from chainer_fp8pipe.allreduce import aggregator as module
 from chainer_fp8pipe.allreduce.aggregator import dismiss, serve
 from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
@@ -66,31 +64,6 @@ def test_one_worker_may_be_a_bucket_ahead_of_the_others(comm):
                                           atol=1e-6)
     with unbuffered():
         on_workers(comm, body)
-
-
-@on_ranks(2)
-def test_an_aggregator_forgets_what_its_workers_have_forgotten(comm):
-    kept = []
-
-    def body(algorithm, workers):
-        for step in range(10):
-            for state in (Fp8Ratio().init(), Cast('float32').init()):
-                exchange(algorithm, state, workers,
-                         tensors_of(0, [500 + step]))
-            del state
-            gc.collect()
-        exchange(algorithm, Cast('float16').init(), workers,
-                 tensors_of(0, [500]))
-    with pytest.MonkeyPatch.context() as patch:
-        ordered = module._ordered
-
-        def note(order, states, rank):
-            bucket = ordered(order, states, rank)
-            kept.append(len(states))
-            return bucket
-        patch.setattr(module, '_ordered', note)
-        on_workers(comm, body)
-    assert not comm.rank or (len(kept) == 21 and kept[-1] == 1)
 
 
 # --- cut-through -----------------------------------------------------------

@@ -88,24 +88,3 @@ def test_a_skipped_update_leaves_nothing_behind(comm, name, options):
             assert numpy.linalg.norm(mean) < 2 * SIGMA * SIZE ** .5, step
             scale *= 2
     communicator.finalize()
-
-
-@pytest.mark.parametrize('name', ['fp8', 'int4'])
-@on_ranks(3)
-def test_an_aggregators_residuals_follow_the_loss_scale(comm, name):
-    """One that moves around the middle between two powers of two."""
-    communicator = made(comm, name, {'algorithm': 'aggregator'})
-    if communicator is None:
-        return
-    model, error = fresh(), 0.0
-    for step in range(60):
-        scale = (1.40, 1.44)[step % 2]
-        own = gradients(comm.rank, step) + numpy.float32(0.3 * SIGMA)
-        model.p0.grad, model.p0._loss_scale = own * numpy.float32(scale), scale
-        communicator.multi_node_mean_grad(model)
-        error = error + model.p0.grad.astype(float) / scale - (
-            communicator.mpi_comm.allreduce(own.astype(float))
-            / communicator.size)
-    # Residuals of one update, however many there were.
-    assert numpy.linalg.norm(error) < 0.2 * SIGMA * SIZE ** .5
-    communicator.finalize()
