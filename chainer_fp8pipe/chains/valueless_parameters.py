@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -184,6 +185,7 @@ def deferred(seed: int = 0) -> Iterator[None]:
     Args:
         seed: Of the initial values.
     """
+    seed = operator.index(seed)
     with preserved(), creating(_Deferring(seed)):
         numpy.random.seed([seed & 0xffffffff, 0])
         yield

@@ -26,7 +26,29 @@ class LayerCost(NamedTuple):
     seconds: float      # of forward and backward together; 0 if not timed
 
 
-def chunk_counts(model: Any, chunks: int, balance: str | Sequence[int],
+def check_balance(balance: str | Sequence[int], chunks: int, layers: int
+                  ) -> str | list[int]:
+    """The measure's name, or the number of layers of each chunk.
+
+    Raises:
+        ValueError: There is no such measure, or the numbers do not fit.
+    """
+    if isinstance(balance, str):
+        if balance not in _BALANCES:
+            raise ValueError(
+                f'unknown balance {balance!r}; valid are '
+                f'{", ".join(map(repr, _BALANCES))} and a list of the number '
+                'of layers of each chunk')
+        return balance
+    counts = [operator.index(count) for count in balance]
+    if len(counts) != chunks or min(counts) < 1 or sum(counts) != layers:
+        raise ValueError(
+            f'balance={counts} does not fit: it must be {chunks} numbers of '
+            f'layers, one for each chunk, all 1 or more and {layers} together')
+    return counts
+
+
+def chunk_counts(model: Any, chunks: int, balance: str | list[int],
                  comm: Any, example: Any
                  ) -> tuple[list[int], list[int | None]]:
     """The number of layers of each chunk, and of parameters of each layer.
@@ -34,75 +56,51 @@ def chunk_counts(model: Any, chunks: int, balance: str | Sequence[int],
     Args:
         model: The whole one.
         chunks: Of all ranks.
-        balance: As for :meth:`.Divisible.stage`, like the others.
-        comm: As there.
-        example: As there.
+        balance: What :func:`check_balance` has returned.
+        comm: As for :meth:`.Divisible.stage`.
+        example: As there; the first rank's counts.
+
+    Raises:
+        ValueError: A layer failed on the first rank, or there is no example;
+            on all ranks.
     """
     sizes = model.sizes()
     if not isinstance(balance, str):
-        return _given(balance, chunks, len(model)), sizes
-    if balance not in _BALANCES:
-        raise ValueError(
-            f'unknown balance {balance!r}; valid are '
-            f'{", ".join(map(repr, _BALANCES))} and a list of the number of '
-            'layers of each chunk')
+        return balance, sizes
     if balance == 'layers':
         return even_parts([1] * len(model), chunks), sizes
-    if balance == 'time' or None in sizes:
-        def found_out() -> list[LayerCost]:
-            if balance == 'parameters' and example is None:
-                number = sizes.index(None)
-                raise ValueError(
-                    f'{layer_name(*model.numbered_layers()[number])} learns '
-                    'the shape of its parameters from its first input; give '
-                    "it all sizes, or pass example=... or balance='layers' "
-                    'to stage')
-            return measure(model, example, timed=balance == 'time')
-        found = _on_first_rank(comm, found_out)
-        sizes = [one.parameters if size is None else size
-                 for size, one in zip(sizes, found, strict=True)]
-        if balance == 'time':
-            return even_parts([round(1e9 * one.seconds) for one in found],
-                              chunks), sizes
-    return even_parts([size or 0 for size in sizes], chunks), sizes
+    if balance == 'parameters' and None not in sizes:
+        return even_parts(sizes, chunks), sizes
 
-
-def _given(balance: Sequence[int], chunks: int, total: int) -> list[int]:
-    counts = [operator.index(count) for count in balance]
-    if len(counts) != chunks or min(counts) < 1 or sum(counts) != total:
-        raise ValueError(
-            f'balance={counts} does not fit: it must be {chunks} numbers of '
-            f'layers, one for each chunk, all 1 or more and {total} together')
-    return counts
+    def found_out() -> list[LayerCost]:
+        if balance == 'parameters' and example is None:
+            number = sizes.index(None)
+            raise ValueError(
+                f'{layer_name(*model.numbered_layers()[number])} learns '
+                'the shape of its parameters from its first input; give '
+                "it all sizes, or pass example=... or balance='layers' "
+                'to stage')
+        return measure(model, example, timed=balance == 'time')
+    found = _on_first_rank(comm, found_out)
+    sizes = [one.parameters if size is None else size
+             for size, one in zip(sizes, found, strict=True)]
+    return even_parts([round(1e9 * one.seconds) for one in found]
+                      if balance == 'time' else sizes, chunks), sizes
 
 
 def _on_first_rank(comm: Any, action: Callable[[], list[LayerCost]]
                    ) -> list[LayerCost]:
-    """The result of ``action`` on rank 0: all ranks must cut alike.
-
-    An error there is raised on all, as a LayerError unless a ValueError.
-    """
+    """The result of ``action`` on rank 0: all ranks must cut alike."""
     everyone = all_ranks(comm)
-    if everyone.size == 1:
-        return action()
-    broadcast = getattr(everyone, 'bcast', None)
-    if broadcast is None:
+    if hasattr(everyone, 'Iallreduce'):
+        from ..mpi.agreement import of_first_rank
+        return of_first_rank(everyone, action)
+    if everyone.size > 1:
         raise ValueError(
             'all ranks must get the same cut, so measuring takes a '
             'communicator that can broadcast, such as '
             f'mpi4py.MPI.COMM_WORLD; a {type(everyone).__name__} cannot')
-    found, problem, cause = [], '', None
-    kind: type[Exception] = LayerError
-    if everyone.rank == 0:
-        try:
-            found = action()
-        except Exception as error:      # the ranks that wait must hear of it
-            problem, cause = str(error) or repr(error), error
-            kind = ValueError if isinstance(error, ValueError) else LayerError
-    found, problem, kind = broadcast((found, problem, kind))
-    if problem:
-        raise kind(f'on rank 0, {problem}') from cause
-    return found
+    return action()
 
 
 # --- measuring --------------------------------------------------------------

@@ -11,14 +11,19 @@
 # drawing all would take the memory that the cut is to save.
 #
 # A part holds no layer of another one: what the user's attributes hold of
-# these is left out (`_leave`), and a cut through what two layers share is an
-# error (shared_parameters.check_cut).
+# these is left out (`_leave`).  Layers that share parameters must be in one
+# part; a function that uses a parameter of another part, which its closure
+# may hide, is refused when it runs (pipeline.layers).
+#
+# A pipeline runs the layers and not the model: what a subclass does besides
+# would be passed over, so `stage` refuses it.
 from __future__ import annotations
 
 import copy
 import itertools
 import operator
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -28,10 +33,16 @@ from chainer import Link
 from ..chains.placeholder import is_placeholder
 from ..chains.valueless_parameters import deferred, draw_later
 from ..mpi import all_ranks, end_together
-from ..pipeline.layers import Layer, LayerError, as_tuple, layer_name
-from .balance import chunk_counts
+from ..pipeline.layers import (
+    Layer,
+    LayerError,
+    as_tuple,
+    kind_of,
+    layer_name,
+)
+from .balance import check_balance, chunk_counts
 from .layer_table import describe, table, text_of
-from .shared_parameters import check_cut, things_used
+from .shared_parameters import check_cut, held
 
 #: First and last-plus-one layer of some runs.
 Bounds = tuple[tuple[int, int], ...]
@@ -101,7 +112,7 @@ class Call(Link):
     def forward(self, *xs: Any) -> Any:
         return self.function(*xs)
 
-    def text_in_tables(self) -> str:
+    def __str__(self) -> str:
         return text_of(self.function)
 
 
@@ -112,7 +123,7 @@ class Elsewhere(Link):
         super().__init__()
         self._text = text
 
-    def text_in_tables(self) -> str:
+    def __str__(self) -> str:
         return self._text
 
 
@@ -157,8 +168,11 @@ class Divisible(chainer.ChainList):
             Chunk ``c`` is on stage ``c % stages``.  None: :meth:`stage` has
             not made the model.
         placement: This rank's stage, and the names of all in tables.
+        foreign: Parameters of layers that are not here, by identity, with
+            the name of the layer.  Weak references.
     """
 
+    foreign: dict[int, tuple[weakref.ref, str]]
     _bounds: Bounds
     _sizes: Sequence[int | None]    # of all layers, found when it was cut
     _seed: int
@@ -173,6 +187,7 @@ class Divisible(chainer.ChainList):
         chainer.ChainList.__init__(self)
         self._bounds, self._sizes, self._seed = (), (), 0
         self.is_part, self.layout, self.placement = False, None, (0, ())
+        self.foreign = {}
         return self
 
     def __init__(self, *layers: Any, seed: int = 0) -> None:
@@ -334,6 +349,9 @@ class Divisible(chainer.ChainList):
         result.name = None
         return result
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), 'foreign': {}}    # references are of here
+
     def __repr__(self) -> str:
         return f'<{describe(self)}>'
 
@@ -388,40 +406,90 @@ class Divisible(chainer.ChainList):
             A model of the same class, as :meth:`divide` does.
 
         Raises:
-            ValueError: On all ranks: there are more chunks than layers, the
-                counts do not fit, or layers on two ranks share parameters.
+            ValueError: On all ranks: ranks have other layers or arguments,
+                there are more chunks than layers, the counts do not fit,
+                layers on two ranks share parameters, the class has a
+                ``forward`` of its own, or the model hooks.
             LayerError: A layer failed while it was measured, or values
                 cannot be drawn; on all ranks.
         """
-        if self.is_part:
-            raise ValueError(f'{self!r} is a part already; call stage of the '
-                             'whole model')
-        if operator.index(chunks) < 1:
-            raise ValueError(f'a rank has 1 chunk or more, not {chunks}')
+        end_together(comm)
         is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
         stage, stages = ((comm.stage_index, comm.stages) if is_grid
                          else (comm.rank, comm.size))
-        if len(self) < stages * chunks:
-            raise ValueError(
-                f'{self!r} has {len(self)} layers, too few for '
-                + (f'{stages} ranks' if chunks == 1 else
-                   f'the {stages * chunks} chunks of {stages} ranks with '
-                   f'{chunks} each')
-                + '; use fewer ranks, or more and smaller layers')
-        counts, sizes = chunk_counts(self, stages * chunks, balance, comm,
+
+        def check() -> tuple[int, str | list[int]]:
+            self._refuse_own_ways()
+            each = operator.index(chunks)
+            if each < 1:
+                raise ValueError(f'a rank has 1 chunk or more, not {each}')
+            if len(self) < stages * each:
+                raise ValueError(
+                    f'{self!r} has {len(self)} layers, too few for '
+                    + (f'{stages} ranks' if each == 1 else
+                       f'the {stages * each} chunks of {stages} ranks with '
+                       f'{each} each')
+                    + '; use fewer ranks, or more and smaller layers')
+            return each, check_balance(balance, stages * each, len(self))
+        each, measure = _together(
+            comm, check, lambda found: self._agreed(*found))
+        counts, sizes = chunk_counts(self, stages * each, measure, comm,
                                      example)
         ends = list(itertools.accumulate(counts))
         layout = tuple(zip([0, *ends], ends, strict=False))
         owner = {number: chunk % stages
                  for chunk, (start, end) in enumerate(layout)
                  for number in range(start, end)}
-        check_cut(self.numbered_layers(), owner.__getitem__)
-        part = self._cut(layout[stage::stages], sizes)
-        part.layout, part.placement = layout, (stage, tuple(
-            f'stage {number}' + ('' if is_grid else f', rank {number}')
-            for number in range(stages)))
-        _draw_together(part, comm)
+
+        def cut() -> Any:
+            check_cut(self.numbered_layers(), owner.__getitem__)
+            part = self._cut(layout[stage::stages], sizes)
+            part.layout, part.placement = layout, (stage, tuple(
+                f'stage {number}' + ('' if is_grid else f', rank {number}')
+                for number in range(stages)))
+            return part
+        part = _together(comm, cut)
+
+        def draw() -> None:
+            for parameter in part.params():
+                _ = parameter.array     # reading it draws the values
+        _together(comm, draw, error=LayerError)
         return part
+
+    def add_hook(self, hook: Any, name: str | None = None) -> Any:
+        """As Chainer's; a stage, which is not called as a whole, refuses."""
+        if self.layout is not None:
+            raise ValueError(_NO_HOOKS)
+        return super().add_hook(hook, name)
+
+    def _refuse_own_ways(self) -> None:
+        """Raises ValueError for what a pipeline would pass over."""
+        if self.is_part:
+            raise ValueError(f'{self!r} is a part already; call stage of the '
+                             'whole model')
+        for name in 'forward', '__call__':
+            if name in vars(self) or getattr(type(self), name) is not getattr(
+                    Divisible, name):
+                raise ValueError(
+                    f'{type(self).__name__} has a {name} of its own, which a '
+                    'pipeline would pass over, as it runs the layers one by '
+                    'one; make what it does a layer')
+        if self._local_link_hooks:
+            raise ValueError(_NO_HOOKS)
+
+    def _agreed(self, chunks: int, balance: str | list[int]
+                ) -> dict[str, str]:
+        """What must be the same on all ranks."""
+        return {
+            'chunks': str(chunks), 'balance': str(balance),
+            'the number of layers': str(len(self)),
+            'the seed of the model': str(self.seed),
+            **{f'layer {number}': kind_of(layer)
+               for number, layer in self.numbered_layers()},
+            **{f'the parameter {name}': 'without a shape' if array is None
+               else f'{array.dtype} {tuple(array.shape)}'
+               for name, parameter in self.namedparams()
+               for array in parameter._data[:1]}}
 
     def _cut(self, bounds: Bounds, sizes: Sequence[int | None]) -> Any:
         inside = set(itertools.chain(*itertools.starmap(range, bounds)))
@@ -440,21 +508,29 @@ class Divisible(chainer.ChainList):
                 child = Call(_rebound(child.function, self, part))
             child.name = str(number)
             part._children.append(child)
-        part._leave(self, [layer for number, layer in self.numbered_layers()
-                           if number not in inside])
+        outside = [(number, layer) for number, layer in self.numbered_layers()
+                   if number not in inside]
+        part.foreign = self.foreign | {
+            id(thing): (weakref.ref(thing), layer_name(number, layer))
+            for number, layer in outside for thing in held(layer)
+            if isinstance(thing, chainer.Parameter)}
+        part._leave(self, [layer for _, layer in outside])
         return part
 
     def _leave(self, whole: Divisible, outside: list[Any]) -> None:
         """Drops attributes that hold other layers of the whole model."""
-        gone = {id(thing) for thing in things_used(outside, whole)}
+        gone = {id(thing) for thing in held(outside)}
         for name in vars(self).keys() - _OWN:
             value = _rebound(vars(self)[name], whole, self)
-            if any(id(thing) in gone for thing in things_used(value, whole)):
+            if value is not whole and any(
+                    id(thing) in gone for thing in held(value, whole)):
                 delattr(self, name)
             else:
                 setattr(self, name, value)
 
 
+_NO_HOOKS = ('a stage of a pipeline runs layers one by one, so that hooks of '
+             'the whole model would not be called; add them to layers')
 #: Attributes that are not the user's.
 _OWN = frozenset([*vars(Divisible()), '_local_link_hooks'])
 
@@ -480,24 +556,16 @@ def _rebound(layer: Any, whole: Divisible, part: Divisible) -> Any:
     return layer
 
 
-def _draw_together(part: Divisible, comm: Any) -> None:
-    """Draws the values of a rank's part; a failure is raised on all.
+def _together(comm: Any, action: Callable[[], Any],
+              entries: Callable[[Any], dict[str, str]] | None = None,
+              error: type[Exception] = ValueError) -> Any:
+    """``action`` on all ranks: what fails or differs on one raises on all.
 
     A rank that raised alone would end, and the others would wait for it.
     """
-    problem, cause = '', None
-    try:
-        for parameter in part.params():
-            _ = parameter.array     # reading it draws the values
-    except Exception as error:      # the ranks that wait must hear of it
-        problem, cause = str(error) or repr(error), error
-    gather = getattr(all_ranks(comm), 'allgather', None)
-    if gather is None:
-        if cause:
-            raise cause
-        return
-    end_together(comm)
-    texts = [f'rank {rank}: {text}'
-             for rank, text in enumerate(gather(problem)) if text]
-    if texts:
-        raise LayerError('; '.join(texts)) from cause
+    if not hasattr(all_ranks(comm), 'Iallreduce'):
+        return action()         # a rank and a size, without MPI
+    from ..mpi.agreement import raise_together
+    return raise_together(
+        all_ranks(comm), action, error, entries,
+        'Build the same model on all ranks, and pass the same to stage().')

@@ -13,6 +13,12 @@
 # numbers them, so that it adds in the same order whatever the cut, and notes
 # which layer has called a function, for messages.
 #
+# Where a part is run forward again before backward, layers must do the same
+# again, and what they count must move once.  So objects that are layers get
+# the attributes and generators back that they had (`_Before`); and some
+# numbers of each layer's output are compared with those of the first time, as
+# a function may draw from a generator that nobody finds.
+#
 # Behind the last layer stands the loss, of which the arguments of Chainer's
 # functions say how much each micro-batch counts; a function that ignores
 # labels without such an argument is found in the loss's graph.
@@ -23,6 +29,8 @@ import contextlib
 import functools
 import inspect
 import math
+import random
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +38,9 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
+from chainer.functions.normalization.batch_normalization import (
+    BatchNormalization,
+)
 
 from ..intercept.function_calls import (
     Interceptor,
@@ -57,12 +68,16 @@ class LayerError(RuntimeError):
     """A layer failed; the message names it, its cause is the exception."""
 
 
-def layer_name(index: int, layer: Any) -> str:
-    """The name of a layer in every message: ``'layer 3 (Linear)'``."""
+def kind_of(layer: Any) -> str:
+    """The name of a layer's class or function: ``'Linear'``."""
     while isinstance(layer, functools.partial):
         layer = layer.func
-    kind = getattr(layer, '__name__', '') or type(layer).__name__
-    return f'layer {index} ({kind})'
+    return getattr(layer, '__name__', '') or type(layer).__name__
+
+
+def layer_name(index: int, layer: Any) -> str:
+    """The name of a layer in every message: ``'layer 3 (Linear)'``."""
+    return f'layer {index} ({kind_of(layer)})'
 
 
 @contextlib.contextmanager
@@ -109,6 +124,8 @@ class LayersPart:
     Args:
         layers: With their indexes in the whole model.
         xp: ``numpy`` or ``cupy``: where the layers are.
+        foreign: By identity, parameters of layers that are elsewhere (weak
+            references), with the names of the layers.
 
     Attributes:
         loss: ``loss(micro_batch, outputs, seeded)`` behind the last layer;
@@ -118,7 +135,9 @@ class LayersPart:
 
     loss: Callable | None = None
 
-    def __init__(self, layers: Sequence[Layer], xp: Any = numpy) -> None:
+    def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
+                 foreign: Mapping[int, tuple[Any, str]] | None = None
+                 ) -> None:
         self._layers = [(index, layer, layer_name(index, layer))
                         for index, layer in layers]
         names = self._layers[0][2], self._layers[-1][2]
@@ -129,8 +148,10 @@ class LayersPart:
             id(parameter): parameter for link in links
             for parameter in link.params()}.values())
         self.links = [one for link in links for one in link.links()]
-        self._xp = xp
+        self._xp, self._foreign = xp, foreign or {}
         self._checked: set[tuple] = set()
+        # By micro-batch, for parts that are run again.
+        self._before: dict[int, _Before] = {}
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -143,8 +164,11 @@ class LayersPart:
             chainer.Variable(array, requires_grad=index > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
-        calls, draws = _Calls(self._checked), _hooks_may_draw()
-        with intercepting(calls), blame(lambda: calls.now, micro_batch):
+        calls, draws = (_Calls(self._checked, self._foreign),
+                        _hooks_may_draw())
+        with intercepting(calls), blame(
+                lambda: calls.now, micro_batch), self._once(
+                micro_batch) as check:
             for index, layer, name in self._layers:
                 calls.now = name
                 if draws or _draws(layer):
@@ -152,6 +176,8 @@ class LayersPart:
                         values = as_variables(layer(*values))
                 else:
                     values = as_variables(layer(*values))
+                if check is not None:
+                    check(values)
             if self.loss is not None:
                 calls.now = 'the loss'
                 values = self.loss(micro_batch, values, lambda: at(
@@ -159,6 +185,24 @@ class LayersPart:
         return (Tape(variables, values, calls.final_uses(), said=calls.said,
                      numbers=calls.numbers),
                 tuple([value.array for value in values]))
+
+    @contextlib.contextmanager
+    def _once(self, micro_batch: int) -> Iterator[Callable | None]:
+        """A block of which two for a micro-batch have the effects of one.
+
+        Gives what is to be called with each layer's outputs, or None where
+        there is no other block.
+        """
+        if chainer.config.in_recomputing:
+            before = self._before.pop(micro_batch)
+            with before.again():
+                yield before.compare
+        elif chainer.config.train and not chainer.config.enable_backprop:
+            before = _Before([layer for _, layer, _ in self._layers])
+            self._before[micro_batch] = before
+            yield before.note
+        else:
+            yield None
 
     def normalises(self, micro_batch: int) -> bool:
         """See :meth:`.Part.normalises`; a function may use any link."""
@@ -175,14 +219,16 @@ class _Calls(Interceptor):
     Args:
         checked: Calls that Chainer has checked.  A wrong shape may not be an
             error of NumPy's, but broadcast.
+        foreign: As for :class:`LayersPart`.
 
     Attributes:
         now: The name of the layer that runs.
         numbers: In which order functions were called, by their ids.
     """
 
-    def __init__(self, checked: set[tuple]) -> None:
-        self.now, self._checked = '', checked
+    def __init__(self, checked: set[tuple],
+                 foreign: Mapping[int, tuple[Any, str]]) -> None:
+        self.now, self._checked, self._foreign = '', checked, foreign
         self.numbers: dict[int, int] = {}
         self._names: dict[int, str] = {}    # of layers, by such an id
         self._number = 0        # ids are used again
@@ -195,6 +241,12 @@ class _Calls(Interceptor):
         for x in inputs:
             if isinstance(x, chainer.Parameter):
                 parameters.append(x.node)
+                reference, owner = self._foreign.get(id(x), (None, ''))
+                if reference is not None and reference() is x:
+                    raise ValueError(
+                        f'it uses the parameter {x.name} of {owner}, which '
+                        'is on another rank; cut so that both are on one '
+                        'rank')
             elif isinstance(x, chainer.Variable) and not self._inside:
                 creator = x._node._creator_node
                 # Backward would go through another part's graph.
@@ -203,6 +255,12 @@ class _Calls(Interceptor):
                         'it uses a variable of another layer or of an '
                         'earlier batch; hand it on from layer to layer, as '
                         'one of a tuple')
+        if isinstance(node, BatchNormalization) and (
+                node.running_mean is not None
+                and chainer.config.in_recomputing):
+            # The layer's, which may be anybody's arrays, have moved.
+            node.running_mean, node.running_var = (
+                node.running_mean.copy(), node.running_var.copy())
         if self._inside:        # of a function that calls others
             self._inner.update(parameters)
             return call_unchecked(node, inputs, original)
@@ -230,6 +288,127 @@ class _Calls(Interceptor):
         """How often a parameter is used, if all its gradient comes so."""
         return {node: count for node, count in self._uses.items()
                 if node not in self._inner}
+
+
+# --- a second time -----------------------------------------------------------
+
+#: How many numbers of an output are compared, and how near they must be.
+_SAMPLE, _NEAR = 1024, 1e-3
+
+
+class _Before:
+    """Layers before a part was run, and some numbers of their outputs.
+
+    Of links and objects that are layers: attributes, what lists and
+    dictionaries among them hold, and states of random generators.
+    """
+
+    def __init__(self, layers: Sequence[Any]) -> None:
+        self._owners = list({
+            id(owner): owner for layer in layers
+            for owner in _owners(layer)}.values())
+        self._state = [_state(owner) for owner in self._owners]
+        self._outputs: collections.deque[list[Any]] = collections.deque()
+
+    def note(self, values: Sequence[chainer.Variable]) -> None:
+        """Notes the outputs of the next layer."""
+        self._outputs.append([_sample(value.array) for value in values])
+
+    def compare(self, values: Sequence[chainer.Variable]) -> None:
+        """Raises ValueError unless the next layer's outputs are as noted."""
+        now = [_sample(value.array) for value in values]
+        for one, other in zip(self._outputs.popleft(), now, strict=True):
+            if one.shape != other.shape or not (
+                    numpy.allclose(one, other, _NEAR, _NEAR * 1e-3 * float(
+                        numpy.abs(one).max(initial=0)), equal_nan=True)
+                    if one.dtype.kind in 'fc' else (one == other).all()):
+                raise ValueError(
+                    'it has given another result when it was run again, as '
+                    'it draws or counts by itself; draw from NumPy\'s global '
+                    "generator, or pass recompute='no stage'")
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """A block with the layers as they were; then they are as now."""
+        now = [_state(owner) for owner in self._owners]
+        arrays = [(array, array.copy()) for owner in self._owners
+                  for array in vars(owner).values()
+                  if isinstance(array, chainer.get_array_types())]
+        for owner, (attributes, inner) in zip(self._owners, self._state,
+                                              strict=True):
+            mine = vars(owner)
+            # Not what was made in forward, such as parameters.
+            mine.update({
+                name: value for name, value in attributes.items()
+                if isinstance(value, _PLAIN)
+                and type(mine.get(name)) is type(value)})
+            _refill(mine, inner)
+        try:
+            yield
+        finally:
+            for owner, (attributes, inner) in zip(self._owners, now,
+                                                  strict=True):
+                vars(owner).clear()
+                vars(owner).update(attributes)
+                _refill(attributes, inner)
+            for array, values in arrays:
+                if (array != values).any():
+                    array[...] = values
+
+
+def _owners(layer: Any) -> Iterator[Any]:
+    """Objects with attributes that a layer may change."""
+    if isinstance(layer, functools.partial):
+        yield from _owners(layer.func)
+    elif isinstance(layer, types.MethodType):
+        yield from _owners(layer.__self__)
+    elif isinstance(layer, chainer.Link):
+        yield from layer.links()
+    elif hasattr(layer, '__dict__') and not isinstance(
+            layer, (type, types.FunctionType, types.ModuleType)):
+        yield layer
+
+
+#: What attributes are set back to, beside the inner state of others.
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, numpy.generic,
+          *chainer.get_array_types())
+#: Attributes of Chainer's with names and children.
+_STRUCTURE = frozenset(('_params', '_persistent', '_children', '_layers'))
+
+
+def _state(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Attributes, and what is inside of generators and containers."""
+    inner: dict[str, Any] = {}
+    for name, value in vars(owner).items():
+        if isinstance(value, numpy.random.RandomState):
+            inner[name] = value.get_state()
+        elif isinstance(value, numpy.random.Generator):
+            inner[name] = value.bit_generator.state
+        elif isinstance(value, random.Random):
+            inner[name] = value.getstate()
+        elif type(value) in (list, dict, set) and name not in _STRUCTURE:
+            inner[name] = value.copy()
+    return dict(vars(owner)), inner
+
+
+def _refill(attributes: dict[str, Any], inner: dict[str, Any]) -> None:
+    for name, kept in inner.items():
+        value = attributes[name]
+        if isinstance(value, numpy.random.RandomState):
+            value.set_state(kept)
+        elif isinstance(value, numpy.random.Generator):
+            value.bit_generator.state = kept
+        elif isinstance(value, random.Random):
+            value.setstate(kept)
+        elif type(value) is type(kept):
+            value.clear()
+            (value.extend if isinstance(value, list) else value.update)(kept)
+
+
+def _sample(array: Any) -> numpy.ndarray:
+    flat = array.reshape(-1)
+    return chainer.backends.cuda.to_cpu(
+        flat[::max(1, flat.size // _SAMPLE)].copy())
 
 
 # --- the loss ----------------------------------------------------------------

@@ -79,5 +79,5 @@ def _device_state(device: int) -> Any:
 
 def _words(place: Place) -> list[int]:
     """The place as 32-bit words: two for each number, low word first."""
-    return [number >> shift & 0xffffffff
+    return [int(number) >> shift & 0xffffffff
             for number in place for shift in (0, 32)]

@@ -1,15 +1,21 @@
 """A model whose batch normalisation is that of groups of ranks."""
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Sequence
+import functools
+import inspect
+import types
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import chainer
 from chainer.links import BatchNormalization
 from chainermn.links import MultiNodeBatchNormalization
 
+from ..links.divisible import Divisible
 from ..links.grouped_bn import GroupedBatchNormalization
-from ..links.shared_parameters import things_used
+from ..links.shared_parameters import held
 from ..mpi.abort import enter_world
 from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import Group, ranks_of, split_groups
@@ -86,13 +92,41 @@ def _copied(model: Any) -> tuple[Any, list[BatchNormalization]]:
                 "ChainerMN's group of all ranks already; use "
                 'BatchNormalization in the model')
     known = set(map(id, found))
-    for thing in things_used(result):
+    for thing in _behind_functions(memo):
         if isinstance(thing, BatchNormalization) and id(thing) not in known:
             raise ValueError(
                 f'a {type(thing).__name__} (called {thing.name}) is held by '
                 'a function that cannot be copied; make it a layer, or an '
                 'attribute of a link')
     return result, found
+
+
+def _behind_functions(memo: dict[int, Any]) -> Iterator[Any]:
+    """Links that functions in what was copied find by their names."""
+    kept = memo.get(id(memo))       # the originals
+    for thing in memo.values():
+        values: Any = thing.values() if isinstance(thing, dict) else (
+            thing if isinstance(thing, (list, tuple, set)) else (thing,))
+        for value in values if thing is not kept else ():
+            for one in _found_by(value):
+                # A function may refer to its model.
+                if not isinstance(one, Divisible):
+                    yield from held(one)
+
+
+def _found_by(value: Any) -> Iterator[Any]:
+    """What a function, or what is called as one, finds by name."""
+    while isinstance(value, functools.partial):
+        value = value.func
+    if callable(value) and not isinstance(value, (type, chainer.Link,
+                                                  types.FunctionType)):
+        value = vars(type(value)).get('__call__')
+    if isinstance(value, types.FunctionType):
+        yield from (*(value.__defaults__ or ()),
+                    *(value.__kwdefaults__ or {}).values())
+        with contextlib.suppress(ValueError):   # no value there yet
+            names = inspect.getclosurevars(value)
+            yield from (*names.nonlocals.values(), *names.globals.values())
 
 
 def _convert(found: list[BatchNormalization], group: Group) -> None:

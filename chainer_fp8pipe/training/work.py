@@ -494,7 +494,7 @@ class LayersWork(Work):
         """This rank's parts of the model, by number of chunk."""
         found = {
             self._grid.stage_index + position * self._grid.stages:
-            LayersPart(piece, self._model.xp)
+            LayersPart(piece, self._model.xp, self._model.foreign)
             for position, piece in enumerate(self._model.pieces)}
         self._end = found.get(self._grid.stages * self.chunks - 1)
         return found

@@ -2,6 +2,7 @@ import copy
 import functools
 import gc
 import io
+import itertools
 import pickle
 import weakref
 
@@ -121,18 +122,102 @@ class Fails(chainer.initializer.Initializer):
 def test_values_that_cannot_be_drawn_are_an_error_on_all_ranks(comm, said):
     model = Divisible(lazy(L.Linear, 4, 4),
                       lazy(L.Linear, 4, 3, initialW=Fails(*said)))
-    text = said[0] if said else r'ValueError\(\)'
-    with pytest.raises(LayerError, match=f'rank {comm.size - 1}: {text}'):
+    text = said[0] if said else 'ValueError'
+    with pytest.raises(LayerError, match=f'{comm.size - 1}: .*{text}|all'):
         model.stage(comm)
 
 
 @on_ranks(4)
 def test_values_that_cannot_be_drawn_are_an_error_on_a_grid(comm):
     grid = ProcessGrid(comm, pipeline=2)
-    with pytest.raises(LayerError, match='rank 1: .*; rank 3: wrong'):
+    with pytest.raises(LayerError, match='rank 1: .*; rank 3: .*wrong'):
         Divisible(*linears(1), lazy(L.Linear, 2, 3, initialW=Fails('wrong'))
                   ).stage(grid, balance='layers')
     grid.free()
+
+
+#: What differs on the last rank, and what all ranks say.
+DIFFERENT = {
+    'fewer layers': (lambda last: dict(layers=2 if last else 4), 'layers'),
+    'no layer': (lambda last: dict(layers=1 if last else 4), 'too few for 2'),
+    'another width': (lambda last: dict(widths=[4, 4 + last, 4]),
+                      r'parameter /0/W is float32 \(4, 4\) on rank 0 but '
+                      r'float32 \(5, 4\) on rank 1'),
+    'another function': (lambda last: dict(end=F.tanh if last else F.relu),
+                         'layer 4 is relu on rank 0 but tanh on rank 1'),
+    'another measure': (lambda last: dict(
+        balance='time' if last else 'layers'), 'balance is layers on rank 0'),
+    'other counts': (lambda last: dict(balance=[2 + last, 3 - last]),
+                     r'balance is \[2, 3\] on rank 0 but \[3, 2\]'),
+    'wrong counts': (lambda last: dict(balance=[9] if last else [2, 3]),
+                     r'rank 1: ValueError: balance=\[9\] does not fit'),
+    'other chunks': (lambda last: dict(chunks=1 + last), 'chunks is 1 on'),
+    'no chunks': (lambda last: dict(chunks=1 - last), '1 chunk or more'),
+    'a text for chunks': (lambda last: dict(chunks='2' if last else 2),
+                          'rank 1: TypeError'),
+    'another seed': (lambda last: dict(seed=int(last)), 'seed of the model'),
+    'a part': (lambda last: dict(part=last), 'is a part already'),
+    'a forward of its own': (
+        lambda last: dict(kind=OwnForward if last else Divisible),
+        'OwnForward has a forward of its own'),
+    'a call of its own': (lambda last: dict(kind=OwnCall),
+                          'OwnCall has a __call__ of its own'),
+    'a hook': (lambda last: dict(hook=last), 'add them to layers'),
+    'a shared layer': (lambda last: dict(shared=True), 'share the Linear'),
+    'an interrupt': (lambda last: dict(balance=Interrupting() if last else [
+        2, 3]), 'KeyboardInterrupt'),
+}
+
+
+class Interrupting(list):
+    def __iter__(self):
+        raise KeyboardInterrupt
+
+
+class OwnForward(Divisible):
+    def forward(self, x):
+        return super().forward(x / 10)
+
+
+class OwnCall(Divisible):
+    def __call__(self, x):
+        return super().__call__(x / 10)
+
+
+def different(comm, layers=4, widths=(4, 4, 4), end=F.relu, seed=0,
+              kind=Divisible, part=False, hook=False, shared=False, **given):
+    """A stage of a model of 5 layers, unless said otherwise."""
+    widths = [*widths, 4, 4][:layers + 1]
+    links = [L.Linear(*pair) for pair in itertools.pairwise(widths)]
+    if shared:
+        links[-1] = chainer.Sequential(links[0])
+    model = kind(*links, end, seed=seed) if layers > 1 else kind(*links)
+    if hook:
+        model.add_hook(chainer.link_hooks.TimerHook())
+    return (model.divide(0, 2) if part else model).stage(comm, **given)
+
+
+@pytest.mark.parametrize('case', DIFFERENT)
+@on_ranks(2)
+def test_what_is_wrong_or_other_on_one_rank_is_an_error_on_all(comm, case):
+    options, said = DIFFERENT[case]
+    with pytest.raises((ValueError, KeyboardInterrupt)) as caught:
+        different(comm, **options(comm.rank == 1))
+    if isinstance(caught.value, ValueError):
+        caught.match(said)
+
+
+@on_ranks(2)
+def test_integers_of_numpy_are_integers(comm):
+    model = different(comm, seed=np.int64(3), chunks=np.int32(2),
+                      balance=np.array([1, 1, 1, 2]))
+    assert model.layout == ((0, 1), (1, 2), (2, 3), (3, 5))
+
+
+def test_a_stage_takes_no_hooks():
+    part = Net().stage(Rank(0, 2))
+    with pytest.raises(ValueError, match='add them to layers'):
+        part.add_hook(chainer.link_hooks.TimerHook())
 
 
 # --- any model, any cut -----------------------------------------------------

@@ -2,13 +2,16 @@ import functools
 import itertools
 
 from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.links.shared_parameters import things_used
+from chainer_fp8pipe.training.step import Pipeline
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
 
 GLOBAL = L.Linear(2, 2)
 
@@ -44,14 +47,8 @@ USES = {
     'a chain that has it': lambda link: chainer.Chain(inner=link),
     'its parameter': tied,
     'its array': lambda link: link.copy('share'),
-    'a closure': lambda link: lambda x: F.linear(x, link.W),
-    'a default': lambda link: lambda x, link=link: link(x),
-    'a keyword default': lambda link: lambda x, *, link=link: link(x),
     'a bound argument': lambda link: functools.partial(apply, link=link),
     'its method': lambda link: link.forward,
-    'an object': Caller,
-    'a list in a closure': lambda link: (
-        lambda links: lambda x: links[0](x))([link]),
     'a lazy argument': lambda link: lazy(chainer.Sequential, link),
     'a model': lambda link: Divisible(lazy(L.Linear, 2, 2), link),
 }
@@ -65,12 +62,6 @@ def test_a_link_used_on_both_sides_is_found(use):
         with pytest.raises(ValueError, match=(
                 r'layer 0 \(.*\) and layer 1 \(.*\) share')):
             model.divide(0, 1)
-
-
-def test_a_link_of_the_module_is_found():
-    with pytest.raises(ValueError, match=(
-            r'layer 0 \(Linear\) and layer 1 \(uses_global\) share')):
-        Divisible(GLOBAL, uses_global).divide(1, 2)
 
 
 def test_functions_and_equal_values_are_not_shared():
@@ -103,24 +94,36 @@ def test_a_function_may_refer_to_the_model():
     assert whole.divide(1, 5).divide(2, 4).bounds == ((2, 4),)
 
 
-def test_a_closure_without_a_value_yet_is_no_obstacle():
-    def make():
-        def layer(x):
-            return later(x)
-        found = things_used(layer)
-        later = L.Linear(2, 2)
-        return found, things_used(layer), later
-
-    before, after, link = make()
-    assert before == []
-    assert any(thing is link for thing in after)
+#: Functions that use the parameter of a link that they hold in secret.
+HIDDEN = {
+    'a closure': lambda link: lambda x: F.linear(x, link.W),
+    'a default': lambda link: lambda x, link=link: link(x),
+    'an object': Caller,
+    'a list in a closure': lambda link: (
+        lambda links: lambda x: links[0](x))([link]),
+    'a global': lambda link: uses_global,
+}
 
 
-def test_things_that_refer_to_each_other_end():
-    def one(x):
-        return two(x)
+@pytest.mark.parametrize('hidden', HIDDEN)
+@on_ranks(2)
+def test_a_function_that_uses_a_parameter_of_another_rank_is_refused(
+        comm, hidden):
+    model = Divisible(GLOBAL, F.relu, HIDDEN[hidden](GLOBAL), F.relu)
+    model = model.stage(comm, balance='layers')
+    x = np.ones((4, 2), 'f')
+    pipeline = Pipeline(chainer.optimizers.SGD().setup(model), comm,
+                        micro_batches=2)
+    with pytest.raises(RuntimeError, match=(
+            r'layer 2 .* uses the parameter W of layer 0 \(Linear\), which')):
+        pipeline.step(*[x, np.zeros(4, 'i')][:2 * (comm.rank == 0)])
 
-    def two(x):
-        return one(x)
 
-    assert things_used(one) == []
+def test_parameters_that_no_layer_has_may_be_used():
+    """Of a pretrained network that is not trained, say."""
+    other = L.Linear(2, 2)
+    model = Divisible(L.Linear(2, 2), lambda x: other(x), F.relu)
+    x = np.ones((4, 2), 'f')
+    part = model.stage(MPI.COMM_SELF)
+    Pipeline(chainer.optimizers.SGD().setup(part), MPI.COMM_SELF,
+             micro_batches=2).step(x, np.zeros(4, 'i'))

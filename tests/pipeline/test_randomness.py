@@ -15,6 +15,11 @@ def draw(place):
         return np.random.rand(4).tolist()
 
 
+def test_integers_of_numpy_seed_as_pythons():
+    assert draw(Place(np.int32(3), np.int64(1), 2, np.uint8(4))) == draw(
+        Place(3, 1, 2, 4))
+
+
 @given(PLACES, PLACES)
 def test_what_is_drawn_depends_on_the_place_alone(one, other):
     first = draw(one)

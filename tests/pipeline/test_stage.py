@@ -1,5 +1,6 @@
 """One rank of a pipeline: what it computes, keeps and refuses."""
 import itertools
+import random
 import weakref
 
 from chainer_fp8pipe.pipeline.backprop import GradientSums
@@ -83,6 +84,89 @@ def test_recomputation_repeats_masks_and_bits():
     # 4 masks without, then 4 by forward and again before each backward.
     assert len(masks) == 12
     assert len(set(masks)) == 4
+
+
+class Scale(chainer.Link):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(numpy.ones(8, 'f'))
+
+    def forward(self, x):
+        return x * F.broadcast_to(self.w, x.shape)
+
+
+class Own(Scale):
+    """Draws, counts and keeps a mean of its own."""
+
+    def __init__(self, generator, draw):
+        super().__init__()
+        self.generator, self.draw = generator, draw
+        self.calls, self.log = 0, []
+        self.mean, self.var = (numpy.zeros(8, 'f'), numpy.ones(8, 'f'))
+
+    def forward(self, x):
+        self.calls += 1
+        self.log.append(self.calls)
+        mask = numpy.array([self.draw(self.generator) > .5 + self.calls / 99
+                            for _ in range(8)], 'f')
+        self.mean = .9 * self.mean + .1 * x.array.mean(0)
+        self.var *= .9
+        return super().forward(x * mask)
+
+
+def by_hand(mean, var):
+    """A layer that is a function with arrays of its own."""
+    one = numpy.ones(8, 'f')
+    return lambda x: F.batch_normalization(
+        x, one, one, running_mean=mean, running_var=var)
+
+
+@pytest.mark.parametrize(('generator', 'draw'), [
+    (numpy.random.RandomState, lambda one: one.rand()),
+    (numpy.random.default_rng, lambda one: one.random()),
+    (random.Random, lambda one: one.random())])
+def test_what_is_recomputed_draws_and_counts_once(generator, draw):
+    found = []
+    for recomputed in ((), (0, 1)):
+        own, mean, var = Own(generator(3), draw), numpy.zeros(8, 'f'), (
+            numpy.ones(8, 'f'))
+        step([Scale(), own, by_hand(mean, var), own, F.tanh], cut=(3,),
+             recomputed=recomputed)
+        found.append([own.calls, own.log, draw(own.generator), *(
+            array.tobytes() for array in (
+                own.mean, own.var, own.w.grad, mean, var))])
+    assert found[0] == found[1]
+    assert found[0][0] == 8
+
+
+def test_a_parameter_that_a_layer_makes_while_it_runs_is_made_once():
+    class Late(chainer.Chain):
+        def forward(self, x):
+            if not hasattr(self, 'inner'):
+                with self.init_scope():
+                    self.inner = Scale()
+            return self.inner(x)
+    late = Late()
+    step([Scale(), late], recomputed={0})
+    assert abs(late.inner.w.array - 1).max() == 0
+    assert list(late._children) == ['inner']
+
+
+GENERATOR = numpy.random.default_rng(0)
+COUNTER = itertools.count()
+
+
+@pytest.mark.parametrize('layer', [
+    lambda x: x * (GENERATOR.random(x.shape) > .5).astype('f'),
+    lambda x: x * next(COUNTER),
+    lambda x: x * numpy.float32(random.random())])
+def test_a_function_that_gives_something_else_again_is_named(layer):
+    step([Scale(), layer], recomputed=())
+    with pytest.raises(LayerError, match=(
+            r'layer 1 \(<lambda>\), micro-batch 0: .*it has given another '
+            "result when it was run again.*recompute='no stage'")):
+        step([Scale(), layer], recomputed={0})
 
 
 class Noting(GradientSums):
