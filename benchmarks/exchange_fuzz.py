@@ -52,7 +52,7 @@ def draw(number: int, ranks: int) -> tuple[str, dict, list[int], dict]:
             'partial_sums': pick.choice(('auto', 'float16', 'float32')),
             'frame_bytes': pick.choice((0, 1, 64, 333, 4096, 3 << 14)),
             'shared_memory': pick.random() < .7,
-            'overlap': pick.choice((False, True, 'next_forward'))}
+            'overlap': pick.choice((False, True))}
     if row.two_level and ranks % 2 == 0:
         options |= {'ranks_per_node': pick.choice((0, 1, 2)),
                     'two_level': pick.choice(('auto', 'no'))}

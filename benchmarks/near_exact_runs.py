@@ -19,9 +19,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 from chainer.dataset import concat_examples
-from large_batch_ranks import Net
-from photographs import thumbnails
-from simulated_workers import LocalWorkers, SimulatedWorkers
+from simulated_workers import SimulatedWorkers
 
 _EXAMPLES = os.path.join(os.path.dirname(__file__), os.pardir, 'examples')
 
@@ -37,48 +35,16 @@ CODECS.update({name + EXEMPT: CODECS[name] for name in ('fp8', 'int4')})
 _WARM = 0.05
 
 
-class Local(NamedTuple):
-    """Local steps between exchanges of int4.
-
-    Attributes:
-        steps: From one exchange to the next, at least.
-        exact: Share of the updates in float32, before all others.
-        synchronous: Share of the updates that have an exchange each, those in
-            float32 included.
-        growing: Whether there are more of them as the rate falls, by QSR:
-            the square of the highest rate over that of now.
-    """
-
-    steps: int
-    exact: float = 0.01
-    synchronous: float = 0.05
-    growing: bool = False
-
-    def period(self, share):
-        """Steps to the next exchange, at this share of the highest rate."""
-        return max(self.steps, int(share ** -2)) if self.growing else (
-            self.steps)
-
-
-#: Names in place of a codec's.
-LOCAL = {'int4, H=8': Local(8), 'int4, QSR': Local(2, growing=True),
-         'int4, half': Local(8, synchronous=0.5)}
-_BYTES = {'float32': 4.0, 'fp8': 1.0, 'int4': 17 / 32}
-
 TASKS = 'digits', 'language'
-ALL_TASKS = *TASKS, 'photographs'
 OPTIMIZERS = 'MomentumSGD', 'Adam'
 #: Highest learning rates, from which they fall to 0 along half a cosine;
 #: those of the examples, where these use the optimizer.
-_RATES = {('photographs', 'MomentumSGD'): 0.1,
-          ('digits', 'MomentumSGD'): 0.05, ('digits', 'Adam'): 2e-3,
+_RATES = {('digits', 'MomentumSGD'): 0.05, ('digits', 'Adam'): 2e-3,
           ('language', 'MomentumSGD'): 1.0, ('language', 'Adam'): 3e-3}
-_UPDATES = {('photographs', 4): 600, ('photographs', 16): 300,
-            ('digits', 4): 600, ('digits', 16): 300,
+_UPDATES = {('digits', 4): 600, ('digits', 16): 300,
             ('language', 4): 400, ('language', 16): 200}
 # Of all workers together.
-_BATCH = {('photographs', 4): 32, ('photographs', 16): 64,
-          ('digits', 4): 32, ('digits', 16): 64,
+_BATCH = {('digits', 4): 32, ('digits', 16): 64,
           ('language', 4): 16, ('language', 16): 32}
 _TEXTS = 512                                # of the validation
 _LENGTH = 32
@@ -104,56 +70,25 @@ def train(task, optimizer, workers, codec, seed):
     """Points of accuracy, or bits per character, of a run."""
     chainer.global_config.type_check = False
     seed_random(seed)
-    made = {'digits': digits, 'language': language,
-            'photographs': photographs}[task]()
+    made = {'digits': digits, 'language': language}[task]()
     updates, rate = _UPDATES[task, workers], _RATES[task, optimizer]
     rule = getattr(chainer.optimizers, optimizer)(rate).setup(made.model)
     rule.add_hook(chainer.optimizer_hooks.GradientClipping(1.0)
                   if task == 'language'
                   else chainer.optimizer_hooks.WeightDecay(1e-4))
-    local = LOCAL.get(codec)
-    exact, synchronous = (_WARM, 1) if local is None else local[1:3]
-    simulated = SimulatedWorkers(
-        CODECS['int4' if local else codec], workers,
-        2 if codec.endswith(EXEMPT) else 0)
-    copies = None
+    simulated = SimulatedWorkers(CODECS[codec], workers,
+                                 2 if codec.endswith(EXEMPT) else 0)
     iterator = chainer.iterators.SerialIterator(
         made.train, _BATCH[task, workers])
     for number in range(updates):
         share = risen_and_fallen(number, updates, made.rise)
         setattr(rule, 'lr' if optimizer == 'MomentumSGD' else 'alpha',
                 rate * share)
-        batch = next(iterator)
-        if number < int(synchronous * updates):
-            average_gradients(made.model, batch, simulated, workers,
-                              warm=number >= int(exact * updates))
-            rule.update()
-            continue
-        if copies is None:
-            copies = LocalWorkers(rule, simulated, workers)
-        if copies.since == 0:
-            period = local.period(share)
-        copies.update(rule, batch)
-        if copies.since == period or number == updates - 1:
-            copies.exchange()
+        average_gradients(made.model, next(iterator), simulated, workers,
+                          warm=number >= int(_WARM * updates))
+        rule.update()
     with chainer.using_config('train', False), chainer.no_backprop_mode():
         return made.figure()
-
-
-def bytes_of(codec, task, workers):
-    """Sent of an element in an update, the mean over a training."""
-    if codec not in LOCAL:
-        exact = 1 if codec == 'float32' else _WARM
-        return 4 * exact + _BYTES[codec] * (1 - exact)
-    local, updates = LOCAL[codec], _UPDATES[task, workers]
-    exact, first = int(local.exact * updates), int(
-        local.synchronous * updates)
-    exchanges, number = first - exact, first
-    while number < updates:
-        exchanges += 1
-        number += local.period(risen_and_fallen(
-            number, updates, 0.1 if task == 'language' else 0.0))
-    return (4 * exact + _BYTES['int4'] * exchanges) / updates
 
 
 def seed_random(seed):
@@ -194,16 +129,6 @@ def digits():
     return Task(model, train_set, figure, 0.0)
 
 
-def photographs():
-    """Parts of photographs, batch normalisation; test accuracy in points."""
-    train_set, images, labels = _thumbnails()
-    model = L.Classifier(Net(3))
-
-    def figure():
-        return 100 * float(F.accuracy(model.predictor(images), labels).array)
-    return Task(model, train_set, figure, 0.0)
-
-
 def language():
     """The example's decoder on bytes; the figure is bits per character."""
     train_set, (texts, following) = _text()
@@ -219,13 +144,6 @@ def language():
 def _digits():
     train_set, test_set = _example('digits', 'data').load('digits')
     return train_set, concat_examples(test_set[:])
-
-
-@functools.cache
-def _thumbnails():
-    images, labels = thumbnails(4000)
-    return (chainer.datasets.TupleDataset(images[:2000], labels[:2000]),
-            images[2000:], labels[2000:])
 
 
 @functools.cache

@@ -62,29 +62,6 @@ def build(root, images=1000, classes=10, seed=0, scale=1.0):
     return paths
 
 
-def thumbnails(images, side=16, shrink=4, seed=0):
-    """Square parts of the photographs in memory, in place of files.
-
-    Args:
-        images: How many; class ``number % 10``, as in :func:`build`.
-        side: Their height and width in pixels.
-        shrink: Each pixel is the mean of so many by so many.
-        seed: Of their places.
-
-    Returns:
-        Float32 (images, 3, side, side) from 0 to 1, and int32 labels.
-    """
-    rng = numpy.random.default_rng(seed)
-    photographs, length = _photographs(), side * shrink
-    found = numpy.empty((images, 3, side, side), numpy.float32)
-    labels = numpy.arange(images, dtype=numpy.int32) % 10
-    for pixels, label in zip(found, labels, strict=True):
-        part = _cut(photographs[_NAMES[label % 2]], length, length, rng)
-        part = part.reshape(side, shrink, side, shrink, 3).mean((1, 3))
-        pixels[...] = (part * _CASTS[label // 2] / 255).transpose(2, 0, 1)
-    return found, labels
-
-
 def draw_size(rng):
     """Width and height of one image, distributed about as ImageNet's."""
     kind = rng.random()

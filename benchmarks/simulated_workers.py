@@ -1,4 +1,4 @@
-"""Many workers in one process: means through real codecs, local steps.
+"""Many workers in one process: means through real codecs.
 
 ``direct`` all-reduce as ranks do it: every worker encodes all gradients; each
 owns one piece of the fused vector, sums it in float32, in order of ranks, and
@@ -6,15 +6,12 @@ encodes its mean; everyone decodes the same bytes.
 """
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from chainer_fp8pipe.codecs import Codec, Tensors
 from chainer_fp8pipe.formats import FORMATS, accumulate
 
 import numpy
-from chainer.dataset import concat_examples
 
 
 class SimulatedWorkers:
@@ -32,10 +29,6 @@ class SimulatedWorkers:
         self.states = [make_codec(rank).init() for rank in range(count)
                        ] if make_codec else []
         self._least = least
-
-    def begin_anew(self) -> None:
-        """What was remembered is of no use for what comes."""
-        self.states = [state.codec.init() for state in self.states]
 
     def average(self, names: Sequence[str],
                 gradients: Sequence[Sequence[numpy.ndarray]],
@@ -100,58 +93,3 @@ class SimulatedWorkers:
                     means[start:stop], start,
                     tensors.means([('mean', (start, stop))])[0])
         return means
-
-
-class LocalWorkers:
-    """Workers that update their own copies of a model between exchanges.
-
-    Args:
-        rule: An optimizer that has been set up.  All workers begin with what
-            it and its model are now; after an exchange, its model has what
-            all have in common.
-        simulated: Averages what they have changed; a codec begins anew.
-        count: Of the workers.
-
-    Attributes:
-        since: Updates after the last exchange.
-    """
-
-    def __init__(self, rule: Any, simulated: SimulatedWorkers, count: int
-                 ) -> None:
-        simulated.begin_anew()
-        self._simulated, self._model = simulated, rule.target
-        self._rules = [copy.deepcopy(rule) for _ in range(count)]
-        self.since = 0
-
-    def update(self, rule: Any, batch: Sequence[Any]) -> None:
-        """Every worker's, with its part of a batch and the rule's rate."""
-        size = len(batch) // len(self._rules)
-        for worker, own in enumerate(self._rules):
-            for name in 'lr', 'alpha':
-                if name in rule.hyperparam.__dict__:
-                    setattr(own, name, getattr(rule, name))
-            own.update(own.target, *concat_examples(
-                batch[worker * size:][:size]))
-        self.since += 1
-
-    def exchange(self) -> None:
-        """All go on from the mean of what they have changed."""
-        names, anchors = _arrays(self._model)
-        values = [_arrays(rule.target)[1] for rule in self._rules]
-        means = self._simulated.average(names, [
-            [value - anchor for value, anchor in zip(
-                own, anchors, strict=True)] for own in values], anchors,
-            warm=True)
-        for anchor, mean in zip(anchors, means, strict=True):
-            anchor += mean
-        for own in values:
-            for value, anchor in zip(own, anchors, strict=True):
-                value[...] = anchor
-        # Running statistics are those of the first worker.
-        self._model.copyparams(self._rules[0].target)
-        self.since = 0
-
-
-def _arrays(model: Any) -> tuple[tuple[str, ...], list[numpy.ndarray]]:
-    names, parameters = zip(*sorted(model.namedparams()), strict=True)
-    return names, [parameter.array for parameter in parameters]

@@ -20,12 +20,8 @@ WIDTHS = (1024, 2048, 1024, 10)
 CASES = [('float32', 'float32', {}),
          ('fp8', 'fp8', {'warmup': 0}),
          ('fp8, overlapped', 'fp8', {'warmup': 0, 'overlap': True}),
-         ('fp8, wait in next forward', 'fp8',
-          {'warmup': 0, 'overlap': 'next_forward'}),
          ('int4', 'int4', {'warmup': 0}),
-         ('int4, overlapped', 'int4', {'warmup': 0, 'overlap': True}),
-         ('int4, wait in next forward', 'int4',
-          {'warmup': 0, 'overlap': 'next_forward'})]
+         ('int4, overlapped', 'int4', {'warmup': 0, 'overlap': True})]
 # Steps that are timed together: what one leaves to the next is in it.
 BLOCK = 10
 

@@ -192,7 +192,7 @@ for _ in range(2):
 @pytest.mark.parametrize(('options', 'message'), [
     ('--communicator fp8 --algorithm torus2d --shape 2x2',
      'a torus of shape 2x2 has 4 ranks, not 2; pass a shape'),
-    ('--local-steps 8', "'naive' has no option 'local_steps'")])
+    ('--warmup 8', "'naive' has no option 'warmup'")])
 def test_options_that_do_not_fit_script_or_ranks_are_refused_in_a_line(
         tmp_path, options, message):
     path = tmp_path / 'train.py'

@@ -33,7 +33,7 @@ STEPS = [
     (0, '-m pytest -q -m gpu tests'),
     (0, 'benchmarks/gpu.py'),
     *((ranks, 'examples/digits/train_digits.py --link 0 --communicator float32'
-       ' fp8 fp8:overlap=next_forward int4 float16 '
+       ' fp8 fp8:overlap=true int4 float16 '
        f'{_DIGITS}digits-{ranks}') for ranks in (2, 4)),
     (4, f'examples/pipeline/train_pipeline.py --pipeline 2 {_DIGITS}pipeline')]
 

@@ -11,8 +11,7 @@
 #     finish    polls the above until one bucket's mean is there
 #
 # The order of submission is the same on all ranks.  A bucket may go in a part
-# at a time: what is wanted soonest passes those that can wait (next_forward
-# sends the first layers' gradients before the rest of the last layers').
+# at a time: what is wanted soonest passes those that can wait.
 # Gradients on the host are encoded when a frame is sent, and decoded when its
 # mean has come: while a link is busy with one frame the processor works on
 # others, and frames stay in its caches.  A GPU encodes the whole bucket before

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from typing import Any
 
 import chainer
 import numpy
@@ -14,7 +13,7 @@ from mpi4py import MPI
 
 from ..codecs import Fp8Ratio, TensorReport
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
-from ..exchange.model_exchange import ModelExchange, NonfiniteMean
+from ..exchange.model_exchange import ModelExchange
 from ..exchange.reducer import Final, Reducer, threads_are_allowed
 from ..mpi.agreement import agree
 from ..report.stream import EventStream
@@ -74,8 +73,6 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: The models differ between ranks, or a parameter
                 cannot be averaged; on all ranks, naming rank and parameter.
-                In Chainer's debug mode also if a parameter, a gradient or a
-                mean is NaN or infinite.
             RuntimeError: The communicator has been finalized; or a
                 gradient is NaN or infinite (unless options say
                 otherwise); on all ranks, naming rank and parameter.  If a
@@ -84,10 +81,7 @@ class CodecCommunicator(MpiCommunicatorBase):
                 differ; on all ranks, naming parameter, updates and ranks.
         """
         self._must_live()
-        if chainer.is_debug():
-            self._mean_of_finite(model, zero_fill)
-        else:
-            self._reducer.mean(model, zero_fill)
+        self._reducer.mean(model, zero_fill)
 
     def announced(self, model: chainer.Link, loss_scale: float | None
                   ) -> contextlib.AbstractContextManager[Final]:
@@ -122,34 +116,6 @@ class CodecCommunicator(MpiCommunicatorBase):
                     chainer.backends.cuda.to_cpu(parameter.array), order='C')
                 self.mpi_comm.Bcast(host.reshape(-1).view(numpy.uint8))
                 parameter.array[...] = parameter.xp.asarray(host)
-        if local := self._reducer.local(model):
-            local.forget()
-
-    def synchronize(self, model: chainer.Link) -> None:
-        """Ends a period of local steps early; call it on all ranks.
-
-        The parameters of all ranks are the same then.  A Trainer's ``run``
-        does so at its end; a loop of your own calls it after the last update.
-        Where no local update is left to be averaged, nothing is sent.
-
-        Args:
-            model: As for :meth:`multi_node_mean_grad`.
-
-        Raises:
-            RuntimeError: As there.
-        """
-        self._must_live()
-        self._reducer.ended([model])
-
-    def common(self) -> contextlib.AbstractContextManager[None]:
-        """A ``with`` block with the parameters of the last exchange.
-
-        Between two exchanges of ``local_steps`` each rank has parameters of
-        its own; in the block, those that all ranks had last in common.  No
-        rank waits for another.  Chainer's ``Evaluator``, ``save_npz`` and
-        ``save_hdf5`` are in such a block.
-        """
-        return self._reducer.common()
 
     def split(self, color: int, key: int) -> CodecCommunicator:
         """A communicator of the same kind for each ``color``.
@@ -236,8 +202,7 @@ class CodecCommunicator(MpiCommunicatorBase):
               ) -> dict[str, numpy.ndarray]:
         """Returns this rank's part of what an exact continuation needs.
 
-        Flat arrays by name; for fp8, scales, counters and residuals, and with
-        ``local_steps`` the rank's own parameters between two exchanges.  There
+        Flat arrays by name; for fp8, scales, counters and residuals.  There
         are none as long as the model's gradients have not been averaged.
 
         Args:
@@ -250,21 +215,12 @@ class CodecCommunicator(MpiCommunicatorBase):
         exchange = self._known(self._only_model() if model is None else model)
         return exchange.save() if exchange else {}
 
-    def in_common(self, model: chainer.Link) -> dict[int, Any]:
-        """What all ranks had last in common, where this one has others.
-
-        Arrays by the ``id`` of the parameter; none without ``local_steps``.
-        """
-        local = self._reducer.local(model)
-        return local.in_common(model) if local else {}
-
     def load_state(self, state: dict[str, numpy.ndarray],
                    model: chainer.Link | None = None) -> None:
         """Restores what :meth:`state` returned.
 
         Args:
-            state: Of a model with the same parameters; with ``local_steps``
-                they must be those of :meth:`in_common` now.
+            state: Of a model with the same parameters.
             model: Whose state it is from now on; None: the only one whose
                 gradients have been averaged.
 
@@ -272,7 +228,6 @@ class CodecCommunicator(MpiCommunicatorBase):
             ValueError: It is of another kind of communicator; or no model
                 is given, and there are several or none.
         """
-        self._reducer.complete()
         model = self._only_model() if model is None else model
         if model is None:
             raise ValueError('no gradients have been averaged, so that it is '
@@ -288,8 +243,7 @@ class CodecCommunicator(MpiCommunicatorBase):
                 'finalized; make another one by create_communicator')
 
     def _known(self, model: chainer.Link | None) -> ModelExchange | None:
-        """Completes updates; the model's exchange, None if it is new."""
-        self._reducer.complete()
+        """The model's exchange; None if it is new."""
         return None if model is None else self._reducer.known(model)
 
     def _only_model(self) -> chainer.Link | None:
@@ -299,21 +253,6 @@ class CodecCommunicator(MpiCommunicatorBase):
             raise ValueError(f'this communicator averages {len(models)} '
                              'models; pass the one that is meant')
         return models[0] if models else None
-
-    def _mean_of_finite(self, model: chainer.Link, zero_fill: bool) -> None:
-        """Raises what ChainerMN's ``_ensure_all_finite`` raises, on all ranks.
-        """
-        try:
-            agree(self.mpi_comm, {}, _diverged(model, 'before'))
-        except ValueError:
-            self._reducer.discard(model)      # sent during backward
-            raise
-        try:
-            self._reducer.mean(model, zero_fill)
-            problem = _diverged(model, 'after')
-        except NonfiniteMean as error:
-            problem = f'parameters diverged in the all-reduce: {error}'
-        agree(self.mpi_comm, {}, problem)
 
     def _init_ranks(self) -> None:
         per_node = self.options.ranks_per_node
@@ -329,20 +268,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._inter_size = self.size // per_node
 
 
-def _diverged(model: chainer.Link, when: str) -> str:
-    """Names the first value or gradient that is not finite; '' if all are."""
-    for name, parameter in distinct_parameters(model):
-        value = parameter.array
-        gradient = None if value is None else parameter.grad
-        for kind, array in (('the value', value), ('the gradient', gradient)):
-            xp = chainer.backend.get_array_module(array)
-            if array is not None and not xp.isfinite(array).all():
-                return (f'parameters diverged {when} the all-reduce: {kind} '
-                        f'of parameter {name} is not finite')
-    return ''
-
-
-def _overlap(comm: MPI.Comm, options: Options) -> bool | str:
+def _overlap(comm: MPI.Comm, options: Options) -> bool:
     if not options.overlap or threads_are_allowed(comm):
         return options.overlap
     if comm.rank == 0:

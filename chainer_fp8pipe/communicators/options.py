@@ -16,8 +16,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 _OF_CODECS = options_of_codecs()
 _BY_FRAMES = tuple(row.name for row in ALGORITHMS.values() if row.plans)
-_WITHOUT_AGGREGATORS = tuple(
-    row.name for row in ALGORITHMS.values() if not row.has_servers)
 _TWO_LEVEL = tuple(row.name for row in ALGORITHMS.values() if row.two_level)
 # The options that only some algorithms use.
 _OF = {option: tuple(row.name for row in ALGORITHMS.values()
@@ -27,16 +25,14 @@ _OF = {option: tuple(row.name for row in ALGORITHMS.values()
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
             low: float = -math.inf, high: float = math.inf,
-            algorithms: tuple[str, ...] = tuple(ALGORITHMS),
-            word: str = '') -> Any:
+            algorithms: tuple[str, ...] = tuple(ALGORITHMS)) -> Any:
     """An option; those of codecs are in their rows.
 
-    Beside a number it may be a word.  Algorithms that are not among
-    ``algorithms`` would silently do without it.
+    Algorithms that are not among ``algorithms`` would silently do without it.
     """
     return dataclasses.field(default=default, metadata={
         'help': help, 'choices': choices, 'low': low, 'high': high,
-        'algorithms': algorithms, 'word': word})
+        'algorithms': algorithms})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +41,11 @@ class Options:
 
     All have ``algorithm``, ``shape``, ``aggregators``, ``partial_sums``,
     ``frame_bytes``, ``bucket_bytes``, ``overlap``, ``two_level``,
-    ``ranks_per_node``, ``shared_memory``, ``nonfinite``, ``check_every``,
-    ``local_steps``, ``sync_steps``, ``qsr_alpha``, ``qsr_min`` and
-    ``qsr_max``.  ``fp8``, ``fp8_paper`` and ``int4`` have ``warmup``; ``fp8``
-    and ``int4`` ``error_feedback``; ``fp8`` and ``fp8_paper`` (the paper's
-    names in brackets) ``period`` (N) and ``epsilon``; ``fp8_paper``
-    ``quantile`` (Q), ``samples`` (R) and ``seed``.
+    ``ranks_per_node``, ``shared_memory``, ``nonfinite`` and ``check_every``.
+    ``fp8``, ``fp8_paper`` and ``int4`` have ``warmup``; ``fp8`` and ``int4``
+    ``error_feedback``; ``fp8`` and ``fp8_paper`` (the paper's names in
+    brackets) ``period`` (N) and ``epsilon``; ``fp8_paper`` ``quantile`` (Q),
+    ``samples`` (R) and ``seed``.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
@@ -78,11 +73,9 @@ class Options:
     bucket_bytes: int = _option(
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
-    overlap: bool | str = _option(
-        False, "exchange late layers' gradients during the backward pass; "
-        'next_forward: also during the next forward pass, whose layers each '
-        'wait for their own',
-        choices=(True, False, 'next_forward'))
+    overlap: bool = _option(
+        False, "exchange late layers' gradients during the backward pass",
+        choices=(True, False))
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: with '
         'several nodes of equally many ranks, more than one',
@@ -104,25 +97,6 @@ class Options:
         'optimizer states that differ are an error naming parameter and '
         'ranks; 0: never',
         low=0)
-    local_steps: int | str = _option(
-        1, 'updates of each rank by itself between two exchanges, which '
-        'average their changes; qsr: max(qsr_min, (qsr_alpha / learning '
-        'rate)^2); 1: gradients are averaged at every update',
-        low=1, word='qsr',
-        algorithms=_WITHOUT_AGGREGATORS)
-    sync_steps: int = _option(
-        100, 'first updates with an exchange of gradients each, before '
-        'local_steps', low=0, algorithms=_WITHOUT_AGGREGATORS)
-    qsr_alpha: float = _option(
-        0.0, "the learning rate at which local_steps='qsr' would make one "
-        'update in a period; half the rate makes four', low=0.0,
-        algorithms=_WITHOUT_AGGREGATORS)
-    qsr_min: int = _option(
-        4, "updates in a period of local_steps='qsr', at least", low=1,
-        algorithms=_WITHOUT_AGGREGATORS)
-    qsr_max: int = _option(
-        256, "updates in a period of local_steps='qsr', at most", low=1,
-        algorithms=_WITHOUT_AGGREGATORS)
     warmup: int = _option(
         100, 'updates in float32 before the first in the format', low=0)
     error_feedback: bool = _option(
@@ -170,17 +144,6 @@ class Options:
                 f'algorithm={self.algorithm!r} makes sums in the format of '
                 'the wire, which blocks with a scale of their own have not; '
                 'pass another algorithm')
-        if self.local_steps != 1 and self.overlap:
-            raise ValueError(
-                f'overlap={self.overlap!r} hides an exchange at every update, '
-                f'and local_steps={self.local_steps!r} has none; pass '
-                'overlap=False, or local_steps=1')
-        if self.local_steps == 'qsr' and not (
-                self.qsr_alpha > 0 and self.qsr_min <= self.qsr_max):
-            raise ValueError(
-                "local_steps='qsr' needs qsr_alpha above 0, and qsr_min at "
-                f'most qsr_max, not {self.qsr_alpha:g}, {self.qsr_min} and '
-                f'{self.qsr_max}')
 
 
 #: Of all communicators, by name; the metadata has ``'help'`` and limits.
@@ -222,14 +185,6 @@ def make_options(name: str, given: dict[str, Any]) -> Options:
                 f'{option}={given[option]!r} does not go with '
                 f'algorithm={made.algorithm!r}; pass '
                 f'algorithm={" or ".join(map(repr, users))}, or no {option}')
-        if made.local_steps != 'qsr' and (
-                option.startswith('qsr_')
-                or option == 'sync_steps' and made.local_steps == 1):
-            users = ' of 2 or more' if option == 'sync_steps' else "='qsr'"
-            raise ValueError(
-                f'{option}={given[option]!r} does not go with local_steps='
-                f'{made.local_steps!r}; pass local_steps{users}, or no '
-                f'{option}')
     if name in _BY_FRAMES and made.algorithm != name:
         raise ValueError(
             f'communicator {name!r} is float32 with algorithm={name!r}, not '
@@ -266,13 +221,10 @@ def parse_option(name: str, option: str, text: str) -> Any:
             return words[text.lower()]
         allowed = ' or '.join(words)
     else:
-        word = OPTIONS[option].metadata['word']
-        if text == word:
-            return text
         try:
             return kind(text)
         except ValueError:
-            allowed = f'of type {kind.__name__}' + f' or {word!r}' * bool(word)
+            allowed = f'of type {kind.__name__}'
     raise ValueError(f'{option} must be {allowed}, not {text!r}')
 
 
@@ -281,9 +233,6 @@ def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
     choices, low, high = (field.metadata[key]
                           for key in ('choices', 'low', 'high'))
     wanted = type(field.default)
-    word = field.metadata['word']
-    if word and value == word:
-        return ''
     if choices:
         found = any(type(value) is type(choice) and value == choice
                     for choice in choices)
@@ -295,7 +244,7 @@ def _unless_allowed(field: dataclasses.Field, value: Any) -> str:
         return '' if found else 'two numbers, e.g. (4, 8)'
     if not _is_number(value, numbers.Integral if wanted is int
                       else numbers.Real):
-        return f'of type {wanted.__name__}' + f' or {word!r}' * bool(word)
+        return f'of type {wanted.__name__}'
     if low <= value <= high:        # also refuses NaN
         return ''
     return (f'at least {low:g}' if high == math.inf

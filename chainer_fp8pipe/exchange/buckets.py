@@ -4,40 +4,20 @@
 # order, or they wait for each other for ever; so buckets follow from names
 # and sizes alone, and the order from times that all ranks have averaged.
 #
-# Three moments decide what overlap earns.  When is a gradient final?  In the
+# Two moments decide what overlap earns.  When is a gradient final?  In the
 # last of the backward passes before an all-reduce, which Passes predicts from
 # the updates before; a wrong guess is noticed, and is an error in words, never
-# a wrong sum.  When is a bucket complete?  That is measured, as it depends on
-# the exchange beside it.  When is its mean wanted?  By
-# the next forward pass, which begins where backward ends: so the bucket that
-# is final last is the most urgent one, and interrupts what is on its way
-# (send_order).  Buckets are cut into slices for that, 64 at most.
-#
-# Measured at 4 hosts and 500 Mbit/s, ms for a training step: blocking 155.2,
-# overlap=True 146.8, next_forward 133.8; without the urgent order
-# 144.4.  Ranks that decided the order by themselves would save a sum of some
-# numbers every few updates, and would decide differently.
+# a wrong sum.  When is a bucket complete?  That is measured once, and buckets
+# are sent in this order.
 from __future__ import annotations
 
 import collections
 import math
 import re
-import statistics
 import time
 from collections.abc import Hashable, Mapping, Sequence
 
-from ..allreduce.engine import PARTS
-
 BucketNames = tuple[str, ...]        # names of parameters
-#: A part of a bucket: the bucket's number, and where the part ends, in parts
-#: of PARTS; it begins where the bucket's last one ended.
-Slice = tuple[int, int]
-
-#: Updates with early buckets before their times are used for a new order; the
-#: next time after twice as many, and so on.
-FIRST = 5
-#: Updates whose times count, the last ones.
-KEPT = 20
 
 
 def divide(sizes: Mapping[str, int], limit: int) -> tuple[BucketNames, ...]:
@@ -98,56 +78,20 @@ def _counted(name: str) -> tuple[list[tuple[str, int]], str]:
 
 # --- the order in which buckets are sent ---
 
-def send_order(buckets: Sequence[BucketNames], finals: Mapping[str, float],
-               seconds: Sequence[float] = (), chunks: Sequence[int] = ()
-               ) -> list[Slice]:
-    """The order in which the next forward pass waits least.
-
-    A forward pass needs first what the backward pass finishes last.  So of
-    the final buckets the last one travels first, and interrupts a bucket that
-    is on its way, between two chunks (the priorities of Jayarajan et al.,
-    "Priority-based Parameter Propagation for Distributed DNN Training",
-    2019).
+def send_order(buckets: Sequence[BucketNames], finals: Mapping[str, float]
+               ) -> list[int]:
+    """Numbers of buckets in the order in which backward finishes them.
 
     Args:
         buckets: Whose order is wanted.
         finals: When gradients became final, in seconds, by the parameter's
-            name.
-        seconds: How long each bucket travels; (): the next pass waits for
-            all, so that whole buckets travel as backward finishes them.
-        chunks: In how many chunks each travels, at least 1.
+            name; infinity: never.
 
     Returns:
-        Slices; buckets that were never complete come last, as they are.
+        All numbers; buckets that were never complete come last.
     """
-    ready = [max(finals.get(name, math.inf) for name in names)
-             for names in buckets]
-    events = sorted((moment, number) for number, moment in enumerate(ready)
-                    if moment < math.inf)
-    never = [(number, PARTS) for number, moment in enumerate(ready)
-             if moment == math.inf]
-    if not seconds:
-        return [(number, PARTS) for _, number in events] + never
-    sent = [0] * len(buckets)
-    final: list[int] = []           # not yet sent; the last one is urgent
-    slices: list[Slice] = []
-    now: float = 0
-    while events or final:
-        while events and (events[0][0] <= now or not final):
-            moment, number = events.pop(0)
-            now = max(now, moment)
-            final.append(number)
-        number = final[-1]
-        parts = min(chunks[number], PARTS)
-        sent[number] += 1
-        now += seconds[number] / parts
-        if sent[number] == parts:
-            final.pop()
-        if slices and slices[-1][0] == number:
-            slices.pop()            # one longer slice in its place
-        # Rounded up, so that compiled code finds the same number of chunks.
-        slices.append((number, -(-PARTS * sent[number] // parts)))
-    return slices + never
+    return sorted(range(len(buckets)), key=lambda number: max(
+        finals.get(name, math.inf) for name in buckets[number]))
 
 
 # --- when gradients are final ---
@@ -160,25 +104,21 @@ class Passes:
     discriminator, whose own pass is still to come.  Gradients become final
     only in the last pass.
 
-    A pass takes longer beside an exchange than without one, by an amount that
-    depends on the order of buckets.  With times that are too short, the wire
-    stands idle until a bucket is complete; so the times are measured, and the
-    order chosen, more than once.
+    Attributes:
+        finals: When gradients became final in the last pass, by name, in
+            seconds of a clock of this rank.
     """
 
     def __init__(self) -> None:
         # These three describe the passes since the last mean.
         self._counts: collections.Counter[Hashable] = collections.Counter()
         self._last: Hashable = None
-        self._finals: dict[str, float] = {}     # in the last one
+        self.finals: dict[str, float] = {}      # in the last one
         # The others describe the updates before it.
         self._usual: Hashable = None
         self._often = 0
         self._models: int | None = None
         self._complete = False
-        self._kept: collections.deque[Mapping[str, float]] = (
-            collections.deque(maxlen=KEPT))
-        self._updates, self._next = 0, FIRST
 
     def begin(self, kind: Hashable, models: int) -> bool:
         """A pass begins; returns whether it should be the last.
@@ -188,7 +128,7 @@ class Passes:
             models: How many models were watched so far; with another one,
                 kinds have another meaning.
         """
-        self._finals = {}
+        self.finals = {}
         if models != self._models:
             if self._models is not None:
                 self._usual = None
@@ -200,7 +140,7 @@ class Passes:
 
     def note(self, name: str) -> None:
         """A gradient is final."""
-        self._finals[name] = time.perf_counter()
+        self.finals[name] = time.perf_counter()
 
     def averaged(self) -> None:
         """The gradients have been averaged."""
@@ -213,34 +153,3 @@ class Passes:
         self._counts.clear()
         self._last = None
         self._complete = True
-
-    def keep(self, early: bool) -> bool:
-        """Remembers the times of the last pass before a mean.
-
-        Args:
-            early: Buckets were sent while the pass went on.
-
-        Returns:
-            Whether to choose a new order: after each update without early
-            buckets, and after :data:`FIRST`, twice, four times, ... as many
-            with early buckets.
-        """
-        if not early or not self._updates:
-            self._kept.clear()
-        first = min(self._finals.values(), default=0.0)
-        self._kept.append({name: moment - first
-                           for name, moment in self._finals.items()})
-        if not early:
-            self._updates, self._next = 0, FIRST
-            return True
-        self._updates += 1
-        if self._updates < self._next:
-            return False
-        self._next *= 2
-        return True
-
-    def usual(self, names: Sequence[str]) -> list[float]:
-        """Medians, in seconds after the first gradient; infinity: never."""
-        return [statistics.median_high(times.get(name, math.inf)
-                                       for times in self._kept)
-                for name in names]

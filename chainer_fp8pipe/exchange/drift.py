@@ -29,8 +29,7 @@ class ReplicaDrift(RuntimeError):
     """Replicas differ in a parameter or in the state of its optimizer."""
 
 
-def compare(model: chainer.Link, updates: int, ranks: Lockstep,
-            anchors: Mapping[str, Any] | None = None) -> None:
+def compare(model: chainer.Link, updates: int, ranks: Lockstep) -> None:
     """Compares the replicas, one on each rank; call it on all of them.
 
     Costs one all-reduce of 16 bytes while they are the same.
@@ -39,16 +38,12 @@ def compare(model: chainer.Link, updates: int, ranks: Lockstep,
         model: This rank's replica.
         updates: How many it has made.
         ranks: The ranks.
-        anchors: Arrays by name, which are compared in place of the model.
 
     Raises:
         ReplicaDrift: They differ, after so many updates; on all ranks.
     """
-    mine = ({name: _digests(parameter)
-             for name, parameter in distinct_parameters(model)}
-            if anchors is None else
-            {name: {'the value': _digest(array)}
-             for name, array in anchors.items()})
+    mine = {name: _digests(parameter)
+            for name, parameter in distinct_parameters(model)}
     if are_equal(ranks.comm, xxhash.xxh3_64_intdigest(
             repr(mine).encode()), ranks.wait):
         return

@@ -41,15 +41,7 @@ class Gradients:
         flat: Their gradients as they are exchanged: flat, float32.
         values: Their arrays, likewise.
         copied: Names of those of which that is another array.
-        share_parameters: Parameters have memory in common
-            (``copy('share')``).
     """
-
-    #: For messages: what travels, and how a failure leaves the parameters.
-    what, failed = 'the gradient of', 'No parameter was updated'
-    #: Since the last exchange, and what all ranks had then, if not the model.
-    updates: int = 1
-    anchors: Mapping[str, Any] | None = None
 
     def __init__(self, model: chainer.Link, zero_fill: bool) -> None:
         self.entries: dict[str, str] = {}
@@ -59,7 +51,6 @@ class Gradients:
         self.arrays: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.flat: dict[str, Any] = {}
-        self.share_parameters = False
         self.copied: set[str] = set()
         self._scales: dict[float | None, str] = {}      # and whose they are
         self._filled: list[chainer.Parameter] = []
@@ -86,8 +77,6 @@ class Gradients:
             parameter._loss_scale = self.loss_scale
         if self.arrays:
             self.entries['the loss scale'] = str(self.loss_scale)
-        self.share_parameters = not _are_apart(self.values, False) and bool(
-            shared(self.values))
         overlapping = set() if in_place else shared(self.arrays)
         for name, gradient in self.arrays.items():
             flat = flat_float32(gradient)

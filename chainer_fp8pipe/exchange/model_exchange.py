@@ -1,18 +1,14 @@
 """The mean of one model's gradients over all ranks."""
 # An update's buckets are sent in the order that the model's exchange has; then
-# they are waited for, at one of three moments:
+# they are waited for:
 #
-#   overlap=False           all are sent and waited for in mean().
-#   overlap=True            from the third update on, buckets are sent during
-#                           the backward pass by the exchange's thread, as
-#                           soon as their gradients are final; mean() sends
-#                           the rest and waits for all.
-#   overlap='next_forward'  mean() sends the rest and returns.  Who reads a
-#                           parameter, usually the next forward pass, waits
-#                           for that parameter's bucket, and updates the
-#                           parameter then (DeferredUpdate).
+#   overlap=False   all are sent and waited for in mean().
+#   overlap=True    from the third update on, buckets are sent during the
+#                   backward pass by the exchange's thread, as soon as their
+#                   gradients are final; mean() sends the rest and waits for
+#                   all.
 #
-# The results are the same bits in all three.
+# The results are the same bits in both.
 #
 # Ranks agree once per update: a digest of names, shapes, dtypes, loss scale
 # and number of updates, 16 bytes in one all-reduce (mpi/agreement).  A rank
@@ -20,8 +16,7 @@
 # sends its buckets while the digests travel: else a small model would wait for
 # a round trip that takes as long as its own.  With overlap, what is sent early
 # has the same effect.  Beside that, fp8 finds the largest scales of all ranks,
-# in one of 100 updates; times are averaged after 5, 10, 20, ... updates;
-# replicas are compared every 100.
+# in one of 100 updates; replicas are compared every 100.
 #
 # A bucket that was sent early can become void: its gradients are changed after
 # backward, another rank does not agree, or the script drops the update
@@ -42,24 +37,21 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import math
-import time
 import weakref
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy
 
-from ..allreduce.engine import LITTLE, PARTS, Bucket, Engine
+from ..allreduce.engine import LITTLE, Bucket, Engine
 from ..codecs import Cast, State, Tensors
 from ..mpi.agreement import agree, digest, is_raised_by_all, raised_by_all
 from ..mpi.waiting import BRIEF, LONG, give_way
-from .buckets import BucketNames, Passes, Slice, divide, send_order
-from .deferred_update import DeferredUpdate, Use
+from .buckets import BucketNames, Passes, divide, send_order
 from .drift import ReplicaDrift, compare
 from .gradients import (
     SAME_MODEL,
@@ -101,10 +93,10 @@ class Update:
         missing: By the bucket's number, names of gradients that are not
             final yet.
         arrays: Gradients that are final, by name.
-        ready: How many slices are of complete buckets.
-        todo: Those of them that were not sent yet, each with the event that a
-            GPU reaches when it has computed them.
-        begun: How many slices have been sent.
+        ready: How many buckets are complete, in the order of sending.
+        todo: Numbers of those of them that were not sent yet, each with the
+            event that a GPU reaches when it has computed them.
+        begun: How many buckets have been sent.
         sent: Buckets, by number.
         frozen: Arrays that must not be changed now.
         announced: Gradients are reported by what computes them, and nothing
@@ -116,7 +108,7 @@ class Update:
     missing: dict[int, set[str]] = dataclasses.field(default_factory=dict)
     arrays: dict[str, Any] = dataclasses.field(default_factory=dict)
     ready: int = 0
-    todo: collections.deque[tuple[Slice, Any]] = dataclasses.field(
+    todo: collections.deque[tuple[int, Any]] = dataclasses.field(
         default_factory=collections.deque)
     begun: int = 0
     sent: dict[int, Bucket] = dataclasses.field(default_factory=dict)
@@ -147,15 +139,13 @@ class ModelExchange:
             not finite; static loss scaling does not.
         sizes: How many elements each parameter has, by name.
         buckets: As :func:`.divide` gives them.
-        slices: In the order in which they are sent.
+        order: Their numbers, in the order in which they are sent.
         passes: What backward passes have taught.
-        seconds: How long all buckets together travel.
         queue: The engine that sends the buckets; None before the first
             update.
         ready: The order is known, so the next update may begin early.
         update: The update under way.
         failure: The traceback of an error in the exchange's thread, or ''.
-        deferred: The last update, while parts of it wait for an access.
     """
 
     def __init__(self, reference: weakref.ref[chainer.Link], reducer: Reducer
@@ -167,9 +157,8 @@ class ModelExchange:
         self.number = -1
         self.codec_state = reducer.codec.init()
         self.update = Update()
-        self.deferred: DeferredUpdate | None = None
         self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
-        self.seconds, self.ready = 0.0, False
+        self.ready = False
         self.sizes: dict[str, int] = {}
         self.load({})
 
@@ -183,7 +172,6 @@ class ModelExchange:
         """Returns all that an exact continuation needs."""
         return {'dynamic': numpy.asarray(self.scaling_is_dynamic),
                 'loss_scale': numpy.asarray(self._loss_scale),
-                'deltas': numpy.asarray(self._of_deltas),
                 'codec|done': numpy.asarray(self.updates),
                 **{f'codec|{key}': value
                    for key, value in self.codec_state.save().items()}}
@@ -209,43 +197,25 @@ class ModelExchange:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
-        # A file without this key is older than local steps: its codec's state
-        # is about gradients.
-        deltas = bool(saved.get('deltas', False))
-        if (deltas or 'since' in saved) and not self.is_local(updates):
-            raise ValueError(
-                'this state is of local steps, in which each rank has an '
-                "optimizer state of its own; pass the run's local_steps and "
-                'sync_steps to create_communicator')
         self.updates, self.codec_state = updates, state
         self._agreed: Mapping[str, str] = {}    # of the last update
         self.scaling_is_dynamic, self._loss_scale = dynamic, scale
-        self._of_deltas = deltas
         self.end()      # what has been sent of an update stays where it is
         self.failure = ''
         self.queue: Engine | None = None
         self._follow({})
 
-    def is_local(self, updates: int) -> bool:
-        """Whether the update behind so many others is one of local steps."""
-        return False
-
     # --- a mean --------------------------------------------------------------
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
-        self.complete()
         with self._reducer.events.section('exchange'):
             self.update.thaw()      # or what was sent early would be copied
-            before = self.current
             self._average(model, Gradients(model, zero_fill))
         self.updates += 1
-        if (self.current is not before
-                and self._reducer.overlap == 'next_forward'):
-            self.ready = False      # buckets will take another time
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
-        """Replaces gradients, or changes of parameters, by their mean."""
+        """Replaces gradients by their mean."""
         reducer = self._reducer
         is_new = self.queue is None or gradients.sizes != self.sizes
         self._check(model, gradients, is_new)
@@ -253,32 +223,21 @@ class ModelExchange:
         if is_new:
             self._follow(gradients.sizes)
             self.queue = self.queue or reducer.unused_queue()
-        # Tied parameters share memory: an early update of one would
-        # corrupt what the other's mean is decoded with.
-        defers = (reducer.overlap == 'next_forward' and self.ready
-                  and not gradients.share_parameters)
         bad = []
         with reducer.taken():
             self._raise_failure()   # since the ranks have agreed
-            start = time.perf_counter()
             self._send_rest(gradients)
-            if defers:
-                self._defer(gradients)
-            else:
-                for bucket in self.update.sent.values():
-                    if self._receive(bucket):
-                        bad.append(bucket)
-                if not self.ready:
-                    self.seconds = time.perf_counter() - start
+            for bucket in self.update.sent.values():
+                if self._receive(bucket):
+                    bad.append(bucket)
             self.update = Update()
         if reducer.overlap:
             self.passes.averaged()
             if not is_new:
                 self._learn()
         if bad and self._must_be_finite:
-            raise self._nonfinite_error(bad, gradients)
-        if not defers:
-            gradients.write_back(gradients.arrays)
+            raise self._nonfinite_error(bad)
+        gradients.write_back(gradients.arrays)
 
     def _check(self, model: chainer.Link, gradients: Gradients, is_new: bool
                ) -> None:
@@ -300,7 +259,7 @@ class ModelExchange:
         # Only one model's gradients fit those of all ranks without agreement,
         # and zeros only if all its parameters take part.
         if not (is_new or problem or reducer.overlap or reducer.models > 1
-                or reducer.algorithm.one_order or gradients.anchors is not None
+                or reducer.algorithm.one_order
                 or gradients.entries != self._agreed
                 or self.sizes.keys() - gradients.parameters.keys()):
             wait = functools.partial(wait, beside=functools.partial(
@@ -309,9 +268,8 @@ class ModelExchange:
             agree(ranks.comm, entries, problem, _SAME_GRADIENTS, wait=wait)
             self._agreed = gradients.entries
             if (every and self.updates and ranks.comm.size > 1
-                    and self.updates // every
-                    > (self.updates - gradients.updates) // every):
-                compare(model, self.updates, ranks, gradients.anchors)
+                    and self.updates % every == 0):
+                compare(model, self.updates, ranks)
         except (ValueError, ReplicaDrift) as error:
             # Others come to no more calls where this rank raises alone.
             if is_raised_by_all(error):
@@ -332,7 +290,7 @@ class ModelExchange:
         update = self.update
         if self.failure:
             return f'the exchange failed beside backward: {self.failure}'
-        for number, _ in self.slices[:update.ready]:
+        for number in self.order[:update.ready]:
             for name in self.buckets[number]:
                 if gradients.arrays.get(name) is not update.arrays[name]:
                     return (f'the gradient of parameter {name} was changed '
@@ -360,8 +318,7 @@ class ModelExchange:
         self.scaling_is_dynamic |= changed or loss_scale == 1.0
         self._loss_scale = loss_scale
 
-    def _receive(self, bucket: Bucket,
-                 beside: Callable[[], bool] | None = None) -> list[str]:
+    def _receive(self, bucket: Bucket) -> list[str]:
         """Waits for a bucket's mean, and writes it into the gradients.
 
         Returns:
@@ -369,7 +326,7 @@ class ModelExchange:
         """
         assert self.queue is not None
         if not bucket.finished:
-            self.queue.finish(bucket, beside)
+            self.queue.finish(bucket)
         with self._reducer.events.section('decode'):
             return bucket.decode()
 
@@ -380,8 +337,7 @@ class ModelExchange:
         return (not self.scaling_is_dynamic if wanted == 'auto'
                 else wanted == 'raise')
 
-    def _nonfinite_error(self, bad: list[Bucket], gradients: Gradients
-                         ) -> NonfiniteMean:
+    def _nonfinite_error(self, bad: list[Bucket]) -> NonfiniteMean:
         """The same error on all ranks, before any parameter is updated."""
         ranks, state = self._reducer.ranks, self.current
         name = bad[0].decode()[0]
@@ -389,84 +345,22 @@ class ModelExchange:
         if all(bucket.wire_is_finite for bucket in bad):
             return NonfiniteMean(
                 f'the value of {name}, or its product with the ratio, is '
-                f'not finite on rank {ranks.comm.rank}. {gradients.failed} '
-                f'here. {_FINITE}.')
+                f'not finite on rank {ranks.comm.rank}. No parameter was '
+                f'updated here. {_FINITE}.')
         culprits = [
             f'{found[0]} is not finite in {state.codec.name} on rank {rank}'
             + (f' (and {len(found) - 1} more)' if found[1:] else '')
             for rank, found in enumerate(ranks.allgather(state.nonfinite))
             if found]
-        text = '; '.join(culprits).replace(
-            Gradients.what, gradients.what) or (
-            f'the sum over ranks of {gradients.what} {name} overflowed')
+        text = '; '.join(culprits) or (
+            f'the sum over ranks of the gradient of {name} overflowed')
         return raised_by_all(NonfiniteMean(
-            f'{text}. {gradients.failed}. {_FINITE}.'))
+            f'{text}. No parameter was updated. {_FINITE}.'))
 
     def end(self) -> None:
         """Ends the update: what was sent of it is no longer known."""
         self.update.thaw()
         self.update = Update()
-
-    # --- means that are waited for at an access ------------------------------
-
-    def _defer(self, gradients: Gradients) -> None:
-        """Leaves the means to whoever looks at a parameter first.
-
-        Until then the exchange's thread goes on with them.
-        """
-        reducer, update, state = self._reducer, self.update, self.current
-        must_be_finite = self._must_be_finite
-        bucket_of = {name: bucket for bucket in update.sent.values()
-                     for name in bucket.tensors.names}
-
-        def finish(name: str, use: Use | None) -> None:
-            bucket = bucket_of.get(name)
-            if bucket is None:      # the parameter has no elements
-                return
-            if bucket.nonfinite is None:
-                # The thread may be in the middle of something longer, or
-                # fail until it is taken.
-                with reducer.events.section('exchange'), (
-                        contextlib.nullcontext() if self.failure
-                        or bucket.finished else reducer.taken()):
-                    self._raise_failure()
-                    self._receive(bucket, self._feeder(
-                        bucket, name, use, must_be_finite)
-                        if use and name not in gradients.copied else None)
-            if bucket.nonfinite and must_be_finite:
-                raise _error_at_access(bucket.nonfinite[0], state)
-            gradients.write_back([name])
-
-        self.deferred = DeferredUpdate(gradients.parameters, finish,
-                                       reducer.ranks.tell)
-        reducer.wake()
-
-    def _feeder(self, bucket: Bucket, name: str, use: Use,
-                must_be_finite: bool) -> Callable[[], bool]:
-        """Feeds decoded ranges to the update; True while any remain."""
-        tensors = bucket.tensors
-        tensor = tensors.names.index(name)
-        gradient = tensors.gradients[tensor]
-        ranges: collections.deque[list[int]] = collections.deque()
-
-        def feed() -> bool:
-            ranges.extend(bucket.decoded())
-            if not ranges or (must_be_finite and tensors.nonfinite):
-                return False        # there is none, or it will be an error
-            with self._reducer.events.section('update'):
-                used = False
-                while ranges and not used:
-                    part = tensors.elements(tensor, *ranges.popleft())
-                    if part.start < part.stop:
-                        used = use(part.start, part.stop, gradient)
-            return bool(ranges)
-        return feed
-
-    def complete(self) -> None:
-        """Waits for the deferred update, if there is one."""
-        if self.deferred:
-            self.deferred.complete()
-            self.deferred = None
 
     # --- buckets, and their order --------------------------------------------
 
@@ -475,7 +369,7 @@ class ModelExchange:
         self.ready, self.sizes = False, dict(sizes)
         self.buckets: tuple[BucketNames, ...] = divide(
             sizes, self._reducer.options.bucket_bytes)
-        self.slices = [(number, PARTS) for number in range(len(self.buckets))]
+        self.order = list(range(len(self.buckets)))
         self.passes = Passes()
         self._bucket_of = {name: number
                            for number, names in enumerate(self.buckets)
@@ -487,30 +381,17 @@ class ModelExchange:
         All ranks choose the same.
         """
         reducer = self._reducer
-        is_first, defers = not self.ready, reducer.overlap == 'next_forward'
-        is_time = self.passes.keep(self.ready)
-        self.ready = True
-        if reducer.algorithm.one_order or not (is_first or is_time and defers):
+        if self.ready:
             return
-        # A rank that is late with its first gradient has less time between
-        # that and the next: the longest of these times are not those that
-        # pass between the last rank's gradients, but their means nearly are.
+        self.ready = True
+        if reducer.algorithm.one_order:
+            return
         names = sorted(self.sizes)
-        found = numpy.array([*self.passes.usual(names), self.seconds])
+        found = numpy.array([self.passes.finals.get(name, math.inf)
+                             for name in names])
         reducer.ranks.mean(found)
-        *usual, self.seconds = found.tolist()
-        # Later ones only where all gradients were final.
-        if is_first or math.inf not in usual:
-            finals = dict(zip(names, usual, strict=True))
-            codec, queue = self.current.codec, self.queue
-            assert queue is not None
-            sizes = [sum(self.sizes[name] for name in names)
-                     for names in self.buckets] if defers else []
-            self.slices = send_order(
-                self.buckets, finals,
-                [self.seconds * size / sum(sizes) for size in sizes],
-                [queue.chunks(-(-size // codec.grain), codec)
-                 for size in sizes])
+        self.order = send_order(self.buckets, dict(zip(
+            names, found.tolist(), strict=True)))
 
     @property
     def signature(self) -> int:
@@ -519,15 +400,13 @@ class ModelExchange:
             'model': str(self.number), 'sizes': str({
                 name: parameter.size
                 for name, parameter in self.parameters().items()}),
-            'order': str(self.slices), 'ready': str(self.ready),
+            'order': str(self.order), 'ready': str(self.ready),
             'updates': str(self.updates)})
 
     # --- the backward pass ---------------------------------------------------
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
         """See :class:`.ready_gradients.Watcher`."""
-        if self.deferred:
-            return self.deferred.parameters
         model = self.reference()
         if model is None or self._owner() is None:
             return {}
@@ -544,20 +423,17 @@ class ModelExchange:
     def begin(self, names: set[str], kind: Hashable, models: int,
               loss_scale: float | None) -> bool:
         """See :class:`.ready_gradients.Watcher`."""
-        self.complete()
         last = self.passes.begin(kind, models)
         if not self.ready:
             return True
         if not last or self.update.values or self.failure:
             return False
-        # Plain arrays: touching a parameter in the exchange's thread would
-        # wait for its deferred update.
         values = self._values()
         if self.sizes != {name: array.size for name, array in values.items()}:
             return False
         missing = {}
-        for number, _ in self.slices:
-            # Slices behind a bucket that must wait have to wait, too.
+        for number in self.order:
+            # Buckets behind one that must wait have to wait, too.
             if not names.issuperset(self.buckets[number]):
                 break
             missing[number] = set(self.buckets[number])
@@ -586,17 +462,17 @@ class ModelExchange:
         missing.discard(name)
         update.arrays[name] = gradient
         before = update.ready
-        for piece in self.slices[before:]:
-            if update.missing.get(piece[0]) != set():
+        for number in self.order[before:]:
+            if update.missing.get(number) != set():
                 break
             if not update.announced:    # a change is an error from now on
-                for array in map(update.arrays.get, self.buckets[piece[0]]):
+                for array in map(update.arrays.get, self.buckets[number]):
                     if isinstance(array, numpy.ndarray) and (
                             array.flags.writeable):
                         array.flags.writeable = False
                         update.frozen.append(array)
             update.ready += 1
-            update.todo.append((piece, None if isinstance(
+            update.todo.append((number, None if isinstance(
                 gradient, numpy.ndarray) else _computed(gradient)))
         if update.ready > before:
             self._reducer.wake()
@@ -629,56 +505,53 @@ class ModelExchange:
         with chainer.using_device(device):
             moved = bool(update.todo)
             if moved:
-                piece, computed = update.todo.popleft()
+                number, computed = update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self._send(piece, {
+                self._send(number, {
                     name: flat_float32(update.arrays[name])
-                    for name in self.buckets[piece[0]]}, update.values,
+                    for name in self.buckets[number]}, update.values,
                     update.loss_scale)
             if alone and not update.todo:
                 return self.queue.work(LONG) or moved
             return self.queue.work() or moved
 
-    def _send(self, piece: Slice, gradients: Mapping[str, Any],
+    def _send(self, number: int, gradients: Mapping[str, Any],
               values: Mapping[str, Any], loss_scale: float | None,
               contributes: bool = True, decodes: bool = False) -> None:
-        """Sends the next slice of what has a gradient.
+        """Sends the next bucket, of what has a gradient.
 
         Args:
-            piece: The slice.
-            gradients: By name, flat; with the first slice of a bucket, those
-                of all the bucket.
+            number: Of the bucket.
+            gradients: By name, flat.
             values: The parameters, likewise.
             loss_scale: The factor of the gradients; None for none.
             contributes: As for :class:`.Bucket`.
             decodes: Likewise.
         """
         assert self.queue is not None
-        update, state, (number, until) = self.update, self.current, piece
-        bucket = update.sent.get(number)
-        if bucket is None:
-            names = [*filter(gradients.__contains__, self.buckets[number])]
-            tensors = Tensors(names, map(gradients.__getitem__, names),
-                              map(values.__getitem__, names),
-                              1.0 if loss_scale is None else loss_scale,
-                              state.codec.grain)
-            if not tensors.size:
-                return
-            if not update.begun:
-                state.codec.begin(state, tensors.loss_scale)
-            bucket = update.sent[number] = Bucket(
-                state, tensors, self.wire(number, tensors.xp, tensors.size),
-                contributes=contributes, decodes=decodes, number=number)
+        update, state = self.update, self.current
+        names = [*filter(gradients.__contains__, self.buckets[number])]
+        tensors = Tensors(names, map(gradients.__getitem__, names),
+                          map(values.__getitem__, names),
+                          1.0 if loss_scale is None else loss_scale,
+                          state.codec.grain)
+        if not tensors.size:
+            return
+        if not update.begun:
+            state.codec.begin(state, tensors.loss_scale)
+        bucket = update.sent[number] = Bucket(
+            state, tensors, self.wire(number, tensors.xp, tensors.size),
+            contributes=contributes, decodes=decodes, number=number)
         update.begun += 1
-        self.queue.submit(bucket, until)
+        self.queue.submit(bucket)
 
     def _send_rest(self, gradients: Gradients) -> None:
         """Sends what has not been sent yet."""
         assert self.queue is not None
         update = self.update
-        for piece in self.slices[update.begun:]:
-            self._send(piece, gradients.flat, gradients.values,
+        for number in self.order[update.begun:]:
+            self._send(number, gradients.flat, gradients.values,
                        gradients.loss_scale, decodes=True)
             self.queue.work()
         # While backward went on, that was not allowed.
@@ -688,7 +561,7 @@ class ModelExchange:
                     gradients.flat[name] for name in bucket.tensors.names])
 
     def send_zeros(self, count: int, loss_scale: float) -> None:
-        """Sends zeros for slices that other ranks have sent; waits for all.
+        """Sends zeros for buckets that other ranks have sent; waits for all.
 
         Args:
             count: How many the rank sent that sent most.
@@ -702,11 +575,8 @@ class ModelExchange:
         values = self._values()
         zeros = {name: numpy.zeros_like(array)
                  for name, array in values.items()}
-        for piece in self.slices[update.begun:count]:
-            self._send(piece, zeros, values, loss_scale, contributes=False)
-        for number, until in self.slices[count:]:   # the rest of begun buckets
-            if number in update.sent:
-                self.queue.submit(update.sent[number], until)
+        for number in self.order[update.begun:count]:
+            self._send(number, zeros, values, loss_scale, contributes=False)
         for bucket in update.sent.values():
             self.queue.finish(bucket)
 
@@ -730,20 +600,6 @@ class ModelExchange:
     def release(self) -> None:
         """Frees the memory of the wires."""
         self._wires.clear()
-
-
-def _error_at_access(name: str, state: State) -> NonfiniteMean:
-    """The error of an access to a mean that is not finite."""
-    reason = ('it is not so on this rank, but on another, or the sum '
-              'overflowed')
-    if state.nonfinite:
-        reason = (f'{state.nonfinite[0]} is not finite in '
-                  f'{state.codec.name} on this rank')
-    return raised_by_all(NonfiniteMean(     # each at its own look
-        f'the mean of the gradients of {name} is not finite: {reason}. '
-        'Other parameters may have been updated: go on from a snapshot, '
-        f'with a new model and communicator. {_FINITE}; with overlap=True '
-        'the error comes before any update'))
 
 
 def _computed(array: Any) -> Any:

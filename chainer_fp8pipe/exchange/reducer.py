@@ -13,7 +13,7 @@ import contextlib
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -23,10 +23,8 @@ from mpi4py import MPI
 from ..allreduce.engine import Engine
 from ..codecs import Codec
 from ..intercept import ready_gradients
-from ..intercept.updates import listen
 from ..mpi.watch import updates
 from ..report.stream import EventStream
-from .local_steps import LocalExchange
 from .lockstep import Lockstep
 from .model_exchange import ModelExchange, Saved
 from .thread import exchange_thread
@@ -44,10 +42,8 @@ class Reducer:
         codec: Of gradients after the warm-up.
         events: Where to write what happens.
         options: The communicator's ``Options``, of which ``warmup``,
-            ``bucket_bytes``, ``nonfinite``, ``check_every`` and those of
-            local steps count here.
-        overlap: ``False``, ``True`` or ``'next_forward'``, see
-            ``model_exchange.py``.
+            ``bucket_bytes``, ``nonfinite`` and ``check_every`` count here.
+        overlap: Buckets are sent during the backward pass.
 
     Attributes:
         ranks: The ranks, which hear when one of them raises alone.
@@ -58,8 +54,7 @@ class Reducer:
     """
 
     def __init__(self, comm: MPI.Comm, algorithm: Engine, codec: Codec,
-                 events: EventStream, options: Any, overlap: bool | str
-                 ) -> None:
+                 events: EventStream, options: Any, overlap: bool) -> None:
         self.ranks = Lockstep(comm)
         self.algorithm, self.codec, self.events = algorithm, codec, events
         self.options, self.overlap = options, overlap
@@ -70,8 +65,6 @@ class Reducer:
         self._turn = threading.Lock()
         self._main_waits = False
         self._is_free = False
-        self._end_listening: Callable[[], object] = (
-            (lambda: None) if options.local_steps == 1 else listen(self))
 
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
@@ -84,31 +77,6 @@ class Reducer:
             exchange.mean(model, zero_fill)
             self.events.updates += 1
             updates.finished((id(self), exchange.number))
-
-    def updated(self, optimizer: Any) -> None:
-        """See :class:`.Listener`; a period of local steps may be over."""
-        if exchange := self.local(optimizer.target):
-            with self.ranks.section():
-                exchange.updated(optimizer)
-
-    def ended(self, models: Sequence[chainer.Link]) -> None:
-        """Ends models' periods of local steps; call it on all ranks."""
-        for exchange in self.exchanges:     # in one order on all ranks
-            model = exchange.reference()
-            if isinstance(exchange, LocalExchange) and any(
-                    model is one for one in models):
-                with self.ranks.section():
-                    exchange.end_period(model)
-
-    @contextlib.contextmanager
-    def common(self) -> Iterator[None]:
-        """A block in which models are what all ranks had last in common."""
-        with contextlib.ExitStack() as stack:
-            for exchange in self.exchanges:
-                model = exchange.reference()
-                if isinstance(exchange, LocalExchange) and model is not None:
-                    stack.enter_context(exchange.common(model))
-            yield
 
     @contextlib.contextmanager
     def announced(self, model: chainer.Link, loss_scale: float | None
@@ -126,20 +94,11 @@ class Reducer:
         with ready_gradients.unwatched():
             yield final
 
-    def complete(self) -> None:
-        """Waits for the deferred updates of all models."""
-        with contextlib.ExitStack() as stack:
-            for exchange in self.exchanges:     # even after one has raised
-                stack.callback(exchange.complete)
-
     def discard(self, model: chainer.Link) -> None:
         """Cancels a model's update under way; call it on all ranks."""
         if self.overlap:
             with self.ranks.section():
-                exchange = self.known(model)
-                if exchange:
-                    exchange.complete()
-                self.withdraw(exchange)
+                self.withdraw(self.known(model))
 
     def withdraw(self, exchange: ModelExchange | None) -> bool:
         """Cancels an update that ranks may have begun; call it on all of them.
@@ -169,18 +128,14 @@ class Reducer:
 
     def free(self) -> None:
         """Gives MPI's communicators, and the memory of wires, back."""
-        try:
-            self.complete()
-        finally:
-            self._is_free = True
-            self._end_listening()
-            exchange_thread.drop(self)
-            for exchange in self.exchanges:
-                ready_gradients.unwatch(exchange)
-                exchange.release()
-            for queue in self.queues:
-                queue.free()
-            self.ranks.free()
+        self._is_free = True
+        exchange_thread.drop(self)
+        for exchange in self.exchanges:
+            ready_gradients.unwatch(exchange)
+            exchange.release()
+        for queue in self.queues:
+            queue.free()
+        self.ranks.free()
 
     # --- models --------------------------------------------------------------
 
@@ -193,11 +148,6 @@ class Reducer:
         """The exchange of ``model``; None if it is new."""
         found = self._exchanges.get(id(model))
         return found if found and found.reference() is model else None
-
-    def local(self, model: chainer.Link) -> LocalExchange | None:
-        """The same where updates are local ones after a while."""
-        found = self.known(model)
-        return found if isinstance(found, LocalExchange) else None
 
     def load(self, model: chainer.Link, saved: Saved) -> None:
         """Gives a model what :meth:`.ModelExchange.save` returned."""
@@ -217,14 +167,10 @@ class Reducer:
                     (found := reducer._exchanges.get(key))
                     and found.reference is dead):
                 del reducer._exchanges[key]
-        kind = (ModelExchange if self.options.local_steps == 1
-                else LocalExchange)
-        exchange = kind(weakref.ref(model, forget), self)
+        exchange = ModelExchange(weakref.ref(model, forget), self)
         exchange.load(saved)
         for key_of, dead in list(self._exchanges.items()):
             if dead.reference() is None:
-                with contextlib.suppress(Exception):    # nobody's concern
-                    dead.complete()
                 del self._exchanges[key_of]
                 if not dead.busy and not dead.failure:
                     ready_gradients.unwatch(dead)

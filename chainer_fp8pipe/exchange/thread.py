@@ -6,7 +6,6 @@
 # wait for.
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
@@ -67,19 +66,9 @@ class ExchangeThread:
             thread.join()
             finalizing.forget(self._end)
 
-    def complete(self) -> None:
-        """Waits for the deferred updates of all reducers."""
-        with contextlib.ExitStack() as stack:
-            for reducer in self._reducers:      # even after one has raised
-                stack.callback(reducer.complete)
-
     def _end(self) -> None:
-        """Ends the last update, for which other ranks may wait."""
-        try:
-            self.complete()
-        finally:
-            for reducer in self._reducers:
-                self.drop(reducer)
+        for reducer in self._reducers:
+            self.drop(reducer)
 
     def _run(self) -> None:
         own = threading.current_thread()
@@ -107,13 +96,4 @@ class ExchangeThread:
 exchange_thread = ExchangeThread()
 
 
-def _complete_all() -> None:
-    """Before a fork, which has the parameters, but cannot wait for them."""
-    if threading.current_thread() is threading.main_thread():
-        # An update that fails raises at each access, too.
-        with contextlib.suppress(Exception):
-            exchange_thread.complete()
-
-
-os.register_at_fork(before=_complete_all,
-                    after_in_child=exchange_thread.forget_all)
+os.register_at_fork(after_in_child=exchange_thread.forget_all)

@@ -50,8 +50,8 @@ _COPIES = 7
 
 def plan(model: Any, example: Any, comm: Any = None, *,
          batch: int | None = None, memory: Any = None, optimizer: Any = None,
-         codecs: Sequence[str] = USUAL_CODECS, local_steps: int = 1,
-         stages: Sequence[int] = (), ranks: int | None = None,
+         codecs: Sequence[str] = USUAL_CODECS, stages: Sequence[int] = (),
+         ranks: int | None = None,
          budget: float = 16.0, show: bool = False, data: Any = None,
          loss_fun: Callable[..., Any] = F.softmax_cross_entropy
          ) -> PlannedJob:
@@ -80,8 +80,6 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         optimizer: That will train the model, set up or not; None: Adam.
         codecs: Communicators that may be chosen; ``('float32',)``: exact
             ones only.
-        local_steps: Also look at replicas that make so many updates from one
-            exchange to the next, which changes what is trained; 1: do not.
         stages: Numbers of stages that may be chosen; (): all that divide
             the ranks.
         ranks: Plan for so many ranks, as if they were added to these in the
@@ -110,8 +108,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
                                error=ValueError)
     samples, wanted = _checked(comm, model, example, optimizer, {
         'batch': batch, 'memory': memory, 'codecs': codecs,
-        'stages': stages, 'ranks': ranks, 'budget': budget,
-        'local_steps': local_steps})
+        'stages': stages, 'ranks': ranks, 'budget': budget})
     trained = Trained(model, optimizer or chainer.optimizers.Adam(), samples,
                       wanted.batch, data)
 
@@ -215,9 +212,6 @@ def _chosen(choices: Choices, ways: Sequence[Configuration],
             warmup := getattr(make_options(taken.codec, {}), 'warmup', 0)):
         said.append(f'the first {warmup} updates of {taken.codec} travel in '
                     'float32 (warmup); what was tried is what follows')
-    if taken.local_steps > 1:
-        said.append('what local steps cost in accuracy was not measured; an '
-                    'exchange at every update is the default')
     return choices.plan(taken, [trial for _, trial in found], said)
 
 
@@ -268,9 +262,8 @@ def _checked(comm: MPI.Comm, model: Any, example: Any, optimizer: Any,
 
 
 def _wanted(here: int, samples: int, *, batch: Any, memory: Any, codecs: Any,
-            stages: Any, ranks: Any, budget: Any, local_steps: Any) -> Wanted:
-    for name, value in (('ranks', ranks), ('batch', batch),
-                        ('local_steps', local_steps)):
+            stages: Any, ranks: Any, budget: Any) -> Wanted:
+    for name, value in (('ranks', ranks), ('batch', batch)):
         if value is not None and (not isinstance(value, int) or value < 1):
             raise ValueError(f'{name} must be a number of at least 1, not '
                              f'{value!r}')
@@ -292,4 +285,4 @@ def _wanted(here: int, samples: int, *, batch: Any, memory: Any, codecs: Any,
             raise ValueError(f'stages={one!r} does not divide the {count} '
                              'ranks')
     return Wanted(batch or samples * count, parse_bytes(memory),
-                  tuple(codecs), tuple(stages), local_steps)
+                  tuple(codecs), tuple(stages))

@@ -80,10 +80,6 @@ def add_plan(commands: Any) -> None:
         f'{", ".join(TRIED)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
     parser.add_argument(
-        '--local-steps', metavar='N', type=count, default=1,
-        help='also try N updates of each rank between two exchanges, which '
-        'changes what is trained (default: 1, an exchange at each update)')
-    parser.add_argument(
         '--ranks', metavar='N', type=count, help='plan for N ranks, as if '
         'more were added in the same way (default: for these)')
     parser.add_argument(
@@ -235,7 +231,7 @@ class ScriptPlan(Originals):
             return plan(model, share, comm, batch=samples,
                         memory=options.memory, optimizer=optimizer,
                         codecs=options.codecs,
-                        local_steps=options.local_steps, ranks=options.ranks,
+                        ranks=options.ranks,
                         stages=(1,) if self._is_chainermn else (),
                         budget=options.seconds, show=True, data=data)
 

@@ -96,9 +96,8 @@ def add_run(commands: Any) -> None:
         metadata = field.metadata
         choices = '|'.join(map(str, metadata['choices']))
         run.add_argument(
-            f'--{name.replace("_", "-")}', metavar=choices or '|'.join(filter(
-                None, [type(field.default).__name__.upper(),
-                       metadata['word']])),
+            f'--{name.replace("_", "-")}', metavar=(
+                choices or type(field.default).__name__.upper()),
             help=metadata['help'].replace('%', '%%') + f' ({_defaults(name)})')
     add_script(run, 'run', lambda options: [
         *_restarting(options),

@@ -164,8 +164,7 @@ def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
         try:
             with preserved():
                 updater = _updater(way, trained, here, done)
-                found = blocks_of(updater.update, here, seconds, limit,
-                                  way.local_steps)
+                found = blocks_of(updater.update, here, seconds, limit)
         except Exception as error:
             problem = f'{type(error).__name__}: {error}'
     if here is not comm:        # nobody asks for messages meanwhile
@@ -189,8 +188,7 @@ def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
             optimizer.setup(part)
     if way.replicas > 1:
         communicator = job.communicator(
-            comm, **without_warmup(way.codec),
-            **({'sync_steps': 0} if way.local_steps > 1 else {}))
+            comm, **without_warmup(way.codec))
         done.append(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
@@ -210,7 +208,7 @@ def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
 
 
 def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
-              limit: float = math.inf, period: int = 1,
+              limit: float = math.inf,
               clock: Callable[[], float] = time.perf_counter) -> list[float]:
     """Seconds of an update, of the slowest rank, in each of some blocks.
 
@@ -219,7 +217,6 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
         comm: All ranks; they make equally many updates.
         seconds: That all blocks may take.
         limit: Seconds of an update from which on one is enough.
-        period: Updates that are timed together, as one of them is longer.
         clock: Gives seconds.
     """
     def measured(count: int) -> float:
@@ -229,14 +226,13 @@ def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
             update()
         return comm.allreduce((clock() - begin) / count, MPI.MAX)
     update()                # sends parameters, gets memory
-    one = measured(period)
+    one = measured(1)
     if one > limit:
         return [one]
     if one < _LONG:
         for _ in range(_WARM_UP - 2):
             update()
-        one = measured(period)
+        one = measured(1)
     most = min(_MOST, math.floor(seconds / _BLOCKS / max(one, 1e-4)))
-    each = period * max(1, most // period)
-    return [measured(each) for _ in range(
+    return [measured(max(1, most)) for _ in range(
         _BLOCKS if one < _LONG else 2)]

@@ -24,7 +24,7 @@ from .step import PACKING, JobProfile, exchange_bytes, predict, rank_memory
 
 _SCHEDULES = '1f1b', 'gpipe', 'zero_bubble', 'interleaved'
 _CHUNKS = {'interleaved': 2}
-_OVERLAPS: tuple[Any, ...] = False, True, 'next_forward'
+_OVERLAPS = False, True
 #: Cuts of a factorisation that are looked at with replicas' exchanges.
 _CUTS = 3
 #: Micro-batches of a pipeline, and the most with which a cut is searched for,
@@ -45,15 +45,12 @@ class Wanted(NamedTuple):
             limit.
         codecs: Names of communicators that may be chosen.
         stages: Numbers of stages that may be chosen; (): all.
-        local_steps: Replicas without a pipeline may make so many updates from
-            one exchange to the next; 1: they do not.
     """
 
     batch: int
     memory: float | None = None
     codecs: tuple[Any, ...] = USUAL_CODECS
     stages: tuple[int, ...] = ()
-    local_steps: int = 1
 
 
 class Candidate(NamedTuple):
@@ -118,23 +115,20 @@ class Choices:
         for one in self.candidates:
             way = one.way
             kinds.setdefault((way.stages, way.codec if way.replicas > 1
-                              else '', way.overlap, way.local_steps), one)
+                              else '', way.overlap), one)
         self.kinds = list(kinds.values())
 
     def promising(self) -> list[Configuration]:
         """The ways to try.
 
-        The fastest, each with another layout, codec, overlap or number of
-        local steps; and where they are possible the fastest with local steps,
-        the simplest one, plain replicas in float32, and
+        The fastest, each with another layout, codec or overlap; and where
+        they are possible the simplest one, plain replicas in float32, and
         ChainerMN's naive, of which nothing is predicted.
         """
         ranks, found = self.profile.ranks, [one.way for one in self.kinds]
         tried = found[:TRIED]
         tried += [way for way in found if way.stages == 1 and way.is_exact
                   and not way.overlap and way not in tried][:1]
-        tried += [way for way in found if way.local_steps > 1][:1] * all(
-            way.local_steps == 1 for way in tried)
         naive = Configuration(ranks, codec='naive')
         return tried + [naive] * (
             ranks > 1 and any(way.stages == 1 for way in tried)
@@ -217,9 +211,6 @@ class Choices:
                 for way in self._exchanged(Configuration(replicas)):
                     for overlap in _OVERLAPS if replicas > 1 else (False,):
                         yield dataclasses.replace(way, overlap=overlap)
-                    if replicas > 1 and self.wanted.local_steps > 1:
-                        yield dataclasses.replace(way, options={
-                            'local_steps': self.wanted.local_steps})
 
     def _pipelines(self, stages: int, replicas: int
                    ) -> Iterator[Configuration]:

@@ -62,7 +62,7 @@ class Configuration:
     cut: PartitionPlan | None = None
     codec: CodecName = 'float32'
     algorithm: AlgorithmName = next(iter(ALGORITHMS))
-    overlap: Literal[False, True, 'next_forward'] = False
+    overlap: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,14 +86,7 @@ class Configuration:
     @property
     def is_exact(self) -> bool:
         """Whether gradients are those of a single process."""
-        return self.replicas == 1 or (
-            ACCURACY[self.codec] == 'exact' and self.local_steps == 1)
-
-    @property
-    def local_steps(self) -> int:
-        """Updates from one exchange to the next, where that is a number."""
-        given = self.options.get('local_steps', 1)
-        return given if isinstance(given, int) else 1
+        return self.replicas == 1 or ACCURACY[self.codec] == 'exact'
 
     def communicator_options(self) -> dict[str, Any]:
         """What the communicator is given beside its name."""
@@ -106,9 +99,8 @@ class Configuration:
 
     def simplicity(self) -> tuple:
         """A key by which exact ways come first, and of these the simplest."""
-        return (not self.is_exact,
-                (False, True, 'next_forward').index(self.overlap)
-                + 3 * (self.stages > 1), self.codec != 'naive', self.stages,
+        return (not self.is_exact, self.overlap + 2 * (self.stages > 1),
+                self.codec != 'naive', self.stages,
                 self.algorithm != next(iter(ALGORITHMS)))
 
     @property

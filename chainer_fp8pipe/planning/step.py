@@ -18,10 +18,7 @@
 # last layers' gradients are ready first, and are exchanged one after the other
 # while others are computed: the exchange ends at
 #     max over calls k of (t_k + what is exchanged from call k on),
-# but no earlier than the rank has had the processor for both.  With
-# overlap='next_forward' steps follow each other, and a call's parameters must
-# have made their way once around within a step: computed, exchanged, updated,
-# needed again.
+# but no earlier than the rank has had the processor for both.
 #
 # A pipeline's step is that of its schedule where stages have cores of their
 # own (schedule_time); where they share cores, it is no shorter than
@@ -60,9 +57,8 @@ from .schedule_time import Costs, Link, step_time
 #: Seconds in which Python packs and unpacks a message between stages, and in
 #: which a stage passes by a call of another stage.
 PACKING, _PLACEHOLDER = 5e-5, 8e-6
-#: Seconds of an update that the exchange's thread, and waiting in the next
-#: forward pass, cost besides.
-_THREAD = {True: 3e-4, 'next_forward': 6e-4}
+#: Seconds of an update that the exchange's thread costs besides.
+_THREAD = 3e-4
 #: Of the time that a stage alone would wait, what cores that it shares with
 #: others do not fill.
 _UNFILLED = 0.5
@@ -370,7 +366,7 @@ def _of_replicas(profile: JobProfile, batch: int, way: Configuration
         return parts
     figures = profile.exchange(way)
     whole = figures.of(model.elements)
-    parts['exchange'] = whole / way.local_steps
+    parts['exchange'] = whole
     if not way.overlap:
         return parts
     # On one host there is no wire that would go on by itself.
@@ -380,16 +376,10 @@ def _of_replicas(profile: JobProfile, batch: int, way: Configuration
     # Of each call: its elements, and when its backward pass is through.
     own = numpy.array(model.elements_of_calls())
     after = backward[::-1].cumsum()[::-1]       # of it and later ones
-    if way.overlap is True:     # the last call is the first to be through
-        ends = (forward.sum() + after + figures.fixed
-                + own.cumsum() * figures.element)
-        hidden, end = passes, max(busy, ends.max(initial=0.0))
-    else:                       # around: until the call's parameters are new
-        around = (forward[::-1].cumsum()[::-1] + after + update
-                  + figures.fixed + own * figures.element)
-        hidden, end = passes + update, max(
-            busy + update, whole, around[own > 0].max(initial=0.0))
-    parts['exchange'] = _THREAD[way.overlap] + end - hidden
+    # The last call is the first to be through.
+    ends = (forward.sum() + after + figures.fixed
+            + own.cumsum() * figures.element)
+    parts['exchange'] = _THREAD + max(busy, ends.max(initial=0.0)) - passes
     return parts
 
 
@@ -498,7 +488,6 @@ def exchange_bytes(way: Configuration, elements: float) -> float:
     wire, feedback = (CODECS[way.codec].nbytes,
                       CODECS[way.codec].error_feedback)
     found = feedback * _FLOAT * elements * (1 + 1 / way.replicas)
-    found += _FLOAT * elements * (way.local_steps > 1)      # anchors
     if way.overlap:
         found = max(found + wire * elements, feedback * _FLOAT * elements)
     frame = min(_FRAME_BYTES, elements * wire) / wire

@@ -253,8 +253,6 @@ class UpdateHook:
 
     timing = 'pre'
     call_for_each_param = False
-    #: So an update may begin before its gradients are there.
-    reads_gradients = False
 
 
 class WeightDecay(UpdateHook):
@@ -274,8 +272,6 @@ class WeightDecay(UpdateHook):
     """
 
     name = 'WeightDecayOfWeights'
-    #: As an update rule's; so parameters may be updated in any order.
-    one_by_one = True
 
     def __init__(self, rate: float) -> None:
         check_number('weight_decay', rate, zero=True)

@@ -566,12 +566,6 @@ def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
             f"the optimizer's communicator has {communicator.size} ranks but "
             f'a stage has {grid.replicas} replicas; make the communicator '
             'with mpi_comm=grid.data of a ProcessGrid')
-    elif getattr(getattr(communicator, 'options', None), 'local_steps',
-                 1) != 1:
-        raise ValueError(
-            'local_steps is for replicas of the whole model on each rank: a '
-            'pipeline decides on each update for all replicas; pass '
-            'local_steps=1')
     for link in optimizer.target.links():
         if isinstance(link, MultiNodeBatchNormalization) and (
                 link.comm.size > grid.replicas):

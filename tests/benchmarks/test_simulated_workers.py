@@ -2,13 +2,10 @@
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.codecs import BlockScaled, Fp8Ratio
 
-import chainer
-import chainermn
 import numpy
 import pytest
-from chainer.dataset import concat_examples
 
-from benchmarks.simulated_workers import LocalWorkers, SimulatedWorkers
+from benchmarks.simulated_workers import SimulatedWorkers
 from tests.communicators.helpers import Model, set_gradients
 from tests.ranks import on_ranks
 
@@ -44,34 +41,3 @@ def test_a_warm_up_is_the_mean_itself():
     simulated = SimulatedWorkers(lambda rank: BlockScaled('int4'), 3)
     found = simulated.average(['a', 'b'], values, list(values[0]), warm=False)
     numpy.testing.assert_allclose(found, values.mean(0), rtol=1e-6)
-
-
-@pytest.mark.parametrize(('optimizer', 'rate'),
-                         [('MomentumSGD', 'lr'), ('Adam', 'alpha')])
-@on_ranks(2)
-def test_local_steps_of_two_have_the_bits_of_two_ranks(comm, optimizer, rate):
-    rows = numpy.random.default_rng(0).normal(0, 1, (8, 40)).astype('f')
-    batch = [(row, numpy.int32(row[0] > 0)) for row in rows]
-    ranks, workers = _set_up(optimizer), _set_up(optimizer)
-    communicator = create_communicator(
-        'int4', comm, bucket_bytes=0, warmup=0, local_steps=3, sync_steps=0)
-    update = chainermn.create_multi_node_optimizer(ranks, communicator).update
-    ranks.target.cleargrads()
-    update()                    # broadcasts
-    local = LocalWorkers(workers, SimulatedWorkers(CODECS['int4'][0], 2), 2)
-    for step in range(7):
-        for rule in ranks, workers:
-            setattr(rule, rate, .1 / (step + 1))
-        update(ranks.target, *concat_examples(batch[4 * comm.rank:][:4]))
-        local.update(workers, batch)
-        if local.since == 3:
-            local.exchange()
-            for one, other in zip(ranks.target.params(),
-                                  workers.target.params(), strict=True):
-                numpy.testing.assert_array_equal(one.array, other.array)
-
-
-def _set_up(optimizer):
-    numpy.random.seed(0)
-    return getattr(chainer.optimizers, optimizer)().setup(
-        chainer.links.Classifier(chainer.links.Linear(40, 2)))

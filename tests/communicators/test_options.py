@@ -62,18 +62,6 @@ def test_numbers_of_numpys_seem_no_others_to_other_ranks():
     ('fp8', {'partial_sums': 'wire'}, "'auto', 'float16', 'float32', not"),
     ('fp8_paper', {'partial_sums': 'float16'}, "algorithm='mpi_op'; pass"),
     ('fp8_paper', {'frame_bytes': 100}, 'or no frame_bytes'),
-    ('int4', {'local_steps': 0}, "at least 1, not 0"),
-    ('int4', {'local_steps': 'many'}, "type int or 'qsr', not 'many'"),
-    ('int4', {'local_steps': 2, 'overlap': True}, 'hides an exchange at ev'),
-    ('int4', {'local_steps': 'qsr'}, 'needs qsr_alpha above 0'),
-    ('int4', {'local_steps': 'qsr', 'qsr_alpha': 1, 'qsr_min': 300},
-     'qsr_min at most qsr_max, not 1, 300 and 256'),
-    ('int4', {'local_steps': 2, 'qsr_min': 2}, "qsr_min=2 does not go with "
-     "local_steps=2; pass local_steps='qsr', or no qsr_min"),
-    ('int4', {'sync_steps': 2}, 'sync_steps=2 does not go with '
-     'local_steps=1; pass local_steps of 2 or more, or no sync_steps'),
-    ('int4', {'local_steps': 2, 'algorithm': 'aggregator'},
-     "local_steps=2 does not go with algorithm='aggregator'"),
     ('torus2d', {'algorithm': 'ring'},
      "'torus2d' is float32 with algorithm='torus2d', not 'ring'")])
 def test_what_is_not_allowed_is_an_error_that_lists_what_is(name, given,
@@ -85,8 +73,7 @@ def test_what_is_not_allowed_is_an_error_that_lists_what_is(name, given,
 @pytest.mark.parametrize(('option', 'text', 'expected'), [
     ('period', '7', 7), ('epsilon', '0.5', 0.5),
     ('error_feedback', 'False', False), ('two_level', 'no', 'no'),
-    ('local_steps', '8', 8), ('local_steps', 'qsr', 'qsr'),
-    ('local_steps', 'q', ValueError("must be of type int or 'qsr', not 'q'")),
+    ('overlap', 'true', True),
     ('period', 'x', ValueError('period must be of type int')),
     ('error_feedback', 'maybe', ValueError('true or false')),
     ('nonsense', '1', ValueError('its options are'))])

@@ -27,9 +27,9 @@ WAYS = [('fp8', way) for way in (
     {'error_feedback': False}, {**RING, 'partial_sums': 'float32'})] + [
         ('int4', way) for way in (
             {}, RING, TORUS, NODES, WHOLE, {'bucket_bytes': 4000},
-            {'overlap': 'next_forward'})] + [
+            {'overlap': True})] + [
         ('float16', {}), ('float16', {**NODES, 'bucket_bytes': 4000}),
-        ('float32', {'overlap': 'next_forward'}), ('float32', RING),
+        ('float32', RING),
         ('float32', WHOLE)]
 
 

@@ -4,9 +4,7 @@ from unittest import mock
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators.options import Options
-from chainer_fp8pipe.exchange import deferred_update
 from chainer_fp8pipe.exchange.model_exchange import ModelExchange
-from chainer_fp8pipe.intercept.access import hook_in
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -16,7 +14,6 @@ from chainer import optimizer_hooks, optimizers
 
 from ..communicators.networks import Plain
 
-OVERLAPS = True, 'next_forward'
 CODECS = {'float32': {}, 'float16': {},
           'fp8': {'warmup': 2, 'period': 2}, 'int4': {'warmup': 2}}
 #: Each with a hook of the optimizer.
@@ -91,7 +88,7 @@ def early(communicator, model):
 
 @contextlib.contextmanager
 def counting(communicator):
-    """How many slices of buckets each update sent early."""
+    """How many buckets each update sent early."""
     found = []
     original = communicator.multi_node_mean_grad
 
@@ -110,12 +107,11 @@ def values(model):
 
 
 def train(comm, overlap, network, *, name='fp8', optimizer='sgd', steps=9,
-          step=update, looks=True, scaling=None, zero_fill=True, **options):
+          step=update, scaling=None, zero_fill=True, **options):
     """Trains a model.
 
     Returns:
-        Parameters' bytes after all updates, or with ``looks`` after each;
-        slices sent early in each; whether each update waited for a look.
+        Parameters' bytes after each update; buckets sent early in each.
     """
     communicator = make(comm, name, overlap, **options)
     numpy.random.seed(1)
@@ -123,35 +119,27 @@ def train(comm, overlap, network, *, name='fp8', optimizer='sgd', steps=9,
     made = optimizer_of(optimizer, model, communicator, zero_fill)
     if scaling is not None:
         made.loss_scaling(**scaling)
-    found, waits = [], []
+    found = []
     with counting(communicator) as sent:
         for number in range(steps):
             step(made, model, number, comm.rank)
-            waits.append(hook_in(model) is not None)
-            if looks or number == steps - 1:
-                found.append(values(model))
-    assert hook_in(model) is None
+            found.append(values(model))
     communicator.finalize()
-    return found, sent, waits
+    return found, sent
 
 
 def same(comm, network, **options):
     """Checks that results are the same bits.
 
     Returns:
-        Slices sent early, and whether updates waited where nobody looked.
+        Buckets sent early in each update.
     """
-    plain, *_ = train(comm, False, network, **options)
-    overlapped, sent, _ = train(comm, True, network, **options)
+    plain, _ = train(comm, False, network, **options)
+    overlapped, sent = train(comm, True, network, **options)
     assert overlapped == plain
-    # Small parameters, too, are updated block by block.
-    with mock.patch.object(deferred_update, 'BLOCK', 8):
-        found, _, waits = train(comm, 'next_forward', network, looks=False,
-                                **options)
-    assert found == plain[-1:]
     assert len(set(plain)) > 3, 'it does not learn at all'
     assert comm.allgather(plain[-1]) == [plain[-1]] * comm.size
-    return sent, waits
+    return sent
 
 
 def found_by_grad(optimizer, model, number, rank):

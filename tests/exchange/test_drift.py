@@ -15,7 +15,7 @@ from tests.training import trainers
 from ..communicators.networks import NETWORKS, Plain
 from .jobs import make, wrapped
 
-OVERLAPS = False, True, 'next_forward'
+OVERLAPS = False, True
 
 
 class Job:
@@ -131,8 +131,8 @@ def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
 @pytest.mark.parametrize(('network', 'overlap', 'name', 'options'), [
     ('Plain', True, 'fp8', {'period': 1}),
     ('Mixed', False, 'fp8', {'algorithm': 'mpi_op'}),
-    ('Convolutions', 'next_forward', 'fp8', {}),
-    ('Shared', 'next_forward', 'int4', {'algorithm': 'ring'}),
+    ('Convolutions', True, 'fp8', {}),
+    ('Shared', True, 'int4', {'algorithm': 'ring'}),
     ('Lazy', True, 'float16', {'algorithm': 'torus2d'}),
     ('Changing', False, 'fp8', {})])
 def test_what_is_trained_alike_never_differs(comm, network, overlap, name,

@@ -6,8 +6,6 @@ import threading
 import weakref
 from unittest import mock
 
-from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.exchange.deferred_update import BlockUpdate
 from chainer_fp8pipe.exchange.thread import exchange_thread
 
 import chainer
@@ -22,12 +20,10 @@ from tests.ranks import on_ranks, run_script
 
 from ..communicators.networks import Plain
 from .jobs import (
-    OVERLAPS,
     counting,
     early,
     make,
     optimizer_of,
-    train,
     update,
     values,
     warm,
@@ -75,72 +71,6 @@ def test_means_arrive_while_backward_still_runs(comm, algorithm):
 
 
 @on_ranks(2)
-def test_each_layer_waits_for_its_own_parameters(comm):
-    communicator = make(comm, 'float32', 'next_forward', bucket_bytes=4)
-    model = chainer.Chain(first=L.Linear(8, 64, nobias=True),
-                          last=L.Linear(64, 64, nobias=True))
-    optimizer = optimizer_of('sgd', model, communicator)
-    x = numpy.ones((2, 8), 'f4')
-    for _ in range(4):
-        optimizer.update(lambda: F.sum(model.last(model.first(x)) ** 2))
-    decoded, decode = [], Bucket.decode
-    with mock.patch.object(Bucket, 'decode', lambda bucket: (
-            decoded.append(*bucket.tensors.names), decode(bucket))[1]):
-        h = model.first(x)
-        assert decoded == ['/first/W']
-        model.last(h)
-        assert decoded == ['/first/W', '/last/W']
-    communicator.finalize()
-
-
-class Long(chainer.Chain):
-    """Of many frames."""
-
-    def __init__(self):
-        super().__init__(l1=L.Linear(1024, 1024))
-
-    def loss(self, step, rank):
-        x = numpy.random.default_rng((step, rank)).standard_normal(
-            (4, 1024), numpy.float32)
-        return F.mean(self.l1(x) ** 2)
-
-
-@on_ranks(2)
-@pytest.mark.parametrize('optimizer', ['sgd', 'adam', 'lars'])
-def test_a_parameter_is_updated_while_its_mean_is_on_its_way(comm, optimizer):
-    """Block by block, where its rule and hooks look at single elements."""
-    options = {'optimizer': optimizer, 'frame_bytes': 2048, 'warmup': 0,
-               'steps': 12, 'looks': False}
-    expected, *_ = train(comm, False, Long, **options)
-    blocks, complete = [], BlockUpdate.complete
-
-    def counted(self):
-        blocks.append(self._missing.count(0))
-        complete(self)
-    with mock.patch.object(BlockUpdate, 'complete', counted):
-        found, *_ = train(comm, 'next_forward', Long, **options)
-    assert found == expected
-    assert bool(comm.allreduce(sum(blocks))) == (optimizer != 'lars')
-
-
-@on_ranks(3)
-def test_urgent_buckets_overtake_in_the_same_order_on_all_ranks(comm):
-    communicator = make(comm, 'fp8', 'next_forward', warmup=0,
-                        bucket_bytes=2000)
-    model = chainer.Sequential(*(L.Linear(40, 40) for _ in range(6)))
-    optimizer = optimizer_of('sgd', model, communicator)
-    for step in range(14):
-        x = numpy.full((2, 40), 0.1 * step + comm.rank, 'f4')
-        optimizer.update(lambda x=x: F.mean(model(x) ** 2))
-    known = early(communicator, model)
-    orders = comm.allgather(list(known.slices))
-    assert orders == orders[:1] * comm.size
-    assert {number for number, _ in known.slices} == set(
-        range(len(known.buckets)))
-    communicator.finalize()
-
-
-@on_ranks(2)
 def test_who_has_something_to_send_lets_others_have_the_core(comm):
     """Its own thread, which sends it, or a rank that is behind."""
     communicator, model, optimizer = warm(comm)
@@ -164,10 +94,9 @@ def test_without_threads_in_mpi_it_says_so_and_goes_on(comm):
 # --- for whom: models, threads and the end of the program ---
 
 @on_ranks(2)
-@pytest.mark.parametrize('overlap', OVERLAPS)
-def test_models_that_are_no_more_leave_nothing_behind(comm, overlap):
+def test_models_that_are_no_more_leave_nothing_behind(comm):
     """Their queues are the next ones', and have no threads of their own."""
-    communicator = make(comm, 'fp8', overlap, warmup=0)
+    communicator = make(comm, 'fp8', True, warmup=0)
     reducer = communicator._reducer
     counts, threads = [], []
     for number in range(4):
@@ -202,16 +131,15 @@ def test_models_of_a_rank_that_keeps_them_keep_their_queues(comm):
 
 
 @on_ranks(2)
-@pytest.mark.parametrize('overlap', OVERLAPS)
-def test_a_communicator_that_was_dropped_is_told_nothing(comm, overlap):
+def test_a_communicator_that_was_dropped_is_told_nothing(comm):
     """Another one goes on with the model."""
-    communicator, model, optimizer = warm(comm, overlap, 3, warmup=0)
+    communicator, model, optimizer = warm(comm, True, 3, warmup=0)
     dropped = weakref.ref(communicator)
     assert early(communicator, model).ready
     del communicator, optimizer
     gc.collect()
     assert dropped() is None
-    communicator = make(comm, 'fp8', overlap)
+    communicator = make(comm, 'fp8', True)
     optimizer = optimizer_of('sgd', model, communicator)
     for step in range(6):
         update(optimizer, model, step, comm.rank)
@@ -222,7 +150,7 @@ def test_a_communicator_that_was_dropped_is_told_nothing(comm, overlap):
 @on_ranks(2)
 def test_a_process_has_one_thread_for_all_communicators(comm):
     others = set(exchange_thread._reducers)     # of tests before this one
-    jobs = [warm(comm, overlap) for overlap in OVERLAPS * 2]
+    jobs = [warm(comm) for _ in range(4)]
     for step in range(3):
         for _, model, optimizer in jobs:
             update(optimizer, model, step, comm.rank)
@@ -281,14 +209,13 @@ from tests.communicators.networks import Plain
 
 
 def in_chainer():
-    return (_backprop._backprop_to_all, _backprop._backprop_utils,
-            chainer.GradientMethod.update)
+    return _backprop._backprop_to_all, _backprop._backprop_utils
 
 
 rank = MPI.COMM_WORLD.rank
 original = in_chainer()
 communicator = chainer_fp8pipe.create_communicator(
-    'fp8', overlap={overlap!r}, warmup=0, bucket_bytes=300)
+    'fp8', overlap=True, warmup=0, bucket_bytes=300)
 model = Plain()
 optimizer = chainermn.create_multi_node_optimizer(
     chainer.optimizers.SGD(0.1), communicator).setup(model)
@@ -296,7 +223,7 @@ for step in range(5):
     optimizer.update(lambda: model.loss(step, rank))
 assert communicator._reducer.known(model).ready
 replaced = [mine is not theirs for mine, theirs in zip(in_chainer(), original)]
-assert replaced == [True, True, {overlap!r} is not True], replaced
+assert replaced == [True, True], replaced
 {end}
 if communicator._is_finalized:
     assert in_chainer() == original
@@ -304,15 +231,12 @@ print('left', rank)
 '''
 
 
-@pytest.mark.parametrize(('overlap', 'end'), [
-    (True, ''), ('next_forward', ''),
-    ('next_forward', 'model.loss(9, rank).backward()'),
-    (True, 'if rank == 0: model.loss(9, rank).backward()'),
-    ('next_forward', 'communicator.finalize()'),
-    (True, 'model.loss(9, rank).backward(); communicator.finalize()')])
-def test_the_end_of_the_program_does_not_hang(tmp_path, overlap, end):
+@pytest.mark.parametrize('end', [
+    '', 'if rank == 0: model.loss(9, rank).backward()',
+    'model.loss(9, rank).backward(); communicator.finalize()'])
+def test_the_end_of_the_program_does_not_hang(tmp_path, end):
     script = tmp_path / 'script.py'
-    script.write_text(SCRIPT.format(end=end, overlap=overlap))
+    script.write_text(SCRIPT.format(end=end))
     done = run_script(2, script, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('left') == 2

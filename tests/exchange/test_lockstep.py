@@ -1,21 +1,19 @@
 """An error that one rank raises alone is an error of all, wherever it is."""
 import contextlib
+import itertools
 import re
 import threading
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
-from chainer_fp8pipe.exchange import drift, lockstep, model_exchange
-from chainer_fp8pipe.exchange.buckets import Passes
-from chainer_fp8pipe.exchange.deferred_update import DeferredUpdate
+from chainer_fp8pipe.exchange import drift, lockstep
 from chainer_fp8pipe.exchange.gradients import Gradients
 from chainer_fp8pipe.exchange.lockstep import Lockstep
 from chainer_fp8pipe.exchange.model_exchange import ModelExchange
 
 import numpy
 import pytest
-from chainer.optimizers.sgd import SGDRule
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
@@ -36,24 +34,14 @@ ALWAYS = {
     'a bucket is finished': (Tensors, 'conclude'),
     'means are looked at': (Bucket, 'decode'),
 }
-MODES = False, True, 'next_forward'
-PLACES = [(MODES[(number + other) % 3], place) for other in range(2)
-          for number, place in enumerate(ALWAYS)] + [
-    (False, 'gradients are written back'),
-    (False, 'it waits'), (True, 'it waits'), ('next_forward', 'it waits'),
-    (True, 'an order is due'), ('next_forward', 'an order is chosen'),
-    (True, 'the rest is sent'), ('next_forward', 'the rest is sent'),
-    ('next_forward', 'the rest is left for later'),
-    ('next_forward', 'a parameter is updated'),
-]
+PLACES = [*itertools.product((False, True), ALWAYS),
+          (False, 'gradients are written back'),
+          (False, 'it waits'), (True, 'it waits'),
+          (True, 'the rest is sent')]
 OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Engine, 'finish'),
-    'an order is due': (Passes, 'keep'),
-    'an order is chosen': (model_exchange, 'send_order'),
     'the rest is sent': (ModelExchange, '_send_rest'),
-    'the rest is left for later': (DeferredUpdate, '__init__'),
-    'a parameter is updated': (SGDRule, 'update_core_cpu'),
 }
 
 

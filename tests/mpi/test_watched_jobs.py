@@ -351,7 +351,7 @@ def cause(errors):
 # A row: the ranks, what they do, who is named and why, and what else is said.
 STALLS = {
     # And has more files open than select takes.
-    'it is stopped': (3, FILES + train(1, STOP, 'next_forward'), '1', BROKEN, [
+    'it is stopped': (3, FILES + train(1, STOP, True), '1', BROKEN, [
         r'  rank 1 of 3 \(worker\), process \d+ on host \S+, is stopped '
         r'\(SIGSTOP, or a debugger\)',
         *(rf'rank {other} of 3 .* has finished no update for \d+ seconds.*; '

@@ -39,7 +39,7 @@ def full(plan):
 
 
 PLANS = [replicas(2), stages(4, codec='fp8', options={'warmup': 7}),
-         full(replicas(3, overlap='next_forward')), full(stages(2))]
+         full(replicas(3, overlap=True)), full(stages(2))]
 
 
 @pytest.mark.parametrize(('plan', 'read'), [

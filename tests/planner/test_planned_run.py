@@ -22,7 +22,7 @@ def run(folder, ranks, *arguments, plan=None, script=SCRIPT, before=()):
 
 @pytest.mark.parametrize(('ranks', 'plan'), [
     # A batch of 50 is not of equally many samples for each.
-    (3, replicas(3, algorithm='ring', overlap='next_forward')),
+    (3, replicas(3, algorithm='ring', overlap=True)),
     (1, replicas(1)), (2, stages(2)), (4, stages(4, algorithm='direct'))])
 def test_the_log_and_the_files_are_those_of_a_serial_run(
         tmp_path, serial, ranks, plan):

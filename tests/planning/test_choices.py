@@ -51,25 +51,6 @@ def test_users_may_choose_stages_and_codecs():
             for one in found.candidates} == {(2, 2, 'fp8')}
 
 
-def test_local_steps_are_looked_at_where_they_are_asked_for():
-    profile = job(MODEL, 4, (1, 2), element=SLOW)
-    assert all(one.way.local_steps == 1
-               for one in Choices(profile, Wanted(64)).candidates)
-    found = Choices(profile, Wanted(64, local_steps=8, stages=(1,)))
-    seconds = {(one.way.local_steps, one.way.overlap): one
-               for one in found.candidates if one.way.algorithm == 'direct'
-               and one.way.codec == 'float32'}
-    assert set(seconds) == {(1, False), (1, True), (1, 'next_forward'),
-                            (8, False)}
-    assert seconds[8, False].parts['exchange'] == pytest.approx(
-        seconds[1, False].parts['exchange'] / 8)
-    assert [max(seconds[steps, False].memory) for steps in (1, 8)] == [
-        pytest.approx(max(seconds[1, False].memory) + anchors)
-        for anchors in (0, 4 * MODEL.elements)]
-    assert any(way.local_steps == 8 for way in found.promising())
-    assert not seconds[8, False].way.is_exact
-
-
 @pytest.mark.parametrize('batch', [1, 2, 3, 5, 8])
 def test_a_small_batch_leaves_what_it_can_fill(batch):
     """Fewer micro-batches than stages, if need be."""

@@ -19,8 +19,7 @@ MODEL = figures(*[0.01] * 4, parameters=4000)
 def no_constants(monkeypatch):
     monkeypatch.setattr(step, 'PACKING', 0.0)
     monkeypatch.setattr(step, '_PLACEHOLDER', 0.0)
-    monkeypatch.setattr(step, '_THREAD', dict.fromkeys(
-        (True, 'next_forward'), 0.0))
+    monkeypatch.setattr(step, '_THREAD', 0.0)
 
 
 def seconds_of(profile, batch, way):
@@ -42,11 +41,7 @@ def seconds_of(profile, batch, way):
     (job(MODEL, 2, element=1e-6, processor=1e-6), True, .044),
     (job(MODEL, 2, element=1e-6, processor=1e-6, spare=True), True, .041),
     # On one host there is no wire.
-    (job(MODEL, 2, element=1e-6, hosts=(0, 0)), True, .044),
-    # Once around within a step: the first layer's 10 ms and its exchange.
-    (job(MODEL, 2, element=1e-5), 'next_forward', .05),
-    (job(MODEL, 2, element=5e-5), 'next_forward', .2),
-    (job(MODEL, 2, element=1e-7), 'next_forward', .0401)])
+    (job(MODEL, 2, element=1e-6, hosts=(0, 0)), True, .044)])
 def test_replicas(profile, overlap, seconds):
     assert seconds_of(profile, 16, Configuration(2, overlap=overlap)
                       ) == pytest.approx(seconds, rel=1e-6)

@@ -9,7 +9,6 @@ import chainer
 import numpy
 from chainer.training import extension
 
-from ...intercept.updates import common
 from ..checks import check_number
 
 
@@ -29,8 +28,7 @@ class MovingAverage(extension.Extension):
     initial weights soon fade.  Averages are float32; those of float16
     parameters are of their float32 copies where the optimizer has them
     (``use_fp32_update``).  Statistics of batch normalisation, and other
-    persistent floating-point arrays, are averaged like weights.  With
-    ``local_steps`` they are of the rank's own weights::
+    persistent floating-point arrays, are averaged like weights.::
 
         average = MovingAverage(model, 0.999)
         trainer.extend(average)
@@ -112,7 +110,7 @@ class MovingAverage(extension.Extension):
         evaluate = evaluator.evaluate
 
         def with_average() -> Any:
-            with common(), self.weights():      # which evaluate() keeps
+            with self.weights():        # which evaluate() keeps
                 return evaluate()
         evaluator.evaluate = with_average
         return evaluator

@@ -54,18 +54,8 @@ def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
     parts = {'trainer/': _trainer(trainer),
              'optimizer/': collect_optimizers(trainer),
              'iterator/': _lengths(trainer), _RANDOM: _random()}
-    # Ranks go on from what all had in common, and each from its own.
     for prefix, communicator, model in _stateful(trainer, comm):
         parts[prefix] = communicator.state(model)
-        common = communicator.in_common(model)
-        name = prefix.split('/')[1]
-        for place, parameter in model.namedparams():
-            if id(parameter) in common:
-                anchor = chainer.backends.cuda.to_cpu(common[id(parameter)])
-                parts['trainer/'][f'updater/model:{name}{place}'] = (
-                    anchor.astype(parameter.dtype))
-                if f'{name}{place}/float32' in parts['optimizer/']:
-                    parts['optimizer/'][f'{name}{place}/float32'] = anchor
     return {prefix + key: value for prefix, part in parts.items()
             for key, value in part.items()}
 
@@ -202,8 +192,7 @@ def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
                            ) -> str:
     """The names of the job's communicators, as a snapshot has them.
 
-    Of ``comm``, and of multi-node optimizers.  Those with local steps have
-    another name: their ranks have optimizer states of their own.
+    Of ``comm``, and of multi-node optimizers.
     """
     found = [comm] if hasattr(comm, 'mpi_comm') else []
     for optimizer in trainer.updater.get_all_optimizers().values():
@@ -213,8 +202,6 @@ def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
             found.append(communicator)
     return ', '.join(
         getattr(communicator, 'name', type(communicator).__name__)
-        + ' with local steps' * (getattr(getattr(
-            communicator, 'options', None), 'local_steps', 1) != 1)
         for communicator in found) or 'none'
 
 

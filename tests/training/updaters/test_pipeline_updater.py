@@ -335,7 +335,7 @@ def test_results_are_those_without_overlap_bit_for_bit(
     stages = comm.size // 2
     (plain, _), (early, sent), (late, _) = (
         overlapped(comm, network, stages, overlap, **settings)
-        for overlap in (False, True, 'next_forward'))
+        for overlap in (False, True))
     assert plain == early == late
     assert len(set(plain)) == 6
     assert min(sent[2:]) > 0, sent

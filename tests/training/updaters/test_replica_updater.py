@@ -44,7 +44,7 @@ def made(comm, data, batch, **options):
     return model, ReplicaUpdater(iterator, optimizer, comm)
 
 
-@pytest.mark.parametrize('overlap', [False, 'next_forward'])
+@pytest.mark.parametrize('overlap', [False, True])
 @on_ranks(1, 2, 3)
 def test_updates_and_reports_are_those_of_one_process(comm, overlap):
     """A batch of 7 gives 2 or 3 samples to each of 3 ranks."""
