@@ -194,7 +194,8 @@ def make_options(name: str, given: dict[str, Any]) -> Options:
 
 def without_warmup(name: str) -> dict[str, int]:
     """Options with which communicator ``name`` begins in its own format."""
-    return {'warmup': 0} if 'warmup' in options_of(name) else {}
+    has_one = name in FAMILIES and 'warmup' in options_of(name)
+    return {'warmup': 0} if has_one else {}     # ChainerMN's have no options
 
 
 def parse_option(name: str, option: str, text: str) -> Any:
