@@ -72,7 +72,7 @@ def edited(data, where, value):
     (REPLICAS, 'batch', 1, 'batch 1 cannot be cut'),
     (REPLICAS, 'choice.codec', 'fp9', "choice.codec must be one of 'float32'"),
     (REPLICAS, 'choice.algorithm', 'star', 'choice.algorithm must be one of'),
-    (REPLICAS, 'choice.overlap', 1, 'choice.overlap must be one of False'),
+    (REPLICAS, 'choice.overlap', 1, 'choice.overlap must be true or false'),
     (REPLICAS, 'choice.replicas', 0, 'replicas must be at least 1'),
     (REPLICAS, 'choice.stages', 2, '2 stages need a cut'),
     (REPLICAS, 'choice.colour', 1, 'choice.colour is no field of a plan'),
