@@ -36,7 +36,7 @@ def run(seed, options):
     with tempfile.TemporaryDirectory() as out:
         subprocess.run(
             [*mpiexec(options.ranks), sys.executable, _SCRIPT,
-             '--seed', str(seed), '--out', out, '--link', '0',
+             '--seed', str(seed), '--out', out,
              '--no-report', '--communicator', *options.communicator],
             check=True, stdout=subprocess.DEVNULL,
             env={**os.environ, **RANKS})

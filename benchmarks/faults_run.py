@@ -46,7 +46,7 @@ class FaultyJob(NamedTuple):
 JOBS = {
     'digits': FaultyJob(4, [
         'examples/digits/train_digits.py', '--communicator', 'fp8',
-        '--resume', '--epoch', '#12', '--link', '0', '--out', '{out}'],
+        '--resume', '--epoch', '#12', '--out', '{out}'],
         '{out}/fp8'),
     'pipeline': FaultyJob(4, [
         'examples/pipeline/train_pipeline.py', '--pipeline', '2', '--resume',

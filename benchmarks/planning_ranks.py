@@ -12,6 +12,7 @@ import time
 
 from chainer_fp8pipe.planner import plan as planning
 from chainer_fp8pipe.planner.example import Data, Endless, Example
+from chainer_fp8pipe.planner.job_plan import Way
 from chainer_fp8pipe.planner.trials import Trained, try_way
 
 import chainer
@@ -107,19 +108,19 @@ def main(comm, job):
     with Slow() if comm.rank == job['slow'] else contextlib.nullcontext():
         begin = time.perf_counter()
         made = planning.plan(model, example, comm, batch=batch, data=data,
-                             optimizer=optimizer, budget=job['budget']).plan
+                             optimizer=optimizer, budget=job['budget'],
+                             as_it_is=Way())
         took = time.perf_counter() - begin
         trained = Trained(model, optimizer, Example(example), batch, data)
         found = {}
         for _ in range(job['turns']):
             for name, way in ways.items():
-                seconds = try_way(way, trained, comm, job['seconds'])
-                if not isinstance(seconds, str):
-                    found.setdefault(name, []).extend(seconds)
+                blocks = try_way(way, trained, comm, job['seconds'])
+                found.setdefault(name, []).extend(blocks.seconds)
     return {**job, 'planning': took, 'choice': str(made.choice),
             'remarks': made.remarks,
             'ways': {name: statistics.median(seconds)
-                     for name, seconds in found.items()}}
+                     for name, seconds in found.items() if seconds}}
 
 
 class Slow(chainer.FunctionHook):

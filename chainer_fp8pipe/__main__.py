@@ -1,7 +1,7 @@
-"""``python -m chainer_fp8pipe``: commands for scripts, clusters and Chainer.
+"""``chainer-fp8pipe``: commands for scripts, clusters and Chainer.
 
-``run``, ``plan`` and ``bench`` are started on ranks by ``mpiexec``;
-``export``, ``launch``, ``report`` and ``install-chainer`` without it.
+The same as ``python -m chainer_fp8pipe``.  ``run``, ``plan`` and ``bench`` are
+started on ranks by ``mpiexec``, the others without it.
 """
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from .command_line import Parser, did_you_mean
 from .compat._absent import ABSENT
 from .mpi import started_together
 
-#: By command, its module and what it does.
+_PROG = 'python -m chainer_fp8pipe'
+#: By command: its module, what it does, and whether it is started on ranks.
+#: The others are no ranks, which importing these would make them.
 _COMMANDS = {
-    'bench': ('bench', 'measure this cluster'),
+    'bench': ('bench', 'measure this cluster', True),
     'export': ('export', 'write a trained model as ONNX, and prove that it '
-               'computes the same'),
-    'install-chainer': ('compat.install_chainer',
-                        'install Chainer, which pip alone cannot build'),
+               'computes the same', False),
+    'install-chainer': (
+        'compat.install_chainer',
+        'install Chainer, which pip alone cannot build', False),
     'launch': ('launcher.launch_command',
-               'run a script, and start it again when its ranks die'),
+               'run a script, and start it again when its ranks die', False),
     'plan': ('planner.plan_script',
-             'find the fastest way to run a script on these ranks'),
+             'find the fastest way to run a script on these ranks', True),
     'report': ('report.report_command',
-               'make an HTML page about one run, or several'),
-    'run': ('planner.run_script', 'run an unmodified Chainer or ChainerMN '
-            'script'),
+               'make an HTML page about one run, or several', False),
+    'run': ('run', 'run an unmodified Chainer or ChainerMN script', True),
 }
-#: They are no ranks, which importing the others would make them, and ranks
-#: need not wait for what they need.
-_ALONE = 'export', 'install-chainer', 'launch', 'report'
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -45,35 +44,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given == ['--version']:
         print(f'chainer_fp8pipe {__version__}')
         return
+    module, _, on_ranks = _COMMANDS.get(command, ('', '', True))
     try:
-        if command in _ALONE:
+        if not on_ranks:
             _refuse_several(command)
-            sys.exit(_module(command).main(given[1:]))
-        action = _on_ranks(given)
+            sys.exit(_module(module).main(given[1:]))
+        # Help and what is wrong wait for no rank, where there is one.
+        action = (_on_ranks(given) if module or started_together(os.environ)
+                  else _parser(given).parse_args(given))
     except ImportError as error:
         if error.name not in ABSENT:
             raise
-        if command not in _COMMANDS:    # help, or what is wrong, is no rank's
-            _parser(given).parse_args(given)
-        print(f'python -m chainer_fp8pipe {command}: {error}', file=sys.stderr)
+        print(f'{_PROG} {command}: {error}', file=sys.stderr)
         sys.exit(2)
-    if action is not None:      # which prints on all ranks
+    if callable(action):        # which prints on all ranks
         action()
 
 
 def _refuse_several(command: str) -> None:
     """Each of several processes would do the whole work."""
     if started := started_together(os.environ):
-        starter, number, count, _ = started
+        starter, number, ranks, _ = started
         if number in '0?':
-            print(f'python -m chainer_fp8pipe {command}: error: {starter} has '
-                  f'started {count} processes; start one, without mpiexec',
-                  file=sys.stderr)
+            print(f'{_PROG} {command}: error: {starter} has started {ranks} '
+                  'processes; start one, without mpiexec', file=sys.stderr)
         sys.exit(2)
 
 
-def _module(command: str) -> Any:
-    return importlib.import_module(f'.{_COMMANDS[command][0]}', __package__)
+def _module(name: str) -> Any:
+    return importlib.import_module(f'.{name}', __package__)
 
 
 def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
@@ -92,9 +91,8 @@ def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
 
 def _parser(given: Sequence[str]) -> Parser:
     """Knows the command that is given, or the names of all."""
-    parser = Parser(
-        prog='python -m chainer_fp8pipe',
-        description='Chainer on current Pythons, with fp8 gradients.')
+    parser = Parser(prog=_PROG, description='Chainer on current Pythons, with '
+                    'fp8 gradients.')
     parser.add_argument('--version', action='version',
                         version=f'chainer_fp8pipe {__version__}')
     command = next(iter(given), '')
@@ -106,10 +104,10 @@ def _parser(given: Sequence[str]) -> Parser:
             + did_you_mean(command, _COMMANDS), 'it is one of '
             + ', '.join(_COMMANDS))
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
-    if command in _COMMANDS:
-        getattr(_module(command), f'add_{command}')(commands)
-    else:
-        for name, (_, what) in _COMMANDS.items():
+    for name, (module, what, _) in _COMMANDS.items():
+        if name == command:
+            getattr(_module(module), f'add_{name}')(commands)
+        elif command not in _COMMANDS:
             commands.add_parser(name, help=what)
     return parser
 

@@ -5,7 +5,6 @@ Nothing of MPI or Chainer is imported: the launcher is no rank.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import importlib.util
 import os
@@ -16,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 _SECONDS = {'s': 1.0, 'm': 60.0, 'h': 3600.0}
+#: What the first of several arguments that are not options leaves unread.
+_OTHERS = argparse.REMAINDER, argparse.PARSER
 
 
 class Parser(argparse.ArgumentParser):
@@ -37,47 +38,35 @@ class Parser(argparse.ArgumentParser):
             message: What is wrong.
             hint: What would be right, if the help is not meant.
         """
-        start = 'the following arguments are required: '
-        if message.startswith(start):
-            names = message.removeprefix(start).split(', ')
-            message = f'{names[0]} is missing'
+        names = message.partition('arguments are required: ')[2]
+        if names:
+            message = f'{names.split(", ")[0]} is missing'
         self.exit(2, f'{self.prog}: error: {message}\n'
                      f'({hint or "all about it"}: {self.prog} --help)\n')
 
     def parse_known_args(self, args: Any = None, namespace: Any = None
                          ) -> Any:
         """Parses; leaves nothing unknown."""
-        if args is not None:
-            args = self._checked(list(args))
+        self._refuse_unknown(list(args or ()))
         found, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f'{rest[0]!r} is one argument too many')
         return found, rest
 
-    def _checked(self, words: list[str]) -> list[str]:
-        """The words, with values such as -3MB as their options' values."""
-        checked: list[str] = []
-        known = self._option_string_actions
-        positional = [action for action in self._actions
-                      if not action.option_strings]
-        while words:
-            word = words.pop(0)
+    def _refuse_unknown(self, words: Sequence[str]) -> None:
+        known, is_value = self._option_string_actions, False
+        for word in words:
             name, equals, _ = word.partition('=')
-            if word == '--' or not word.startswith('-'):
-                if any(action.nargs in (argparse.REMAINDER, argparse.PARSER)
-                       for action in positional):
-                    # What follows is a script's or a command's.
-                    return [*checked, word, *words]
+            if is_value:
+                is_value = False
+            elif word == '--' or not word.startswith('-'):
+                if any(one.nargs in _OTHERS for one in self._actions):
+                    return      # what follows is a script's or a command's
             elif name in known:
-                if known[name].nargs is None and not equals and words and (
-                        words[0].partition('=')[0] not in known):
-                    word = f'{word}={words.pop(0)}'
-            elif len(word) > 1 and not (
-                    word[1] != '-' and word[:2] in known):
+                is_value = known[name].nargs is None and not equals
+            elif word[:2] not in known:     # as in -n4
                 self.error(f'there is no option {name}'
                            + did_you_mean(name, known))
-            checked.append(word)
-        return checked
 
 
 def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
@@ -91,6 +80,16 @@ def reason(error: BaseException) -> str:
     return getattr(error, 'strerror', None) or str(error)
 
 
+def as_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """For ``type=``: what a function makes of a text, or its ValueError."""
+    def read(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return read
+
+
 def count(text: str) -> int:
     """For ``type=``: a number of things, of which there is one at least."""
     if not text.isdecimal() or int(text) < 1:
@@ -98,10 +97,10 @@ def count(text: str) -> int:
     return int(text)
 
 
-def some_of(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+def some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
     """For ``type=``: some of the known names, with commas between them."""
     def names(text: str) -> tuple[str, ...]:
-        found = tuple(text.split(','))
+        found = tuple(dict.fromkeys(text.split(',')))
         for name in found:
             if name not in known:
                 raise argparse.ArgumentTypeError(
@@ -119,9 +118,8 @@ def unwritable(file: str | None) -> str:
         return f'there is no folder {folder}'
     if os.path.isdir(file):
         return f'{file} is a folder'
-    if not os.access(file if os.path.exists(file) else folder, os.W_OK):
-        return f'{file} cannot be written'
-    return ''
+    return '' if os.access(file if os.path.exists(file) else folder, os.W_OK
+                           ) else f'{file} cannot be written'
 
 
 class Interval(NamedTuple):
@@ -164,10 +162,7 @@ def check_script(path: str | None) -> None:
     """
     if not path:
         raise ValueError('there is no script; name it after the options')
-    if os.path.isdir(path):
-        raise ValueError(f'{path} is a folder, and no script')
-    if not os.path.exists(path):
-        raise ValueError(f'there is no script {path}{_meant(path)}')
+    folder, name = os.path.split(path)
     try:
         with open(path, 'rb') as file:
             source = file.read()
@@ -177,19 +172,19 @@ def check_script(path: str | None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')     # Python warns when it runs it
             compile(source, path, 'exec', dont_inherit=True)
+        return
+    except IsADirectoryError:
+        problem = f'{path} is a folder, and no script'
+    except FileNotFoundError:
+        problem = f'there is no script {path}' + (
+            did_you_mean(name, os.listdir(folder or '.'), 0.8)
+            if os.path.isdir(folder or '.') else
+            f': there is no folder {folder}')
     except SyntaxError as error:
         line = (error.text or '').strip()
-        raise ValueError(
-            path + f', line {error.lineno}' * bool(error.lineno)
-            + f': {type(error).__name__}: {error.msg}'
-            + f': {line}' * bool(line)) from None
+        problem = (path + f', line {error.lineno}' * bool(error.lineno)
+                   + f': {type(error).__name__}: {error.msg}'
+                   + f': {line}' * bool(line))
     except (ValueError, OSError) as error:      # bytes that are no text
-        raise ValueError(f'{path} cannot be read as a script: {error}'
-                         ) from None
-
-
-def _meant(path: str) -> str:
-    folder, name = os.path.split(path)
-    with contextlib.suppress(OSError):
-        return did_you_mean(name, os.listdir(folder or '.'), 0.8)
-    return f': there is no folder {folder}'
+        problem = f'{path} cannot be read as a script: {error}'
+    raise ValueError(problem)

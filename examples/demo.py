@@ -5,8 +5,7 @@
 trains handwritten digits over four hosts with cables of 100 Mbit/s, in
 float32, fp8 and int4, and then a model of which each rank holds a quarter.
 The hosts are virtual ones of this machine (Linux, iproute2, MPICH; nobody
-need be root); where there can be none, the times over 100 Mbit/s are
-predicted.
+need be root); where there can be none, the ranks exchange in memory.
 """
 import argparse
 import json
@@ -33,19 +32,18 @@ def main():
     out = parser.parse_args().out
     os.makedirs(out, exist_ok=True)
     here = find_starter(os.environ).command([Share('', 4)], [], [])
-    hosts, link = [sys.executable, '-m',
-                   'chainer_fp8pipe.launcher.virtual_hosts', '--hosts', '4',
-                   '--rate', '100mbit', '--'], '0'
+    hosts = [sys.executable, '-m', 'chainer_fp8pipe.launcher.virtual_hosts',
+             '--hosts', '4', '--rate', '100mbit', '--']
     if reason := missing():
-        print(f'No virtual hosts here ({reason}): times over 100 Mbit/s are '
-              'predicted.')
-        hosts, link = here, '0.1'
+        print(f'No virtual hosts here ({reason}): times are those of ranks '
+              'that exchange in memory.')
+        hosts = here
     print('Training handwritten digits on 4 '
           + ('ranks of this machine' if reason else
              'virtual hosts with cables of 100 Mbit/s'), flush=True)
     digits, large = (os.path.join(out, name) for name in ('digits', 'large'))
     run([*hosts, sys.executable, script('digits', 'train_digits.py'),
-         *_DIGITS, '--link', link, '--out', digits])
+         *_DIGITS, '--out', digits])
     print('\nTraining a model that no rank has the memory for, on 4 ranks',
           flush=True)
     run([*here, sys.executable, script('pipeline', 'train_large.py'),
@@ -79,18 +77,18 @@ def load(path):
         return json.load(file)
 
 
-def print_table(runs, large, predicted):
+def print_table(runs, large, in_memory):
     """Five lines: what fp8 and int4 save, and what a pipeline does."""
     def row(title, values, remark=''):
         print(f'{title:26}' + ''.join(f'{value:>10}' for value in values)
               + f'  {remark}' * bool(remark))
     print()
-    row('over 100 Mbit/s', [run['name'] for run in runs])
+    row('in memory' if in_memory else 'over 100 Mbit/s',
+        [run['name'] for run in runs])
     row(f'seconds to {_TARGET} % accuracy', [
         'never' if run['final'] < _TARGET else
-        f'{run["updates"] * run["predicted"] / 1e3:.1f}' if predicted else
         f'{run["seconds"]:.1f}' for run in runs],
-        'PREDICTED' if predicted else '4 hosts, measured')
+        f'4 {"ranks" if in_memory else "hosts"}, measured')
     row('kB sent per update', [f'{run["bytes"] / 1e3:.0f}' for run in runs],
         'by each rank')
     row('test accuracy [%]', [f'{run["final"]:.2f}' for run in runs],

@@ -14,7 +14,6 @@ needed.
 # kernel kills it when the process outside ends, in whatever way.
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shlex
@@ -25,8 +24,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..command_line import Parser, count
-from ..report.quantities import parse
+from ..command_line import Parser, as_type, count
+from ..report.quantities import parse_rate
 from .hosts import Share, find_starter
 
 _TOOLS = {'ip': 'iproute2', 'tc': 'iproute2', 'mount': 'mount',
@@ -52,7 +51,6 @@ _SWITCH = '10.77.0.254'
 _MOST_HOSTS = 250
 # Bytes that a link passes at once after it was idle, and its longest queue.
 BURST, _LATENCY = 128 << 10, '100ms'
-_UNITS = {'': 1., 'bit': 1., 'kbit': 1e3, 'mbit': 1e6, 'gbit': 1e9}
 
 # Reno is the one congestion control that every kernel lets every namespace
 # have.  BBR, the default of some, all but stops each connection for 200 ms
@@ -321,14 +319,6 @@ class VirtualHosts:
         self.call(None, 'mount', '--bind', str(names), '/etc/hosts')
 
 
-def parse_rate(text: str) -> float:
-    """For ``type=``: ``'100mbit'`` is 1e8 bit/s."""
-    if found := parse(text, _UNITS):
-        return found
-    raise argparse.ArgumentTypeError(
-        f'{text!r} is no rate, such as 100mbit or 1gbit')
-
-
 def main() -> int:
     """Runs the command line; returns the exit code of the ranks."""
     parser = Parser(
@@ -336,7 +326,7 @@ def main() -> int:
         description=__doc__, usage='%(prog)s [options] -- COMMAND ...')
     parser.add_argument('--hosts', type=count, default=4, metavar='N',
                         help='default: 4')
-    parser.add_argument('--rate', type=parse_rate, default='100mbit',
+    parser.add_argument('--rate', type=as_type(parse_rate), default='100mbit',
                         help='of each cable and direction, in kbit, mbit or '
                         'gbit a second (default: 100mbit)')
     parser.add_argument('--ranks-per-host', type=count, default=1, metavar='N',

@@ -1,2 +1,1 @@
-"""Measures a job, has :mod:`~chainer_fp8pipe.planning` choose, and carries the
-choice out."""
+"""Tries ways to train a model, and carries out the fastest."""

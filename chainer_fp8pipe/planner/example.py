@@ -1,18 +1,12 @@
-"""The data with which a model is measured and tried."""
+"""The data with which ways to train are tried."""
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import chainer
-from chainer.dataset import convert
 
 from ..chains import nested
 from ..training.unmodified.dividing import divided
-
-#: The smaller batch has this part of the larger one's samples, unless a
-#: micro-batch is smaller than the larger one anyway.
-_SMALLER = 4
 
 
 class Example:
@@ -38,20 +32,6 @@ class Example:
         if not self.samples:
             raise ValueError('the example has no sample')
 
-    def sizes(self, micro_batch: int) -> tuple[int, int]:
-        """Samples of the two batches with which a model is measured.
-
-        Args:
-            micro_batch: Samples of a small micro-batch.
-
-        Returns:
-            All, and fewer unless there is only one.
-        """
-        few = min(max(1, micro_batch), self.samples)
-        if few == self.samples and self.samples > 1:
-            few = max(1, self.samples // _SMALLER)
-        return self.samples, few
-
     def of(self, samples: int) -> Any:
         """A batch of so many samples; repeated where there are fewer."""
         def cut(array: Any) -> Any:
@@ -60,12 +40,6 @@ class Example:
             return xp.concatenate([array] * times)[:samples]
         return nested.rebuilt(self._tree, [
             cut(nested.array_of(leaf)) for leaf in self._leaves])
-
-
-def call_with(model: Any, batch: Any) -> Any:
-    """What the model returns for a batch: its loss."""
-    args, kwargs = nested.arguments_of(batch)
-    return model(*args, **kwargs)
 
 
 class Repeating(chainer.dataset.Iterator):
@@ -89,18 +63,34 @@ def as_it_is(batch: Any, device: Any) -> Any:
 
 
 class Endless(chainer.dataset.Iterator):
-    """A script's iterator, begun anew where it ends."""
+    """A script's iterator, begun anew where it ends.
+
+    One that cannot begin anew gives its last batch from then on.
+    """
 
     def __init__(self, iterator: Any) -> None:
-        self._iterator = iterator
+        self._iterator, self._last, self._ended = iterator, None, False
 
     def __next__(self) -> Any:
+        if self._ended:
+            return self._last
         try:
-            return self._iterator.next()
+            self._last = self._iterator.next()
         except StopIteration:
-            self._iterator.reset()
-            return self._iterator.next()
+            if not self._begun_anew():
+                if self._last is None:
+                    raise ValueError('the iterator gives no batch') from None
+                self._ended = True
+        return self._last
     next = __next__
+
+    def _begun_anew(self) -> bool:
+        try:
+            self._iterator.reset()
+            self._last = self._iterator.next()
+        except (AttributeError, NotImplementedError, StopIteration):
+            return False
+        return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
@@ -110,34 +100,23 @@ class Endless(chainer.dataset.Iterator):
 
 
 class Data(NamedTuple):
-    """What ways to run a job are tried with.
+    """What ways to train are tried with.
 
     Attributes:
         iterator: Gives batches, again and again.
         converter: Of the updater.
         is_shared: Whether the first rank reads for all of them, as for
             scripts without ChainerMN; if not, each rank reads its own part.
+        device: Of the inputs; None: as the converter gives them.
     """
 
     iterator: Any
     converter: Any = as_it_is
     is_shared: bool = False
+    device: Any = None
 
     def of_rank(self, grid: Any) -> Any:
         """The iterator of this rank, of a grid of stages and replicas."""
         if grid.stage_index or grid.replicas == 1 or not self.is_shared:
             return self.iterator
         return divided(self.iterator, grid.data)
-
-    def seconds(self) -> float:
-        """In which a batch is read and converted, the fastest of some.
-
-        The first batches of an iterator that reads ahead come at once.
-        """
-        found = []
-        for _ in range(4):
-            begin = time.perf_counter()
-            convert._call_converter(self.converter, self.iterator.next(),
-                                    None)
-            found.append(time.perf_counter() - begin)
-        return min(found[1:])

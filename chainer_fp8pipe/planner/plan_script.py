@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import numpy
 from chainermn.optimizers import _DoubleBufferingOptimizer, _MultiNodeOptimizer
 from mpi4py import MPI
 
-from ..command_line import count, some_of, unwritable
+from ..command_line import as_type, some_of, unwritable
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
-from ..planning.job_plan import TRIED, USUAL_CODECS
+from ..report.quantities import parse_bytes, parse_seconds
 from ..training.unmodified.dividing import obstacle
 from ..training.unmodified.jobs import (
     OWN_LOOP,
@@ -25,17 +26,21 @@ from ..training.unmodified.jobs import (
     check_updater,
     first_batch,
     initialise,
+    the_iterator,
+    the_optimizer,
 )
 from ..training.unmodified.launch import (
     Refusal,
+    add_script,
     as_one_process,
+    launch,
     refuse_together,
     refusing,
 )
 from .example import Data, Endless, Example
-from .plan import plan
-from .planned_job import PlannedJob
-from .run_script import add_script, size
+from .job_plan import JobPlan, Way
+from .plan import TRIED, USUAL_CODECS, plan
+from .trials import communicators_in
 
 _DESCRIPTION = """
 Finds the fastest way to run an unmodified Chainer or ChainerMN script:
@@ -46,14 +51,12 @@ Finds the fastest way to run an unmodified Chainer or ChainerMN script:
 Start it as you start your training: same hosts, same ranks, same arguments
 of the script.  Options of "plan" come before SCRIPT.
 
-All ranks run the script until it is about to train.  The command then measures
-the model on a batch of the script's data, the exchanges, and the links.  It
-ranks every way to run the job: stages and replicas, cuts of the model,
-schedule, micro-batches, recomputation, codec, algorithm and overlap.  The
-first five ways that fit into memory, ChainerMN's naive and one process then
-run some updates.  These run on copies, with the script's own data.  The
-command prints the fastest way, and the times of all.  It takes some 30
-seconds; the script trains nothing.
+All ranks run the script until it is about to train.  Copies of its model are
+then trained for some updates in up to ten ways, with the script's own data:
+the script as it is, replicas by each codec with and without overlap, and, of
+a script without ChainerMN, a pipeline of a few stages.  The command prints
+what was measured, and the way to take.  It takes half a minute at most, unless
+updates take seconds; the script trains nothing.
 
 The batch size of a script without ChainerMN is that of all ranks together.
 The batch size of a ChainerMN script is that of each rank; its plan has
@@ -68,25 +71,19 @@ def add_plan(commands: Any) -> None:
         '-o', '--output', metavar='FILE',
         help='save the plan there, as JSON, for "run --plan"')
     parser.add_argument(
-        '--memory', metavar='SIZE', type=size, help='most memory of a rank '
-        "beyond the interpreter's, such as 2GiB or '300 MB' (default: no "
-        'limit)')
-    parser.add_argument(
-        '--batch', metavar='N', type=count, help='samples of an update, of '
-        "all ranks together (default: the script's)")
-    parser.add_argument(
         '--codecs', metavar='NAME,...', type=some_of(TRIED),
         default=USUAL_CODECS, help='formats that gradients may travel in: '
         f'{", ".join(TRIED)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
     parser.add_argument(
-        '--ranks', metavar='N', type=count, help='plan for N ranks, as if '
-        'more were added in the same way (default: for these)')
+        '--memory', metavar='SIZE', type=as_type(parse_bytes),
+        help="most memory of a rank's arrays, such as 2GiB or '300 MB' "
+        '(default: no limit)')
     parser.add_argument(
-        '--seconds', metavar='S', type=_seconds, default=16.0,
-        help='time for measuring exchanges and trying ways, about '
-        '(default: 16)')
-    add_script(parser, 'plan', _job)
+        '--seconds', metavar='S', type=as_type(parse_seconds), default=16.0,
+        help='time for trying ways, about (default: 16)')
+    add_script(parser, _job, lambda options, jobs: launch(
+        options.script, options.arguments, 'plan', *jobs))
 
 
 def _job(options: argparse.Namespace) -> list[Any]:
@@ -96,16 +93,6 @@ def _job(options: argparse.Namespace) -> list[Any]:
     if problem := comm.bcast(comm.rank == 0 and unwritable(options.output)):
         raise ValueError(f'-o: {problem}')
     return [ScriptPlan(comm, options)]
-
-
-def _seconds(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
-    if not 0 < found < float('inf'):
-        raise argparse.ArgumentTypeError(f'{text!r} is no number of seconds')
-    return found
 
 
 _TITLE = 'a plan'
@@ -129,16 +116,22 @@ class ScriptPlan(Originals):
     def __init__(self, comm: MPI.Comm, options: argparse.Namespace) -> None:
         self._comm, self._options = comm, options
         self._updater: Any = None
-        self._is_chainermn = False
-        self._is_measuring = False      # which makes updaters, too
+        # What the script has created: a communicator, its name and options.
+        self._made: list[tuple[Any, str, dict[str, Any]]] = []
+        self._is_trying = False         # which makes updaters, too
 
     def create(self, communicator_name: str = 'pure_nccl',
                mpi_comm: Any = None, **options: Any) -> Any:
         """In place of ``chainermn.create_communicator``."""
-        self._is_chainermn = True
-        return create_communicator(
-            communicator_name if communicator_name in FAMILIES else 'float32',
-            mpi_comm)
+        with refusing():
+            made = (create_communicator(communicator_name, mpi_comm, **options)
+                    if communicator_name in FAMILIES
+                    else create_communicator('float32', mpi_comm))
+        self._made.append((made, communicator_name, {
+            name: numpy.dtype(value).name if isinstance(
+                value, (type, numpy.dtype)) else value
+            for name, value in options.items()}))
+        return made
 
     def finish(self) -> None:
         """Raises Refusal: the script has not trained."""
@@ -153,22 +146,20 @@ class ScriptPlan(Originals):
 
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
-        if self._is_measuring:
-            original(updater, *args, **kwargs)
-            return
-        check_updater(updater, self._updater, _TITLE)
+        if not self._is_trying:
+            check_updater(updater, self._updater, _TITLE)
+            self._updater = updater
         original(updater, *args, **kwargs)
-        self._updater = updater
 
     def update(self, original: Callable, updater: Any) -> None:
-        if self._is_measuring:
+        if self._is_trying:
             original(updater)
         else:
             self._end()
 
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
-        if not self._is_measuring:
+        if not self._is_trying:
             raise Refusal(OWN_LOOP.format(_TITLE))
         original(optimizer, *args, **kwargs)
 
@@ -203,56 +194,72 @@ class ScriptPlan(Originals):
                   'nothing is trained, evaluated or saved')
         raise SystemExit(0)     # the plan is made
 
-    def _planned(self) -> PlannedJob:
+    def _planned(self) -> JobPlan:
         comm, options, updater = self._comm, self._options, self._updater
-        optimizer = refuse_together(comm, self._optimizer)
-        count = options.ranks or comm.size
+        iterator = updater.get_iterator('main')
+        optimizer, as_it_is = refuse_together(comm, self._optimizer)
+        is_shared = as_it_is is not None and as_it_is.ranks == 1 < comm.size
         # The iterator is asked on all ranks, as iterators may be each
         # other's.
-        batch = first_batch(comm, updater.get_iterator('main').next,
-                            updater.converter, updater.input_device)
+        batch = first_batch(comm, iterator.next, updater.converter,
+                            updater.input_device)
         example = refuse_together(comm, lambda: Example(batch))
-        samples = options.batch or example.samples * (
-            count if self._is_chainermn else 1)
-        share = example.of(max(1, samples // count))
-        model, data = optimizer.target, None
+        samples = example.samples * (1 if is_shared else comm.size)
+        share = example.of(max(1, samples // comm.size))
+        model = optimizer.target
+        refuse_together(comm, lambda: _check_copies(model))
         if not all(one.is_initialized for one in model.params()):
             initialise(model, share)
-        if self._is_chainermn:
+        if not is_shared:
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')
-        if options.batch is options.ranks is None and (
-                updater.loss_func in (None, model)):
-            data = Data(Endless(updater.get_iterator('main')),
-                        updater.converter, not self._is_chainermn)
-        self._is_measuring = True
-        refuse_together(comm, lambda: _check_copies(model))
+        self._is_trying = True
         with refusing():
-            return plan(model, share, comm, batch=samples,
-                        memory=options.memory, optimizer=optimizer,
-                        codecs=options.codecs,
-                        ranks=options.ranks,
-                        stages=(1,) if self._is_chainermn else (),
-                        budget=options.seconds, show=True, data=data)
+            return plan(
+                model, share, comm, batch=samples, memory=options.memory,
+                optimizer=optimizer, codecs=options.codecs,
+                stages=() if is_shared else (1,), budget=options.seconds,
+                show=True, as_it_is=as_it_is, data=Data(
+                    Endless(iterator), updater.converter, is_shared,
+                    updater.input_device))
 
-    def _optimizer(self) -> Any:
-        """The optimizer itself, which has a model that returns its loss."""
+    def _optimizer(self) -> tuple[Any, Way | None]:
+        """Chainer's optimizer, and how the script trains.
+
+        The latter is one process without ChainerMN, and None where another
+        job cannot be made so.
+        """
         optimizers = self._updater.get_all_optimizers()
         if list(optimizers) != ['main']:
             raise ValueError(
                 f'the updater has {len(optimizers)} optimizers '
                 f'({", ".join(optimizers)}); {_TITLE} is of one model with '
                 'one optimizer')
-        found = optimizers['main']
+        found, count = optimizers['main'], self._comm.size
+        as_it_is: Way | None = None
         if isinstance(found, (_MultiNodeOptimizer,
                               _DoubleBufferingOptimizer)):
-            self._is_chainermn = True
+            mean = found.communicator
+            if mean.size != count:
+                raise ValueError(
+                    f'the script averages gradients over {mean.size} of the '
+                    f'{count} ranks; a plan is for all of them')
+            as_it_is = next((
+                Way(count, None, name, options)
+                for made, name, options in self._made
+                if made is mean and _exists(name)), None) if isinstance(
+                    found, _MultiNodeOptimizer) else None
             found = found.actual_optimizer
+        elif not self._made and not (
+                found.target and communicators_in(found.target)):
+            the_iterator(self._updater.get_iterator('main'))
+            the_optimizer(found, 1)
+            as_it_is = Way()
         if found.target is None:
             raise ValueError('the optimizer has no model; call '
                              'optimizer.setup(model) before training')
         check_loss(self._updater.loss_func, found.target)
-        return found
+        return found, as_it_is
 
     def _say(self, text: str) -> None:
         if self._comm.rank == 0:
@@ -260,11 +267,18 @@ class ScriptPlan(Originals):
                   flush=True)
 
 
+def _exists(communicator: str) -> bool:
+    """Whether it can be created here; NCCL's needs GPUs."""
+    return communicator in FAMILIES or communicator in ('naive', 'flat',
+                                                        'non_cuda_aware')
+
+
 def _check_copies(model: Any) -> None:
-    """Raises ValueError about a model that cannot be measured on copies."""
-    parameters = {id(one): one for one in model.params()}
+    """Raises ValueError about a model that cannot be tried on copies."""
+    memo = {**communicators_in(model),
+            **{id(one): one for one in model.params()}}
     if problem := obstacle(model, 'model', lambda value: copy.deepcopy(
-            value, dict(parameters))):
+            value, dict(memo))):
         raise ValueError(
-            f'the model cannot be copied for measuring: {problem}; have '
+            f'the model cannot be copied for trying: {problem}; have '
             'forward() open it, or keep it outside of the model')

@@ -1,55 +1,61 @@
-"""Runs the most promising ways for some updates, and takes the fastest."""
+"""Trains copies of a model in several ways, and takes the fastest."""
 # A formula does not see everything that makes a real update slow: reading the
 # data, a thread that competes for the interpreter, other load, caches, what
-# MPI does.  So the ways that it puts first are tried on copies of model and
-# optimizer, hooks and frozen parameters included, with the updaters that would
-# train them, and with the script's own iterator and converter where there is a
-# script.  ChainerMN's own naive and one process alone are tried beside them,
-# as nobody should take more machinery than pays.  Codecs are tried without
-# their warm-up, in which they would be float32.
+# MPI does.  So each way trains copies of model and optimizer, hooks and frozen
+# parameters included, with the updater that would train them, and with the
+# script's own iterator and converter where there is a script.  What comes once
+# is not timed: a codec's warm-up is left out, the first update sends
+# parameters, the first exchange connects ranks and gets memory.
 #
 # A machine that others use changes its pace: ways that came close to the
 # fastest are tried again in further turns, and all blocks of all turns count.
-# Two ways that differ by less than their spread are equally fast.  Of those
-# the exact codec is taken before others, and then the simplest way.
+# Two ways are equally fast if they differ by less than both are uncertain.
+#
+# A rank that fails in the middle of an update leaves the others in an exchange
+# that no one can end.  It waits some seconds for them to fail as well, and
+# goes on with them if they do; if not, it raises its error, which ends all.
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import random
 import time
-from collections.abc import Callable, Sequence
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import chainermn
 import numpy
 from chainer.training.updaters import StandardUpdater
+from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
-from ..chains.measured_optimizer import set_up_anew
+from ..chains.measure import memory_traced
 from ..communicators.options import without_warmup
-from ..mpi.agreement import raise_together
+from ..mpi.agreement import is_raised_by_all, raise_together
+from ..mpi.grid import Group
+from ..mpi.ranks import once
 from ..mpi.waiting import wait_until
 from ..pipeline.randomness import preserved
-from ..planning.job_plan import Configuration, JobPlan, Timing
 from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
 from .example import Data, Example, Repeating
-from .planned_job import PlannedJob, shapes_of
+from .job_plan import Trial, Way, communicator_of, cut_as, grid_of_stages
 
-#: Updates that are not timed (the first one sends parameters only), blocks of
-#: those that are, and updates of a block at most.
-_WARM_UP, _BLOCKS, _MOST = 3, 4, 20
-#: Seconds of an update from which on fewer are made.
-_LONG = 0.3
-#: Medians that differ by less are equal, whatever their spread was.
-_EQUAL = 0.03
-#: Further turns, and the most ways that are tried again in them: those whose
-#: median exceeds the fastest's by this share at most.  A way is left after its
-#: second update if that exceeds the fastest's by this share twice.
-_TURNS, _FINALISTS, _NEAR = 2, 4, 0.4
-#: So many ways are tried whatever the time; others until the time is over by
-#: so many seconds.
-_FEWEST, _OVERTIME = 2, 6.0
+#: Blocks of updates that are timed, of so many updates at most.
+_BLOCKS, _MOST = 5, 20
+#: Ways are equally fast within this share, however certain both are, and
+#: never beyond that one.
+_EQUAL, _APART = 0.03, 0.1
+#: Further turns, and the most ways that are tried again in them: those that
+#: exceed the fastest by this share at most.  One that takes twice as long in
+#: its first two updates that count is timed no more.
+_TURNS, _FINALISTS, _NEAR, _FAR = 3, 5, 0.5, 2.0
+#: Updates that a trial takes at least, for whether there is time for it.
+_FEWEST = 5
+#: Seconds that a rank waits for others to fail as it did.
+_PATIENCE = 10.0
 
 
 class Trained(NamedTuple):
@@ -61,6 +67,8 @@ class Trained(NamedTuple):
         example: Samples of the data.
         batch: Samples of an update, of all ranks together.
         data: A script's; None: the example again and again.
+        memory: Bytes of arrays that a rank may use; None: no limit, and they
+            are not measured.
     """
 
     model: Any
@@ -68,171 +76,284 @@ class Trained(NamedTuple):
     example: Example
     batch: int
     data: Data | None = None
+    memory: float | None = None
 
     def copied(self) -> Any:
         """A copy of the optimizer, set up with a copy of the model."""
+        memo = communicators_in(self.model)
         if self.optimizer.target is self.model:
-            return copy.deepcopy(self.optimizer)
-        return set_up_anew(self.optimizer, copy.deepcopy(self.model))
+            return copy.deepcopy(self.optimizer, memo)
+        clone = copy.copy(self.optimizer)
+        clone.hyperparam = copy.copy(self.optimizer.hyperparam)
+        return clone.setup(copy.deepcopy(self.model, memo))
+
+    def share(self, replicas: int, micro_batches: int = 1) -> Any:
+        """As many samples as a replica's micro-batch has."""
+        return self.example.of(
+            max(1, -(-self.batch // replicas // micro_batches)))
 
 
-#: Seconds of blocks of updates, or, the same on all ranks, why there are none.
-Blocks = list[float] | str
+class Blocks(NamedTuple):
+    """Seconds of an update in each block, and bytes of the fullest rank.
+
+    ``problem`` says why there are none.  All are the same on all ranks.
+    """
+
+    seconds: tuple[float, ...] = ()
+    memory: float = 0.0
+    problem: str = ''
 
 
-def try_all(ways: Sequence[Configuration], run: Callable[
-        [Configuration, float], Blocks], say: Callable[[str], None],
-            left: Callable[[], float] = lambda: math.inf
-            ) -> tuple[list[tuple[Configuration, Timing]], list[str]]:
-    """Tries ways, and those that come close to the fastest again.
+def communicators_in(model: Any) -> dict[int, Any]:
+    """By identity, what links talk to other ranks with.
+
+    A copy of a model talks to the same ranks.
+    """
+    return {id(value): value for link in model.links()
+            for value in vars(link).values()
+            if isinstance(value, (MPI.Comm, CommunicatorBase, Group))}
+
+
+class Trials:
+    """Tries ways, and knows what they took.
 
     Args:
-        ways: In any order; best the fastest first.
-        run: Tries one, on all ranks; is given the seconds of an update from
-            which on it need not go on; the same on all ranks.
+        run: Tries a way, on all ranks; is given the seconds of an update from
+            which on it need not go on.
         say: Is told what is being tried.
         left: Seconds in which ways may be tried; the same on all ranks.
-
-    Returns:
-        Ways with what they took, and why others could not be tried.
     """
-    found: dict[int, list[float]] = {}
-    problems = []
 
-    def median(number: int) -> float:
-        return float(numpy.median(found[number]))
-    for number, way in enumerate(ways):
-        if number >= _FEWEST and left() < -_OVERTIME:
-            problems.append(f'{way} was not tried: the time was over')
-            continue
-        say(f'trying {way}')
-        blocks = run(way, (1 + _NEAR) ** 2 * min(
-            map(median, found), default=math.inf))
-        if isinstance(blocks, str):
-            problems.append(f'{way} was not tried: {blocks}')
+    def __init__(self, run: Callable[[Way, float], Blocks],
+                 say: Callable[[str], None],
+                 left: Callable[[], float] = lambda: math.inf) -> None:
+        self._run, self._say, self._left = run, say, left
+        self._found: dict[str, tuple[Way, Blocks]] = {}
+        #: Why ways were not tried.
+        self.remarks: list[str] = []
+
+    def add(self, way: Way) -> None:
+        """Tries a way, unless the time is over or it was tried."""
+        fastest = min(map(self._median, self._found), default=0.0)
+        if str(way) in self._found:
+            return
+        if self._found and self._left() < _FEWEST * fastest:
+            self.remarks.append(f'{way} was not tried: the time was over')
+            return
+        self._say(f'trying {way}')
+        blocks = self._run(way, _FAR * fastest or math.inf)
+        if blocks.problem:
+            self.remarks.append(f'{way} was not tried: {blocks.problem}')
         else:
-            found[number] = blocks
-    for _ in range(_TURNS):
-        ranked = sorted(found, key=median)
-        near = [number for number in ranked[:_FINALISTS]
-                if median(number) <= median(ranked[0]) * (1 + _NEAR)]
-        # The last one first, so that a slow minute does not always hit it.
-        for number in reversed(near * (len(near) > 1)):
-            if left() < 0:
-                break
-            say(f'trying {ways[number]} again')
-            blocks = run(ways[number], math.inf)
-            if not isinstance(blocks, str):
-                found[number] = found[number] + blocks
-    return [(ways[number], timing_of(ways[number], blocks))
-            for number, blocks in found.items()], problems
+            self._found[str(way)] = way, blocks
+
+    def again(self) -> None:
+        """Tries those that came close to the fastest in further turns."""
+        for _ in range(_TURNS):
+            ranked = sorted(self._found, key=self._median)[:_FINALISTS]
+            near = [name for name in ranked if self._median(name) <= (
+                self._median(ranked[0]) * (1 + _NEAR))]
+            # The last one first, so that a slow minute does not always hit it.
+            for name in reversed(near * (len(near) > 1)):
+                if self._left() < 2 * _FEWEST * self._median(name):
+                    return
+                self._say(f'trying {name} again')
+                way, before = self._found[name]
+                more = self._run(way, math.inf)
+                self._found[name] = way, Blocks(
+                    before.seconds + more.seconds,
+                    max(before.memory, more.memory))
+
+    def table(self) -> list[tuple[Way, Trial]]:
+        """What the ways took, the fastest first."""
+        return sorted(((way, trial_of(way, blocks))
+                       for way, blocks in self._found.values()),
+                      key=lambda one: one[1].seconds)
+
+    def fastest(self, ways: Iterable[Way]) -> Way | None:
+        """Of some that may have been tried; None: none was."""
+        tried = [way for way in ways if str(way) in self._found]
+        return min(tried, key=lambda way: self._median(str(way)),
+                   default=None)
+
+    def _median(self, name: str) -> float:
+        return float(numpy.median(self._found[name][1].seconds))
 
 
-def timing_of(way: Configuration, blocks: Sequence[float]) -> Timing:
-    """Median and spread of blocks."""
-    low, median, high = numpy.percentile(blocks, (25, 50, 75))
-    return Timing(str(way), float(median), float((high - low) / 2 / median))
+def trial_of(way: Way, blocks: Blocks) -> Trial:
+    """Median of the blocks, and how uncertain it is."""
+    low, median, high = numpy.percentile(blocks.seconds, (25, 50, 75))
+    return Trial(str(way), float(median), float(
+        (high - low) / 2 / median / math.sqrt(len(blocks.seconds))),
+        blocks.memory)
 
 
-def preferred(trials: Sequence[tuple[Configuration, Timing]]
-              ) -> Configuration:
-    """The way to take: the simplest of the fastest."""
-    best = min((trial for _, trial in trials), key=lambda one: one.seconds)
-    return min((way for way, trial in trials if trial.seconds <= (
-        best.seconds * (1 + max(_EQUAL, best.spread, trial.spread)))),
-        key=Configuration.simplicity)
+def preferred(table: Sequence[tuple[Way, Trial]], as_it_is: Way | None = None
+              ) -> Way:
+    """The way to take: of the fastest the script's own, or the simplest.
+
+    Args:
+        table: What ways took.
+        as_it_is: How the script trains; None: nobody knows.
+    """
+    best = min((trial for _, trial in table), key=lambda one: one.seconds)
+    equal = [way for way, trial in table if trial.seconds <= best.seconds * (
+        1 + max(_EQUAL, min(best.spread, trial.spread, _APART)))]
+    return as_it_is if as_it_is in equal else min(equal, key=Way.simplicity)
 
 
-def try_way(way: Configuration, trained: Trained, comm: MPI.Comm,
-            seconds: float = 1.5, limit: float = math.inf) -> Blocks:
+# --- one way ----------------------------------------------------------------
+
+def try_way(way: Way, trained: Trained, comm: MPI.Comm,
+            seconds: float = 1.0, limit: float = math.inf) -> Blocks:
     """Trains a copy of the model in a way for some updates.
 
-    Call it on all ranks.  If the way is for one process, the first one trains
+    Call it on all ranks.  If the way is one process, the first rank trains
     with the whole batch, and the others wait without taking a core.
 
     Args:
-        way: To run the job.
+        way: To train.
         trained: Model, optimizer and data.
         comm: All ranks.
         seconds: That the timed updates may take.
-        limit: Seconds of an update from which on one is enough.
+        limit: Seconds of an update from which on it need not go on.
+
+    Raises:
+        Exception: This rank failed in the middle of an update, and others did
+            not.  Nothing may catch it: they wait for this rank.
     """
-    found: list[float] = []
-    problem, done = '', list[Callable[[], Any]]()
-    here = comm if way.stages * way.replicas == comm.size else MPI.COMM_SELF
-    if here is comm or comm.rank == 0:
-        try:
-            with preserved():
+    here = comm if way.ranks == comm.size else MPI.COMM_SELF
+    found: tuple[float, ...] = ()
+    memory = 0.0
+    done: list[Callable[[], Any]] = []
+
+    def act() -> None:
+        nonlocal found, memory
+        with undisturbed():
+            with _most_bytes(trained.memory) as bytes_:
                 updater = _updater(way, trained, here, done)
-                found = blocks_of(updater.update, here, seconds, limit)
-        except Exception as error:
-            problem = f'{type(error).__name__}: {error}'
-    if here is not comm:        # nobody asks for messages meanwhile
-        wait_until(comm.Ibarrier().Test)
-    problem = next(filter(None, comm.allgather(problem)), '')
-    if not problem:
-        for finish in done:
-            finish()
-    return problem or comm.bcast(found)
+                if trained.memory is not None:      # while it is built, a
+                    tracemalloc.reset_peak()        # model may be whole
+                updater.update()        # sends parameters
+                updater.update()        # the first exchange
+            memory = here.allreduce(bytes_[0], MPI.MAX)
+            found = blocks_of(updater.update, here, seconds, limit)
+    problem = together(
+        comm, act if here is comm or comm.rank == 0 else lambda: None)
+    if problem:
+        return Blocks(problem=problem)
+    for finish in done:
+        finish()
+    found, memory = comm.bcast((found, memory))
+    if trained.memory is not None and memory > trained.memory:
+        return Blocks(problem=f'a rank takes {memory:.3g} of '
+                      f'{trained.memory:.3g} bytes')
+    return Blocks(found, memory)
 
 
-def _updater(way: Configuration, trained: Trained, comm: MPI.Comm,
-             done: list[Callable[[], Any]]) -> Any:
-    """What would train the model; adds what is to be done afterwards."""
-    job = PlannedJob(JobPlan(way, comm.size, trained.batch,
-                             shapes_of(trained.model)), trained.example)
-    optimizer = raise_together(comm, trained.copied)
-    if way.stages > 1:
-        part = job.partition(optimizer.target, comm=comm)
-        if optimizer.target is not part:
-            optimizer.setup(part)
-    if way.replicas > 1:
-        communicator = job.communicator(
-            comm, **without_warmup(way.codec))
-        done.append(communicator.finalize)
-        optimizer = chainermn.create_multi_node_optimizer(
-            optimizer, communicator)
-    grid, data = job.grid(comm), trained.data
-    if data is None or comm.size == 1 and not data.is_shared:
-        # A script's data are a rank's share then.
-        data = Data(Repeating(trained.example.of(max(
-            way.micro_batches, -(-trained.batch // way.replicas)))))
-    iterator, converter = data.of_rank(grid), data.converter
-    if way.stages > 1:
-        return PipelineUpdater(
-            iterator, optimizer, grid, schedule=way.schedule,
-            micro_batches=way.micro_batches, converter=converter)
-    if data.is_shared and comm.size > 1:
-        return ReplicaUpdater(iterator, optimizer, comm, converter=converter)
-    return StandardUpdater(iterator, optimizer, converter=converter)
+def together(comm: MPI.Comm, action: Callable[[], Any]) -> str:
+    """Does ``action``, in which ranks communicate; call it on all ranks.
+
+    Returns:
+        Why it has failed on a rank, the same on all ranks; '' if on none.
+
+    Raises:
+        Exception: That of ``action``, if others do not come to an end.
+    """
+    meeting = once(comm, 'trials', comm.Dup)    # others may be in `comm`
+    problem = ''
+    try:
+        action()
+        wait_until(meeting.Ibarrier().Test)
+    except Exception as error:
+        problem = f'{type(error).__name__}: {error}'
+        end = math.inf if is_raised_by_all(error) else (
+            time.monotonic() + _PATIENCE)
+        arrived = meeting.Ibarrier()
+        wait_until(lambda: arrived.Test() or time.monotonic() > end)
+        if not arrived.Test():
+            raise
+    return next(filter(None, meeting.allgather(problem)), '')
 
 
 def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
               limit: float = math.inf,
-              clock: Callable[[], float] = time.perf_counter) -> list[float]:
+              clock: Callable[[], float] = time.perf_counter
+              ) -> tuple[float, ...]:
     """Seconds of an update, of the slowest rank, in each of some blocks.
 
     Args:
         update: Makes one, on all ranks.
         comm: All ranks; they make equally many updates.
-        seconds: That all blocks may take.
-        limit: Seconds of an update from which on one is enough.
+        seconds: That all blocks may take; there are two at least.
+        limit: Seconds of an update from which on two are enough.
         clock: Gives seconds.
     """
-    def measured(count: int) -> float:
+    def block(count: int) -> float:
         comm.Barrier()
         begin = clock()
         for _ in range(count):
             update()
         return comm.allreduce((clock() - begin) / count, MPI.MAX)
-    update()                # sends parameters, gets memory
-    one = measured(1)
-    if one > limit:
-        return [one]
-    if one < _LONG:
-        for _ in range(_WARM_UP - 2):
-            update()
-        one = measured(1)
-    most = min(_MOST, math.floor(seconds / _BLOCKS / max(one, 1e-4)))
-    return [measured(max(1, most)) for _ in range(
-        _BLOCKS if one < _LONG else 2)]
+    found = block(1), block(1)
+    one = min(found)
+    if one > limit or one * _BLOCKS > seconds:
+        return found
+    each = max(1, min(_MOST, int(seconds / _BLOCKS / max(one, 1e-4))))
+    return tuple(block(each) for _ in range(_BLOCKS))
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Gives Python's and NumPy's generators their states back."""
+    state = random.getstate()
+    try:
+        with preserved():
+            yield
+    finally:
+        random.setstate(state)
+
+
+@contextlib.contextmanager
+def _most_bytes(limit: float | None) -> Iterator[list[float]]:
+    """Bytes of arrays and objects that were made in the block, at most."""
+    found = [0.0]
+    if limit is None:
+        yield found
+        return
+    with memory_traced():
+        before, _ = tracemalloc.get_traced_memory()
+        yield found
+        found[0] = float(tracemalloc.get_traced_memory()[1] - before)
+
+
+def _updater(way: Way, trained: Trained, comm: MPI.Comm,
+             done: list[Callable[[], Any]]) -> Any:
+    """What would train the model; adds what is to be done afterwards."""
+    grid = grid_of_stages(comm, way.stages)
+    optimizer = raise_together(comm, trained.copied)
+    if way.cut is not None:
+        part = cut_as(way.cut, optimizer.target, trained.share(
+            way.replicas, way.micro_batches), grid)
+        if optimizer.target is not part:
+            optimizer.setup(part)
+    if way.replicas > 1:
+        communicator = communicator_of(way, comm, **without_warmup(
+            way.communicator))
+        if hasattr(communicator, 'finalize'):
+            done.append(communicator.finalize)
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, communicator)
+    data = trained.data
+    if data is None:
+        data = Data(Repeating(trained.share(way.replicas)))
+    iterator, given = data.of_rank(grid), {
+        'converter': data.converter, 'device': data.device}
+    if way.cut is not None:
+        return PipelineUpdater(
+            iterator, optimizer, grid, schedule=way.cut.schedule,
+            micro_batches=way.micro_batches, **given)
+    given['input_device'] = given.pop('device')
+    if data.is_shared and comm.size > 1:
+        return ReplicaUpdater(iterator, optimizer, comm, **given)
+    return StandardUpdater(iterator, optimizer, **given)

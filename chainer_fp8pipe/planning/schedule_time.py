@@ -4,7 +4,7 @@
 for Pipeline Parallelism Distributed Deep Learning".
 """
 # Stages share neither cores nor links here: what ranks lose by sharing is
-# measured where they run, not predicted (see planning.step).  Then no
+# measured where they run (``plan``), not predicted.  Then no
 # clock is needed.  Each rank does its actions in their order, as far as it can
 # get, and stops at a message that has not been sent; the rank that sends that
 # message has it go on.  As sends never block, messages and times are the same

@@ -11,9 +11,13 @@ from typing import Any
 
 _TIMES = ((1.0, 's'), (1e-3, 'ms'), (1e-6, 'µs'))
 _SIZES = ('B', 'kB', 'MB', 'GB', 'TB')
-_BYTES = {'': 1, 'b': 1, 'kb': 10 ** 3, 'mb': 10 ** 6, 'gb': 10 ** 9,
-          'tb': 10 ** 12, 'kib': 2 ** 10, 'mib': 2 ** 20, 'gib': 2 ** 30,
-          'tib': 2 ** 40}
+_COUNTS = {'': 1, 'k': 10 ** 3, 'm': 10 ** 6, 'g': 10 ** 9, 't': 10 ** 12}
+_BYTES = {'': 1, 'b': 1, **{
+    f'{name}{ending}': scale for name, scale in _COUNTS.items() if name
+    for ending in ('', 'b')}, **{
+    f'{name}ib': 2 ** (10 * power) for power, name in enumerate('kmgt', 1)}}
+_RATES = {f'{name}{ending}': scale for name, scale in _COUNTS.items()
+          for ending in ('bit', 'bit/s', 'bps')}
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -57,27 +61,8 @@ def size(value: float, up: bool = False) -> str:
     return f'{three.scaleb(-3 * power).normalize():f} {_SIZES[power]}'
 
 
-def parse(text: str, units: Mapping[str, float]) -> float:
-    """The number in a text such as ``'2 GiB'``, times that of its unit.
-
-    Args:
-        text: A number, and the name of a unit in small or capital letters.
-        units: By name, in small letters; '': a number without a unit.
-
-    Returns:
-        0 where the text is no finite number above 0 with such a unit.
-    """
-    match = re.fullmatch(r'\s*([0-9.]+(?:e[0-9]+)?)\s*([a-z]*)\s*',
-                         text.lower())
-    if match and match[2] in units:
-        with contextlib.suppress(ValueError):
-            found = float(match[1]) * units[match[2]]
-            return found if found < math.inf else 0.0
-    return 0.0
-
-
 def parse_bytes(text: Any) -> float | None:
-    """The number of bytes in ``'300 MB'``, ``'2 GiB'`` or a number.
+    """The number of bytes in ``'300 MB'``, ``'2G'``, ``'2 GiB'`` or a number.
 
     Args:
         text: Text, a number, or None for no limit.
@@ -90,9 +75,50 @@ def parse_bytes(text: Any) -> float | None:
     if (isinstance(text, (int, float)) and 0 < text < math.inf
             and text is not True):
         return float(text)
-    if found := parse(str(text), _BYTES):
+    return _parsed(str(text), _BYTES, 'size; write it as in 300 MB or 2 GiB')
+
+
+def parse_rate(text: str) -> float:
+    """Bits per second of ``'100mbit'``, ``'1 Gbit/s'`` or ``'10 Gbps'``.
+
+    Raises:
+        ValueError: The text is none of these; a number needs a unit.
+    """
+    return _parsed(text, _RATES, 'rate; write it with a unit, as in 100mbit '
+                   'or 1gbit')
+
+
+def parse_count(text: str) -> int:
+    """The number in ``'1000'``, ``'64k'`` or ``'8M'``.
+
+    Raises:
+        ValueError: The text is none of these, or less than 1.
+    """
+    what = 'number, such as 1000, 64k or 8M'
+    if found := round(_parsed(text, _COUNTS, what)):
         return found
-    raise ValueError(f'{text!r} is no size; write it as in 300 MB or 2 GiB')
+    raise ValueError(f'{text!r} is no {what}')
+
+
+def parse_seconds(text: str) -> float:
+    """The number in ``'16'``, ``'0.5'`` or ``'16 s'``.
+
+    Raises:
+        ValueError: The text is none of these, or not positive.
+    """
+    return _parsed(text, {'': 1, 's': 1}, 'number of seconds')
+
+
+def _parsed(text: str, units: Mapping[str, float], what: str) -> float:
+    """The number in a text, times that of its unit in small letters."""
+    match = re.fullmatch(
+        r'\s*([0-9]+\.?[0-9]*|\.[0-9]+)(e[0-9]+)?\s*([a-z/]*)\s*',
+        text.lower())
+    if match and match[3] in units:
+        found = float(match[1] + (match[2] or '')) * units[match[3]]
+        if 0 < found < math.inf:
+            return found
+    raise ValueError(f'{text!r} is no {what}')
 
 
 def share(value: float) -> str:

@@ -1,7 +1,6 @@
 """The table and the picture that compare training runs."""
 import itertools
 import os
-import textwrap
 
 from chainer_fp8pipe.report.page import write_page
 from chainer_fp8pipe.report.record import read_record
@@ -29,18 +28,14 @@ def summarise(name, log):
     }
 
 
-def print_table(runs, hosts=None):
-    """One line per run; bytes and times are of rank 0, in the last epoch.
-
-    With ``hosts``, the last column is what was predicted for so many.
-    """
+def print_table(runs):
+    """One line per run; bytes and times are of rank 0, in the last epoch."""
     width = max(14, *(len(run['name']) for run in runs))
     print(f'\n{"communicator":{width}}{"test accuracy [%]":>20}'
           f'{"bytes per update":>20}{"time per update [ms]":>24}'
-          f'{"total":>9}' + f'{"PREDICTED update":>20}' * bool(hosts))
+          f'{"total":>9}')
     print(f'{"":{width}}{"final":>12}{"best":>8}{"sent":>12}{"ratio":>8}'
-          f'{"exchange":>13}{"codec":>11}{"[s]":>9}'
-          + f'{f"{hosts} hosts [ms]":>20}' * bool(hosts))
+          f'{"exchange":>13}{"codec":>11}{"[s]":>9}')
     reference = next((run['bytes'] for run in runs
                       if run['name'] == 'float32'), None)
     for run in runs:
@@ -52,30 +47,7 @@ def print_table(runs, hosts=None):
                      else f'{"-":>8}')
             line += (f'{run["bytes"]:12,.0f}{ratio}{run["exchange"]:13.2f}'
                      f'{run["codec"]:11.2f}')
-        line += f'{run["seconds"]:9.1f}'
-        if hosts:
-            line += (f'{"-":>20}' if run['predicted'] is None
-                     else f'{run["predicted"]:20.2f}')
-        print(line)
-
-
-def print_prediction(hosts, gbit, large):
-    """Says what was predicted, and what makes fp8 slow or fast.
-
-    ``large`` has the milliseconds of a large exchange by codec.
-    """
-    print(textwrap.fill(
-        f'PREDICTED, not measured: {hosts} hosts with links of {gbit:g} '
-        'Gbit/s, on each a rank and nothing else; from times of the model '
-        'and of the codecs that were measured here.  "-": how MPI_Allreduce '
-        'sends is known to the MPI library only.', 100))
-    print(textwrap.fill(
-        'Ranks of one machine exchange in memory, where the bytes that fp8 '
-        'saves take hardly any time, and encoding takes some.  Links make '
-        'the difference, the more the larger the model: the gradients of '
-        f'ResNet-50 would take {large["float32"]:,.0f} ms in float32 and '
-        f'{large["fp8"]:,.0f} ms in fp8 (PREDICTED, the exchange alone).',
-        100))
+        print(line + f'{run["seconds"]:9.1f}')
 
 
 def plot_curves(runs, path):

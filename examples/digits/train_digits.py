@@ -30,16 +30,13 @@ import chainer
 import chainer.links as L
 import chainermn
 import numpy
-from chainer.dataset import concat_examples
 from chainer.training import Trainer, extensions
 from chainer.training.updaters import StandardUpdater
 from data import load
 from model import NETWORKS
 from mpi4py import MPI
-from prediction import predict
 from report import (
     plot_curves,
-    print_prediction,
     print_table,
     summarise,
     write_report,
@@ -91,11 +88,6 @@ def parse(arguments=None):
         help='where every rank trains, as chainer.get_device names it: '
         '@cupy:0 is the first GPU, for all ranks (default: @numpy)')
     parser.add_argument(
-        '--link', type=float, default=1.0, metavar='GBIT',
-        help='predict what an update would take with each rank on a host of '
-        'its own, and links of so many Gbit/s (default: 1; 0: no prediction; '
-        'there is none for GPUs)')
-    parser.add_argument(
         '--report', action=argparse.BooleanOptionalAction, default=True,
         help='record each run on all ranks, and make a page and pictures '
         'that compare them: OUT/report.html, OUT/curves.png (default: yes)')
@@ -110,8 +102,6 @@ def parse(arguments=None):
         for name in ('epoch', 'batchsize'):
             if getattr(options, name) < 1:
                 parser.error(f'--{name} must be at least 1')
-        if not 0 <= options.link < math.inf:
-            parser.error('--link must be a number of Gbit/s, or 0')
     with explained(parser):     # before the first run has taken its time
         for text in options.communicator:
             create_communicator(options, text, 0).finalize()
@@ -213,16 +203,6 @@ def train(options, name, datasets):
     return run
 
 
-def predict_updates(options, train_set):
-    """What :func:`prediction.predict` says of the runs; on all ranks."""
-    return predict(
-        MPI.COMM_WORLD,
-        {text: name_and_options(text) for text in options.communicator},
-        make_model(options, train_set),
-        concat_examples(train_set[:options.batchsize]),
-        chainer.optimizers.MomentumSGD(options.lr), options.link)
-
-
 def make_model(options, train_set):
     """The network, which returns its loss."""
     return L.Classifier(NETWORKS[options.network](train_set[0][0].shape[0]))
@@ -318,16 +298,11 @@ def main():
     images = datasets[1] and len(datasets[1])
     datasets = [chainermn.scatter_dataset(dataset, comm)
                 for dataset in datasets]
-    predicted, large = {}, None
-    if options.link and options.device == '@numpy':
-        predicted, large = predict_updates(options, datasets[0])
     runs = [train(options, name, datasets) for name in options.communicator]
     if MPI.COMM_WORLD.rank == 0:
         for run in runs:
-            run.update(predicted=predicted.get(run['name']), images=images)
-        print_table(runs, hosts=MPI.COMM_WORLD.size if predicted else None)
-        if large:
-            print_prediction(MPI.COMM_WORLD.size, options.link, large)
+            run.update(images=images)
+        print_table(runs)
         with open(os.path.join(options.out, 'summary.json'), 'w') as file:
             json.dump(runs, file, indent=1)
         if options.report:

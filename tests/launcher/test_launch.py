@@ -96,7 +96,7 @@ def test_every_option_of_run_has_one_value_and_a_name_unlike_the_launchers():
     done = run_script(0, '-c', '''
 import argparse
 from chainer_fp8pipe.launcher.launch_command import _flags, _parser, mistyped
-from chainer_fp8pipe.planner.run_script import add_run
+from chainer_fp8pipe.run import add_run
 own = _flags(_parser({}))
 commands = argparse.ArgumentParser().add_subparsers()
 add_run(commands)

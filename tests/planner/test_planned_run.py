@@ -2,6 +2,8 @@
 """
 import re
 
+from chainer_fp8pipe.planner.job_plan import JobPlan, Way
+
 import pytest
 
 from tests.digits_runs import SCRIPT, check_log, check_run, log_of
@@ -54,7 +56,7 @@ def test_a_chainermn_script_gets_the_communicator_of_the_plan(tmp_path):
     shapes = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
               '/predictor/l2/W': (10, 32), '/predictor/l2/b': (10,)}
     done = run(tmp_path, 2, '--epoch', '1', script='train.py', plan=replicas(
-        2, model=shapes, codec='fp8', overlap=True, options={'warmup': 7}))
+        2, shapes, 'fp8', overlap=True, warmup=7))
     assert done.returncode == 0, done.stderr
     assert "overlap=True" in done.stdout
     assert 'warmup=7' in done.stdout
@@ -103,6 +105,25 @@ sys.stderr.write('%d updates, W %r, draws %r\\n' % (
     assert first[2] != second[2]
 
 
+def test_rank_0_trains_alone_if_one_process_was_the_fastest(tmp_path, serial):
+    """The others wait, and all have the exit code of the script."""
+    arguments = '--seed', '1', '--hooks', '--batchsize', '50'
+    alone = JobPlan(Way(), 2, 50, replicas(1).model)
+    done = run(tmp_path, 2, *arguments, plan=alone)
+    assert done.returncode == 0, done.stderr
+    check_log(log_of(tmp_path), log_of(serial(*arguments)))
+    assert done.stderr.count('run: as planned: one process') == 1
+    for lines, code, said in (
+            ('import sys; sys.exit(3)', 3, ''),
+            ('chainermn.create_communicator()', 2, 'trains replicas'),
+            ('training.StandardUpdater(iterator, optimizer)', 2,
+             'made for another model'), ('1 / 0', 1, 'ZeroDivisionError')):
+        (tmp_path / 'train.py').write_text(_HEAD + lines)
+        done = run(tmp_path, 2, script='train.py', plan=alone)
+        assert done.returncode == code, done.stderr
+        assert said in done.stderr
+
+
 # --- what is refused --------------------------------------------------------
 
 REFUSED = [
@@ -120,7 +141,6 @@ REFUSED = [
      'the plan was made for another model'),
     ('', replicas(2), 'plan.json: the plan is for 2 ranks, and there are 1; '
      'start so many, or make a plan for 1'),
-    ('', replicas(1, codec='fp9'), "codec must be one of"),
 ]
 
 
@@ -149,8 +169,8 @@ def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
     (['--plan', 'plan.json', '--warmup', '2'],
      'or edit "choice" in plan.json'),
     (['--plan', 'no.json'], 'no.json cannot be read (No such file'),
-    (['--plan', 'plan.json'], 'plan.json has 2 stages, and a ChainerMN '
-     'script none')])
+    (['--plan', 'plan.json'], 'plan.json has 2 stages, 3 micro-batches, 1f1b, '
+     'and a ChainerMN script trains replicas')])
 def test_all_ranks_refuse_together(tmp_path, before, message):
     """Other options, a plan that is not there, stages of a ChainerMN script.
     """

@@ -31,7 +31,7 @@ REFUSED = [
     ("train(optimizer={'a': optimizer, 'b': optimizer})",
      'has 2 optimizers (a, b)'),
     ('training.StandardUpdater(iterator, chainer.optimizers.SGD()).update()',
-     'call optimizer.setup(model) before training'),
+     'call optimizer.setup(model) before making'),
     ('train(loss_func=lambda x, t: F.sum(x))',
      'a loss function of its own, <lambda>'),
     ('train(converter=lambda batch, device: [x for x, _ in batch] + '
@@ -66,7 +66,7 @@ def test_what_cannot_be_planned_is_refused_in_one_line(refusals, case):
 
 @pytest.mark.parametrize(('lines', 'code', 'said'), [
     ("raise KeyError('of the script')", 1, "KeyError: 'of the script'"),
-    ('train()', 2, 'no way to run this job fits: ')])
+    ('train()', 2, 'no way to train this model could be tried: ')])
 def test_an_error_of_the_script_is_the_scripts_and_one_of_the_job_is_said(
         tmp_path, lines, code, said):
     (tmp_path / 'script.py').write_text(_HEAD + lines)

@@ -11,7 +11,6 @@ _HOMES = {name: f'chainer_fp8pipe.training.{module}'
               ('FollowEpochs', 'large_batch'),
               ('MovingAverage', 'extensions.moving_average'),
               ('PipelineTimeline', 'extensions.timeline'),
-              ('PredictedTime', 'extensions.predicted_time'),
               ('Snapshot', 'snapshots.snapshot'),
               ('find_snapshots', 'snapshots.snapshot'),
               ('resume', 'snapshots.snapshot'),

@@ -11,6 +11,7 @@
 # found nothing.  An error of the user's own code stays what it is.
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import os
@@ -30,6 +31,7 @@ from chainermn.optimizers import (
 )
 from mpi4py import MPI
 
+from ...command_line import check_script
 from ...compat import run_path
 from ...intercept.patching import Patch
 from ...intercept.training_objects import (
@@ -135,8 +137,34 @@ def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
     run(trainer, *args, **kwargs)
 
 
+def add_script(parser: argparse.ArgumentParser,
+               jobs_of: Callable[[argparse.Namespace], list[Any]],
+               run: Callable[[argparse.Namespace, list[Any]], None]) -> None:
+    """Adds a script and its arguments to a command, which runs the script.
+
+    Args:
+        parser: Of the command.
+        jobs_of: Checks the command's options, on all ranks, and gives the
+            jobs for :func:`launch`; raises ValueError about wrong options.
+        run: Launches the script with them.
+    """
+    parser.add_argument('script', metavar='SCRIPT')
+    parser.add_argument('arguments', metavar='ARGS', nargs=argparse.REMAINDER,
+                        help="the script's own arguments")
+
+    def checked(options: argparse.Namespace) -> Callable[[], None]:
+        try:
+            refuse_together(MPI.COMM_WORLD, lambda: check_script(
+                options.script), ValueError)
+            jobs = jobs_of(options)
+        except ValueError as error:
+            parser.error(str(error))
+        return lambda: run(options, jobs)
+    parser.set_defaults(call=checked, parser=parser)
+
+
 def launch(script: str, arguments: Sequence[str], command: str,
-           *jobs: Any) -> None:
+           *jobs: Any, comm: MPI.Comm = MPI.COMM_WORLD) -> None:
     """Runs a script as Python would, on all ranks.
 
     A failure or an exit code on one rank ends all ranks.
@@ -150,6 +178,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
             ended.  The last one's ``create`` is in place of
             ``chainermn.create_communicator``, and all is done in the block
             that its ``block()`` gives.
+        comm: The ranks that run it.
 
     Raises:
         SystemExit: The script or the job has raised it.
@@ -159,7 +188,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
     if MPI.COMM_WORLD.size == 1:
         sys.excepthook = _print_shown
     enter_world()
-    ranks = MPI.COMM_WORLD.Dup()    # nobody else's
+    ranks = comm.Dup()      # nobody else's
     try:
         with jobs[-1].block(), creating_communicators(
                 jobs[-1].create), contextlib.ExitStack() as stack:

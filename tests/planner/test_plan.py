@@ -1,0 +1,315 @@
+"""``plan()``: what is tried, what is taken, and what stays as it was."""
+import random
+import time
+
+from chainer_fp8pipe import PipelineUpdater, create_grouped_bn_model, plan
+from chainer_fp8pipe.planner.example import Endless
+from chainer_fp8pipe.planner.job_plan import JobPlan, Trial, Way
+from chainer_fp8pipe.planner.trials import Blocks, Trials, preferred, trial_of
+from chainer_fp8pipe.planning import DoesNotFit
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
+import numpy
+import pytest
+
+from tests.planner.plans import stages
+from tests.ranks import on_ranks
+
+
+class Net(chainer.Chain):
+    """With running averages and random numbers, from Python's generator, too.
+
+    ``seconds`` pass in the first updates.
+    """
+
+    def __init__(self, units=16, seconds=(), reads=False):
+        super().__init__(fc1=L.Linear(6, units), bn=L.BatchNormalization(
+            units), fc2=L.Linear(units, 3))
+        self.seconds, self.reads = list(seconds), reads
+
+    def forward(self, x, t):
+        time.sleep(self.seconds.pop(0) if self.seconds else 0)
+        h = F.relu(self.bn(self.fc1(x)))
+        if self.reads and float(h.array.sum()) < 0:
+            h = -h
+        h = F.dropout(h, random.random() / 100)
+        return F.softmax_cross_entropy(self.fc2(h), t)
+
+
+def batch(samples=8, seed=0):
+    generator = numpy.random.RandomState(seed)
+    return (generator.rand(samples, 6).astype('f'),
+            generator.randint(0, 3, samples).astype('i'))
+
+
+def mlp():
+    numpy.random.seed(3)
+    return L.Classifier(chainer.Sequential(
+        L.Linear(6, 16), F.relu, L.Linear(16, 16), F.relu, L.Linear(16, 3)))
+
+
+def content(link):
+    """All values of a link or an optimizer."""
+    serializer = chainer.serializers.DictionarySerializer()
+    serializer.save(link)
+    return {name: numpy.array(value)
+            for name, value in serializer.target.items()}
+
+
+# --- what is taken ----------------------------------------------------------
+
+EXACT, FP8, OVERLAP = Way(2), Way(2, None, 'fp8'), Way(2, None, 'float32', {
+    'overlap': True})
+STAGES = stages(2).choice
+
+
+NAIVE = Way(2, None, 'naive')
+
+
+@pytest.mark.parametrize(('seconds', 'as_it_is', 'taken'), [
+    # Whatever is noisy is not preferred for it.
+    ([(FP8, [.010] * 10), (EXACT, [
+        .010, .012, .017, .018, .018, .018, .045, .048, .050, .055])],
+     None, FP8),
+    ([(EXACT, [.010] * 10), (FP8, [.007, .0098, .02])], None, EXACT),
+    # Of what is equally fast the exact one, and then the simplest.
+    ([(FP8, [1.00] * 5), (EXACT, [1.02] * 5)], None, EXACT),
+    ([(FP8, [1.00] * 5), (EXACT, [1.05] * 5)], None, FP8),
+    ([(OVERLAP, [1.0] * 5), (STAGES, [1.0] * 5), (EXACT, [1.02] * 5)],
+     None, EXACT),
+    ([(EXACT, [1.0] * 5), (NAIVE, [1.01] * 5)], None, NAIVE),
+    # Or the script's own.
+    ([(FP8, [1.02] * 5), (EXACT, [1.0] * 5)], FP8, FP8),
+    ([(FP8, [1.05] * 5), (EXACT, [1.0] * 5)], FP8, EXACT),
+    ([(Way(), [1.02] * 5), (EXACT, [1.0] * 5)], Way(), Way()),
+    # Both are uncertain, but not by so much.
+    ([(FP8, [.5, 1, 1.5]), (EXACT, [1.0, 1.5, 2.0])], None, FP8)])
+def test_the_fastest_is_taken_and_the_simplest_of_equal_ways(
+        seconds, as_it_is, taken):
+    assert preferred([(way, trial_of(way, Blocks(tuple(blocks))))
+                      for way, blocks in seconds], as_it_is) == taken
+
+
+def test_near_ways_are_tried_again_and_others_are_left_when_time_is_over():
+    said, left = [], [100.0]
+    slow, late = Way(2, None, 'int4'), Way(2, None, 'float16')
+    times = {str(way): seconds for way, seconds in (
+        (EXACT, 1.0), (FP8, 1.2), (slow, 3.0), (late, 1.0))}
+
+    def run(way, limit):
+        assert limit >= 2.0
+        return Blocks((times[str(way)],) * 3)
+    trials = Trials(run, said.append, lambda: left[0])
+    for way in EXACT, FP8, FP8, slow:
+        trials.add(way)
+    left[0] = 4.0
+    trials.add(late)
+    trials.again()
+    assert said == [f'trying {way}' for way in (EXACT, FP8, slow)]
+    assert trials.remarks == [f'{late} was not tried: the time was over']
+    left[0] = 100.0
+    trials.again()
+    assert set(said[3:]) == {f'trying {way} again' for way in (EXACT, FP8)}
+    assert [way for way, _ in trials.table()] == [EXACT, FP8, slow]
+
+
+# --- plan() -----------------------------------------------------------------
+
+@on_ranks(1, 2, 4)
+def test_ways_are_tried_on_copies_and_the_fastest_is_the_plan(comm):
+    """What comes once is not timed, and all stays as it was."""
+    model = Net(seconds=[.2, .2])
+    optimizer = chainer.optimizers.Adam().setup(model)
+    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(1e-4))
+    before = content(model), content(optimizer)
+    random.seed(7), numpy.random.seed(7)
+    states = random.getstate(), numpy.random.get_state()[1].copy()
+    codecs = ('float32', 'fp8')
+    planned = plan(model, batch(), comm, optimizer=optimizer, budget=8.0,
+                   codecs=(codec for codec in codecs))
+    assert random.getstate() == states[0]
+    numpy.testing.assert_array_equal(numpy.random.get_state()[1], states[1])
+    for old, link in zip(before, (model, optimizer), strict=True):
+        for name, value in content(link).items():
+            numpy.testing.assert_array_equal(value, old[name], name)
+    assert len(model.seconds) == 2
+    count = comm.size
+    ways = [Way(count, None, codec) for codec in codecs] + [
+        Way(count, None, codec, {'overlap': True}) for codec in codecs] + [
+        Way(count, None, 'naive')] if count > 1 else [Way()]
+    known = ' '.join([*(one.way for one in planned.trials), *planned.remarks])
+    assert all(str(way) in known for way in ways)
+    assert count == 1 or '2 stages' in known
+    assert [one.seconds for one in planned.trials] == sorted(
+        one.seconds for one in planned.trials)
+    assert str(planned.choice) in [one.way for one in planned.trials]
+    assert planned.trials[0].seconds < .2
+    assert (planned.ranks, planned.batch) == (count, 8 * count)
+    assert comm.allgather(planned) == [planned] * count
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('wanted', [(1,), (2,)])
+def test_a_plan_is_carried_out_with_the_gradients_of_serial_training(
+        comm, wanted):
+    planned = plan(mlp(), batch(), comm, stages=wanted, budget=2.0,
+                   codecs=['float32'], optimizer=chainer.optimizers.SGD(.1))
+    choice = planned.choice
+    assert (choice.stages, choice.replicas) == (wanted[0], 2 // wanted[0])
+    again = JobPlan.load(planned.as_dict())
+    model, whole = mlp(), batch(16)
+    part = again.partition(model, batch(16 // choice.micro_batches), comm)
+    optimizer = chainer.optimizers.SGD(.1).setup(part)
+    iterator = chainer.iterators.SerialIterator(
+        list(zip(*whole, strict=True)), 16, shuffle=False)
+    if choice.cut is None:
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, again.communicator(comm))
+        half = [array[comm.rank * 8:][:8] for array in whole]
+        optimizer.update(part, *half)       # broadcasts
+        optimizer.update(part, *half)
+    else:
+        PipelineUpdater(iterator, optimizer, again.grid(comm)).update()
+    serial = chainer.optimizers.SGD(.1).setup(mlp())
+    serial.update(serial.target, *whole)
+    expected = dict(serial.target.namedparams())
+    compared = 0
+    for name, mine in model.namedparams():
+        if isinstance(mine.array, numpy.ndarray) and mine.array.any():
+            numpy.testing.assert_allclose(
+                mine.array, expected[name].array, rtol=1e-5, atol=1e-6)
+            compared += 1
+    assert comm.allreduce(compared) >= 6
+    with pytest.raises(ValueError, match='made for another model: parameter'):
+        again.partition(L.Linear(3, 2), comm=comm)
+
+
+@on_ranks(2)
+def test_ways_that_take_too_much_memory_are_not_taken(comm):
+    model = L.Classifier(chainer.Sequential(*[
+        L.Linear(700, 700) for _ in range(8)]))
+    data = numpy.ones((2, 700), 'f'), numpy.zeros(2, 'i')
+    size = 4 * model.count_params()
+    planned = plan(model, data, comm, memory=3.7 * size, budget=1.0,
+                   codecs=('float32',))
+    # Parameters, gradients, and Adam's two arrays: four times the size.
+    assert planned.choice.stages == 2
+    assert 1.5 * size < planned.trials[0].memory < 3.7 * size
+    assert any('2 replicas, float32 was not tried: a rank takes' in remark
+               for remark in planned.remarks)
+    with pytest.raises(DoesNotFit, match='no way to train this model'):
+        plan(model, data, comm, memory='50 kB', budget=1.0)
+
+
+@on_ranks(2)
+@pytest.mark.parametrize('kind', ['grouped', 'mnbn', 'reads'])
+def test_a_model_that_cannot_be_cut_is_planned_with_replicas(comm, kind):
+    model = Net(reads=kind == 'reads')
+    if kind == 'grouped':
+        model = create_grouped_bn_model(model, comm)
+    elif kind == 'mnbn':
+        model = chainermn.links.create_mnbn_model(
+            model, chainermn.create_communicator('naive', comm))
+    planned = plan(model, batch(), comm, budget=1.0)
+    assert planned.choice.replicas == 2
+    assert [remark for remark in planned.remarks
+            if 'stages' in remark or 'no pipeline' in remark]
+
+
+def refused(comm, message, error=ValueError, **given):
+    with pytest.raises(error, match=message) as found:
+        plan(**{'model': mlp(), 'example': batch(), 'comm': comm,
+                'budget': 1.0, **given})
+    assert comm.allgather(type(found.value)) == [error] * comm.size
+
+
+@on_ranks(2)
+def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
+    refused(comm, r"codecs must be some of .*, not \['fp9'\]",
+            codecs=['fp9'])
+    refused(comm, "in a list, not 'fp8'", codecs='fp8')
+    refused(comm, 'codecs', codecs=iter(()))
+    refused(comm, 'stages=3 does not divide the 2 ranks', stages=[3])
+    refused(comm, 'batch must be a number', batch=0)
+    refused(comm, 'budget must be seconds', budget=float('inf'))
+    refused(comm, 'is no size', memory='much')
+    refused(comm, 'takes a chainer.Link', model=3)
+    refused(comm, 'must be a chainer.Optimizer', optimizer='Adam')
+    refused(comm, 'first axis', example=(numpy.zeros((4, 6), 'f'),
+                                         numpy.zeros(3, 'i')))
+    refused(comm, 'rank 1: TypeError', **{'codecs': 3} if comm.rank else {})
+    refused(comm, 'batch is 8 on rank 0 but 16 on rank 1',
+            batch=8 * (1 + comm.rank))
+    refused(comm, 'the model is', model=Net(8 + comm.rank))
+    # Nobody can train this one, and it says why.
+    refused(comm, 'no way to train this model could be tried: .*InvalidType',
+            example=(numpy.zeros((4, 5), 'f'), numpy.zeros(4, 'i')))
+
+
+@pytest.mark.parametrize('resets', [True, False])
+def test_an_iterator_that_ends_begins_anew_or_repeats_its_last(resets):
+    class Once(chainer.dataset.Iterator):
+        left = [[1], [2]]
+
+        def __next__(self):
+            if not self.left:
+                raise StopIteration
+            first, *self.left = self.left
+            return first
+
+        if resets:
+            def reset(self):
+                self.left = type(self).left
+    iterator = Endless(Once())
+    assert [iterator.next() for _ in range(5)] == (
+        [[1], [2], [1], [2], [1]] if resets else [[1], [2], [2], [2], [2]])
+
+
+# --- files ------------------------------------------------------------------
+
+@pytest.mark.parametrize('choice', [
+    EXACT, STAGES, Way(2, None, 'fp8', {'warmup': 7, 'overlap': True})])
+def test_a_plan_survives_its_file(tmp_path, choice):
+    made = JobPlan(choice, 2, 60, stages(2).model, (
+        Trial(str(choice), 1.0, .1, 3e6), Trial('x', 2.0)), ('r',))
+    path = str(tmp_path / 'plan.json')
+    made.save(path)
+    for source in path, made.as_dict(), made:
+        assert JobPlan.load(source) == made
+        assert str(JobPlan.load(source)) == str(made)
+
+
+@pytest.mark.parametrize(('where', 'value', 'message'), [
+    (('kind',), 'cut', 'this is no plan of a job'),
+    (('ranks',), 0, 'replicas are not 0 ranks'),
+    (('ranks',), 3, '2 stages x 1 replicas are not 3 ranks'),
+    (('batch',), 1, 'batch 1 cannot be cut into 3 micro-batches'),
+    (('choice', 'communicator'), 'fp9', 'communicator must be one of .*fp8'),
+    (('choice', 'replicas'), 0, 'replicas must be at least 1'),
+    (('choice', 'codec'), 'fp8', 'choice.codec is no field of a plan'),
+    (('choice', 'options'), [], 'choice.options must be an object'),
+    (('choice', 'options'), {'warm': 1}, "has no option 'warm'"),
+    (('choice', 'options'), {'frame_bytes': -1}, 'frame_bytes must be'),
+    (('choice',), ..., 'choice is missing'),
+    (('choice', 'cut', 'schedule'), '2f2b', '2f2b'),
+    (('choice', 'cut', 'order', 2), ['/x'], '/x, which is no parameter'),
+    (('trials', 0, 'seconds'), -1, 'seconds must be 0 or more'),
+    (('model', '/predictor/l1/W'), [1.5], 'must be a whole number')])
+def test_what_is_wrong_in_a_file_is_named(where, value, message):
+    plan = JobPlan(**{**vars(stages(2)), 'trials': (Trial('x', 1.0),)})
+    data = JobPlan.load(plan).as_dict()
+    inner, (*path, last) = data, where
+    for name in path:
+        inner[name] = dict(inner[name]) if isinstance(
+            inner[name], dict) else list(inner[name])
+        inner = inner[name]
+    inner[last] = value
+    if value is ...:
+        del inner[last]
+    with pytest.raises(ValueError, match=message) as found:
+        JobPlan.load(data)
+    assert str(found.value).startswith('the plan: ')
+    assert str(found.value).endswith('plan -o FILE SCRIPT')
