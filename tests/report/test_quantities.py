@@ -55,6 +55,30 @@ def test_what_is_no_size_is_named(text):
         quantities.parse_bytes(text)
 
 
+@pytest.mark.parametrize(('read', 'text', 'expected'), [
+    (quantities.parse_bytes, '2G', 2e9), (quantities.parse_bytes, '150gb',
+                                          150e9),
+    (quantities.parse_rate, '100mbit', 1e8),
+    (quantities.parse_rate, '1 Gbit/s', 1e9),
+    (quantities.parse_rate, '2.5 Gbps', 2.5e9),
+    (quantities.parse_rate, '100', None), (quantities.parse_rate, '1GB', None),
+    (quantities.parse_rate, '0mbit', None),
+    (quantities.parse_count, '64k', 64_000), (quantities.parse_count, '8M',
+                                              8_000_000),
+    (quantities.parse_count, '0.4', None), (quantities.parse_count, '8MB',
+                                            None),
+    (quantities.parse_seconds, '16', 16), (quantities.parse_seconds, '0.5 s',
+                                           0.5),
+    (quantities.parse_seconds, '5m', None), (quantities.parse_seconds, 'inf',
+                                             None)])
+def test_units_are_read_alike_and_a_rate_needs_one(read, text, expected):
+    if expected is not None:
+        assert read(text) == expected
+        return
+    with pytest.raises(ValueError, match=f'^{text!r} is no '):
+        read(text)
+
+
 @pytest.mark.skipif(sys.platform != 'linux', reason='others do not say')
 def test_memory_is_read_in_bytes():
     # How much is resident is for the kernel to say; this is for us.
