@@ -1,19 +1,14 @@
-"""What links keep in attributes: put back after a pass, and carried on."""
-# A forward pass runs more than once: it is traced, rehearsed, and run again
-# for each chunk and for recomputation.  What links keep must be the same each
-# time, whatever it is: an array, a list, a generator of random numbers, an
-# object of the user's own that holds one.  So an object is noted whole: its
-# items, the attributes of its `__dict__` and `__slots__`, the variables that a
-# function closes over, and what C code keeps, as `copy` and `pickle` see it.
-# It is put back in place, as others may hold it, too; an object of C code that
-# cannot be set is made anew.  Links, parameters, modules, threads,
-# communicators and what Python cannot copy (files, locks, generators) are left
-# alone.
-#
-# A recurrent layer keeps its hidden state for the next pass (`State`).  A
-# pipeline takes several micro-batches forward before the first one's backward
-# pass, and each goes on from its own state; the gradient ends there, as after
-# Chainer's `unchain_backward`.
+"""What links keep in attributes, put back after a look at the model."""
+# partition() runs forward on an example, and a link's own code on made-up
+# values; what links keep must be as before then, whatever it is: an array, a
+# list, a generator of random numbers, an object of the user's own that holds
+# one.  So an object is noted whole: its items, the attributes of its
+# `__dict__` and `__slots__`, the variables that a function closes over, and
+# what C code keeps, as `copy` and `pickle` see it.  It is put back in place,
+# as others may hold it, too; an object of C code that cannot be set is made
+# anew.  Links, parameters, modules, threads, communicators and what Python
+# cannot copy (files, locks, generators) are left alone.  In training, where
+# forward runs once for a micro-batch, nothing is put back.
 from __future__ import annotations
 
 import collections
@@ -26,9 +21,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
-from ..planning.calls import Source
-from . import nested
-from .placeholder import is_placeholder, sources
+from .placeholder import is_placeholder
 
 #: In place of an attribute that a link has not got.
 ABSENT: Any = object()
@@ -58,16 +51,13 @@ class saved:
 
     Args:
         links: By path.
-        only: The attributes to restore; None: all of them.
 
     Attributes:
         memo: What was noted, by the ids of the objects.
     """
 
-    def __init__(self, links: Links,
-                 only: Iterable[Attribute] | None = None) -> None:
+    def __init__(self, links: Links) -> None:
         self._links = links
-        self._only = None if only is None else set(only)
 
     def __enter__(self) -> saved:
         return self.note()
@@ -95,11 +85,6 @@ class saved:
         for (path, name), before in self._before.items():
             restore(self._links[path], name, _put_back(before, done))
 
-    def value(self, path: str, name: str) -> Any:
-        """The attribute that was noted."""
-        before = self._before.get((path, name), ABSENT)
-        return before.value if isinstance(before, _Noted) else before
-
     def changed(self) -> frozenset[Attribute]:
         """The attributes that are not as they were."""
         return frozenset(
@@ -108,7 +93,7 @@ class saved:
                           vars(self._links[path])[name], set()))
 
     def _names(self) -> Iterable[Attribute]:
-        return self._only if self._only is not None else [
+        return [
             (path, name) for path, link in self._links.items()
             for name in vars(link) if name not in _OWN]
 
@@ -134,102 +119,6 @@ def set_state(generator: Any, state: Any) -> None:
     """Sets a generator to another one's state; None leaves it as it is."""
     if state is not None:
         generator.__setstate__(state)
-
-
-class Leaf(NamedTuple):
-    """An array or variable in a link's attribute.
-
-    Attributes:
-        xp: ``numpy`` or ``cupy``.
-        sources: The outputs of calls from which it is made; (): of none.
-        stage: Number of the stage that keeps it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: Any
-    xp: Any
-    is_variable: bool
-    sources: tuple[Source, ...]
-    stage: int = 0
-
-
-class Entry(NamedTuple):
-    """An attribute that a forward pass has set.
-
-    Attributes:
-        link: Path of the link.
-        name: Of the attribute.
-        tree: See :func:`.nested.leaves`.
-        leaves: The arrays and variables in the attribute.
-    """
-
-    link: str
-    name: str
-    tree: Any
-    leaves: tuple[Leaf, ...]
-
-
-#: The placeholders that a forward pass leaves in attributes.
-State = tuple[Entry, ...]
-
-
-def left_in(links: Links, before: saved) -> State:
-    """The attributes of links that were set to placeholders since noted.
-
-    Not persistent ones, which are on one stage.
-    """
-    entries = []
-    for path, link in links.items():
-        for name, value in vars(link).items():
-            if (name in _OWN or name in link._params
-                    or name in link._persistent
-                    or before.value(path, name) is value):
-                continue
-            leaves, tree = nested.leaves(value)
-            arrays = list(map(nested.array_of, leaves))
-            if any(map(is_placeholder, arrays)):
-                entries.append(Entry(path, name, tree, tuple(
-                    Leaf(tuple(array.shape), array.dtype,
-                         chainer.backend.get_array_module(array),
-                         isinstance(leaf, chainer.Variable), sources(array))
-                    for leaf, array in zip(leaves, arrays, strict=True))))
-    return tuple(entries)
-
-
-def placed(state: State, stages: Callable[[Source], int]) -> State:
-    """A copy in which each leaf has the stage of its last source."""
-    return tuple(entry._replace(leaves=tuple(
-        leaf._replace(stage=max(map(stages, leaf.sources), default=0))
-        for leaf in entry.leaves)) for entry in state)
-
-
-def put_state(state: State, links: Links, make: Callable[[Leaf, str], Any]
-              ) -> dict[Attribute, tuple[Any, Any]]:
-    """Sets the attributes to arrays; gives their values before, and now.
-
-    Args:
-        state: Of the links.
-        links: By path.
-        make: Gives the array for a leaf, in the link with this path.
-    """
-    found = {}
-    for entry in state:
-        arrays = [make(leaf, entry.link) for leaf in entry.leaves]
-        now = nested.rebuilt(entry.tree, [
-            chainer.Variable(array, requires_grad=False)
-            if leaf.is_variable else array
-            for leaf, array in zip(entry.leaves, arrays, strict=True)])
-        own = vars(links[entry.link])
-        found[entry.link, entry.name] = own.get(entry.name, ABSENT), now
-        own[entry.name] = now
-    return found
-
-
-def signature(state: State) -> Any:
-    """Equal for states from which a model makes the same calls."""
-    return tuple((entry.link, entry.name, repr(entry.tree), tuple(
-        (leaf.shape, str(leaf.dtype), leaf.stage)
-        for leaf in entry.leaves)) for entry in state)
 
 
 def restore(link: chainer.Link, name: str, value: Any) -> None:

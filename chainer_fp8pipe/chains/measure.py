@@ -1,13 +1,16 @@
 """One call, run alone for its shapes, its time and its memory."""
+# Chainer has no shape inference, so a call of a form that was not seen before
+# is run alone, on made-up values; what was found (`Figures`) serves all calls
+# of this form (`key_of`).
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import time
 import tracemalloc
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import chainer
@@ -17,8 +20,14 @@ from ..pipeline.backprop import SEPARABLE
 from ..pipeline.randomness import preserved
 from ..planning.calls import Value
 from . import nested
-from .placeholder import is_placeholder, made_up
-from .trace import CHAINERS, PLAIN, TracedCall, attributes_of, kind_of
+from .functions import CHAINERS, PLAIN, again, attributes_of, kind_of
+from .placeholder import (
+    PlaceholderError,
+    is_placeholder,
+    known,
+    looked_at,
+    made_up,
+)
 from .whole_call import WholeCall
 
 #: Attributes that Chainer's functions read from their node after ``apply``,
@@ -27,17 +36,73 @@ _READ_AFTERWARDS = {
     'MaxPoolingND': ('indexes',), 'MaxPooling2D': ('indexes',),
     'Dropout': ('mask',), 'Gaussian': ('eps',), 'RReLU': ('r',),
     'SimplifiedDropconnect': ('mask',)}
-
 #: Functions that draw random numbers, which is not seen on a device.
 _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
                       'Zoneout'))
+#: The attribute with an array whose values decide about the output's shape,
+#: by class.
+_DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
+             'Reshape': 'shape', 'Transpose': 'axes'}
+#: Module of the functions whose attribute ``value`` decides about no shape.
+_ARITHMETIC = 'chainer.functions.math.basic_math'
+#: The attribute with an index.
+_INDEX = 'slices'
 
 #: Seconds; a shorter call is timed several times.
 _SHORT, _TIMES = 2e-3, 3
 
 
+@dataclass(eq=False)
+class Figures:
+    """What is known of all calls of one form.
+
+    Attributes:
+        name: Of the function.
+        outputs: By index, or name of an attribute that is read afterwards.
+        modules: ``numpy`` or ``cupy``, by output.
+        forward: See :class:`.Call`, as of the others without a word here.
+        kept_inputs: Numbers of the inputs that are kept for backward.
+        kept_outputs: Numbers of the outputs that are kept for backward.
+        views: By output in the memory of an input, the input's number.
+        parts: Numbers of the views of another size than the input.
+        writes: Names of attributes with arrays to which the function writes.
+        inner: Paths of the parameters that are read inside of the call.
+        form: Tree of the result of a :class:`.WholeCall`, and which of its
+            leaves are variables.
+        ignored: The labels that losses inside leave out of their means, and
+            the index of the input that has the labels (None if unknown).
+        label: The label that the function leaves out of its mean, if any.
+        forms: Placeholders like the outputs.
+        normalises: Whether a batch normalisation runs inside.
+        timed: Whether seconds are known.
+    """
+
+    name: str
+    outputs: dict[int | str, Value] = field(default_factory=dict)
+    modules: dict[int | str, Any] = field(default_factory=dict)
+    forward: float = 0.0
+    backward: float = 0.0
+    deferrable: float = 0.0
+    kept: int = 0
+    temporary: int = 0
+    draws: bool = False
+    once: bool = False
+    kept_inputs: tuple[int, ...] = ()
+    kept_outputs: tuple[int, ...] = ()
+    views: dict[int, int] = field(default_factory=dict)
+    parts: frozenset[int] = frozenset()
+    writes: tuple[str, ...] = ()
+    inner: tuple[str, ...] = ()
+    form: Any = None
+    ignored: tuple[tuple[int, int | None], ...] = ()
+    label: int | None = None
+    forms: dict[int | str, Any] = field(default_factory=dict)
+    normalises: bool = False
+    timed: bool = False
+
+
 def measured(node: Any, inputs: tuple, original: Callable, timed: bool
-             ) -> TracedCall:
+             ) -> Figures:
     """The figures of a call, which is run alone on made-up values.
 
     Args:
@@ -46,8 +111,11 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
         original: Makes the call.
         timed: Whether it is timed, for which it is run again.
     """
-    call, whole = TracedCall(''), isinstance(node, WholeCall)
+    call, whole = Figures(_label_of(node)), isinstance(node, WholeCall)
+    call.timed = timed
     own = dict(attributes_of(node))
+    arrays = {name: value.copy() for name, value in own.items() if isinstance(
+        value, chainer.get_array_types()) and not is_placeholder(value)}
     with preserved():
         state = numpy.random.get_state()
         with memory_traced():
@@ -56,6 +124,9 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
         call.draws = (_has_moved(state) or whole
                       or kind_of(node).__name__ in _DRAWING)
         _note_outputs(call, node, outs)
+        call.writes = tuple([
+            name for name, before in arrays.items()
+            if bool((own[name] != before).any())])
         call.views, call.parts = _shared(arguments, outs)
         call.kept_inputs = tuple(node._input_indexes_to_retain or ())
         call.kept_outputs = tuple(node._output_indexes_to_retain or ())
@@ -79,13 +150,13 @@ def returned_constants(node: Any, inputs: tuple, original: Callable,
     Returns:
         Their ``repr``, among the names of the containers that hold them.
     """
-    node = _again(node, attributes_of(node))
+    node = again(node, attributes_of(node))
     with preserved():
         original(node, _made_up(inputs, factor))
     return _constants(node.result)
 
 
-def _weighed(call: TracedCall, node: Any, inputs: tuple, original: Callable
+def _weighed(call: Figures, node: Any, inputs: tuple, original: Callable
              ) -> tuple[tuple, tuple]:
     """Measures the bytes that a call keeps, and those of its peak."""
     arguments = _made_up(inputs)
@@ -104,7 +175,7 @@ def _weighed(call: TracedCall, node: Any, inputs: tuple, original: Callable
     return arguments, outs
 
 
-def _time(call: TracedCall, node: Any, own: dict[str, Any], inputs: tuple,
+def _time(call: Figures, node: Any, own: dict[str, Any], inputs: tuple,
           original: Callable) -> None:
     """Times a call, its backward, and the weights' share of the latter."""
     weights = tuple([
@@ -115,7 +186,7 @@ def _time(call: TracedCall, node: Any, own: dict[str, Any], inputs: tuple,
         *map(nested.array_of, _made_up(inputs))))
     best = [float('inf')] * 3
     for _ in range(_TIMES):
-        node, arguments = _again(node, own), _made_up(inputs)
+        node, arguments = again(node, own), _made_up(inputs)
         times = [now()]
         outs = original(node, arguments)
         times.append(now())
@@ -174,7 +245,7 @@ def _gradients(outs: Iterable[Any]) -> list[chainer.Variable]:
             for out in outs]
 
 
-def _note_outputs(call: TracedCall, node: Any, outs: tuple) -> None:
+def _note_outputs(call: Figures, node: Any, outs: tuple) -> None:
     found: dict[int | str, Any] = dict(enumerate(map(nested.array_of, outs)))
     for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
         array = attributes_of(node).get(name)
@@ -189,7 +260,7 @@ def _note_outputs(call: TracedCall, node: Any, outs: tuple) -> None:
 
 def _shared(arguments: tuple, outs: tuple
             ) -> tuple[dict[int, int], frozenset[int]]:
-    """See ``views`` and ``parts`` of :class:`.TracedCall`."""
+    """See ``views`` and ``parts`` of :class:`.Figures`."""
     views: dict[int, int] = {}
     parts = set()
     for number, out in enumerate(map(nested.array_of, outs)):
@@ -202,25 +273,122 @@ def _shared(arguments: tuple, outs: tuple
     return views, frozenset(parts)
 
 
-def key_of(node: Any, inputs: tuple) -> Any:
-    """A key that only calls of equal cost share; None: it has none."""
-    if isinstance(node, WholeCall) or type(node).__name__ == 'Forget':
-        return None
-    own = attributes_of(node)
+def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
+    """A key that only calls of equal shapes and cost share; None: none.
+
+    Of Chainer's functions: numbers that are no integers, and the values of
+    inputs (each call of an EmbedID gets other words), decide about no shape.
+
+    Args:
+        node: The function.
+        own: Its attributes.
+        inputs: Of the call.
+    """
     kind = kind_of(node)
-    # The shapes of what Chainer's functions give do not depend on the values
-    # of inputs, and each call of an EmbedID gets other words.
-    form = (_shape if kind.__module__.partition('.')[0] == 'chainer'
-            else _hashable)
+    config = chainer.config
+    found: list[Any] = [kind, config.enable_backprop, config.train]
+    theirs = kind.__module__.startswith('chainer.')
+    form = _shape if theirs else _hashable
     try:
-        return (kind, tuple(sorted(
-            (name, _hashable(value)) for name, value in own.items()
-            if name not in CHAINERS)),
-            tuple((form(nested.array_of(x)), isinstance(x, chainer.Variable)
-                   and x.requires_grad) for x in inputs),
-            chainer.config.enable_backprop, chainer.config.train)
+        if kind is WholeCall:
+            found += [_identity(node.run), nested.signature(node.tree)]
+            form = _shape
+        elif theirs and kind.__name__ == 'Forget':
+            found.append(_identity(own['func']))
+        else:
+            _add_attributes(found, kind, own, theirs)
+        for x in inputs:
+            if isinstance(x, chainer.Variable):
+                found.append((form(x._data[0]), x.requires_grad))
+            else:
+                found.append(form(x))
+        key = tuple(found)
+        hash(key)
     except TypeError:
         return None
+    return key
+
+
+def _add_attributes(found: list[Any], kind: Any, own: dict[str, Any],
+                    theirs: bool) -> None:
+    """Adds what decides about shapes in a function's attributes."""
+    deciding = _DECIDING.get(kind.__name__)
+    for name, value in own.items():
+        if name in CHAINERS:
+            continue
+        of = type(value)
+        if of in (int, float) and name == 'value' and (
+                kind.__module__ == _ARITHMETIC):
+            found.append(of)
+        elif not theirs or of is int or of is bool or of is str:
+            found.append((name, _hashable(value)))
+        elif of is float:
+            found.append(name)
+        elif name == _INDEX:
+            found.append(_index(value))
+        else:
+            found.append((name, _loose(value, name == deciding)))
+
+
+def _loose(value: Any, deciding: bool) -> Any:
+    """Equal for attributes with which Chainer's functions give one shape."""
+    if isinstance(value, chainer.Variable):
+        value = value._data[0]
+    if is_placeholder(value):
+        return _shape(value)
+    if isinstance(value, chainer.get_array_types()):
+        return _hashable(value) if deciding else _shape(value)
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple([_loose(one, deciding) for one in value])
+    if isinstance(value, (float, numpy.inexact)):
+        return type(value)
+    return _hashable(value)
+
+
+def _index(index: Any) -> Any:
+    """Equal for indexes that give the same shape."""
+    return tuple([
+        _hashable(item) if isinstance(item, slice) else _item(item)
+        for item in (index if type(index) is tuple else (index,))])
+
+
+def _item(item: Any) -> Any:
+    """What decides about the result's shape in an item of an index.
+
+    The number of conditions that hold, or of positions.
+    """
+    if isinstance(item, list):
+        item = numpy.array(item)
+    kinds: Any = (nested.Dataless, *chainer.get_array_types())
+    if not isinstance(item, kinds):
+        return type(item), item
+    if item.dtype.kind != 'b':
+        return item.shape, item.dtype
+    value = known(item)
+    if value is None:
+        raise looked_at(item, 'indexing by a condition')
+    return item.shape, item.dtype, int(value.sum())
+
+
+def _identity(run: Any) -> Any:
+    """Equal for the same link, or function with the same things around it."""
+    if isinstance(run, chainer.Link):
+        return id(run)
+    function = getattr(run, '__func__', run)
+    if not isinstance(function, types.FunctionType):
+        raise TypeError
+    owner = getattr(run, '__self__', None)
+    return (function.__code__, id(owner), tuple(map(_around, (
+        *(function.__defaults__ or ()),
+        *(cell.cell_contents for cell in function.__closure__ or ())))))
+
+
+def _around(value: Any) -> Any:
+    if isinstance(value, types.FunctionType):
+        return _identity(value)
+    if isinstance(value, chainer.Link):
+        return id(value)
+    return _hashable(value)
 
 
 def _hashable(value: Any) -> Any:
@@ -286,21 +454,12 @@ def with_real(value: Any) -> Any:
             leaves, _made_up(tuple(leaves)), strict=True)])
 
 
-def _again(node: Any, own: Mapping[str, Any]) -> Any:
-    """A copy of a function with its attributes from before its run."""
-    if isinstance(node, chainer.function.FunctionAdapter):
-        function = copy.copy(node.function)
-        function.__dict__.clear()
-        function.__dict__.update(own)
-        adapter = chainer.function.FunctionAdapter(function)
-        # As Function.__call__ swaps the ownership.
-        adapter._function, adapter._weak_function = function, None
-        function._node, function._owned_node = weakref.ref(adapter), None
-        return adapter
-    other = copy.copy(node)
-    other.__dict__.clear()
-    other.__dict__.update(own)
-    return other
+def _label_of(node: Any) -> str:
+    """Chainer's name for a function."""
+    try:
+        return node.label
+    except PlaceholderError:    # it would name a number that it computes with
+        return kind_of(node).__name__
 
 
 def _has_moved(state: Any) -> bool:

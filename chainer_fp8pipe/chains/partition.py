@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import numbers
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -21,9 +22,10 @@ from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..planning.schedule_time import Link
 from ..report.quantities import parse_bytes
+from . import nested
 from .attributes import generators, saved, set_state, state_of
+from .functions import PLAIN
 from .names import Names, parameters_of
-from .nested import arguments_of
 from .partitioned import (
     Partition,
     PartitionedChain,
@@ -31,9 +33,8 @@ from .partitioned import (
     class_of,
 )
 from .placeholder import is_placeholder
-from .recorder import Tracer
-from .replay import MicroBatch
-from .trace import PLAIN, Trace
+from .program import Program
+from .recorder import Recorder, record_example
 from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
@@ -104,18 +105,19 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             'micro_batches': micro_batches, 'schedule': schedule,
             'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
         _check_given(plan, grid.comm)
-        names, tracer, trace, call = _traced(model, example, grid)
+        recorder, program, call = _recorded(model, example, grid)
+        names = recorder.names
         problem = CutProblem(
             grid.stages, micro_batches, schedule, chunks, limit,
             _COPIES + optimizer_arrays, recompute, _link(grid.pipeline),
             _OVERHEAD)
-        found = _plan(names, trace, problem, plan, grid)
+        found = _plan(names, program, problem, plan, grid)
 
         def cut() -> tuple[Partition, Any]:
             kind: Any = type(model)
             with preserved():
-                return Partition(model, names, tracer, found, grid, limit,
-                                 trace, call), class_of(kind)
+                return Partition(model, recorder, found, grid, limit,
+                                 call), class_of(kind)
         part, kind = _together(grid.comm, cut)
         _distribute(names, part, grid.comm)
         model.partition, model.__class__ = part, kind
@@ -170,38 +172,41 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
-    if not isinstance(optimizer_arrays, int) or optimizer_arrays < 0:
+    if not isinstance(optimizer_arrays, numbers.Integral) or (
+            optimizer_arrays < 0):
         raise ValueError('optimizer_arrays must be a number of at least 0, '
                          f'not {optimizer_arrays!r}')
     # Checks the others; the search checks the number of stages.
     make_schedule(schedule, 1, micro_batches, chunks)
 
 
-def _traced(model: Any, example: Any, grid: ProcessGrid
-            ) -> tuple[Names, Tracer, Trace, MicroBatch]:
+def _recorded(model: Any, example: Any, grid: ProcessGrid
+              ) -> tuple[Recorder, Program, Callable[[], Any]]:
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
 
-    def trace() -> tuple[Tracer, Trace, MicroBatch, dict[str, str]]:
-        call = MicroBatch(model, *arguments_of(example))
-        tracer = Tracer(names, grid.pipeline)
-        with chainer.using_config('train', True), \
-                chainer.using_config('enable_backprop', True), \
-                preserved():
-            found = tracer.trace(call, timed=grid.comm.rank == 0)
+    def record() -> tuple[Recorder, Program, Callable[[], Any]]:
+        leaves, tree = nested.leaves(nested.arguments_of(example))
+
+        def call() -> Any:
+            # Forward may write to the arrays.
+            args, kwargs = nested.rebuilt(tree, [
+                leaf.copy() for leaf in leaves])
+            return model(*args, **kwargs)
+        recorder = Recorder(names, grid.pipeline)
+        found = record_example(recorder, call, grid.comm.rank == 0)
         check_result(found.result)
-        return tracer, found, call, {
-            **_shapes(names), 'the trace of the model': found.digest}
+        return recorder, found, call
     # The first rank takes times; the others wait, to leave it the cores.
     is_first = grid.comm.rank == 0
-    first = _together(grid.comm, lambda: trace() if is_first else None)
-    others = _together(grid.comm, lambda: None if is_first else trace())
-    tracer, found, call, entries = first or others
-    agree(grid.comm, entries,
+    first = _together(grid.comm, lambda: record() if is_first else None)
+    others = _together(grid.comm, lambda: None if is_first else record())
+    recorder, program, call = first or others
+    agree(grid.comm, {**_shapes(names), **program.description()},
           remedy='Build the same model on all ranks, and give partition() '
           'examples of the same shapes; what a model calls must not depend '
           'on the rank.')
-    return names, tracer, found, call
+    return recorder, program, call
 
 
 def _shapes(names: Names) -> dict[str, str]:
@@ -215,13 +220,14 @@ def _shapes(names: Names) -> dict[str, str]:
             for name, array in arrays.items() if hasattr(array, 'shape')}
 
 
-def _plan(names: Names, trace: Trace, problem: CutProblem, given: Any,
+def _plan(names: Names, program: Program, problem: CutProblem, given: Any,
           grid: ProcessGrid) -> PartitionPlan:
     """The first rank's plan, or what was given to the first rank."""
     def choose() -> PartitionPlan:
         if given is None:
             return search(Intervals(
-                trace.calls, order_of(trace.calls, list(names.parameters)),
+                program.calls, order_of(program.calls,
+                                        list(names.parameters)),
                 parameters_of(names)), problem)
         plan = load_plan(given)
         _check_plan(plan, names, problem)

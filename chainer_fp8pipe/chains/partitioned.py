@@ -1,63 +1,49 @@
 """What a rank knows of a model that was cut."""
-# Each rank keeps the links of the whole model, placeholders for the parameters
-# of others, and the traces (programs) that batches have made, by the form of
-# the batch.  Python may call something else for the next batch, so programs
-# are looked up by a rehearsal (`rehearsed`), which one rank does for each
-# micro-batch; the others take its word, and look the program up by its digest
-# (`known`).  All ranks must know the same programs, or they would do other
-# calls: they note and forget them together, in the same order.
+# Each rank keeps the links of the whole model, and placeholders for the
+# parameters of others.  It records the micro-batches of a step, one after the
+# other; a layout says which calls are its own.
 #
-# Links that keep computed values (an LSTM's state) get the values of the last
-# batch's same micro-batch on the rank that has them, and placeholders
-# elsewhere.  Between steps they have placeholders, so that reset_state() can
-# be told from a state that was left alone.
+# Links that keep computed values (an LSTM's state) have placeholders of them.
+# The next batch's same micro-batch goes on from these: the rank that has made
+# the value has kept it.  The gradient ends there, as after Chainer's
+# `unchain_backward`.  Python's own things (a counter, a list of numbers) go on
+# from micro-batch to micro-batch, as in one process.
 #
-# A parameter stays where the example has put it.  A batch whose program needs
-# it elsewhere (tied weights in another branch) borrows its values for one step
-# (`lend`); gradients go home.  Between steps a rank may borrow the whole model
-# (`borrow`), for code that calls it.  Links with running values are on one
-# chunk for good, as nobody could say whose values count.
+# A parameter stays where the example has put it.  Between steps a rank may
+# borrow the whole model (`borrow`), for code that calls it.  Links with
+# running values are on one chunk for good, as nobody could say whose values
+# count.
 from __future__ import annotations
 
 import collections
 import contextlib
 import copy
 import functools
-import warnings
-from collections.abc import (
-    Callable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
 import numpy
 
-from ..intercept.function_calls import current, hold, intercepting
+from ..intercept.function_calls import current, hold
 from ..mpi.agreement import raise_together
 from ..mpi.arrays import receive_array, send_array
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, at, preserved
-from ..planning.calls import Source
 from ..planning.partition_plan import PartitionPlan, table
 from . import nested
-from .attributes import State, put_state, restore, saved
-from .names import Names, parameters_of
-from .placeholder import (
-    PlaceholderError,
-    is_placeholder,
-    placeholder,
-    user_line,
-)
-from .recorder import OTHER_CALLS, Tracer
-from .replay import Kept, MicroBatch, Run, rehearse
-from .trace import StagedTrace, Trace
+from .attributes import saved
+from .names import parameters_of
+from .placeholder import PlaceholderError, is_placeholder, user_line
+from .program import Layout, Program, sources_in
+from .recorder import Recorder
 from .valueless_parameters import draw, fetching, settle, take_away
 
-#: Traces are kept for so many shapes of inputs, and for each of these so many
-#: that make different calls.
-_FORMS, _ALIKE = 64, 8
+#: So many layouts are kept.
+_LAYOUTS = 512
+_CONTAINERS = list, dict, set, collections.deque
+#: Path of a link, name of an attribute.
+Attribute = tuple[str, str]
 
 
 class ChainPart:
@@ -69,57 +55,29 @@ class ChainPart:
     """
 
     def __init__(self, partition: Partition, chunk: int) -> None:
-        self.name = f'stage {chunk}'
+        self.name = partition.name_of(chunk)
         self._partition, self._chunk = partition, chunk
         self.parameters: list[chainer.Parameter] = [
             partition.names.parameters[name]
             for name in partition.used[chunk]]
         self.links = list(partition.names.links.values())
+        self.statistics: Any = None     # of batch normalisations
 
     def normalises(self, micro_batch: int) -> bool:
-        """See :meth:`.Part.normalises`."""
-        return self._partition.micro_batches[
-            micro_batch].program.trace.normalises
+        """See :meth:`.Part.normalises`; of links run as a whole."""
+        return any(call.figures is not None and call.figures.normalises
+                   for call in self._partition.programs[micro_batch].calls)
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
-        """Runs the model's forward, in which this chunk's calls are done."""
-        part, chunk = self._partition, self._chunk
-        one = part.micro_batches[micro_batch]
-        program = one.program
-        incoming = program.incoming[chunk]
-        if len(inputs) != len(incoming):
-            raise RuntimeError(
-                f'{len(inputs)} values came, {len(incoming)} were expected; '
-                'the ranks have different plans')
-        variables = tuple([
-            chainer.Variable(array,
-                             requires_grad=program.wants_gradient(source))
-            for source, array in zip(incoming, inputs, strict=True)])
-        # A link may keep a value that only a later chunk uses.
-        values = dict(zip(incoming, variables, strict=True)) | {
-            source: chainer.Variable(value, requires_grad=False)
-            for source, value in one.before.items()
-            if source in program.wanted[chunk]}
-        run = Run(program, chunk, values, part.names, place, part.where)
-        reports: dict[str, Any] = {}
-        with self._state(one), part.names.reporter.scope(reports), \
-                intercepting(run):
-            one()
-            run.finish()
-            self._keep(program.after, one.kept, run)
-        for name, value in reports.items():
-            if program.reporters.get(name) == chunk:
-                leaves, tree = nested.leaves(value)
-                one.reports[name] = nested.rebuilt(tree, [
-                    nested.array_of(run.real(leaf)) for leaf in leaves])
-        outputs = tuple([values[source]
-                         for source in program.outgoing[chunk]])
-        inner = {part.names.parameters[name].node for name in program.inner}
-        uses = {node: count for node, count in run.uses.items()
-                if node not in inner}
-        return (Tape(variables, outputs, uses, said=run.said),
-                tuple([output.array for output in outputs]))
+        """Makes this chunk's calls."""
+        tape, outputs, normalised = self._partition.programs[micro_batch].run(
+            self._chunk, inputs, self.name)
+        uses: collections.Counter[Any] = collections.Counter()
+        for link, *found in normalised:
+            self.statistics.note(link, self._chunk, uses[link], *found)
+            uses[link] += 1
+        return tape, outputs
 
     def keeps(self, link: chainer.Link) -> bool:
         """See :meth:`.Part.keeps`; all ranks call all links."""
@@ -127,41 +85,108 @@ class ChainPart:
         return part.keepers.get(
             part.names.of(link) or '', self._chunk) == self._chunk
 
-    @contextlib.contextmanager
-    def _state(self, micro_batch: MicroBatch) -> Iterator[None]:
-        """A block in which links have the state of this micro-batch.
 
-        Python counts once per micro-batch in attributes: later runs, of
-        another chunk or before backward, begin with the attributes that the
-        first run began with, and restore those that it left.
-        """
-        links, program = self._partition.names.links, micro_batch.program
-        again, restored = micro_batch.found, program.attributes
-        if again is None:
-            # Not the persistent arrays that a link makes in its first call.
-            micro_batch.found = saved(links, {
-                (path, name) for path, name
-                in program.trace.touched - program.attributes
-                if name not in links[path]._persistent
-                or vars(links[path]).get(name) is not None}).note()
-        else:
-            restored |= program.trace.touched
-        with saved(links, restored):
-            if again is not None:
-                again.put_back()
-            program.put_state(links, micro_batch.before, self._chunk)
-            yield
+class State:
+    """What links keep, from step to step.
 
-    def _keep(self, after: State, into: dict[Source, Any], run: Run) -> None:
-        """Keeps this chunk's state, by its pinned calls in the next trace."""
-        links = self._partition.names.links
-        pairs = [pair for entry in after for pair in zip(
-            entry.leaves, nested.leaves(getattr(
-                links[entry.link], entry.name))[0], strict=True)]
-        into.update({
-            Source(number, 0): run.real(nested.array_of(found))
-            for number, (leaf, found) in enumerate(pairs)
-            if leaf.stage == self._chunk})
+    Args:
+        links: By path.
+
+    Attributes:
+        read: The attributes with computed values that a later program reads;
+            values of others are not kept.
+    """
+
+    def __init__(self, links: dict[str, chainer.Link]) -> None:
+        self._links = links
+        self.read: frozenset[Attribute] = frozenset()
+        # By step: what links kept of each micro-batch, and had at the end.
+        self._kept: dict[str, list[dict[Attribute, Any]]] = {}
+        self._last: dict[Attribute, Any] = {}
+
+    def begin(self, step: str) -> None:
+        """Begins to record the micro-batches of a step."""
+        self._step = step
+        self._before = {path: dict(vars(link))
+                        for path, link in self._links.items()}
+        self._contents = [
+            (value, copy.copy(value)) for own in self._before.values()
+            for name, value in own.items()
+            if isinstance(value, _CONTAINERS) and name not in (
+                '_params', '_persistent', '_children')]
+        if step == 'train':
+            self._kept.pop('evaluate', None)
+            gone = {key for key, value in self._last.items()
+                    if not _is_same(value, self._now(key))}
+            for kept in self._kept.get('train', ()):
+                for key in gone:        # somebody has set it
+                    kept.pop(key, None)
+        self._from = self._kept.pop(step, [])
+        self._kept[step] = []
+        self._changed: set[Attribute] = set()
+
+    def resume(self, number: int) -> None:
+        """Gives links what they kept of the last batch's micro-batch."""
+        kept = self._from[number] if number < len(self._from) else {}
+        for path, name in self._changed:
+            self._restore(path, name)
+        for (path, name), value in kept.items():
+            vars(self._links[path])[name] = _copied(value)
+
+    def note(self, program: Program) -> None:
+        """Notes what links keep of a micro-batch."""
+        found: dict[Attribute, Any] = {}
+        for path, link in self._links.items():
+            before = self._before[path]
+            for name, value in vars(link).items():
+                if (value is before.get(name) and not isinstance(
+                        value, _CONTAINERS) or name in link._params
+                        or name in link._persistent):
+                    continue
+                leaves = nested.leaves(list(value) if isinstance(
+                    value, collections.deque) else value)[0]
+                if any(is_placeholder(nested.array_of(one))
+                       for one in leaves):
+                    found[path, name] = value
+        self._changed |= found.keys()
+        program.kept = {key: value for key, value in found.items()
+                        if key in self.read}
+        self._kept[self._step].append({
+            key: _copied(value) for key, value in program.kept.items()})
+
+    def end(self) -> None:
+        """Ends the recording of a step; only training leaves something."""
+        if self._step == 'train':
+            self._last = {(path, name): _copied(value)
+                          for path, name in self._changed
+                          if (value := self._now((path, name))) is not None}
+            return
+        for path, name in self._changed:
+            self._restore(path, name)
+
+    def left(self) -> dict[Attribute, Any]:
+        """Attributes with computed values, after a step of training."""
+        return self._last
+
+    def forget(self) -> None:
+        """Drops what links kept, after a step that failed."""
+        self._kept.clear()
+        self._last = {}
+
+    def _now(self, key: Attribute) -> Any:
+        return vars(self._links[key[0]]).get(key[1])
+
+    def _restore(self, path: str, name: str) -> None:
+        own, before = vars(self._links[path]), self._before[path]
+        if name not in before:
+            own.pop(name, None)
+            return
+        value = own[name] = before[name]
+        for container, content in self._contents:
+            if container is value:
+                container.clear()
+                (container.update if hasattr(container, 'update')
+                 else container.extend)(content)
 
 
 class Partition:
@@ -169,13 +194,11 @@ class Partition:
 
     Args:
         model: The whole model.
-        names: Of its links and parameters.
-        tracer: Of the model.
+        recorder: Of the model.
         plan: Where the model is cut.
         grid: The ranks.
         limit: Bytes that each rank may use; None: no limit.
-        trace: Of the example, in training.
-        example: A micro-batch.
+        example: Calls the model with a micro-batch.
 
     Raises:
         ValueError: The model cannot be cut so.
@@ -183,8 +206,7 @@ class Partition:
     Attributes:
         crossing: For each boundary name and form of the values that are sent
             in training.
-        micro_batches: Of this step.
-        mismatch: Why a rehearsal has failed, if a constant was another one.
+        programs: Of this step's micro-batches.
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path.
         used: The paths of the parameters of each chunk.
@@ -194,42 +216,72 @@ class Partition:
         ties: The same of the parameters on several ranks.
     """
 
-    def __init__(self, model: chainer.Link, names: Names, tracer: Tracer,
+    def __init__(self, model: chainer.Link, recorder: Recorder,
                  plan: PartitionPlan, grid: Any, limit: float | None,
-                 trace: Trace, example: MicroBatch) -> None:
-        self.names, self.plan, self.grid = names, plan, grid
-        self.tracer, self.limit = tracer, limit
+                 example: Callable[[], Any]) -> None:
+        self.names, self.plan, self.grid = recorder.names, plan, grid
+        self.recorder, self.limit = recorder, limit
         self.title = type(model).__name__
         self.optimizer: Any = None
-        self.micro_batches: Sequence[MicroBatch] = []
-        self.mismatch = ''
+        self.programs: list[Program] = []
         self.keepers: dict[str, int] = {}
+        self.state = State(self.names.links)
         self._bytes = {name: parameter.nbytes for name, parameter
-                       in parameters_of(names).items()}
-        # By step: whether it goes on from what links kept in the last one.
-        self._live: dict[str, bool] = {}
-        self._programs: collections.OrderedDict[Any, list[StagedTrace]] = (
-            collections.OrderedDict())
-        self._told = False
-        # The chunks of each parameter, before lend() has changed them.
+                       in parameters_of(self.names).items()}
+        self._layouts: dict[Any, Layout] = {}
+        self._forms: set[Any] = set()
+        # The chunks of each parameter, before borrow() has changed them.
         self._before: dict[str, tuple[int, ...]] | None = None
-        # By step: what links kept of the last one's micro-batches.
-        self._kept: dict[str, list[Kept]] = {}
-        self._after: State = ()
-        # By link and name: the attribute before the step, and a placeholder.
-        self._marks: dict[Any, tuple[Any, Any]] = {}
-        program, homes = self._program('train', trace, example), plan.homes()
-        calls = trace.calls
+        self._having: dict[str, tuple[int, ...]] | None = None
+        program = self._of_example(example)
+        layout, homes, calls = program.layout, plan.homes(), program.calls
         self.crossing = [
             [(calls[source.call].name,
               calls[source.call].outputs[source.output])
-             for source in sources] for sources in program.incoming[1:]]
+             for source in sources] for sources in layout.incoming[1:]]
         self._place({name: tuple(sorted(
-            program.holders.get(name) or (homes.get(name, self.last),),
+            layout.holders.get(name) or (homes.get(name, self.last),),
             key=lambda chunk: chunk % plan.stages))
-            for name in names.parameters})
-        self._learn('train', program, example)
+            for name in self.names.parameters})
+        self._having = self._chunks
         hold(self)
+
+    def _of_example(self, example: Callable[[], Any]) -> Program:
+        """The program of an example; notes which state links go on from."""
+        recorder, state = self.recorder, self.state
+        with saved(self.names.links), recorder.placeholders():
+            state.begin('train')
+            program = recorder.record(example)
+            state.note(program)
+            if state._changed:
+                state.read = frozenset(state._changed)
+                state.note(program)
+                program.settle(self._layout(program), ())
+                again = recorder.record(example)
+                state.read = frozenset(
+                    key for key, value in program.kept.items()
+                    if any((id(program), source) in again.pins
+                           for source in sources_in(value)))
+                # What reads a late value of the last batch's is late itself.
+                for _ in range(2 * bool(state.read)):
+                    self._having = self._layout(again).holders
+                    self._layouts.clear()
+                    program.settle(self._layout(program), ())
+                    for call in again.calls:
+                        if call.before is not None:
+                            call.pinned = program.chunk_of(call.before[1])
+                state.resume(0)
+                program = recorder.record(example)
+                state.note(program)
+            program.layout = self._layout(program)
+            state.forget()
+        return program
+
+    def name_of(self, chunk: int) -> str:
+        """A chunk in messages."""
+        stages = self.plan.stages
+        return f'stage {chunk % stages}' + (
+            f' (its chunk {chunk // stages})' if self.last >= stages else '')
 
     @property
     def chunks(self) -> range:
@@ -254,178 +306,144 @@ class Partition:
 
     # --- a step --------------------------------------------------------------
 
-    def begin(self, step: str) -> None:
-        """Starts a step: ``'train'``, ``'evaluate'`` or ``'predict'``."""
-        self._kept[step] = [(one.program.after, one.kept)
-                            for one in self.micro_batches]
-        if step == 'train':
-            self._after = self.micro_batches[-1].program.after
-
-    def end(self) -> None:
-        """Ends a step; sets attributes that keep state to placeholders."""
-        self._marks = put_state(
-            self._after, self.names.links, lambda leaf, path: placeholder(
-                leaf.shape, leaf.dtype, 'of an earlier batch', leaf.xp))
-
-    def resume(self, step: str) -> list[Kept]:
-        """The state that links go on from in a step, by micro-batch.
-
-        They do not if one of the attributes was set since the last step
-        (``reset_state()``).  Evaluation has a state of its own.
-        """
-        for (path, name), (initial, mark) in self._marks.items():
-            link = self.names.links[path]
-            if vars(link).get(name) is mark:
-                restore(link, name, initial)
-            else:
-                self._kept.pop('train', None)
-                self._after = ()
-        self._marks = {}
-        if step == 'train':
-            self._kept.pop('evaluate', None)
-        return self._kept.get(step, [])
-
-    def forget(self) -> None:
-        """Drops what links kept, after a step that failed."""
-        self._kept.clear()
-        self.micro_batches, self._after = [], ()
-
-    # --- programs ------------------------------------------------------------
-
-    def rehearse(self, program: StagedTrace, micro_batch: MicroBatch
-                 ) -> list[tuple[int, int]] | None:
-        """See :attr:`.Rehearsal.labels`; None: other calls were made."""
-        found = rehearse(program, micro_batch, self.names)
-        self.mismatch = found.why or self.mismatch
-        return found.labels if found.fits else None
-
-    def rehearsed(self, mode: str, micro_batch: MicroBatch
-                 ) -> tuple[StagedTrace, Any] | None:
-        """The known program of a micro-batch, and its labels.
+    def record(self, step: str, function: Callable,
+               batches: list[tuple[tuple, dict[str, Any]]],
+               places: list[Place]) -> None:
+        """Records a step: ``'train'``, ``'evaluate'`` or ``'predict'``.
 
         Args:
-            mode: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            micro_batch: Of such a step.
-
-        Returns:
-            The program, and what a rehearsal has counted; None: the model is
-            to be traced.
-        """
-        for program in self._programs.get(micro_batch.key(mode), []):
-            labels = self.rehearse(program, micro_batch)
-            if labels is not None:
-                return program, labels
-        return None
-
-    def known(self, mode: str, micro_batch: MicroBatch, digest: str
-              ) -> StagedTrace | None:
-        """The program that a rank has found by a rehearsal.
-
-        Call it on all ranks for each micro-batch, one after the other, so
-        that they forget the same programs: those used longest ago.
-
-        Args:
-            mode: As for :meth:`rehearsed`.
-            micro_batch: As for :meth:`rehearsed`.
-            digest: Of the program's trace.
-        """
-        key = micro_batch.key(mode)
-        known = self._programs.get(key, [])
-        for number, program in enumerate(known):
-            if program.trace.digest == digest:
-                known.insert(0, known.pop(number))
-                self._programs.move_to_end(key)
-                return program
-        return None
-
-    def traced(self, mode: str, micro_batch: MicroBatch
-               ) -> tuple[StagedTrace, Any]:
-        """As :meth:`rehearsed`, for a micro-batch that is traced first.
+            step: Its name.
+            function: Is called with each micro-batch.
+            batches: Arguments and keyword arguments of the micro-batches.
+            places: Of the micro-batches.
 
         Raises:
-            ValueError: The model cannot be cut so for such inputs.
+            ValueError: The model cannot be run so.
         """
-        shaped, place = len(self.names.shaped), micro_batch.place
-        trace = self.tracer.trace(micro_batch, micro_batch.state,
-                                  timed=False)
+        self.forget()
+        shaped = len(self.names.shaped)
+        self.state.begin(step)
+        try:
+            with self.recorder.placeholders():
+                for number, (both, place) in enumerate(zip(
+                        batches, places, strict=True)):
+                    self.state.resume(number)
+                    self._record(step, function, both, place)
+        finally:
+            self.state.end()
         for number, name in enumerate(self.names.shaped[shaped:]):
             if name in self.own:    # with the same values on every replica
-                with preserved(), at(place._replace(
+                with preserved(), at(places[0]._replace(
                         iteration=0, first_sample=0, layer=number)):
                     draw(self.names.parameters[name])
-        program = self._program(mode, trace, micro_batch)
-        return program, self._learn(mode, program, micro_batch)
 
-    def _learn(self, mode: str, program: StagedTrace, micro_batch: MicroBatch
-               ) -> Any:
-        """Notes a program, which is new; a rehearsal's labels."""
-        labels = self.rehearse(program, micro_batch)
-        if labels is None:
-            raise ValueError(OTHER_CALLS)
-        program.missing = self._missing(program)
-        key = micro_batch.key(mode)
-        self._programs.setdefault(key, []).insert(0, program)
-        del self._programs[key][_ALIKE:]
-        self._programs.move_to_end(key)
-        if len(self._programs) > _FORMS:
-            self._programs.popitem(last=False)
-        return labels
+    def _record(self, step: str, function: Callable,
+                both: tuple[tuple, dict[str, Any]], place: Place) -> None:
+        leaves, tree = nested.leaves(both)
+        form = (step, getattr(function, '__func__', function),
+                repr(tree), tuple([(one.shape, one.dtype.str)
+                                   for one in leaves]))
+        # Forward may write to its batch, which the script still has.
+        args, kwargs = nested.rebuilt(tree, [one.copy() for one in leaves])
+        program = self.recorder.record(
+            lambda: function(*args, **kwargs), place,
+            is_new=form not in self._forms)
+        self._forms.add(form)
+        if step != 'predict':
+            check_result(program.result)
+        self.state.note(program)
+        self.programs.append(program)
+        layout = self._layout(program)
+        for name, chunks in layout.holders.items():
+            for chunk in chunks:
+                if chunk % self.plan.stages not in self.ranks[name]:
+                    raise ValueError(
+                        f'this batch needs parameter {name} on '
+                        f'{self.where(chunk)}, which has not got it; make '
+                        'the partition with such an example')
+        program.settle(layout, self.chunks)
 
-    def _program(self, mode: str, trace: Trace, micro_batch: MicroBatch
-                 ) -> StagedTrace:
-        if mode != 'predict':
-            check_result(trace.result)
-        if mode not in self._live:
-            self._live[mode] = reads_state(
-                self.tracer, trace, micro_batch)
-        program = StagedTrace(trace, self.plan, micro_batch.state,
-                              self._live[mode], self.keepers)
-        if not program.keepers.keys() <= self.keepers.keys():
-            # Programs that only read these values may do so on other chunks.
-            self._programs.clear()
-            self.keepers.update(program.keepers)
-        return program
+    def _layout(self, program: Program) -> Layout:
+        key = program.key()
+        found = self._layouts.get(key)
+        if found is None:
+            known = len(self.keepers)
+            found = Layout(program, self.plan, self.keepers, self._having)
+            if len(self.keepers) > known or len(self._layouts) > _LAYOUTS:
+                # Programs that only read these values may do so elsewhere.
+                self._layouts.clear()
+            self._layouts[key] = found
+        return found
 
-    def _missing(self, program: StagedTrace) -> set[tuple[str, int]]:
-        """Paths of parameters that a rank lacks, with the chunk's number."""
-        return {(name, chunk) for name, chunks in program.holders.items()
-                for chunk in chunks
-                if chunk % self.plan.stages not in self.ranks[name]}
+    def digest(self) -> tuple[int, int]:
+        """Equal on ranks that have recorded the same."""
+        return (hash(tuple([one.layout.digest for one in self.programs])),
+                hash(tuple([hash(tuple(one.numbers))
+                            for one in self.programs])))
+
+    def description(self) -> dict[str, str]:
+        """All that ranks must have recorded alike, by name."""
+        return {name: one for index, program in enumerate(self.programs)
+                for name, one in program.description(
+                    f' of micro-batch {index}').items()}
+
+    def means_in_links(self) -> list[tuple[Attribute, str, Any]]:
+        """Attributes with a number of which a step of training has the mean.
+
+        Path and name of each, the name of the report ('': the loss), and the
+        number's placeholder.
+        """
+        if not self.programs:
+            return []
+        last = self.programs[-1]
+        names = {sources_in(value): name
+                 for name, value in last.reports.items()}
+        names[sources_in(last.result)] = ''
+        names.pop((), None)
+        return [(key, names[found], value._data[0])
+                for key, value in self.state.left().items()
+                if isinstance(value, chainer.Variable) and not value.shape
+                and key not in self.state.read
+                and (found := sources_in(value)) in names
+                and value._data[0].program is last]
+
+    def end(self) -> None:
+        """Ends a step; what only it needed is dropped."""
+        for program in self.programs:
+            program.forget()
+        self.programs = []
+
+    def forget(self) -> None:
+        """As :meth:`end`, of a step that may have failed."""
+        self.end()
 
     # --- parameters ----------------------------------------------------------
 
-    def lend(self, missing: set[tuple[str, int]]) -> None:
-        """Gives ranks the missing parameters' values for a step.
+    def borrow(self) -> None:
+        """Gives all ranks the whole model, until :meth:`give_back`.
 
-        Call it on all ranks of the pipeline.  Whoever has a parameter stays
-        its home: gradients are added up there, and its optimizer's state
-        stays where it is.
+        Call it on all ranks of the pipeline, between steps.
 
         Raises:
-            ValueError: A value cannot be sent; on all ranks, and nothing is
-                lent.
+            ValueError: A value cannot be sent; on all ranks.
         """
         comm, before = self.grid.pipeline, self.ranks
         me = self.grid.stage_index
-        chunks, names = dict(self._chunks), sorted({
-            name for name, _ in missing})
-        for name, chunk in sorted(missing):
-            chunks[name] += chunk,
+        names = [name for name, parameter in self.names.parameters.items()
+                 if parameter._data[0] is not None
+                 and len(before[name]) < comm.size]
 
         def own_values() -> dict[str, Any]:
             return {name: self._host_value(name) for name in names
                     if before[name][0] == me}
         # Before the first message: who waits for one learns of no error.
         values = raise_together(comm, own_values, error=ValueError)
-        self._before, received = self._chunks, {}
-        self._place(chunks)
-        for name in names:
-            home, *_ = before[name]
-            for stage in self.ranks[name][len(before[name]):]:
-                if home == me:
-                    send_array(comm, values[name], stage)
-                elif stage == me:
-                    received[name] = receive_array(comm, home)
+        self._before = self._chunks
+        received = self._passed_on(names, values)
+        self._place({name: chunks if name not in names else (
+            *chunks, *(stage for stage in range(comm.size)
+                       if stage not in before[name]))
+            for name, chunks in self._chunks.items()})
 
         def settle_all() -> None:
             for name, value in received.items():
@@ -436,17 +454,6 @@ class Partition:
         except ValueError:
             self.give_back()
             raise
-
-    def borrow(self) -> None:
-        """Gives all ranks the whole model, until :meth:`give_back`.
-
-        Call it on all ranks of the pipeline, between steps.
-        """
-        comm, me = self.grid.pipeline, self.grid.stage_index
-        self.lend({
-            (name, stage) for name, ranks in self.ranks.items()
-            for stage in range(comm.size) if stage not in ranks
-            and self.names.parameters[name]._data[0] is not None})
         for stage in range(comm.size):
             values = comm.bcast({
                 (path, name): chainer.backends.cuda.to_cpu(value)
@@ -466,14 +473,27 @@ class Partition:
         """Whether this rank has all parameters now."""
         return len(self.own) == len(self.names.parameters)
 
+    def _passed_on(self, names: list[str], values: dict[str, Any]
+                   ) -> dict[str, Any]:
+        """Sends this rank's values to whom lacks them; those of others."""
+        comm, received = self.grid.pipeline, {}
+        for name in names:
+            home, *_ = self.ranks[name]
+            for stage in set(range(comm.size)).difference(self.ranks[name]):
+                if home == comm.rank:
+                    send_array(comm, values[name], stage)
+                elif stage == comm.rank:
+                    received[name] = receive_array(comm, home)
+        return received
+
     def give_back(self) -> bool:
-        """Leaves placeholders of what was lent; whether anything was."""
+        """Leaves placeholders of what was borrowed; whether anything was."""
         if self._before is None:
             return False
-        lent = set(self.own)
+        borrowed = set(self.own)
         self._place(self._before)
         self._before = None
-        for name in lent.difference(self.own):
+        for name in borrowed.difference(self.own):
             take_away(name, self.names.parameters[name])
         return True
 
@@ -481,8 +501,8 @@ class Partition:
         array = self.names.parameters[name]._data[0]
         if array is None or is_placeholder(array):
             raise ValueError(
-                f'parameter {name} gets its shape in this batch, on another '
-                'stage; make the partition with such an example')
+                f'parameter {name} has no values yet; make the partition with '
+                'an example that gives it its shape')
         return numpy.asarray(chainer.backends.cuda.to_cpu(array))
 
     def parameter_bytes(self, name: str) -> int:
@@ -554,12 +574,6 @@ class Partition:
                         'parameters on the rank that has them only, or use '
                         'chainer.serializers.load_npz')
         return ''
-
-    def tell_once(self, text: str) -> None:
-        """Warns on the first rank, the first time only."""
-        if not self._told and self.grid.comm.rank == 0:
-            warnings.warn(text, stacklevel=2)
-        self._told = True
 
 
 class PartitionedChain:
@@ -668,10 +682,20 @@ def check_result(result: Any) -> None:
             'chainer.links.Classifier does')
 
 
-def reads_state(tracer: Tracer, trace: Trace, call: Callable) -> bool:
-    """Whether a second run reads what the first one left in links."""
-    if not trace.state:
+def _copied(value: Any) -> Any:
+    """A copy of a list or another container, so that it does not grow."""
+    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether an attribute is what it was, also what it contains."""
+    if before is now:
+        return True
+    if type(before) is not type(now) or not isinstance(now, _CONTAINERS) or (
+            len(before) != len(now)):
         return False
-    again = tracer.trace(call, trace.state, timed=False)
-    return any(source.call < again.first for other in again.calls
-               for source in other.inputs)
+    one, other = ((value.items() if isinstance(value, dict) else
+                   [(item, item) for item in value])
+                  for value in (before, now))
+    return all(a is c and b is d for (a, b), (c, d)
+               in zip(one, other, strict=True))

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import chainer
 import numpy
 
-from ..intercept.function_calls import current
+from ..intercept.function_calls import current, suspended
 from ..planning.calls import Source
 from . import nested
 
@@ -68,7 +68,7 @@ class Recipe(NamedTuple):
     function: Callable
     leaves: tuple[Any, ...]
     tree: Any
-    sources: tuple[Source, ...]
+    reads: tuple[Source | str, ...]
 
 
 class PlaceholderError(RuntimeError):
@@ -84,7 +84,7 @@ class Placeholder(nested.Dataless):
         source: The output of a call, or the path of the parameter, for which
             the placeholder stands; None: it is derived.
         xp: ``numpy`` or ``cupy``.
-        trace: The :class:`.Trace` with the call.
+        program: The :class:`.Program` with the call.
         scalar: Whether it stands for a NumPy number, not for an array:
             ``h * h.array.mean()`` calls another function than ``h * array``.
     """
@@ -95,11 +95,11 @@ class Placeholder(nested.Dataless):
 
     def __init__(self, shape: tuple[int, ...], dtype: Any,
                  source: Source | str | None = None, xp: Any = numpy,
-                 trace: Any = None, scalar: bool = False) -> None:
+                 program: Any = None, scalar: bool = False) -> None:
         dtype = numpy.dtype(dtype)
         self.__dict__.update(
             shape=tuple(map(int, shape)), dtype=dtype, ndim=len(shape),
-            source=source, traced=trace, xp=xp, scalar=scalar)
+            source=source, program=program, xp=xp, scalar=scalar)
 
     # Chainer asks isinstance(), which reads this.  mypy wants an attribute
     # that can be set, as object.__class__ is.
@@ -141,13 +141,15 @@ class Placeholder(nested.Dataless):
                 _method(name), (self, *args), kwargs)
         if name in _VIEWS and hasattr(numpy.ndarray, name):
             return derived(_attribute(name), (self,), {})
-        raise looked_at(self, f'.{name}')
+        return _of_batch(_attribute(name), (self,), {},
+                         looked_at(self, f'.{name}'))
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise looked_at(self, f'.{name} = ...')
 
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise looked_at(self, 'numpy.asarray, or an index of another array,')
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return _of_batch(numpy.array, (self, dtype), {}, looked_at(
+            self, 'numpy.asarray, or an index of another array,'))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any,
                         out: Any = None, **options: Any) -> Any:
@@ -166,7 +168,8 @@ class Placeholder(nested.Dataless):
         if function in _TEXTS:
             return repr(self)
         if function in _UNKNOWN:
-            raise looked_at(self, f'numpy.{function.__name__}')
+            return _of_batch(function, args, kwargs, looked_at(
+                self, f'numpy.{function.__name__}'))
         if kwargs.get('out') is not None:
             raise looked_at(self, f'numpy.{function.__name__}(out=...)')
         return derived(function, args, kwargs)
@@ -174,8 +177,19 @@ class Placeholder(nested.Dataless):
     def __getitem__(self, index: Any) -> Any:
         if any(nested.array_of(item).dtype.kind == 'b'
                for item in nested.leaves(index)[0]):
-            raise looked_at(self, 'indexing by a condition')
+            return _of_batch(operator.getitem, (self, index), {}, looked_at(
+                self, 'indexing by a condition'))
         return derived(operator.getitem, (self, index), {})
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise looked_at(self, '__setitem__')
+
+    def __bool__(self) -> bool:
+        expected = _guarded(self)
+        if expected is not None:
+            self.program.guard(self, expected)
+            return expected
+        return _of_batch(bool, (self,), {}, looked_at(self, '__bool__'))
 
     def __repr__(self) -> str:
         return (f'<placeholder of {describe_source(self)}, {self.dtype} '
@@ -193,9 +207,19 @@ class Placeholder(nested.Dataless):
         return id(self)
 
 
+@functools.lru_cache(None)
+def _method(name: str) -> Callable:
+    def function(array: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(array, name)(*args, **kwargs)    # or of a number
+    function.__name__ = name
+    return function
+
+
 def _closed(name: str) -> Callable:
-    def method(self: Any, *_: Any, **__: Any) -> Any:
-        raise looked_at(self, name)
+    function = _method(name)
+
+    def method(self: Any, *args: Any) -> Any:
+        return _of_batch(function, (self, *args), {}, looked_at(self, name))
     return method
 
 
@@ -213,8 +237,8 @@ def _operator(name: str, swapped: bool = False, in_place: bool = False
     return method
 
 
-for _name in ('setitem', 'bool', 'float', 'int', 'index', 'complex', 'iter',
-              'contains', 'round', 'copy', 'deepcopy'):
+for _name in ('float', 'int', 'index', 'complex', 'iter', 'contains', 'round',
+              'copy', 'deepcopy'):
     setattr(Placeholder, f'__{_name}__', _closed(f'__{_name}__'))
 for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow',
               'matmul', 'and', 'or', 'xor', 'lshift', 'rshift'):
@@ -230,18 +254,77 @@ for _name in ('lt', 'le', 'gt', 'ge', 'eq', 'ne', 'neg', 'pos', 'abs',
 placeholder: Any = Placeholder
 
 
+def remade(form: Any, source: Source, program: Any) -> Any:
+    """A placeholder of the same shape and dtype; a fast way to make one."""
+    made = object.__new__(Placeholder)
+    made.__dict__.update(form.__dict__)
+    made.__dict__.update(source=source, program=program)
+    return made
+
+
 def is_placeholder(array: Any) -> bool:
     """Whether ``array`` has no data."""
     return type(array) is Placeholder
 
 
-def sources(array: Any) -> tuple[Source, ...]:
-    """The outputs of calls from which an array is made; () for a real one."""
+def reads(array: Any) -> tuple[Source | str, ...]:
+    """The outputs of calls, and paths of parameters, that make an array."""
     if not is_placeholder(array):
         return ()
     if array.recipe is not None:
-        return array.recipe.sources
-    return (array.source,) if isinstance(array.source, Source) else ()
+        return array.recipe.reads
+    return () if array.source is None else (array.source,)
+
+
+def sources(array: Any) -> tuple[Source, ...]:
+    """The outputs of calls from which an array is made; () for a real one."""
+    return tuple([one for one in reads(array) if isinstance(one, Source)])
+
+
+def known(array: Any) -> Any:
+    """The value of an array that depends on the batch alone; None: unknown.
+
+    Every rank has the batch, and may compute the value.
+    """
+    if not is_placeholder(array):
+        return array
+    if array.recipe is None:
+        return (array.program.known(array.source)
+                if isinstance(array.source, Source) and array.program
+                else None)
+    values = []
+    for leaf in array.recipe.leaves:
+        values.append(known(nested.array_of(leaf)))
+        if values[-1] is None:
+            return None
+    with suspended():
+        return evaluated(array.recipe, values)
+
+
+def _guarded(array: Any) -> bool | None:
+    """What a question after numbers that are not finite expects to hear.
+
+    ``numpy.isnan(x).any()``, say, is answered by "no"; the rank with the
+    value checks that.  None: it is another question.
+    """
+    recipe = array.recipe if is_placeholder(array) else None
+    if recipe is None:
+        return None
+    name = getattr(recipe.function, '__name__', '').strip('_')
+    if name in ('isnan', 'isinf', 'isfinite'):
+        return name == 'isfinite'
+    arrays = list(map(nested.array_of, recipe.leaves))
+    if name == 'ne' and arrays[0] is arrays[-1]:
+        return False
+    inside = [_guarded(one) for one in arrays]
+    if not inside or None in inside:
+        return None
+    if name in ('invert', 'logical_not'):
+        return not inside[0]
+    if name in ('or', 'bitwise_or', 'logical_or'):
+        return any(inside)
+    return all(inside) if name in (
+        'any', 'all', 'item', 'and', 'bitwise_and', 'logical_and') else None
 
 
 def origin(array: Any) -> Any:
@@ -253,15 +336,34 @@ def origin(array: Any) -> Any:
 
 
 def derived(function: Callable, args: Any, kwargs: Any) -> Any:
-    """A placeholder of the result of a function of placeholders."""
+    """A placeholder of the result of a function of placeholders.
+
+    Where there is none, the result, if it depends on the batch alone.
+    """
     leaves, tree = nested.leaves((args, kwargs))
-    shape, dtype, xp, scalar = _result(function, leaves, tree)
+    try:
+        shape, dtype, xp, scalar = _result(function, leaves, tree)
+    except PlaceholderError as error:
+        return _of_batch(function, args, kwargs, error)
     inputs = [array for array in map(nested.array_of, leaves)
               if is_placeholder(array)]
-    result = Placeholder(shape, dtype, None, xp, inputs[0].traced, scalar)
+    result = Placeholder(
+        shape, dtype, None, xp, next(
+            (one.program for one in inputs if one.program), None), scalar)
     result.__dict__['recipe'] = Recipe(function, tuple(leaves), tree, tuple(
-        dict.fromkeys(one for array in inputs for one in sources(array))))
+        dict.fromkeys(one for array in inputs for one in reads(array))))
     return result
+
+
+def _of_batch(function: Callable, args: Any, kwargs: Any,
+              error: PlaceholderError) -> Any:
+    """The result for arrays that are known; the error if one is not."""
+    leaves, tree = nested.leaves((args, kwargs))
+    values = [known(nested.array_of(leaf)) for leaf in leaves]
+    if any(value is None for value in values):
+        raise error
+    args, kwargs = nested.rebuilt(tree, values)
+    return function(*args, **kwargs)
 
 
 def evaluated(recipe: Recipe, values: list[Any]) -> Any:
@@ -276,8 +378,10 @@ def looked_at(array: Any, what: str) -> PlaceholderError:
         "Call the updater's evaluate() or predict() on all ranks instead of "
         'the model or a part of it'
         if current() is None and isinstance(origin(array).source, str) else
-        "Compute with Chainer's functions, or mark the function around it: "
-        'chainer_fp8pipe.atomic(function)')
+        "Compute with Chainer's functions, or move what looks into a link or "
+        'function of its own, and mark that: '
+        'chainer_fp8pipe.atomic(function); numpy.isnan(x.array).any() may '
+        'be asked')
     return PlaceholderError(
         f'{user_line()}: {what} needs the value of {describe_source(array)}, '
         f'which is on another rank. {remedy}')
@@ -287,9 +391,8 @@ def describe_source(array: Any) -> str:
     """The name of a placeholder's value in messages."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
-            _said(source, array.traced) for source in array.recipe.sources
-            or (origin(array).source,))
-    return _said(array.source, array.traced)
+            _said(source, array.program) for source in array.recipe.reads)
+    return _said(array.source, array.program)
 
 
 def user_line() -> str:
@@ -306,14 +409,6 @@ def user_line() -> str:
 
 
 # --- details -----------------------------------------------------------------
-
-@functools.lru_cache(None)
-def _method(name: str) -> Callable:
-    def function(array: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(array, name)(*args, **kwargs)    # or of a number
-    function.__name__ = name
-    return function
-
 
 _attribute = functools.lru_cache(None)(operator.attrgetter)
 
@@ -439,7 +534,7 @@ def _read_only(array: Any) -> Any:
     return seen
 
 
-def _said(source: Source | str | None, trace: Any) -> str:
-    if isinstance(source, Source) and trace is not None:
-        return trace.describe(source)
+def _said(source: Source | str | None, program: Any) -> str:
+    if isinstance(source, Source) and program is not None:
+        return program.describe(source)
     return f'parameter {source}' if isinstance(source, str) else str(source)

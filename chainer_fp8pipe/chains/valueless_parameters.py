@@ -152,7 +152,7 @@ class _Deferring(Creation):
     creates = True
 
     def __init__(self, seed: int) -> None:
-        self._seed, self._numbers = seed, itertools.count(1)
+        self._seed, self._numbers = int(seed), itertools.count(1)
 
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
         draw_later(parameter, self._seed, next(self._numbers))
@@ -187,13 +187,14 @@ def deferred(seed: int = 0) -> Iterator[None]:
     """
     seed = operator.index(seed)
     with preserved(), creating(_Deferring(seed)):
-        numpy.random.seed([seed & 0xffffffff, 0])
+        numpy.random.seed([int(seed) & 0xffffffff, 0])
         yield
 
 
 def draw_later(parameter: chainer.Parameter, *seed: int) -> None:
     """Has a parameter drawn from these seeds when its array is read."""
     parameter._draw_from = seed
+    parameter._grad_valid = True        # as the initializer's has come
     if type(parameter) is chainer.Parameter:
         parameter.__class__ = DeferredParameter
 

@@ -62,6 +62,9 @@ class WholeCall(chainer.FunctionNode):
     through the graph between these and the outputs; gradients of parameters
     go into the parameters.
 
+    A stage that runs forward again makes other calls anew, but not these: what
+    a link counts, draws and keeps, it does once.
+
     Args:
         run: The link or function.
         function: Runs it.
@@ -73,9 +76,12 @@ class WholeCall(chainer.FunctionNode):
     def __init__(self, run: Callable, function: Callable, tree: Any,
                  given: tuple[bool, ...]) -> None:
         self.run, self._function = run, function
-        self._arguments, self._given = tree, given
+        self.tree, self._given = tree, given
         self.result: Any = None
         self._kept: Any = None
+        #: Whether forward will run again, and what it gave.
+        self.repeats = False
+        self._made: tuple | None = None
 
     @property
     def label(self) -> str:
@@ -86,13 +92,16 @@ class WholeCall(chainer.FunctionNode):
 
     def forward(self, inputs: tuple) -> tuple:
         self.retain_inputs(())
+        if self._made is not None:
+            made, self._made = self._made, None
+            return made
         variables = [chainer.Variable(x, requires_grad=x.dtype.kind == 'f')
                      for x in inputs]
-        args, kwargs = nested.rebuilt(self._arguments, [
+        args, kwargs = nested.rebuilt(self.tree, [
             variable if is_variable else variable.array
             for variable, is_variable in zip(variables, self._given,
                                              strict=False)])
-        keep = chainer.config.enable_backprop
+        keep = chainer.config.enable_backprop or self.repeats
         # The function may compute gradients inside, also in a pass that is
         # run again before backward and keeps no graph.
         with chainer.using_config('enable_backprop',
@@ -104,7 +113,10 @@ class WholeCall(chainer.FunctionNode):
         if keep:
             self._kept = Tape(tuple(variables), tuple(
                 itertools.compress(outputs, self.variables)))
-        return tuple(nested.array_of(output) for output in outputs)
+        found = tuple(nested.array_of(output) for output in outputs)
+        if self.repeats:
+            self._made = found
+        return found
 
     def backward(self, indexes: tuple, gradients: tuple) -> tuple:
         """Goes through the graph of the forward pass, and drops it."""
@@ -128,30 +140,6 @@ def _variable(array: Any) -> chainer.Variable | None:
         array, requires_grad=False)
 
 
-class Identity:
-    """Equal for the same function or link.
-
-    Functions of the same code are the same, whatever they close over.
-    """
-
-    def __init__(self, run: Any) -> None:
-        function = getattr(run, '__func__', run)
-        self._key = (run if isinstance(run, chainer.Link) else
-                     getattr(run, '__self__', None),
-                     getattr(function, '__code__', None) or type(run))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Identity) and (
-            self._key[0] is other._key[0] and self._key[1] == other._key[1])
-
-    def __hash__(self) -> int:
-        return hash(self._key[1])
-
-    def __repr__(self) -> str:
-        """The same on all ranks."""
-        return str(getattr(self._key[1], 'co_name', self._key[1]))
-
-
 class Pass(Interceptor):
     """A forward pass, in which some links and marked functions are one call.
 
@@ -166,7 +154,7 @@ class Pass(Interceptor):
         raise NotImplementedError
 
     def last_form(self) -> tuple[Any, tuple[bool, ...]]:
-        """The form of the last result (see :class:`.TracedCall`), if traced.
+        """The form of the last result (see :class:`.Figures`), if recorded.
 
         Asked where :meth:`apply` has not run a :class:`WholeCall`.
         """

@@ -113,8 +113,18 @@ class Interceptor:
         """A function is called that :func:`~chainer_fp8pipe.atomic` marks."""
         return function(*args, **kwargs)
 
-    def communicate(self, operation: Any, original: Callable[[], Any]) -> Any:
-        """A collective operation is started; see :class:`.Operation`."""
+    def communicate(self, name: str, comm: Any,
+                    answer: Callable[[], Any] | None,
+                    original: Callable[[], Any]) -> Any:
+        """A collective operation is started.
+
+        Args:
+            name: Of the method.
+            comm: The ranks.
+            answer: Gives what would come if all ranks had sent the same;
+                None: nobody knows.
+            original: Does the operation.
+        """
         return original()
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:

@@ -74,16 +74,31 @@ class BatchStatistics(chainer.LinkHook):
             self._note(link, _input(args))
         self._restore()
 
+    def note(self, link: Any, chunk: int, use: int, count: int, mean: Any,
+             variance: Any, finetuned: bool) -> None:
+        """Notes the statistics of a micro-batch.
+
+        Args:
+            link: The batch normalisation.
+            chunk: Where it was used.
+            use: How often before, for this micro-batch.
+            count: Elements of each channel.
+            mean: Of each channel.
+            variance: The unbiased one.
+            finetuned: Whether averages are over all batches since then.
+        """
+        self._parts.setdefault((link, chunk, use), []).append((
+            count, mean.astype(numpy.float64),
+            variance.astype(numpy.float64) / _unbiased(count)))
+        self._finetune[link] = finetuned
+
     def _note(self, link: Any, x: Any) -> None:
         # A link that normalises over several ranks knows how many there are.
         count = getattr(link, 'group_elements', 0) or (
             x.size // max(link.avg_mean.size, 1))
-        mean = link.avg_mean.astype(numpy.float64)
-        variance = link.avg_var.astype(numpy.float64) / _unbiased(count)
         use = self._uses[link] = self._uses.get(link, -1) + 1
-        self._parts.setdefault((link, self._chunk, use), []).append(
-            (count, mean, variance))
-        self._finetune[link] = link.N > 0
+        self.note(link, self._chunk, use, count, link.avg_mean, link.avg_var,
+                  link.N > 0)
 
     def finish(self) -> None:
         """Updates the running averages at the end of a step."""

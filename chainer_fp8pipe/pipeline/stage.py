@@ -54,8 +54,11 @@ class Part(Protocol):
         name: In messages.
         parameters: Those that the part uses on this rank.
         links: All of the part.
+        statistics: Where to note those of batch normalisations that no link
+            hook sees.
     """
 
+    statistics: BatchStatistics
     name: str
     parameters: list[chainer.Parameter]
     links: list[chainer.Link]
@@ -288,6 +291,8 @@ class Stage:
     def take(self, parts: Mapping[int, Part]) -> None:
         """Sets the parts of the model that are here, by number of chunk."""
         self._parts = dict(parts)
+        for part in parts.values():
+            part.statistics = self._statistics
 
     def run(self, schedule: Schedule, inputs: list[Arrays],
             places: list[Place], loss: MeanLoss | None, train: bool,

@@ -32,6 +32,10 @@ _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')
 
 
+class NotTraced(ValueError):
+    """A model cannot be divided for a batch; raised before any work."""
+
+
 class Together:
     """The meetings of all ranks, or of one pipeline's alone.
 
@@ -77,18 +81,20 @@ class Together:
         """
         self._all_know = False
         text = '' if error is None else (
-            str(error) if type(error) is ValueError
+            str(error) if type(error) in (ValueError, NotTraced)
             else f'{type(error).__name__}: {error}')
-        said = self._say(comm, (text, digest(entries), value))
-        if any(text for text, _, _ in said) or len(
-                {number for _, number, _ in said}) > 1:
+        said = self._say(comm, (text, digest(entries), value,
+                                isinstance(error, NotTraced)))
+        if any(text for text, *_ in said) or len(
+                {number for _, number, *_ in said}) > 1:
             try:
-                agree(comm, entries, text, _SAME)
+                agree(comm, entries, text, _SAME, NotTraced if any(
+                    one[-1] for one in said) else ValueError)
             except ValueError as together:
                 if error is not None and not isinstance(error, Exception):
                     raise error from None       # a wish to exit
                 raise together from error
-        return [value for _, _, value in said]
+        return [value for _, _, value, _ in said]
 
     def meet(self, comm: MPI.Comm, value: Any = None) -> list[Any]:
         """A later meeting: the values of all ranks.

@@ -55,7 +55,7 @@ from ..pipeline.stage import Channels, Stage
 from ..report.stream import stream_of
 from .checks import check_count
 from .group_failures import give_up, hear_failures
-from .meetings import Together, show_traceback
+from .meetings import NotTraced, Together, show_traceback
 from .reported import means
 from .whole_model import (
     TiedGradients,
@@ -64,7 +64,6 @@ from .whole_model import (
 )
 from .work import (
     Batch,
-    NotTraced,
     Opened,
     Work,
     micro_batches,
@@ -139,9 +138,11 @@ class Pipeline:
             'metrics': ', '.join(self._work.metrics)},
             remedy='Pass the same to PipelineUpdater on all ranks.')
         agree(grid.comm, {}, self._work.problem())
-        self.optimizer, self._model, self._seed = optimizer, model, seed
+        self.optimizer, self._model, self._seed = optimizer, model, int(seed)
         self._micro_batches = micro_batches
         self.iteration = 0
+        #: Told how far the first stage's data are, before forward runs.
+        self.follow: Callable[[tuple[float, ...]], object] = _leave
         if recompute is None:
             recompute = plan.recompute if plan else 'no stage'
         self._last = grid.stages * self._work.chunks - 1
@@ -225,7 +226,6 @@ class Pipeline:
         self._work.end()
         with self.events.section('receive'):
             self._tied.add_up()
-        self._work.give_back()
         with self._together.heard(comm, _nothing):
             named = self._update(found)
             self._together.meet(comm)
@@ -290,7 +290,7 @@ class Pipeline:
         comm = self.grid.pipeline
         opened, problem = self._open(step, read, entries)
         if isinstance(problem, NotTraced):      # on all ranks
-            self._work.end()
+            self._work.forget()
             raise problem
         with self._heard(comm):
             if problem is not None:
@@ -307,14 +307,12 @@ class Pipeline:
             found = self._together.meet(comm, say(outputs, opened))
         self._channels.flush()
         self._work.end()
-        self._work.give_back()
         return found
 
     # --- before a step ----------------------------------------------------
 
     def _take_parts(self) -> None:
         """Takes over the parts of the model that this rank has now."""
-        self._work.changed = False
         self._stage.take(self._work.parts())
         self._tied = TiedGradients(self.grid, self._work.tied(),
                                    [one for _, one in
@@ -370,8 +368,6 @@ class Pipeline:
             step, opened, heard if comm is grid.pipeline else [
                 heard[ranks[grid.replica_index]]
                 for ranks in grid.placement.ranks]))
-        if self._work.changed:
-            self._take_parts()
         return opened, problem
 
     def _rehearse(self, step: str, head: _Head, opened: Opened) -> Any:
@@ -379,6 +375,8 @@ class Pipeline:
             raise ValueError(
                 f'this rank is about to {step}, but the first stage to '
                 f'{head.step}; call the same on all ranks')
+        if step == 'train':
+            self.follow(opened.progress)    # forward may ask the iterator
         return self._work.rehearse(step, opened, self._places(
             opened, self.iteration * (step == 'train')))
 
@@ -518,6 +516,10 @@ class Pipeline:
 
 _NOTHING_READ = Opened([], 0, (), [], [])
 _forward = functools.lru_cache(16)(forward_schedule)
+
+
+def _leave(progress: tuple[float, ...]) -> None:
+    """Nobody asks how far the data are."""
 
 
 def _nothing(text: str) -> None:

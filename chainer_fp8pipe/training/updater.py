@@ -185,8 +185,8 @@ class PipelineUpdater(StandardUpdater):
         """One update of all stages; call it on all ranks."""
         iterator = self.get_iterator('main')
         self.pipeline.iteration = self.iteration
-        _, now = self.pipeline.train(self._read)
-        follow(iterator, now)
+        self.pipeline.follow = functools.partial(follow, iterator)
+        self.pipeline.train(self._read)
         if self.auto_new_epoch and iterator.is_new_epoch:
             self.get_optimizer('main').new_epoch(auto=True)
 

@@ -19,9 +19,8 @@ import numpy
 from ..chains import nested
 from ..chains.names import OBSERVER
 from ..chains.partitioned import ChainPart, Partition, PartitionedChain
-from ..chains.replay import MicroBatch
-from ..chains.trace import StagedTrace
-from ..mpi.agreement import raise_together
+from ..chains.placeholder import PlaceholderError
+from ..mpi.agreement import agree
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
 from ..pipeline.layers import (
@@ -32,16 +31,13 @@ from ..pipeline.layers import (
 )
 from ..pipeline.randomness import Place
 from ..pipeline.stage import Channels, MeanLoss, weights_of
+from .meetings import NotTraced
 from .reported import Report, Reports, add, report_of
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
 _SAME = ("A model's calls must not depend on the rank; all ranks must see "
          'the same batch and the same settings.')
-
-
-class NotTraced(ValueError):
-    """A model cannot be divided for a batch; raised before any work."""
 
 
 class Batch(NamedTuple):
@@ -134,10 +130,8 @@ class Work:
         mean: The loss of a batch.
         metrics: Names of functions of the loss's arguments.
         chunks: Of each rank.
-        changed: Whether this rank's parameters are others than they were.
     """
 
-    changed = False
     metrics: Mapping[str, Any] = {}
     chunks: int
 
@@ -200,9 +194,6 @@ class Work:
     def end(self) -> None:
         """Ends a step."""
 
-    def give_back(self) -> None:
-        """Takes away parameters that were lent for the step."""
-
     def forget(self) -> None:
         """Drops what a failed step has left."""
 
@@ -233,7 +224,8 @@ class ChainWork(Work):
                              'partitioned model has one')
         self._optimizer = optimizer
         self.chunks = self._partition.plan.chunks
-        self._trained = 0
+        self._form: Any = None
+        self._in_links: list[Any] = []
         self._weights: list[float] = []
         self._method: Callable | None = None
 
@@ -259,16 +251,16 @@ class ChainWork(Work):
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
         """See :meth:`.Work.joined`."""
-        if len({nested.signature(one.program.form)
-                for one in self._partition.micro_batches}) > 1:
+        forms = [nested.leaves(one.result)[1]
+                 for one in self._partition.programs]
+        if any(form != forms[0] for form in forms):
             raise ValueError('the outputs of the micro-batches differ in '
                              'their form; they cannot be concatenated')
         return super().joined(parts, sizes)
 
     def formed(self, outputs: Arrays) -> Any:
         """What a prediction returns: arrays in the form of the method's."""
-        return nested.rebuilt(self._partition.micro_batches[0].program.form,
-                               list(outputs))
+        return nested.rebuilt(self._form, list(outputs))
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """All arrays of a converted batch: the model has its loss inside."""
@@ -279,7 +271,7 @@ class ChainWork(Work):
                       for one in given], None, tuple(kwargs))
 
     def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
-        """Finds the known traces of this rank's share of the micro-batches.
+        """Records the micro-batches; what ranks must have recorded alike.
 
         Raises:
             ValueError: The model cannot be run so.
@@ -288,59 +280,32 @@ class ChainWork(Work):
         problem = part.problem()
         if problem:
             raise ValueError(problem)
-        kept = part.resume(step)
         function = self._method if step == 'predict' else self._model
         assert function is not None
-        part.micro_batches = every_one = []
-        for number, (tree, arrays, place) in enumerate(zip(
-                opened.trees, opened.parts, places, strict=True)):
-            args, kwargs = nested.rebuilt(tree, [
-                self._model.device.send(array) for array in arrays])
-            every_one.append(MicroBatch(
-                function, args, kwargs, place, *kept[number:number + 1]))
-        mine: dict[int, Any] = {}
-        for number in range(self._grid.stage_index, len(places),
-                            self._grid.stages):
-            found = part.rehearsed(step, every_one[number])
-            mine[number] = found and (found[0].trace.digest, found[1])
-        if self._loss_weight is None or step == 'predict':
-            return mine, None
-        return mine, [
-            checked_weight(self._loss_weight(*args, **kwargs))
-            for args, kwargs in (one.arguments()
-                                 for one in every_one)]
+        batches = [nested.rebuilt(tree, [
+            self._model.device.send(array) for array in arrays])
+            for tree, arrays in zip(opened.trees, opened.parts, strict=True)]
+        try:
+            part.record(step, function, batches, places)
+        except PlaceholderError as error:
+            raise NotTraced(str(error)) from error
+        given = None
+        if self._loss_weight is not None and step != 'predict':
+            given = [checked_weight(self._loss_weight(*args, **kwargs))
+                     for args, kwargs in batches]
+        return part.digest(), given
 
     def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
-        """All ranks of the pipeline have a trace for each micro-batch."""
+        """All ranks of the pipeline have recorded the same calls."""
         part = self._partition
-        every_one = part.micro_batches
-        every = {number: one for share, _ in said
-                 for number, one in share.items()}
-
-        def find() -> list[tuple[StagedTrace, Any]]:
-            found: list[Any] = []
-            for number, one in enumerate(every_one):
-                digest, labels = every[number] or ('', None)
-                program = part.known(step, one, digest)
-                found.append(program and (program, labels))
-            return found if all(found) else self._traced(step, found)
-        # Whether ranks meet is decided by what all of them have heard: one
-        # that fails here alone would leave the others in the meeting.
-        found = find() if all(every.values()) else raise_together(
-            self._grid.pipeline, find, error=NotTraced,
-            remedy=_SAME, entries=lambda found: {
-                f'what micro-batch {number} calls': program.trace.digest
-                for number, (program, _) in enumerate(found)})
-        missing: set[tuple[str, int]] = set()
-        for one, (program, _) in zip(every_one, found, strict=True):
-            one.program = program
-            missing |= program.missing
-        if missing:
-            self._lend(step, missing)
-        self._weights = [0.0] * len(every_one)
+        if len({digest for digest, _ in said}) > 1:
+            agree(self._grid.pipeline, part.description(), remedy=_SAME)
+            raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
+        self._weights = [0.0] * len(part.programs)
         if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
-                weights_of([labels for _, labels in found], opened.sizes,
+                weights_of([one.labels for one in part.programs],
+                           opened.sizes,
                            self._grid.replicas if step == 'train' else 1))
 
     def deal(self, step: str, opened: Opened, channels: Channels
@@ -349,9 +314,7 @@ class ChainWork(Work):
 
         Of each micro-batch.
         """
-        self._trained += step == 'train'
-        self._partition.begin(step)
-        inputs: list[Arrays] = [()] * len(self._partition.micro_batches)
+        inputs: list[Arrays] = [()] * len(self._partition.programs)
         if self._grid.stage_index > 0:
             inputs = []
         return inputs, self._weights if self._is_last else []
@@ -359,9 +322,9 @@ class ChainWork(Work):
     def reported(self) -> Reports:
         """What the model has reported here, and its loss."""
         found: Reports = {}
-        for weight, one in zip(self._weights, self._partition.micro_batches,
+        for weight, one in zip(self._weights, self._partition.programs,
                                strict=True):
-            for name, value in one.reports.items():
+            for name, value in one.found.items():
                 add(found, name, report_of(value, weight))
         if self._is_last:
             found[LOSS] = Report('number', self.mean.sum, self.mean.weight)
@@ -382,6 +345,12 @@ class ChainWork(Work):
             elif name != LOSS:
                 chainer.report({name: value})
                 named[name] = value
+        # A script may ask L.Classifier for the loss of the last batch.
+        for (path, name), report, array in self._in_links:
+            if (report or LOSS) in means:
+                link = self._partition.names.links[path]
+                vars(link)[name] = chainer.Variable(link.xp.asarray(
+                    means[report or LOSS], array.dtype))
         return {'loss': means[LOSS], **named} if LOSS in means else named
 
     @property
@@ -397,51 +366,17 @@ class ChainWork(Work):
 
     def end(self) -> None:
         """See :meth:`.Work.end`."""
+        programs = self._partition.programs
+        self._form = nested.leaves(programs[0].result)[1] if programs else ()
+        self._in_links = self._partition.means_in_links()
         self._partition.end()
-
-    def give_back(self) -> None:
-        """See :meth:`.Work.give_back`."""
-        self.changed = self._partition.give_back() or self.changed
 
     def forget(self) -> None:
         """See :meth:`.Work.forget`."""
-        self.give_back()
         self._partition.forget()
+        self._partition.state.forget()
 
     # --- details ------------------------------------------------------------
-
-    def _traced(self, step: str, found: list[Any]) -> list[Any]:
-        """A trace for each micro-batch that has none."""
-        part = self._partition
-        self._tell(step, found)     # raises where warnings are errors
-        return [
-            # An earlier one of this batch may do.
-            known or part.rehearsed(step, one) or part.traced(step, one)
-            for one, known in zip(part.micro_batches, found, strict=True)]
-
-    def _tell(self, step: str, found: list[Any]) -> None:
-        """Says once that batches of other forms take time."""
-        # The second step may begin with state that the first one has left.
-        if step == 'train' and self._trained > 2:
-            new = sum(one is None for one in found)
-            why = self._partition.mismatch
-            self._partition.tell_once(
-                f'{new} of {len(found)} micro-batches have new shapes or '
-                'calls, so the model is traced again; this is said once. ' + (
-                    f'Here {why}; where it changes in every batch, compute '
-                    'with an array of it' if why else
-                    'Where every batch is another, pad sequences to a few '
-                    'lengths'))
-
-    def _lend(self, step: str, missing: set[tuple[str, int]]) -> None:
-        if step == 'train' and self._grid.replicas > 1:
-            name, chunk = min(missing)
-            raise ValueError(
-                f'this batch needs parameter {name} on '
-                f'{self._partition.where(chunk)}, which has not got it; make '
-                'the partition with such an example')
-        self._partition.lend(missing)
-        self.changed = True
 
     def _agreed(self, given: list[Any]) -> list[float] | None:
         """The weights that the user's function gave on all ranks."""
@@ -612,6 +547,7 @@ def work_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:
 
 
 def _host(array: Any) -> numpy.ndarray:
-    return numpy.ascontiguousarray(
-        chainer.backends.cuda.to_cpu(nested.array_of(array)))
+    # ascontiguousarray() would give an array without axes one.
+    return numpy.asarray(chainer.backends.cuda.to_cpu(
+        nested.array_of(array)), order='C')
 

@@ -6,11 +6,10 @@ from chainer_fp8pipe import partition
 from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.chains import (
     partitioned,
+    program,
     recorder,
-    trace,
     valueless_parameters,
 )
-from chainer_fp8pipe.training import work
 
 import chainer
 import chainer.functions as F
@@ -63,8 +62,7 @@ def fail(*_, **__):
 @contextlib.contextmanager
 def failing(comm, rank, owner, name):
     """A block in which something fails on one rank."""
-    failure = property(fail) if name == 'digest' else fail
-    with mock.patch.object(owner, name, failure) if (
+    with mock.patch.object(owner, name, fail) if (
             comm.rank == rank) else contextlib.nullcontext():
         yield
 
@@ -74,14 +72,14 @@ def failing(comm, rank, owner, name):
 PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, '_check_model', (0, 1)), (module, '_check_options', (0, 1)),
     (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
-    (module, 'arguments_of', (0, 1)), (module, 'MicroBatch', (0, 1)),
+    (recorder, 'Program', (0, 1)), (recorder.Recorder, 'record', (0, 1)),
     (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
-    (module, 'Tracer', (0, 1)), (recorder.Tracer, 'trace', (0, 1)),
-    (recorder, 'CallRecorder', (0, 1)), (module, 'check_result', (0, 1)),
-    (trace.Trace, 'digest', (0, 1)), (module, '_shapes', (0, 1)),
+    (module, 'Recorder', (0, 1)), (recorder, '_Recording', (0, 1)),
+    (module, 'check_result', (0, 1)), (module, '_shapes', (0, 1)),
+    (program.Program, 'description', (0, 1)),
     (module, 'search', (0,)), (module, 'order_of', (0,)),
-    (module, 'parameters_of', (0,)), (partitioned, 'reads_state', (0, 1)),
-    (partitioned, 'StagedTrace', (0, 1)), (module, 'Partition', (0, 1)),
+    (module, 'parameters_of', (0,)), (partitioned, 'Layout', (0, 1)),
+    (module, 'Partition', (0, 1)),
     (module, 'class_of', (0, 1)), (module, '_to_send', (0, 1)),
     (module, '_keep', (0, 1)), (module, '_like', (0,)),
     (module, 'take_away', (0, 1)), (module, '_persistent', (0, 1)),
@@ -102,19 +100,17 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm, number):
 
 #: The same for a step with a micro-batch of a new form.
 STEPS = [(owner, name, rank) for owner, name in (
-    (partitioned.Partition, 'problem'), (partitioned.Partition, 'rehearsed'),
-    (partitioned.Partition, 'known'), (partitioned.Partition, 'traced'),
-    (partitioned.Partition, '_missing'), (recorder.Tracer, 'trace'),
-    (partitioned, 'StagedTrace'), (partitioned, 'check_result'),
-    (work, 'MicroBatch'),
-    (trace.Trace, 'digest'))
+    (partitioned.Partition, 'problem'), (partitioned.Partition, 'record'),
+    (partitioned.Partition, 'digest'), (partitioned.State, 'note'),
+    (recorder.Recorder, 'record'), (partitioned, 'Layout'),
+    (partitioned, 'check_result'), (program.Program, 'settle'))
     for rank in (0, 1)]
 
 
 @pytest.mark.parametrize('number', range(len(STEPS)), ids=[
     f'{name}-{rank}' for _, name, rank in STEPS])
 @on_ranks(2)
-def test_a_raise_in_a_new_trace_is_one_on_all_ranks(comm, number):
+def test_a_raise_while_it_is_recorded_is_one_on_all_ranks(comm, number):
     owner, name, rank = STEPS[number]
     updater = updater_of(comm, Net(), [batch_of(8), batch_of(6)])
     updater.update()

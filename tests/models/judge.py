@@ -14,7 +14,7 @@ import traceback
 
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.names import Names, parameters_of
-from chainer_fp8pipe.chains.recorder import Tracer
+from chainer_fp8pipe.chains.recorder import Recorder, record_example
 from chainer_fp8pipe.planning.calls import order_of
 from chainer_fp8pipe.planning.intervals import Intervals
 from chainer_fp8pipe.planning.partition_plan import Cut, PartitionPlan
@@ -331,11 +331,10 @@ def _tried(call, example):
 def _every_cut(model, example):
     """A plan for each place between two ranks where a cut can be."""
     names = Names(model)
-    with chainer.using_config('train', True):
-        trace = Tracer(names).trace(
-            lambda: model(*example), timed=False)
-    order = order_of(trace.calls, list(names.parameters))
-    starts = Intervals(trace.calls, order, parameters_of(names)).starts
+    calls = record_example(
+        Recorder(names), lambda: model(*example), timed=False).calls
+    order = order_of(calls, list(names.parameters))
+    starts = Intervals(calls, order, parameters_of(names)).starts
     return [PartitionPlan(order, (Cut.at(order, start),), 2, (False, False),
                           _PARTS, '1f1b').as_dict()
             for start in itertools.islice(starts, 1, None)]

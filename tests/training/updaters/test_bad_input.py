@@ -3,7 +3,6 @@ import contextlib
 import itertools
 import json
 import sys
-import warnings
 
 from chainer_fp8pipe import (
     Divisible,
@@ -63,11 +62,6 @@ def looking(h):
     return -h
 
 
-def unchained(h):
-    h.unchain_backward()            # cut
-    return h
-
-
 def gone_back(h):
     x = chainer.Variable(h.array)
     chainer.backward([F.sum(x ** 2)])       # back
@@ -104,10 +98,6 @@ def differing(name, here, there, said=None):
 HERE = looking.__code__.co_firstlineno + 1
 #: What is said, and the model and options of a rank.
 REFUSED = {
-    'ends where the stage does': (
-        r'bad_input.py:\d+: unchain_backward\(\) in forward .* '
-        r'chainer.Variable\(x.array\)',
-        lambda rank: {'model': Net(unchained)}),
     'way back in forward': (r'bad_input.py:\d+: a gradient needs .*atomic',
                             lambda rank: {'model': Net(gone_back)}),
     'looks at values': (
@@ -529,10 +519,6 @@ def other_calls(comm, model):
 COUNT = itertools.count()
 
 
-def calls_by_turns(comm, model):
-    model.between = lambda h: (F.relu if next(COUNT) % 2 else F.sigmoid)(h)
-
-
 def nothing(comm, model):
     pass
 
@@ -553,8 +539,6 @@ CHAINS = {
                   lambda: (Net(), misplaced)),
     'other calls': ('must not depend on the rank',
                     lambda: (Net(), other_calls)),
-    'by turns': ('makes other calls each time, for the same inputs',
-                 lambda: (Net(), calls_by_turns)),
     **{said: (said, lambda: (Net(), nothing), {}, batch) for said, batch in (
         ('InvalidType', (X[:, :3],)),
         ('a batch of 1 cannot be cut into 2 micro-batches', (X[:1],)),
@@ -573,16 +557,6 @@ def test_a_failing_update_of_a_chain_is_an_error_on_every_rank(comm, wrong):
     updater.update()
     spoil(comm, model)
     fails(updater, match)
-
-
-@on_ranks(2)
-def test_a_warning_that_is_an_error_is_one_on_all_ranks(comm):
-    updater = updater_of(comm, Net(), [(X,)] * 3 + [(X[:6],)])
-    for _ in range(3):
-        updater.update()
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        fails(updater, 'UserWarning: 2 of 2 micro-batches have new shapes')
 
 
 @on_ranks(2)

@@ -1,10 +1,10 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import functools
 import random
-import warnings
 from unittest import mock
 
 from chainer_fp8pipe import ProcessGrid
+from chainer_fp8pipe.chains import recorder
 
 import chainer
 import chainer.functions as F
@@ -285,38 +285,14 @@ class Annealed(Layers):
 
 
 @on_ranks(2)
-def test_numbers_that_grow_are_no_reason_for_another_trace(comm):
+def test_numbers_that_grow_are_no_reason_to_measure_calls_again(comm):
     one = both(comm, Annealed, tolerance=1e-5)
     one.update()
-    with mock.patch.object(one.model.partition, 'traced',
+    with mock.patch.object(recorder._Recording, '_measure',
                            side_effect=AssertionError):
         for now in range(1, 4):
             one.model.now = one.plain.now = now
             one.update()
-
-
-class Widening(Layers):
-    """Leaves out more columns in each update."""
-
-    now = 1
-
-    def forward(self, x, t):
-        h = F.tanh(self.a(x))
-        h = F.pad(h[:, :self.now], ((0, 0), (0, 5 - self.now)), 'constant')
-        return F.softmax_cross_entropy(self.d(F.tanh(self.c(self.b(h)))), t)
-
-
-@on_ranks(2)
-def test_a_number_that_makes_traces_is_named(comm):
-    one = both(comm, Widening)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter('always')
-        for one.model.now in (1, 1, 2, 3):
-            one.updater.update()
-    said = [str(one.message) for one in caught
-            if 'traced again' in str(one.message)]
-    assert len(said) == (comm.rank == 0)
-    assert not said or 'GetItem in /) has slices =' in said[0]
 
 
 # --- running averages --------------------------------------------------------
@@ -445,3 +421,54 @@ def test_replicas_count_labels_though_one_ignores_none(comm, micro_batches):
     serially(plain, (x, t), 1)
     close(gradients(grid.pipeline, model), own(plain))
     grid.free()
+
+
+# --- parameters that are elsewhere -------------------------------------------
+
+class Returning(Layers):
+    """Where it is told to: calls its first layer again, or one more."""
+
+    again = more = False
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.late = L.Linear(None, 4)
+
+    def forward(self, x, t):
+        if self.more:
+            x = self.late(x)
+        h = F.tanh(self.c(F.tanh(self.b(F.tanh(self.a(x))))))
+        if self.again or not chainer.config.train:
+            h = F.tanh(self.b(h))
+        return F.softmax_cross_entropy(self.d(h), t)
+
+
+def returning(comm):
+    return Both(comm, Returning, batch_of(), plan=partitions.plan_of(
+        [['/late/W', '/late/b'],
+         *([f'/{name}/W', f'/{name}/b'] for name in 'abcd')], '/c/W'))
+
+
+@on_ranks(2)
+def test_a_batch_that_needs_a_parameter_elsewhere_is_refused(comm):
+    """On all ranks, and others train on."""
+    both = returning(comm)
+    both.update()
+    both.model.again = True
+    with pytest.raises(ValueError, match=r'parameter /b/[Wb] on stage 1 '
+                       r'\(rank 1\), which has not got it; make the'):
+        both.updater.update()
+    with pytest.raises(ValueError, match='which has not got it'):
+        both.updater.evaluate(*batch_of())
+    both.model.again = False
+    both.update()
+
+
+@on_ranks(2)
+def test_a_layer_that_gets_its_shape_in_a_later_batch_learns(comm):
+    both = returning(comm)
+    both.update()
+    both.model.more = both.plain.more = True
+    both.updater.update()
+    both.update()

@@ -1,10 +1,7 @@
 """Training a partitioned model for some steps, as serial training goes."""
 import json
-from traceback import walk_tb
-from unittest import mock
 
 from chainer_fp8pipe import deferred
-from chainer_fp8pipe.chains import partitioned
 from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
@@ -64,31 +61,6 @@ def normal(*shape):
 
 
 # --- where the cut is --------------------------------------------------------
-
-class Strided(chainer.Chain):
-    """Reads its input and a transposed array as they lie in memory."""
-
-    def __init__(self):
-        super().__init__(one=L.Linear(4, 6), two=L.Linear(3, 1))
-
-    def forward(self, x):
-        h = self.one(F.as_strided(x, (len(x), 4), (3, 1), 0))
-        h = F.as_strided(F.transpose(h), (len(x), 3), (6, 2), 0)
-        return F.sum(F.tanh(self.two(h)))
-
-
-@pytest.mark.parametrize(('calls_later', 'crosses'), [
-    (1, 'LinearFunction'), (2, 'Transpose')])
-@on_ranks(2)
-def test_memory_is_read_as_in_one_process_wherever_the_cut_is(
-        comm, calls_later, crosses):
-    both = Both(comm, Strided, normal(8, 4), plan=plan_of(
-        [['/one/W', '/one/b'], ['/two/W', '/two/b']], '/one/W',
-        later=calls_later))
-    (name, _), = both.model.partition.crossing[0]
-    assert name == crosses
-    both.update()
-
 
 class Scaled(chainer.Chain):
     """A mean over what is computed of repeated numbers."""
@@ -326,36 +298,5 @@ def vectors(samples):
 
 
 @on_ranks(3)
-def test_errors_that_a_model_catches_keep_no_batches(comm):
-    """The third rank has no micro-batch to rehearse."""
-    model = Iterating()
-    updater = updater_of(comm, model, [vectors(8)])
-    updater.update()
-    errors = [call.error for programs in model.partition._programs.values()
-              for program in programs for call in program.trace.calls
-              if call.error]
-    depths = []
-    for _ in range(3):
-        updater.update()
-        depths.append([len(list(walk_tb(error.__traceback__)))
-                       for error in errors])
-    assert errors
-    assert depths == depths[:1] * 3
-
-
-@on_ranks(2)
-def test_the_traces_that_are_used_are_kept(comm):
-    model = Iterating()
-    updater = updater_of(comm, model, [
-        vectors(samples) for samples in (4, 6, 4, 8, 4)])
-    part, traced = model.partition, []
-    original = part.traced
-
-    def trace(mode, form):
-        traced.append(updater.iteration)
-        return original(mode, form)
-    part.traced = trace
-    with mock.patch.object(partitioned, '_FORMS', 2):
-        for _ in range(5):
-            updater.update()
-    assert traced == [1, 3]     # the example is known
+def test_a_model_may_catch_errors(comm):
+    Both(comm, Iterating, vectors(8), vectors(6)).update(4)

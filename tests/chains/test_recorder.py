@@ -1,4 +1,5 @@
-"""What a trace says of a model, and what it leaves behind: nothing."""
+"""What a program says of a model, and what it leaves behind: nothing."""
+import gc
 import sys
 import tracemalloc
 import weakref
@@ -7,7 +8,11 @@ from chainer_fp8pipe import atomic, deferred
 from chainer_fp8pipe.chains import recorder
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.placeholder import PlaceholderError, is_placeholder
-from chainer_fp8pipe.chains.recorder import Tracer
+from chainer_fp8pipe.chains.recorder import (
+    NOWHERE,
+    Recorder,
+    record_example,
+)
 from chainer_fp8pipe.planning.calls import assign, order_of
 
 import chainer
@@ -22,14 +27,18 @@ X = numpy.random.RandomState(0).randn(6, 4).astype('f')
 T = numpy.zeros(6, 'i')
 
 
-def traced(model, *args, timed=False, **kwargs):
-    names = Names(model)
-    return Tracer(names).trace(
-        lambda: model(*args, **kwargs), timed=timed)
+def recorded(model, *args, timed=False, train=True, **kwargs):
+    """The program of a model's call."""
+    recorder = Recorder(Names(model))
+    if train:
+        return record_example(
+            recorder, lambda: model(*args, **kwargs), timed)
+    with chainer.using_config('train', False), recorder.placeholders():
+        return recorder.record(lambda: model(*args, **kwargs), NOWHERE)
 
 
-def called(trace):
-    return [(call.name, call.link) for call in trace.calls]
+def called(program):
+    return [(call.name, call.link) for call in program.calls]
 
 
 class Net(chainer.Chain):
@@ -61,20 +70,20 @@ class Looking(chainer.Link):
 
 
 def test_calls_are_those_of_the_model_with_their_links():
-    trace = traced(L.Classifier(chainer.Sequential(
+    program = recorded(L.Classifier(chainer.Sequential(
         L.Linear(4, 5), F.relu, L.Linear(5, 3))), X, T)
-    assert called(trace) == [
+    assert called(program) == [
         ('LinearFunction', '/predictor/0'), ('ReLU', '/predictor'),
         ('LinearFunction', '/predictor/1'), ('SoftmaxCrossEntropy', '/'),
         ('Accuracy', '/')]
-    assert [call.parameters for call in trace.calls] == [
+    assert [call.parameters for call in program.calls] == [
         ('/predictor/0/W', '/predictor/0/b'), (),
         ('/predictor/1/W', '/predictor/1/b'), (), ()]
-    assert [source.call for call in trace.calls
+    assert [source.call for call in program.calls
             for source in call.inputs] == [0, 1, 2, 2]
-    assert trace.result.shape == ()
-    assert trace.calls[1].outputs[0].shape == (6, 5)
-    assert trace.calls[0].outputs[0].wants
+    assert program.result.shape == ()
+    assert program.calls[1].outputs[0].shape == (6, 5)
+    assert program.calls[0].outputs[0].wants
 
 
 @pytest.mark.parametrize('deferring', [False, True])
@@ -95,11 +104,11 @@ def test_shapes_are_those_of_a_plain_run(deferring):
     if deferring:
         with deferred():
             model = case.make()
-    trace = traced(model, *batch)
+    program = recorded(model, *batch)
     assert [(call.name, [(value.shape, value.dtype)
                          for value in call.outputs.values()
-                         ][:len(call.placeholders)])
-            for call in trace.calls] == shapes
+                         ][:len(call.results)])
+            for call in program.calls] == shapes
 
 
 def test_equal_calls_are_run_once():
@@ -120,9 +129,9 @@ def test_equal_calls_are_run_once():
         for scale in (2, 3, 2, 2, 3):
             h, = Counted(scale).apply((h,))
         return h + Counted(2).apply((h[:2],))[0][:1]
-    trace = traced(Net(several), X)
+    program = recorded(Net(several), X)
     assert runs == [(6, 5)] * 2 + [(2, 5)]
-    assert sum(name == 'Counted' for name, _ in called(trace)) == 6
+    assert sum(name == 'Counted' for name, _ in called(program)) == 6
 
 
 class Given(chainer.FunctionNode):
@@ -138,12 +147,13 @@ class Given(chainer.FunctionNode):
 def test_what_calls_were_given_is_not_kept_for_ever(monkeypatch):
     monkeypatch.setattr(recorder, '_MEASURED', 3)
     model = chainer.Sequential(lambda x: Given(kept[-1]).apply((x,))[0])
-    tracer = Tracer(Names(model))
+    one = recorder.Recorder(Names(model))
     kept = []
     for number in range(5):
         kept.append(lambda number=number: number)
-        tracer.trace(lambda: model(X), timed=False)
+        record_example(one, lambda: model(X), False)
     kept = [weakref.ref(function) for function in kept]
+    gc.collect()
     assert [found() is None for found in kept] == [True] * 2 + [False] * 3
 
 
@@ -172,7 +182,7 @@ def test_the_model_is_as_it_was(name, timed):
                                         else value)
         return found, numpy.random.get_state()[1:3]
     before, random = state()
-    traced(model, *batch, timed=timed)
+    recorded(model, *batch, timed=timed)
     after, random_after = state()
     assert before.keys() == after.keys()
     for key, (identity, value) in before.items():
@@ -185,13 +195,12 @@ def test_the_model_is_as_it_was(name, timed):
 
 def test_a_link_that_looks_is_found_without_a_mark():
     """The innermost one, and no more than it."""
-    trace = traced(Net(lambda net, h: net.inner(h)), X)
-    assert trace.atomic == {'/inner/deepest'}
-    assert called(trace) == [
+    program = recorded(Net(lambda net, h: net.inner(h)), X)
+    assert called(program) == [
         ('LinearFunction', '/one'), ('LinearFunction', '/inner/linear'),
         ('Looking', '/inner/deepest'), ('LinearFunction', '/two'),
         ('Sum', '/')]
-    assert trace.calls[2].whole == ('/inner/deepest',)
+    assert program.calls[2].whole == ('/inner/deepest',)
 
 
 def test_parameters_inside_of_an_atomic_link_are_its_calls():
@@ -201,7 +210,7 @@ def test_parameters_inside_of_an_atomic_link_are_its_calls():
 
         def forward(self, h):
             return (self.left if h.array.sum() > 0 else self.right)(h)
-    call = traced(Net(lambda net, h: net.extra(h), Chosen()), X).calls[1]
+    call = recorded(Net(lambda net, h: net.extra(h), Chosen()), X).calls[1]
     assert call.name == 'Chosen'
     assert sorted(call.parameters) == [
         f'/extra/{side}/{name}' for side in ('left', 'right')
@@ -212,29 +221,24 @@ def test_a_look_in_the_models_own_forward_names_the_line_and_the_remedy():
     def look(net, h):
         return h if h.array.sum() > 0 else -h       # this line
     with pytest.raises(PlaceholderError) as caught:
-        traced(Net(look), X)
+        recorded(Net(look), X)
     line = look.__code__.co_firstlineno + 1
     assert f'{__file__}:{line}: ' in str(caught.value)
     assert 'chainer_fp8pipe.atomic' in str(caught.value)
     assert 'call 0 (LinearFunction in /one)' in str(caught.value)
 
 
-def test_memory_around_a_part_of_an_array_is_not_read_from_afar():
-    """Another rank gets the part alone."""
+def test_memory_around_an_array_is_not_read_from_afar():
+    """Another rank gets the array alone."""
     def strided(net, h):
-        h = F.reshape(h[1:3], (5, 2))       # still the same memory
-        return F.reshape(F.as_strided(h, (6, 5), (5, 1), 0), (6, 5))
+        return F.as_strided(F.transpose(h), (6, 5), (5, 1), 0)
     with pytest.raises(PlaceholderError) as caught:
-        traced(Net(strided), X)
-    line = strided.__code__.co_firstlineno + 2
+        recorded(Net(strided), X)
+    line = strided.__code__.co_firstlineno + 1
     assert f'{__file__}:{line}: as_strided reads the memory' in str(
         caught.value)
-    assert '(Reshape in /) is a part' in str(caught.value)
-    marked = traced(Net(atomic(strided)), X)
+    marked = recorded(Net(atomic(strided)), X)
     assert called(marked)[1] == ('strided', '/')
-    # An array of its own is strided anywhere.
-    assert not traced(Net(lambda net, h: F.as_strided(
-        F.transpose(h), (6, 5), (5, 1), 0)), X).atomic
 
 
 def test_a_large_model_is_never_in_memory():
@@ -243,13 +247,13 @@ def test_a_large_model_is_never_in_memory():
             *(L.Linear(1500, 1500) for _ in range(6)), F.sum)
     tracemalloc.start()
     try:
-        trace = traced(model, numpy.zeros((2, 1500), 'f'))
+        program = recorded(model, numpy.zeros((2, 1500), 'f'))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     # One layer's values and gradients at a time, of 9 MB each.
     assert peak < 4 * 9e6
-    assert len(trace.calls) == 7
+    assert len(program.calls) == 7
     assert all(is_placeholder(parameter._data[0])
                for parameter in model.params())
 
@@ -264,11 +268,11 @@ def test_memory_of_a_call_is_what_it_keeps_and_needs():
 
         def backward(self, indexes, gradients):
             return gradients[0] * 2,
-    trace = traced(Net(lambda net, h: Keeping().apply((h,))[0]), X)
-    call = trace.calls[1]
+    program = recorded(Net(lambda net, h: Keeping().apply((h,))[0]), X)
+    call = program.calls[1]
     assert call.kept == pytest.approx(1e6, rel=.05)
     assert call.temporary == pytest.approx(4e6, rel=.05)
-    assert call.retained == trace.calls[1].inputs
+    assert call.retained == program.calls[1].inputs
 
 
 def test_a_view_is_kept_in_the_memory_of_what_it_shows():
@@ -279,44 +283,44 @@ def test_a_view_is_kept_in_the_memory_of_what_it_shows():
         weights = F.transpose(net.two.W)
         return (F.reshape(turned * turned, (-1, 5)) + h * h
                 + F.sum(weights * weights))
-    trace = traced(Net(viewed), X)
-    made, = (number for number, call in enumerate(trace.calls)
+    program = recorded(Net(viewed), X)
+    made, = (number for number, call in enumerate(program.calls)
              if call.name == 'exp')
-    assert [call.retained for call in trace.calls if call.name == '_ * _'] == [
-        ((made, 0),), ((made, 0),), ()]
+    assert [call.retained for call in program.calls
+            if call.name == '_ * _'] == [((made, 0),), ((made, 0),), ()]
 
 
 def test_times_are_taken_where_they_are_asked_for():
     net = Net(lambda net, h: F.relu(h))
     assert all(call.forward > 0 and call.backward > 0
-               for call in traced(net, X, timed=True).calls)
+               for call in recorded(net, X, timed=True).calls)
     assert all(call.forward == call.backward == 0
-               for call in traced(net, X).calls)
+               for call in recorded(net, X).calls)
 
 
 def test_what_draws_is_known():
     def dropped(net, h):
         return F.dropout(F.relu(h))
-    assert [call.name for call in traced(Net(dropped), X).calls
+    assert [call.name for call in recorded(Net(dropped), X).calls
             if call.draws] == ['Dropout']
-    with chainer.using_config('train', False):
-        assert not any(call.draws for call in traced(Net(dropped), X).calls)
+    assert not any(call.draws for call in recorded(
+        Net(dropped), X, train=False).calls)
 
 
 def test_a_parameter_that_is_not_the_models_is_named():
     stranger = L.Linear(5, 5)
-    with pytest.raises(ValueError, match=r'test_trace.py:\d+: .* parameter '
+    with pytest.raises(ValueError, match=r'test_recorder.py:\d+: .* parameter '
                        'that is not among its own; register it'):
-        traced(Net(lambda net, h: stranger(h)), X)
+        recorded(Net(lambda net, h: stranger(h)), X)
 
 
 def test_links_that_keep_running_values_stay_whole():
-    trace = traced(chainer.Sequential(
+    program = recorded(chainer.Sequential(
         L.LayerNormalization(4), L.Linear(4, 5), L.BatchRenormalization(5),
         L.Linear(5, 5), L.BatchNormalization(5), F.sum), X)
-    assert [call.name for call in trace.calls if call.whole] == [
+    assert [call.name for call in program.calls if call.whole] == [
         'BatchRenormalizationFunction', 'BatchNormalization']
-    assert all(call.whole == (call.link,) for call in trace.calls
+    assert all(call.whole == (call.link,) for call in program.calls
                if call.whole)
 
 
@@ -325,22 +329,22 @@ def test_links_that_keep_running_values_stay_whole():
     (atomic(lambda net, h: net.extra(h)), True)])
 def test_whether_a_batch_normalisation_is_called_is_known(between, expected):
     """Only then statistics are gathered."""
-    assert traced(Net(between, L.BatchNormalization(5)), X
-                  ).normalises == expected
+    program = recorded(Net(between, L.BatchNormalization(5)), X)
+    assert expected == (bool(program.normalised) or any(
+        call.figures.normalises for call in program.calls))
 
 
 def test_what_reads_running_values_is_known():
     norm = L.BatchNormalization(5)
     net = Net(lambda net, h: net.extra(h) - norm.avg_mean[None], norm)
-    trace = traced(net, X)
-    assert [call.name for call in trace.calls if call.reads] == [
+    program = recorded(net, X)
+    assert [call.name for call in program.calls if call.reads] == [
         'BatchNormalization', '_ - _']
-    with chainer.using_config('train', False):
-        trace = traced(net, X)
-    assert [call.name for call in trace.calls if call.reads] == [
+    program = recorded(net, X, train=False)
+    assert [call.name for call in program.calls if call.reads] == [
         'FixedBatchNormalization', '_ - _']
-    assert {call.reads for call in trace.calls} == {(), ('/extra',)}
-    assert not any(call.whole for call in trace.calls)
+    assert {call.reads for call in program.calls} == {(), ('/extra',)}
+    assert not any(call.whole for call in program.calls)
 
 
 def test_running_values_inside_of_one_call_are_that_call_s():
@@ -354,7 +358,7 @@ def test_running_values_inside_of_one_call_are_that_call_s():
             return Looking.forward(self, self.norm(x))
     for between in (lambda net, h: net.extra(h),
                     atomic(lambda net, h: net.extra.norm(h))):
-        whole, = [call.whole for call in traced(
+        whole, = [call.whole for call in recorded(
             Net(between, Normalising()), X).calls if call.whole]
         assert '/extra/norm' in whole
 
@@ -375,11 +379,11 @@ def test_a_recurrent_model_is_in_the_order_of_its_layers(length):
                 loss += F.sum(self.out(self.l2(self.l1(self.embed(word)))))
             return loss
     model = Recurrent()
-    trace = traced(model, numpy.zeros((2, 3), 'i'))
-    order = order_of(trace.calls)
+    program = recorded(model, numpy.zeros((2, 3), 'i'))
+    order = order_of(program.calls)
     assert [name.split('/')[1] for group in order for name in group] == (
         ['embed'] + ['l1'] * 3 + ['l2'] * 3 + ['out'] * 2)
-    again = traced(model, numpy.zeros((2, length), 'i'))
+    again = recorded(model, numpy.zeros((2, length), 'i'))
     cuts = [place for place in range(len(order))
             if order[place][0].startswith(('/l2', '/out'))]
     stages = assign(again.calls, order, [
@@ -389,17 +393,17 @@ def test_a_recurrent_model_is_in_the_order_of_its_layers(length):
             if call.parameters} == {'embed': 0, 'l1': 0, 'l2': 1, 'out': 2}
 
 
-def test_the_digest_tells_models_apart():
-    def digest(function, x=X):
-        return traced(Net(function), x).digest
-    relu = digest(lambda net, h: F.relu(h))
-    assert relu == digest(lambda net, h: F.relu(h))
-    for other in (digest(lambda net, h: F.tanh(h)),
-                  digest(lambda net, h: F.relu(h), X[:3]),
-                  digest(lambda net, h: F.relu(F.relu(h))),
-                  digest(lambda net, h: F.dropout(h, .2))):
+def test_what_ranks_compare_tells_models_apart():
+    def said(function, x=X):
+        return recorded(Net(function), x).description()
+    relu = said(lambda net, h: F.relu(h))
+    assert relu == said(lambda net, h: F.relu(h))
+    for other in (said(lambda net, h: F.tanh(h)),
+                  said(lambda net, h: F.relu(h), X[:3]),
+                  said(lambda net, h: F.relu(F.relu(h))),
+                  said(lambda net, h: F.dropout(h, .2))):
         assert other != relu
-    assert digest(lambda net, h: F.dropout(h, .2)) != digest(
+    assert said(lambda net, h: F.dropout(h, .2)) != said(
         lambda net, h: F.dropout(h, .3))
 
 
@@ -434,10 +438,10 @@ READS = {
 def test_data_that_c_code_reads_are_found(name):
     with pytest.raises(PlaceholderError,
                        match='chainer_fp8pipe.atomic') as caught:
-        traced(Net(READS[name]), X)
-    assert 'test_trace.py:' in str(caught.value)
+        recorded(Net(READS[name]), X)
+    assert 'test_recorder.py:' in str(caught.value)
     # The remedy.
-    traced(Net(atomic(READS[name])), X)
+    recorded(Net(atomic(READS[name])), X)
 
 
 def test_what_a_model_draws_itself_is_no_look():
@@ -447,7 +451,7 @@ def test_what_a_model_draws_itself_is_no_look():
     def noisy(net, h):
         h = h + own.randn(6, 5).astype('f')
         return F.where(numpy.random.rand(6, 5) > .5, h, -h)
-    assert len(traced(Net(noisy), X).calls) == 6
+    assert len(recorded(Net(noisy), X).calls) == 6
 
 
 _runs = []      # of no closure: what a function closes over is put back
@@ -461,20 +465,57 @@ def counted(net, h):
 
 def test_calls_are_not_run_again_to_find_looks():
     _runs.clear()
-    traced(Net(counted), X)
+    recorded(Net(counted), X)
     # Once for its figures, and twice to see that what it returns beside
     # arrays does not depend on data.
     assert len(_runs) == 3
 
 
-def test_a_parameters_own_array_is_no_input():
-    with pytest.raises(
-            PlaceholderError, match=r'test_trace.py:\d+: the array of '
-            'parameter /inner/linear/b is used.*atomic'):
-        traced(Net(lambda net, h: h * net.inner.linear.b.array), X)
-    with pytest.raises(PlaceholderError,
-                       match='parameter /inner/linear/b is used'):
-        traced(Net(lambda net, h: h * (net.inner.linear.b.array * 2)), X)
+def test_a_parameters_own_array_is_read_where_the_parameter_is():
+    program = recorded(Net(
+        lambda net, h: h * (net.inner.linear.b.array * 2)), X)
+    assert program.calls[1].parameters == ('/inner/linear/b',)
+
+
+def test_forward_sets_no_parameter():
+    def setting(net, h):
+        net.one.W.array = net.one.W.array * .5
+        return h
+    with pytest.raises(PlaceholderError, match='sets the array of parameter '
+                       '/one/W.*atomic'):
+        recorded(Net(setting), X)
+
+
+def test_an_array_that_is_assigned_is_refused_with_the_line():
+    def rounding(net, h):
+        h = h * 1
+        h.array = numpy.round(h.array)
+        return h
+    with pytest.raises(PlaceholderError, match=r'test_recorder.py:\d+: .*'
+                       'assigned.*atomic'):
+        recorded(Net(rounding), X)
+
+
+def test_what_comes_of_the_batch_alone_may_be_read():
+    def masked(net, h):
+        mask = F.expand_dims(chainer.Variable(X[:, 0]), 1)
+        mask = (mask * 2).array > 0
+        assert isinstance(float(F.sum(mask.astype('f')).array), float)
+        return F.where(numpy.broadcast_to(numpy.asarray(mask), (6, 5)), h, -h)
+    assert 'Where' in [name for name, _ in called(recorded(Net(masked), X))]
+
+
+@pytest.mark.parametrize('asked', [
+    lambda x: numpy.isnan(x).any(), lambda x: not numpy.isfinite(x).all(),
+    lambda x: numpy.isnan(x.sum()), lambda x: numpy.any(
+        numpy.isnan(x) | numpy.isinf(x)), lambda x: (x != x).any()])
+def test_a_guard_against_nan_is_no_look(asked):
+    def guarded(net, h):
+        if asked(h.array):
+            raise ValueError('not a number')
+        return h * 2
+    program = recorded(Net(guarded), X)
+    assert len(program.guards) == 1
 
 
 def test_equal_calls_are_equal_in_what_their_shapes_depend_on():
@@ -500,7 +541,7 @@ def test_equal_calls_are_equal_in_what_their_shapes_depend_on():
             (5, 5), (4, 5), (6, 1), (6, 2), (1, 6, 5), (5,), (6, 4), (6, 3),
             (), (5,), (6, 2), (6, 3)]
         return h
-    traced(Net(several), X)
+    recorded(Net(several), X)
 
 
 def test_words_do_not_make_other_calls():
@@ -514,13 +555,13 @@ def test_words_do_not_make_other_calls():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, 'forward', lambda self, inputs, original=(
             kind.forward): runs.append(1) or original(self, inputs))
-        traced(Net(embedded, L.EmbedID(5, 5)), X)
+        recorded(Net(embedded, L.EmbedID(5, 5)), X)
     assert len(runs) == 1
 
 
 def test_an_index_of_computed_conditions_is_a_look():
     with pytest.raises(PlaceholderError, match='indexing by a condition'):
-        traced(Net(lambda net, h: F.get_item(h, h.array > 0)), X)
+        recorded(Net(lambda net, h: F.get_item(h, h.array > 0)), X)
 
 
 class Around(chainer.Chain):
@@ -539,5 +580,5 @@ def test_links_may_be_nested_as_deeply_as_in_plain_chainer():
         model = Around(model)
     limit = sys.getrecursionlimit()
     model(X)
-    assert len(traced(model, X).calls) == 251
+    assert len(recorded(model, X).calls) == 251
     assert sys.getrecursionlimit() == limit
