@@ -12,7 +12,8 @@ from setuptools.command.build_py import build_py
 README = pathlib.Path(__file__).with_name('README.md')
 
 LOOPS = [f'chainer_fp8pipe/formats/{part}.h'
-         for part in ('e5m2', 'records', 'vector', 'loops', 'coding')]
+         for part in ('e5m2', 'floats', 'int4', 'vector', 'loops',
+                      'coding')]
 OF_LOOPS = [
     '-O3',
     # No contraction of a * b + c: the GPU, and a CPU without FMA, must give

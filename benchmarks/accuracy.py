@@ -4,6 +4,8 @@
 
 runs examples/digits/train_digits.py on 4 ranks once per seed.  Within a seed
 all communicators start from the same weights and see the same batches.
+--distributions and --trainings are about gradients few of whose elements
+matter: heavy_tails.py.
 """
 import json
 import os
@@ -12,6 +14,9 @@ import subprocess
 import sys
 import tempfile
 
+from chainer_fp8pipe.codecs import CODECS
+
+import heavy_tails
 from environment import RANKS, describe, mpiexec, parser, write_json
 
 _SCRIPT = os.path.join(os.path.dirname(__file__), os.pardir, 'examples',
@@ -28,6 +33,10 @@ def parse():
                        default=['float32', 'fp8', 'fp8_paper'],
                        help='what to compare; the first is the reference '
                        '(default: float32 fp8 fp8_paper)')
+    given.add_argument('--distributions', action='store_true',
+                       help='print what arrives of gradients of 15 kinds')
+    given.add_argument('--trainings', action='store_true',
+                       help='train models of many classes and words')
     return given.parse_args()
 
 
@@ -70,6 +79,13 @@ def spread(values):
 def main():
     options = parse()
     print(describe())
+    if options.distributions:
+        heavy_tails.print_shares([
+            name for name in reversed(CODECS) if not CODECS[name].exact])
+    if options.trainings:
+        heavy_tails.print_trainings(['float32', 'fp8', 'int4'], options.seeds)
+    if options.distributions or options.trainings:
+        return
     seeds = []
     for seed in range(options.seeds):
         seeds.append(run(seed, options))

@@ -27,7 +27,7 @@ _EXAMPLES = os.path.join(os.path.dirname(__file__), os.pardir, 'examples')
 #: What makes the codec of a rank; None: float32.
 CODECS = {
     'float32': None, 'fp8': lambda rank: Fp8Ratio(rank=rank),
-    'int4': lambda rank: BlockScaled('int4')}
+    'int4': lambda rank: BlockScaled()}
 #: The same with tensors of one dimension in float32.
 EXEMPT = '-1d'
 CODECS.update({name + EXEMPT: CODECS[name] for name in ('fp8', 'int4')})

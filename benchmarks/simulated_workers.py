@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from chainer_fp8pipe.codecs import Codec, Tensors
-from chainer_fp8pipe.formats import FORMATS, accumulate
 
 import numpy
 
@@ -77,12 +76,10 @@ class SimulatedWorkers:
         count, codec = len(workers), self.states[0].codec
         size = workers[0].size
         total = numpy.zeros(size * codec.grain, numpy.float32)
-        add = (accumulate if codec.name == 'fp8'
-               else FORMATS[codec.name].accumulate)
         for tensors in workers:
             wire = numpy.empty(size, codec.wire_dtype)
             tensors.encode(wire)
-            add(wire, total)
+            tensors.accumulate(wire, total)
         means = numpy.empty(size, codec.wire_dtype)
         bounds = [size * number // count for number in range(count + 1)]
         for number, tensors in enumerate(workers):

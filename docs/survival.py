@@ -11,8 +11,8 @@ def encode(values, rounding):
     return codes
 
 def add(a, b, rounding):
-    total = numpy.empty_like(a)
-    formats.add(a, b, total, rounding=rounding)
+    total = b.copy()
+    formats.add(a, total, rounding=rounding)
     return total
 
 def ring(wires, rounding):      # P - 1 sums in fp8, one after the other
@@ -30,7 +30,9 @@ def tree(wires, rounding):      # log2(P) sums in fp8, in pairs
 def direct(wires, rounding):    # sums in float32, rounded once
     total = numpy.zeros(ELEMENTS, numpy.float32)
     for wire in wires:
-        formats.accumulate(wire, total)
+        values = numpy.empty_like(total)
+        formats.decode(wire, values)
+        total += values
     return encode(total, rounding)
 
 def share(algorithm, rounding, ranks, common):

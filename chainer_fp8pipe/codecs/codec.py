@@ -46,9 +46,17 @@ from typing import Any, ClassVar
 
 import numpy
 
-from ..formats import FORMATS, RECORD, RecordFormat
+from ..formats import RECORD, RECORD_BYTES
 from .staging import to_host
-from .tensors import FLOAT16, FLOAT32, GRADIENT, LARGEST, RECORDS, Tensors
+from .tensors import (
+    BFLOAT16,
+    FLOAT16,
+    FLOAT32,
+    GRADIENT,
+    LARGEST,
+    RECORDS,
+    Tensors,
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -93,10 +101,17 @@ class State:
         self._residuals[site, name] = start, array
         return array
 
-    def multiply_residuals(self, factor: float) -> None:
-        """Multiplies all residuals, as their gradients are."""
-        for _, array in self._residuals.values():
-            array *= numpy.float32(factor)
+    def multiply_residuals(self, factor: float, name: str | None = None
+                           ) -> None:
+        """Multiplies residuals, as their gradients are.
+
+        Args:
+            factor: By which.
+            name: Of a tensor; None: of all.
+        """
+        for (_, tensor), (_, array) in self._residuals.items():
+            if name in (None, tensor):
+                array *= numpy.float32(factor)
 
     def limit_residuals(self, name: str, bound: float) -> None:
         """Gives up what is larger than that in a tensor's residuals."""
@@ -276,7 +291,12 @@ class Codec(abc.ABC):
         """
 
 
-_CASTS = {'float32': FLOAT32, 'float16': FLOAT16}
+# By name: the number in compiled code, and the dtype of a wire; NumPy has no
+# bfloat16, which is the upper half of a float32.
+_CASTS: dict[str, tuple[int, numpy.dtype[Any]]] = {
+          'float32': (FLOAT32, numpy.dtype('float32')),
+          'float16': (FLOAT16, numpy.dtype('float16')),
+          'bfloat16': (BFLOAT16, numpy.dtype('uint16'))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,10 +304,10 @@ class Cast(Codec):
     """Sends every gradient as a number of a dtype.
 
     ``float16`` overflows to infinity above 65504, which is reported like an
-    infinite gradient; scale the loss, or use fp8, which adapts its range.
+    infinite gradient; scale the loss, or use ``bfloat16`` or ``fp8``.
 
     Attributes:
-        name: ``'float32'`` or ``'float16'``.
+        name: ``'float32'``, ``'float16'`` or ``'bfloat16'``.
     """
 
     name: str
@@ -296,52 +316,68 @@ class Cast(Codec):
 
     def __post_init__(self) -> None:
         if self.name not in _CASTS:
-            raise ValueError(f"dtype must be 'float32' or 'float16', "
+            raise ValueError(f'dtype must be one of {", ".join(_CASTS)}, '
                              f'not {self.name!r}')
 
     @functools.cached_property
     def wire_dtype(self) -> numpy.dtype:
         """A number of that name."""
-        return numpy.dtype(self.name)
+        return _CASTS[self.name][1]
 
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
              ) -> None:
-        tensors.code(state, _CASTS[self.name], prescale=prescale)
+        tensors.code(state, _CASTS[self.name][0], prescale=prescale)
 
     def _relay(self, state: State, tensors: Tensors) -> None:
-        tensors.code(state, _CASTS[self.name], relays=True)
+        tensors.code(state, _CASTS[self.name][0], relays=True)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
-        return bool(numpy.isfinite(wire).all())
+        if wire.dtype.kind == 'f':
+            return bool(numpy.isfinite(wire).all())
+        return not ((wire & 0x7F80) == 0x7F80).any()
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockScaled(Codec):
-    """Records of 32 elements on the wire.
+    """int4: records of 32 elements on the wire.
 
     Values are not checked here but where users give them, in
     :class:`chainer_fp8pipe.communicators.options.Options`.
 
     Attributes:
-        name: Of the format, see :data:`~chainer_fp8pipe.formats.FORMATS`.
         error_feedback: Whether residuals are carried to the next update.
+        ranks: How many gradients a mean is of.
     """
 
-    name: str = 'int4'
     error_feedback: bool = True
+    ranks: int = 1
 
+    name = 'int4'
     grain: ClassVar[int] = RECORD
+    wire_dtype = numpy.dtype(f'V{RECORD_BYTES}')
 
-    @property
-    def format(self) -> RecordFormat:
-        """The records' format."""
-        return FORMATS[self.name]
+    # State.numbers, by tensor: 'power'.  Gradients are divided by 2^power, so
+    # that the scales of their records, which reach from 2^-49 to 24576, have
+    # room on both sides.  All ranks see in the mean when that is no longer so.
+    # Meanwhile, for one update, what is too large is clipped.
 
-    @functools.cached_property
-    def wire_dtype(self) -> numpy.dtype:
-        """One record."""
-        return self.format.dtype
+    def settle(self, state: State) -> None:
+        powers = state.numbers.setdefault('power', {})
+        for name, largest in state.take_largest().items():
+            # A rank whose record is clipped adds so much to the mean's scale.
+            if not 2.0 ** -40 <= largest < 2.0 ** 13 / self.ranks and (
+                    0 < largest < math.inf):
+                power = powers.get(name, 0.0)
+                # To 2^-10 or, where it may have been clipped, below.
+                moved = math.ceil(math.log2(largest)) + (
+                    10 if largest < 1 else 24)
+                powers[name] = min(max(power + moved, -110.0), 120.0)
+                state.multiply_residuals(2.0 ** (power - powers[name]), name)
+
+    def begin(self, state: State, loss_scale: float) -> None:
+        self.settle(state)
+        super().begin(state, loss_scale)
 
     def _rescale_state(self, state: State, loss_scale: float) -> None:
         state.multiply_residuals(
@@ -350,15 +386,18 @@ class BlockScaled(Codec):
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
              ) -> None:
-        unit = _unit(state.loss_scale)
-        tensors.code(state, RECORDS, format=self.format, scales=numpy.tile(
-            [prescale / unit, 0.0, unit, 0.0, 0.0], (len(tensors.names), 1)))
+        powers = state.numbers.get('power', {})
+        units = [_unit(state.loss_scale) * 2.0 ** powers.get(name, 0.0)
+                 for name in tensors.names]
+        tensors.code(state, RECORDS, scales=[
+            (prescale / unit, 0.0, unit, 0.0, 0.0) for unit in units])
 
     def _relay(self, state: State, tensors: Tensors) -> None:
-        tensors.code(state, RECORDS, format=self.format, relays=True)
+        tensors.code(state, RECORDS, relays=True)
 
     def is_finite(self, wire: numpy.ndarray) -> bool:
-        return not (self.format.rows(wire)[:, -1] == 255).any()
+        return not (wire.view(numpy.uint8).reshape(-1, RECORD_BYTES)[:, -1]
+                    == 255).any()
 
 
 def _unit(loss_scale: float) -> float:

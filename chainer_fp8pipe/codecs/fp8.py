@@ -124,9 +124,8 @@ class Fp8Ratio(Codec):
     def propose(self, state: State, tensors: Tensors
                 ) -> numpy.ndarray | None:
         due = self._due(state, tensors)
-        return numpy.array([
-            self._found(state, tensors, index) for index in due],
-            numpy.float32).T.flatten() if due else None
+        return numpy.array(self._found(state, tensors, due), numpy.float32
+                           ).T.flatten() if due else None
 
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
@@ -200,11 +199,10 @@ class Fp8Ratio(Codec):
             state.limit_residuals(name, bound)
         known[name], bounds[name] = q, bound
 
-    def _found(self, state: State, tensors: Tensors, index: int
-               ) -> tuple[float, float]:
-        """The largest |g| / (|w| + epsilon), and |g|, of what is finite."""
-        ratio, size = tensors.largest(index, self.epsilon)
-        return (ratio, size) if size else (0.0, 0.0)
+    def _found(self, state: State, tensors: Tensors, due: list[int]
+               ) -> list[tuple[float, float]]:
+        """q and the bound that this rank's gradients ask for."""
+        return tensors.largest(due, self.epsilon)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +234,12 @@ class Fp8Paper(Fp8Ratio):
                 ) -> None:
         state.numbers.setdefault('q', {})[name] = q
 
-    def _found(self, state: State, tensors: Tensors, index: int
-               ) -> tuple[float, float]:
-        """Q-quantile of |g| / (|w| + epsilon): lines 10 to 13 of Algorithm 1.
+    def _found(self, state: State, tensors: Tensors, due: list[int]
+               ) -> list[tuple[float, float]]:
+        return [(self._quantile(state, tensors, index), 0.0) for index in due]
+
+    def _quantile(self, state: State, tensors: Tensors, index: int) -> float:
+        """Of |g| / (|w| + epsilon): lines 10 to 13 of Algorithm 1.
 
         0 if there are only zeros.
         """
@@ -251,7 +252,7 @@ class Fp8Paper(Fp8Ratio):
             return _quantile(size / (abs(parameter[chosen].astype(
                 numpy.float64)) + self.epsilon), self.quantile)
         if gradient.size <= self.samples:
-            return of(slice(None)), 0.0
+            return of(slice(None))
         generator = numpy.random.default_rng(
             (self.seed, self.rank, state.updates,
              zlib.crc32(tensors.names[index].encode())))
@@ -261,7 +262,7 @@ class Fp8Paper(Fp8Ratio):
             places = array_module(gradient).flatnonzero(gradient)
             found = of(places[generator.integers(places.size,
                                                  size=self.samples)])
-        return found, 0.0
+        return found
 
 
 def _limited(q: float) -> float:

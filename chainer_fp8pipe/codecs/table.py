@@ -86,6 +86,8 @@ CODECS: dict[str, Row] = {
         ('warmup', 'period', 'epsilon', 'quantile', 'samples', 'seed'),
         {'algorithm': 'mpi_op', 'two_level': 'yes', 'bucket_bytes': 0},
         for_study=True),
+    'bfloat16': Row(functools.partial(Cast, 'bfloat16'),
+                    "float32's range at half the bytes; 8 significant bits"),
     'float16': Row(functools.partial(Cast, 'float16'),
                    'one machine; wants a loss scale'),
     'float32': Row(functools.partial(Cast, 'float32'),

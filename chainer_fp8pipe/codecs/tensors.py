@@ -3,14 +3,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from .. import formats
-from ..formats import RecordFormat, _formats
-from .staging import array_module, download, empty_wire, output, upload_now
+from ..formats import _formats, gpu
+from .staging import array_module, empty_wire
 
 if TYPE_CHECKING:
     from .codec import Codec, State
@@ -19,20 +19,23 @@ if TYPE_CHECKING:
 GRADIENT = 'gradient'
 
 #: Numbers of codecs in compiled code; RELAY is fp8 without parameters.
-FLOAT32, FLOAT16, FP8, RELAY, RECORDS = range(5)
+FLOAT32, FLOAT16, BFLOAT16, FP8, RELAY, RECORDS = range(6)
+# Names of their kernels on a GPU; fp8's are those of its roundings.
+_KERNELS = {FLOAT32: 'float32', FLOAT16: 'float16', BFLOAT16: 'bfloat16',
+            RECORDS: 'int4'}
 
 # A tensor in compiled code: where it begins and ends in the fused vector,
 # addresses of its gradient, its parameter, what its mean is decoded into, and
-# its residual (0: none); its elements; the keys of its random numbers.
-_COLUMNS = 8
-_GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _ELEMENTS, _KEYS = range(2, 8)
+# its residual (0: none); its elements.
+_COLUMNS = 7
+_GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _ELEMENTS = range(2, 7)
 
 # What compiled code finds: elements clipped, elements encoded, what is to
 # blame for a wire that is not finite (see _BLAMED), and more than 0 where
 # what was decoded is not finite.
 _CLIPPED, _ENCODED, _BLAME, _NONFINITE = range(4)
-#: And the bits of the largest magnitude in an fp8 wire that was decoded, those
-#: of a NaN if it was not finite; -1: nothing was.
+#: And the bits of the largest magnitude in a wire that was decoded (of int4,
+#: of its scales), those of a NaN if it was not finite; -1: nothing was.
 LARGEST = 4
 _BLAMED = {'gradient': 1, 'value': 2}
 _BAD_WIRE = 4       # it was not finite when it was decoded
@@ -109,9 +112,7 @@ class Tensors:
                      min(max(stop - offset, 0) * self.grain, size))
 
     def code(self, state: State, number: int, *, prescale: float = 1.0,
-             rounding: int = 0, format: RecordFormat | None = None,
-             epsilon: float = 0.0, scales: Any = None,
-             seed_of: Callable[[str, str], int] | None = None,
+             rounding: int = 0, epsilon: float = 0.0, scales: Any = None,
              relays: bool = False) -> None:
         """Makes the tables with which tensors are encoded in this update.
 
@@ -120,13 +121,10 @@ class Tensors:
             number: Of the codec.
             prescale: Factor of gradients when they are encoded, of floats.
             rounding: Number of fp8's rounding.
-            format: Of records.
             epsilon: Of fp8.
             scales: float32 rows: the scale of encodings and its inverse, the
                 same for decoding and for means, and the largest residual, of
                 fp8.
-            seed_of: Seed of the random numbers of a tensor (by name) at a
-                site; None: nothing is random.
             relays: There are no gradients and no parameters, and nothing is
                 kept of means.
 
@@ -134,18 +132,18 @@ class Tensors:
             ValueError: Compiled code cannot read an array.
         """
         self.state = state
-        self.prescale, self.epsilon = prescale, epsilon
-        self.seed_of = seed_of
+        self._prescale, self._epsilon = prescale, epsilon
+        self._rounding = formats.ROUNDINGS[rounding]
         count = len(self.names)
         self.scales = numpy.asarray(
             numpy.zeros((count, 5)) if scales is None else scales,
             numpy.float32).reshape(count, 5)
-        self._relays, self._format = relays, format
+        self._relays = relays
         self._number = number
         rows = self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
         self._findings = numpy.zeros((count, 5), numpy.int64)
         self._findings[:, LARGEST] = -1
-        if number == FP8:
+        if not relays:
             state.watch(self.names, self._findings)
         self._kept: list[Any] = []      # arrays whose addresses are in tables
         rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
@@ -163,12 +161,9 @@ class Tensors:
                     if size else _NOTHING for name, size
                     in zip(self.names, self.sizes, strict=True)],
                     writeable=True)[:, 0]
-            if seed_of:
-                rows[:, _KEYS] = [_keys(seed_of(GRADIENT, name))
-                                  for name in self.names]
-        self.tables = (number, rounding, format.number if format else 0,
-                       state.codec.wire_dtype.itemsize, self.grain, prescale,
-                       epsilon, rows, self.scales, self._findings)
+        self.tables = (number, rounding, state.codec.wire_dtype.itemsize,
+                       self.grain, prescale, epsilon, rows, self.scales,
+                       self._findings)
         self.codec = state.codec
 
     def _places(self, arrays: Sequence[Any], writeable: bool = False
@@ -183,17 +178,21 @@ class Tensors:
 
     # --- gradients and their means ------------------------------------------
 
-    def largest(self, tensor: int, epsilon: float) -> tuple[float, float]:
-        """The largest |g| / (|w| + epsilon), and |g|, of what is finite."""
-        gradient, parameter = self.gradients[tensor], self.parameters[tensor]
+    def largest(self, tensors: Sequence[int], epsilon: float
+                ) -> list[tuple[float, float]]:
+        """The largest |g| / (|w| + epsilon), and |g|, of what is finite.
+
+        Args:
+            tensors: Numbers of those that are meant.
+            epsilon: As above.
+        """
         if self.xp is numpy:
-            return _formats.largest(gradient, parameter, epsilon)
-        size = abs(gradient)
-        size[~self.xp.isfinite(size)] = 0
-        ratio = size / (abs(parameter) + numpy.float32(epsilon))
-        ratio[~(ratio >= 0)] = 0
-        return (float(ratio.max()), float(size.max())) if size.size else (
-            0.0, 0.0)
+            return [_formats.largest(self.gradients[index],
+                                     self.parameters[index], epsilon)
+                    for index in tensors]
+        found = self._run('largest', (_GRADIENT, _PARAMETER), epsilon).get()
+        bits = found[:, :2].astype(numpy.int32).view(numpy.float32)
+        return [tuple(bits[index].tolist()) for index in tensors]
 
     def encode(self, wire: numpy.ndarray, start: int = 0) -> None:
         """Writes gradients, times the prescale, into a piece of the wire.
@@ -206,11 +205,16 @@ class Tensors:
         if self.xp is numpy:
             self._code('encode', start, wire)
             return
-        there = self._on_device(wire)
-        out = output(self.xp, there)
-        for index, entries in self._whole_tensors():
-            self._encode_on_device(index, out[entries])
-        download(out, there)
+        there = self.xp.empty(wire.nbytes, numpy.uint8)
+        found = self._run(
+            f'encode_{self._kernel}', (_GRADIENT, _PARAMETER, _RESIDUAL),
+            self._epsilon, there)
+        there.get(out=wire.view(numpy.uint8))       # waits
+        clipped, blamed, *_ = found.get().T
+        self._findings[:, _CLIPPED] += clipped
+        self._findings[:, _ENCODED] += self.sizes
+        # A gradient is to blame before the value of its parameter.
+        self._findings[:, _BLAME] |= blamed & ~(2 * (blamed & 1))
 
     def decode(self, wire: numpy.ndarray, start: int = 0) -> list[str]:
         """Writes the values of a piece of the wire into the gradients.
@@ -223,9 +227,7 @@ class Tensors:
                 self.decode_into(self.gradients)
             self._code('decode', start, wire)
         else:
-            there = upload_now(self.xp, self._on_device(wire))
-            for index, entries in self._whole_tensors():
-                self._decode_on_device(index, there[entries])
+            self._decode_on_device(wire)
         return self.nonfinite
 
     def decode_into(self, gradients: Sequence[Any]) -> None:
@@ -247,16 +249,12 @@ class Tensors:
                 with the range of the fused vector that it encodes there.
 
         Returns:
-            int64[sites, tensors, 2]: the address of the tensor's residual
-            (of its first element, which may lie outside; 0: nothing is kept)
-            and the keys of its random numbers.
+            int64[sites, tensors]: the address of the tensor's residual (of
+            its first element, which may lie outside; 0: nothing is kept).
         """
         sites = list(sites)
-        found = numpy.zeros((len(sites), len(self.names), 2), numpy.int64)
+        found = numpy.zeros((len(sites), len(self.names)), numpy.int64)
         for row, (site, owned) in zip(found, sites, strict=True):
-            if self.seed_of:
-                row[:, 1] = [_keys(self.seed_of(site, name))
-                             for name in self.names]
             if self._relays or not self.state.codec.error_feedback:
                 continue
             kept, residuals = list(self.overlaps(*owned)), []
@@ -266,7 +264,7 @@ class Tensors:
                     numpy, site, name, part.start, part.stop))
             addresses = self._places(residuals, writeable=True)[:, 0].tolist()
             for (index, part), address in zip(kept, addresses, strict=True):
-                row[index, 0] = address - part.start * _NOTHING.itemsize
+                row[index] = address - part.start * _NOTHING.itemsize
         if self.xp is not numpy and self._number == FP8:
             self._fetch_parameters([owned for _, owned in sites])
         return found
@@ -287,6 +285,15 @@ class Tensors:
 
     # --- wires --------------------------------------------------------------
 
+    def accumulate(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
+        """``total += wire``, in float32, on the host.
+
+        Args:
+            wire: Of n entries.
+            total: float32[n * grain].
+        """
+        self._code('sum', 0, wire, total)
+
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
         """``total += wire``, both in the wire's own format.
 
@@ -299,15 +306,13 @@ class Tensors:
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
         """``wire *= factor``, in the wire's own format; raises as above."""
         self._must_have_sums()
-        if wire.dtype.kind == 'f':
-            wire *= wire.dtype.type(factor)
-            return
-        values = numpy.empty(wire.size, numpy.float32)
-        formats.decode(wire, values)
+        values = numpy.zeros(wire.size, numpy.float32)
+        self.accumulate(wire, values)
         values *= numpy.float32(factor)
-        formats.encode(
-            values, wire, rounding=formats.ROUNDINGS[self.tables[1]],
-            seed=self.seed_of('rescale', '') if self.seed_of else 0)
+        if self._number == FP8:
+            formats.encode(values, wire, rounding=self._rounding)
+        else:
+            self.mean(values, 1, wire, 0, self.means([('', (0, 0))])[0])
 
     # --- what was found -----------------------------------------------------
 
@@ -344,59 +349,54 @@ class Tensors:
 
     # --- on a GPU -----------------------------------------------------------
 
-    def _encode_on_device(self, index: int, out: Any) -> None:
-        gradient, name = self.gradients[index], self.names[index]
-        scale, *_, bound = self.scales[index].tolist()
-        residual = self.state.residual(
-            self.xp, GRADIENT, name, 0, gradient.size
-            ) if self.state.codec.error_feedback else None
-        clipped = 0
-        if self._number == FP8:
-            clipped, nonfinite = formats.ratio_encode(
-                gradient, self.parameters[index], out, scale=scale,
-                epsilon=self.epsilon, residual=residual, bound=bound,
-                rounding=formats.ROUNDINGS[self.tables[1]],
-                seed=self.seed_of(GRADIENT, name) if self.seed_of else 0)
-        elif self._format:
-            nonfinite = self._format.encode(gradient, out, factor=scale,
-                                            residual=residual)
-        else:
-            with numpy.errstate(over='ignore'):
-                out[...] = gradient * numpy.float32(self.prescale)
-            nonfinite = _count_nonfinite(out)
-        self._findings[index, :2] += clipped, gradient.size
-        if nonfinite:       # of a ratio, the parameter may be to blame
-            is_value = self._number == FP8 and bool(
-                self.xp.isfinite(gradient).all())
-            self._findings[index, _BLAME] |= _BLAMED[
-                'value' if is_value else 'gradient']
+    @property
+    def _kernel(self) -> str:
+        return _KERNELS.get(self._number, self._rounding)
 
-    def _decode_on_device(self, index: int, wire: Any) -> None:
-        gradient, scale = (self.gradients[index],
-                           float(self.scales[index, 2]))
-        if self._number == FP8:
-            nonfinite = formats.ratio_decode(
-                wire, self.parameters[index], gradient, scale=scale,
-                epsilon=self.epsilon)
-            top = numpy.uint16(int((wire & numpy.uint8(0x7F)).max()) << 8)
-            self._findings[index, LARGEST] = numpy.float32(
-                top.view(numpy.float16)).view(numpy.int32)
-        elif self._format:
-            nonfinite = self._format.decode(wire, gradient, factor=scale)
-        else:
-            gradient[...] = wire
-            nonfinite = _count_nonfinite(wire)
-        self._findings[index, _NONFINITE] += nonfinite
+    def _run(self, kernel: str, columns: Sequence[int], epsilon: float,
+             *wires: Any) -> Any:
+        """Starts a kernel over all tensors.
 
-    def _on_device(self, wire: numpy.ndarray) -> numpy.ndarray:
-        """A wire as it is on a GPU, where there are no records."""
-        return (wire if wire.dtype.kind != 'V' else
-                wire.view(numpy.uint8).reshape(-1, wire.itemsize))
+        Args:
+            kernel: Its name.
+            columns: Which addresses of the table it reads or writes.
+            epsilon: Of fp8.
+            wires: What it reads or writes beside.
 
-    def _whole_tensors(self) -> Iterator[tuple[int, slice]]:
-        offsets = self.offsets
-        return ((index, slice(*offsets[index:index + 2]))
-                for index, size in enumerate(self.sizes) if size)
+        Returns:
+            int32[tensors, 4] of what it finds, on the device.
+        """
+        rows = numpy.zeros((len(self.names), _COLUMNS), numpy.int64)
+        rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
+        rows[:, _ELEMENTS] = self.sizes
+        arrays: dict[int, Sequence[Any]] = {
+            _GRADIENT: self.gradients, _PARAMETER: self.parameters,
+                  _OUT: self.gradients}
+        if _RESIDUAL in columns and self.state.codec.error_feedback:
+            arrays[_RESIDUAL] = [
+                self.state.residual(self.xp, GRADIENT, name, 0, size)
+                if size else gradient for name, size, gradient
+                in zip(self.names, self.sizes, self.gradients, strict=True)]
+        for column in arrays.keys() & {*columns}:
+            rows[:, column] = [array.data.ptr for array in arrays[column]]
+        scales = (self.scales if self.codec else
+                  numpy.zeros((len(self.names), 5), numpy.float32))
+        found = self.xp.zeros((len(self.names), gpu.FINDINGS), numpy.int32)
+        gpu.kernel(kernel)(
+            self.xp.asarray(rows), self.xp.asarray(scales),
+            numpy.int32(len(self.names)),
+            numpy.float32(self._prescale if self.codec else 1),
+            numpy.float32(epsilon), *wires, found, size=self.size)
+        return found
+
+    def _decode_on_device(self, wire: numpy.ndarray) -> None:
+        there = self.xp.empty(wire.nbytes, numpy.uint8)
+        there.set(wire.view(numpy.uint8))
+        found = self._run(f'decode_{self._kernel}', (_OUT, _PARAMETER),
+                          self._epsilon, there).get()
+        # That was waited for, and so the wire has been read.
+        self._findings[:, _NONFINITE] += found[:, 2]
+        self._findings[:, LARGEST] = numpy.where(self.sizes, found[:, 3], -1)
 
     # --- details ------------------------------------------------------------
 
@@ -423,28 +423,10 @@ class Tensors:
                 spans[index] = min(first, part.start), max(last, part.stop)
         for index, (start, stop) in spans.items():
             host = empty_wire(self.xp, stop - start, numpy.float32)
-            download(self.parameters[index][start:stop], host)
+            self.parameters[index][start:stop].get(out=host)
             self._rows[index, _PARAMETER] = (
                 host.ctypes.data - start * host.itemsize)
             self._kept.append(host)
-
-
-def _keys(seed: int) -> int:
-    """The two keys of random bits, as compiled code has them: low, high."""
-    key0, key1 = formats.random_keys(seed)
-    return key0 | (key1 - (key1 >> 31 << 32)) << 32
-
-
-def _count_nonfinite(values: Any) -> int:
-    """Counts values that are not finite, usually without a look at each.
-
-    A sum is one fast pass and is never finite when an element is not; only
-    where it overflows by itself are the elements looked at.
-    """
-    with numpy.errstate(invalid='ignore', over='ignore'):
-        total = float(values.sum(dtype=numpy.float32))
-    return 0 if numpy.isfinite(total) else values.size - int(
-        array_module(values).isfinite(values).sum())
 
 
 def places(arrays: Sequence[Any], writeable: bool = False

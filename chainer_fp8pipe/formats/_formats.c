@@ -1,7 +1,8 @@
 /* The loops for Python, run without the GIL, and where arrays are in memory.
  *
- * Shapes and dtypes are the caller's business (the package's __init__.py):
- * here all arguments are plain buffers, checked for their length only.
+ * Shapes and dtypes are the caller's business (the package's __init__.py and
+ * codecs/tensors.py): here all arguments are plain buffers, checked for their
+ * length only.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -39,14 +40,12 @@ static int have(const Py_buffer *buffers, int count, const size_t *sizes)
 static PyObject *encode(PyObject *self, PyObject *args)
 {
     Py_buffer b[2] = {{0}}; /* values, codes */
-    Random r = {0};
     int rounding;
-    if (!PyArg_ParseTuple(args, "y*w*iII", &b[0], &b[1], &rounding, &r.key0,
-                          &r.key1))
+    if (!PyArg_ParseTuple(args, "y*w*i", &b[0], &b[1], &rounding))
         return NULL;
     size_t n = (size_t)b[1].len;
     RUN(b, 2, SIZES(4 * n, n),
-        encode_codes(b[0].buf, b[1].buf, n, rounding, r), Py_NewRef(Py_None));
+        encode_codes(b[0].buf, b[1].buf, n, rounding), Py_NewRef(Py_None));
 }
 
 static PyObject *decode(PyObject *self, PyObject *args)
@@ -61,63 +60,13 @@ static PyObject *decode(PyObject *self, PyObject *args)
 
 static PyObject *add(PyObject *self, PyObject *args)
 {
-    Py_buffer b[3] = {{0}}; /* codes, codes, sums */
-    Random r = {0};
+    Py_buffer b[2] = {{0}}; /* codes, codes that become the sums */
     int rounding;
-    if (!PyArg_ParseTuple(args, "y*y*w*iII", &b[0], &b[1], &b[2], &rounding,
-                          &r.key0, &r.key1))
+    if (!PyArg_ParseTuple(args, "y*w*i", &b[0], &b[1], &rounding))
         return NULL;
-    size_t n = (size_t)b[2].len;
-    RUN(b, 3, SIZES(n, n, n),
-        add_codes(b[0].buf, b[1].buf, b[2].buf, n, rounding, r),
+    size_t n = (size_t)b[1].len;
+    RUN(b, 2, SIZES(n, n), add_codes(b[0].buf, b[1].buf, n, rounding),
         Py_NewRef(Py_None));
-}
-
-static PyObject *accumulate(PyObject *self, PyObject *args)
-{
-    Py_buffer b[2] = {{0}}; /* codes, total */
-    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1]))
-        return NULL;
-    size_t n = (size_t)b[0].len;
-    RUN(b, 2, SIZES(n, 4 * n), accumulate_codes(b[0].buf, b[1].buf, n),
-        Py_NewRef(Py_None));
-}
-
-static PyObject *ratio_encode(PyObject *self, PyObject *args)
-{
-    Py_buffer b[4] = {{0}}; /* gradient, parameter, codes, residual or None */
-    Random r = {0};
-    Ratio q;
-    int rounding;
-    Counts found = {0, 0};
-    if (!PyArg_ParseTuple(args, "y*y*w*z*ffffiII", &b[0], &b[1], &b[2], &b[3],
-                          &q.scale, &q.inverse, &q.epsilon, &q.bound,
-                          &rounding, &r.key0, &r.key1))
-        return NULL;
-    size_t n = (size_t)b[2].len;
-    RUN(b, 4, SIZES(4 * n, 4 * n, n, 4 * n),
-        found = encode_ratios(b[0].buf, b[1].buf, b[3].buf, b[2].buf, n, q,
-                              rounding, r),
-        Py_BuildValue("KK", (unsigned long long)found.clipped,
-                      (unsigned long long)found.nonfinite));
-}
-
-static PyObject *ratio_decode(PyObject *self, PyObject *args)
-{
-    Py_buffer b[3] = {{0}}; /* codes or ratios, parameter, out */
-    Ratio q = {0};
-    uint64_t found = 0;
-    int largest = 0;
-    if (!PyArg_ParseTuple(args, "y*y*w*ff", &b[0], &b[1], &b[2], &q.inverse,
-                          &q.epsilon))
-        return NULL;
-    size_t n = (size_t)b[2].len / sizeof(f32);
-    int is_codes = (size_t)b[0].len == n;
-    RUN(b, 3, SIZES(is_codes ? n : 4 * n, 4 * n, 4 * n),
-        found = is_codes
-            ? decode_ratios(b[0].buf, b[1].buf, b[2].buf, n, q, &largest)
-            : decode_float_ratios(b[0].buf, b[1].buf, b[2].buf, n, q),
-        PyLong_FromUnsignedLongLong(found));
 }
 
 static PyObject *largest(PyObject *self, PyObject *args)
@@ -134,49 +83,11 @@ static PyObject *largest(PyObject *self, PyObject *args)
                       (double)e5m2_float((unsigned int)found[1])));
 }
 
-/* Bytes of the records of n elements; an impossible size for no format. */
-static size_t bytes_of_records(size_t n, int format)
-{
-    return format < INT4 || format > INT5
-        ? SIZE_MAX
-        : (n + RECORD - 1) / RECORD * (size_t)record_bytes(format);
-}
-
-static PyObject *records_encode(PyObject *self, PyObject *args)
-{
-    Py_buffer b[3] = {{0}}; /* values, residual or None, records */
-    float factor;
-    int format;
-    uint64_t found = 0;
-    if (!PyArg_ParseTuple(args, "y*fz*w*i", &b[0], &factor, &b[1], &b[2],
-                          &format))
-        return NULL;
-    size_t n = (size_t)b[0].len / sizeof(f32);
-    RUN(b, 3, SIZES(4 * n, 4 * n, bytes_of_records(n, format)),
-        found = encode_records(b[0].buf, factor, b[1].buf, b[2].buf, n,
-                               format),
-        PyLong_FromUnsignedLongLong(found));
-}
-
-static PyObject *records_decode(PyObject *self, PyObject *args)
-{
-    Py_buffer b[2] = {{0}}; /* records, out */
-    float factor;
-    int adds, format;
-    uint64_t found = 0;
-    if (!PyArg_ParseTuple(args, "y*fw*pi", &b[0], &factor, &b[1], &adds,
-                          &format))
-        return NULL;
-    size_t n = (size_t)b[1].len / sizeof(f32);
-    RUN(b, 2, SIZES(bytes_of_records(n, format), 4 * n),
-        found = decode_records(b[0].buf, factor, b[1].buf, n, adds, format),
-        PyLong_FromUnsignedLongLong(found));
-}
-
 /* code(what, tables, start, wire, other, count, means): what coding.h does
- * with a range, on the host: "encode", "decode", "mean", or "+" (add_wires).
- * `wire` begins at entry `start`; `other` is a wire that is added to it, or the
- * float32 sums of which it is to be the mean, which are overwritten. */
+ * with a range, on the host: "encode", "decode", "sum", "mean", or "+"
+ * (add_wires).  `wire` begins at entry `start`; `other` is a wire that is
+ * added to it, or the float32 sums that it is added to, or of which it is to
+ * be the mean, which are overwritten. */
 static PyObject *code(PyObject *self, PyObject *args)
 {
     const char *what;
@@ -199,6 +110,7 @@ static PyObject *code(PyObject *self, PyObject *args)
             switch (*what) {
             case 'e': encode_range(&coding, range, b[0].buf); break;
             case 'd': decode_range(&coding, range, b[0].buf); break;
+            case 's': accumulate_wire(&coding, b[0].buf, b[1].buf, n); break;
             case '+': add_wires(&coding, b[1].buf, b[0].buf, n); break;
             default: encode_mean(&coding, b[1].buf, range, count, b[2].buf,
                                  b[0].buf);
@@ -257,12 +169,7 @@ static PyMethodDef methods[] = {
     {"encode", encode, METH_VARARGS, NULL},
     {"decode", decode, METH_VARARGS, NULL},
     {"add", add, METH_VARARGS, NULL},
-    {"accumulate", accumulate, METH_VARARGS, NULL},
-    {"ratio_encode", ratio_encode, METH_VARARGS, NULL},
-    {"ratio_decode", ratio_decode, METH_VARARGS, NULL},
     {"largest", largest, METH_VARARGS, NULL},
-    {"records_encode", records_encode, METH_VARARGS, NULL},
-    {"records_decode", records_decode, METH_VARARGS, NULL},
     {"code", code, METH_VARARGS, NULL},
     {"places", places, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -2,15 +2,13 @@
  * done for arrays on the host, by Python (_formats.c) and by an all-reduce.
  *
  * A Coding is a codec's part in one update of one bucket.  It is data: a table
- * with a row for each tensor (addresses, scales, keys of random numbers) and
- * one that is written (findings).  codecs/tensors.py fills them in and says
+ * with a row for each tensor (addresses, scales) and one that is written (findings).  codecs/tensors.py fills them in and says
  * what is in them; the structs here have the same columns.  Nothing in it is
  * changed while it works but findings, which several threads add to, and
  * residuals, each element of which belongs to one range.
  *
  * A wire has one entry for `grain` elements of a tensor, whose last entry may
- * have fewer; ranges count entries.  Random bits depend on the tensor's key
- * and on the element's index in it, not on how ranges are cut.
+ * have fewer; ranges count entries.
  */
 #ifndef CHAINER_FP8PIPE_CODING_H
 #define CHAINER_FP8PIPE_CODING_H
@@ -23,14 +21,16 @@
 _Static_assert(sizeof(void *) == sizeof(int64_t), "addresses have 64 bits");
 
 /* Codecs.  RELAY is fp8 without parameters: means are encoded as they are. */
-enum { FLOAT32, FLOAT16, FP8, RELAY, RECORDS };
+enum { FLOAT32, FLOAT16, BFLOAT16, FP8, RELAY, RECORDS };
+
+/* Wires may be summed so many at a time. */
+#define MOST_SUMMED 16
 
 typedef struct {
     int64_t start, stop; /* entries of the fused vector */
     const f32 *gradient, *parameter;
     f32 *out, *residual;
     int64_t elements;
-    uint32_t key0, key1;
 } Tensor;
 
 typedef struct {
@@ -49,7 +49,6 @@ typedef struct {
  * which may lie outside; NULL: nothing. */
 typedef struct {
     f32 *residual;
-    uint32_t key0, key1;
 } Mean;
 
 typedef struct {
@@ -57,7 +56,7 @@ typedef struct {
 } Range;
 
 typedef struct {
-    int codec, rounding, format;
+    int codec, rounding;
     size_t itemsize; /* bytes of a wire's entry */
     int64_t grain;
     float prescale, epsilon;
@@ -83,8 +82,8 @@ static int coding_open(PyObject *tables, Coding *coding)
     long long grain;
     const size_t sizes[3] = {sizeof(Tensor), sizeof(Scales),
                              sizeof(Findings)};
-    if (!PyArg_ParseTuple(tables, "iiinLffOOO", &coding->codec,
-                          &coding->rounding, &coding->format, &itemsize,
+    if (!PyArg_ParseTuple(tables, "iinLffOOO", &coding->codec,
+                          &coding->rounding, &itemsize,
                           &grain, &coding->prescale, &coding->epsilon,
                           &parts[0], &parts[1], &parts[2]))
         return 0;
@@ -189,23 +188,28 @@ static void encode_range(const Coding *coding, Range range, char *wire)
         Findings *findings = &coding->findings[p.tensor];
         const f32 *gradient = t->gradient + p.at;
         f32 *residual = t->residual ? t->residual + p.at : NULL;
-        char *to = wire + (size_t)p.entry * coding->itemsize;
+        void *to = wire + (size_t)p.entry * coding->itemsize;
+        Ratio q = {scales->encode, scales->encode_inverse, coding->epsilon,
+                   scales->bound};
+        Counts counts;
         int finite = 1;
-        if (coding->codec == FLOAT32)
-            finite = scale_floats(gradient, coding->prescale, (f32 *)(void *)to, p.n);
-        else if (coding->codec == FLOAT16)
-            finite = encode_halves(gradient, coding->prescale, (u16 *)(void *)to,
-                                   p.n);
-        else if (coding->codec == RECORDS)
-            finite = !encode_records(gradient, scales->encode, residual,
-                                     (u8 *)to, p.n, coding->format);
-        else {
-            Ratio q = {scales->encode, scales->encode_inverse,
-                       coding->epsilon, scales->bound};
-            Random random = {t->key0, t->key1, p.at};
-            Counts counts = encode_ratios(
-                gradient, t->parameter + p.at, residual, (u8 *)to, p.n, q,
-                coding->rounding, random);
+        switch (coding->codec) {
+        case FLOAT32:
+            finite = scale_floats(gradient, coding->prescale, to, p.n);
+            break;
+        case FLOAT16:
+            finite = encode_halves(gradient, coding->prescale, to, p.n);
+            break;
+        case BFLOAT16:
+            finite = encode_bfloats(gradient, coding->prescale, to, p.n);
+            break;
+        case RECORDS:
+            finite = !encode_records(gradient, scales->encode, residual, to,
+                                     p.n);
+            break;
+        default:
+            counts = encode_ratios(gradient, t->parameter + p.at, residual,
+                                   to, p.n, q, coding->rounding);
             tally(&findings->clipped, (int64_t)counts.clipped);
             tally(&findings->encoded, (int64_t)p.n);
             if (counts.nonfinite)
@@ -225,27 +229,30 @@ static void decode_range(const Coding *coding, Range range, const char *wire)
         const Scales *scales = &coding->scales[p.tensor];
         Findings *findings = &coding->findings[p.tensor];
         f32 *out = t->out + p.at;
-        const char *from = wire + (size_t)p.entry * coding->itemsize;
-        uint64_t nonfinite;
-        int in_wire = 1;
-        if (coding->codec == FLOAT32)
-            nonfinite = !copy_floats((const f32 *)(const void *)from, out, p.n);
-        else if (coding->codec == FLOAT16)
-            nonfinite = !decode_halves((const u16 *)(const void *)from, out, p.n);
-        else if (coding->codec == RECORDS)
-            nonfinite = decode_records((const u8 *)from, scales->scale, out,
-                                       p.n, 0, coding->format);
-        else {
-            Ratio q = {0, scales->inverse, coding->epsilon, 0};
-            int largest = 0;
-            nonfinite = decode_ratios((const u8 *)from, t->parameter + p.at,
-                                      out, p.n, q, &largest);
-            raise_to(&findings->largest, largest);
-            /* Or a parameter is not finite. */
-            in_wire = largest >= E5M2_F32_INFINITY;
+        const void *from = wire + (size_t)p.entry * coding->itemsize;
+        Ratio q = {0, scales->inverse, coding->epsilon, 0};
+        int finite = 1, largest = 0;
+        switch (coding->codec) {
+        case FLOAT32: finite = copy_floats(from, out, p.n); break;
+        case FLOAT16: finite = decode_halves(from, out, p.n); break;
+        case BFLOAT16: finite = decode_bfloats(from, out, p.n); break;
+        case RECORDS:
+            largest = e5m2_magnitude(scale_value(
+                decode_records(from, scales->scale, out, p.n, 0)));
+            /* Times 2^power it may overflow. */
+            finite = largest < E5M2_F32_INFINITY
+                     && (e5m2_is_finite(e5m2_float((unsigned int)largest)
+                                        * TOP * scales->scale)
+                         || all_finite_floats(out, p.n));
+            break;
+        default:
+            finite = !decode_ratios(from, t->parameter + p.at, out, p.n, q,
+                                    &largest);
         }
-        tally(&findings->nonfinite, (int64_t)nonfinite);
-        if (nonfinite && in_wire)
+        raise_to(&findings->largest, largest);
+        tally(&findings->nonfinite, !finite);
+        /* Or, of a ratio, a parameter is not. */
+        if (!finite && (coding->codec != FP8 || largest >= E5M2_F32_INFINITY))
             blame(findings, BAD_WIRE);
     }
 }
@@ -254,94 +261,89 @@ static void decode_range(const Coding *coding, Range range, const char *wire)
 static void accumulate_wire(const Coding *coding, const void *wire,
                             f32 *total, size_t n)
 {
-    if (coding->codec == FLOAT32)
-        add_floats(wire, total, n);
-    else if (coding->codec == FLOAT16)
-        accumulate_halves(wire, 1.0f, total, n);
-    else if (coding->codec == RECORDS)
-        decode_records(wire, 1.0f, total, n * RECORD, 1, coding->format);
-    else
-        accumulate_codes(wire, total, n);
+    switch (coding->codec) {
+    case FLOAT32: add_floats(wire, total, n); break;
+    case FLOAT16: accumulate_halves(wire, 1.0f, total, n); break;
+    case BFLOAT16: accumulate_bfloats(wire, 1.0f, total, n); break;
+    case RECORDS: decode_records(wire, 1.0f, total, n * RECORD, 1); break;
+    default: accumulate_codes(wire, total, n);
+    }
 }
 
 /* Makes sums of n entries of each of some wires, MOST_SUMMED at most. */
 static inline void sum_wires(const Coding *coding, const void *const *wires,
                       int count, f32 *total, size_t n)
 {
-    if (coding->codec == FP8 || coding->codec == RELAY) {
-        sum_codes((const u8 *const *)wires, count, total, n);
-        return;
-    }
     memset(total, 0, n * (size_t)coding->grain * sizeof *total);
     for (int i = 0; i < count; ++i)
         accumulate_wire(coding, wires[i], total, n);
 }
 
-/* Adds n entries to others, in the wire's own format.  Several ranks may make
- * the same sum, each for itself: it is never rounded at random. */
-static inline void add_wires(const Coding *coding, const void *wire, void *total,
-                      size_t n)
+/* Adds n entries to others, in the wire's own format. */
+static inline void add_wires(const Coding *coding, const void *wire,
+                             void *total, size_t n)
 {
-    const Random none = {0};
-    if (coding->codec == FLOAT32)
-        add_floats(wire, total, n);
-    else if (coding->codec == FLOAT16)
-        add_halves(wire, total, n);
-    else
-        add_codes(wire, total, total, n,
-                  coding->rounding == E5M2_STOCHASTIC ? E5M2_NEAREST
-                                                      : coding->rounding,
-                  none);
+    switch (coding->codec) {
+    case FLOAT32: add_floats(wire, total, n); break;
+    case FLOAT16: add_halves(wire, total, n); break;
+    case BFLOAT16: add_bfloats(wire, total, n); break;
+    default: add_codes(wire, total, n, coding->rounding);
+    }
+}
+
+/* The mean of a tensor's part, whose codec knows tensors. */
+static void encode_mean_of_part(const Coding *coding, f32 *sum, Part p,
+                                float ranks, f32 *residual, void *to)
+{
+    const Scales *scales = &coding->scales[p.tensor];
+    const f32 *parameter = coding->tensors[p.tensor].parameter + p.at;
+    Ratio q = {scales->scale, scales->inverse, coding->epsilon,
+               scales->bound};
+    Counts counts;
+    if (coding->codec == RECORDS) {
+        encode_records(sum, 1.0f / ranks, residual, to, p.n);
+        return;
+    }
+    if (!residual)
+        divide_floats(sum, ranks, p.n);
+    if (coding->codec == RELAY) {
+        encode_codes(sum, to, p.n, coding->rounding);
+        return;
+    }
+    if (residual)
+        counts = encode_ratio_means(sum, ranks, parameter, residual, to, p.n,
+                                    q);
+    else {
+        decode_float_ratios(sum, parameter, p.n, q);
+        counts = encode_ratios(sum, parameter, NULL, to, p.n, q,
+                               coding->rounding);
+    }
+    tally(&coding->findings[p.tensor].clipped, (int64_t)counts.clipped);
+    if (counts.nonfinite && !all_finite_floats(parameter, p.n))
+        blame(&coding->findings[p.tensor], BAD_VALUE);
 }
 
 /* Makes sums of a range their mean, in the wire's format; `total` is where
  * the range begins, and may be overwritten.  `means`: one for each tensor, of
- * which halves and floats know nothing here. */
+ * which floats know nothing here. */
 static void encode_mean(const Coding *coding, f32 *total, Range range,
                         int count, const Mean *means, char *wire)
 {
     const float ranks = (float)count;
     const size_t entries = (size_t)(range.stop - range.start);
     if (coding->codec == FLOAT16)
-        encode_half_means(total, ranks, (u16 *)(void *)wire, entries);
+        mean_halves(total, ranks, (u16 *)(void *)wire, entries);
+    else if (coding->codec == BFLOAT16)
+        mean_bfloats(total, ranks, (u16 *)(void *)wire, entries);
     else if (coding->codec == FLOAT32) {
         divide_floats(total, ranks, entries);
         copy_floats(total, (f32 *)(void *)wire, entries);
     }
     else FOR_EACH_PART(coding, range, p) {
-        const Scales *scales = &coding->scales[p.tensor];
-        const Mean *mean = &means[p.tensor];
-        f32 *sum = total + p.entry * coding->grain;
-        f32 *residual = mean->residual ? mean->residual + p.at : NULL;
-        char *to = wire + (size_t)p.entry * coding->itemsize;
-        Random random = {mean->key0, mean->key1, p.at};
-        if (coding->codec == RECORDS)
-            encode_records(sum, 1.0f / ranks, residual, (u8 *)to, p.n,
-                           coding->format);
-        else if (coding->codec == FP8) {
-            const f32 *parameter = coding->tensors[p.tensor].parameter + p.at;
-            Ratio q = {scales->scale, scales->inverse, coding->epsilon,
-                       scales->bound};
-            Counts counts;
-            if (residual)
-                counts = encode_ratio_means(sum, ranks, parameter, residual,
-                                            (u8 *)to, p.n, q,
-                                            coding->rounding, random);
-            else {
-                divide_floats(sum, ranks, p.n);
-                decode_float_ratios(sum, parameter, sum, p.n, q);
-                counts = encode_ratios(sum, parameter, NULL, (u8 *)to, p.n, q,
-                                       coding->rounding, random);
-            }
-            tally(&coding->findings[p.tensor].clipped,
-                  (int64_t)counts.clipped);
-            if (counts.nonfinite && !all_finite_floats(parameter, p.n))
-                blame(&coding->findings[p.tensor], BAD_VALUE);
-        }
-        else {
-            divide_floats(sum, ranks, p.n);
-            encode_codes(sum, (u8 *)to, p.n, coding->rounding, random);
-        }
+        f32 *residual = means[p.tensor].residual;
+        encode_mean_of_part(coding, total + p.entry * coding->grain, p, ranks,
+                            residual ? residual + p.at : NULL,
+                            wire + (size_t)p.entry * coding->itemsize);
     }
 }
 

@@ -18,7 +18,6 @@
 
 #define E5M2_NEAREST 0
 #define E5M2_TRUNCATE 1
-#define E5M2_STOCHASTIC 2
 
 /* Input and output of an INDEPENDENT loop are either the same buffer or do
  * not overlap.  On the CPU a buffer may start at any address. */
@@ -101,24 +100,7 @@ E5M2_FUNCTION float e5m2_one_nan(float x)
                                                     : e5m2_bits(x));
 }
 
-/* 32 random bits for element `low` + 2^32 `high` of the stream of two keys.
- *
- * Two keyed rounds of multiply and xor-shift.  A counter-based generator
- * needs no state: every element can be computed alone, on any device, in any
- * order. */
-E5M2_FUNCTION unsigned int e5m2_random(unsigned int low, unsigned int high,
-                                       unsigned int key0, unsigned int key1)
-{
-    unsigned int h = low ^ (key0 + high * 0x9E3779B9u);
-    h ^= h >> 16;
-    h *= 0x85EBCA6Bu;
-    h ^= h >> 15;
-    h += key1;
-    h *= 0xC2B2AE35u;
-    return h ^ (h >> 16);
-}
-
-/* The three roundings turn the bits of a magnitude of at most 57344 into its
+/* The two roundings turn the bits of a magnitude of at most 57344 into its
  * code.  They return it in the top byte of a word, the rest of which is
  * below the last place and means nothing: so the loops stay in 32-bit lanes
  * up to the last shift, and narrow once. */
@@ -149,51 +131,29 @@ E5M2_FUNCTION unsigned int e5m2_round(int magnitude, int bits)
     return e5m2_round_to(magnitude, bits, &value);
 }
 
-/* Up with the probability of the distance from below in steps.
- *
- * Takes the code as a number with 21 fraction bits: for normal codes these
- * are the float's own bits with another bias, for subnormal ones what adding
- * 2^-14 leaves in the mantissa.  Then 21 random bits carry into the code with
- * the wanted probability (resolution 2^-21). */
-E5M2_FUNCTION unsigned int e5m2_stochastic(int magnitude,
-                                           unsigned int random)
-{
-    unsigned int subnormal =
-        e5m2_bits(e5m2_float(magnitude) + e5m2_float(E5M2_F32_NORMAL));
-    unsigned int normal = (unsigned int)magnitude + (1u << 23);
-    unsigned int code = magnitude < E5M2_F32_NORMAL ? subnormal : normal;
-    return (code - E5M2_F32_NORMAL + (random >> 11)) << 3;
-}
-
 /* As above, for any magnitude that is finite: it saturates.  `rounding` must
  * be a constant.  Truncation takes the upper byte of the nearest IEEE half,
  * which has ten mantissa bits. */
-E5M2_FUNCTION unsigned int e5m2_saturate(int magnitude, int rounding,
-                                         unsigned int random)
+E5M2_FUNCTION unsigned int e5m2_saturate(int magnitude, int rounding)
 {
-    int finite = e5m2_min(magnitude, E5M2_F32_MAX);
-    return rounding == E5M2_NEAREST    ? e5m2_round(finite, 2)
-           : rounding == E5M2_TRUNCATE ? e5m2_round(finite, 10)
-                                       : e5m2_stochastic(finite, random);
+    return e5m2_round(e5m2_min(magnitude, E5M2_F32_MAX),
+                      rounding == E5M2_NEAREST ? 2 : 10);
 }
 
 /* Codes are 32-bit numbers here, so that only storing them narrows. */
 
 /* The code of x, if x is finite. */
-E5M2_FUNCTION unsigned int e5m2_encode_finite(float x, int rounding,
-                                              unsigned int random)
+E5M2_FUNCTION unsigned int e5m2_encode_finite(float x, int rounding)
 {
-    unsigned int word =
-        e5m2_saturate(e5m2_magnitude(x), rounding, random);
+    unsigned int word = e5m2_saturate(e5m2_magnitude(x), rounding);
     return (word | (e5m2_bits(x) & E5M2_F32_SIGN)) >> 24;
 }
 
 /* The code of x. */
-E5M2_FUNCTION unsigned int e5m2_encode(float x, int rounding,
-                                       unsigned int random)
+E5M2_FUNCTION unsigned int e5m2_encode(float x, int rounding)
 {
     int magnitude = e5m2_magnitude(x);
-    unsigned int word = e5m2_saturate(magnitude, rounding, random);
+    unsigned int word = e5m2_saturate(magnitude, rounding);
     /* Infinity is one more than the 0x7B it saturates at, the NaN three. */
     word += magnitude >= E5M2_F32_INFINITY ? 1u << 24 : 0u;
     word += magnitude > E5M2_F32_INFINITY ? 2u << 24 : 0u;
@@ -233,44 +193,33 @@ E5M2_FUNCTION float e5m2_decode(unsigned int code)
     return e5m2_float((unsigned int)bits | (code & 0x80u) << 24);
 }
 
-/* The code of x, if x is finite, and its value: rounding to the nearest finds
- * that on the way. */
-E5M2_FUNCTION unsigned int e5m2_encode_to(float x, int rounding,
-                                          unsigned int random, float *value)
+/* The nearest code of x, if x is finite, and its value, which rounding finds on
+ * the way. */
+E5M2_FUNCTION unsigned int e5m2_nearest(float x, float *value)
 {
-    unsigned int sign = e5m2_bits(x) & E5M2_F32_SIGN, word, code;
+    unsigned int sign = e5m2_bits(x) & E5M2_F32_SIGN;
     float magnitude;
-    if (rounding == E5M2_NEAREST) {
-        word = e5m2_round_to(e5m2_min(e5m2_magnitude(x), E5M2_F32_MAX), 2,
-                             &magnitude);
-        *value = e5m2_float(e5m2_bits(magnitude) | sign);
-        return (word | sign) >> 24;
-    }
-    code = e5m2_encode_finite(x, rounding, random);
-    *value = e5m2_decode_finite(code);
-    return code;
+    unsigned int word = e5m2_round_to(
+        e5m2_min(e5m2_magnitude(x), E5M2_F32_MAX), 2, &magnitude);
+    *value = e5m2_float(e5m2_bits(magnitude) | sign);
+    return (word | sign) >> 24;
 }
 
 /* The sum of two finite codes, rounded once: where float32 cannot hold the
  * sum of two E5M2 values, it is far from a tie. */
 E5M2_FUNCTION unsigned int e5m2_add_finite(unsigned int a, unsigned int b,
-                                           int rounding, unsigned int random)
+                                           int rounding)
 {
     return e5m2_encode_finite(e5m2_decode_finite(a) + e5m2_decode_finite(b),
-                              rounding, random);
+                              rounding);
 }
 
 /* The sum of two codes. */
 E5M2_FUNCTION unsigned int e5m2_add(unsigned int a, unsigned int b,
-                                    int rounding, unsigned int random)
+                                    int rounding)
 {
     return e5m2_encode(e5m2_one_nan(e5m2_decode(a) + e5m2_decode(b)),
-                       rounding, random);
-}
-
-E5M2_FUNCTION float e5m2_accumulate(float total, unsigned int code)
-{
-    return e5m2_one_nan(total + e5m2_decode(code));
+                       rounding);
 }
 
 /* What the ratio of gradient and parameter is divided by: |w| + epsilon. */
@@ -283,6 +232,20 @@ E5M2_FUNCTION float e5m2_weight(float parameter, float epsilon)
 E5M2_FUNCTION float e5m2_ratio(float gradient, float weight, float scale)
 {
     return gradient / weight * scale;
+}
+
+/* The bits of a gradient's magnitude, 0 if it is not finite; and of its
+ * ratio's, of which infinity is one that overflows, and NaN none. */
+E5M2_FUNCTION int e5m2_finite_size(float gradient)
+{
+    int size = e5m2_magnitude(gradient);
+    return size < E5M2_F32_INFINITY ? size : 0;
+}
+
+E5M2_FUNCTION int e5m2_ratio_size(float gradient, float weight, int size)
+{
+    int ratio = e5m2_magnitude(gradient / weight);
+    return size > 0 && ratio <= E5M2_F32_INFINITY ? ratio : 0;
 }
 
 /* Whether a ratio is beyond 57344, infinite or NaN. */
@@ -301,11 +264,10 @@ E5M2_FUNCTION int e5m2_is_nonfinite(float ratio, float gradient)
 
 /* The code of a gradient's ratio. */
 E5M2_FUNCTION unsigned int e5m2_encode_ratio(float ratio, float gradient,
-                                             int rounding,
-                                             unsigned int random)
+                                             int rounding)
 {
     int magnitude = e5m2_magnitude(ratio);
-    unsigned int word = e5m2_saturate(magnitude, rounding, random);
+    unsigned int word = e5m2_saturate(magnitude, rounding);
     word += e5m2_magnitude(gradient) == E5M2_F32_INFINITY ? 1u << 24 : 0u;
     word |= e5m2_bits(ratio) & E5M2_F32_SIGN;
     word = magnitude > E5M2_F32_INFINITY ? 0x7Eu << 24 : word;

@@ -1,48 +1,172 @@
-"""The loops on CuPy arrays: functions as the compiled ones, and their kernels.
-
-Each kernel has the parts of a ``cupy.ElementwiseKernel``, whose preamble is
-the text of the headers.  They are data, so that tests can compile and run them
-where there is no GPU.  In an operation ``i`` is the index of the element in
-the whole array, or of the record.
-
-Kernels run on the current device and stream.  The operations that count
-something wait for the device, because they return integers.
-"""
+"""Buckets on a GPU: one kernel encodes all tensors, another decodes them."""
+# A kernel is a cupy.ElementwiseKernel over the entries of a bucket's wire.  It
+# reads the same table as compiled code on the host (coding.h), with addresses
+# on the device, and finds its tensor there; so a bucket takes one launch each
+# way however many tensors it has.  What is counted is counted on the device,
+# where something was clipped, not finite or larger than before, which is rare,
+# and is fetched with the bucket's end: nothing is waited for in between.
+#
+# The arithmetic is the headers' text, and so the bits are those of the CPU.  A
+# thread has a whole record of int4: eight threads to a record, which exchange
+# maxima, would read memory side by side, but would be a second text of it.
 from __future__ import annotations
 
 import functools
 from importlib import resources
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from . import FORMATS, RECORD, ROUNDINGS
-
 #: No contraction of a * b + c, so that CPU and GPU give the same bits.
 OPTIONS = ('--fmad=false',)
 
-_KEYS = ', uint32 key0, uint32 key1'
+#: What is found of a tensor, int32: elements clipped, what is to blame for a
+#: wire that is not finite, elements decoded that are not, and the bits of the
+#: largest magnitude in a decoded wire.
+FINDINGS = 4
 
-# High word of the index first shifted as 64 bits: i may be a 32-bit integer.
-_RANDOM = (
-    'e5m2_random((unsigned int)i, (unsigned int)((long long)i >> 32), '
-    'key0, key1)')
+_IN = ('raw int64 rows, raw float32 scales, int32 tensors, float32 prescale, '
+       'float32 epsilon')
+_FIND = '''
+    const Tensor *t = tensor_of((const Tensor *)&rows[0], tensors, i);
+    int number = (int)(t - (const Tensor *)&rows[0]);
+    const float *s = &scales[5 * number];
+    int *finding = (int *)&found[4 * number];
+    long long at = ((long long)i - t->start) * GRAIN;
+    (void)s;
+'''
+_TABLE = '''
+#ifdef __CUDACC__
+#define ADD(place, value) atomicAdd(place, value)
+#define OR(place, value) atomicOr(place, value)
+#define RAISE(place, value) \\
+    do { if (*(volatile int *)(place) < (value)) atomicMax(place, value); \\
+    } while (0)
+#else
+#define ADD(place, value) (*(place) += (value))
+#define OR(place, value) (*(place) |= (value))
+#define RAISE(place, value) (*(place) = e5m2_max(*(place), value))
+#endif
+typedef struct {
+    long long start, stop;
+    const float *gradient, *parameter;
+    float *out, *residual;
+    long long elements;
+} Tensor;
+
+/* The tensor of an entry. */
+E5M2_FUNCTION const Tensor *tensor_of(const Tensor *first, int count,
+                                      long long entry)
+{
+    int low = 0, high = count - 1;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (first[middle].stop <= entry)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return first + low;
+}
+'''
+
+
+def _floats(dtype: str, encode: str, decode: str) -> tuple[str, str]:
+    """Each gradient as a number of its own."""
+    return (f'''
+    float value = t->gradient[at] * prescale;
+    {dtype} code = ({dtype}){encode}(value);
+    (({dtype} *)&wire[0])[i] = code;
+    if (!e5m2_is_finite({decode}(code)))
+        OR(&finding[1], 1);
+    ''', f'''
+    float value = {decode}(((const {dtype} *)&wire[0])[i]);
+    t->out[at] = value;
+    if (!e5m2_is_finite(value))
+        ADD(&finding[2], 1);
+    ''')
+
+
+def _fp8(rounding: int) -> tuple[str, str]:
+    return (f'''
+    float value = t->residual ? t->gradient[at] + t->residual[at]
+                              : t->gradient[at];
+    float weight = e5m2_weight(t->parameter[at], epsilon);
+    float ratio = e5m2_ratio(value, weight, s[0]);
+    unsigned int code = e5m2_encode_ratio(ratio, value, {rounding});
+    wire[i] = (unsigned char)code;
+    if (t->residual)
+        t->residual[at] = e5m2_residual(value, code, weight, s[1], s[4]);
+    if (e5m2_is_nonfinite(ratio, value))
+        OR(&finding[1], e5m2_is_finite(t->gradient[at]) ? 2 : 1);
+    else if (e5m2_is_large(ratio))
+        ADD(&finding[0], 1);
+    ''', '''
+    float ratio = e5m2_decode(wire[i]);
+    float value = e5m2_from_ratio(
+        ratio, e5m2_weight(t->parameter[at], epsilon), s[3]);
+    t->out[at] = value;
+    RAISE(&finding[3], e5m2_magnitude(ratio));
+    if (!e5m2_is_finite(value))
+        ADD(&finding[2], 1);
+    ''')
+
+
+_THERE = '''
+    int there = t->elements - at < RECORD ? (int)(t->elements - at) : RECORD;
+'''
+_RECORDS = (_THERE + '''
+    if (encode_record(t->gradient + at, s[0],
+                      t->residual ? t->residual + at : nullptr,
+                      (u8 *)&wire[RECORD_BYTES * (long long)i], there))
+        OR(&finding[1], 1);
+    ''', _THERE + '''
+    int code = decode_record((const u8 *)&wire[RECORD_BYTES * (long long)i],
+                             s[2], t->out + at, there, 0);
+    RAISE(&finding[3], e5m2_magnitude(scale_value(code)));
+    for (int j = 0; j < there; ++j)
+        if (!e5m2_is_finite(t->out[at + j]))
+            ADD(&finding[2], 1);
+    ''')
+
+#: How entries are encoded and decoded, and their elements, by name.
+_CODINGS = {
+    'float32': (*_floats('float', '', ''), 1),
+    'float16': (*_floats('unsigned short', 'half_encode', 'half_decode'), 1),
+    'bfloat16': (*_floats('unsigned short', 'bfloat_encode',
+                          'bfloat_decode'), 1),
+    'nearest': (*_fp8(0), 1), 'truncate': (*_fp8(1), 1),
+    'int4': (*_RECORDS, 32)}
 
 
 class Kernel(NamedTuple):
-    """One kernel; parameters are ``'dtype name, raw dtype name'``.
+    """The parts of a ``cupy.ElementwiseKernel`` over the entries of a wire.
 
     Attributes:
-        name: Of the kernel.
-        in_params: Its inputs.
-        out_params: What it writes; a residual is read, too.
-        operation: C++ for one element or record.
+        in_params: Its inputs, ``'dtype name, raw dtype name'``.
+        out_params: What it writes.
+        operation: C++ for the entry ``i``.
     """
 
-    name: str
     in_params: str
     out_params: str
     operation: str
+
+
+#: By direction and name.
+KERNELS = {f'{direction}_{name}': Kernel(
+    _IN + ', raw uint8 wire' * (direction == 'decode'),
+    'raw uint8 wire, ' * (direction == 'encode') + 'raw int32 found',
+    _FIND.replace('GRAIN', str(grain)) + operation)
+    for name, (*operations, grain) in _CODINGS.items()
+    for direction, operation in zip(('encode', 'decode'), operations,
+                                    strict=True)}
+# The largest of what is finite; see coding.h.
+KERNELS['largest'] = Kernel(_IN, 'raw int32 found', _FIND.replace(
+    'GRAIN', '1') + '''
+    int size = e5m2_finite_size(t->gradient[at]);
+    RAISE(&finding[0], e5m2_ratio_size(
+        t->gradient[at], e5m2_weight(t->parameter[at], epsilon), size));
+    RAISE(&finding[1], size);
+    ''')
 
 
 @functools.cache
@@ -50,168 +174,13 @@ def preamble() -> str:
     """The arithmetic of one element and of one record: the headers."""
     folder = resources.files(__package__)
     return ''.join(folder.joinpath(f'{name}.h').read_text(encoding='utf-8')
-                   for name in ('e5m2', 'records'))
-
-
-def _kernels() -> dict[str, Kernel]:
-    found = [
-        Kernel('decode', 'uint8 code', 'float32 value',
-               'value = e5m2_decode(code);'),
-        Kernel('accumulate', 'uint8 code', 'float32 total',
-               'total = e5m2_accumulate(total, code);')]
-    # `flags` is 1 if an element clipped, 2 if it is not finite: whatever is
-    # not finite counts as large, too.
-    for number, rounding in enumerate(ROUNDINGS):
-        found += [
-            Kernel(f'encode_{rounding}', f'float32 value{_KEYS}',
-                   'uint8 code',
-                   f'code = e5m2_encode(value, {number}, {_RANDOM});'),
-            Kernel(f'add_{rounding}', f'uint8 a, uint8 b{_KEYS}',
-                   'uint8 sum', f'sum = e5m2_add(a, b, {number}, {_RANDOM});'),
-            Kernel(f'ratio_encode_{rounding}',
-                   'float32 gradient, float32 parameter, float32 scale, '
-                   f'float32 epsilon{_KEYS}', 'uint8 code, uint8 flags', f'''
-        float weight = e5m2_weight(parameter, epsilon);
-        float ratio = e5m2_ratio(gradient, weight, scale);
-        code = e5m2_encode_ratio(ratio, gradient, {number}, {_RANDOM});
-        flags = e5m2_is_large(ratio) + e5m2_is_nonfinite(ratio, gradient);
-        '''),
-            Kernel(f'ratio_feedback_{rounding}',
-                   'float32 gradient, float32 parameter, float32 scale, '
-                   f'float32 inverse, float32 epsilon, float32 bound{_KEYS}',
-                   'uint8 code, uint8 flags, float32 residual', f'''
-        float value = gradient + residual;
-        float weight = e5m2_weight(parameter, epsilon);
-        float ratio = e5m2_ratio(value, weight, scale);
-        code = e5m2_encode_ratio(ratio, value, {number}, {_RANDOM});
-        flags = e5m2_is_large(ratio) + e5m2_is_nonfinite(ratio, value);
-        residual = e5m2_residual(value, code, weight, inverse, bound);
-        ''')]
-    for dtype, ratio in (('uint8', 'e5m2_decode(wire)'), ('float32', 'wire')):
-        found.append(Kernel(
-            f'ratio_decode_{dtype}', f'{dtype} wire, float32 parameter, '
-            'float32 inverse, float32 epsilon', 'float32 gradient', f'''
-        float weight = e5m2_weight(parameter, epsilon);
-        gradient = e5m2_from_ratio({ratio}, weight, inverse);
-        '''))
-    where = f'''
-        long long first = (long long)i * {RECORD};
-        int there = count - first < {RECORD} ? (int)(count - first) : {RECORD};
-        '''
-    for name, form in FORMATS.items():
-        record = f'&records[(long long)i * {form.nbytes}]'
-        for operation, params, residual in (
-                ('encode', '', 'nullptr'),
-                ('feedback', ', raw float32 residual', '&residual[first]')):
-            found.append(Kernel(
-                f'{name}_{operation}',
-                'raw float32 values, float32 factor, int64 count',
-                f'raw uint8 records{params}', f'''{where}
-        encode_record(&values[first], factor, {residual}, {record}, there,
-                      {name.upper()});
-        '''))
-        for adds, operation in enumerate(('decode', 'accumulate')):
-            found.append(Kernel(
-                f'{name}_{operation}',
-                'raw uint8 records, float32 factor, int64 count',
-                'raw float32 out', f'''{where}
-        decode_record({record}, factor, &out[first], there, {adds},
-                      {name.upper()});
-        '''))
-    return {kernel.name: kernel for kernel in found}
-
-
-#: By name.
-KERNELS = _kernels()
-_NAMES = tuple(FORMATS)
-
-
-def run_kernel(name: str, *arguments: Any, **size: int) -> None:
-    """Runs a kernel over flat views of its arrays; does not wait for it."""
-    import cupy
-    _compiled(name)(*(
-        argument.reshape(-1) if isinstance(argument, cupy.ndarray)
-        else argument for argument in arguments), **size)
+                   for name in ('e5m2', 'floats', 'int4')) + _TABLE
 
 
 @functools.cache
-def _compiled(name: str) -> Any:
+def kernel(name: str) -> Any:
+    """A kernel of :data:`KERNELS`, for the current device and stream."""
     import cupy
-    kernel = KERNELS[name]
     return cupy.ElementwiseKernel(
-        kernel.in_params, kernel.out_params, kernel.operation,
-        f'fp8pipe_{name}', preamble=preamble(), options=OPTIONS,
-        no_return=True)
-
-
-# --- as the compiled functions ---------------------------------------------
-
-def encode(values: Any, out: Any, rounding: int, key0: int, key1: int
-           ) -> None:
-    run_kernel(f'encode_{ROUNDINGS[rounding]}', values, *_keys(key0, key1),
-               out)
-
-
-def decode(codes: Any, out: Any) -> None:
-    run_kernel('decode', codes, out)
-
-
-def add(a: Any, b: Any, out: Any, rounding: int, key0: int, key1: int
-        ) -> None:
-    run_kernel(f'add_{ROUNDINGS[rounding]}', a, b, *_keys(key0, key1), out)
-
-
-def accumulate(codes: Any, total: Any) -> None:
-    run_kernel('accumulate', codes, total)
-
-
-def ratio_encode(gradient: Any, parameter: Any, out: Any, residual: Any,
-                 scale: float, inverse: float, epsilon: float, bound: float,
-                 rounding: int, key0: int, key1: int) -> tuple[int, int]:
-    import cupy
-    flags = cupy.empty(out.size, np.uint8)
-    keys = _keys(key0, key1)
-    if residual is None:
-        run_kernel(f'ratio_encode_{ROUNDINGS[rounding]}', gradient, parameter,
-                   np.float32(scale), np.float32(epsilon), *keys, out, flags)
-    else:
-        run_kernel(f'ratio_feedback_{ROUNDINGS[rounding]}', gradient,
-                   parameter, np.float32(scale), np.float32(inverse),
-                   np.float32(epsilon), np.float32(bound), *keys, out, flags,
-                   residual)
-    return (int(cupy.count_nonzero(flags == 1)),
-            int(cupy.count_nonzero(flags == 2)))
-
-
-def ratio_decode(wire: Any, parameter: Any, out: Any, inverse: float,
-                 epsilon: float) -> int:
-    import cupy
-    run_kernel(f'ratio_decode_{wire.dtype.name}', wire, parameter,
-               np.float32(inverse), np.float32(epsilon), out)
-    return out.size - int(cupy.count_nonzero(cupy.isfinite(out)))
-
-
-def records_encode(values: Any, factor: float, residual: Any, records: Any,
-                   number: int) -> int:
-    name, kept = (('encode', []) if residual is None
-                  else ('feedback', [residual]))
-    run_kernel(f'{_NAMES[number]}_{name}', values, np.float32(factor),
-               np.int64(values.size), records, *kept, size=records.shape[0])
-    return _nonfinite(records)
-
-
-def records_decode(records: Any, factor: float, out: Any, adds: bool,
-                   number: int) -> int:
-    name = 'accumulate' if adds else 'decode'
-    run_kernel(f'{_NAMES[number]}_{name}', records, np.float32(factor),
-               np.int64(out.size), out, size=records.shape[0])
-    return 0 if adds else _nonfinite(records)
-
-
-def _nonfinite(records: Any) -> int:
-    import cupy
-    return int(cupy.count_nonzero(records[:, -1] == 255))
-
-
-def _keys(key0: int, key1: int) -> tuple[np.uint32, np.uint32]:
-    return np.uint32(key0), np.uint32(key1)
+        *KERNELS[name], f'fp8pipe_{name}', preamble=preamble(),
+        options=OPTIONS, no_return=True)

@@ -11,7 +11,7 @@ from tests.ranks import on_ranks
 
 SHAPES = (1,), (33,), (), (3, 5, 7), (6000,)
 CODECS = {'fp8': (lambda rank: Fp8Ratio(rank=rank), {'warmup': 0}),
-          'int4': (lambda rank: BlockScaled('int4'), {'warmup': 0}),
+          'int4': (lambda rank: BlockScaled(ranks=2), {'warmup': 0}),
           'float32': (None, {})}
 
 
@@ -38,6 +38,6 @@ def test_two_of_them_have_the_bits_of_two_ranks(comm, codec):
 
 def test_a_warm_up_is_the_mean_itself():
     values = numpy.random.default_rng(0).normal(0, 1, (3, 2, 40)).astype('f')
-    simulated = SimulatedWorkers(lambda rank: BlockScaled('int4'), 3)
+    simulated = SimulatedWorkers(lambda rank: BlockScaled(ranks=2), 3)
     found = simulated.average(['a', 'b'], values, list(values[0]), warm=False)
     numpy.testing.assert_allclose(found, values.mean(0), rtol=1e-6)

@@ -1,6 +1,5 @@
 """Tensors with random values, and how a codec is used by one rank alone."""
 from chainer_fp8pipe.codecs import Tensors
-from chainer_fp8pipe.formats import FORMATS, accumulate
 
 import numpy
 
@@ -43,16 +42,12 @@ def round_trip(state, tensors):
     return finite, after
 
 
-def sum_of(wires, grain, name=None):
-    """Float32 sums of wires; of records, with the format's name."""
-    total = numpy.zeros(wires[0].size * grain, numpy.float32)
+def sum_of(wires, codec):
+    """Float32 sums of wires."""
+    total = numpy.zeros(wires[0].size * codec.grain, numpy.float32)
+    coding = begin(codec.init(), random_tensors([1], grain=codec.grain))
     for wire in wires:
-        if wire.dtype == numpy.uint8:
-            accumulate(wire, total)
-        elif wire.dtype.kind == 'f':
-            total += wire
-        else:
-            FORMATS[name or 'int4'].accumulate(wire, total)
+        coding.accumulate(wire, total)
     return total
 
 

@@ -185,7 +185,7 @@ def test_a_residual_is_not_given_to_another_tensor():
         tensors = random_tensors([100], spread=spread)
         tensors.names = (name,)
         wire, coding = encode(state, tensors)
-        wire = mean_of(coding, sum_of([wire], 1), 1)
+        wire = mean_of(coding, sum_of([wire], codec), 1)
         expected = tensors.gradients[0].copy()
         coding.decode(wire)
         error = numpy.linalg.norm(tensors.gradients[0] - expected)
@@ -229,7 +229,7 @@ def shares(codec, spreads, size=2000, seed=0):
             tensors.gradients[0][...] = spread * (1 + step % 3 / 10)
         true = tensors.gradients[0].astype(float)
         wire, coding = encode(state, tensors)
-        wire = mean_of(coding, sum_of([wire], 1), 1)
+        wire = mean_of(coding, sum_of([wire], codec), 1)
         coding.decode(wire)
         found.append(tensors.gradients[0] @ true / (true @ true))
         if step % 3 == 1:       # a snapshot, and on

@@ -97,7 +97,7 @@ def test_names_are_this_packages_or_chainermns(comm):
 
 #: Of all ranks, or by rank; what all of them raise.
 @pytest.mark.parametrize(('name', 'given', 'error', 'message'), [
-    ('fp9', {}, ValueError, "'fp9'.*int4, fp8, fp8_paper, float16, "
+    ('fp9', {}, ValueError, "'fp9'.*int4, fp8, fp8_paper, bfloat16, float16, "
      'float32, torus2d, naive'),
     ('naive', {'warmup': 3}, ValueError, "'naive' has no option 'warmup'"),
     pytest.param(

@@ -8,24 +8,20 @@ import ctypes
 import ctypes.util
 import importlib.util
 import pathlib
-import platform
 import shutil
 import subprocess
-import sysconfig
 
-from chainer_fp8pipe import formats
 from chainer_fp8pipe.formats import gpu
 
 import numpy
 import pytest
 
 C_TYPES = {
-    'float32': 'float', 'uint8': 'unsigned char', 'uint32': 'unsigned int',
+    'float32': 'float', 'uint8': 'unsigned char', 'int32': 'int',
     'int64': 'long long'}
 
 #: Parameters that are one number, not an array.
-SCALARS = {'scale', 'inverse', 'epsilon', 'bound', 'key0', 'key1', 'factor',
-           'count'}
+SCALARS = {'tensors', 'prescale', 'epsilon'}
 
 #: As the project's own build, less the optimisation that finds the vectors.
 FLAGS = ['-O2', '-ffp-contract=off', '-fno-trapping-math', '-Wall', '-Werror',
@@ -56,20 +52,20 @@ def _signature(kernel):
     return ', '.join([*signature, 'long long _n']), '\n'.join(elements)
 
 
-def cuda_source(kernel):
+def cuda_source(name, kernel):
     signature, elements = _signature(kernel)
     return f'''{gpu.preamble()}
-extern "C" __global__ void fp8pipe_{kernel.name}({signature}) {{
+extern "C" __global__ void fp8pipe_{name}({signature}) {{
   long long i = blockDim.x * (long long)blockIdx.x + threadIdx.x;
   if (i < _n) {{ {elements}
     {kernel.operation}; }}
 }}'''
 
 
-def cpp_source(kernel):
+def cpp_source(name, kernel):
     signature, elements = _signature(kernel)
     return f'''
-extern "C" void fp8pipe_{kernel.name}({signature}) {{
+extern "C" void fp8pipe_{name}({signature}) {{
   for (long long i = 0; i < _n; ++i) {{ {elements}
     {kernel.operation}; }}
 }}'''
@@ -78,8 +74,8 @@ extern "C" void fp8pipe_{kernel.name}({signature}) {{
 class HostKernel:
     """A kernel's text, compiled by the C++ compiler for this processor."""
 
-    def __init__(self, library, kernel):
-        self._function = getattr(library, f'fp8pipe_{kernel.name}')
+    def __init__(self, library, name, kernel):
+        self._function = getattr(library, f'fp8pipe_{name}')
         self._parameters = parameters(kernel)
 
     def __call__(self, *args, size=None):
@@ -93,8 +89,7 @@ class HostKernel:
             else:
                 assert numpy.dtype(dtype).type is type(arg)
                 values.append({'float32': ctypes.c_float,
-                               'int64': ctypes.c_longlong}.get(
-                    dtype, ctypes.c_uint32)(arg))
+                               'int32': ctypes.c_int}[dtype](arg))
         self._function(*values, ctypes.c_longlong(size))
 
 
@@ -105,78 +100,13 @@ def host_kernels(folder):
         pytest.skip('no C++ compiler (c++ or g++)')
     source = pathlib.Path(folder, 'kernels.cpp')
     source.write_text(gpu.preamble() + ''.join(
-        cpp_source(kernel) for kernel in gpu.KERNELS.values()))
+        cpp_source(*item) for item in gpu.KERNELS.items()))
     library = source.with_suffix('.so')
     subprocess.run(
         [compiler, *FLAGS, str(source), '-o', str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
-    return {name: HostKernel(loaded, kernel)
+    return {name: HostKernel(loaded, name, kernel)
             for name, kernel in gpu.KERNELS.items()}
-
-
-#: Flags of /proc/cpuinfo that tell the generations of x86-64 apart.
-GENERATIONS = {
-    'x86-64': set(),
-    'x86-64-v3': {'avx2', 'bmi2', 'fma', 'f16c'},
-    'x86-64-v4': {'avx512f', 'avx512bw', 'avx512cd', 'avx512dq', 'avx512vl'},
-}
-
-
-def _compiler_for(generation):
-    """A C compiler and its options; skips where this processor is older."""
-    if platform.machine() != 'x86_64' or platform.system() != 'Linux':
-        pytest.skip('needs Linux on x86-64')
-    flags = set(pathlib.Path('/proc/cpuinfo').read_text().split())
-    if missing := GENERATIONS[generation] - flags:
-        pytest.skip(f'this processor lacks {", ".join(sorted(missing))}')
-    compiler = shutil.which('cc') or shutil.which('gcc')
-    if compiler is None:
-        pytest.skip('no C compiler (cc or gcc)')
-    return [compiler, '-O3', *FLAGS[1:], f'-march={generation}', '-DCLONES=']
-
-
-def loops_for(text, folder, generation=None):
-    """The module ``_formats`` and the C functions of a text, in one library.
-
-    Built for one generation of x86-64 alone (skips the test where this
-    processor is not of it); without one, the loops choose at run time as the
-    project's own do.
-    """
-    command = _compiler_for(generation or 'x86-64')
-    if generation is None:
-        command.remove('-DCLONES=')
-    source = pathlib.Path(folder, 'all.c')
-    source.write_text(f'#include "loops.h"\n{text}' if generation is None
-                      else f'#include "_formats.c"\n{text}')
-    library = source.with_suffix('.so')
-    here = pathlib.Path(formats.__file__).parent
-    subprocess.run(
-        [*command, '-Wno-unused-function', f'-I{here}',
-         f'-I{sysconfig.get_path("include")}', str(source), '-o',
-         str(library)],
-        check=True)
-    if generation is None:
-        return None, ctypes.CDLL(str(library))
-    spec = importlib.util.spec_from_file_location('_formats', library)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module, ctypes.CDLL(str(library))
-
-
-def control_register(folder):
-    """Functions that get and set the vector unit's modes (MXCSR)."""
-    compiler = shutil.which('cc') or shutil.which('gcc')
-    if compiler is None or platform.machine() != 'x86_64':
-        pytest.skip('needs a C compiler (cc or gcc) and x86-64')
-    source, library = (pathlib.Path(folder, name)
-                       for name in ('modes.c', 'modes.so'))
-    source.write_text(
-        'unsigned get(void) { return __builtin_ia32_stmxcsr(); }\n'
-        'void set(unsigned modes) { __builtin_ia32_ldmxcsr(modes); }\n')
-    subprocess.run(
-        [compiler, *FLAGS, str(source), '-o', str(library)], check=True)
-    modes = ctypes.CDLL(str(library))
-    return modes.get, modes.set
 
 
 class Nvrtc:
