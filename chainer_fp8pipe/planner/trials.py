@@ -13,7 +13,7 @@
 #
 # A rank that fails in the middle of an update leaves the others in an exchange
 # that no one can end.  It waits some seconds for them to fail as well, and
-# goes on with them if they do; if not, it raises its error, which ends all.
+# goes on with them if they do; if not, it ends all ranks with its error.
 from __future__ import annotations
 
 import contextlib
@@ -33,6 +33,7 @@ from mpi4py import MPI
 
 from ..chains.measure import memory_traced
 from ..communicators.options import without_warmup
+from ..mpi.abort import end_all_ranks, shown
 from ..mpi.agreement import is_raised_by_all, raise_together
 from ..mpi.grid import Group
 from ..mpi.ranks import once
@@ -217,10 +218,6 @@ def try_way(way: Way, trained: Trained, comm: MPI.Comm,
         comm: All ranks.
         seconds: That the timed updates may take.
         limit: Seconds of an update from which on it need not go on.
-
-    Raises:
-        Exception: This rank failed in the middle of an update, and others did
-            not.  Nothing may catch it: they wait for this rank.
     """
     here = comm if way.ranks == comm.size else MPI.COMM_SELF
     found: tuple[float, ...] = ()
@@ -254,11 +251,10 @@ def try_way(way: Way, trained: Trained, comm: MPI.Comm,
 def together(comm: MPI.Comm, action: Callable[[], Any]) -> str:
     """Does ``action``, in which ranks communicate; call it on all ranks.
 
+    If others do not come to an end, a rank that fails ends all of them.
+
     Returns:
         Why it has failed on a rank, the same on all ranks; '' if on none.
-
-    Raises:
-        Exception: That of ``action``, if others do not come to an end.
     """
     meeting = once(comm, 'trials', comm.Dup)    # others may be in `comm`
     problem = ''
@@ -271,8 +267,9 @@ def together(comm: MPI.Comm, action: Callable[[], Any]) -> str:
             time.monotonic() + _PATIENCE)
         arrived = meeting.Ibarrier()
         wait_until(lambda: arrived.Test() or time.monotonic() > end)
-        if not arrived.Test():
-            raise
+        if not arrived.Test():      # no one may catch it: others wait for it
+            end_all_ranks(f'\nrank {comm.rank} of {comm.size} failed, ending '
+                          f'all:\n{shown(error)}', 1)
     return next(filter(None, meeting.allgather(problem)), '')
 
 

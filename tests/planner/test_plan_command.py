@@ -89,8 +89,8 @@ updater = chainer.training.StandardUpdater(
     chainer.iterators.SerialIterator(Data(), 8, shuffle=False), optimizer)
 try:
     chainer.training.Trainer(updater, (1, 'epoch')).run()
-finally:
-    print('over')
+except OSError:
+    print('caught')     # and the others wait
 '''
 
 
