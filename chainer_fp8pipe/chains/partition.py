@@ -202,10 +202,11 @@ def _recorded(model: Any, example: Any, grid: ProcessGrid
     first = _together(grid.comm, lambda: record() if is_first else None)
     others = _together(grid.comm, lambda: None if is_first else record())
     recorder, program, call = first or others
-    agree(grid.comm, {**_shapes(names), **program.description()},
-          remedy='Build the same model on all ranks, and give partition() '
-          'examples of the same shapes; what a model calls must not depend '
-          'on the rank.')
+    raise_together(
+        grid.comm, lambda: {**_shapes(names), **program.description()},
+        ValueError, dict, 'Build the same model on all ranks, and give '
+        'partition() examples of the same shapes; what a model calls must '
+        'not depend on the rank.')
     return recorder, program, call
 
 

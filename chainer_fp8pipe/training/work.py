@@ -20,7 +20,7 @@ from ..chains import nested
 from ..chains.names import OBSERVER
 from ..chains.partitioned import ChainPart, Partition, PartitionedChain
 from ..chains.placeholder import PlaceholderError
-from ..mpi.agreement import agree
+from ..mpi.agreement import raise_together
 from ..mpi.grid import ProcessGrid
 from ..pipeline.backprop import Arrays
 from ..pipeline.layers import (
@@ -299,7 +299,8 @@ class ChainWork(Work):
         """All ranks of the pipeline have recorded the same calls."""
         part = self._partition
         if len({digest for digest, _ in said}) > 1:
-            agree(self._grid.pipeline, part.description(), remedy=_SAME)
+            raise_together(self._grid.pipeline, part.description, NotTraced,
+                           dict, _SAME)
             raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
         self._weights = [0.0] * len(part.programs)
         if step != 'predict':
