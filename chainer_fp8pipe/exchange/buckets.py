@@ -6,9 +6,9 @@
 #
 # Two moments decide what overlap earns.  When is a gradient final?  In the
 # last of the backward passes before an all-reduce, which Passes predicts from
-# the updates before; a wrong guess is noticed, and is an error in words, never
-# a wrong sum.  When is a bucket complete?  That is measured once, and buckets
-# are sent in this order.
+# the updates before; a wrong guess is noticed, and what was sent is void.
+# When is a bucket complete?  That is measured once, and buckets are sent in
+# this order.
 from __future__ import annotations
 
 import collections
@@ -18,6 +18,8 @@ import time
 from collections.abc import Hashable, Mapping, Sequence
 
 BucketNames = tuple[str, ...]        # names of parameters
+#: Updates whose number of passes counts.
+_KEPT = 10
 
 
 def divide(sizes: Mapping[str, int], limit: int) -> tuple[BucketNames, ...]:
@@ -116,7 +118,7 @@ class Passes:
         self.finals: dict[str, float] = {}      # in the last one
         # The others describe the updates before it.
         self._usual: Hashable = None
-        self._often = 0
+        self._recent: collections.deque[int] = collections.deque(maxlen=_KEPT)
         self._models: int | None = None
         self._complete = False
 
@@ -136,7 +138,8 @@ class Passes:
             self._models = models
         self._counts[kind] += 1
         self._last = kind
-        return kind == self._usual and self._counts[kind] >= self._often
+        return kind == self._usual and (
+            self._counts[kind] >= max(self._recent))
 
     def note(self, name: str) -> None:
         """A gradient is final."""
@@ -145,11 +148,11 @@ class Passes:
     def averaged(self) -> None:
         """The gradients have been averaged."""
         if self._complete and self._last is not None:
-            often = self._counts[self._last]
-            if self._last == self._usual:
-                # An update with fewer passes than usual is no new rule.
-                often = max(often, self._often)
-            self._usual, self._often = self._last, often
+            if self._last != self._usual:
+                self._recent.clear()
+            self._usual = self._last
+            # An update with fewer passes than usual is no new rule.
+            self._recent.append(self._counts[self._last])
         self._counts.clear()
         self._last = None
         self._complete = True

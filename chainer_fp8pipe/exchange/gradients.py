@@ -63,7 +63,7 @@ class Gradients:
                 f'the gradients of parameters {name} and {other} have '
                 f'different loss scales, {one} and {two}; scale all losses '
                 'alike and clear gradients before each backward pass')
-        in_place = _are_apart(self.arrays, True)
+        in_place = _are_apart(self.arrays, self.values)
         if not in_place:
             self.problem = self.problem or self._different_devices()
         self.loss_scale = next(iter(self._scales), None)
@@ -77,7 +77,7 @@ class Gradients:
             parameter._loss_scale = self.loss_scale
         if self.arrays:
             self.entries['the loss scale'] = str(self.loss_scale)
-        overlapping = set() if in_place else shared(self.arrays)
+        overlapping = set() if in_place else shared(self.arrays, self.values)
         for name, gradient in self.arrays.items():
             flat = flat_float32(gradient)
             # The gradient of a sum is a view of one number, for example.
@@ -205,34 +205,48 @@ def _text(dtype: numpy.dtype, shape: tuple[int, ...],
         f'{text} with a gradient of {gradient.name}')
 
 
-def _are_apart(arrays: Mapping[str, Any], writeable: bool) -> bool:
-    """Whether it is certain, at a glance, that arrays can be used in place.
+def _are_apart(gradients: Mapping[str, Any], values: Mapping[str, Any]
+               ) -> bool:
+    """Whether it is certain, at a glance, that gradients are used in place.
 
-    They are float32, C-contiguous, on the host, and none overlaps another.
+    All arrays are float32, C-contiguous and on the host, gradients can be
+    written, and no gradient overlaps another array.
     """
-    found = places([*arrays.values()], writeable)
-    if found is None or not arrays:
-        return found is not None
-    starts, sizes = found[numpy.argsort(found[:, 0])].T
+    written = places([*gradients.values()], True)
+    read = places([*values.values()], False)
+    if written is None or read is None or not gradients:
+        return not gradients
+    found = numpy.concatenate([written, read])
+    starts, sizes = found[numpy.argsort(found[:, 0], kind='stable')].T
     return bool((starts[:-1] + _FLOAT32.itemsize * sizes[:-1]
                  <= starts[1:]).all())
 
 
-def shared(arrays: Mapping[str, Any]) -> set[str]:
-    """Names of contiguous arrays that share memory with another one.
+def shared(gradients: Mapping[str, Any], values: Mapping[str, Any]
+           ) -> set[str]:
+    """Names of gradients that share memory with another, or a parameter.
 
     The gradients of a sum's terms may be one array, for example.
     """
     spans = sorted(
-        (array.__array_interface__['data'][0] if isinstance(
-            array, numpy.ndarray) else array.data.ptr, array.nbytes, name)
-        for name, array in arrays.items()
-        if array.nbytes and array.flags.c_contiguous)
-    found = set()
-    end, last = 0, ''
-    for start, size, name in spans:
+        (*_span(array), name, is_gradient)
+        for is_gradient, arrays in ((True, gradients), (False, values))
+        for name, array in arrays.items() if array.nbytes)
+    found: set[tuple[str, bool]] = set()
+    end, last = 0, ('', False)
+    for start, stop, name, is_gradient in spans:
         if start < end:
-            found |= {last, name}
-        if start + size > end:
-            end, last = start + size, name
-    return found
+            found |= {last, (name, is_gradient)}
+        if stop > end:
+            end, last = stop, (name, is_gradient)
+    return {name for name, is_gradient in found if is_gradient}
+
+
+def _span(array: Any) -> tuple[int, int]:
+    """First address of an array's memory, and the last one plus one."""
+    start = (array.__array_interface__['data'][0] if isinstance(
+        array, numpy.ndarray) else array.data.ptr)
+    reach = [(size - 1) * stride for size, stride in zip(
+        array.shape, array.strides, strict=True)]
+    return (start + sum(step for step in reach if step < 0),
+            start + array.itemsize + sum(step for step in reach if step > 0))

@@ -47,6 +47,11 @@ class Lockstep:
         self._in_section = threading.Lock()
         self._next_look = 0.0
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether :meth:`break_off` was called."""
+        return self._failure is not None
+
     def break_off(self, why: str = '') -> None:
         """Nothing can be exchanged any more; to be called on all ranks."""
         self._failure = why and f' ({why})'

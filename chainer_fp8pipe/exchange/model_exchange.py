@@ -18,14 +18,16 @@
 # has the same effect.  Beside that, fp8 finds the largest scales of all ranks,
 # in one of 100 updates; replicas are compared every 100.
 #
-# A bucket that was sent early can become void: its gradients are changed after
-# backward, another rank does not agree, or the script drops the update
-# (bcast_data).  Then the ranks tell each other how much they have sent; who
-# has sent less than the others sends zeros, and all drop the means, so that no
-# message is left on its way.  Where a rank's exchange has failed, or ranks
-# send in different orders, zeros would not match.  After that, and after
-# buckets of an update that the ranks refuse, every later update of the
-# communicator raises an error, on all ranks.
+# A bucket that was sent early can become void: a hook, another backward pass
+# or the script has changed its gradients since (their digests tell), another
+# rank does not agree, or the script drops the update (bcast_data).  Then the
+# ranks tell each other how much they have sent; who has sent less than the
+# others sends zeros, all drop the means, and what the codec keeps is again
+# what it was (Rollback).  So a void bucket changes no number, and is sent
+# again, after backward.  Where a rank's exchange has failed, or ranks send in
+# different orders, zeros would not match.  After that, and after buckets of an
+# update that the ranks refuse, every later update of the communicator raises
+# an error, on all ranks.
 #
 # The first updates travel in float32: early gradients change by orders of
 # magnitude from one update to the next, and the fp8 paper begins all its
@@ -46,10 +48,17 @@ from typing import TYPE_CHECKING, Any
 
 import chainer
 import numpy
+import xxhash
 
 from ..allreduce.engine import LITTLE, Bucket, Engine
 from ..codecs import Cast, State, Tensors
-from ..mpi.agreement import agree, digest, is_raised_by_all, raised_by_all
+from ..mpi.agreement import (
+    Waiter,
+    agree,
+    digest,
+    is_raised_by_all,
+    raised_by_all,
+)
 from ..mpi.waiting import BRIEF, LONG, give_way
 from .buckets import BucketNames, Passes, divide, send_order
 from .drift import ReplicaDrift, compare
@@ -60,6 +69,8 @@ from .gradients import (
     flat_float32,
     problem_of,
 )
+from .loss_scaling import is_scaled_dynamically
+from .rollback import Rollback
 
 if TYPE_CHECKING:
     from .reducer import Reducer
@@ -74,8 +85,6 @@ _ONE_MODEL = ("overlap=True with algorithm='aggregator' is for one model; "
               'pass overlap=False')
 _FINITE = ('Lower the learning rate, clip gradients, scale the loss, or pass '
            "nonfinite='pass' to create_communicator")
-_REMEDY = ('after its exchange had begun: by a hook, by cleargrads or by '
-           'another backward pass; pass overlap=False to create_communicator')
 
 
 class NonfiniteMean(RuntimeError):
@@ -98,9 +107,9 @@ class Update:
             event that a GPU reaches when it has computed them.
         begun: How many buckets have been sent.
         sent: Buckets, by number.
-        frozen: Arrays that must not be changed now.
-        announced: Gradients are reported by what computes them, and nothing
-            else can change them.
+        digests: Of the contents of gradients when they were sent, by name.
+        announced: Gradients are reported by what computes them.
+        is_void: What was sent belongs to an earlier step.
     """
 
     values: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -112,14 +121,9 @@ class Update:
         default_factory=collections.deque)
     begun: int = 0
     sent: dict[int, Bucket] = dataclasses.field(default_factory=dict)
-    frozen: list[numpy.ndarray] = dataclasses.field(default_factory=list)
+    digests: dict[str, int] = dataclasses.field(default_factory=dict)
     announced: bool = False
-
-    def thaw(self) -> None:
-        """Lets gradients be changed again."""
-        for array in self.frozen:
-            array.flags.writeable = True
-        self.frozen.clear()
+    is_void: bool = False
 
 
 class ModelExchange:
@@ -134,9 +138,6 @@ class ModelExchange:
             one's first mean, the same on all ranks; -1: there was none yet.
         updates: Updates finished so far.
         codec_state: What the codec keeps of the model.
-        scaling_is_dynamic: Whether the loss scale looks like one of Chainer's
-            dynamic loss scaling, which skips an update whose gradients are
-            not finite; static loss scaling does not.
         sizes: How many elements each parameter has, by name.
         buckets: As :func:`.divide` gives them.
         order: Their numbers, in the order in which they are sent.
@@ -145,6 +146,7 @@ class ModelExchange:
             update.
         ready: The order is known, so the next update may begin early.
         update: The update under way.
+        rollback: What the codec's state was before it.
         failure: The traceback of an error in the exchange's thread, or ''.
     """
 
@@ -157,6 +159,7 @@ class ModelExchange:
         self.number = -1
         self.codec_state = reducer.codec.init()
         self.update = Update()
+        self.rollback = Rollback()
         self._wires: dict[int, tuple[Any, numpy.ndarray]] = {}
         self.ready = False
         self.sizes: dict[str, int] = {}
@@ -170,9 +173,7 @@ class ModelExchange:
 
     def save(self) -> Saved:
         """Returns all that an exact continuation needs."""
-        return {'dynamic': numpy.asarray(self.scaling_is_dynamic),
-                'loss_scale': numpy.asarray(self._loss_scale),
-                'codec|done': numpy.asarray(self.updates),
+        return {'codec|done': numpy.asarray(self.updates),
                 **{f'codec|{key}': value
                    for key, value in self.codec_state.save().items()}}
 
@@ -186,20 +187,17 @@ class ModelExchange:
         of_codec = {key.partition('|')[2]: value for key, value
                     in saved.items() if key.startswith('codec|')}
         codec = self.codec_state.codec
-        updates, dynamic, scale, state = 0, False, 0.0, codec.init()
+        updates, state = 0, codec.init()
         try:
             if saved:
                 updates = int(of_codec.pop('done'))
                 state = State.load(codec, of_codec)
-                dynamic = bool(saved['dynamic'])
-                scale = float(saved['loss_scale'])
         except KeyError as error:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
         self.updates, self.codec_state = updates, state
         self._agreed: Mapping[str, str] = {}    # of the last update
-        self.scaling_is_dynamic, self._loss_scale = dynamic, scale
         self.end()      # what has been sent of an update stays where it is
         self.failure = ''
         self.queue: Engine | None = None
@@ -210,8 +208,10 @@ class ModelExchange:
     def mean(self, model: chainer.Link, zero_fill: bool) -> None:
         """See :meth:`.CodecCommunicator.multi_node_mean_grad`."""
         with self._reducer.events.section('exchange'):
-            self.update.thaw()      # or what was sent early would be copied
-            self._average(model, Gradients(model, zero_fill))
+            gradients = Gradients(model, zero_fill)
+            # A thread has a current device of its own, a caller any.
+            with chainer.using_device(_device_of(gradients.arrays)):
+                self._average(model, gradients)
         self.updates += 1
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
@@ -219,7 +219,6 @@ class ModelExchange:
         reducer = self._reducer
         is_new = self.queue is None or gradients.sizes != self.sizes
         self._check(model, gradients, is_new)
-        self._see(gradients.loss_scale)
         if is_new:
             self._follow(gradients.sizes)
             self.queue = self.queue or reducer.unused_queue()
@@ -235,24 +234,26 @@ class ModelExchange:
             self.passes.averaged()
             if not is_new:
                 self._learn()
-        if bad and self._must_be_finite:
-            raise self._nonfinite_error(bad)
+        if bad:
+            self._raise_nonfinite(bad, model, gradients.loss_scale)
         gradients.write_back(gradients.arrays)
 
     def _check(self, model: chainer.Link, gradients: Gradients, is_new: bool
                ) -> None:
         """Raises on all ranks if they cannot go on together."""
         reducer = self._reducer
-        ranks, every = reducer.ranks, reducer.options.check_every
+        ranks = reducer.ranks
         entries = {**gradients.entries,
                    # A rank resumed from another snapshot must not go unseen.
                    'the number of updates': str(self.updates),
                    'the number of the model': str(self.number)}
-        problem = gradients.problem
+        problem, void = gradients.problem, ''
+        if self.failure:
+            problem = f'the exchange failed beside backward: {self.failure}'
         if reducer.overlap:
             entries['overlap'] = ('new' if is_new else
                                   'ready' if self.ready else 'known')
-            problem = problem or self._void(gradients)
+            void = self._void(gradients)
             if self.number and reducer.algorithm.one_order:
                 problem = problem or _ONE_MODEL
         wait = ranks.wait
@@ -264,18 +265,41 @@ class ModelExchange:
                 or self.sizes.keys() - gradients.parameters.keys()):
             wait = functools.partial(wait, beside=functools.partial(
                 self._send_meanwhile, gradients))
+        self._agree(entries, problem, void, wait)
+        self._agreed = gradients.entries
+        every = reducer.options.check_every
+        if (every and self.updates and ranks.comm.size > 1
+                and self.updates % every == 0):
+            try:
+                compare(model, self.updates, ranks)
+            except ReplicaDrift:        # on all ranks
+                reducer.withdraw(self)
+                raise
+
+    def _agree(self, entries: Mapping[str, str], problem: str, void: str,
+               wait: Waiter) -> None:
+        """Has ranks agree; if only early buckets are void, drops these."""
+        reducer, ranks = self._reducer, self._reducer.ranks
+        try:
+            agree(ranks.comm, entries, problem or void, _SAME_GRADIENTS,
+                  wait=wait)
+            return
+        except ValueError as error:
+            # Others come to no more calls where this rank raises alone.
+            if not is_raised_by_all(error):
+                raise
+            was_sent = reducer.withdraw(self)
+            if ranks.is_broken:
+                raise
+            if not reducer.overlap:
+                if was_sent:
+                    ranks.break_off()
+                raise
         try:
             agree(ranks.comm, entries, problem, _SAME_GRADIENTS, wait=wait)
-            self._agreed = gradients.entries
-            if (every and self.updates and ranks.comm.size > 1
-                    and self.updates % every == 0):
-                compare(model, self.updates, ranks)
-        except (ValueError, ReplicaDrift) as error:
-            # Others come to no more calls where this rank raises alone.
-            if is_raised_by_all(error):
-                was_sent = reducer.withdraw(self)
-                if was_sent and isinstance(error, ValueError):
-                    ranks.break_off()
+        except ValueError:
+            if was_sent:
+                ranks.break_off()
             raise
 
     def _send_meanwhile(self, gradients: Gradients) -> None:
@@ -288,35 +312,24 @@ class ModelExchange:
     def _void(self, gradients: Gradients) -> str:
         """Why the buckets sent early are void; '' if they are valid."""
         update = self.update
-        if self.failure:
-            return f'the exchange failed beside backward: {self.failure}'
+        if not update.ready:
+            return ''
+        if (update.is_void or gradients.loss_scale != update.loss_scale
+                or gradients.sizes != self.sizes):
+            return 'the update is another one'
         for number in self.order[:update.ready]:
             for name in self.buckets[number]:
-                if gradients.arrays.get(name) is not update.arrays[name]:
-                    return (f'the gradient of parameter {name} was changed '
-                            f'{_REMEDY}')
-        if update.ready and gradients.loss_scale != update.loss_scale:
-            return (f'the loss scale was changed from {update.loss_scale} to '
-                    f'{gradients.loss_scale} {_REMEDY}')
-        if update.ready and gradients.sizes != self.sizes:
-            return f'parameters of the model came or went {_REMEDY}'
+                known = update.digests.get(name)
+                if gradients.arrays.get(name) is not update.arrays[name] or (
+                        known is not None
+                        and _digest(gradients.flat[name]) != known):
+                    return f'the gradient of parameter {name} has changed'
         return ''
 
     def _raise_failure(self) -> None:
         if self.failure:
             raise RuntimeError('the exchange failed beside the training: '
                                f'{self.failure}')
-
-    def _see(self, loss_scale: float | None) -> None:
-        """Notes the loss scale of the update to come."""
-        if loss_scale is None:
-            self.scaling_is_dynamic = False
-            return
-        # Dynamic scaling starts at 1, which no one would choose as a static
-        # scale, and changes.
-        changed = self._loss_scale not in (0.0, loss_scale)
-        self.scaling_is_dynamic |= changed or loss_scale == 1.0
-        self._loss_scale = loss_scale
 
     def _receive(self, bucket: Bucket) -> list[str]:
         """Waits for a bucket's mean, and writes it into the gradients.
@@ -330,36 +343,39 @@ class ModelExchange:
         with self._reducer.events.section('decode'):
             return bucket.decode()
 
-    @property
-    def _must_be_finite(self) -> bool:
-        """Whether an update must not go on with a mean that is not finite."""
-        wanted = self._reducer.options.nonfinite
-        return (not self.scaling_is_dynamic if wanted == 'auto'
-                else wanted == 'raise')
+    def _raise_nonfinite(self, bad: list[Bucket], model: chainer.Link,
+                         loss_scale: float | None) -> None:
+        """Raises the same on all ranks, before any parameter is updated.
 
-    def _nonfinite_error(self, bad: list[Bucket]) -> NonfiniteMean:
-        """The same error on all ranks, before any parameter is updated."""
+        Unless means may be NaN or infinite.
+        """
         ranks, state = self._reducer.ranks, self.current
+        wanted = self._reducer.options.nonfinite
+        passes = wanted == 'pass' or wanted == 'auto' and (
+            loss_scale is not None and is_scaled_dynamically(model))
         name = bad[0].decode()[0]
         # All ranks have the wires alike, so that the others are not here.
         if all(bucket.wire_is_finite for bucket in bad):
-            return NonfiniteMean(
+            if passes:
+                return
+            raise NonfiniteMean(
                 f'the value of {name}, or its product with the ratio, is '
                 f'not finite on rank {ranks.comm.rank}. No parameter was '
                 f'updated here. {_FINITE}.')
+        everyone = ranks.allgather((passes, state.nonfinite))
+        if all(passes for passes, _ in everyone):
+            return
         culprits = [
             f'{found[0]} is not finite in {state.codec.name} on rank {rank}'
             + (f' (and {len(found) - 1} more)' if found[1:] else '')
-            for rank, found in enumerate(ranks.allgather(state.nonfinite))
-            if found]
+            for rank, (_, found) in enumerate(everyone) if found]
         text = '; '.join(culprits) or (
             f'the sum over ranks of the gradient of {name} overflowed')
-        return raised_by_all(NonfiniteMean(
+        raise raised_by_all(NonfiniteMean(
             f'{text}. No parameter was updated. {_FINITE}.'))
 
     def end(self) -> None:
         """Ends the update: what was sent of it is no longer known."""
-        self.update.thaw()
         self.update = Update()
 
     # --- buckets, and their order --------------------------------------------
@@ -397,9 +413,7 @@ class ModelExchange:
     def signature(self) -> int:
         """A number that differs between ranks that cannot go on together."""
         return digest({
-            'model': str(self.number), 'sizes': str({
-                name: parameter.size
-                for name, parameter in self.parameters().items()}),
+            'model': str(self.number), 'sizes': str(self.sizes),
             'order': str(self.order), 'ready': str(self.ready),
             'updates': str(self.updates)})
 
@@ -443,10 +457,8 @@ class ModelExchange:
 
     def announce(self, loss_scale: float | None) -> bool:
         """As :meth:`begin`, for gradients that somebody else reports."""
-        if self.update.announced:
-            # The arrays may be the same as now, with other contents.
-            self.failure = ('an earlier step ended without an update after '
-                            'its exchange had begun')
+        # The arrays may be the same as now, with other contents.
+        self.update.is_void = self.update.announced
         wanted = self.begin(set(self.parameters()), 'announced', 0,
                             loss_scale)
         self.update.announced = wanted and self.ready
@@ -465,12 +477,6 @@ class ModelExchange:
         for number in self.order[before:]:
             if update.missing.get(number) != set():
                 break
-            if not update.announced:    # a change is an error from now on
-                for array in map(update.arrays.get, self.buckets[number]):
-                    if isinstance(array, numpy.ndarray) and (
-                            array.flags.writeable):
-                        array.flags.writeable = False
-                        update.frozen.append(array)
             update.ready += 1
             update.todo.append((number, None if isinstance(
                 gradient, numpy.ndarray) else _computed(gradient)))
@@ -499,8 +505,7 @@ class ModelExchange:
             return False
         update = self.update
         # Gradients are added meanwhile by backward; values stay as they are.
-        device = chainer.backend.get_device_from_array(
-            next(iter(update.values.values()), None))
+        device = _device_of(update.values)
         # A thread has a current device and stream of its own.
         with chainer.using_device(device):
             moved = bool(update.todo)
@@ -508,10 +513,12 @@ class ModelExchange:
                 number, computed = update.todo.popleft()
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
-                self._send(number, {
-                    name: flat_float32(update.arrays[name])
-                    for name in self.buckets[number]}, update.values,
-                    update.loss_scale)
+                flat = {name: flat_float32(update.arrays[name])
+                        for name in self.buckets[number]}
+                if device.xp is numpy:      # a script may write into them
+                    update.digests |= {name: _digest(array)
+                                       for name, array in flat.items()}
+                self._send(number, flat, update.values, update.loss_scale)
             if alone and not update.todo:
                 return self.queue.work(LONG) or moved
             return self.queue.work() or moved
@@ -540,6 +547,9 @@ class ModelExchange:
             return
         if not update.begun:
             state.codec.begin(state, tensors.loss_scale)
+            self.rollback.begin(state)
+        if not decodes:
+            self.rollback.keep(names)
         bucket = update.sent[number] = Bucket(
             state, tensors, self.wire(number, tensors.xp, tensors.size),
             contributes=contributes, decodes=decodes, number=number)
@@ -570,15 +580,20 @@ class ModelExchange:
         assert self.queue is not None
         update = self.update
         update.todo.clear()
-        # Means are encoded by their ratio to the parameters, and the residual
-        # is kept: the parameters must be the real ones.
-        values = self._values()
+        # All of it is undone, so that any parameters will do.
+        known = update.values or self._values()
+        values = {
+            name: array if array.size == self.sizes[name] else (
+                numpy.ones(self.sizes[name], numpy.float32))
+            for name in self.sizes
+            for array in [known.get(name, numpy.empty(0))]}
         zeros = {name: numpy.zeros_like(array)
                  for name, array in values.items()}
         for number in self.order[update.begun:count]:
             self._send(number, zeros, values, loss_scale, contributes=False)
         for bucket in update.sent.values():
             self.queue.finish(bucket)
+        self.rollback.undo()
 
     def wire(self, bucket: int, xp: Any, size: int) -> numpy.ndarray:
         """The memory of a bucket's wire, used again at the next update.
@@ -600,6 +615,16 @@ class ModelExchange:
     def release(self) -> None:
         """Frees the memory of the wires."""
         self._wires.clear()
+
+
+def _device_of(arrays: Mapping[str, Any]) -> chainer.backend.Device:
+    return chainer.backend.get_device_from_array(
+        next(iter(arrays.values()), None))
+
+
+def _digest(array: Any) -> int:
+    return xxhash.xxh3_64_intdigest(array.view(numpy.uint8).data) if (
+        isinstance(array, numpy.ndarray)) else 0
 
 
 def _computed(array: Any) -> Any:

@@ -1,12 +1,15 @@
 """A model's gradients as flat arrays, and what forbids to average them."""
 import types
 
+from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.exchange.gradients import Gradients
 
 import chainer
 import chainer.functions as F
 import numpy
 import pytest
+
+from tests.ranks import on_ranks
 
 from ..communicators.helpers import Model, set_gradients
 
@@ -55,6 +58,64 @@ def test_what_is_not_is_copied_and_brought_back(
     for parameter, mean in zip(model.params(), means, strict=True):
         numpy.testing.assert_array_equal(
             parameter.grad, result[1] if result else mean)
+
+
+def its_own_array(model):
+    model.p0.grad = model.p0.array
+
+
+def anothers_array(model):
+    model.p0.grad = model.p1.array
+    model.p1.grad = numpy.ones(40, 'f4')
+
+
+def a_part_of_it(model):
+    model.p0.array = (whole := numpy.ones(50, 'f4'))[:40]
+    model.p0.grad = whole[10:]
+
+
+def every_second_of_it(model):
+    model.p0.array = (whole := numpy.ones(80, 'f4'))[::2]
+    model.p0.grad = whole[:40]
+
+
+def a_broadcast(model):
+    model.p0.grad = numpy.lib.stride_tricks.as_strided(
+        numpy.ones(1, 'f4'), (40,), (0,))
+
+
+def one_for_two(model):
+    model.p0.grad = model.p1.grad = numpy.ones(40, 'f4')
+
+
+def read_only(model):
+    model.p0.grad = numpy.ones(40, 'f4')
+    model.p0.grad.flags.writeable = False
+
+
+@pytest.mark.parametrize('overlap', [False, True])
+@pytest.mark.parametrize('name', ['fp8', 'int4', 'float32'])
+@on_ranks(2)
+def test_gradients_in_shared_memory_leave_parameters_alone(
+        comm, name, overlap):
+    for share in (its_own_array, anothers_array, a_part_of_it,
+                  every_second_of_it, a_broadcast, one_for_two, read_only):
+        communicator = create_communicator(
+            name, comm, overlap=overlap,
+            **({} if name == 'float32' else {'warmup': 0}))
+        model = Model(shapes=((40,), (40,)))
+        share(model)
+        before = [one.array.copy() for one in model.params()]
+        expected = [None if one.grad is None else comm.allreduce(
+            one.grad.astype('f8')) / 2 for one in model.params()]
+        communicator.multi_node_mean_grad(model)
+        for parameter, array, mean in zip(
+                model.params(), before, expected, strict=True):
+            numpy.testing.assert_array_equal(parameter.array, array)
+            if mean is not None:
+                numpy.testing.assert_allclose(
+                    parameter.grad, mean, atol=abs(mean).max() / 7)
+        communicator.finalize()
 
 
 def test_entries_describe_what_must_be_equal():

@@ -1,4 +1,5 @@
-"""What cannot be exchanged early is an error, on all ranks."""
+"""What was sent early and is void is sent again; errors are of all ranks."""
+import contextlib
 import time
 from unittest import mock
 
@@ -13,27 +14,15 @@ from mpi4py import MPI
 from tests.ranks import on_ranks
 
 from ..communicators.networks import NETWORKS, Plain
-from .jobs import early, make, optimizer_of, update, warm
-
-
-def replaced(comm, optimizer, model):
-    model.cleargrads()
-    model.loss(9, comm.rank).backward()
-    if comm.rank == 1:
-        model.l9.W.grad = model.l9.W.grad * 2
-    optimizer.update()
-
-
-def one_pass_more(comm, optimizer, model):
-    model.cleargrads()
-    model.loss(9, comm.rank).backward()
-    model.loss(10, comm.rank).backward()
-    optimizer.update()
-
-
-def no_update(comm, optimizer, model):
-    model.loss(9, comm.rank).backward()
-    update(optimizer, model, 10, comm.rank)
+from .jobs import (
+    counting,
+    early,
+    make,
+    optimizer_of,
+    update,
+    values,
+    warm,
+)
 
 
 class Choosing(NETWORKS['Changing']):
@@ -81,20 +70,14 @@ AGREED = [
     (lacking, Choosing, '/b/W is float32 .* without gradient on rank 0 but '
      'float32 .* on rank 1.*zero_fill=True'),
     (scaled, Plain, 'the loss scale is None on rank 0 but 3.0 on rank 1'),
-    (grown, Plain, r'(?s)/l9/W.*(changed after|float32 \(9, 9\) on rank 1)')]
-BESIDE_BACKWARD = [
-    (replaced, Plain, 'rank 1: the gradient of parameter /l9/W was changed '
-     'after.*pass overlap=False'),
-    (one_pass_more, Plain, 'the gradient of parameter .* was changed after'),
-    (no_update, Plain, 'the gradient of parameter .* was changed after'),
-    (thread_fails, Plain,
-     '(?s)rank 1: the exchange failed beside backward.*lost')]
+    (grown, Plain, r'(?s)/l9/W.*float32 \(9, 9\) on rank 1')]
 
 
 @on_ranks(3)
 @pytest.mark.parametrize(('overlap', 'change', 'network', 'match'), [
-    (overlap, *one) for overlap in (False, True)
-    for one in AGREED + BESIDE_BACKWARD * bool(overlap)])
+    *((overlap, *one) for overlap in (False, True) for one in AGREED),
+    (True, thread_fails, Plain,
+     '(?s)rank 1: the exchange failed beside backward.*lost')])
 def test_every_rank_raises_and_refuses_to_go_on(
         comm, change, network, match, overlap):
     communicator = make(comm, 'fp8', overlap)
@@ -109,20 +92,93 @@ def test_every_rank_raises_and_refuses_to_go_on(
     assert len(set(comm.allgather(str(raised.value)))) == 1
     with pytest.raises(RuntimeError, match='make a new communicator'):
         communicator.multi_node_mean_grad(model)
-    assert not any(one.update.frozen
-                   for one in communicator._reducer.exchanges)
     communicator.finalize()
 
 
-@on_ranks(2)
-def test_a_gradient_that_is_changed_in_place_is_an_error_at_once(comm):
-    _, model, optimizer = warm(comm)
+# --- what was sent and is void, is sent again ---
+
+def replaced(model, rank):
+    if rank == 1:
+        model.l9.W.grad = model.l9.W.grad * 2
+
+
+def clipped_in_place(model, rank):
+    for parameter in model.params():
+        parameter.grad *= 0.5
+
+
+def one_element(model, rank):
+    if rank == 2:
+        model.l1.W.grad[0, 0] = 0
+
+
+def saliency_map(model, rank):
+    model.loss(10, rank).backward()
+
+
+def passes_of_its_own(model, rank):
+    for step in range(rank):
+        model.loss(11 + step, rank).backward()
+
+
+def dropped_step(model, rank):
     model.cleargrads()
-    model.loss(9, comm.rank).backward()
-    with pytest.raises(ValueError, match='read-only'):
-        model.l9.W.grad *= 2
-    optimizer.update()
-    model.l9.W.grad *= 2
+    model.loss(12, rank).backward()
+
+
+def failed_step(model, rank):
+    if rank:
+        model.cleargrads()
+        with contextlib.suppress(ZeroDivisionError):
+            raising(model.loss(13, rank)).backward()
+    model.cleargrads()
+    model.loss(14, rank).backward()
+
+
+def raising(loss):
+    class Raising(chainer.FunctionNode):
+        def forward(self, inputs):
+            return inputs
+
+        def backward(self, indexes, gradients):
+            raise ZeroDivisionError
+    return loss + Raising().apply((loss,))[0]
+
+
+def other_scale(model, rank):
+    model.cleargrads()
+    model.loss(15, rank).backward(loss_scale=4.0)
+
+
+@on_ranks(3)
+@pytest.mark.parametrize('name', ['fp8', 'int4', 'float32'])
+@pytest.mark.parametrize('change', [
+    replaced, clipped_in_place, one_element, saliency_map, passes_of_its_own,
+    dropped_step, failed_step, other_scale])
+def test_what_is_void_is_exchanged_again_with_the_bits_of_no_overlap(
+        comm, change, name):
+    """Now and then, so that the change is no rule."""
+    found, early_sent = [], 0
+    for overlap in False, True:
+        communicator = make(comm, name, overlap)
+        numpy.random.seed(1)
+        model = Plain()
+        optimizer = optimizer_of('sgd', model, communicator)
+        states = []
+        with counting(communicator) as sent:
+            for number in range(12):
+                model.cleargrads()
+                model.loss(number, comm.rank).backward()
+                if number in (5, 8, 9):
+                    change(model, comm.rank)
+                optimizer.update()
+                states.append(values(model))
+        found.append(states)
+        early_sent = sum(sent)
+        communicator.finalize()
+    assert early_sent > 0
+    assert found[0] == found[1]
+    assert comm.allgather(found[1][-1]) == [found[1][-1]] * comm.size
 
 
 @on_ranks(2)
