@@ -6,9 +6,7 @@ no exchange would notice.  So from time to time all ranks compare digests.
 """
 from __future__ import annotations
 
-import collections
 import numbers
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -42,73 +40,42 @@ def compare(model: chainer.Link, updates: int, ranks: Lockstep) -> None:
     Raises:
         ReplicaDrift: They differ, after so many updates; on all ranks.
     """
-    mine = {name: _digests(parameter)
+    mine = {name: digest(parameter)
             for name, parameter in distinct_parameters(model)}
     if are_equal(ranks.comm, xxhash.xxh3_64_intdigest(
             repr(mine).encode()), ranks.wait):
         return
     everyone = ranks.allgather(mine)
     first, *others = (name for name in everyone[0] if any(
-        digests[name] != everyone[0][name] for digests in everyone))
-    text = (f'replicas have drifted apart, as seen after {updates} updates: '
-            + _difference(first, [digests[first] for digests in everyone]))
-    if others:
-        text += (f'; {len(others)} more parameters differ: '
-                 f'{", ".join(others[:3])}{", ..." * (len(others) > 3)}')
-    raise raised_by_all(ReplicaDrift(f'{text}. {_REMEDY}.'))
-
-
-def _digests(parameter: chainer.Parameter) -> dict[str, int]:
-    """64 bits of each part of a parameter, by what the part is called.
-
-    A parameter that is not initialised has no value, one without update rule
-    no more than that, and a rule has no state before its first update.
-    """
-    parts = {'the value': parameter.array}
-    rule = parameter.update_rule
-    if rule is not None:
-        parts['the count of updates'] = rule.t
-        # What Chainer updates of a float16 parameter, and rounds to it.
-        if rule._fp32_param is not None:
-            parts['the float32 copy'] = rule._fp32_param.array
-        parts |= {f"the optimizer's {name}": value
-                  for name, value in sorted((rule.state or {}).items())}
-    found = {}
-    for name, value in parts.items():
-        if isinstance(value, (numpy.ndarray, chainer.backends.cuda.ndarray)):
-            found[name] = _digest(value)
-        elif isinstance(value, (numbers.Number, str)):
-            found[name] = xxhash.xxh3_64_intdigest(repr(value).encode())
-        # Of other objects it is not known what makes them equal.
-    return found
-
-
-def _digest(array: Any) -> int:
-    host = numpy.asarray(chainer.backends.cuda.to_cpu(array), order='C')
-    digest = xxhash.xxh3_64(f'{host.dtype.str} {host.shape}'.encode())
-    digest.update(host.reshape(-1).view(numpy.uint8).data)
-    return digest.intdigest()
-
-
-def _difference(name: str, everyone: Sequence[Mapping[str, int]]) -> str:
-    """One sentence about a parameter, of all ranks' digests of its parts."""
-    # All parts belong together: value and state are of one update.
-    alike: dict[tuple, list[int]] = collections.defaultdict(list)
+        one[name] != everyone[0][name] for one in everyone))
+    alike: dict[int, list[int]] = {}
     for rank, digests in enumerate(everyone):
-        alike[tuple(digests.items())].append(rank)
-    most, *others = sorted(alike.values(),
-                           key=lambda ranks: (-len(ranks), ranks))
-    part = next(part for digests in everyone for part in digests if len(
-        {digests.get(part) for digests in everyone}) > 1)
-    text = f'{part} of parameter {name} is another on '
-    if 2 * len(most) > len(everyone):
-        return (f'{text}{_ranks(sorted(sum(others, [])))} than on most, '
-                f'{_ranks(most)}')
-    return (f'{text}each of {" | ".join(map(_ranks, [most, *others]))}, none '
-            'of which is a majority')
+        alike.setdefault(digests[first], []).append(rank)
+    groups = ' | '.join(f'rank {", ".join(map(str, group))}' for group in
+                        sorted(alike.values(), key=len, reverse=True))
+    raise raised_by_all(ReplicaDrift(
+        f'replicas have drifted apart, as seen after {updates} updates: '
+        f'parameter {first}, or what its update rule keeps, is not the same '
+        f'on {groups}'
+        + f'; {len(others)} more parameters differ' * bool(others)
+        + f'. {_REMEDY}.'))
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    *first, last = map(str, ranks)
-    return (f'ranks {", ".join(first)} and {last}' if first
-            else f'rank {last}')
+def digest(parameter: chainer.Parameter) -> int:
+    """64 bits of a parameter, and of what its update rule keeps of it."""
+    parts: dict[str, Any] = {'value': parameter.array}
+    if (rule := parameter.update_rule) is not None:
+        # What Chainer updates of a float16 parameter, and rounds to it.
+        copy = rule._fp32_param
+        parts |= {'t': rule.t, 'copy': None if copy is None else copy.array,
+                  **dict(sorted((rule.state or {}).items()))}
+    found = xxhash.xxh3_64()
+    for name, part in parts.items():
+        if isinstance(part, (numpy.ndarray, chainer.backends.cuda.ndarray)):
+            host = numpy.asarray(chainer.backends.cuda.to_cpu(part), order='C')
+            found.update(f'{name} {host.dtype.str} {host.shape}'.encode())
+            found.update(host.reshape(-1).view(numpy.uint8).data)
+        # Of other objects it is not known what makes them equal.
+        elif isinstance(part, (numbers.Number, str)):
+            found.update(f'{name} {part!r}'.encode())
+    return found.intdigest()

@@ -1,11 +1,8 @@
 """Replicas that differ are found and named."""
-import re
-
 from chainer_fp8pipe.exchange import model_exchange
-from chainer_fp8pipe.exchange.drift import ReplicaDrift, _difference, _digests
+from chainer_fp8pipe.exchange.drift import ReplicaDrift, digest
 
 import chainer
-import chainer.links as L
 import numpy
 import pytest
 
@@ -14,8 +11,6 @@ from tests.training import trainers
 
 from ..communicators.networks import NETWORKS, Plain
 from .jobs import make, wrapped
-
-OVERLAPS = False, True
 
 
 class Job:
@@ -52,7 +47,7 @@ def flip(array):
 
 
 @on_ranks(3)
-@pytest.mark.parametrize('overlap', OVERLAPS)
+@pytest.mark.parametrize('overlap', [False, True])
 def test_a_flipped_bit_is_named_on_all_ranks(comm, overlap):
     job = Job(comm, 'fp8', overlap)
     job.update(*range(5))
@@ -63,10 +58,9 @@ def test_a_flipped_bit_is_named_on_all_ranks(comm, overlap):
             flip(job.model.l3.b.array)
     job.update(5, before=before)        # not compared
     with pytest.raises(ReplicaDrift, match=(
-            'after 6 updates: .* of parameter /l2/W is another on rank 1 '
-            'than on most, ranks 0')) as raised:
+            r'after 6 updates: parameter /l2/W, .* is not the same on rank '
+            r'0, 2 \| rank 1; 1 more parameters differ')) as raised:
         job.update(6)
-    assert '1 more parameters differ: /l3/b' in str(raised.value)
     assert len(set(comm.allgather(str(raised.value)))) == 1
     # Nothing is left on its way.
     job.communicator.bcast_data(job.model)
@@ -89,13 +83,10 @@ def a_master_copy(job):
 
 @on_ranks(3)
 @pytest.mark.parametrize(('change', 'message'), [
-    (a_state, "^replicas have drifted apart, as seen after 2 updates: the "
-     "optimizer's v of parameter /l9/W is another on rank 2 than on most, "
-     'ranks 0 and 1'),
-    (a_count, re.escape(
-        'the count of updates of parameter /l1/b is another on each of '
-        'rank 0 | rank 1 | rank 2, none of which is a majority')),
-    (a_master_copy, 'the float32 copy of parameter /l1/W')])
+    (a_state, '^replicas have drifted apart, as seen after 2 updates: '
+     r'parameter /l9/W.* on rank 0, 1 \| rank 2'),
+    (a_count, r'/l1/b.* on rank 0 \| rank 1 \| rank 2'),
+    (a_master_copy, '/l1/W')])
 def test_an_optimizers_state_is_compared_too(comm, change, message):
     job = Job(comm, network=halved if change is a_master_copy else Plain)
     if change is a_master_copy:
@@ -162,38 +153,20 @@ def test_replicas_of_a_stage_are_compared(comm):
         job.update()
 
 
-@pytest.mark.parametrize(('values', 'majority'), [
-    ([0, 1, 0], True), ([0, 1, 1, 0], False), ([0, 0, 1, 2], False)])
-def test_a_majority_is_more_than_half(values, majority):
-    text = _difference('/W', [{'the value': value} for value in values])
-    assert ('than on most' in text) == majority
-
-
-def digest(value):
-    parameter = chainer.Parameter(value)
-    return _digests(parameter)['the value']
-
-
 def test_every_bit_counts_but_not_the_order_in_memory():
+    def of(array):
+        return digest(chainer.Parameter(array))
     array = numpy.zeros((100, 10), 'f4')
-    found = {digest(array)}
+    found = {of(array)}
     for place in range(0, 32000, 997):
         bits = array.copy()
         bits.reshape(-1).view(numpy.uint32)[place // 32] ^= 1 << place % 32
-        found.add(digest(bits))
+        found.add(of(bits))
         other = numpy.asfortranarray(bits)
         other.flags.writeable = False
-        assert digest(other) in found
+        assert of(other) in found
     assert len(found) == 1 + len(range(0, 32000, 997))
-    assert len({*map(digest, (
+    assert len({*map(of, (
         array, array.reshape(10, 100), array.astype('f2'),
         numpy.zeros((0, 3), 'f4'), numpy.zeros((0, 2), 'f4'),
         numpy.array(1.5, 'f4'), numpy.array(1.25, 'f4')))}) == 7
-
-
-def test_what_is_not_there_is_left_out():
-    lazy = L.Linear(None, 2)
-    assert _digests(lazy.W) == {}
-    chainer.optimizers.MomentumSGD().setup(lazy)
-    assert list(_digests(lazy.W)) == ['the count of updates']
-    assert list(_digests(lazy.b)) == ['the value', 'the count of updates']

@@ -24,7 +24,7 @@ from .jobs import update, warm
 #: What fails on one rank, by the mode of the exchange.
 ALWAYS = {
     'gradients are looked up': (Gradients, '__init__'),
-    'replicas are compared': (drift, '_digests'),
+    'replicas are compared': (drift, 'digest'),
     'the codec starts': (Fp8Ratio, 'begin'),
     'memory for a wire': (ModelExchange, 'wire'),
     'maxima are found': (Fp8Ratio, 'propose'),

@@ -333,22 +333,26 @@ def overlapped(comm, network, stages, overlap, communicator='fp8', **settings):
 def test_results_are_those_without_overlap_bit_for_bit(
         comm, network, settings):
     stages = comm.size // 2
-    (plain, _), (early, sent), (late, _) = (
+    (plain, _), (early, sent) = (
         overlapped(comm, network, stages, overlap, **settings)
         for overlap in (False, True))
-    assert plain == early == late
+    assert plain == early
     assert len(set(plain)) == 6
     assert min(sent[2:]) > 0, sent
 
 
 @on_ranks(2)
-def test_a_step_that_fails_half_way_is_not_forgotten(comm):
+def test_a_step_that_fails_half_way_leaves_nothing_behind(comm):
     """The sums are kept in the same arrays at the next step."""
-    job = Job(comm, 'Plain', 1, micro_batches=2, codec={
-        'overlap': True, 'bucket_bytes': 100}).updated(4)
-    with job.communicator.announced(job.model, None) as final:
-        for parameter in job.model.params():
-            final(parameter, np.zeros_like(parameter.array))
-    with pytest.raises(ValueError, match='ended without an update'):
+    found = []
+    for overlap in False, True:
+        job = Job(comm, 'Plain', 1, micro_batches=2, codec={
+            'overlap': overlap, 'bucket_bytes': 100}).updated(4)
+        with job.communicator.announced(job.model, None) as final:
+            for parameter in job.model.params():
+                final(parameter, np.zeros_like(parameter.array))
         job.update()
-    job.communicator.finalize()
+        found.append([parameter.array.tobytes() for _, parameter
+                      in sorted(job.model.namedparams())])
+        job.communicator.finalize()
+    assert found[0] == found[1]
