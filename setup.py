@@ -55,8 +55,10 @@ class WhereItCan(build_ext):
         for extension in self.extensions:
             extension.optional = not (self.inplace or self.editable_mode)
         super().run()
-        # A Python that is started in the checkout takes the package there.
-        self.copy_extensions_to_source()
+        # A Python that is started in the checkout takes the package there; not
+        # what is built elsewhere, as with sanitizers.
+        if self.get_finalized_command('build').build_base == 'build':
+            self.copy_extensions_to_source()
 
 
 setup(

@@ -3,7 +3,6 @@ from chainer_fp8pipe.allreduce.aggregator import Aggregated, WorkerComm, serve
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.allreduce.mpi_op import MpiOp
 from chainer_fp8pipe.allreduce.plan import (
-    ALGORITHMS,
     FORMS,
     Framing,
     plans_of,
@@ -16,6 +15,8 @@ import numpy
 from mpi4py import MPI
 
 from benchmarks.codec_updates import begin
+
+from .plans import TABLE
 
 CODECS = {'float32': lambda: Cast('float32').init(),
           'float16': lambda: Cast('float16').init(),
@@ -90,7 +91,7 @@ def ways():
     A way is words: an algorithm, ``two`` (levels), a form, a number of
     aggregators.
     """
-    for row in ALGORITHMS.values():
+    for row in TABLE.values():
         for levels in ('', ' two')[:1 + row.two_level]:
             travel = sums_travel(row.for_ranks(4))
             for form in FORMS if travel else ['float32']:
@@ -108,7 +109,7 @@ def plans(way, size, node=2):
     """The plans of a way for workers in nodes of so many."""
     name, *words = way.split()
     levels = 'two' in words
-    return plans_of(ALGORITHMS[name], nodes_of(size, node if levels else 1),
+    return plans_of(TABLE[name], nodes_of(size, node if levels else 1),
                     levels and size % node == 0,
                     {'shape': (0, 0), 'aggregators': servers(way)})
 
@@ -116,7 +117,7 @@ def plans(way, size, node=2):
 def servers(way):
     """How many ranks of a way only sum."""
     name, *words = way.split()
-    return ALGORITHMS[name].has_servers * (1 + ('2' in words))
+    return TABLE[name].has_servers * (1 + ('2' in words))
 
 
 def form_of(way):
@@ -130,7 +131,7 @@ def make(way, comm, node=2, frame_bytes=512, frames_in_flight=3, **framing):
     Frames are tiny, so that there are many.
     """
     name, *words = way.split()
-    if ALGORITHMS[name].plans is None:
+    if TABLE[name].plans is None:
         return MpiOp(comm, EventStream(), nodes_of(comm.size, node)
                      if 'two' in words else None)
     return Engine(comm, plans(way, comm.size, node), EventStream(), Framing(
