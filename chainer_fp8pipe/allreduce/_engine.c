@@ -88,15 +88,10 @@ typedef struct {
 
 /* How a bucket is cut for a plan. */
 typedef struct {
-    int64_t start, stop, frame, frames, let_in;
+    int64_t start, stop, frame, frames;
     const Mean *means; /* by site and tensor */
     Py_buffer means_buffer;
 } Cut;
-
-typedef struct {
-    int64_t count, room;
-    Range *items;
-} Ranges;
 
 /* The compiled part of engine.py's Bucket. */
 typedef struct {
@@ -108,11 +103,9 @@ typedef struct {
     float shrink;       /* of sums that travel as halves */
     int in_wire;        /* sums are made in the wire */
     int encodes, decodes;
-    int is_held;        /* by an engine, until it is finished */
     int64_t unfinished; /* frames */
     int cuts_count;
     Cut *cuts;
-    Ranges undecoded, decoded; /* whose means are there */
 } Bucket;
 
 typedef struct {
@@ -153,11 +146,11 @@ typedef struct {
     f32 *sums;
 } Flight;
 
-/* Frames of a bucket that have not taken off. */
+/* A bucket's frames that have not taken off. */
 typedef struct {
     Bucket *bucket;
     Cut *cut;
-    int64_t next, stop;
+    int64_t next;
 } Waiting;
 
 typedef struct Plan {
@@ -540,22 +533,14 @@ static void encode_gathered(Flight *flight, const Step *step)
 }
 
 /* A block's mean is there. */
-static int arrive(Engine *self, Flight *flight, int block, const char *mean)
+static void arrive(Engine *self, Flight *flight, int block, const char *mean)
 {
     Bucket *bucket = flight->bucket;
     const Range range = range_of(flight, block);
     const size_t itemsize = bucket->coding.itemsize;
-    Ranges *ranges = bucket->decodes ? &bucket->decoded : &bucket->undecoded;
     flight->progress[block] = ARRIVED;
     if (!flight->plan->contributes)
-        return DONE;
-    if (ranges->count == ranges->room) {
-        int64_t room = ranges->room ? 2 * ranges->room : 64;
-        if (!grow(&ranges->items, (size_t)room * sizeof *ranges->items))
-            return fail(self, NO_MEMORY);
-        ranges->room = room;
-    }
-    ranges->items[ranges->count++] = range;
+        return;
     const double since = now();
     if (bucket->decodes)
         decode_range(&bucket->coding, range, mean);
@@ -563,7 +548,6 @@ static int arrive(Engine *self, Flight *flight, int block, const char *mean)
         memcpy(bucket->wire + (size_t)range.start * itemsize, mean,
                entries_of(range) * itemsize);
     self->decoding += now() - since;
-    return DONE;
 }
 
 /* --- steps: each does what it can, and says whether that was all ---------- */
@@ -715,9 +699,8 @@ static int receive_mean(Engine *self, Flight *flight, const Step *step)
         memcpy(wire_of(flight, step->start), receive->data, receive->size);
     else if (step->mail)
         FOR_EACH_BLOCK(flight, step, block)
-            if (arrive(self, flight, block, block_of(
-                    flight, step, receive->data, block)) == FAILED)
-                return FAILED;
+            arrive(self, flight, block,
+                   block_of(flight, step, receive->data, block));
     give_back(receive);
     return DONE;
 }
@@ -766,9 +749,8 @@ static int advance(Engine *self, Flight *flight, int *moved)
         *moved = 1;
     }
     for (int block = 0; block < plan->blocks; ++block)
-        if (flight->progress[block] != ARRIVED
-            && arrive(self, flight, block, wire_of(flight, block)) == FAILED)
-            return FAILED;
+        if (flight->progress[block] != ARRIVED)
+            arrive(self, flight, block, wire_of(flight, block));
     if (!has_left(flight, SEND_SUM) || !has_left(flight, SEND_MEAN))
         return BLOCKED;
     *moved = 1;
@@ -806,7 +788,7 @@ static int start_flights(Engine *self, Plan *plan, int *moved)
         SET(flight->frame, first->next);
         flight->tag = (int)(number % (4 * plan->in_flight)) * plan->plans
                       + plan->number;
-        if (++first->next == first->stop)
+        if (++first->next == first->cut->frames)
             memmove(first, first + 1,
                     (size_t)--plan->waiting_count * sizeof *first);
         *moved = 1;
@@ -880,34 +862,13 @@ static void bucket_dealloc(PyObject *object)
     for (int i = 0; i < self->cuts_count; ++i)
         PyBuffer_Release(&self->cuts[i].means_buffer);
     free(self->cuts);
-    free(self->undecoded.items);
-    free(self->decoded.items);
     type->tp_free(object);
     Py_DECREF(type);
 }
 
-/* taken(): the ranges decoded since the last call, as pairs of 64-bit numbers;
- * not while an engine runs. */
-static PyObject *bucket_taken(PyObject *self, PyObject *unused)
-{
-    Ranges *ranges = &((Bucket *)self)->decoded;
-    PyObject *pairs = PyBytes_FromStringAndSize(
-        (const char *)ranges->items,
-        (Py_ssize_t)ranges->count * (Py_ssize_t)sizeof(Range));
-    if (pairs != NULL)
-        ranges->count = 0;
-    return pairs;
-}
-
-static PyMethodDef bucket_methods[] = {
-    {"taken", bucket_taken, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
 static PyType_Slot bucket_slots[] = {
     {Py_tp_new, PyType_GenericNew},
     {Py_tp_dealloc, bucket_dealloc},
-    {Py_tp_methods, bucket_methods},
     {0, NULL},
 };
 
@@ -1177,24 +1138,20 @@ static PyObject *prepare(PyObject *object, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* let_in(bucket, until, parts): puts frames behind the others that wait. */
-static PyObject *let_in(PyObject *object, PyObject *args)
+/* let_in(bucket): puts its frames behind the others that wait. */
+static PyObject *let_in(PyObject *object, PyObject *argument)
 {
     Engine *self = (Engine *)object;
-    Bucket *bucket;
-    int until, parts;
-    if (!PyArg_ParseTuple(args, "O!ii", bucket_type, &bucket, &until, &parts)
-        || !is_usable(self))
+    Bucket *bucket = (Bucket *)argument;
+    if (!PyObject_TypeCheck(argument, bucket_type)) {
+        PyErr_SetString(PyExc_TypeError, "this is no Bucket");
         return NULL;
-    if (!bucket->is_held
-        && PyList_Append(self->buckets, (PyObject *)bucket) < 0)
+    }
+    if (!is_usable(self) || PyList_Append(self->buckets, argument) < 0)
         return NULL;
-    bucket->is_held = 1;
     for (int i = 0; i < self->plans_count; ++i) {
         Plan *plan = &self->plans[i];
-        Cut *cut = &bucket->cuts[i];
-        const int64_t stop = cut->frames * until / parts;
-        if (stop <= cut->let_in)
+        if (bucket->cuts_count == 0 || bucket->cuts[i].frames == 0)
             continue;
         if (plan->waiting_count == plan->waiting_room) {
             int64_t room = plan->waiting_room ? 2 * plan->waiting_room : 16;
@@ -1203,8 +1160,7 @@ static PyObject *let_in(PyObject *object, PyObject *args)
             plan->waiting_room = room;
         }
         plan->waiting[plan->waiting_count++] =
-            (Waiting){bucket, cut, cut->let_in, stop};
-        cut->let_in = stop;
+            (Waiting){bucket, &bucket->cuts[i], 0};
     }
     Py_RETURN_NONE;
 }
@@ -1245,36 +1201,6 @@ static PyObject *run(PyObject *object, PyObject *args)
 static PyObject *interrupt(PyObject *object, PyObject *unused)
 {
     atomic_store(&((Engine *)object)->interrupted, 1);
-    Py_RETURN_NONE;
-}
-
-/* decode(bucket): from now on means are decoded as they come, and now those
- * that have come. */
-static PyObject *decode_now(PyObject *object, PyObject *argument)
-{
-    Engine *self = (Engine *)object;
-    if (!PyObject_TypeCheck(argument, bucket_type)) {
-        PyErr_SetString(PyExc_TypeError, "this is no Bucket");
-        return NULL;
-    }
-    if (!is_usable(self))
-        return NULL;
-    Bucket *bucket = (Bucket *)argument;
-    const uint64_t mode = give_up_python(self);
-    const double since = now();
-    bucket->decodes = 1;
-    for (int64_t i = 0; i < bucket->undecoded.count; ++i) {
-        const Range range = bucket->undecoded.items[i];
-        decode_range(&bucket->coding, range, bucket->wire
-                     + (size_t)range.start * bucket->coding.itemsize);
-    }
-    if (bucket->decoded.count == 0) { /* as always */
-        const Ranges empty = bucket->decoded;
-        bucket->decoded = bucket->undecoded;
-        bucket->undecoded = empty;
-    }
-    self->decoding += now() - since;
-    take_python(self, mode);
     Py_RETURN_NONE;
 }
 
@@ -1350,10 +1276,9 @@ static PyObject *get_patience(PyObject *self, void *unused)
 
 static PyMethodDef engine_methods[] = {
     {"prepare", prepare, METH_VARARGS, NULL},
-    {"let_in", let_in, METH_VARARGS, NULL},
+    {"let_in", let_in, METH_O, NULL},
     {"run", run, METH_VARARGS, NULL},
     {"interrupt", interrupt, METH_NOARGS, NULL},
-    {"decode", decode_now, METH_O, NULL},
     {"taken", taken, METH_NOARGS, NULL},
     {"waits", waits, METH_NOARGS, NULL},
     {NULL, NULL, 0, NULL},

@@ -10,22 +10,19 @@
 #               without the interpreter, until the seconds it is given are over
 #     finish    polls the above until one bucket's mean is there
 #
-# The order of submission is the same on all ranks.  A bucket may go in a part
-# at a time: what is wanted soonest passes those that can wait.
-# Gradients on the host are encoded when a frame is sent, and decoded when its
-# mean has come: while a link is busy with one frame the processor works on
-# others, and frames stay in its caches.  A GPU encodes the whole bucket before
-# it goes in: it is done sooner than the frames would have left it.
+# The order of submission is the same on all ranks.  Gradients on the host are
+# encoded when a frame is sent, and decoded when its mean has come: while a
+# link is busy with one frame the processor works on others, and frames stay in
+# its caches.  A GPU encodes the whole bucket before it goes in: it is done
+# sooner than the frames would have left it.
 #
-# An engine runs plans (plan.py) in compiled code (_engine.c).  That is worth
-# its lines where the processor is the limit: the same in Python, with a
-# generator per chunk, takes as long at 500 Mbit/s to within 4 to 12 %, and
-# twice as long in shared memory.  What can only wait inside MPI (mpi_op) is an
-# engine without plans: a bucket is finished when it has gone in.
+# An engine runs plans (plan.py) in compiled code; _engine.c says how, and why
+# it is not Python.  What can only wait inside MPI (mpi_op) is an engine
+# without plans: a bucket is finished when it has gone in.
 #
-# What is under way belongs to MPI and to neighbours.  A Bucket is a compiled
-# Job and keeps all that compiled code has addresses of; the engine holds it
-# until it is finished, even if its owner has dropped it.
+# What is under way belongs to MPI and to neighbours.  A Bucket's base is
+# compiled and keeps all that compiled code has addresses of; the engine holds
+# it until it is finished, even if its owner has dropped it.
 from __future__ import annotations
 
 import collections
@@ -44,9 +41,6 @@ from ..report.stream import EventStream
 from . import _engine
 from .memory import WIDEST, SharedMemory
 from .plan import Framing, Opcode, Plan, Step, cut, steps_of
-
-#: Into how many parts a bucket may be divided that goes in a bit at a time.
-PARTS = 64
 
 #: Seconds of work between two calls of what is done beside it.
 LITTLE = 1e-3
@@ -113,14 +107,6 @@ class Bucket(_engine.Bucket):
         return f'bucket {self.number} ({names[0]}' + (
             f' and {len(names) - 1} more)' if names[1:] else ')')
 
-    def decoded(self) -> list[list[int]]:
-        """Ranges whose means have come into the gradients since the last call.
-
-        Not while another thread works at the exchange.
-        """
-        pairs = self.taken() if self.decodes else b''
-        return numpy.frombuffer(pairs, numpy.int64).reshape(-1, 2).tolist()
-
     @property
     def wire_is_finite(self) -> bool:
         """Whether the mean as it has travelled has no NaN and no infinity.
@@ -146,11 +132,10 @@ class Bucket(_engine.Bucket):
 class Engine:
     """Makes buckets their mean over all ranks, in the order of submission.
 
-    It runs one or more plans side by side, each on its piece of a wire.
-    Chunks start in one order on all ranks; messages find their chunk by their
-    tag.  Beside the wire, memory is needed for ``frames_in_flight`` chunks of
-    each plan: a frame of every message and, for wide sums, 4 bytes for each
-    element of a frame of each block that passes through.
+    It runs one or more plans side by side, each on its part of a bucket.
+    Frames start in one order on all ranks; messages find theirs by their tag.
+    Beside the wire, memory is needed for ``frames_in_flight`` frames of each
+    block: of every message and, for wide sums, 4 bytes for each element.
 
     Args:
         comm: The ranks, as many as the plans have; the engine works on
@@ -182,12 +167,11 @@ class Engine:
         # Maxima are on their way at any time, and collective calls on one
         # communicator have one order.
         self._maxima = (workers or comm).Dup()
-        # Buckets whose maxima are awaited, and how much of them is let in.
-        self._waiting: collections.deque[tuple[Bucket, int]] = (
-            collections.deque())
+        # Buckets whose maxima are awaited.
+        self._waiting: collections.deque[Bucket] = collections.deque()
         self._steps = [steps_of(plan, comm.rank) for plan in plans]
         # By size and kind of a wire; there are a few for each model.
-        self._divided: dict[tuple[int, int, int], list[_Share]] = {}
+        self._divided: dict[tuple[int, int, int], list[_Cut]] = {}
         self._workers = plans[0].workers if plans else comm.size
         self._contributes = comm.rank < self._workers
         self._world_ranks = world_ranks(self.comm)
@@ -210,14 +194,11 @@ class Engine:
         """Nothing is on its way."""
         return not self._waiting and not self._compiled.busy
 
-    def submit(self, bucket: Bucket, until: int = PARTS) -> Bucket:
-        """Puts a bucket, or more of it, behind the others; does not wait.
+    def submit(self, bucket: Bucket) -> Bucket:
+        """Puts a bucket behind the others; does not wait.
 
         Args:
             bucket: What is to become its mean.
-            until: How much of the bucket, in parts of :data:`PARTS`; the
-                rest comes with other calls, behind what is submitted until
-                then.
 
         Returns:
             The bucket.
@@ -237,7 +218,7 @@ class Engine:
                     MPI.IN_PLACE, found, MPI.MAX), found)
                 bucket.proposed = found
                 self.events.sent(found.nbytes)
-        self._waiting.append((bucket, until))
+        self._waiting.append(bucket)
         return bucket
 
     def work(self, seconds: float = 0.0, brief: float = 0.0) -> bool:
@@ -293,7 +274,7 @@ class Engine:
                 elif self.work():
                     pauses.restart()
                 else:
-                    # A small part of what a chunk takes to go through its
+                    # A small part of what a frame takes to go through its
                     # plan: others in flight keep the links busy meanwhile.
                     pauses.pause(self._compiled.patience)
                 more = beside is not None and beside()
@@ -306,9 +287,9 @@ class Engine:
     def waits(self) -> list[Wait]:
         """What buckets wait for, the oldest first; any thread may ask."""
         found = []
-        for bucket, lane, frame, step, kind, peer in self._compiled.waits():
+        for bucket, plan, frame, step, kind, peer in self._compiled.waits():
             of = f'frame {frame} of {bucket.name}' + (
-                f', lane {lane}' if len(self.plans) > 1 else '')
+                f', plan {plan}' if len(self.plans) > 1 else '')
             if kind in _AWAITED:
                 rank = self._world_ranks[peer]
                 found.append(Wait(f'{of} ({_AWAITED[kind]}, step {step}) from '
@@ -317,7 +298,7 @@ class Engine:
                 found.append(Wait(f'what was sent of {of} to be taken, in '
                                   f'step {step}'))
         return found or [Wait(f'the maxima of {bucket.name} from all ranks')
-                         for bucket, _ in tuple(self._waiting)]
+                         for bucket in tuple(self._waiting)]
 
     def free(self) -> None:
         """Gives the communicators back to MPI.
@@ -359,18 +340,8 @@ class Engine:
         """
         return empty_wire(xp, size, dtype)
 
-    def chunks(self, size: int, codec: Codec) -> int:
-        """Into how many chunks a bucket is cut, where most are made.
-
-        Args:
-            size: Entries of the bucket's wire.
-            codec: Of the wire.
-        """
-        return max((share.chunks for share in self._shares(size, codec)),
-                   default=1)
-
     def decode_into(self, bucket: Bucket, gradients: Sequence[Any]) -> None:
-        """Has means written into these arrays, if possible as they come.
+        """Has means written into these arrays: as they come, or by decode.
 
         Args:
             bucket: One that was submitted.
@@ -379,31 +350,24 @@ class Engine:
         bucket.tensors.decode_into(gradients)
         if not bucket.is_prepared:
             bucket.decodes = True
-        elif bucket.encodes:
-            bucket.decodes = True
-            try:
-                self._compiled.decode(bucket)
-            finally:
-                self._collect()
 
     # --- how a bucket goes in ------------------------------------------------
 
     def _launch(self) -> bool:
         """Lets the next bucket in, if all ranks have its maxima."""
         if not self._waiting or (
-                (maxima := self._waiting[0][0].maxima) and not maxima.test()):
+                (maxima := self._waiting[0].maxima) and not maxima.test()):
             return False
         with self.events.section('encode'):
-            bucket, until = self._waiting.popleft()
+            bucket = self._waiting.popleft()
             if bucket.failure:  # what the codec keeps must not change twice
                 raise RuntimeError(bucket.failure)
             try:
-                if not bucket.is_prepared:
-                    if bucket.tensors.codec is None:
-                        self._code(bucket)
-                    self.prepare(bucket)
-                    bucket.is_prepared = True
-                self._compiled.let_in(bucket, until, PARTS)
+                if bucket.tensors.codec is None:
+                    self._code(bucket)
+                self.prepare(bucket)
+                bucket.is_prepared = True
+                self._compiled.let_in(bucket)
             except BaseException as error:
                 bucket.failure = repr(error)
                 raise
@@ -431,13 +395,13 @@ class Engine:
         sums = self.sums(bucket.codec)
         if bucket.decodes:
             tensors.decode_into(tensors.gradients)
-        shares = self._shares(tensors.size, bucket.codec)
+        cuts = self._cuts(tensors.size, bucket.codec)
         means = tensors.means([] if sums.in_wire else [
-            site for share in shares for site in share.sites])
+            site for one in cuts for site in one.sites])
         given = []
-        for share in shares:
-            given.append((*share[:4], means[:len(share.sites)]))
-            means = means[len(share.sites):]
+        for one in cuts:
+            given.append((*one[:4], means[:len(one.sites)]))
+            means = means[len(one.sites):]
         self._compiled.prepare(
             bucket, tensors.tables, bucket.wire.view(numpy.uint8),
             sums.itemsize, sums.shrink, sums.in_wire, bucket.encodes,
@@ -463,7 +427,7 @@ class Engine:
             return Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())
         return Sums(False, 4, 1.0)
 
-    def _shares(self, size: int, codec: Codec) -> list[_Share]:
+    def _cuts(self, size: int, codec: Codec) -> list[_Cut]:
         """Divides a wire among plans, and into frames."""
         grain, itemsize = codec.grain, codec.wire_dtype.itemsize
         assert 4 * grain <= WIDEST * itemsize
@@ -473,10 +437,11 @@ class Engine:
                         for steps in self._steps for step in steps), default=1)
             frame = max(1, min(self.framing.frame_bytes // itemsize,
                                _LARGEST // grain // most))
-            pieces = cut(0, size, len(self.plans) or 1)
+            parts = cut(0, size, len(self.plans) or 1)
             found = self._divided[size, grain, itemsize] = [
-                _share(lane, plan.blocks, steps, pieces[lane:lane + 2], frame)
-                for lane, (plan, steps) in enumerate(zip(
+                _cut(number, plan.blocks, steps, parts[number:number + 2],
+                     frame)
+                for number, (plan, steps) in enumerate(zip(
                     self.plans, self._steps, strict=True))]
         return found
 
@@ -500,14 +465,14 @@ class Sums(NamedTuple):
     prescale: float = 1.0
 
 
-class _Share(NamedTuple):
-    """A plan's piece of a wire.
+class _Cut(NamedTuple):
+    """How a bucket is cut for a plan.
 
     Attributes:
         start: First entry.
         stop: Last entry plus one.
         frame: Entries of a frame; no more than the longest block has.
-        chunks: How many there are.
+        frames: Of the longest block.
         sites: Names of the places where means are encoded, each with the
             range whose means this rank encodes there.
     """
@@ -515,18 +480,19 @@ class _Share(NamedTuple):
     start: int
     stop: int
     frame: int
-    chunks: int
+    frames: int
     sites: tuple[tuple[str, tuple[int, int]], ...]
 
 
-def _share(lane: int, blocks: int, steps: Sequence[Step], piece: Sequence[int],
-           frame: int) -> _Share:
-    first, last = piece
+def _cut(number: int, blocks: int, steps: Sequence[Step],
+         part: Sequence[int], frame: int) -> _Cut:
+    first, last = part
     bounds = cut(first, last, blocks)
     longest = -(-(last - first) // blocks)
     means = [step.action for step in steps
              if step.action.kind is Opcode.ENCODE and not step.fresh]
-    return _Share(
+    return _Cut(
         first, last, min(frame, longest), -(-longest // frame), tuple(
-            (f'sum {lane} {site}', (bounds[action.start], bounds[action.stop]))
+            (f'sum {number} {site}',
+             (bounds[action.start], bounds[action.stop]))
             for site, action in enumerate(means)))
