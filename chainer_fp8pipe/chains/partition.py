@@ -25,6 +25,7 @@ from ..report.quantities import parse_bytes
 from . import nested
 from .attributes import generators, saved, set_state, state_of
 from .functions import PLAIN
+from .measured_optimizer import measure_optimizer
 from .names import Names, parameters_of
 from .partitioned import (
     Partition,
@@ -52,7 +53,8 @@ _together = functools.partial(raise_together, error=ValueError)
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int = 4, schedule: str = '1f1b',
               chunks: int = 1, recompute: Any = 'auto',
-              optimizer_arrays: int = 2, plan: Any = None) -> Any:
+              optimizer_arrays: int | None = None, optimizer: Any = None,
+              plan: Any = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model: any ``chainer.Chain`` that
@@ -82,7 +84,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             Never a stage with ``BatchRenormalization`` or
             ``SpectralNormalization``, which move on with every forward pass.
         optimizer_arrays: How many arrays of a parameter's size the
-            optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.
+            optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.  It is
+            taken to need one more while it updates a parameter.  Default: 2.
+        optimizer: Instead of that number, the optimizer that will train the
+            model, whose memory is measured on the first rank.
         plan: The cut that ``model.plan.save('plan.json')`` has saved in an
             earlier run: the file's path or content, or a
             :class:`~chainer_fp8pipe.planning.PartitionPlan`.  None searches
@@ -103,14 +108,18 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         grid = grid_of(comm)
         limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
             'micro_batches': micro_batches, 'schedule': schedule,
-            'chunks': chunks, 'optimizer_arrays': optimizer_arrays})
+            'chunks': chunks, 'optimizer_arrays': optimizer_arrays},
+            optimizer)
         _check_given(plan, grid.comm)
         recorder, program, call = _recorded(model, example, grid)
         names = recorder.names
+        arrays, temporary = of_first_rank(
+            grid.comm, lambda: _taken_by(optimizer, optimizer_arrays, names,
+                                         model.device))
         problem = CutProblem(
             grid.stages, micro_batches, schedule, chunks, limit,
-            _COPIES + optimizer_arrays, recompute, _link(grid.pipeline),
-            _OVERHEAD)
+            _COPIES + arrays, recompute, _link(grid.pipeline), _OVERHEAD,
+            temporary)
         found = _plan(names, program, problem, plan, grid)
 
         def cut() -> tuple[Partition, Any]:
@@ -131,7 +140,8 @@ def _link(comm: Any) -> Link:
 
 
 def _agreed(comm: Any, function: str, model: Any, memory: Any,
-            recompute: Any, options: Mapping[str, Any]) -> float | None:
+            recompute: Any, options: Mapping[str, Any],
+            optimizer: Any = None) -> float | None:
     """Checks that arguments are right, and the same on all ranks.
 
     Returns:
@@ -140,10 +150,18 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
     def check() -> float | None:
         _check_model(model)
         _check_options(recompute, **options)
+        if optimizer is not None and (
+                options['optimizer_arrays'] is not None
+                or not isinstance(optimizer, chainer.GradientMethod)):
+            raise ValueError('give optimizer, a chainer.GradientMethod, or '
+                             'optimizer_arrays, not '
+                             f'{type(optimizer).__name__} and '
+                             f'{options["optimizer_arrays"]!r}')
         return parse_bytes(memory)
     limit = _together(comm, check)
     agree(comm, {name: repr(value) for name, value in {
-        **options, 'recompute': recompute, 'memory': limit}.items()},
+        **options, 'recompute': recompute, 'memory': limit,
+        'optimizer': type(optimizer).__name__}.items()},
         remedy=f'Pass the same to {function}() on all ranks.')
     return limit
 
@@ -172,12 +190,27 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
-    if not isinstance(optimizer_arrays, numbers.Integral) or (
-            optimizer_arrays < 0):
+    if optimizer_arrays is not None and (
+            not isinstance(optimizer_arrays, numbers.Integral)
+            or optimizer_arrays < 0):
         raise ValueError('optimizer_arrays must be a number of at least 0, '
                          f'not {optimizer_arrays!r}')
     # Checks the others; the search checks the number of stages.
     make_schedule(schedule, 1, micro_batches, chunks)
+
+
+def _taken_by(optimizer: Any, arrays: int | None, names: Names, device: Any
+              ) -> tuple[int, float]:
+    """Arrays that an optimizer keeps, and those it takes for a while.
+
+    Both are of a parameter's size; the latter while it updates that one.
+    """
+    if optimizer is None:
+        kept = 2 if arrays is None else int(arrays)
+        return kept, kept + 1.0
+    _, kept, temporary = measure_optimizer(
+        optimizer, parameters_of(names), device)
+    return kept, temporary
 
 
 def _recorded(model: Any, example: Any, grid: ProcessGrid

@@ -60,6 +60,8 @@ class CutProblem:
         link: Between stages; the latency is that of a message, packing
             included.
         overhead: Bytes of each rank whatever the rank computes.
+        temporary: Bytes that an update of a parameter takes for a while, as
+            a multiple of the parameter's.
     """
 
     stages: int
@@ -71,6 +73,7 @@ class CutProblem:
     recompute: str | bool = 'auto'
     link: Link = Link(1e-4, 2e9)
     overhead: float = 0.0
+    temporary: float = 0.0
 
     @property
     def parts(self) -> int:
@@ -303,7 +306,8 @@ def _bytes(intervals: Intervals, problem: CutProblem, live: int,
     passes = (intervals.temporary[start, end] + 2 * (inputs + outputs)
               + live * inputs + numpy.where(again, 1, live) * kept)
     return (intervals.parameters[start, end] * problem.copies
-            + numpy.maximum(passes, intervals.updating(start, end)))
+            + numpy.maximum(passes, intervals.updating(
+                start, end, problem.temporary)))
 
 
 def _why(intervals: Intervals, problem: CutProblem) -> str:

@@ -63,9 +63,6 @@ class Intervals:
             that wait, at the worst moment.
         plain: The same of a pass of all by plain Chainer, beyond gradients
             of all parameters.
-        update_times: Bytes that an optimizer's update of a parameter takes
-            for a while, as a multiple of the parameter's; 0 unless somebody
-            knows better.
         largest: Table of the bytes of the largest parameter.
         largest_in_heap: The same of those that are no larger than
             :data:`HEAP_BYTES`.
@@ -97,7 +94,7 @@ class Intervals:
         self.once = _between(sums(lambda call: call.once)) > 0
         self.temporary, plain = _backward_bytes(
             calls, atom_of, self.count, parameters)
-        self.plain, self.update_times = numpy.asarray(plain), 0.0
+        self.plain = numpy.asarray(plain)
         used = [[(name, parameters[name].nbytes) for call in atom
                  for name in call.parameters if name in parameters]
                 for atom in inside]
@@ -120,13 +117,18 @@ class Intervals:
         return (*(sum(start < cut for start in self.starts) for cut in cuts),
                 self.count)
 
-    def updating(self, start: Any, end: Any) -> Any:
+    def updating(self, start: Any, end: Any, times: float) -> Any:
         """Bytes of temporary arrays while an optimizer updates parameters.
 
-        While the largest is updated, what the largest of those in the heap
-        has needed is still there.
+        Args:
+            start: First atom.
+            end: Index after the last one.
+            times: The most that an update of a parameter takes for a while,
+                as a multiple of the parameter's bytes.
         """
-        times, largest = self.update_times, self.largest[start, end]
+        # While the largest is updated, what the largest of those in the heap
+        # has needed is still there.
+        largest = self.largest[start, end]
         return times * largest + numpy.where(
             largest > HEAP_BYTES, numpy.minimum(
                 times * self.largest_in_heap[start, end], 2 * HEAP_BYTES), 0)

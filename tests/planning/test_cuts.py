@@ -183,6 +183,22 @@ def test_memory_of_a_stage_is_that_of_its_parts():
             3 + 5 * 400 + 50 + 1 * (7000 + 1000) + edges)
 
 
+def test_the_update_of_the_largest_parameter_has_room():
+    """By which activations, which are gone then, are exceeded."""
+    calls, parameters = chain(.01, .01, size=1000, parameters=4000)
+    intervals = intervals_of(calls, parameters)
+    problem = CutProblem(2, 4, copies=4, temporary=3)
+    assert plan_of(intervals, problem, (1, 2)).predicted.memory == (
+        (4 + 3) * 4000, (4 + 3) * 4000)
+    kept, _ = chain(.01, .01, size=1000, parameters=4000, kept=50_000)
+    assert plan_of(intervals_of(kept, parameters), problem, (1, 2)
+                   ).predicted.memory == plan_of(
+        intervals_of(kept, parameters), dataclasses.replace(
+            problem, temporary=0), (1, 2)).predicted.memory
+    with pytest.raises(DoesNotFit, match='needs 28 kB'):
+        search(intervals, dataclasses.replace(problem, memory=27_000))
+
+
 def test_a_model_that_does_not_fit_says_by_how_much():
     intervals = intervals_of(*chain(*[.01] * 8, parameters=40_000_000))
     problem = CutProblem(2, 4, memory=500e6)

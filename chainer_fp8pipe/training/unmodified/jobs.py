@@ -312,7 +312,7 @@ class PipelineJob(Originals):
                 model, example(), self.grid, memory=options.memory,
                 micro_batches=options.micro_batches,
                 schedule=options.schedule, chunks=options.chunks,
-                optimizer_arrays=_arrays_of(optimizer), plan=options.cut)
+                optimizer=optimizer, plan=options.cut)
         if self.comm.rank == 0:
             print(model, file=sys.stderr)
 
@@ -494,16 +494,6 @@ def check_updater(updater: Any, before: Any, title: str) -> None:
     if before is not None:
         raise Refusal(f'the script makes a second updater; {title} is of one '
                       'model with one updater')
-
-
-def _arrays_of(optimizer: Any) -> int:
-    """Number of arrays of a parameter's size that the optimizer keeps."""
-    rule = optimizer.create_update_rule()
-    parameter = chainer.Parameter(numpy.zeros(1, numpy.float32))
-    parameter.grad = numpy.zeros(1, numpy.float32)
-    rule._init_states(parameter)
-    return sum(isinstance(value, numpy.ndarray) and value.shape == (1,)
-               for value in rule.state.values())
 
 
 # --- checks ------------------------------------------------------------------

@@ -131,6 +131,15 @@ REFUSED = {
                          lambda rank: {'optimizer_arrays': -1}),
     'optimizer_arrays, a text': ("not '2'",
                                  lambda rank: {'optimizer_arrays': '2'}),
+    'an optimizer and its arrays': (
+        'give optimizer, .* or optimizer_arrays, not SGD and 0',
+        lambda rank: {'optimizer': chainer.optimizers.SGD(),
+                      'optimizer_arrays': 0}),
+    'a text for an optimizer': (
+        'give optimizer, .*, not str', lambda rank: {'optimizer': 'Adam'}),
+    'other optimizer': ('optimizer is .* on rank 0 but ', lambda rank: {
+        'optimizer': (chainer.optimizers.SGD if rank
+                      else chainer.optimizers.Adam)()}),
     'schedule': ('schedule.*2f2b', lambda rank: {'schedule': '2f2b'}),
     'micro_batches': ("micro_batches is '4'; it must be a whole number",
                       lambda rank: {'micro_batches': '4'}),
