@@ -37,6 +37,7 @@ from .names import parameters_of
 from .placeholder import PlaceholderError, is_placeholder, user_line
 from .program import Layout, Program, sources_in
 from .recorder import Recorder
+from .saving import check_whole
 from .valueless_parameters import draw, fetching, settle, take_away
 
 #: So many layouts are kept.
@@ -643,7 +644,12 @@ class PartitionedChain:
                 yield name, parameter
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads what is on this rank, under the model's names."""
+        """Saves or loads what is on this rank, under the model's names.
+
+        Raises:
+            NotWhole: A part would be saved as if it were the model.
+        """
+        check_whole(serializer, self, self.partition.is_whole)
         model: Any = super()
         with self.partition.own_alone():
             model.serialize(serializer)

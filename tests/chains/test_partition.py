@@ -10,6 +10,7 @@ from chainer_fp8pipe.chains import (
     recorder,
     valueless_parameters,
 )
+from chainer_fp8pipe.training.extensions import save_whole_model
 
 import chainer
 import chainer.functions as F
@@ -129,11 +130,35 @@ def test_a_file_that_cannot_be_written_leaves_the_links_as_they_were(comm):
                        sorted(link._persistent))
                 for path, link in model.partition.names.links.items()}
     before, own = registered(), chainer.serializers.DictionarySerializer()
-    model.serialize(own)
-    every = comm.allgather({name.lstrip('/') for name in own.target})
+    model.serialize(own['model'])
+    every = comm.allgather({
+        name.partition('/')[2] for name in own.target})
     assert {'a/W', 'b/W', 'norm/avg_mean', 'scale'} <= every[0] | every[1]
     assert not every[0] & every[1] & {'a/W', 'b/W', 'norm/avg_mean'}
     with pytest.raises(Unlucky):
         model.serialize(mock.Mock(__getitem__=fail, side_effect=fail,
-                                  spec=chainer.Serializer))
+                                  spec=chainer.Serializer, path='model/'))
     assert registered() == before
+
+
+@on_ranks(2)
+def test_a_part_is_not_saved_as_the_model(comm, tmp_path_factory):
+    """By any serializer; what loads takes its own."""
+    model = partition(Net(), batch_of(2), comm)
+    path = str(tmp_path_factory.mktemp('saved') / 'model')
+    for save in (chainer.serializers.save_npz, chainer.serializers.save_hdf5):
+        with pytest.raises(RuntimeError, match='save_whole_model'):
+            save(path, model)
+    comm.barrier()
+    whole = f'{path}{comm.size}.npz'
+    save_whole_model(comm.bcast(whole), model, comm)
+    before = {name: parameter.array.copy()
+              for name, parameter in model.namedparams()
+              if parameter.array is not None}
+    for _, parameter in model.namedparams():
+        if parameter.array is not None:
+            parameter.array[...] = 0
+    chainer.serializers.load_npz(comm.bcast(whole), model)
+    for name, parameter in model.namedparams():
+        if name in before:
+            numpy.testing.assert_array_equal(parameter.array, before[name])

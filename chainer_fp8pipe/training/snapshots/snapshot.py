@@ -23,6 +23,7 @@ import numpy
 from chainer.training import extension
 from mpi4py import MPI
 
+from ...chains.saving import saving_parts
 from ...mpi import all_ranks
 from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import grid_of
@@ -484,8 +485,9 @@ def save_whole_model(path: str, model: Any, grid: Any) -> None:
         RuntimeError: It could not be written; on all ranks.
     """
     grid = grid_of(grid)
-    own = raise_together(grid.comm,
-                         lambda: chainer.serializers.npz.serialize(model))
+    with saving_parts():
+        own = raise_together(
+            grid.comm, lambda: chainer.serializers.npz.serialize(model))
     stages = grid.pipeline.gather(own) if grid.replica_index == 0 else None
 
     def write() -> None:

@@ -18,6 +18,7 @@ from chainer.training.extensions import _snapshot
 from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from mpi4py import MPI
 
+from ...chains.saving import saving_parts
 from ...mpi.agreement import raise_together
 from ...mpi.waiting import wait_until
 from ..extensions.update_marks import EveryUpdate
@@ -291,9 +292,10 @@ def write_arrays(job: Any, obj: Any,
     """Has rank 0 write an object's arrays, of all stages; on all ranks."""
     place = _place(job, obj)
     # Before the file is opened, of which values may be read.
-    arrays = raise_together(job.comm, lambda: (
-        {} if place is None and job.comm.rank
-        else npz.serialize(job.model if place else obj)))
+    with saving_parts():
+        arrays = raise_together(job.comm, lambda: (
+            {} if place is None and job.comm.rank
+            else npz.serialize(job.model if place else obj)))
     if place is not None:
         stages = job.grid.pipeline.gather(arrays) or []
         # The first stage's counts where several have the same.
