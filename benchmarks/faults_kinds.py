@@ -83,7 +83,8 @@ def _damaged(damage: Callable[[bytes, random.Random], bytes]
         # In this order: nobody would read a snapshot of a job that is through.
         if path is None or not (expected := kill(run, draw)):
             return ''
-        path.write_bytes(damage(path.read_bytes(), draw))
+        file = next(path.glob('rank0of*.npz'))
+        file.write_bytes(damage(file.read_bytes(), draw))
         return expected
     return inject
 

@@ -131,7 +131,7 @@ class FaultyRun:
     def newest(self) -> Path | None:
         """The newest snapshot; None if there is none."""
         found = {int(match[1]): path for path in Path(self.snapshots).glob(
-            '*') if (match := re.fullmatch(r'snapshot_iter_(\d+)\.npz',
+            '*') if (match := re.fullmatch(r'snapshot_iter_(\d+)\.ranks',
                                            path.name))}
         return found[max(found)] if found else None
 
@@ -179,14 +179,18 @@ class FaultyRun:
                      if ': update' in line.text), 0.0)
 
     def bits(self) -> dict[str, bytes] | None:
-        """The model's and optimizer's arrays at the end; None: no snapshot.
-        """
-        path = self.newest()
-        if path is None:
+        """The model's arrays at the end, by rank; None: no snapshot."""
+        folder = self.newest()
+        if folder is None:
             return None
-        with numpy.load(path) as archive:
-            return {name: archive[name].tobytes() for name in archive.files
-                    if name.startswith('all/trainer/updater/model:')}
+        found = {}
+        for path in folder.iterdir():
+            with numpy.load(path) as archive:
+                found.update({
+                    f'{path.name} {name}': archive[name].tobytes()
+                    for name in archive.files
+                    if name.startswith('updater/model:')})
+        return found
 
     def left(self) -> list[str]:
         """Processes and temporary files that are left."""

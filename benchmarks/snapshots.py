@@ -18,6 +18,7 @@ ranks wait.
 """
 from __future__ import annotations
 
+import glob
 import os
 import pathlib
 import statistics
@@ -62,8 +63,9 @@ class Clock(extension.Extension):
         if is_due(iteration):
             self._expected.append(iteration)
         for number in self._expected:
-            path = os.path.join(trainer.out, f'snapshot_iter_{number}.npz')
-            if number not in self.whole and os.path.exists(path):
+            folder = os.path.join(trainer.out, f'snapshot_iter_{number}.ranks')
+            if number not in self.whole and len(glob.glob(
+                    f'{folder}/*')) == MPI.COMM_WORLD.size:
                 self.whole[number] = self.times[-1]
 
 
@@ -102,7 +104,7 @@ def measure(comm: MPI.Comm, way: str, out: str, snapshots: int) -> dict:
     else:
         trainer.extend(
             lambda trainer: save(trainer, communicator, os.path.join(
-                out, f'snapshot_iter_{trainer.updater.iteration}.npz')),
+                out, f'snapshot_iter_{trainer.updater.iteration}.ranks')),
             trigger=due, priority=-100, name='save')
     clock = Clock()
     trainer.extend(clock)
@@ -126,7 +128,7 @@ def summary(comm: MPI.Comm, clock: Clock, out: str) -> dict:
     still = [seconds[number - 1] - update for number in numbers]
     slower = [sum(seconds[number:ends[number] - 1] - update)
               for number in numbers]
-    files = list(pathlib.Path(out).glob('snapshot_iter_*.npz'))
+    files = list(pathlib.Path(out).glob('snapshot_iter_*.ranks/*.npz'))
     slowest = numpy.max(comm.allgather(still), 0).tolist()
     return {
         'update': comm.allreduce(update, MPI.MAX),

@@ -310,12 +310,12 @@ def test_the_tours_reports_and_snapshots_are_written(tmp_path):
         r'that choose new scales send (\d+) bytes more', page).groups()]
     assert [warm_up, later] == stated[:2]
     assert chosen == pytest.approx(stated[1] + stated[2] / 32, abs=0.01)
-    for name in ('compression.json', 'snapshot_iter_64.npz',
-                 'snapshot_iter_96.npz'):
+    for name in ('compression.json', 'snapshot_iter_64.ranks',
+                 'snapshot_iter_96.ranks'):
         assert (tmp_path / 'result' / name).exists(), name
     second = run(tmp_path, code, '--resume', ranks=4).replace('\x1b[J', '')
     assert re.search(r'^[\d.]+ +8 ', second, re.MULTILINE)
-    assert (tmp_path / 'result' / 'snapshot_iter_256.npz').exists()
+    assert (tmp_path / 'result' / 'snapshot_iter_256.ranks').exists()
 
 
 # --- the script of the page on pipelines -------------------------------------

@@ -244,8 +244,8 @@ def snapshot_of_the_package():
     ('model', 'model.npz', ''),
     ('classifier', 'classifier.npz', 'predictor/'),
     ('trainer', 'snapshot_iter_1', 'updater/model:main/predictor/'),
-    ('package', 'saved/snapshot_iter_1.npz',
-     'all/trainer/updater/model:main/predictor/'),
+    ('package', 'saved/snapshot_iter_1.ranks/rank0of1.npz',
+     'updater/model:main/predictor/'),
 ])
 def test_the_model_is_found_in_any_snapshot(command, kind, file, place):
     if kind in ('model', 'classifier'):

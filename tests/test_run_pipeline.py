@@ -115,34 +115,42 @@ def run_lines(folder, lines, ranks=2):
                         script=folder / 'script.py')
 
 
-def test_chainers_snapshot_of_the_trainer_is_written_beside_the_training(
-        tmp_path):
-    """An update after its trigger the disk still holds the file."""
-    done = run_lines(tmp_path, '''
-import os, threading
-from chainer_fp8pipe.training.snapshots import file as snapshot_file
-may_go, write = threading.Event(), snapshot_file.write
-def held(*given):
-    may_go.wait(30)
-    write(*given)
-snapshot_file.write = held
-''' + _UPDATER + '''
-trainer.extend(extensions.snapshot(filename='saved_{.updater.iteration}'),
-               trigger=training.triggers.ManualScheduleTrigger(
-                   2, 'iteration'))
-def look(trainer):
-    print('there:', [name for name in os.listdir(trainer.out)
-                     if name.startswith('saved')])
-    may_go.set()
-trainer.extend(look, trigger=training.triggers.ManualScheduleTrigger(
-    3, 'iteration'))
+#: Trains from a file, if there is one, to an update, and writes another.
+CROSSES = _UPDATER + '''
+import os
+trainer.extend(extensions.LogReport(trigger=(1, 'iteration')))
+trainer.extend(extensions.PlotReport(['main/loss'], trigger=(9, 'epoch')))
+trainer.extend(extensions.DumpGraph('main/loss'))
+trainer.extend(extensions.snapshot(), trigger=(LAST, 'iteration'))
+if os.path.exists('result/snapshot_iter_FIRST'):
+    chainer.serializers.load_npz('result/snapshot_iter_FIRST', trainer)
+trainer.stop_trigger = training.get_trigger((LAST, 'iteration'))
 trainer.run()
-print('there:', [name for name in os.listdir(trainer.out)
-                 if name.startswith('saved')])
-''')
-    assert done.returncode == 0, done.stderr
-    assert re.findall('^there: (.*)$', done.stdout, re.MULTILINE) == [
-        '[]', "['saved_2']"]
+print(trainer.get_extension('LogReport').log)
+'''
+
+
+@pytest.mark.parametrize('ways', ['sp', 'ps', 'pp'])
+def test_the_scripts_own_snapshots_cross_between_one_process_and_stages(
+        tmp_path, ways):
+    """s: serial, p: of two stages."""
+    def run(folder, way, first, last):
+        folder.mkdir(exist_ok=True)
+        lines = CROSSES.replace('FIRST', str(first)).replace(
+            'LAST', str(last))
+        (folder / 'script.py').write_text(
+            'import numpy\nnumpy.random.seed(3)\n' + _HEAD + lines)
+        done = run_pipeline(folder, 2, stages=2, script=folder / 'script.py'
+                            ) if way == 'p' else run_script(
+                                1, 'script.py', cwd=folder)
+        assert done.returncode == 0, done.stderr
+        return re.findall("'main/loss': ([0-9.]+)", done.stdout)
+    whole = run(tmp_path / 'whole', 's', 0, 5)
+    run(tmp_path / 'parts', ways[0], 0, 3)
+    parts = run(tmp_path / 'parts', ways[1], 3, 5)
+    assert len(parts) == len(whole) == 5
+    assert [float(one) for one in parts] == pytest.approx(
+        [float(one) for one in whole], rel=1e-4)
 
 
 REFUSED = [

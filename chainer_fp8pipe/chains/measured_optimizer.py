@@ -10,12 +10,14 @@ from typing import Any
 import chainer
 import numpy
 
+from ..intercept.training_objects import own_work
 from .measure import clock_of, memory_traced
 
 #: Elements of parameters with which an optimizer is timed, and the bytes that
 #: empty caches before that, as a pass does.
 _ELEMENTS, _CACHES = 1 << 22, 1 << 26
 
+@own_work()
 def measure_optimizer(optimizer: Any, parameters: Mapping[str, Any],
                       device: Any) -> tuple[float, int, float]:
     """Seconds of an update of all parameters, and what it keeps.

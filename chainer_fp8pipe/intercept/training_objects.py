@@ -37,7 +37,18 @@ from chainer.training.updaters import (
     StandardUpdater,
 )
 
-from .patching import Patch
+from .patching import Current, Patch
+
+_own_work = Current()
+
+
+def own_work() -> Any:
+    """A block, or the decorator of a function, in which the package trains.
+
+    Such as to measure a model: what it makes and updates is its own affair,
+    and no substitute is asked for it.
+    """
+    return _own_work.set_to(True)
 
 
 class Originals:
@@ -83,6 +94,14 @@ _FILES = tuple((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
                for owner in (chainer.serializers, home))
 
 
+def _of_the_script(act: Callable, original: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _own_work.now:
+            return original(*args, **kwargs)
+        return act(original, *args, **kwargs)
+    return call
+
+
 @contextlib.contextmanager
 def substituting(substitute: Originals) -> Iterator[None]:
     """A block in which a substitute makes what scripts make."""
@@ -105,7 +124,7 @@ def substituting(substitute: Originals) -> Iterator[None]:
         return getattr(type(substitute), act, None) is not Originals._original
 
     with contextlib.ExitStack() as stack:
-        for places, make in (_METHODS, functools.partial), (_FILES, outermost):
+        for places, make in (_METHODS, _of_the_script), (_FILES, outermost):
             for owner, name, act in places:
                 if changes(act):
                     stack.enter_context(Patch(owner, name, functools.partial(

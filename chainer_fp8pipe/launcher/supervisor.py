@@ -13,6 +13,7 @@
 # answer.
 from __future__ import annotations
 
+import collections
 import contextlib
 import glob
 import json
@@ -40,6 +41,8 @@ from .hosts import Hosts, Probe, Share, Starter
 _SAME, _SAME_AT_ONCE = 3, 2
 #: Seconds between attempts, and between two questions to hosts, at most.
 _LONGEST, _ASK = 300.0, 5.0
+#: Seconds after which no rank adds its file to a snapshot.
+_QUIET = 10.0
 #: A code above is that of a shell or of a signal.
 _LAST_CODE = 125
 _HEAD = ('start', 'at', 'updates', 'ran', 'ended by')
@@ -93,12 +96,25 @@ class SavedProgress(NamedTuple):
 def saved_progress(directory: str | None) -> SavedProgress:
     """Looks into a directory, which the first Trainer has for itself.
 
-    Those that follow have its folders ``2``, ``3`` and so on.
+    Those that follow have its folders ``2``, ``3`` and so on.  A snapshot
+    counts when it has the files of all ranks, or of those of this host: none
+    has been added for some seconds.
     """
     return max([SavedProgress(), *(
         SavedProgress(trainer, int(found[1]), path)
         for trainer, path in _snapshots(directory) if (found := re.fullmatch(
-            r'snapshot_iter_(\d+)\.npz', os.path.basename(path))))])
+            r'snapshot_iter_(\d+)\.ranks', os.path.basename(path)))
+        and _is_complete(path))])
+
+
+def _is_complete(folder: str) -> bool:
+    found = collections.Counter(
+        re.sub(r'.*of(\d+)\.npz$', r'\1', path)
+        for path in glob.glob(f'{glob.escape(folder)}/rank*of*.npz'))
+    with contextlib.suppress(OSError):      # it is being removed
+        return any(str(count) == ranks for ranks, count in found.items()) or (
+            bool(found) and time.time() - os.stat(folder).st_mtime > _QUIET)
+    return False
 
 
 def remove_unfinished(directory: str | None) -> None:

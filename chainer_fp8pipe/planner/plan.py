@@ -23,6 +23,7 @@ from mpi4py import MPI
 from ..chains.partition import partition
 from ..codecs import CODECS
 from ..communicators.options import make_options
+from ..intercept.training_objects import own_work
 from ..links.divisible import Divisible
 from ..mpi.abort import enter_world
 from ..mpi.agreement import agree, raise_together
@@ -52,6 +53,7 @@ USUAL_CODECS = 'float32', 'fp8', 'int4'
 _OF_A_TRIAL, _OVERTIME = 0.04, 6.0
 
 
+@own_work()
 def plan(model: Any, example: Any, comm: Any = None, *,
          batch: int | None = None, memory: Any = None, optimizer: Any = None,
          codecs: Sequence[str] = USUAL_CODECS, stages: Sequence[int] = (),

@@ -111,9 +111,9 @@ def two_stages(tmp_path_factory):
     (2, 1e-2)])         # one epoch in fp8, at the end of the rate's decay
 def test_it_goes_on_on_four_ranks(two_stages, tmp_path, stages, tolerance):
     out = shutil.copytree(two_stages, tmp_path / 'out')
-    last = max(out.glob('snapshot_iter_*.npz'), key=os.path.getmtime)
-    assert last.name == 'snapshot_iter_75.npz'
-    last.unlink()
+    last = max(out.glob('snapshot_iter_*.ranks'), key=os.path.getmtime)
+    assert last.name == 'snapshot_iter_75.ranks'
+    shutil.rmtree(last)
     (out / 'model.npz').unlink()
     trained(out, '--pipeline', stages, '--resume', ranks=4)
     with numpy.load(out / 'model.npz') as found, numpy.load(

@@ -232,7 +232,8 @@ def test_a_new_snapshot_is_progress(launch, tmp_path):
     saves = '''
 import os
 made = len(os.listdir('.'))
-open(f'snapshot_iter_{made}.npz', 'w').close()
+os.mkdir(f'snapshot_iter_{made}.ranks')
+open(f'snapshot_iter_{made}.ranks/rank0of1.npz', 'w').close()
 raise SystemExit(9 if made < 8 else 0)
 '''
     code, said = launch(saves, options=(
@@ -241,7 +242,7 @@ raise SystemExit(9 if made < 8 else 0)
     assert code == 0
     assert len(commands(tmp_path)) == 7
     assert 'starts again in' not in said
-    assert re.search(r'start 2: 2 ranks by MPICH, from .+_iter_2.npz', said)
+    assert re.search(r'start 2: 2 ranks by MPICH, from .+_iter_2.ranks', said)
 
 
 @pytest.mark.parametrize(('scripts', 'words'), [

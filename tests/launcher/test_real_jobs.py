@@ -12,7 +12,7 @@ import time
 
 from chainer_fp8pipe.launcher.leftovers import marked
 from chainer_fp8pipe.report.launch_protocol import LAUNCHED
-from chainer_fp8pipe.training.snapshots.file import Content
+from chainer_fp8pipe.training.snapshots.file import manifest_of, read
 
 import pytest
 
@@ -68,14 +68,15 @@ def after_update(trainer):
     if signals:
         raise RuntimeError('a rank that raises')
 def held(*given, write=snapshot_file._write_member):
-    while os.path.exists('saved/snapshot_iter_7.npz') and (
+    while os.path.exists('saved/snapshot_iter_7.ranks') and (
             os.path.exists('hold')):
         time.sleep(0.01)
     return write(*given)
 snapshot_file._write_member = held
 signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
 if MPI.COMM_WORLD.rank == 0 and os.path.exists('saved'):
-    print('found', *sorted(os.listdir('saved')), flush=True)
+    print('found', *sorted(name for name in os.listdir('saved')
+                           if name != 'trainers.json'), flush=True)
 '''
 
 
@@ -107,9 +108,10 @@ class Launched:
     def wait_until_it_saves(self):
         """Waits until a snapshot is whole and another is being written."""
         assert eventually(
-            lambda: {'snapshot.partial', 'snapshot_iter_7.npz'} == {
+            lambda: {'snapshot.partial', 'snapshot_iter_7.ranks'} == {
                 '.'.join(path.name.split('.')[:2])
-                for path in self.folder.glob('saved/*')}, 300), self.said()
+                for path in self.folder.glob('saved/snapshot*')},
+            300), self.said()
 
     def ranks(self):
         """The processes of ranks, in their order."""
@@ -204,8 +206,10 @@ def test_nothing_is_left_of_the_job_of_a_launcher_that_is_killed(launched):
 
 def check_older(job):
     """That the snapshot before the one that was being written is whole."""
-    with Content(str(job.folder / 'saved/snapshot_iter_7.npz')) as content:
-        content.check()
+    for rank in range(2):
+        manifest = manifest_of(str(
+            job.folder / f'saved/snapshot_iter_7.ranks/rank{rank}of2.npz'))
+        read(manifest, manifest.digests)
 
 
 def test_ranks_that_end_while_a_snapshot_is_written_take_no_older_one(
@@ -224,10 +228,10 @@ def test_ranks_that_end_while_a_snapshot_is_written_take_no_older_one(
     (job.folder / 'hold').unlink()
     assert job.process.wait(300) == 0, job.said()
     found = re.findall('^found (.*)$', job.said(), re.MULTILINE)
-    assert found == ['snapshot_iter_7.npz'] * len(endings)
+    assert found == ['snapshot_iter_7.ranks'] * len(endings)
     assert weights(job.said()) == undisturbed
     assert {path.name for path in (job.folder / 'saved').iterdir()} == {
-        'snapshot_iter_21.npz', 'snapshot_iter_28.npz'}
+        'trainers.json', 'snapshot_iter_28.ranks', 'snapshot_iter_30.ranks'}
 
 
 @pytest.mark.slow
@@ -245,7 +249,7 @@ def test_a_launcher_killed_while_a_snapshot_is_written_goes_on_from_the_older(
     assert [*job.folder.glob('saved/snapshot.partial.*')]
     again = launched(every='100 iterations')
     assert again.process.wait(300) == 0, again.said()
-    assert 'from saved/snapshot_iter_7.npz' in again.said()
+    assert 'from saved/snapshot_iter_7.ranks' in again.said()
     assert weights(again.said()) == undisturbed
-    assert [path.name for path in (job.folder / 'saved').iterdir()] == [
-        'snapshot_iter_7.npz']
+    assert {path.name for path in (job.folder / 'saved').iterdir()} == {
+        'trainers.json', 'snapshot_iter_7.ranks', 'snapshot_iter_30.ranks'}

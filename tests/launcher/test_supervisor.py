@@ -1,4 +1,7 @@
 """What is saved, whether a job starts again, and the table of attempts."""
+import os
+import shutil
+
 from chainer_fp8pipe.launcher.attempt import Ending
 from chainer_fp8pipe.launcher.supervisor import (
     RestartPolicy,
@@ -7,8 +10,11 @@ from chainer_fp8pipe.launcher.supervisor import (
     saved_progress,
     table,
 )
-from chainer_fp8pipe.training.snapshots import snapshot
-from chainer_fp8pipe.training.snapshots.file import _UNFINISHED
+from chainer_fp8pipe.training.snapshots.file import (
+    _UNFINISHED,
+    file_of,
+    folder_of,
+)
 
 import pytest
 
@@ -84,16 +90,28 @@ def test_the_snapshot_that_is_furthest_is_found(tmp_path):
     """That of a later Trainer is further than any of an earlier one."""
     assert saved_progress(None) == SavedProgress()
     assert saved_progress(str(tmp_path / 'nowhere')) == SavedProgress()
-    for name in (snapshot._FILENAME.format(9), snapshot._FILENAME.format(100),
-                 'snapshot_iter_200', 'snapshot.partial', 'log'):
+    def saved(folder, update, written=2):
+        path = folder_of(str(folder), update)
+        os.makedirs(path)
+        for rank in range(written):
+            open(file_of(path, rank, 2), 'w').close()
+        return path
+    for name in 'snapshot_iter_200', 'snapshot.partial', 'log':
         (tmp_path / name).touch()
+    saved(tmp_path, 9)
+    saved(tmp_path, 100)
+    half = saved(tmp_path, 300, written=1)
     found = saved_progress(str(tmp_path))
-    assert found == (1, 100, str(tmp_path / 'snapshot_iter_100.npz'))
+    assert found == (1, 100, str(tmp_path / 'snapshot_iter_100.ranks'))
     assert found > SavedProgress()
     for trainer, update in ('2', 50), ('3', 1), ('x', 900):
-        (tmp_path / trainer).mkdir()
-        (tmp_path / trainer / f'snapshot_iter_{update}.npz').touch()
+        saved(tmp_path / trainer, update)
     assert saved_progress(str(tmp_path))[:2] == (3, 1)
+    for trainer in '23':
+        shutil.rmtree(tmp_path / trainer)
+    # Of a host with a disk of its own.
+    os.utime(half, (0, 0))
+    assert saved_progress(str(tmp_path))[:2] == (1, 300)
 
 
 def test_what_a_job_was_writing_is_removed_and_nothing_else(tmp_path):

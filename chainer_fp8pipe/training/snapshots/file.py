@@ -1,23 +1,18 @@
-"""The file of a snapshot: an ``.npz`` with a manifest, whole or refused."""
-# A zip archive that NumPy opens as any other.  ``all/KEY.npy`` is a value as
-# the first rank that has it has it, ``rank3/KEY.npy`` the same where rank 3
-# differs.  What is no array of numbers or texts (None, and lists, tuples and
-# dictionaries, which extensions save) is JSON, kept as an array of dtype V1,
-# which no other value has.  The last member, the manifest, has a digest of
-# each other one, and says which ranks had the key.
+"""The files of a snapshot, one of each rank: whole, or passed over."""
+# A snapshot is a folder, ``snapshot_iter_100.ranks``, with a file of each
+# rank, ``rank0of4.npz``, a zip archive that NumPy opens as any other.  No rank
+# waits for another one to write, and nothing is sent: on hosts that share no
+# disk each keeps the files of its own ranks.  The price: to go on with other
+# ranks, hosts must see one disk, as a rank then reads others' files.
 #
-# No value is a pickle, so nothing in a file is run.  A member must have as
-# many bytes as its header says, and the file as many as the member, before
-# memory is allocated.  Each value is compared with its digest, the manifest
-# with zip's CRC: bytes that neither covers (dates of members, padding) change
-# nothing that is read.
+# A file gets its name when all of it is on the disk.  A snapshot is whole when
+# the files of all ranks are there and have the same identity, which is at the
+# very end of each file, so that a crash between the first and the last one
+# leaves no snapshot.  The manifest in a file has a digest of each value.  No
+# value is a pickle, so nothing in a file is run.
 #
-# The file gets its name when all of it is on the disk, so a crash leaves the
-# older file and at most a temporary one, which the next run removes.
-#
-# Keys of a model name its layers as the whole model does, so each layer of a
-# pipeline is in the file once, and Chainer's ``load_npz`` finds a model below
-# ``all/trainer/updater/model:main/`` however it was cut.
+# Keys are those of Chainer's ``save_npz(path, trainer)``, and below ``job/``
+# what that leaves out: ``load_npz`` reads the model, or the whole trainer.
 from __future__ import annotations
 
 import contextlib
@@ -26,120 +21,109 @@ import glob
 import hashlib
 import itertools
 import json
-import math
 import os
+import re
+import threading
+import uuid
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy
 from numpy.lib import format as npy
 
-_FORMAT = 5
-_MANIFEST = 'meta/manifest.json'
-_PIECE = 1 << 20            # bytes that are written at once
+_FORMAT = 6
+_FOLDER = 'snapshot_iter_{}.ranks'
+_MANIFEST = 'job/manifest.json'
 _UNFINISHED = 'snapshot.partial'
-_NUMBERS = itertools.count()
+_PIECE = 1 << 20            # bytes that are written at once
+_IDENTITY = 32              # letters at the end of a file
 
 State = dict[str, numpy.ndarray]
 
 
 class DamagedSnapshot(ValueError):
-    """A file that is no whole snapshot, in words."""
+    """A file that is no whole file of a snapshot."""
 
 
-class SnapshotIndex(NamedTuple):
-    """What is known of a snapshot without its values."""
+class Manifest(NamedTuple):
+    """What is known of a file without its values."""
 
-    path: str                       # of the file
-    communicator: str               # the names of the job's communicators
-    ranks: int                      # that the job had
-    owners: dict[str, list[int]]    # which ranks had a key
-    digests: dict[str, str]         # by names of members
-
-    def of_rank(self, rank: int) -> set[str]:
-        """The keys that a rank had."""
-        return {key for key, ranks in self.owners.items() if rank in ranks}
-
-    def name(self, key: str, rank: int | None) -> str:
-        """The member with a rank's value; None: with the first rank's."""
-        own = f'rank{rank}/{key}'
-        return own if own in self.digests else f'all/{key}'
-
-    def is_same_everywhere(self, key: str) -> bool:
-        """Whether all ranks that had a value had the same."""
-        return all(self.name(key, rank) == f'all/{key}'
-                   for rank in self.owners[key])
+    path: str
+    rank: int
+    ranks: int
+    communicator: str           # the names of the job's communicators
+    digests: dict[str, str]     # by key
 
 
-def digest_of(array: numpy.ndarray) -> str:
-    """BLAKE2b, 128 bits, of a value's dtype, shape and bytes."""
-    found = hashlib.blake2b(f'{array.dtype.str} {array.shape}'.encode(),
-                            digest_size=16)
-    found.update(bytes_of(array))
-    return found.hexdigest()
+def new_identity() -> str:
+    """What the files of one snapshot, and no other, have in common."""
+    return uuid.uuid4().hex
 
 
-def bytes_of(array: numpy.ndarray) -> memoryview:
-    """The bytes of an array in C order, in its memory if it has that."""
-    return numpy.asarray(array, order='C').reshape(-1).view(numpy.uint8).data
+def folder_of(directory: str, iteration: int) -> str:
+    """Where the files of a snapshot are."""
+    return os.path.join(directory, _FOLDER.format(iteration))
 
 
-# --- writing -----------------------------------------------------------------
+def file_of(folder: str, rank: int, ranks: int) -> str:
+    """The file of a rank."""
+    return os.path.join(folder, f'rank{rank}of{ranks}.npz')
 
-def write(path: str, members: Iterable[tuple[str, numpy.ndarray, str]],
-          communicator: str, ranks: int, owners: dict[str, list[int]]) -> None:
-    """Writes a file; what was at ``path`` before is replaced at the very end.
 
-    When this returns, file and name are on the disk.
+def find_snapshots(directory: str) -> list[str]:
+    """The snapshots in a directory, oldest iteration first.
 
-    Args:
-        path: Of the file; its directory is made if there is none.
-        members: Names, arrays and digests, written as they come.
-        communicator: As in :class:`SnapshotIndex`.
-        ranks: As there.
-        owners: As there.
+    Whether they are whole :func:`resume` finds out.
     """
-    directory = os.path.dirname(path) or '.'
-    os.makedirs(directory, exist_ok=True)
-    temporary = os.path.join(
-        directory, f'{_UNFINISHED}.{os.getpid()}.{next(_NUMBERS)}')
-    about = {'format': _FORMAT, 'communicator': communicator, 'ranks': ranks,
-             'owners': owners}
-    try:
-        with open(temporary, 'wb') as file:
-            with zipfile.ZipFile(file, 'w') as archive:
-                digests = {}
-                for name, array, digest in members:
-                    _write_member(archive, name, array)
-                    digests[name] = digest
-                archive.writestr(_MANIFEST, json.dumps(
-                    {**about, 'digests': digests}))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.remove(temporary)
-        raise
-    with contextlib.suppress(OSError):      # not every system can
-        number = os.open(directory, os.O_RDONLY)
+    return sorted((path for path in glob.glob(os.path.join(
+        glob.escape(directory), '*')) if iteration_of(path) >= 0),
+        key=iteration_of)
+
+
+def iteration_of(folder: str) -> int:
+    """The iteration of a snapshot, by its name; -1: it is something else."""
+    found = re.fullmatch(re.escape(_FOLDER).replace(r'\{\}', r'(\d+)'),
+                         os.path.basename(os.path.normpath(folder)))
+    return int(found[1]) if found else -1
+
+
+def identities(folder: str) -> list[tuple[int, int, str]]:
+    """Rank, number of ranks and identity of each file in a folder.
+
+    Those that cannot be read are left out.
+    """
+    found = []
+    for path in glob.glob(os.path.join(glob.escape(folder), 'rank*.npz')):
+        name = re.fullmatch(r'rank(\d+)of(\d+)\.npz', os.path.basename(path))
+        with contextlib.suppress(OSError, ValueError), open(path, 'rb') as one:
+            if name and one.seek(-_IDENTITY, os.SEEK_END):
+                found.append((int(name[1]), int(name[2]),
+                              one.read().decode('ascii')))
+    return found
+
+
+def remove_others(folder: str, ranks: int, identity: str) -> None:
+    """Removes files of a folder that are not of this snapshot."""
+    for rank, number, other in identities(folder):
+        if (number, other) != (ranks, identity):
+            with contextlib.suppress(OSError):
+                os.remove(file_of(folder, rank, number))
+
+
+def rename(folder: str, ending: str) -> None:
+    """Sets a snapshot aside; of all ranks that call it the first one does."""
+    for number in itertools.count():
         try:
-            os.fsync(number)
-        finally:
-            os.close(number)
-
-
-def _write_member(archive: zipfile.ZipFile, name: str, array: numpy.ndarray
-                  ) -> None:
-    with archive.open(f'{name}.npy', 'w', force_zip64=True) as member:
-        npy.write_array_header_1_0(
-            member, {**npy.header_data_from_array_1_0(array),
-                     'fortran_order': False})
-        data = bytes_of(array)
-        # In pieces, between which other threads go on.
-        for place in range(0, len(data), _PIECE):
-            member.write(data[place:place + _PIECE])
+            os.rename(folder, f'{folder}{ending}' + f'.{number}' * bool(
+                number))
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                continue
+            raise
+        return
 
 
 def remove_unfinished(directory: str) -> None:
@@ -150,224 +134,112 @@ def remove_unfinished(directory: str) -> None:
             os.remove(name)
 
 
+# --- writing -----------------------------------------------------------------
+
+def write(folder: str, state: State, rank: int, ranks: int, identity: str,
+          communicator: str) -> None:
+    """Writes a rank's file; what was there before is replaced at the end.
+
+    When this returns, file and names are on the disk.
+    """
+    directory = os.path.dirname(folder) or '.'
+    os.makedirs(directory, exist_ok=True)
+    # Beside the folder, where the launcher removes it, too.
+    temporary = os.path.join(directory, f'{_UNFINISHED}.rank{rank}.'
+                             f'{os.getpid()}.{threading.get_ident()}')
+    try:
+        with open(temporary, 'wb') as file:
+            with zipfile.ZipFile(file, 'w') as archive:
+                archive.comment = identity.encode()
+                digests = {}
+                for key, value in state.items():
+                    digests[key] = digest_of(value)
+                    _write_member(archive, key, value)
+                archive.writestr(_MANIFEST, json.dumps({
+                    'format': _FORMAT, 'rank': rank, 'ranks': ranks,
+                    'communicator': communicator, 'digests': digests}))
+            file.flush()
+            os.fsync(file.fileno())
+        os.makedirs(folder, exist_ok=True)
+        os.replace(temporary, file_of(folder, rank, ranks))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+            os.rmdir(folder)        # if it has no other file
+        raise
+    for one in folder, directory:
+        with contextlib.suppress(OSError):      # not every system can
+            number = os.open(one, os.O_RDONLY)
+            try:
+                os.fsync(number)
+            finally:
+                os.close(number)
+
+
+def _write_member(archive: zipfile.ZipFile, key: str, value: numpy.ndarray
+                  ) -> None:
+    with archive.open(f'{key}.npy', 'w', force_zip64=True) as member:
+        npy.write_array_header_1_0(
+            member, {**npy.header_data_from_array_1_0(value),
+                     'fortran_order': False})
+        data = _bytes_of(value)
+        # In pieces, between which other threads go on.
+        for place in range(0, len(data), _PIECE):
+            member.write(data[place:place + _PIECE])
+
+
+def digest_of(value: numpy.ndarray) -> str:
+    """BLAKE2b, 128 bits, of a value's dtype, shape and bytes."""
+    found = hashlib.blake2b(f'{value.dtype.str} {value.shape}'.encode(),
+                            digest_size=16)
+    found.update(_bytes_of(value))
+    return found.hexdigest()
+
+
+def _bytes_of(value: numpy.ndarray) -> memoryview:
+    """The bytes of an array in C order, in its memory if it has that."""
+    return numpy.asarray(value, order='C').reshape(-1).view(numpy.uint8).data
+
+
 # --- reading -----------------------------------------------------------------
 
-class Content:
-    """An open snapshot; one value at a time is in memory.
+def manifest_of(path: str) -> Manifest:
+    """Opens a file.
 
     Raises:
-        DamagedSnapshot: The file is damaged, or no snapshot of this version.
+        DamagedSnapshot: It is damaged, or of another version.
         OSError: It cannot be read.
     """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        with self._explained():
-            self._length = os.stat(path).st_size
-            self._zip = zipfile.ZipFile(path)
-            self.index = self._parsed(json.loads(self._zip.read(_MANIFEST)))
-
-    def __enter__(self) -> Content:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._zip.close()
-
-    def check(self) -> None:
-        """Reads all values and compares them with their digests."""
-        for name in self.index.digests:
-            self.read(name)
-
-    def read(self, name: str) -> numpy.ndarray:
-        """The value of a member."""
-        with self._explained(), self._zip.open(f'{name}.npy') as member:
-            info = self._zip.getinfo(f'{name}.npy')
-            if npy.read_magic(member) != (1, 0):
-                raise ValueError(f'{name} has another header')
-            shape, is_fortran, dtype = npy.read_array_header_1_0(member)
-            size = dtype.itemsize * math.prod(shape)
-            if (not (is_plain(dtype) or dtype == JSON) or is_fortran
-                    or not dtype.itemsize or min(shape, default=0) < 0
-                    or info.compress_type != zipfile.ZIP_STORED
-                    or info.file_size != member.tell() + size
-                    or info.file_size > self._length):
-                raise ValueError(f'{name} is not as long as it says')
-            array = numpy.empty(shape, dtype)
-            # NumPy refuses a view of no bytes' memory; zipfile's annotations
-            # do not say that its members have readinto().
-            if size and member.readinto(    # type: ignore[attr-defined]
-                    bytes_of(array)) != size or member.read(1):
-                raise ValueError(f'{name} is cut off')
-            if digest_of(array) != self.index.digests[name]:
-                raise ValueError(f'{name} has another digest')
-            return array
-
-    def _parsed(self, manifest: Any) -> SnapshotIndex:
-        if manifest['format'] != _FORMAT:
+    with _explained(path), zipfile.ZipFile(path) as archive:
+        about: dict[str, Any] = json.loads(archive.read(_MANIFEST))
+        if (number := about.pop('format')) != _FORMAT:
             raise ValueError(
-                f'it has format {manifest["format"]}, and this version of '
-                f'chainer_fp8pipe reads format {_FORMAT}')
-        digests = dict(manifest['digests'])
-        owners = {key: [int(rank) for rank in had]
-                  for key, had in manifest['owners'].items()}
-        names = {f'all/{key}' for key in owners} | digests.keys() & {
-            f'rank{rank}/{key}' for key, had in owners.items()
-            for rank in had}
-        if digests.keys() != names or {_MANIFEST} | {
-                f'{name}.npy' for name in names} != set(self._zip.namelist()):
-            raise ValueError('it lacks values, or has others')
-        return SnapshotIndex(self._path, str(manifest['communicator']),
-                             int(manifest['ranks']), owners, digests)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Names the file in the error about it, and what to do."""
-        try:
-            yield
-        # A damaged archive makes zipfile raise almost anything.
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno != errno.EINVAL:
-                raise
-            reason = ('it was not written by the Snapshot extension of '
-                      'chainer_fp8pipe' if isinstance(error, KeyError)
-                      else f'{error}')
-            raise DamagedSnapshot(
-                f'{self._path} is damaged or no snapshot ({reason}); resume '
-                'from another one, or from the directory') from error
+                f'it has format {number}, and this version of chainer_fp8pipe '
+                f'reads format {_FORMAT}')
+        return Manifest(path, **about)
 
 
-# --- values that are no arrays of numbers ------------------------------------
-# A list is a list in JSON, and what JSON has not is a dictionary with one key:
-# {"tuple": [...]}, {"dict": [...]} with tuples of key and value; {"number":
-# ["<f4", [], hex]} and {"array": ["<f4", [1], hex]} for NumPy's.
-
-JSON = numpy.dtype('V1')
-#: Bytes of JSON of a value.  Python's objects take some twenty times that.
-LARGEST = 1 << 20
-#: Parts of a value: an update waits while they are looked at.
-MOST_PARTS = 1 << 16
-
-
-def is_plain(dtype: numpy.dtype) -> bool:
-    """Whether a dtype is of numbers, texts or times, and nothing else."""
-    return dtype.kind in 'biufcSUmM' and numpy.dtype(dtype.str) == dtype
+def read(manifest: Manifest, keys: Iterable[str]) -> State:
+    """Values of a file, compared with their digests; errors as above."""
+    found = {}
+    with _explained(manifest.path), zipfile.ZipFile(manifest.path) as archive:
+        for key in keys:
+            with archive.open(f'{key}.npy') as member:
+                found[key] = npy.read_array(member, allow_pickle=False)
+            if digest_of(found[key]) != manifest.digests[key]:
+                raise ValueError(f'{key} has another digest')
+    return found
 
 
-def prepared(state: State, copies: State | None = None) -> State:
-    """The values of a state as the file has them: plain arrays, or JSON.
-
-    Args:
-        state: Arrays by their keys.
-        copies: If given, arrays are copied, so that they may change
-            afterwards: into those of the last time, where they fit, as the
-            system takes several times as long to give new memory.  Those of
-            this time are left here.
-
-    Raises:
-        TypeError: A value cannot be saved; the key is named.
-    """
-    values: State = {}
-    for key, value in state.items():
-        if not is_plain(value.dtype):
-            try:
-                value = numpy.frombuffer(to_json(
-                    value if value.shape else value[()]), JSON)
-            except TypeError as error:
-                raise TypeError(
-                    f'{key} cannot be saved: {error}; serialize arrays, '
-                    'numbers, texts, and lists and dictionaries of them'
-                    ) from None
-        elif copies is None:
-            value = numpy.asarray(value, order='C')
-        elif (key in copies and (copies[key].shape, copies[key].dtype) == (
-                value.shape, value.dtype)):
-            copies[key][...] = value
-            value = copies[key]
-        else:
-            value = numpy.array(value, order='C')
-        # NumPy's files know no empty texts.
-        values[key] = value if value.dtype.itemsize else value.astype(
-            f'{value.dtype.kind}1')
-    if copies is not None:
-        copies.clear()
-        copies.update(values)
-    return values
-
-
-def value_of(array: numpy.ndarray) -> numpy.ndarray:
-    """The value of a state, given what :func:`prepared` made of it."""
-    return (object_array(from_json(array.tobytes()))
-            if array.dtype == JSON else array)
-
-
-def object_array(value: Any) -> numpy.ndarray:
-    """A value in an array of objects, without dimensions."""
-    array = numpy.empty((), object)
-    array[()] = value
-    return array
-
-
-def to_json(value: Any) -> bytes:
-    """The text of a value.
-
-    Raises:
-        TypeError: A part of it is of another kind than those above, it has
-            more than :data:`MOST_PARTS`, or the text is longer than
-            :data:`LARGEST`.
-    """
+@contextlib.contextmanager
+def _explained(path: str) -> Any:
+    """Names the file in the error about it."""
     try:
-        text = json.dumps(_encoded(value, itertools.count(1)),
-                          separators=(',', ':')).encode()
-    except RecursionError:
-        raise TypeError('it is nested too deeply') from None
-    if len(text) > LARGEST:
-        raise TypeError(
-            f'it takes {len(text)} bytes as JSON, of at most {LARGEST}')
-    return text
-
-
-def _encoded(value: Any, parts: Iterator[int]) -> Any:
-    if next(parts) > MOST_PARTS:
-        raise TypeError(f'it has more than {MOST_PARTS} parts')
-    kind = type(value)      # a subclass would come back as another class
-    if value is None or kind in (bool, int, float, str):
-        return value
-    if kind is list:
-        return [_encoded(item, parts) for item in value]
-    if kind in (tuple, dict):
-        return {kind.__name__: [_encoded(item, parts) for item in (
-            value.items() if kind is dict else value)]}
-    if isinstance(value, (numpy.generic, numpy.ndarray)) and is_plain(
-            value.dtype):
-        if 2 * value.nbytes > LARGEST:
-            raise TypeError(f'an array in it has {value.nbytes} bytes')
-        return {'array' if kind is numpy.ndarray else 'number': [
-            value.dtype.str, value.shape, value.tobytes().hex()]}
-    # Its text could be long, and take long.
-    raise TypeError(f'it has an object of class {kind.__name__}')
-
-
-def from_json(text: bytes) -> Any:
-    """The value; the inverse of :func:`to_json`.
-
-    Raises:
-        ValueError: The text is none of :func:`to_json`'s.
-    """
-    try:
-        if len(text) > LARGEST:
-            raise ValueError('it is too long')
-        return json.loads(text, object_hook=_decoded)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"a value is no JSON of a snapshot's: {error}"
-                         ) from None
-
-
-def _decoded(value: dict[str, Any]) -> Any:
-    (kind, content), = value.items()
-    if kind in ('tuple', 'dict'):
-        return (tuple if kind == 'tuple' else dict)(content)
-    name, shape, text = content
-    if kind not in ('number', 'array') or not is_plain(numpy.dtype(name)):
-        raise ValueError(f'there is no {kind} of {name}')
-    array = numpy.frombuffer(bytes.fromhex(text), name).reshape(shape)
-    return array[()] if kind == 'number' else array.copy()
+        yield
+    # A damaged archive makes zipfile raise almost anything, also OSError
+    # without a number.
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno and error.filename:
+            raise
+        raise DamagedSnapshot(f'{path} is damaged or no file of a snapshot '
+                              f'({error})') from error

@@ -1,151 +1,303 @@
 """The state of one rank, complete for an exact continuation."""
-# A trainer's own serialization is not enough: Chainer leaves out much of the
-# optimizers (optimizers.py), the generators of random numbers, and a
-# communicator's residuals.
+# A state is a flat dictionary of arrays.  Its keys are what Chainer calls
+# them, or below ``job/`` what Chainer's serializers leave out:
 #
-# A state is a flat dictionary of arrays.  Keys below ``trainer/`` are what
-# Chainer's serializer calls them; ``optimizer/``, ``communicator/``,
-# ``iterator/`` and ``random/`` are this module's.  A parameter has the same
-# keys on every rank, so its state can move to other ranks.  What is below
-# ``communicator/`` is of one rank in one layout, and what is below
-# ``random/`` of one rank: they cannot.
+#     job/optimizer/main              an optimizer and its hooks
+#     job/optimizer/main/l1/W         the update rule of a parameter
+#     job/extension/NAME ...          objects of the script's own classes
+#     job/communicator/main           residuals and scales
+#     job/iterator/main               the number of its samples
+#     job/random                      NumPy's and Python's generators
 #
-# Whether a snapshot fits is found out before anything is changed (missing,
-# incompatible), and what changes is kept (undoing): a trainer that is half one
-# run and half another would go on without a complaint.
+# Of optimizers, rules and hooks all attributes are kept that are values
+# (values.py).  Chainer's own extensions and iterators save what they need; of
+# those of the script's classes, and of its links the generators, what the
+# training has changed is kept, too.  What it has changed and is no value is
+# named in a warning.  What has changed is found by comparison with the
+# fingerprints at the start (note_beginning).
 #
-# What a rank takes of a snapshot (wishes): in the layout that it is of, what
-# the same rank had.  In another one, of model and optimizers what its own
-# parameters need, from the first rank that had it; of iterators and random
-# numbers what it had itself, and the first rank's iterators if it was not
-# there; nothing of communicators; and the first rank's value of all else.
+# The snapshot's values count.  Extensions, however, expect those of the script
+# where a training goes on: ``ExponentialShift`` takes the learning rate that
+# it finds for the first one.  So a run that goes on has the script's values
+# while extensions are initialised, and the snapshot's from then on.
+#
+# Keys of a parameter are the same on every rank, so that its state can move.
+# What is below ``job/communicator`` and ``job/random`` is of one rank.
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
-from collections.abc import Callable, Collection, Iterator
+import weakref
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import chainer
 import numpy
+from chainer import training
 
-from .file import SnapshotIndex, State, object_array
-from .gather import FIRST, NOTHING, OWN
-from .optimizers import (
-    Difference,
-    attributes_of,
-    below,
-    classes_differ,
-    collect_optimizers,
-    owners,
-    parameter_of,
-    restore_optimizers,
-)
+from ..extensions.update_marks import EveryUpdate
+from .file import Manifest, State
+from .values import GENERATORS, JSON, fingerprint, is_value, pack, put, unpack
 
-MODEL = 'trainer/updater/model:'
-_RANDOM = 'random/'
-_ITERATOR = 'trainer/updater/iterator:'
-_OPTIMIZER = 'trainer/updater/optimizer:'
+MODEL = 'updater/model:'
+_ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
+_RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
+    'job/random/', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
+# What Chainer's serializers save of optimizers, or other objects' are.
+_OF_CHAINER = frozenset(('t', 'epoch', 'target', '_state', '_parent',
+                         '_fp32_param'))
+_KNOWN = 'chainer', 'chainermn', 'chainer_fp8pipe'
+_beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
+    weakref.WeakKeyDictionary())
 
 
-def collect(trainer: chainer.training.Trainer, comm: Any) -> State:
-    """This rank's state; ``comm`` is the argument of ``Snapshot``."""
-    parts = {'trainer/': _trainer(trainer),
-             'optimizer/': collect_optimizers(trainer),
-             'iterator/': _lengths(trainer), _RANDOM: _random()}
-    for prefix, communicator, model in _stateful(trainer, comm):
-        parts[prefix] = communicator.state(model)
-    return {prefix + key: value for prefix, part in parts.items()
-            for key, value in part.items()}
+# --- what is kept besides what Chainer saves ---------------------------------
+
+def optimizers(trainer: training.Trainer) -> Iterator[tuple[str, Any, Any]]:
+    """Optimizers and update rules: key, owner, and parameter or None."""
+    for name, optimizer in trainer.updater.get_all_optimizers().items():
+        # ChainerMN's proxy has the real one inside.
+        yield name, getattr(optimizer, 'actual_optimizer', optimizer), None
+        for place, one in optimizer.target.namedparams():
+            if getattr(one, 'update_rule', None) is not None:
+                yield name + place, one.update_rule, one
 
 
-def restore(state: State, trainer: chainer.training.Trainer, comm: Any
-            ) -> list[Difference]:
-    """Restores the state of :func:`collect`, or a part of one.
+def _parts(owner: Any) -> dict[str, Any]:
+    """An owner, its hyperparameters and hooks, by their prefixes."""
+    found = {'': owner}
+    if getattr(owner, 'hyperparam', None) is not None:
+        found['hyperparam.'] = owner.hyperparam
+    hooks = getattr(owner, '_hookable', None)
+    for name, hook in () if hooks is None else (
+            *hooks._pre_update_hooks.items(),
+            *hooks._post_update_hooks.items()):
+        # One that another one calls, or whose method is called.
+        hook = getattr(hook, '_hook', hook)
+        hook = getattr(hook, '__self__', hook)
+        if hasattr(hook, '__dict__'):
+            found[f'hook {name}.'] = hook
+    return found
 
-    Args:
-        state: Arrays that were copied are replaced in it by their copies, so
-            that no more memory is taken.
-        trainer: Whose state it is.
-        comm: As for :func:`collect`.
 
-    Returns:
-        As :func:`restore_optimizers`.
+def _is_known(one: Any) -> bool:
+    """Whether its class saves what it needs: it is none of the script's."""
+    return str(getattr(one, '__module__', '')).partition('.')[0] in _KNOWN
+
+
+def _own(trainer: training.Trainer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Attributes of objects of the script's classes, by their names."""
+    updater = trainer.updater
+    found = [('updater', updater), ('stop trigger', trainer.stop_trigger)]
+    found += [(f'iterator {name}', one) for name, one in getattr(
+        updater, '_iterators', {}).items()]
+    for name, entry in trainer._extensions.items():
+        found += [(f'extension {name}', getattr(
+            entry.extension, '__self__', entry.extension)),
+            (f'trigger of {name}', entry.trigger)]
+    for name, one in found:
+        if not _is_known(one) and hasattr(one, '__dict__'):
+            yield name, vars(one)
+    for name, optimizer in updater.get_all_optimizers().items():
+        for place, link in optimizer.target.namedlinks():
+            generators = {key: value for key, value in vars(link).items()
+                          if isinstance(value, GENERATORS)}
+            if generators:
+                yield f'link {name}{place}', generators
+
+
+def _prefix(name: str) -> str:
+    return f'job/{name.replace(" ", "/", 1)}/'
+
+
+def _script_parts(trainer: training.Trainer
+                  ) -> Iterator[tuple[str, dict[str, Any]]]:
+    """All of whose attributes the training may change, by their names."""
+    yield from _own(trainer)
+    for key, owner, _ in optimizers(trainer):
+        for prefix, part in _parts(owner).items():
+            if not _is_known(part):
+                yield f'{prefix}{key}', vars(part)
+
+
+def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
+    """Notes what attributes are before the training changes them.
+
+    Call it before a trainer runs or is resumed; the first call counts, for
+    each object that may have been added since.
     """
-    trainer.serialize(_Deserializer(state, trainer)['trainer'])
-    differences = restore_optimizers(below('optimizer/', state), trainer)
+    first = _beginnings.setdefault(trainer, {})
+    for name, attributes in _script_parts(trainer):
+        if name not in first:
+            first[name] = {attribute: fingerprint(value)
+                           for attribute, value in attributes.items()}
+    return first
+
+
+def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
+    """Attributes that Chainer does not save; and the names of the others."""
+    first, state = note_beginning(trainer), State()
+    left_out = [
+        f'{attribute} of {name}, a {type(value).__name__}'
+        for name, attributes in _script_parts(trainer)
+        for attribute, value in attributes.items()
+        if attribute not in _OF_CHAINER and not is_value(value)
+        and first[name].get(attribute) != fingerprint(value)]
+    for name, attributes in _own(trainer):
+        for attribute, value in attributes.items():
+            if is_value(value) and (
+                    first[name].get(attribute) != fingerprint(value)):
+                state |= pack(_prefix(name) + attribute, value)
+    for key, owner, _ in optimizers(trainer):
+        values = {prefix + attribute: value
+                  for prefix, part in _parts(owner).items()
+                  for attribute, value in vars(part).items()
+                  if attribute not in _OF_CHAINER and is_value(value)}
+        state |= pack(f'{_KEPT}{key}/values', [type(owner).__name__, values])
+        if (master := getattr(owner, '_fp32_param', None)) is not None:
+            state[f'{_KEPT}{key}/float32'] = chainer.backends.cuda.to_cpu(
+                master.array)
+    return state, left_out
+
+
+def _restore_own(state: State, trainer: training.Trainer) -> None:
+    for name, attributes in _own(trainer):
+        for attribute in below(_prefix(name), state):
+            if '#' not in attribute and '/' not in attribute:
+                put(attributes, attribute,
+                    unpack(_prefix(name) + attribute, state))
+
+
+def _restore_optimizers(state: State, trainer: training.Trainer) -> None:
+    script: list[tuple[dict[str, Any], str, Any, Any]] = []
+    for key, owner, parameter in optimizers(trainer):
+        parts, values = _parts(owner), f'{_KEPT}{key}/values'
+        for name, value in (unpack(values, state)[1] if values in state
+                            else {}).items():
+            prefix, dot, attribute = name.rpartition('.')
+            if prefix + dot not in parts:
+                continue
+            attributes = vars(parts[prefix + dot])
+            before = attributes.get(attribute)
+            put(attributes, attribute, value)
+            if attribute in attributes and isinstance(
+                    value, (bool, int, float, str, numpy.generic)):
+                script.append((attributes, attribute, before, value))
+        if parameter is not None and f'{_KEPT}{key}/float32' in state:
+            owner._fp32_param = chainer.Parameter(parameter.xp.asarray(
+                state[f'{_KEPT}{key}/float32']), name=parameter.name)
+        if any(value is None for value in (
+                getattr(owner, 'state', None) or {}).values()):
+            owner._state = None     # it makes one at its first update
+    _show_script_values(trainer, script)
+
+
+def _show_script_values(trainer: training.Trainer, script: list[Any]) -> None:
+    """Extensions are initialised with the values of the script."""
+    def begin(_: Any) -> None:
+        # But for what was set since, which counts.
+        script[:] = [one for one in script if one[0].get(one[1]) is one[3]]
+        for place, name, value, _ in script:
+            place[name] = value
+
+    def go_on(_: Any) -> None:
+        for place, name, _, value in script:
+            place[name] = value
+        script.clear()
+    for act, priority in (begin, float('inf')), (go_on, float('-inf')):
+        name = f'values of the snapshot {act.__name__}'
+        trainer._extensions.pop(name, None)
+        trainer.extend(training.make_extension(initializer=act)(
+            lambda _: None), name, EveryUpdate(), priority)
+
+
+# --- all of it ---------------------------------------------------------------
+
+def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
+    """This rank's state, and what the training changes that is not in it.
+
+    ``comm`` is the argument of ``Snapshot``.
+
+    Raises:
+        TypeError: An object cannot be saved; its key is named.
+    """
+    state: State = {}
+    _Saver(state).save(trainer)
+    kept, left_out = _keep(trainer)
+    state |= kept
+    for prefix, communicator, model in _stateful(trainer, comm):
+        state |= {prefix + key: value for key, value
+                  in communicator.state(model).items()}
+    for name, iterator in getattr(trainer.updater, '_iterators', {}).items():
+        samples = getattr(getattr(iterator, 'dataset', None), '__len__', None)
+        if samples is not None:
+            state[f'{_LENGTH}{name}'] = numpy.asarray(samples())
+    return state | pack(_RANDOM + 'numpy', numpy.random.get_state()) | pack(
+        _RANDOM + 'python', random.getstate()), left_out
+
+
+def stop_state(trainer: training.Trainer) -> State:
+    """The part of a state that is the stop trigger's."""
+    state: State = {}
+    if hasattr(trainer.stop_trigger, 'serialize'):
+        trainer.stop_trigger.serialize(_Saver(state)['stop_trigger'])
+    return state
+
+
+def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
+    """Gives a trainer the state of :func:`collect`, or a part of one."""
+    _restore_own(state, trainer)
+    trainer.serialize(_Loader(state, trainer))
+    _restore_optimizers(state, trainer)
     for prefix, communicator, model in _stateful(trainer, comm):
         if own := below(prefix, state):
             communicator.load_state(own, model)
-    if numbers := below(_RANDOM, state):
-        _restore_random(numbers)
-    return differences
+    if _RANDOM + 'numpy' in state:
+        numpy.random.set_state(unpack(_RANDOM + 'numpy', state))
+        random.setstate(unpack(_RANDOM + 'python', state))
 
 
-def undoing(trainer: chainer.training.Trainer, comm: Any, state: State
-            ) -> Callable[[], None]:
-    """What makes all that a resume may change as it is now.
-
-    Args:
-        trainer: Whose state may change.
-        comm: As for :func:`collect`.
-        state: Of :func:`collect`.
-    """
-    before = {key: value.copy() for key, value in state.items()
-              if not key.startswith('communicator/')}
-    communicators = [(communicator, communicator.state(model), model)
-                     for _, communicator, model in _stateful(trainer, comm)]
-    optimizers = trainer.updater.get_all_optimizers().values()
-    # What serializers do not put back: attributes, such as the state of an
-    # update rule that had none, and what is in containers.
-    attributes = [vars(one) for one in (
-        trainer, trainer.updater, trainer.stop_trigger,
-        *(part for entry in trainer._extensions.values()
-          for part in (entry.extension, entry.trigger)),
-        *(part for optimizer in optimizers for part in (
-            *optimizer.target.links(), *optimizer.target.params())))
-        if hasattr(one, '__dict__')] + [
-            part for _, owner in owners(trainer)
-            for part in attributes_of(owner).values()]
-    contents = [(container, copy.copy(container)) for part in attributes
-                for container in (part, *part.values())
-                if type(container) in (list, dict)]
-
-    def undo() -> None:
-        # It fails where it has failed before, and has changed nothing beyond.
-        with contextlib.suppress(Exception):
-            restore(before, trainer, None)
-        _restore_random(below(_RANDOM, before))
-        for container, content in contents:
-            container.clear()
-            getattr(container, 'update' if isinstance(container, dict)
-                    else 'extend')(content)
-        for communicator, own, model in communicators:
-            with contextlib.suppress(Exception):    # it was not changed
-                communicator.load_state(own, model)
-    return undo
+def below(prefix: str, state: State) -> State:
+    """The part of a state whose keys start with ``prefix``, without it."""
+    return {key[len(prefix):]: value for key, value in state.items()
+            if key.startswith(prefix)}
 
 
-class _Serializer(chainer.serializers.DictionarySerializer):
-    """Chainer's, which also takes lists and dictionaries."""
+class _Saver(chainer.serializers.DictionarySerializer):
+    """Chainer's, without pickles."""
 
     def __getitem__(self, key: str) -> Any:
-        return _Serializer(self.target, f'{self.path}{key.strip("/")}/')
+        return _Saver(self.target, f'{self.path}{key.strip("/")}/')
+
+    def save(self, trainer: Any) -> None:
+        started = trainer._start_at
+        if started is None:     # one that has not run yet raises
+            trainer._start_at = 0.0
+        try:
+            trainer.serialize(self)
+        finally:
+            trainer._start_at = started
+        if started is None:
+            self('_snapshot_elapsed_time', trainer._snapshot_elapsed_time)
 
     def __call__(self, key: str, value: Any) -> Any:
-        name = self.path + key.lstrip('/')
+        name, found = self.path + key.lstrip('/'), value
         try:
             super().__call__(key, value)
-            self.target[name] = numpy.asarray(self.target[name])
-        except (TypeError, ValueError):     # an error names it if it is not
-            self.target[name] = numpy.asarray(None)
-        if self.target[name].dtype == object:
-            self.target[name] = object_array(value)
+            array = numpy.asarray(self.target.pop(name))
+            found = value if array.dtype == object else array
+        except (TypeError, ValueError):     # it has no shape, say
+            pass
+        try:
+            self.target.update(pack(name, found))
+        except TypeError as error:
+            raise TypeError(
+                f'{name} cannot be saved: {error}; serialize arrays, numbers, '
+                'texts, and lists and dictionaries of them') from None
         return value
 
 
-class _Deserializer(chainer.serializers.NpzDeserializer):
+class _Loader(chainer.serializers.NpzDeserializer):
     """Chainer's, which also loads persistent values that have changed.
 
     Chainer refuses a number in place of an integer, an array of another
@@ -154,10 +306,9 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
 
     # Not strict: an optimizer that had not updated a parameter yet has no
     # state of it; necessary keys were checked before.
-    def __init__(self, state: State, trainer: chainer.training.Trainer
-                 ) -> None:
+    def __init__(self, state: State, trainer: training.Trainer) -> None:
         super().__init__(state, strict=False)
-        self._parameters = parameters_of_model(trainer)
+        self._parameters = parameters_of(trainer)
 
     def __getitem__(self, key: str) -> Any:
         child = copy.copy(self)
@@ -169,15 +320,10 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         saved = self.npz.get(name)
         if saved is None:
             return value
-        if saved.dtype == object:
-            return saved.item()
+        if saved.dtype == JSON:
+            return unpack(name, self.npz)
         try:
-            if not isinstance(value, chainer.get_array_types()):
-                return super().__call__(key, value)
-            super().__call__(key, value)
-            if isinstance(value, numpy.ndarray):
-                self.npz[name] = value
-            return value
+            return super().__call__(key, value)
         except (TypeError, ValueError):
             if not name.startswith(MODEL) or name in self._parameters:
                 raise
@@ -186,10 +332,16 @@ class _Deserializer(chainer.serializers.NpzDeserializer):
         return saved if saved.shape else saved.item()
 
 
-# --- whether a state fits ----------------------------------------------------
+def _stateful(trainer: training.Trainer, comm: Any
+              ) -> Iterator[tuple[str, Any, chainer.Link]]:
+    """Communicators that have a state, its prefix, and of which model."""
+    for name, optimizer in trainer.updater.get_all_optimizers().items():
+        communicator = getattr(optimizer, 'communicator', comm)
+        if hasattr(communicator, 'state'):
+            yield f'{_COMMUNICATOR}{name}/', communicator, optimizer.target
 
-def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
-                           ) -> str:
+
+def names_of_communicators(trainer: training.Trainer, comm: Any) -> str:
     """The names of the job's communicators, as a snapshot has them.
 
     Of ``comm``, and of multi-node optimizers.
@@ -200,9 +352,17 @@ def names_of_communicators(trainer: chainer.training.Trainer, comm: Any
         if communicator is not None and not any(
                 communicator is other for other in found):
             found.append(communicator)
-    return ', '.join(
-        getattr(communicator, 'name', type(communicator).__name__)
-        for communicator in found) or 'none'
+    return ', '.join(getattr(one, 'name', type(one).__name__)
+                     for one in found) or 'none'
+
+
+# --- what a rank takes of a snapshot, and whether it fits --------------------
+
+def parameters_of(trainer: training.Trainer) -> set[str]:
+    """The keys of this rank's parameters."""
+    return {f'{MODEL}{name}{place}'
+            for name, optimizer in trainer.updater.get_all_optimizers().items()
+            for place, _ in optimizer.target.namedparams()}
 
 
 def layout(keys: Collection[str]) -> set[str]:
@@ -210,52 +370,59 @@ def layout(keys: Collection[str]) -> set[str]:
 
     Two ranks with equal ones do the same part of the same job.
     """
-    return {key for key in keys if key.startswith(MODEL) or _of_updater(key)}
+    return {value_of(key) for key in keys
+            if key.startswith(MODEL) or _of_updater(key)}
 
 
-def parameters_of_model(trainer: chainer.training.Trainer) -> set[str]:
-    """The keys of this rank's parameters."""
-    return {f'{MODEL}{name}{place}'
-            for name, optimizer in trainer.updater.get_all_optimizers().items()
-            for place, _ in optimizer.target.namedparams()}
+def value_of(key: str) -> str:
+    """The key of the value that an array is a part of."""
+    return key.partition('#')[0]
 
 
-def wishes(index: SnapshotIndex, rank: int, exact: bool, current: State,
-           trainer: chainer.training.Trainer) -> numpy.ndarray:
-    """What a rank takes of each of a snapshot's keys.
+def _of_updater(key: str) -> bool:
+    """Whether this is an updater's own value, such as ``iteration``."""
+    return key.startswith('updater/') and ':' not in key
 
-    Args:
-        index: Of the snapshot.
-        rank: This one.
-        exact: Whether the layout is the snapshot's.
-        current: This rank's state.
-        trainer: Whose state it is.
 
-    Returns:
-        Numbers, as for :func:`.gather.read`.
+def wanted(parts: list[Manifest], rank: int, current: State,
+           trainer: training.Trainer) -> dict[int, list[str]]:
+    """What a rank takes of the files of another layout, by their ranks.
+
+    Of model and optimizers what its own parameters need, of the first rank
+    that had it; of iterators and random numbers what it had itself, and the
+    first rank's iterators if it was not there; nothing of communicators; and
+    the first rank's value of all else.
     """
-    own = index.of_rank(rank)
-    parameters = {'', *(key.removeprefix(MODEL)
-                        for key in parameters_of_model(trainer))}
+    here = {'', *(key.removeprefix(MODEL) for key in parameters_of(trainer))}
+    found: dict[int, list[str]] = {}
+    for key, first in {key: part.rank for part in reversed(parts)
+                       for key in part.digests}.items():
+        source = first
+        if key.startswith(('job/iterator', _ITERATOR, _RANDOM)):
+            if rank < len(parts) and key in parts[rank].digests:
+                source = rank
+            elif key.startswith(_RANDOM):
+                continue
+        elif key.startswith(_COMMUNICATOR) or (
+                key.startswith(MODEL) and value_of(key) not in current) or (
+                key.startswith((_OPTIMIZER, _KEPT))
+                and parameter_of(key) not in here):
+            continue
+        found.setdefault(source, []).append(key)
+    return found
 
-    def wish(key: str) -> int:
-        if exact or key.startswith(_RANDOM):
-            return OWN if key in own else NOTHING
-        if key.startswith((_ITERATOR, 'iterator/')):
-            return OWN
-        is_here = key.startswith('trainer/')
-        if key.startswith(MODEL):
-            is_here = key in current
-        for prefix in _OPTIMIZER, 'optimizer/':
-            if key.startswith(prefix):
-                is_here = parameter_of(
-                    key.removeprefix(prefix)) in parameters
-        return FIRST if is_here else NOTHING
-    return numpy.array([wish(key) for key in index.owners], numpy.int8)
+
+def parameter_of(key: str) -> str:
+    """The parameter that an optimizer's key is about, as in ``main/l1/W``.
+
+    '' if the key is about the optimizer as a whole.
+    """
+    owner = key.removeprefix(_OPTIMIZER).removeprefix(_KEPT).rpartition('/')[0]
+    return owner if '/' in owner else ''
 
 
-def with_iterators(saved: State, current: State, index: SnapshotIndex,
-                   rank: int) -> tuple[State, str]:
+def fitted(saved: State, current: State, parts: list[Manifest], rank: int
+           ) -> tuple[State, str]:
     """A state of another layout, whose iterators fit this one.
 
     Where an iterator has another number of samples than it had, such as the
@@ -268,49 +435,43 @@ def with_iterators(saved: State, current: State, index: SnapshotIndex,
         The state, and a sentence about what is another; '' if nothing is.
     """
     state, changed = dict(saved), ''
-    for key, length in below('iterator/', current).items():
-        name = key.partition('/')[0]
-        was = saved.get(f'iterator/{key}')
+    for name, length in below(_LENGTH, current).items():
+        was = saved.get(_LENGTH + name)
         order, place = (f'{_ITERATOR}{name}/{what}'
                         for what in ('order', 'current_position'))
+        orders = {part.digests[order] for part in parts
+                  if order in part.digests}
         if order in current and order in saved and (
                 saved[order].shape != current[order].shape
-                or not (rank in index.owners[order]
-                        or index.is_same_everywhere(order))):
+                or rank >= len(parts) and len(orders) > 1):
             state[order] = current[order]
             changed += f', iterator {name!r} in an order of its own'
         if was is not None and was != length and place in saved:
-            state[place] = numpy.asarray(
-                saved[place] * length // max(was, 1))
+            state[place] = numpy.asarray(saved[place] * length // max(was, 1))
             changed += (f', iterator {name!r} at the same share of its '
                         f'epoch, of {length} samples in place of {was}')
     return state, changed
 
 
-def missing(saved: Collection[str], current: State, exact: bool) -> str:
-    """The error about a key that a snapshot lacks; '' if none.
+def incompatible(saved: State, current: State, trainer: training.Trainer,
+                 exact: bool) -> str:
+    """Why a state cannot be restored; '' if it can.
 
-    ``saved`` are the keys that this rank would get.  If the layout is not
-    exactly that of the snapshot, the updater may have other values.
+    If the layout is not exactly that of the snapshot, the updater may have
+    other values.
     """
-    lacks = [key for key in current
-             if key.startswith('trainer/') and key not in saved
+    lacks = [key for key in current if key not in saved
+             and not key.startswith('job/') and '#' not in key
              and (exact or not _of_updater(key))]
     lacks.sort(key=lambda key: not key.startswith(MODEL))    # the model first
-    if not lacks:
-        return ''
-    return f'{describe(lacks[0])} is not in the snapshot; build the ' + (
-        'model as it was' if lacks[0].startswith(MODEL) else
-        'trainer as it was, with the same extensions')
-
-
-def incompatible(saved: State, current: State,
-                 trainer: chainer.training.Trainer) -> str:
-    """Why ``saved`` cannot be restored; '' if it can."""
-    parameters = parameters_of_model(trainer)
+    if lacks:
+        return f'{describe(lacks[0])} is not in the snapshot; build the ' + (
+            'model as it was' if lacks[0].startswith(MODEL) else
+            'trainer as it was, with the same extensions')
+    parameters = parameters_of(trainer)
     for key, value in sorted(saved.items(), key=lambda item: item[0]):
         now = current.get(key)
-        if now is None or now.dtype == object or value.dtype == object:
+        if now is None or JSON in (now.dtype, value.dtype):
             continue
         if key in parameters and (now.shape, now.dtype) != (
                 value.shape, value.dtype):
@@ -319,8 +480,25 @@ def incompatible(saved: State, current: State,
         if key.startswith(_ITERATOR) and now.shape != value.shape:
             return (f'{describe(key)} has shape {value.shape} in the snapshot '
                     f'but {now.shape} here; use the same data set')
-    return classes_differ(below('optimizer/', saved),
-                          below('optimizer/', current))
+    for key in current:
+        if key.startswith(_KEPT) and key.endswith('/values'):
+            now, was = (unpack(key, state)[0] if key in state else None
+                        for state in (current, saved))
+            if now != was:
+                name, _, parameter = parameter_of(key).partition('/')
+                return (f'the update rule of /{parameter}' if parameter else
+                        f'optimizer {key[len(_KEPT):-7]!r}') + (
+                    f' is {now}, in the snapshot it is {was}')
+    return ''
+
+
+def lost_rules(saved: Collection[str], current: Collection[str]) -> str:
+    """What to say of parameters that have no update rule any more."""
+    lost = {parameter_of(key) for key in saved if key.startswith(_KEPT)} - {
+        parameter_of(key) for key in current if key.startswith(_KEPT)}
+    return (f'{", ".join(sorted(lost))} had an update rule in the snapshot, '
+            'and have none in the script: they are not updated any more'
+            if lost else '')
 
 
 def describe(key: str) -> str:
@@ -328,66 +506,3 @@ def describe(key: str) -> str:
     if key.startswith(MODEL):
         return 'parameter /' + key[len(MODEL):].partition('/')[2]
     return key
-
-
-def _of_updater(key: str) -> bool:
-    """Whether this is an updater's own value, such as ``iteration``."""
-    return key.startswith('trainer/updater/') and ':' not in key
-
-
-# --- the parts of a state ----------------------------------------------------
-
-def _stateful(trainer: chainer.training.Trainer, comm: Any
-              ) -> Iterator[tuple[str, Any, chainer.Link]]:
-    """Communicators that have a state, its prefix, and of which model."""
-    for name, optimizer in trainer.updater.get_all_optimizers().items():
-        communicator = getattr(optimizer, 'communicator', comm)
-        if hasattr(communicator, 'state'):
-            yield f'communicator/{name}/', communicator, optimizer.target
-
-
-def _trainer(trainer: chainer.training.Trainer) -> State:
-    serializer, started = _Serializer(), trainer._start_at
-    if started is None:     # a trainer's own raises then
-        trainer._start_at = 0.0
-    try:
-        trainer.serialize(serializer)
-    finally:
-        trainer._start_at = started
-    if started is None:
-        serializer('_snapshot_elapsed_time', trainer._snapshot_elapsed_time)
-    return serializer.target
-
-
-def _lengths(trainer: chainer.training.Trainer) -> State:
-    """Numbers of samples of this rank's iterators."""
-    found = {}
-    # Updaters of one's own may keep them elsewhere.
-    for name, iterator in getattr(trainer.updater, '_iterators', {}).items():
-        with contextlib.suppress(Exception):    # not all know it
-            found[f'{name}/samples'] = numpy.asarray(len(iterator.dataset))
-    return found
-
-
-def _random() -> State:
-    """The state of NumPy's and Python's global generators.
-
-    CuPy's generators cannot be read; dropout on a GPU goes on with other
-    masks.
-    """
-    _, keys, position, has_gauss, cached = numpy.random.get_state()
-    _, words, gauss = random.getstate()
-    return {'numpy_keys': numpy.asarray(keys),
-            'numpy_rest': numpy.array([position, has_gauss, cached]),
-            'python_words': numpy.array(words, numpy.uint32),
-            'python_gauss': numpy.array(
-                numpy.nan if gauss is None else gauss)}
-
-
-def _restore_random(state: State) -> None:
-    position, has_gauss, cached = state['numpy_rest'].tolist()
-    numpy.random.set_state(('MT19937', state['numpy_keys'], int(position),
-                            int(has_gauss), cached))
-    gauss = state['python_gauss'].item()
-    random.setstate((3, tuple(state['python_words'].tolist()),
-                     None if numpy.isnan(gauss) else gauss))

@@ -6,32 +6,26 @@ model or optimizer of which each rank has a part has all parameters.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any
 
 import chainer
-import numpy
 from chainer.serializers import npz
 from chainer.training import extensions
 from chainer.training.extensions import _snapshot
-from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
 from mpi4py import MPI
 
 from ...chains.saving import saving_parts
 from ...mpi.agreement import raise_together
-from ...mpi.waiting import wait_until
-from ..extensions.update_marks import EveryUpdate
-from ..snapshots.snapshot import Snapshot, resume
-from ..snapshots.snapshot import save as save_job
-from .launch import Refusal, refusing
+from ..snapshots.snapshot import Followed, counts, go_on
+from .launch import Refusal
 from .whole import looking
 
 _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
     extensions.ParameterStatistics)
-#: These depend on the number of updates alone.
-_COUNTING = IntervalTrigger, ManualScheduleTrigger, EveryUpdate
 
 
 def adapted(extension: Any, job: Any) -> Any:
@@ -42,11 +36,25 @@ def adapted(extension: Any, job: Any) -> Any:
     if isinstance(extension, _NEED_THE_WHOLE_MODEL):
         job.warn(f'{type(extension).__name__} needs the whole model and '
                  'batch on one rank; it is left out')
-        return None
+        return _LeftOut(extension)
     if isinstance(extension, _snapshot._Snapshot):
         return _whole(extension, job)
     found = _silent(extension) if job.comm.rank else extension
     return looking(found, job) if job.divides and found else found
+
+
+class _LeftOut(chainer.training.Extension):
+    """Does nothing in an extension's place: snapshots have its state."""
+
+    def __init__(self, own: Any) -> None:
+        self._own, self.name = own, own.name or own.default_name
+        self.trigger, self.priority = own.trigger, own.priority
+
+    def __call__(self, trainer: Any) -> None:
+        pass
+
+    def serialize(self, serializer: Any) -> None:
+        self._own.serialize(serializer)
 
 
 def _silent(extension: Any) -> Any:
@@ -76,8 +84,8 @@ class _Nowhere:
 def _whole(extension: Any, job: Any) -> Any:
     """A script's snapshot, of all ranks, under the name the script gives.
 
-    One of the trainer is a file as the package's ``Snapshot`` writes it; one
-    of a model or an optimizer is the file that a serial run would write.
+    The file of the trainer, a model or an optimizer is the one that a serial
+    run would write.
     """
     savefun = getattr(extension.writer, '_savefun', npz.save_npz)
     if extension._target is None and not _is_save_npz(savefun):
@@ -88,12 +96,10 @@ def _whole(extension: Any, job: Any) -> Any:
         job.warn('snapshot_on_error=True is of no use where other ranks take '
                  'part: no snapshot is taken after an error')
         extension._snapshot_on_error = False
-    if extension._target is None:
-        return ScriptSnapshot(extension, job.comm)
     if hasattr(extension.writer, '_savefun'):
         # Of the script it may be the one that all ranks are to call.
         extension.writer._savefun = getattr(savefun, '__wrapped__', savefun)
-    extension.__class__, extension.comm = _ModelSnapshot, job.comm
+    extension.__class__, extension.comm = _WholeSnapshot, job.comm
     extension.job = job
     return extension
 
@@ -103,43 +109,8 @@ def _is_save_npz(function: Any) -> bool:
         npz.save_npz, '__wrapped__', npz.save_npz)
 
 
-class ScriptSnapshot(Snapshot):
-    """What Chainer's snapshot of a trainer is where ranks share a job."""
-
-    default_name = '_Snapshot'
-
-    def __init__(self, own: Any, comm: MPI.Comm) -> None:
-        super().__init__(comm, own.n_retains if own.n_retains > 0 else None)
-        self._own = own
-        self.trigger, self.priority = own.trigger, own.priority
-        self.autoload = own.autoload
-
-    def initialize(self, trainer: Any) -> None:
-        """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
-        self.start(trainer)
-        if self.autoload:
-            _autoload(self._own, trainer, self._comm, trainer.out)
-
-    def __call__(self, trainer: Any) -> None:
-        if _is_due(self._own, self._comm):
-            super().__call__(trainer)
-
-    def path(self, trainer: Any) -> str:
-        return os.path.join(self.directory(trainer), raise_together(
-            self._comm, lambda: _name(self._own, trainer)))
-
-    def older(self, path: str) -> list[str]:
-        found: list[Any] = []
-        if isinstance(self._own.filename, str):
-            with contextlib.suppress(OSError):      # the directory is gone
-                found = _snapshot._find_snapshot_files(
-                    self._own.filename, os.path.dirname(path))
-        return [os.path.join(os.path.dirname(path), name)
-                for _, name in found]
-
-
-class _ModelSnapshot(_snapshot._Snapshot):
-    """Chainer's snapshot of a model or an optimizer, of all ranks."""
+class _WholeSnapshot(_snapshot._Snapshot):
+    """Chainer's snapshot, of all ranks."""
 
     default_name = '_Snapshot'
     job: Any
@@ -149,35 +120,25 @@ class _ModelSnapshot(_snapshot._Snapshot):
     def initialize(self, trainer: Any) -> None:
         """Loads the newest snapshot if ``autoload`` is set, as in Chainer."""
         if self.autoload:
-            _autoload(self, self._target, self.comm, trainer.out)
+            name = self.comm.bcast(raise_together(
+                self.comm, lambda: None if self.comm.rank else
+                _snapshot._find_latest_snapshot(self.filename, trainer.out)))
+            if name is not None:
+                load(self.job, npz.load_npz, os.path.join(trainer.out, name),
+                     trainer if self._target is None else self._target)
             self.autoload = False
         if self.comm.rank == 0:
             super().initialize(trainer)
 
     def __call__(self, trainer: Any) -> None:
-        if _is_due(self, self.comm):
-            name = raise_together(self.comm, lambda: _name(self, trainer))
-            write_arrays(self.job, self._target, lambda arrays: self.writer(
-                name, trainer.out, arrays))
-
-
-def _is_due(own: _snapshot._Snapshot, comm: MPI.Comm) -> bool:
-    return comm.bcast(raise_together(comm, lambda: bool(own.condition())))
-
-
-def _name(own: _snapshot._Snapshot, trainer: Any) -> str:
-    return (own.filename(trainer) if callable(own.filename)
-            else own.filename.format(trainer))
-
-
-def _autoload(own: _snapshot._Snapshot, target: Any, comm: MPI.Comm,
-              directory: str) -> None:
-    """Loads the newest of a script's snapshots, if there is one."""
-    name = comm.bcast(raise_together(comm, lambda: None if comm.rank else
-                                     _snapshot._find_latest_snapshot(
-                                         own.filename, directory)))
-    if name is not None:
-        npz.load_npz(os.path.join(directory, name), target)
+        if self.comm.bcast(raise_together(
+                self.comm, lambda: bool(self.condition()))):
+            name = raise_together(self.comm, lambda: (
+                self.filename(trainer) if callable(self.filename)
+                else self.filename.format(trainer)))
+            write_arrays(
+                self.job, trainer if self._target is None else self._target,
+                lambda arrays: self.writer(name, trainer.out, arrays))
 
 
 def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:
@@ -195,27 +156,7 @@ def follow_rank_0(trainer: Any, comm: MPI.Comm) -> None:
 
 
 def _followed(trigger: Any, comm: MPI.Comm) -> Any:
-    return (trigger if type(trigger) in (*_COUNTING, Followed)
-            else Followed(trigger, comm))
-
-
-class Followed:
-    """A script's trigger that fires where rank 0's does.
-
-    All ranks of ``comm`` must ask each time.
-    """
-
-    def __init__(self, trigger: Any, comm: MPI.Comm) -> None:
-        self._trigger, self._comm = trigger, comm
-
-    def __call__(self, trainer: Any) -> bool:
-        fires = numpy.array([bool(self._trigger(trainer))])
-        # MPI's own wait would keep the core from other ranks.
-        wait_until(self._comm.Ibcast(fires).Test)
-        return bool(fires[0])
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._trigger, name)
+    return trigger if counts(trigger) else Followed(trigger, comm)
 
 
 # --- files -------------------------------------------------------------------
@@ -230,11 +171,6 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
     if isinstance(obj, dict) and not _is_path(file):
         # Maybe what has been gathered, on rank 0, in a writer's thread.
         original(file, obj, *args, **kwargs)
-    elif isinstance(obj, chainer.training.Trainer):
-        if not is_npz or not _is_path(file):
-            raise Refusal('a trainer of a pipeline can be saved by '
-                          "save_npz('NAME', trainer) only")
-        save_job(obj, job.comm, os.fspath(file))
     elif is_npz and not isinstance(obj, dict):
         write_arrays(job, obj, lambda arrays: original(
             file, arrays, *args, **kwargs))
@@ -250,13 +186,6 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
     """Replaces ``load_npz`` and ``load_hdf5`` of the script; on all ranks."""
     is_npz = original.__name__ == 'load_npz' and _is_path(file)
-    if isinstance(obj, chainer.training.Trainer):
-        if not is_npz:
-            raise Refusal('a trainer of a pipeline can go on by '
-                          "load_npz('NAME', trainer) only")
-        with refusing():
-            resume(obj, job.comm, os.fspath(file))
-        return
     if _place(job, obj):
         raise Refusal(
             'the updater has divided the model over ranks, so a part of it '
@@ -264,7 +193,26 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
     with (job.undrawn.loading(file, obj)
           if job.divides and is_npz and isinstance(obj, chainer.Link)
           else contextlib.nullcontext()):
-        load_everywhere(job.comm, original, file, obj, *args, **kwargs)
+        is_trainer = isinstance(obj, chainer.training.Trainer)
+        load_everywhere(
+            job.comm, functools.partial(_load_trainer, original)
+            if is_npz and is_trainer else original, file, obj, *args, **kwargs)
+        if is_trainer:
+            go_on(obj.updater)
+
+
+def _load_trainer(original: Callable, file: Any, trainer: Any,
+                  path: str = '', strict: bool = True,
+                  ignore_names: Any = None) -> None:
+    """Loads what one process has saved, too.
+
+    It does not say how far the data are in the updater's way, which is known
+    from the iterator (go_on).
+    """
+    ignored = ignore_names if isinstance(ignore_names, (list, tuple)) else (
+        [] if ignore_names is None else [ignore_names])
+    original(file, trainer, path, strict, [
+        *ignored, lambda key: key.startswith(f'{path}updater/progress_')])
 
 
 def load_everywhere(comm: MPI.Comm, original: Callable, file: Any, obj: Any,
@@ -307,13 +255,15 @@ def write_arrays(job: Any, obj: Any,
 def _place(job: Any, obj: Any) -> str | None:
     """Prefix of a divided object's keys in its model; None: it is whole.
 
-    It is empty for the model itself and for its optimizer.
+    It is empty for the model itself, its optimizer, updater and Trainer.
     """
     if job.updater is None or not job.divides:
         return None
     optimizer = job.updater.get_optimizer('main')
-    if any(obj is one for one in (job.model, optimizer, getattr(
-            optimizer, 'actual_optimizer', optimizer))):
+    if isinstance(obj, chainer.training.Trainer) or any(
+            obj is one for one in (
+                job.model, job.updater, optimizer, getattr(
+                    optimizer, 'actual_optimizer', optimizer))):
         return ''
     return next((path.strip('/') + '/' for path, link
                  in job.model.namedlinks(skipself=True) if link is obj), None)

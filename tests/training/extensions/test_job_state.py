@@ -1,9 +1,9 @@
 import re
 
 from chainer_fp8pipe.training.extensions import resume
-from chainer_fp8pipe.training.snapshots.file import SnapshotIndex
+from chainer_fp8pipe.training.snapshots.file import Manifest
 from chainer_fp8pipe.training.snapshots.snapshot import save
-from chainer_fp8pipe.training.snapshots.state import collect, wishes
+from chainer_fp8pipe.training.snapshots.state import collect, wanted
 
 import chainer
 import chainer.links as L
@@ -18,13 +18,13 @@ ALONE = MPI.COMM_SELF
 
 
 def test_layer_1_is_not_taken_for_layer_11(tmp_path):
-    whole = ['trainer/updater/optimizer:main/11/W/m',
-             'trainer/updater/optimizer:main/1/W/m',
-             'optimizer/main/11/W/float32', 'optimizer/main/1/W/float32']
+    whole = ['updater/optimizer:main/11/W/m', 'updater/optimizer:main/1/W/m',
+             'job/optimizer/main/11/W/float32',
+             'job/optimizer/main/1/W/float32']
     model, trainer = keeping(0, tmp_path, **{'1': L.Linear(3, 3)})
-    index = SnapshotIndex('x.npz', 'none', 1, {key: [0] for key in whole}, {})
-    assert wishes(index, 0, False, collect(trainer, ALONE),
-                  trainer).tolist() == [0, 1, 0, 1]
+    part = Manifest('x.npz', 0, 1, 'none', dict.fromkeys(whole, ''))
+    assert set(wanted([part], 0, collect(trainer, ALONE)[0], trainer)[0]
+               ) == {whole[1], whole[3]}
 
 
 # --- extensions and triggers -------------------------------------------------
@@ -86,11 +86,11 @@ def test_extensions_and_triggers_are_restored_as_by_chainer(tmp_path):
     trainer = watched(tmp_path)
     trainer.run()
     assert trainer.updater.iteration == 5
-    save(trainer, ALONE, str(tmp_path / 'own.npz'))
+    save(trainer, ALONE, str(tmp_path / 'snapshot_iter_5.ranks'))
     chainer.serializers.save_npz(tmp_path / 'chainer.npz', trainer)
     own, chainers = watched(tmp_path), watched(tmp_path)
     before = words(own)
-    resume(own, ALONE, str(tmp_path / 'own.npz'))
+    resume(own, ALONE, str(tmp_path / 'snapshot_iter_5.ranks'))
     chainer.serializers.load_npz(tmp_path / 'chainer.npz', chainers)
     assert words(own) == words(chainers) != before
     assert own.get_extension('LogReport').log
@@ -114,9 +114,9 @@ def keeping(value, tmp_path, **links):
 
 def restored(before, after, tmp_path):
     model, trainer = keeping(before, tmp_path)
-    save(trainer, ALONE, str(tmp_path / 'x.npz'))
+    save(trainer, ALONE, str(tmp_path / 'snapshot_iter_0.ranks'))
     model, trainer = keeping(after, tmp_path)
-    resume(trainer, ALONE, str(tmp_path / 'x.npz'))
+    resume(trainer, ALONE, str(tmp_path / 'snapshot_iter_0.ranks'))
     return model.kept
 
 

@@ -1,12 +1,23 @@
 """What a resumed run goes on with, and what is refused: tables."""
 import contextlib
+import os
+import random
+import threading
+import warnings
+import zipfile
 
-from chainer_fp8pipe.training.extensions import MovingAverage, Snapshot, resume
-from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
+from chainer_fp8pipe.training.extensions import (
+    MovingAverage,
+    Snapshot,
+    find_snapshots,
+    resume,
+)
 
 import chainer
+import chainer.links as L
 import numpy
 import pytest
+from chainer import training
 from chainer.training import extensions
 from mpi4py import MPI
 
@@ -48,6 +59,61 @@ def average(trainer):
     trainer.extend(take, trigger=(1, 'iteration'))
 
 
+class Jittered(chainer.iterators.SerialIterator):
+    """An iterator of one's own, with numbers of its own."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.own = numpy.random.default_rng(3)
+        self.seen = []
+
+    def next(self):
+        batch = super().next()
+        factor = numpy.float32(1 + self.own.random())
+        self.seen.append(float(factor))
+        return [(x * factor, t) for x, t in batch]
+
+
+class Noise:
+    """An extension without serialize(), which changes the weights."""
+
+    trigger = 1, 'iteration'
+
+    def __init__(self):
+        self.random = numpy.random.RandomState(4)
+        self.python = random.Random(5)
+        self.last = {}
+
+    def __call__(self, trainer):
+        for name, one in trainer.updater.get_optimizer(
+                'main').target.namedparams():
+            last = self.last.get(name, one.array)
+            one.array = (one.array + last) / 2 + one.dtype.type(
+                self.random.rand() + self.python.random()) / 100
+            self.last[name] = one.array.copy()
+
+
+class Counted(L.Linear):
+    """A link with a generator of its own."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.own = random.Random(6)
+
+    def forward(self, x):
+        return super().forward(x) * (1 + self.own.random() / 100)
+
+
+def owned(trainer):
+    """Objects of the script's own, which know nothing of snapshots."""
+    updater = trainer.updater
+    updater._iterators['main'] = Jittered(
+        updater.get_iterator('main').dataset, 8)
+    trainer.extend(Noise(), name='noise')
+    updater.get_optimizer('main').target.predictor.l1.__class__ = Counted
+    updater.get_optimizer('main').target.predictor.l1.own = random.Random(6)
+
+
 #: By name: the update of the snapshot, the communicator, its options, and
 #: what is done to the trainer.
 STATES = {
@@ -65,6 +131,7 @@ STATES = {
         'optimizer': lambda: momentum(interval=2, scale=8), 'dtype': 'f2'},
         None),
     'averages': (5, 'fp8', {}, average),
+    'own classes': (5, 'fp8', {}, owned),
 }
 
 
@@ -112,18 +179,58 @@ def train(comm, out):
 
 
 @on_ranks(3)
-def test_values_equal_on_all_ranks_are_written_once(comm, tmp_path):
+def test_each_rank_has_a_file_of_which_load_npz_reads_the_model(
+        comm, tmp_path):
+    """And the whole trainer."""
     train(comm, tmp_path)
-    with numpy.load(find_snapshots(str(tmp_path))[-1]) as archive:
-        keys = archive.files
-    assert 'all/trainer/updater/model:main/predictor/l1/W' in keys
-    for rank in (1, 2):
-        own = {key for key in keys if key.startswith(f'rank{rank}/')}
-        assert any('residual' in key for key in own)
-        assert f'rank{rank}/random/numpy_keys' in own
-        assert not any('l1/W' in key and 'updater' in key for key in own)
-        # The running statistics of batch normalisation differ by rank.
-        assert any(key.endswith('bn/avg_mean') for key in own)
+    folder = find_snapshots(str(tmp_path))[0]
+    assert sorted(os.listdir(folder)) == [
+        f'rank{rank}of3.npz' for rank in range(3)]
+    path = f'{folder}/rank{comm.rank}of3.npz'
+    trainer, _ = make_trainer(comm, tmp_path / 'again', width=8)
+    model = trainer.updater.get_optimizer('main').target
+    chainer.serializers.load_npz(path, model, 'updater/model:main/')
+    before = weights(trainer)
+    chainer.serializers.load_npz(path, trainer)
+    assert trainer.updater.iteration == 7
+    assert weights(trainer) == before
+    with numpy.load(path, allow_pickle=False) as archive:
+        assert any('residual' in key for key in archive.files)
+        assert all(archive[key].dtype != object for key in archive.files
+                   if key != 'job/manifest.json')
+
+
+@on_ranks(2)
+def test_the_last_snapshot_is_that_of_the_end(comm, tmp_path):
+    train(comm, tmp_path)
+    assert names(tmp_path) == ['snapshot_iter_7.ranks',
+                               'snapshot_iter_10.ranks']
+    trainer, communicator = make_trainer(comm, tmp_path, 2)
+    trainer.extend(Snapshot(communicator))
+    assert resume(trainer, communicator, str(tmp_path)) == 10
+    trainer.run()       # has nothing to do
+    assert len(names(tmp_path)) == 2
+
+
+#: Where ranks disagree, rank 0's trigger counts.
+TRIGGERS = {
+    'by the clock': lambda comm: training.triggers.TimeTrigger(0.01),
+    'by chance': lambda comm: lambda trainer: numpy.random.rand() < 0.2,
+    'on one rank': lambda comm: lambda trainer: (
+        comm.rank == 0 and trainer.updater.iteration % 3 == 0)}
+
+
+@pytest.mark.parametrize('what', TRIGGERS)
+@on_ranks(2)
+def test_any_trigger_fires_on_all_ranks_alike(comm, what, tmp_path):
+    trainer, communicator = make_trainer(comm, tmp_path, 4)
+    trainer.extend(Snapshot(communicator), trigger=TRIGGERS[what](comm))
+    trainer.run()
+    comm.Barrier()
+    found = names(tmp_path)
+    assert what != 'on one rank' or len(found) == 7
+    assert found[-1] == 'snapshot_iter_20.ranks'
+    assert all(len(os.listdir(tmp_path / name)) == 2 for name in found)
 
 
 @on_ranks(2)
@@ -132,10 +239,11 @@ def test_a_new_run_does_not_mix_its_snapshots_with_an_old_ones(
     train(comm, tmp_path)
     trainer, communicator = make_trainer(comm, tmp_path)
     trainer.extend(Snapshot(communicator, retain=1))
-    with pytest.raises(RuntimeError, match='snapshot_iter_7.npz is of '
+    with pytest.raises(RuntimeError, match='snapshot_iter_10.ranks is of '
                        'another run; resume from it'):
         trainer.run()
-    assert names(tmp_path) == ['snapshot_iter_7.npz']
+    assert names(tmp_path) == ['snapshot_iter_7.ranks',
+                               'snapshot_iter_10.ranks']
 
 
 @on_ranks(2)
@@ -147,43 +255,47 @@ def test_another_communicator_goes_on_without_residuals(comm, tmp_path):
             contextlib.nullcontext()):
         resume(trainer, communicator, str(tmp_path))
     # Batch normalisation's statistics are those of the first rank.
-    with numpy.load(tmp_path / 'snapshot_iter_7.npz') as archive:
+    with numpy.load(tmp_path / 'snapshot_iter_10.ranks/rank0of2.npz'
+                    ) as archive:
         for key, value in weights(trainer).items():
-            assert value == archive[
-                f'all/trainer/updater/model:main/{key}'].tobytes()
+            assert value == archive[f'updater/model:main/{key}'].tobytes()
     assert updates_of(communicator, trainer.updater.get_optimizer(
         'main').target) == 0
 
 
 #: By name: the file that is resumed, options of the trainer, the message.
 REFUSED = {
-    'another optimizer': ('snapshot_iter_7.npz', {
+    'another optimizer': ('snapshot_iter_7.ranks', {
         'optimizer': momentum}, "optimizer 'main' is MomentumSGD, in the "
         'snapshot it is Adam'),
-    'another model': ('snapshot_iter_7.npz', {'width': 9}, r'all ranks: '
+    'another model': ('snapshot_iter_7.ranks', {'width': 9}, r'all ranks: '
                       r'parameter /predictor/\S+ is float32 \(.*8.*\) in the '
                       r'snapshot but float32 \(.*9.*\) in the model'),
-    'another extension': ('snapshot_iter_7.npz', {'extension': True},
+    'another extension': ('snapshot_iter_7.ranks', {'extension': True},
                           'extensions/LogReport/.* is not in the snapshot'),
-    'no file': ('nothing.npz', {}, 'nothing.npz'),
+    'no file': ('nothing', {}, 'there is no snapshot in .*nothing'),
     'no folder': ('empty', {}, 'there is no snapshot in'),
-    'a file that is cut off': ('cut.npz', {}, r'rank 0: .*cut.npz is damaged'),
-    'another kind of file': ('other.npz', {},
-                             'not written by the Snapshot extension'),
+    'another kind of file': ('other.npz', {}, 'there is no snapshot in'),
+    'another version': ('snapshot_iter_1.ranks', {}, 'it has format 1, and '
+                        'this version of chainer_fp8pipe reads format 6'),
 }
 
 
 @on_ranks(2)
 def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
-    """And trainer and files are as they were."""
+    """And the trainer is as it was."""
     train(comm, tmp_path)
+    (tmp_path / 'empty').mkdir(exist_ok=True)
     if comm.rank == 0:
-        (tmp_path / 'empty').mkdir()
         numpy.savez(tmp_path / 'other.npz', x=1)
-        (tmp_path / 'cut.npz').write_bytes(
-            (tmp_path / 'snapshot_iter_7.npz').read_bytes()[:-2000])
+        os.mkdir(tmp_path / 'snapshot_iter_1.ranks')
+        for rank in range(2):
+            with zipfile.ZipFile(
+                    tmp_path / f'snapshot_iter_1.ranks/rank{rank}of2.npz',
+                    'w') as archive:
+                archive.writestr('job/manifest.json', '{"format": 1}')
+                archive.comment = b'1' * 32
     comm.Barrier()
-    before = (tmp_path / 'snapshot_iter_7.npz').read_bytes()
     for what, (name, options, match) in REFUSED.items():
         trainer, communicator = make_trainer(comm, tmp_path, **{
             key: value() if callable(value) else value
@@ -196,7 +308,34 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
         assert len(set(comm.allgather(str(raised.value)))) == 1, what
         assert weights(trainer) == own, what
         assert trainer.updater.iteration == 0
-    assert (tmp_path / 'snapshot_iter_7.npz').read_bytes() == before
+
+
+class Threaded:
+    """An extension with what no snapshot can have."""
+
+    trigger = 1, 'iteration'
+
+    def __init__(self):
+        self.lock, self.model = threading.Lock(), None
+
+    def __call__(self, trainer):
+        self.model = trainer.updater.get_optimizer('main').target.copy()
+
+
+@on_ranks(2)
+def test_what_cannot_be_saved_is_named_once(comm, tmp_path):
+    trainer, communicator = make_trainer(comm, tmp_path, 2)
+    if comm.rank:       # of a rank that does not warn
+        trainer.extend(Threaded(), name='threaded')
+    trainer.extend(Snapshot(communicator), trigger=(3, 'iteration'))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        trainer.run()
+    assert [str(one.message) for one in caught] == [
+        'the training changes model of extension threaded, a Classifier, '
+        'which is in no snapshot: a run that goes on has it as the script '
+        'makes it; keep numbers, texts, arrays, or containers of them'] * (
+            comm.rank == 0)
 
 
 def test_arguments():

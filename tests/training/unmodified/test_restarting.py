@@ -66,7 +66,7 @@ def run(folder, stop, *options, ranks=1, code=0, before='', **given):
 
 def ends(done):
     """By Trainer, the first update of this run, and the weights."""
-    return re.findall(r'from (\d) \[(\d+)\] weights (\[.*\])', done.stdout)
+    return re.findall(r'from (\d) \[(\d*)\] weights (\[.*\])', done.stdout)
 
 
 def names(folder):
@@ -80,7 +80,8 @@ def undisturbed(tmp_path_factory):
     done = run(folder, (9, 9), trainers=2)
     assert 'where there is none yet; the training begins' in done.stderr
     assert names(folder / 'saved') == [
-        '2', 'snapshot_iter_12.npz', 'snapshot_iter_18.npz']
+        '2', 'snapshot_iter_18.ranks', 'snapshot_iter_20.ranks',
+        'trainers.json']
     return ends(done)
 
 
@@ -88,7 +89,7 @@ def test_each_trainer_goes_on_from_its_own_snapshot_in_whatever_directory(
         tmp_path, undisturbed):
     run(tmp_path, (1, 9), trainers=2, code=7, before=MOVING)
     again = run(tmp_path, (9, 9), trainers=2, before=MOVING)
-    assert [found[1] for found in ends(again)] == ['19', '7']
+    assert [found[1] for found in ends(again)] == ['', '7']
     assert [found[2] for found in ends(again)] == [
         found[2] for found in undisturbed]
     assert 'goes on after update 6' in again.stderr
@@ -125,12 +126,13 @@ os.environ[{LAUNCHED!r}] = ''
 def test_a_run_whose_snapshots_are_all_damaged_begins_anew(
         tmp_path, undisturbed):
     run(tmp_path, (0, 9), code=7)
-    (tmp_path / 'saved' / 'snapshot_iter_6.npz').write_bytes(b'cut off')
+    (tmp_path / 'saved/snapshot_iter_6.ranks/rank0of1.npz').write_bytes(
+        b'cut off')
     again = run(tmp_path, (0, 30))
-    assert 'snapshot_iter_6.npz is not whole' in again.stderr
+    assert 'snapshot_iter_6.ranks is not whole' in again.stderr
     assert 'the training begins\n' in again.stderr
     assert ends(again) == undisturbed[:1]
-    assert (tmp_path / 'saved' / 'snapshot_iter_6.npz.damaged').exists()
+    assert (tmp_path / 'saved' / 'snapshot_iter_6.ranks.damaged').exists()
 
 
 #: By name: lines of the script, where it stops, what is said, and the update
@@ -146,14 +148,19 @@ ITS_OWN = {
         chainer.serializers.load_npz('mine.npz', trainer)
     trainer.extend(lambda trainer: chainer.serializers.save_npz(
         'mine.npz', trainer), trigger=(15, 'iteration'), name='save')
-    ''', 16, 'has resumed its Trainer at update 15 itself', '16')}
+    ''', 16, 'has resumed its Trainer at update 15 itself', '16'),
+    'an older resumption': ('''
+    if os.path.exists('mine.npz'):
+        chainer.serializers.load_npz('mine.npz', trainer)
+    trainer.extend(lambda trainer: chainer.serializers.save_npz(
+        'mine.npz', trainer), trigger=(15, 'iteration'), name='save')
+    ''', 19, 'goes on after update 18', '19')}
 
 
 @pytest.mark.parametrize('what', ITS_OWN)
 def test_what_the_script_does_itself_counts(tmp_path, what):
     more, stop, said, first = ITS_OWN[what]
     run(tmp_path, (0, stop), more=more, code=7)
-    assert (tmp_path / 'saved').exists() == (what != 'a Snapshot')
     again = run(tmp_path, (9, 9), more=more)
     assert said in again.stderr
     assert ends(again)[0][1] == first
@@ -165,7 +172,6 @@ def test_a_script_that_leaves_no_snapshot_is_told_or_refused(
     cases = [
         (script((9, 9), trainers=0), 0, 'the script has run no '
          'chainer.training.Trainer, so --snapshots has kept nothing'),
-        (script((9, 9)), 0, 'ended before its first snapshot was due'),
         ('''
 import chainer, numpy
 model = chainer.links.Classifier(chainer.links.Linear(3, 2))
@@ -181,6 +187,113 @@ print('an update')
         assert said in done.stderr
         assert 'an update' not in done.stdout
         assert not (folder / 'saved').exists()
+
+
+#: A script whose phases are left out once they are done, and that dies once.
+PHASES = '''
+import os, chainer, numpy as np
+import chainer.links as L
+from chainer import training
+np.random.seed(SEED)
+data = [(np.random.randn(3).astype('f'), np.int32(n % 2)) for n in range(8)]
+def trainer_of(out, rate, last, inner=False):
+    np.random.seed(5)
+    model = L.Classifier(L.Linear(3, 2))
+    mine = [(x * (1 + rate), t) for x, t in data]
+    trainer = training.Trainer(training.StandardUpdater(
+        chainer.iterators.SerialIterator(mine, 4, shuffle=False),
+        chainer.optimizers.SGD(rate).setup(model)), (last, 'iteration'), out)
+    def die(trainer):
+        if os.path.exists('die') and [rate, trainer.updater.iteration] == [
+                0.01, DIES] and not inner:
+            os.remove('die')
+            os._exit(9)
+    trainer.extend(die, trigger=(1, 'iteration'), priority=-900)
+    return trainer, model
+def run(name, *given):
+    name += '.npz'
+    if os.path.exists(name):
+        return
+    trainer, model = trainer_of(*given)
+    INSIDE
+    trainer.run()
+    chainer.serializers.save_npz(name, model)
+    print(name, float(abs(model.predictor.W.array).sum()))
+PHASES
+'''
+INSIDE = '''def probe(trainer):
+        inner, model = trainer_of('probe', 0.2, 5, inner=True)
+        inner.run()
+        trainer.updater.get_optimizer('main').target.predictor.b.array[...] = (
+            model.predictor.b.array)
+    trainer.extend(probe, trigger=(2, 'iteration'))'''
+#: By name: the phases, when the second one dies, and lines more.
+LEFT_OUT = {
+    'other folders': ("""
+for name, rate in ('first', 0.5), ('second', 0.01):
+    run(name, name, rate, 8)""", 5, 'pass'),
+    'before its first snapshot': ("""
+for name, rate in ('first', 0.5), ('second', 0.01):
+    run(name, name, rate, 8)""", 1, 'pass'),
+    'one folder, other lines': ("""
+run('first', 'out', 0.5, 8)
+run('second', 'out', 0.01, 8)""", 5, 'pass'),
+    'one folder and line, other data': ("""
+for name, rate in ('first', 0.5), ('second', 0.01):
+    run(name, 'out', rate, 8)""", 5, 'pass'),
+    'a Trainer inside of one': ("""
+for name, rate in ('first', 0.5), ('second', 0.01):
+    run(name, name, rate, 8)""", 5, INSIDE)}
+
+
+def run_phases(folder, what, seed='0', dies=True):
+    phases, stop, inside = LEFT_OUT[what]
+    (folder / 's.py').write_text(
+        PHASES.replace('PHASES', phases).replace('INSIDE', inside)
+        .replace('DIES', str(stop)).replace('SEED', seed))
+    if dies:
+        (folder / 'die').touch()
+    done = []
+    for _ in range(1 + dies):
+        done.append(run_script(
+            1, '-m', 'chainer_fp8pipe', 'run', '--snapshots', 'saved',
+            '--every', '2 iterations', 's.py', cwd=folder))
+    return done
+
+
+@pytest.mark.parametrize('what', LEFT_OUT)
+def test_a_trainer_goes_on_from_none_but_its_own_snapshot(tmp_path, what):
+    for name in 'whole', 'parts':
+        (tmp_path / name).mkdir()
+    whole, = run_phases(tmp_path / 'whole', what, dies=False)
+    first, second = run_phases(tmp_path / 'parts', what)
+    assert (whole.returncode, first.returncode, second.returncode) == (
+        0, 9, 0), second.stderr
+    assert first.stdout + second.stdout == whole.stdout
+    assert ('goes on after' in second.stderr) == (LEFT_OUT[what][1] > 1)
+
+
+def test_a_trainer_that_cannot_be_told_from_others_is_refused(tmp_path):
+    """Whose data are others at each start."""
+    _, second = run_phases(
+        tmp_path, 'one folder and line, other data', seed='')
+    assert second.returncode == 2
+    assert 'it cannot be told whether the Trainer with out=out' in (
+        second.stderr)
+
+
+def test_what_the_package_measures_is_no_training_of_the_script(tmp_path):
+    done = run(tmp_path, (9, 9), before="""
+import chainer, numpy
+from mpi4py import MPI
+from chainer_fp8pipe.chains.measured_optimizer import measure_optimizer
+from chainer_fp8pipe.planning.calls import Value
+measure_optimizer(chainer.optimizers.SGD(),
+                  {'/W': Value((2, 3), numpy.dtype('f'))},
+                  chainer.get_device('@numpy'))
+print('measured')
+""")
+    assert 'measured' in done.stdout
 
 
 @pytest.mark.parametrize(('options', 'lines', 'said'), [
