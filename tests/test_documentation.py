@@ -156,7 +156,7 @@ def test_what_a_page_shows_at_the_prompt_is_what_comes_out(page):
 
 @pytest.mark.parametrize('module', [
     'communicators.factory', 'links.divisible',
-    'links.dropout', 'training.large_batch', 'training.updater'])
+    'training.large_batch', 'training.updater'])
 def test_the_example_of_a_docstring_is_what_comes_out(module):
     failed, attempted = doctest.testmod(
         importlib.import_module(f'chainer_fp8pipe.{module}'))

@@ -277,13 +277,15 @@ def test_partition_gives_the_numbers_of_one_process_or_refuses(
         plan = dict(model.plan.as_dict(), cuts=cuts)
         model, _ = made(name)
         partition(model, batch, comm, micro_batches=1, plan=plan)
-    pipeline = Pipeline(chainer.optimizers.SGD(0.1).setup(model), comm,
+    # Its gradients explode: rounding alone would make other numbers.
+    rate = 1e-4 if name == 'graph_network' else 0.1
+    pipeline = Pipeline(chainer.optimizers.SGD(rate).setup(model), comm,
                         micro_batches=1)
     named = isinstance(batch, dict)
     args, kwargs = ((), batch) if named else (batch, {})
     losses = [pipeline.step(*args, **kwargs)['loss'] for _ in range(3)]
     plain, _ = made(name)
-    optimizer = chainer.optimizers.SGD(0.1).setup(plain)
+    optimizer = chainer.optimizers.SGD(rate).setup(plain)
     for found in losses:
         loss = plain(*args, **kwargs)
         assert float(found) == pytest.approx(float(loss.array), rel=1e-4)

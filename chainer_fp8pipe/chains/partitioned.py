@@ -19,7 +19,7 @@ import collections
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -226,6 +226,7 @@ class Partition:
         self.optimizer: Any = None
         self.programs: list[Program] = []
         self.keepers: dict[str, int] = {}
+        self._states: dict[tuple[str, str], int] = {}
         self.state = State(self.names.links)
         self._bytes = {name: parameter.nbytes for name, parameter
                        in parameters_of(self.names).items()}
@@ -241,7 +242,8 @@ class Partition:
               calls[source.call].outputs[source.output])
              for source in sources] for sources in layout.incoming[1:]]
         self._place({name: tuple(sorted(
-            layout.holders.get(name) or (homes.get(name, self.last),),
+            {*layout.holders.get(name, ()), *self._later.get(name, ())}
+            or {homes.get(name, self.last)},
             key=lambda chunk: chunk % plan.stages))
             for name in self.names.parameters})
         self._having = self._chunks
@@ -250,6 +252,9 @@ class Partition:
     def _of_example(self, example: Callable[[], Any]) -> Program:
         """The program of an example; notes which state links go on from."""
         recorder, state = self.recorder, self.state
+        # Of parameters that only a batch after the first uses, as those of an
+        # LSTM that multiply its state.
+        self._later: Mapping[str, tuple[int, ...]] = {}
         with saved(self.names.links), recorder.placeholders():
             state.begin('train')
             program = recorder.record(example)
@@ -271,6 +276,7 @@ class Partition:
                     for call in again.calls:
                         if call.before is not None:
                             call.pinned = program.chunk_of(call.before[1])
+                self._later = self._layout(again).holders
                 state.resume(0)
                 program = recorder.record(example)
                 state.note(program)
@@ -369,7 +375,8 @@ class Partition:
         found = self._layouts.get(key)
         if found is None:
             known = len(self.keepers)
-            found = Layout(program, self.plan, self.keepers, self._having)
+            found = Layout(program, self.plan, self.keepers, self._states,
+                           self._having)
             if len(self.keepers) > known or len(self._layouts) > _LAYOUTS:
                 # Programs that only read these values may do so elsewhere.
                 self._layouts.clear()

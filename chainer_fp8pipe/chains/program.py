@@ -104,6 +104,9 @@ class Layout:
         plan: Where the model is cut.
         keepers: The chunk with the calls of a link that keeps running
             values, by the link's path; those of this program are added.
+        states: The chunk that makes a value which a link keeps for the next
+            batch, by the link's path and the attribute; those of this program
+            are added.  Where it is made decides where the next batch uses it.
         having: The chunks that have a parameter, by its path; None: any.
 
     Raises:
@@ -122,16 +125,21 @@ class Layout:
 
     def __init__(self, program: Program, plan: PartitionPlan,
                  keepers: dict[str, int],
+                 states: dict[tuple[str, str], int],
                  having: Mapping[str, tuple[int, ...]] | None) -> None:
         calls, result = program.calls, program.result
         groups = [sources_in(value) for value in (
             *program.reports.values(), *program.kept.values())]
         results = sources_in(result)
 
+        made = {key: sources_in(value) for key, value in program.kept.items()}
         moved: dict[int, int] = {}
 
         def assigned() -> Assignment:
             return assign(calls, plan.order, plan.positions, results, groups, {
+                source.call: states[key] for key, sources in made.items()
+                for source in sources if key in states
+            } | {
                 number: keepers[name] for number, call in enumerate(calls)
                 for name in (*call.whole, *call.reads) if name in keepers
             } | moved)
@@ -150,6 +158,10 @@ class Layout:
         _check_keepers(calls, found, keepers)
         last = len(plan.cuts)
         self.chunks, self.holders = found.stages, found.holders
+        for key, sources in made.items():
+            if sources:
+                states.setdefault(key, max(self.chunks[source.call]
+                                           for source in sources))
         self.incoming = ((), *found.crossing)
         self.outgoing = (*found.crossing, results)
         self.reporters = {

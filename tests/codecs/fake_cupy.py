@@ -169,6 +169,9 @@ def modules():
         function = getattr(numpy, name)
         setattr(cupy, name, lambda *args, _function=function: _wrap(
             _function(*map(_unwrap, args))))
+    cupy.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(
+        as_strided=lambda array, *layout: ndarray(
+            numpy.lib.stride_tricks.as_strided(array._array, *layout))))
     cupy.stack = lambda arrays: ndarray(numpy.stack(
         [*map(_unwrap, arrays)]))
     ndarray.__int__ = lambda self: int(self._array)

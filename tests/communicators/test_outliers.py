@@ -74,6 +74,8 @@ def test_a_skipped_update_leaves_nothing_behind(comm, name, options):
     if communicator is None:
         return
     model, scale = fresh(), 1.0
+    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer.loss_scaling()        # it is asked whether that is dynamic
     for step in range(10):
         model.p0.grad = gradients(comm.rank, step) * numpy.float32(scale)
         model.p0._loss_scale = scale

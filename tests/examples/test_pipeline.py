@@ -42,7 +42,7 @@ def test_it_shows_where_ranks_and_layers_are_once(hybrid):
     printed, _ = hybrid
     assert printed.count('2 stages x 2 replicas') == 1
     assert printed.count('FullyConnected: ') == 1
-    assert '=> stage 0 (here): layers 0 to ' in printed
+    assert 'stage 0 (here): layers 0 to ' in printed
     assert 'total [' in printed             # the progress bar
     assert printed.count('validation/main/accuracy') == 1
 

@@ -39,9 +39,13 @@ elif comm.rank == to:
 _EXCHANGES = f'''
 from mpi4py import MPI
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.bench import model
+import chainer, numpy
 comm = create_communicator('float32')
-comm.multi_node_mean_grad(model(MPI.COMM_WORLD, {_MIB // 4}))
+model = chainer.Link()
+with model.init_scope():
+    model.x = chainer.Parameter(numpy.ones({_MIB // 4}, 'f'))
+model.x.grad = numpy.ones({_MIB // 4}, 'f')
+comm.multi_node_mean_grad(model)
 comm.finalize()
 '''
 # All that is measured, in one process, as a network takes a second.

@@ -11,6 +11,7 @@ one does.
 import os
 
 from chainer_fp8pipe import Divisible, create_communicator, partition
+from chainer_fp8pipe.chains.saving import saving_parts
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.mpi.ranks import once
 from chainer_fp8pipe.training.iterators import ReplicaIterator
@@ -159,7 +160,8 @@ def reports(updater, times):
 def arrays(model):
     """Copies of all arrays of a model that are saved, by key."""
     saved = chainer.serializers.DictionarySerializer()
-    saved.save(model)
+    with saving_parts():        # of each stage
+        saved.save(model)
     return {key: numpy.array(value) for key, value in saved.target.items()}
 
 

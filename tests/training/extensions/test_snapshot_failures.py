@@ -240,6 +240,7 @@ def test_an_error_leaves_what_is_whole_and_goes_on_from_there(comm, tmp_path):
         trainer.run()
     comm.Barrier()
     assert names(tmp_path) == ['snapshot_iter_4.ranks']
+    comm.Barrier()
     if comm.rank == 0:
         for name in 'snapshot.partial.rank1.7.8', 'else.partial':
             (tmp_path / name).write_bytes(b'half a file')
