@@ -137,8 +137,8 @@ class Layout:
 
         def assigned() -> Assignment:
             return assign(calls, plan.order, plan.positions, results, groups, {
-                source.call: states[key] for key, sources in made.items()
-                for source in sources if key in states
+                source.call: states[key] for key, one in made.items()
+                for source in one if key in states
             } | {
                 number: keepers[name] for number, call in enumerate(calls)
                 for name in (*call.whole, *call.reads) if name in keepers
@@ -158,10 +158,10 @@ class Layout:
         _check_keepers(calls, found, keepers)
         last = len(plan.cuts)
         self.chunks, self.holders = found.stages, found.holders
-        for key, sources in made.items():
-            if sources:
+        for key, one in made.items():
+            if one:
                 states.setdefault(key, max(self.chunks[source.call]
-                                           for source in sources))
+                                           for source in one))
         self.incoming = ((), *found.crossing)
         self.outgoing = (*found.crossing, results)
         self.reporters = {

@@ -1,6 +1,7 @@
 """What becomes of an exchange after one faulty gradient."""
 from chainer_fp8pipe import create_communicator
 
+import chainer
 import numpy
 import pytest
 
