@@ -43,7 +43,7 @@ def _options(parser):
 
 def _text():
     """The page, as reStructuredText."""
-    for command, (_, purpose) in _COMMANDS.items():
+    for command, (_, purpose, _) in _COMMANDS.items():
         words = _LONGER.get(command, [command])
         name = ' '.join(words)
         yield from (name, '-' * len(name), '',
