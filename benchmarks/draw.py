@@ -31,8 +31,7 @@ def training_steps():
             re.findall(r'^(.{32}) +([\d.]+) +([\d.]+) - ([\d.]+) ',
                        read('training_steps'), re.MULTILINE)]
     figure, axis = pyplot.subplots(figsize=(7, 3.8))
-    bars(axis, [row[0].replace(', wait in', ', wait in the')
-                .replace('overlapped', 'beside the backward pass')
+    bars(axis, [row[0].replace('overlapped', 'beside the backward pass')
                 for row in rows], [row[1:] for row in rows],
          [OTHERS if 'PyTorch' in row[0] or row[0] == 'float32' else OURS
           for row in rows])
