@@ -269,11 +269,13 @@ class Receiver(_End):
             self._expected -= 1
             wait_until(coming.have_arrived)
         if not self._expected:
-            self.cancel()
+            # What is posted stays: the usual arrays may be on their way
+            # already, of a transfer that is not announced yet.
+            self._mark(busy=False)
         return coming.arrays(self._xp)
 
     def cancel(self) -> None:
-        """Gives up what is still expected."""
+        """Gives up what is still expected; nothing may be received after."""
         self._expected = 0
         _withdraw(self._posted, os.getpid())
         self._mark(busy=False)
