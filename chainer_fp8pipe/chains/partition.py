@@ -1,6 +1,7 @@
 """``partition``: an unmodified Chain over the ranks of a pipeline."""
 from __future__ import annotations
 
+import dataclasses
 import functools
 import numbers
 from collections.abc import Callable, Iterator, Mapping
@@ -17,11 +18,16 @@ from ..mpi.measured import measure_links
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.calls import order_of
-from ..planning.cuts import CutProblem, search
+from ..planning.cuts import (
+    CutProblem,
+    DoesNotFit,
+    Wire,
+    rank_bytes,
+    search,
+)
 from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
-from ..planning.schedule_time import Link
-from ..report.quantities import parse_bytes
+from ..report.quantities import parse_bytes, size
 from . import nested
 from .attributes import generators, saved, set_state, state_of
 from .functions import PLAIN
@@ -51,8 +57,8 @@ _together = functools.partial(raise_together, error=ValueError)
 
 
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
-              micro_batches: int = 4, schedule: str = '1f1b',
-              chunks: int = 1, recompute: Any = 'auto',
+              micro_batches: int | None = None, schedule: str | None = None,
+              chunks: int | None = None, recompute: Any = 'auto',
               optimizer_arrays: int | None = None, optimizer: Any = None,
               plan: Any = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
@@ -75,10 +81,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             whose ranks become stages, or a :class:`ProcessGrid`.
         memory: Most memory of a rank beyond the interpreter's: bytes, or a
             text such as ``'2 GiB'``; None: no limit.
-        micro_batches: Parts of a batch; the same as for
+        micro_batches: Parts of a batch, 4 by default; the same as for
             :class:`PipelineUpdater`.
-        schedule: As for :class:`PipelineUpdater`.
-        chunks: Chunks of each rank, for ``'interleaved'``.
+        schedule: As for :class:`PipelineUpdater`; by default ``'1f1b'``.
+        chunks: Chunks of each rank, for ``'interleaved'``; by default 1.
         recompute: ``'auto'``: stages that would not fit keep their inputs
             only and run forward twice; True: all stages; False: none.
             Never a stage with ``BatchRenormalization`` or
@@ -91,13 +97,16 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         plan: The cut that ``model.plan.save('plan.json')`` has saved in an
             earlier run: the file's path or content, or a
             :class:`~chainer_fp8pipe.planning.PartitionPlan`.  None searches
-            the best cut.  Only the first rank needs it.
+            the best cut.  Only the first rank needs it.  It says
+            ``micro_batches``, ``schedule``, ``chunks`` and ``recompute``;
+            what contradicts it is an error.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
 
     Raises:
-        DoesNotFit: No cut fits into the memory; on all ranks.
+        DoesNotFit: No cut, or not the plan's, fits into the memory; on all
+            ranks.
         ValueError: On all ranks: an argument is wrong, models differ
             between ranks, or ``forward`` reads computed values that may be
             on another rank (:func:`atomic` helps).
@@ -117,10 +126,12 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             grid.comm, lambda: _taken_by(optimizer, optimizer_arrays, names,
                                          model.device))
         problem = CutProblem(
-            grid.stages, micro_batches, schedule, chunks, limit,
-            _COPIES + arrays, recompute, _link(grid.pipeline), _OVERHEAD,
-            temporary)
-        found = _plan(names, program, problem, plan, grid)
+            grid.stages, _or(micro_batches, 4), _or(schedule, '1f1b'),
+            _or(chunks, 1), limit, _COPIES + arrays, recompute,
+            _wire(grid.pipeline), _OVERHEAD, temporary)
+        found = _plan(names, program, problem, plan, {
+            'micro_batches': micro_batches, 'schedule': schedule,
+            'chunks': chunks}, grid)
 
         def cut() -> tuple[Partition, Any]:
             kind: Any = type(model)
@@ -133,10 +144,14 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         return model
 
 
-def _link(comm: Any) -> Link:
+def _or(given: Any, default: Any) -> Any:
+    return default if given is None else given
+
+
+def _wire(comm: Any) -> Wire:
     """The slowest between stages, as measured."""
     latency, bandwidth = measure_links(comm)
-    return Link(latency + _PACKING, bandwidth)
+    return Wire(latency + _PACKING, bandwidth)
 
 
 def _agreed(comm: Any, function: str, model: Any, memory: Any,
@@ -186,7 +201,7 @@ def _check_model(model: Any) -> None:
 
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
-                   optimizer_arrays: Any, chunks: Any = 1) -> None:
+                   optimizer_arrays: Any, chunks: Any) -> None:
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
@@ -196,7 +211,8 @@ def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
         raise ValueError('optimizer_arrays must be a number of at least 0, '
                          f'not {optimizer_arrays!r}')
     # Checks the others; the search checks the number of stages.
-    make_schedule(schedule, 1, micro_batches, chunks)
+    make_schedule(_or(schedule, '1f1b'), 1, _or(micro_batches, 4),
+                  _or(chunks, 1))
 
 
 def _taken_by(optimizer: Any, arrays: int | None, names: Names, device: Any
@@ -255,7 +271,7 @@ def _shapes(names: Names) -> dict[str, str]:
 
 
 def _plan(names: Names, program: Program, problem: CutProblem, given: Any,
-          grid: ProcessGrid) -> PartitionPlan:
+          options: Mapping[str, Any], grid: ProcessGrid) -> PartitionPlan:
     """The first rank's plan, or what was given to the first rank."""
     def choose() -> PartitionPlan:
         if given is None:
@@ -264,21 +280,46 @@ def _plan(names: Names, program: Program, problem: CutProblem, given: Any,
                                         list(names.parameters)),
                 parameters_of(names)), problem)
         plan = load_plan(given)
-        _check_plan(plan, names, problem)
+        _check_plan(plan, names, problem, options)
+        if problem.memory is not None:
+            _check_memory(plan, Intervals(
+                program.calls, plan.order, parameters_of(names)), problem)
         return plan
     return of_first_rank(grid.comm, choose)
 
 
-def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem
-                ) -> None:
+def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem,
+                options: Mapping[str, Any]) -> None:
     if plan.stages != problem.stages:
         raise ValueError(f'the plan is for {plan.stages} stages, and there '
                          f'are {problem.stages}')
+    for name, value in options.items():
+        if value not in (None, getattr(plan, name)):
+            raise ValueError(f'{name} is {value!r}, and the plan is for '
+                             f'{getattr(plan, name)!r}; leave it out')
+    if problem.recompute != 'auto' and any(
+            again is not bool(problem.recompute) for again in plan.recompute):
+        raise ValueError(f'recompute is {problem.recompute}, and the plan '
+                         f'has {list(plan.recompute)}; leave it out')
     for group in plan.order:
         for name in group:
             if name not in names.parameters:
                 raise ValueError(f'the plan knows a parameter {name}, which '
                                  'the model has not')
+
+
+def _check_memory(plan: PartitionPlan, intervals: Intervals,
+                  problem: CutProblem) -> None:
+    assert problem.memory is not None
+    _, memory = rank_bytes(intervals, dataclasses.replace(
+        problem, micro_batches=plan.micro_batches, schedule=plan.schedule,
+        chunks=plan.chunks), intervals.ends_of(plan.positions),
+        plan.recompute)
+    if max(memory) > problem.memory:
+        raise DoesNotFit(
+            f'the plan needs {size(max(memory), up=True)} on stage '
+            f'{memory.index(max(memory))}, and {size(problem.memory)} are '
+            'the limit; have partition() search a cut, without plan=')
 
 
 def _distribute(names: Names, part: Partition, comm: Any) -> None:

@@ -1,10 +1,10 @@
 """Where to cut a model: the shortest step under a memory limit."""
 # Dynamic programming over all intervals finds the cut whose slowest chunk is
-# fastest, and cuts nearly as good that move fewer bytes; the simulator of
-# schedules says which of them has the shortest step.  Where activations do not
-# fit, a chunk keeps its inputs only and runs forward twice.  After Tanaka et
-# al., "Automatic Graph Partitioning for Very Large-scale Deep Learning"
-# (RaNNC, IPDPS 2021), section IV, where operations are joined to blocks first.
+# fastest, and cuts nearly as good that move fewer bytes; of these the one with
+# the shortest step is taken.  Where activations do not fit, a chunk keeps its
+# inputs only and runs forward twice.  After Tanaka et al., "Automatic Graph
+# Partitioning for Very Large-scale Deep Learning" (RaNNC, IPDPS 2021), section
+# IV, where operations are joined to blocks first.
 #
 # Only the number of micro-batches that are live tells chunks of a cut apart,
 # so there is a table of seconds for each such number: seconds of an interval
@@ -12,10 +12,6 @@
 # promise: no plan is made whose fullest rank needs more than the limit.  Each
 # chunk of a rank gets an equal share of it, which refuses some cuts that would
 # fit; with one chunk a rank, the usual case, none.
-#
-# Not looked at: cuts whose slowest chunk is more than a tenth slower than the
-# best, though fewer bytes may cross there.  Of 1,403 cases 11 would be faster
-# by more than 10 % with the best of all cuts.
 from __future__ import annotations
 
 import dataclasses
@@ -23,15 +19,14 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
-from ..pipeline.schedules import Kind, Schedule, make_schedule
+from ..pipeline.schedules import Kind, make_schedule
 from ..report.quantities import counted, size
 from .intervals import Intervals
 from .partition_plan import Cut, PartitionPlan, Predicted
-from .schedule_time import Costs, Link, step_time
 
 #: By how much the slowest stage may be slower if fewer bytes cross then.
 _SLACKS = (0.0, 0.02, 0.05, 0.1)
@@ -39,6 +34,13 @@ _SLACKS = (0.0, 0.02, 0.05, 0.1)
 
 class DoesNotFit(ValueError):
     """No cut fits into the memory of the ranks."""
+
+
+class Wire(NamedTuple):
+    """Between two ranks: n bytes take ``latency + n / bandwidth`` seconds."""
+
+    latency: float
+    bandwidth: float
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class CutProblem:
         recompute: Whether stages keep their inputs only and run forward
             twice: ``'auto'`` (where memory is too small otherwise), True (all
             that may run forward twice) or False.
-        link: Between stages; the latency is that of a message, packing
+        wire: Between stages; the latency is that of a message, packing
             included.
         overhead: Bytes of each rank whatever the rank computes.
         temporary: Bytes that an update of a parameter takes for a while, as
@@ -71,7 +73,7 @@ class CutProblem:
     memory: float | None = None
     copies: float = 5.0
     recompute: str | bool = 'auto'
-    link: Link = Link(1e-4, 2e9)
+    wire: Wire = Wire(1e-4, 2e9)
     overhead: float = 0.0
     temporary: float = 0.0
 
@@ -92,11 +94,6 @@ class CutProblem:
         return ((False, True) if self.recompute == 'auto'
                 else (bool(self.recompute),))
 
-    def steps(self) -> Schedule:
-        """The actions of every rank in one step."""
-        return _schedule(self.schedule, self.stages, self.micro_batches,
-                         self.chunks)
-
     def live(self) -> tuple[int, ...]:
         """For each chunk, how many micro-batches are live at a time at most.
 
@@ -107,14 +104,9 @@ class CutProblem:
                      self.chunks)
 
 
-# A search asks for the same schedule again and again, and making a schedule
-# takes as long as simulating it.
-_schedule = functools.lru_cache(maxsize=16)(make_schedule)
-
-
 @functools.lru_cache(maxsize=16)
 def _live(*schedule: Any) -> tuple[int, ...]:
-    steps = _schedule(*schedule)
+    steps = make_schedule(*schedule)
     now, most = ([0] * (steps.last_chunk + 1) for _ in range(2))
     for actions in steps.actions:
         for kind, _, chunk in actions:
@@ -152,38 +144,37 @@ def plan_of(intervals: Intervals, problem: CutProblem, ends: Sequence[int]
         ends: Index after the last atom of each chunk.
     """
     again, memory = rank_bytes(intervals, problem, ends)
-    costs = chunk_costs(intervals, ends, again,
-                        problem.schedule == 'zero_bubble')
+
+    def chunks(sums: numpy.ndarray) -> list[float]:
+        return numpy.diff(sums[[0, *ends]]).tolist()
+    forward = chunks(intervals.forward)
+    busy = tuple(one * (1 + twice) + other for one, twice, other in zip(
+        forward, again, chunks(intervals.backward), strict=True))
     crossing = tuple(float(intervals.crossing[end]) for end in ends[:-1])
-    seconds = step_time(problem.steps(), costs,
-                        problem.link._replace(message_bytes=crossing))
     return PartitionPlan(
         intervals.order, tuple(Cut.at(
             intervals.order, intervals.starts[end]) for end in ends[:-1]),
         problem.stages, again, problem.micro_batches, problem.schedule,
-        Predicted(seconds, tuple(map(sum, costs)), memory, crossing))
+        Predicted(_step(problem, busy, chunks(intervals.weights), crossing),
+                  busy, memory, crossing))
 
 
-def chunk_costs(intervals: Intervals, ends: Sequence[int],
-                recompute: Sequence[bool], defers: bool) -> list[Costs]:
-    """Seconds of each chunk's passes, per micro-batch.
+def _step(problem: CutProblem, busy: Sequence[float],
+          weights: Sequence[float], crossing: Sequence[float]) -> float:
+    """Seconds of a step: the slowest rank's work, and its bubble.
 
-    Args:
-        intervals: Of the model.
-        ends: Index after the last atom of each chunk.
-        recompute: Which chunks run forward twice.
-        defers: Whether the gradients of weights are put off.
+    In the bubble a micro-batch goes through the other ranks, and between all
+    of them.
     """
-    costs = []
-    for start, end, again in zip([0, *ends[:-1]], ends, recompute,
-                                 strict=True):
-        forward, backward, weights = (
-            float(sums[end] - sums[start]) for sums in (
-                intervals.forward, intervals.backward, intervals.weights))
-        weights *= defers
-        costs.append(Costs(forward, backward - weights, weights,
-                           forward * again))
-    return costs
+    ranks = [sum(busy[rank::problem.stages]) for rank in range(problem.stages)]
+    slowest = max(range(problem.stages), key=ranks.__getitem__)
+    bubble = sum(ranks) - ranks[slowest] + 2 * sum(
+        problem.wire.latency + nbytes / problem.wire.bandwidth
+        for nbytes in crossing)
+    if problem.schedule == 'zero_bubble':   # they wait, and fill it
+        bubble -= 2 * (sum(weights) - weights[slowest])
+    return (problem.micro_batches * ranks[slowest]
+            + max(bubble, 0.0) / problem.chunks)
 
 
 # --- the search -------------------------------------------------------------
@@ -191,8 +182,8 @@ def chunk_costs(intervals: Intervals, ends: Sequence[int],
 def _candidates(intervals: Intervals, problem: CutProblem
                 ) -> list[tuple[int, ...]]:
     """Ends of the chunks of cuts that may be the best; none fits: []."""
-    edge = (intervals.crossing / problem.link.bandwidth
-            + (intervals.crossing > 0) * problem.link.latency)
+    edge = (intervals.crossing / problem.wire.bandwidth
+            + (intervals.crossing > 0) * problem.wire.latency)
     traffic = edge[:, None] + edge[None, :]
     forward = intervals.forward[None, :] - intervals.forward[:, None]
     forward = numpy.where(intervals.once, 0.0, forward)     # not again

@@ -4,12 +4,10 @@
 # intervals are weighed at once, as a search asks for any of them: seconds and
 # bytes that add up are sums up to each atom, the others are tables.
 #
-# What a pass back needs beside what is kept is the hardest to know.  Chainer
-# visits functions by their rank, the longest way from an input, and not in
-# the reverse order of the calls (Chainer 7.8.1, chainer/_backprop.py).  So the
-# gradient of a value waits from the visit of the first function that has read
-# the value to that of the function that has made it: in a recurrent network
-# the gradients of all steps' weights wait for the end.
+# What a pass back needs beside what is kept is the hardest to know.  A chunk
+# visits its calls in the reverse of their order, so that the gradient of a
+# value waits from the visit of its last reader to that of the call that has
+# made it.
 from __future__ import annotations
 
 import itertools
@@ -45,8 +43,6 @@ class Intervals:
         calls: Of the trace.
         order: Of the parameters.
         parameters: By path.
-        like: As many calls, of the same model; their seconds decide which
-            atoms are joined where there are too many.  None: ``calls``.
 
     Attributes:
         order: As given.
@@ -61,8 +57,6 @@ class Intervals:
             these are put off.
         temporary: Table of the bytes of temporary arrays, and of gradients
             that wait, at the worst moment.
-        plain: The same of a pass of all by plain Chainer, beyond gradients
-            of all parameters.
         largest: Table of the bytes of the largest parameter.
         largest_in_heap: The same of those that are no larger than
             :data:`HEAP_BYTES`.
@@ -72,10 +66,9 @@ class Intervals:
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
-                 parameters: Mapping[str, Value],
-                 like: Sequence[Call] | None = None) -> None:
+                 parameters: Mapping[str, Value]) -> None:
         place = positions(calls, order)
-        atoms = _coarse(_atoms(calls, place), like or calls)
+        atoms = _coarse(_atoms(calls, place), calls)
         self.order, self.count = order, len(atoms)
         self.starts = [place[atom[0]] for atom in atoms]
         inside = [[calls[number] for number in atom] for atom in atoms]
@@ -92,9 +85,8 @@ class Intervals:
         self.weights = sums(lambda call: call.backward * call.deferrable)
         self.deferred = _between(sums(lambda call: call.deferred))
         self.once = _between(sums(lambda call: call.once)) > 0
-        self.temporary, plain = _backward_bytes(
-            calls, atom_of, self.count, parameters)
-        self.plain = numpy.asarray(plain)
+        self.temporary = _backward_bytes(calls, atom_of, self.count,
+                                         parameters)
         used = [[(name, parameters[name].nbytes) for call in atom
                  for name in call.parameters if name in parameters]
                 for atom in inside]
@@ -252,37 +244,17 @@ def _crossing(calls: Sequence[Call], atom_of: Sequence[int], count: int
 # --- memory of a pass back --------------------------------------------------
 
 def _backward_bytes(calls: Sequence[Call], atom_of: Sequence[int], count: int,
-                    parameters: Mapping[str, Value]
-                    ) -> tuple[numpy.ndarray, float]:
-    """Bytes at the worst moment of a pass back, beside what is kept.
-
-    Args:
-        calls: Of a trace.
-        atom_of: The atom of each call.
-        count: Of the atoms.
-        parameters: By path.
-
-    Returns:
-        A table of all intervals; and of a pass of all calls by plain Chainer
-        the bytes beyond the gradients of all parameters, which are dropped
-        before each pass, and so not all there at its worst moment.
+                    parameters: Mapping[str, Value]) -> numpy.ndarray:
+    """Table of bytes at the worst moment of a pass back, beside what is kept.
     """
-    visits = _visits(calls)
+    visits = range(len(calls))[::-1]
     temporary, atoms = numpy.zeros(len(calls)), numpy.empty(len(calls), int)
-    temporary[visits] = [call.temporary for call in calls]
-    atoms[visits] = atom_of
+    temporary[list(visits)] = [call.temporary for call in calls]
+    atoms[list(visits)] = atom_of
     uses = _uses((number, name) for number, call in enumerate(calls)
                  for name in call.parameters if name in parameters)
-    of_values = list(_of_values(calls, visits, atom_of))
-    plain = temporary.copy()
-    for *_, start, end, nbytes in of_values:
-        plain[start + 1:end] += nbytes
-    for name, numbers in uses.items():
-        read = [visits[number] for number in numbers]
-        plain[:min(read) + 1] -= parameters[name].nbytes
-        plain[min(read) + 1:max(read) + 1] += parameters[name].nbytes
     waits: list[list[_Wait]] = [[] for _ in range(count)]
-    for wait in (*of_values,
+    for wait in (*_of_values(calls, visits, atom_of),
                  *_of_parameters(uses, parameters, visits, atom_of)):
         waits[wait[0]].append(wait)
     # Visits in the order of their atoms, so that those of an interval that
@@ -298,26 +270,13 @@ def _backward_bytes(calls: Sequence[Call], atom_of: Sequence[int], count: int,
             needed[last + 1:, (start < columns) & (columns < end)] += nbytes
         found[first, first + 1:] = needed[first + 1:, begins[first]:].max(
             axis=1, initial=0.0)
-    return found, float(plain.max(initial=0.0))
+    return found
 
 
 #: A gradient that waits between two visits: the atoms of the calls that are
 #: visited, as it waits in intervals that contain both; the visit that makes
 #: it; the one after the last during which it waits; its bytes.
 _Wait = tuple[int, int, int, int, int]
-
-
-def _visits(calls: Sequence[Call]) -> list[int]:
-    """Of each call: as which one a pass back visits it."""
-    ranks: list[int] = []
-    for call in calls:
-        ranks.append(max((ranks[source.call] + 1 for source in call.inputs),
-                         default=0))
-    order = sorted(range(len(calls)), key=lambda one: (-ranks[one], -one))
-    found = [0] * len(calls)
-    for visit, number in enumerate(order):
-        found[number] = visit
-    return found
 
 
 def _uses(pairs: Iterable[tuple[int, Any]]) -> dict[Any, list[int]]:

@@ -17,6 +17,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy
 import pytest
+from mpi4py import MPI
 
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import updater_of
@@ -162,3 +163,29 @@ def test_a_part_is_not_saved_as_the_model(comm, tmp_path):
     for name, parameter in model.namedparams():
         if name in before:
             numpy.testing.assert_array_equal(parameter.array, before[name])
+
+
+class Two(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(100, 100), b=L.Linear(100, 100))
+
+    def forward(self, x):
+        return F.mean(self.b(self.a(x)) ** 2)
+
+
+@pytest.mark.parametrize(('given', 'said'), [
+    ({'micro_batches': 8}, 'micro_batches is 8, and the plan is for 2'),
+    ({'schedule': 'gpipe'}, "schedule is 'gpipe', and the plan is for '1f1b'"),
+    ({'chunks': 2, 'schedule': 'interleaved'}, 'the plan is for'),
+    ({'recompute': True}, r'recompute is True, and the plan has \[False'),
+    ({'memory': '16.1 MB'}, 'the plan needs 16.* kB|the plan needs 16.* MB'),
+    ({'micro_batches': 0}, 'micro_batches'),
+    ({'micro_batches': 2, 'schedule': '1f1b', 'chunks': 1,
+      'recompute': False, 'memory': '17 MB'}, '')])
+def test_what_contradicts_a_plan_is_an_error(given, said):
+    x = numpy.ones((4, 100), 'f')
+    plan = partition(Two(), x, MPI.COMM_SELF, micro_batches=2).plan
+    with pytest.raises(ValueError, match=said) if (
+            said) else contextlib.nullcontext():
+        found = partition(Two(), x, MPI.COMM_SELF, plan=plan, **given).plan
+        assert found == plan

@@ -7,12 +7,12 @@ from chainer_fp8pipe.planning.calls import order_of
 from chainer_fp8pipe.planning.cuts import (
     CutProblem,
     DoesNotFit,
+    Wire,
     least_memory,
     plan_of,
     search,
 )
 from chainer_fp8pipe.planning.intervals import Intervals
-from chainer_fp8pipe.planning.schedule_time import Link
 from chainer_fp8pipe.report.quantities import parse_bytes
 
 import pytest
@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tests.planning.traces import PARAMETERS, chain, few, traces
 
-LINK = Link(1e-4, 1e6)
+WIRE = Wire(1e-4, 1e6)
 
 
 def intervals_of(calls, parameters=PARAMETERS):
@@ -37,8 +37,8 @@ def every_cut(intervals, problem):
 def slowest(intervals, problem, ends):
     """Seconds of the slowest chunk, with what it sends and receives."""
     def traffic(index):
-        return (intervals.crossing[index] / problem.link.bandwidth
-                + (intervals.crossing[index] > 0) * problem.link.latency)
+        return (intervals.crossing[index] / problem.wire.bandwidth
+                + (intervals.crossing[index] > 0) * problem.wire.latency)
     return max(
         (intervals.forward[end] - intervals.forward[start])
         * (1 + (problem.recompute is True and not intervals.once[start, end]))
@@ -57,7 +57,7 @@ def problems(draw):
     stages = draw(st.integers(1, 3))
     schedule = draw(st.sampled_from(['gpipe', '1f1b', 'zero_bubble']))
     return intervals, CutProblem(
-        stages, draw(st.integers(1, 4)), schedule, link=LINK,
+        stages, draw(st.integers(1, 4)), schedule, wire=WIRE,
         recompute=draw(st.sampled_from(['auto', True, False])))
 
 
@@ -146,8 +146,8 @@ def test_weights_that_wait_fill_the_bubble_and_take_memory():
     plain = intervals_of(calls, parameters)
     waiting = intervals_of(halves(chain(*[.02] * 2, size=1000)[0]),
                            parameters)
-    link = Link(0, 1e12)
-    now, later = (CutProblem(2, 4, schedule, link=link)
+    wire = Wire(0, 1e12)
+    now, later = (CutProblem(2, 4, schedule, wire=wire)
                   for schedule in ('1f1b', 'zero_bubble'))
     predicted = {(name, problem.schedule): plan_of(
         intervals, problem, (1, 2)).predicted for name, intervals in (

@@ -4,10 +4,8 @@ import collections
 import itertools
 
 from chainer_fp8pipe.planning.calls import (
-    Call,
     Position,
     Source,
-    Value,
     assign,
     order_of,
     positions,
@@ -101,35 +99,23 @@ def test_calls_after_the_last_parameter_can_be_cut():
 
 # --- memory of a pass back --------------------------------------------------
 
-def walk(calls, inside, parameters=PARAMETERS, plain=False):
-    """Bytes at the worst moment, with a dictionary of what is there.
-
-    ``plain``: beyond the gradients of all parameters, of which only those
-    that have been made are there.
-    """
-    rank = []
-    for call in calls:
-        rank.append(max([rank[source.call] + 1 for source in call.inputs],
-                        default=0))
-    order = sorted(inside, key=lambda number: (rank[number], number),
-                   reverse=True)
+def walk(calls, inside, parameters=PARAMETERS):
+    """Bytes at the worst moment, with a dictionary of what is there."""
+    order = sorted(inside, reverse=True)
     left = collections.Counter(name for number in order
                                for name in calls[number].parameters
                                if name in parameters)
-    missing = set(left) if plain else set()
     there, most = {}, 0
     for number in order:
         call = calls[number]
         for output in call.outputs:     # among the call's own arrays
             there.pop(Source(number, output), None)
-        most = max(most, call.temporary + sum(there.values()) - sum(
-            parameters[name].nbytes for name in missing))
+        most = max(most, call.temporary + sum(there.values()))
         for source in call.inputs:
             value = calls[source.call].outputs[source.output]
             if source.call in inside and value.wants:
                 there[source] = value.nbytes
         for name in set(left) & set(call.parameters):
-            missing.discard(name)
             left[name] -= 1
             there[name] = parameters[name].nbytes
             if not left[name]:
@@ -146,20 +132,3 @@ def test_a_pass_back_needs_what_a_walk_through_its_functions_does(calls):
         # A parameter may count twice whose readers are visited to and fro.
         assert shared.temporary[start, end] >= walk(calls, inside)
     assert not numpy.tril(shared.temporary).any()
-    assert shared.plain == walk(calls, range(len(calls)), plain=True)
-
-
-def test_gradients_of_weights_made_for_each_step_wait_for_the_end():
-    """A recurrent network whose weights a function makes for each step."""
-    size, steps = 1000, 5
-    calls, state, kind = [], [], numpy.dtype('f')
-    for _ in range(steps):
-        calls.append(Call(
-            'stack', parameters=('/W',), temporary=4 * size,
-            outputs={0: Value((size,), kind, True)}))
-        calls.append(Call(
-            'linear', inputs=(Source(len(calls) - 1, 0), *state),
-            outputs={0: Value((1,), kind, True)}))
-        state = [Source(len(calls) - 1, 0)]
-    found, _ = made(calls, {'/W': Value((size,), kind)})
-    assert found.temporary[0, found.count] == 4 * size * steps
