@@ -31,6 +31,7 @@ from ..report.quantities import parse_bytes, size
 from . import nested
 from .attributes import generators, saved, set_state, state_of
 from .functions import PLAIN
+from .mean_loss import warn_if_no_mean
 from .measured_optimizer import measure_optimizer
 from .names import Names, parameters_of
 from .partitioned import (
@@ -132,6 +133,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         found = _plan(names, program, problem, plan, {
             'micro_batches': micro_batches, 'schedule': schedule,
             'chunks': chunks}, grid)
+
+        if found.micro_batches * grid.replicas > 1:
+            of_first_rank(grid.comm, lambda: warn_if_no_mean(
+                model, example, names))
 
         def cut() -> tuple[Partition, Any]:
             kind: Any = type(model)

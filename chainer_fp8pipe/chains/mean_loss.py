@@ -1,0 +1,136 @@
+"""Whether a model's loss is a mean over samples, as micro-batches need it."""
+# A pipeline takes the mean of its micro-batches' losses.  That is the loss of
+# the batch if that is a mean over samples, and not if it is a sum, or a mean
+# over what the model itself counts.  So partition() compares: plain Chainer
+# computes the loss of the example, and those of its halves, on the first rank.
+# It does so as in evaluation, without dropout and batch statistics.  Weights
+# matter little for this; those that are yet to be drawn are made up, as views
+# of a few numbers, so that they take no memory.
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import chainer
+import numpy
+
+from ..pipeline.randomness import preserved
+from ..pipeline.stage import weights_of
+from . import nested
+from .attributes import saved
+from .functions import ignored_label
+from .names import Names
+from .placeholder import is_placeholder
+from .valueless_parameters import place_array
+
+#: How much the two may differ in rounding, by the bytes of the loss's dtype.
+_ROUNDING = {2: 3e-2, 4: 1e-3, 8: 1e-6}
+
+
+def warn_if_no_mean(model: Any, example: Any, names: Names) -> None:
+    """Warns if the loss of a batch is not the mean of its parts'.
+
+    Says nothing where the model cannot be run so, or draws random numbers.
+    """
+    with _ready(names):
+        try:
+            found = _compared(model, example)
+        except Exception:       # what it takes to be run has been recorded
+            return
+    if found is not None:
+        whole, mean, samples = found
+        warnings.warn(
+            f'the loss of {samples} samples is {whole:.6g}, and the mean of '
+            f'the losses of their halves is {mean:.6g}: it is no mean over '
+            'samples, and micro-batches give another gradient than one '
+            'process. Train with --micro-batches 1 (micro_batches=1) and '
+            'without replicas, or pass loss_weight= to PipelineUpdater',
+            stacklevel=5)
+
+
+def _compared(model: Any, example: Any) -> tuple[float, float, int] | None:
+    args, kwargs = nested.arguments_of(example)
+    every = [*args, *kwargs.values()]
+    samples = len(every[0])
+    if any(len(one) != samples for one in every):
+        return None
+    if samples == 1:        # twice the same
+        every, samples = list(map(_twice, every)), 2
+
+    def loss(start: int, end: int) -> tuple[Any, list[tuple[int, int]]]:
+        few = [one[start:end] for one in every]
+        leaves, tree = nested.leaves((
+            tuple(few[:len(args)]), dict(zip(kwargs, few[len(args):],
+                                             strict=True))))
+        given, named = nested.rebuilt(tree, [leaf.copy() for leaf in leaves])
+        with _Labels() as labels:
+            return model(*given, **named).array, labels.found
+    middle = samples // 2
+    (whole, _), *parts = (loss(0, samples), loss(0, middle),
+                          loss(middle, samples))
+    weights = weights_of([labels for _, labels in parts],
+                         [middle, samples - middle])
+    mean = float(sum(weight * float(part) for weight, (part, _) in zip(
+        weights, parts, strict=True)) / sum(weights))
+
+    def differ(one: float, other: float) -> bool:
+        return math.isfinite(one - other) and abs(one - other) > 1e-6 + (
+            _ROUNDING[whole.dtype.itemsize] * max(abs(one), abs(other)))
+    if not differ(float(whole), mean) or differ(
+            float(whole), float(loss(0, samples)[0])):
+        return None
+    return float(whole), mean, samples
+
+
+class _Labels(chainer.FunctionHook):
+    """Counts labels of losses: those in the mean, and those left out."""
+
+    name = 'chainer_fp8pipe_labels'
+
+    def __init__(self) -> None:
+        self.found: list[tuple[int, int]] = []
+
+    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
+        label = ignored_label(function)
+        if label is not None:
+            left = int((in_data[1] == label).sum())
+            self.found.append((in_data[1].size - left, left))
+
+
+@contextlib.contextmanager
+def _ready(names: Names) -> Iterator[None]:
+    """A block in which all parameters have values, and links may be called."""
+    before = [(one, one._data[0]) for one in names.parameters.values()]
+    with preserved(), saved(names.links), names.reporter.scope({}), \
+            chainer.using_config('train', False), chainer.no_backprop_mode():
+        for parameter, array in before:
+            if is_placeholder(array):
+                place_array(parameter, _made_up(array))
+        try:
+            yield
+        finally:
+            for parameter, array in before:
+                place_array(parameter, array)
+
+
+def _made_up(array: Any) -> Any:
+    """Small random numbers of a shape; many elements share one."""
+    steps = [1, 7, 5, 3][:array.ndim] + [1] * max(array.ndim - 4, 0)
+    steps.reverse()
+    numbers = numpy.random.RandomState(0).uniform(-1, 1, 1 + sum(
+        step * (length - 1) for step, length in zip(steps, array.shape,
+                                                    strict=True)))
+    numbers /= math.sqrt(max(array.size // max(array.shape[:1] + (1,)), 1))
+    flat = array.xp.asarray(numbers.astype(array.dtype))
+    return array.xp.lib.stride_tricks.as_strided(
+        flat, array.shape, [step * array.itemsize for step in steps])
+
+
+def _twice(value: Any) -> Any:
+    if hasattr(value, 'shape'):
+        return chainer.backend.get_array_module(value).concatenate(
+            [value, value])
+    return value + value

@@ -1,0 +1,93 @@
+"""A loss that micro-batches would change is told of before training."""
+import warnings
+
+from chainer_fp8pipe import deferred, partition
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy
+import pytest
+from mpi4py import MPI
+
+from tests.ranks import on_ranks
+
+
+def dice(y, t):
+    p = F.sigmoid(y[:, 0])
+    return 1 - 2 * F.sum(p * t) / (F.sum(p) + float(t.sum()))
+
+
+#: Of outputs of shape (samples, 3) and labels; whether micro-batches give
+#: the same.
+LOSSES = {
+    'mean': (F.softmax_cross_entropy, True),
+    'labels left out': (lambda y, t: F.softmax_cross_entropy(
+        y, t - 1, ignore_label=-1), True),
+    'random': (lambda y, t: F.mean(F.gaussian(y, y)), True),
+    'samples dropped': (lambda y, t: F.softmax_cross_entropy(
+        F.dropout(y), t), True),
+    'sum': (lambda y, t: F.sum(y ** 2), False),
+    'valid labels': (lambda y, t: F.sum(
+        F.softmax_cross_entropy(y, t, reduce='no') * (t > 0))
+        / max(1, int((t > 0).sum())), False),
+    'dice': (lambda y, t: dice(y, (t > 0).astype('f')), False),
+    'pairs': (lambda y, t: F.mean(F.matmul(y, y, transb=True) ** 2), False),
+    'whole batches alone': (lambda y, t: F.sum(y) / {4: 1.}[len(y)], True)}
+
+
+class Net(chainer.Chain):
+    def __init__(self, loss):
+        super().__init__()
+        with self.init_scope():
+            self.a, self.norm = L.Linear(None, 5), L.BatchNormalization(5)
+            self.b = L.Linear(5, 3)
+        self.loss, self.calls = loss, 0
+
+    def forward(self, x, t):
+        self.calls += 1
+        return self.loss(self.b(F.relu(self.norm(self.a(x)))), t)
+
+
+def said(loss, comm, samples=4, later=True, micro_batches=2):
+    """What is warned of, and the model."""
+    rng = numpy.random.RandomState(0)
+    batch = (rng.uniform(-1, 1, (samples, 6)).astype('f'),
+             numpy.array([0, 1, 2, 2], 'i')[:samples])
+    if later:
+        with deferred():
+            model = Net(loss)
+    else:
+        model = Net(loss)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter('always')
+        partition(model, batch, comm, micro_batches=micro_batches)
+    return [str(one.message) for one in found
+            if '--micro-batches 1' in str(one.message)], model
+
+
+@pytest.mark.parametrize('later', [True, False])
+@pytest.mark.parametrize('name', LOSSES)
+def test_a_loss_that_is_no_mean_over_samples_is_told_of(name, later):
+    loss, is_mean = LOSSES[name]
+    found, model = said(loss, MPI.COMM_SELF, later=later)
+    assert len(found) == (not is_mean)
+    assert all('loss of 4 samples' in one for one in found)
+    assert model.calls == 0
+    assert not model.norm.avg_mean.any()
+
+
+def test_one_sample_is_taken_twice():
+    assert said(LOSSES['sum'][0], MPI.COMM_SELF, 1)[0]
+    assert not said(LOSSES['mean'][0], MPI.COMM_SELF, 1)[0]
+
+
+def test_one_micro_batch_is_the_batch():
+    assert not said(LOSSES['sum'][0], MPI.COMM_SELF, micro_batches=1)[0]
+
+
+@on_ranks(2)
+def test_one_rank_tells(comm):
+    found, model = said(LOSSES['sum'][0], comm)
+    assert len(found) == (comm.rank == 0)
+    assert sum(comm.allgather(len(list(model.params())))) == 6
