@@ -27,14 +27,27 @@ from multiprocessing import connection
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ..report.launch_protocol import DONE, UPDATED
+from ..report.launch_protocol import DONE, RANK, UPDATED
 from .leftovers import end_job, is_running, kill_rest, remove_segments
 
 #: Exit code of a program that was called wrongly.
 USAGE = 2
 
 _UPDATE = re.compile(re.escape(UPDATED) + r'(\d+)')
-_WITNESS = re.compile(r'chainer_fp8pipe: (.*) in the middle of the job ')
+_RANK = re.compile(re.escape(RANK)
+                   + r'(rank \d+ of \d+) = PID (\d+) on .*')
+# What starts ranks says of a death: MPICH's mpiexec in several lines, on the
+# standard output, Open MPI's and Slurm's with the rank's number.
+_PID = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
+_SIGNAL = re.compile(r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*'
+                     r'\(signal (\d+)\)')
+_OPEN_MPI = re.compile(
+    r'process rank (\d+) with PID (\d+) on node (\S+) exited on signal '
+    r'(\d+)')
+_SLURM = re.compile(r'srun: error: (\S+): task (\d+): (Killed|Segmentation '
+                    r'fault|Bus error|Aborted|Terminated)')
+_SLURM_SIGNALS = {'Killed': 9, 'Segmentation fault': 11, 'Bus error': 7,
+                  'Aborted': 6, 'Terminated': 15}
 _STALLED = re.compile(r'chainer_fp8pipe: (the job stands still: .*)')
 #: Follows where that is no mere warning.
 _STALL_ENDS = 'ending all ranks with exit code 75'
@@ -54,8 +67,8 @@ class JobOutput:
         update: The first update that was finished; None before.
         latest: The latest one that is known.
         done: Ranks in which the script has ended in order.
-        dead: What the witness says about the rank that died, or Slurm about
-            its node; ''.
+        dead: The rank that died, and of what, or Slurm's words about its
+            node; ''.
         stalled: The line about a job that stands still, and that ranks end
             therefore; ''.
         failed: The rank that raised an exception; ''.
@@ -69,10 +82,13 @@ class JobOutput:
         self.latest: int | None = None
         self.done = 0
         self.dead = self.stalled = self.failed = self.error = self.where = ''
+        self._ranks: dict[str, str] = {}        # by their processes
+        self._died = ''         # the process that died, its host
         self._still = ''        # about a job that stands still
         self._is_trace = False  # the error is to come
         self._frame = ''        # the latest of the traceback
         self._line = ''         # that is not complete yet
+        self._printed = ''      # the same of the standard output
         self._shown = 0         # characters of it that were handed on
 
     def feed(self, text: str) -> str:
@@ -90,11 +106,20 @@ class JobOutput:
             self._shown = 0
         if len(last) > _LONGEST:
             last, self._shown = last[self._shown:], 0
-        if not any(own.startswith(last[:len(own)]) for own in (UPDATED, DONE)):
+        if not any(own.startswith(last[:len(own)])
+                   for own in (UPDATED, DONE, RANK)):
             shown.append(last[self._shown:])
             self._shown = len(last)
         self._line = last
         return ''.join(shown)
+
+    def feed_printed(self, text: str) -> None:
+        """Takes the next piece of the standard output."""
+        *lines, self._printed = (self._printed + text).split('\n')
+        self._printed = self._printed[-_LONGEST:]
+        for line in lines:
+            if line.startswith(('=', 'YOUR APPLICATION')):
+                self._look(line)
 
     def _look(self, line: str) -> bool:
         """Finds what a line says; False if it is for the launcher only."""
@@ -106,9 +131,12 @@ class JobOutput:
         if DONE in line:
             self.done += 1
             return not line.startswith(DONE)
-        if found := _WITNESS.search(line) or _NODE_FAILED.match(line):
-            self.dead = self.dead or found[1]
-        elif found := _STALLED.search(line):
+        if found := _RANK.search(line):
+            self._ranks[found[2]] = found[1]
+            return not line.startswith(RANK)
+        if self._look_for_death(line):
+            return True
+        if found := _STALLED.search(line):
             self._still = found[1]
         elif _STALL_ENDS in line:
             self.stalled = self._still
@@ -117,6 +145,28 @@ class JobOutput:
         elif self.failed:
             self._look_at_trace(line)
         return True
+
+    def _look_for_death(self, line: str) -> bool:
+        """Finds what the program that started the ranks says of a death."""
+        if found := _NODE_FAILED.match(line):
+            self.dead = self.dead or found[1]
+        elif found := _PID.match(line):
+            self._died = self._died or f'{found[1]} on host {found[2]}'
+        elif self._died and (found := _SIGNAL.match(line)):
+            self._has_died(self._died, int(found[1]))
+        elif found := _OPEN_MPI.search(line):
+            self._has_died(f'{found[2]} on host {found[3]}', int(found[4]))
+        elif (found := _SLURM.match(line)) and not self.failed:
+            self.dead = self.dead or (
+                f'rank {found[2]} on host {found[1]} was '
+                + _killed_by(_SLURM_SIGNALS[found[3]]))
+        return bool(found)
+
+    def _has_died(self, process: str, number: int) -> None:
+        rank = self._ranks.get(process.split()[0])
+        # Who has ended all others has said why.
+        if rank and not (self.dead or self.failed or self.stalled):
+            self.dead = f'{rank}, process {process}, was {_killed_by(number)}'
 
     def _look_at_trace(self, line: str) -> None:
         """Of several tracebacks the last one counts, as in a chain."""
@@ -127,6 +177,13 @@ class JobOutput:
         elif self._is_trace and (found := _ERROR.fullmatch(line)):
             self._is_trace = False
             self.error, self.where = line, f'{found[1]} {self._frame}'
+
+
+def _killed_by(number: int) -> str:
+    names = {one.value: one.name for one in signal.Signals}
+    return f'killed by {names.get(number, f"signal {number}")}' + (
+        ' (the system does that when memory is short)'
+        if number == signal.SIGKILL else '')
 
 
 class Ending(NamedTuple):
@@ -173,9 +230,7 @@ def ending_of(output: JobOutput, code: int, has_hosts: bool) -> Ending:
         failure = output.where or 'an exception'
         cause = f'{output.failed}: {output.error or failure}'
     elif code < 0:
-        names = {number.value: number.name for number in signal.Signals}
-        cause = ('what starts the ranks was killed by '
-                 + names.get(-code, f'signal {-code}'))
+        cause = f'what starts the ranks was {_killed_by(-code)}'
     else:
         cause = f'exit code {code}'
         failure = cause if code == USAGE or not has_hosts else ''
@@ -193,7 +248,7 @@ _FOLLOWED_BY = {signal.SIGINT: (10.0, signal.SIGTERM),
                 signal.SIGHUP: (10.0, signal.SIGTERM),
                 signal.SIGTERM: (30.0, signal.SIGKILL)}
 _PIECE = 1 << 16
-_STDERR = 2
+_STDOUT, _STDERR = 1, 2
 
 
 def say(text: str) -> None:
@@ -201,18 +256,19 @@ def say(text: str) -> None:
     show(f'chainer_fp8pipe launch: {time.strftime("%H:%M:%S")} {text}\n')
 
 
-def show(text: str) -> None:
+def show(text: str | bytes, stream: int = _STDERR) -> None:
     """Prints text as it is; a terminal that is gone does not matter."""
-    rest = text.encode(errors='replace')
+    rest = (text if isinstance(text, bytes)
+            else text.encode(errors='replace'))
     with contextlib.suppress(OSError):
         while rest:
             try:
                 # Not by sys.stderr: an interpreter that ends while another
                 # thread writes there is aborted.
-                rest = rest[os.write(_STDERR, rest):]
+                rest = rest[os.write(stream, rest):]
             except BlockingIOError:     # the terminal is somebody else's, too
                 room = select.poll()    # select() takes 1,024 files only
-                room.register(_STDERR, select.POLLOUT)
+                room.register(stream, select.POLLOUT)
                 room.poll()
 
 
@@ -299,10 +355,13 @@ class Attempt:
         # A group of its own: the launcher alone says when to end.
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, start_new_session=True)
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            start_new_session=True)
         self._pieces = 0        # of output, that have been passed on
-        self._reader = threading.Thread(target=self._relay, daemon=True)
-        self._reader.start()
+        self._readers = [threading.Thread(target=relay, daemon=True)
+                         for relay in (self._relay, self._relay_printed)]
+        for reader in self._readers:
+            reader.start()
 
     def watch(self, tick: Callable[[], None], program: Sequence[str] = (),
               ranks: int = 0) -> int:
@@ -356,6 +415,15 @@ class Attempt:
                     show(text)
                 self._pieces += 1
 
+    def _relay_printed(self) -> None:
+        """Passes on what the job prints, byte for byte."""
+        assert self._process.stdout
+        with self._process.stdout as file:
+            while piece := os.read(file.fileno(), _PIECE):
+                show(piece, _STDOUT)
+                self.output.feed_printed(piece.decode(errors='replace'))
+                self._pieces += 1
+
     def _hand_on(self) -> None:
         """Hands the first signal on; a second one ends everything."""
         received = self._interrupts.received
@@ -389,9 +457,10 @@ class Attempt:
             say(f'processes {", ".join(map(str, left))} do not end, although '
                 'they were killed: the system waits for something, such as a '
                 'disk')
-        while self._reader.is_alive():
-            before = self._pieces
-            self._reader.join(_PATIENCE)
-            if self._pieces == before:      # a stranger holds the pipe
-                break
+        for reader in self._readers:
+            while reader.is_alive():
+                before = self._pieces
+                reader.join(_PATIENCE)
+                if self._pieces == before:      # a stranger holds the pipe
+                    break
         remove_segments(self._since)

@@ -19,9 +19,9 @@ from typing import Any
 
 from mpi4py import MPI
 
+from ..report.launch_protocol import say_rank
 from . import ALONE, started_together
 from .ranks import share_cores
-from .watch import say_that_all_end
 
 #: Seconds after which a launcher that does not read is waited for no more.
 _PATIENCE = 10.0
@@ -67,7 +67,6 @@ def _abort(kind: type[BaseException], error: BaseException,
             has_cause=error.__cause__ is not None)
     if comm.rank != alike[0]:
         # That one prints, and ends all ranks; unless it does not.
-        say_that_all_end()
         time.sleep(_PATIENCE)
     text = f'\nrank {comm.rank} of {comm.size} {said}\n{what}'
     if others := sorted(alike[1:]):
@@ -174,7 +173,6 @@ def _in_words(ranks: list[int]) -> str:
 
 def end_all_ranks(text: str, code: int) -> None:
     """Prints why, and ends all ranks with an exit code."""
-    say_that_all_end()          # what the launcher kills need not be named
     sys.stdout.flush()
     sys.stderr.write(text)      # in one write, so that ranks do not mix
     sys.stderr.flush()
@@ -237,6 +235,7 @@ def enter_world() -> None:
         return
     # A process that this one starts has the variables of a rank, but is none.
     os.environ[ALONE] = '1'
+    say_rank(MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size)
     share_cores()
     abort_on_exception()
 

@@ -1,63 +1,120 @@
-"""Begins to watch ranks: whether they die, and whether they stand still."""
-# Each node has a process beside the ranks, the watchdog (``watchdog/``).  A
-# thread of each rank answers its questions: how many updates there were, where
-# the main thread is and what it waits for.  Nothing of this costs an update
-# more than a counter: the thread sleeps in ``recv`` until it is asked, once a
-# second, and looks at the stack only where no update was finished for some
-# seconds.  No job depends on the watchdog: there is none on systems other than
-# Linux, or where it cannot be started.
+"""The watch over a job: a thread of each rank says what the rank does."""
+# A job stands still while ranks wait for others and nothing changes: no rank
+# finishes an update, or begins or ceases to wait, and none that waits moves
+# on.  Each rank's thread wakes once a second.  Where its rank has finished no
+# update for some time, it asks the threads of all others what their ranks do.
+# The lowest rank that asks judges, prints once what all have said and who has
+# not answered, and ends the job with a code after which ``launch`` starts it
+# again.  A rank that computes, reads or sleeps, in any of its threads, may go
+# on by itself: such a job is only warned.
+#
+# Threads talk by datagrams (UDP).  MPI would need MPI_THREAD_MULTIPLE, a
+# communicator that all ranks make together, and a library that still answers
+# when a link is down.  A datagram may be lost, so questions are asked again;
+# one that does not carry the token of its receiver is not read.  A thread
+# cannot answer while a library holds the interpreter.  To others that looks as
+# if the rank was stopped, so the limit is longer unless a rank of the same
+# host sees in /proc that it is stopped or gone.
 from __future__ import annotations
 
 import ast
 import collections
 import contextlib
-import faulthandler
+import dataclasses
 import fcntl
-import functools
 import gc
 import json
 import linecache
+import math
 import os
+import re
 import secrets
-import signal
 import socket
 import statistics
-import subprocess
+import struct
 import sys
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
 from .agreement import raise_together
-from .finalizing import before_finalize, keep_forever
+from .finalizing import before_finalize
+from .ranks import machine_name
 from .waiting import current_waits
-from .watchdog.process import WatchdogJob
-from .watchdog.stall import (
-    EXIT_CODE,
-    Frame,
-    StallSettings,
-    before_wait,
-    described,
-    settings_of_environment,
-)
 
-#: The environment variable that, as ``0``, has no watchdog started.
-SWITCH = 'CHAINER_FP8PIPE_WATCHDOG'
+#: The environment variable with the seconds without an update after which a
+#: job stands still; 0: nothing is watched.
+SECONDS = 'CHAINER_FP8PIPE_STALL'
+#: The one that says what happens then: ``end`` or ``warn``.
+ACTION = 'CHAINER_FP8PIPE_ON_STALL'
+#: Exit code of a job that stood still: a failure that may be over when the
+#: job is started again (``EX_TEMPFAIL`` of ``<sysexits.h>``).
+EXIT_CODE = 75
 
-_LAST = 64              # durations that are remembered of each kind of update
-_SECONDS = 1.0          # to connect, at most
-_BACKLOG = 1024         # ranks that may connect before the watchdog is up
-# A process that dies closes what it opened last first, Linux being so.  This
-# is above what the launcher reads, so that the watchdog knows before it does.
-_LOWEST_FD = 200
-_MOST_FRAMES = 100
-_STUCK = 20             # seconds that MPI_Abort may take
-_PART = 10_000          # objects that are looked through at a time
+_TICK = 1.0             # seconds between looks
+_LATE = 5.0             # between two looks: this process itself was stopped
+_LEAST = 30.0           # seconds without an update, at least
+_UPDATES = 20           # usual updates without one
+# So many times the limit is waited for while it is less certain that a job
+# stands still.
+_UNCLEAR = 4            # all wait, or a host does not answer
+_WORK = 10              # a rank works, or may be held by a library
+_ANSWERS = 3.0          # seconds in which those that can answer have done so
+_FRESH = 5.0            # seconds for which an answer holds
+_GREETED = 4            # the lowest ranks know from the start who is heard
+_GREETINGS = 30         # at most
+_LAST = 64              # durations that are remembered of each kind
+_MOST_RANKS, _MOST_FRAMES, _MOST_BYTES = 16, 60, 60_000
+_STUCK = 20.0           # seconds that MPI_Abort may take
 _SIOCGIFADDR = 0x8915   # <linux/sockios.h>
+
+# What a rank does, in words that follow its name.
+WAITS, WORKS = 'waits for other ranks', 'does not wait for any rank'
+STOPPED, GONE = 'is stopped (SIGSTOP)', 'is gone'
+SILENT, LEFT = 'does not answer', 'has left the job'
+
+
+class StallSettings(NamedTuple):
+    """When a job counts as standing still, and whether it ends then.
+
+    Attributes:
+        seconds: Without an update; None: 20 usual updates, and 30 seconds at
+            least; 0: nothing is watched.
+        ends: The job ends; else there is a warning.
+    """
+
+    seconds: float | None = None
+    ends: bool = True
+
+    def limit(self, usual: float) -> float:
+        """Seconds without an update, where one usually takes so many."""
+        return (max(_LEAST, _UPDATES * usual) if self.seconds is None
+                else self.seconds)
+
+
+def settings_of_environment() -> StallSettings:
+    """The settings of this process.
+
+    Raises:
+        ValueError: A variable has a value that is not allowed.
+    """
+    text = os.environ.get(SECONDS, '').strip()
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise ValueError(f'the environment variable {SECONDS} must be '
+                         f'seconds, 0 or more, not {text!r}')
+    action = os.environ.get(ACTION, '').strip() or 'end'
+    if action not in ('end', 'warn'):
+        raise ValueError(f'the environment variable {ACTION} must be end or '
+                         f'warn, not {action!r}')
+    return StallSettings(seconds, action == 'end')
 
 
 class UpdateCount:
@@ -69,28 +126,35 @@ class UpdateCount:
 
     def __init__(self) -> None:
         self.total = 0
-        self._latest: dict[Hashable, float] = {}
-        self._durations: dict[Hashable, collections.deque[float]] = {}
+        self._kind: Hashable = None
+        self._at = 0.0
+        self._after: dict[Hashable, collections.deque[float]] = {}
 
     def finished(self, kind: Hashable) -> None:
         """Counts an update.
 
         Args:
-            kind: Updates of one kind follow each other at regular times: a
+            kind: What follows an update of one kind takes regular times: a
                 communicator's of one model, for example.
         """
         now = time.monotonic()
-        if kind in self._latest:
-            self._durations.setdefault(
-                kind, collections.deque(maxlen=_LAST)).append(
-                    now - self._latest[kind])
-        self._latest[kind] = now
+        if self.total:
+            if len(self._after) > _LAST:        # a search makes new models
+                self._after.clear()
+            self._after.setdefault(
+                self._kind, collections.deque(maxlen=_LAST)).append(
+                    now - self._at)
+        self._kind, self._at = kind, now
         self.total += 1
 
     def usual_seconds(self) -> float:
-        """The median duration, of the kind of update that takes longest."""
-        return max((statistics.median(tuple(durations)) for durations
-                    in tuple(self._durations.values())), default=0.0)
+        """The median time from an update of the latest kind to the next one.
+
+        However long the updates of other kinds take, and however rare they
+        are.  0 while it is not known.
+        """
+        return statistics.median(tuple(self._after.get(self._kind, ())) or
+                                 (0.0,))
 
 
 #: Of this process.
@@ -99,9 +163,6 @@ updates = UpdateCount()
 
 def watch(comm: MPI.Comm, role: str = '') -> None:
     """Watches these ranks from now on; call it on all of them.
-
-    A rank that dies without a word is named by the watchdog of its node, and
-    so is one that others wait for in vain.
 
     Args:
         comm: The ranks.
@@ -116,224 +177,123 @@ def watch(comm: MPI.Comm, role: str = '') -> None:
         return
     settings = comm.bcast(raise_together(comm, settings_of_environment,
                                          ValueError))
-    _own.role = role or _own.role
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    try:
-        possible, found = zip(*node.allgather(
-            (_is_possible(), (_own.address, _own.lead))), strict=True)
-        place = next((one for one in found if one[0]), None)
-        if place is None and True in possible:
-            starter = possible.index(True)
-            place = node.bcast(
-                _start(settings, node.size < MPI.COMM_WORLD.size)
-                if node.rank == starter else None, starter)
-    finally:
-        node.Free()
-    if place and not _own.address and _is_possible():
-        _own.connect(*place)
-    world = MPI.COMM_WORLD
-    _own.say({'rank': world.rank, 'dump': _dump(), 'who': (
-        f'rank {world.rank} of {world.size} ({_own.role}), process '
-        f'{os.getpid()} on host {os.uname().nodename},')})
-    leads = [lead for lead in comm.allgather(place and place[1]) if lead]
-    if leads:
-        _own.say({'lead': min(leads)})
+    if settings.seconds != 0:
+        _own.role = role or _own.role
+        _own.begin(comm.allgather(_own.card()), settings)
 
 
-def say_that_all_end() -> None:
-    """Tells the watchdog that this rank, which has said why, ends the job."""
-    _own.say({'all end': True})
+# --- what this rank does -----------------------------------------------------
+
+# Where this package waits, polling: what is further in changes all the time.
+_WAITS = {('mpi/waiting.py', 'wait_until'), ('mpi/waiting.py', 'pause'),
+          ('allreduce/engine.py', 'finish'), ('allreduce/engine.py', 'work'),
+          ('exchange/reducer.py', 'taken')}
+# Calls of MPI that wait for other ranks, by their methods in mpi4py.
+_CALLS = frozenset((
+    'Allgather', 'Allgatherv', 'Allreduce', 'Alltoall', 'Alltoallv',
+    'Alltoallw', 'Barrier', 'Bcast', 'Dup', 'Exscan', 'Finalize', 'Gatherv',
+    'Mprobe', 'Recv', 'Reduce_scatter', 'Reduce_scatter_block', 'Scatterv',
+    'Send', 'Sendrecv', 'Split_type', 'Ssend', 'Waitall', 'Waitany',
+    'Waitsome', 'allgather', 'allreduce', 'alltoall', 'barrier', 'bcast',
+    'exscan', 'mprobe', 'sendrecv', 'ssend', 'waitall', 'waitany'))
+# Others have methods of these names, too.
+_COMMON = frozenset((
+    'Free', 'Gather', 'Probe', 'Reduce', 'Scan', 'Scatter', 'Split', 'Wait',
+    'gather', 'probe', 'recv', 'reduce', 'scan', 'scatter', 'send', 'wait'))
+# A thread beside the main one has nothing to do where it has called these.
+_IDLE = frozenset(('accept', 'acquire', 'get', 'join', 'poll', 'select',
+                   'wait'))
+_IDLE_FILES = ('threading.py', 'queue.py', 'selectors.py', 'socketserver.py',
+               f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio')
+_DEBUGGERS = re.compile(r'[\\/](bdb|pdb)\.py$|[\\/](_?pydevd|debugpy)')
+_OURS = os.path.abspath(f'{__file__}/../..') + os.sep
+#: Threads of this package that move messages, and wait as the main one does.
+_MOVERS = tuple(os.path.join(_OURS, name, '') for name in (
+    'channel', 'exchange', 'allreduce'))
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
 
 
-def _is_possible() -> bool:
-    # Missing on other systems.
-    return (hasattr(socket, 'SO_PEERCRED') and hasattr(os, 'pidfd_open')
-            and os.path.exists('/proc/self/fd')
-            and bool(sys.executable) and os.environ.get(SWITCH) != '0')
-
-
-def _start(settings: StallSettings, has_others: bool
-           ) -> tuple[bytes, list[Any]] | None:
-    """Starts a watchdog, without waiting for it; None if that fails.
-
-    Returns:
-        The address for ranks; and for other watchdogs its number, what it is
-        in words, its hosts, port and token; [] if there are no others.
-    """
-    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-        lines = stack.enter_context(socket.socket(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        lines.bind('')          # Linux then finds a name, and no file
-        lines.listen(_BACKLOG)
-        files, lead = [lines.fileno()], []
-        rank, token = MPI.COMM_WORLD.rank, secrets.token_hex(8)
-        if has_others:
-            links = stack.enter_context(socket.socket())
-            links.bind(('', 0))
-            links.listen(_BACKLOG)
-            files.append(links.fileno())
-            lead = [rank, f'rank {rank} with others on host '
-                    f'{os.uname().nodename},', _own_addresses(),
-                    links.getsockname()[1], token]
-        job = WatchdogJob(rank, os.getpid(), MPI.COMM_WORLD.size, settings,
-                          files[0], files[1] if has_others else -1, token)
-        # Kept, as Popen warns when a process is freed before it ends.
-        keep_forever(subprocess.Popen(
-            job.command(), stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, cwd='/', pass_fds=files,
-            start_new_session=True))
-        return lines.getsockname(), lead
-    return None
-
-
-def _own_addresses() -> tuple[str, ...]:
-    """IPv4 addresses by which other hosts may reach this one."""
-    found = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR,
-                                     name.encode()[:15].ljust(40, b'\0'))
-                found.append(socket.inet_ntoa(answer[20:24]))
-    return tuple(host for host in dict.fromkeys(found)
-                 if not host.startswith('127.'))
-
-
-@functools.cache
-def _dump() -> tuple[int, int] | None:
-    """A signal that has this process write its stack, and to which file."""
-    with contextlib.suppress(AttributeError, OSError, ValueError,
-                             RuntimeError):
-        number = int(signal.SIGRTMAX - 5)       # which nobody else uses
-        # What is restored when the interpreter ends: a rank that is in
-        # MPI_Finalize by then must not die of the question.
-        signal.signal(number, signal.SIG_IGN)
-        file = os.memfd_create('stack of a rank')
-        faulthandler.register(number, file, all_threads=False)
-        return number, file
-    return None
-
-
-class _OwnRank:
-    """This rank, as its watchdog hears of it.
+@dataclasses.dataclass
+class Doing:
+    """What a rank does, in words for others.
 
     Attributes:
-        role: Its part in the job.
-        address: Of its watchdog; b'' if there is none.
-        lead: How other watchdogs find that one.
+        state: One of the above.
+        words: Details, and where.
+        call: What it waits in; equal on ranks that are in the same call.
+        waits_for: Ranks that it waits for, as far as it knows.
+        moves: Differs from look to look if a rank that waits moves on.
+        stack: As in a traceback.
+        may_end: False in a debugger, or where it may wait for a process
+            outside of the job.
     """
 
-    def __init__(self) -> None:
-        self.role, self.address = 'worker', b''
-        self.lead: list[Any] = []
-        self._socket: socket.socket | None = None
-        self._moves = ''
-        self._outside: bool | None = None       # None: not known yet
-
-    def connect(self, address: bytes, lead: list[Any]) -> None:
-        """Connects to a watchdog, if that is possible."""
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as low:
-            low.settimeout(_SECONDS)
-            try:
-                low.connect(address)
-                line = socket.socket(fileno=fcntl.fcntl(
-                    low, fcntl.F_DUPFD_CLOEXEC, _LOWEST_FD))
-            except OSError:
-                return
-        line.setblocking(True)
-        self.address, self.lead, self._socket = address, lead, line
-        # A fork must not speak for the rank, nor seem to be it.
-        os.register_at_fork(after_in_child=self._close)
-        before_finalize(lambda: self.say({'goodbye': True}))
-        threading.Thread(target=self._serve, args=[line], name='watchdog',
-                         daemon=True).start()
-
-    def say(self, message: dict[str, Any]) -> None:
-        """Says something to the watchdog, if there is one."""
-        if self._socket:
-            with contextlib.suppress(OSError):
-                self._socket.send(json.dumps(message).encode() + b'\n',
-                                  socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
-
-    def report(self, has_details: bool) -> dict[str, Any]:
-        """Describes this rank by attributes of a :class:`.RankView`."""
-        said = {'updates': updates.total, 'usual': updates.usual_seconds()}
-        if not has_details:
-            return said
-        frames = _frames()
-        stack = [Frame(frame.f_code.co_filename, frame.f_lineno or 0,
-                       frame.f_code.co_name) for frame in frames]
-        if stack:
-            stack[-1] = stack[-1]._replace(method=_method(frames[-1]))
-        waiting = before_wait(stack)
-        # In a loop, one wait may follow another in the same place.
-        moves = str(hash((tuple(waiting), *(
-            id(value) for frame in frames[:len(waiting)]
-            for value in _variables(frame)))))
-        waits = current_waits()
-        found = described(stack, waits, moves)
-        if not waits and found['call'].startswith('MPI') and (
-                self._may_wait_for_others(frames, moves)):
-            found = described(stack, (), moves, outside=True)
-        return said | found
-
-    def _close(self) -> None:
-        if self._socket:
-            self._socket.close()
-            self._socket = None
-
-    def _serve(self, line: socket.socket) -> None:
-        """The thread: answers questions."""
-        asked = b''
-        with contextlib.suppress(OSError):
-            while data := line.recv(1 << 18):
-                *questions, asked = (asked + data).split(b'\n')
-                for question in map(json.loads, questions):
-                    if 'end' in question:
-                        _end(question['end'])
-                        continue
-                    try:
-                        said = self.report(question['details'])
-                    except Exception:   # what it looks at may change meanwhile
-                        said = self.report(False)
-                    self.say(said)
-
-    def _may_wait_for_others(self, frames: list[FrameType], moves: str
-                             ) -> bool:
-        """Whether this rank may wait for a process outside of the job."""
-        if self._moves != moves:
-            self._moves, self._outside = moves, None
-            return True         # to find out takes time: not while it moves
-        if self._outside is None:
-            self._outside = (MPI.Comm.Get_parent() != MPI.COMM_NULL
-                             or _has_intercomm(frames))
-        return self._outside
+    state: str
+    words: str = ''
+    call: str = ''
+    waits_for: Sequence[int] = ()
+    moves: str = ''
+    stack: str = ''
+    may_end: bool = True
 
 
-_own = _OwnRank()
+def doing(for_others: bool = False) -> Doing:
+    """What this rank does: its main thread, or another one that works.
+
+    Only ``for_others`` it is found out whether it may wait for a process
+    outside of the job, which takes time.
+    """
+    own, main = threading.get_ident(), threading.main_thread().ident
+    stacks = {thread: _frames(frame)
+              for thread, frame in sys._current_frames().items()}
+    frames = stacks.get(main or 0, [])
+    found = _main_thread(frames)
+    if any(_DEBUGGERS.search(frame.f_code.co_filename) for frame in frames):
+        found.state, found.may_end = WORKS, False
+        found.words = f'in a debugger; {found.words}'
+    if found.state == WAITS:
+        if for_others and found.call.startswith('MPI') and (
+                MPI.Comm.Get_parent() != MPI.COMM_NULL or any(
+                    issubclass(type(value), MPI.Intercomm)
+                    for frame in frames for value in _reached(frame))):
+            found.may_end = False
+            found.words = ('maybe for a process outside of the job, '
+                           + found.words)
+        for thread, others in stacks.items():
+            if thread not in (own, main) and others and not _is_idle(others):
+                name = next((one.name for one in threading.enumerate()
+                             if one.ident == thread), str(thread))
+                return dataclasses.replace(
+                    found, state=WORKS, words=f'its thread {name} works '
+                    f'{_where(others)}; its main thread waits '
+                    f'{found.words}', stack=_stack(others))
+    return found
 
 
-def _end(text: str) -> None:
-    """Ends all ranks, from the thread that answers."""
-    # MPI may be stuck, too.
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        faulthandler.dump_traceback_later(_STUCK, exit=True)
-    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        from .abort import end_all_ranks  # which imports this module
+def _main_thread(frames: Sequence[FrameType]) -> Doing:
+    kept = frames[:_depth(frames)]
+    where, called = _where(kept or frames), ''
+    stack = _stack(kept or frames)
+    # In a loop, one wait may follow another in the same place.
+    moves = str(hash(tuple(
+        part for frame in kept for part in (
+            frame.f_lasti, *map(id, _variables(frame))))))
+    if waits := current_waits():
+        text, ranks = waits[0]
+        return Doing(WAITS, f'for {text}; {where}', '', tuple(ranks),
+                     text + moves, stack)
+    if len(kept) < len(frames):
+        last = (kept or frames)[-1].f_code
+        called = f'{os.path.basename(last.co_filename)}:{last.co_name}'
+    elif name := _mpi_call(frames):
+        called = f'MPI: {name}'
+    if called:
+        return Doing(WAITS, f'in {called}; {where}', called, (), moves, stack)
+    return Doing(WORKS, where, stack=stack)
 
-        end_all_ranks(text, EXIT_CODE)
-    else:
-        say_that_all_end()
-        sys.stderr.write(text)
-        sys.stderr.flush()
-        os._exit(EXIT_CODE)     # on which launchers end the others
 
-
-# --- the main thread, as seen from another one -------------------------------
-
-def _frames() -> list[FrameType]:
-    """The main thread's, from the outermost on; the last ones."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+def _frames(frame: FrameType | None) -> list[FrameType]:
+    """From the outermost on; the last ones."""
     found: list[FrameType] = []
     while frame is not None and len(found) < _MOST_FRAMES:
         found.append(frame)
@@ -341,42 +301,449 @@ def _frames() -> list[FrameType]:
     return found[::-1]
 
 
+def _depth(frames: Sequence[FrameType]) -> int:
+    """How many frames there are before a wait of this package's."""
+    return next((number for number, frame in enumerate(frames)
+                 if (file := frame.f_code.co_filename).startswith(_OURS)
+                 and (file[len(_OURS):].replace(os.sep, '/'),
+                      frame.f_code.co_name) in _WAITS), len(frames))
+
+
+def _is_idle(frames: Sequence[FrameType]) -> bool:
+    """Whether a thread beside the main one has nothing to do, or waits."""
+    file = frames[-1].f_code.co_filename
+    return (any(frame.f_code.co_filename.startswith(_MOVERS)
+                for frame in frames)
+            or _depth(frames) < len(frames) or bool(_mpi_call(frames))
+            or file.startswith(_LIBRARY)
+            and file[len(_LIBRARY):].startswith(_IDLE_FILES)
+            or bool(_IDLE & set(_methods(frames[-1]))))
+
+
+def _mpi_call(frames: Sequence[FrameType]) -> str:
+    """The call of MPI that waits; '' if there is none."""
+    file = frames[-1].f_code.co_filename if frames else ''
+    knows_mpi = file.startswith(_OURS) or f'{os.sep}chainermn{os.sep}' in file
+    names = _CALLS | _COMMON if knows_mpi else _CALLS
+    return next((name for name in _methods(frames[-1]) if name in names),
+                '') if frames else ''
+
+
+def _methods(frame: FrameType) -> list[str]:
+    """The method that a frame is calling; all of its line before Python 3.11.
+
+    A compiled function has no frame of its own.
+    """
+    code = frame.f_code
+    if not hasattr(code, 'co_positions'):
+        return re.findall(r'\.(\w+)\(', linecache.getline(
+            code.co_filename, frame.f_lineno or 0))
+    with contextlib.suppress(SyntaxError, ValueError, TypeError, IndexError,
+                             AttributeError):
+        first, last, start, stop = [*code.co_positions()][frame.f_lasti // 2]
+        lines = [line.encode() for line in linecache.getlines(
+            code.co_filename, frame.f_globals)[first - 1:last]]
+        lines[-1] = lines[-1][:stop]
+        lines[0] = lines[0][start:]
+        node: Any = ast.parse(b'(' + b''.join(lines) + b')', mode='eval').body
+        return [node.func.attr]     # AttributeError if it is no such call
+    return []
+
+
 def _variables(frame: FrameType) -> tuple[Any, ...]:
     # To look at those of a frame in a debugger would undo what that sets.
     return () if frame.f_trace else (*frame.f_locals.values(),)
 
 
-def _method(frame: FrameType) -> str:
-    """The method that a frame is calling; '' if that cannot be told.
+def _reached(frame: FrameType) -> list[Any]:
+    """What a frame names, and what that holds."""
+    named = [*_variables(frame), *frame.f_globals.values()]
+    return named + [value for one in named for held in (
+        gc.get_referents(one) if type(one) is not type(sys) else ())
+        for value in (held.values() if type(held) is dict else (held,))]
 
-    Python says from 3.11 on where in a line it is.
+
+def _where(frames: Sequence[FrameType]) -> str:
+    """In the script; users know their own code best."""
+    if not frames:
+        return 'at the end of its main thread'
+    users = [frame for frame in frames if not (
+        (file := frame.f_code.co_filename).startswith(
+            (_OURS, _LIBRARY, '<frozen'))
+        or f'{os.sep}site-packages{os.sep}' in file)]
+    last = (users or frames)[-1]
+    return (f'at {os.path.basename(last.f_code.co_filename)}:{last.f_lineno} '
+            f'in {last.f_code.co_name}')
+
+
+def _stack(frames: Sequence[FrameType]) -> str:
+    return ''.join(
+        f'    {frame.f_code.co_filename}:{frame.f_lineno} in '
+        f'{frame.f_code.co_name}\n' for frame in frames[-_MOST_RANKS:])
+
+
+# --- the threads -------------------------------------------------------------
+
+@dataclasses.dataclass
+class Peer:
+    """Another rank, as this one knows it.
+
+    Attributes:
+        rank: In its ``MPI.COMM_WORLD``.
+        who: In words.
+        addresses: Where its thread may be reached; that from which it was
+            heard, once it was.
+        token: It reads no datagram without.
+        pid: Its process.
+        place: Equal where process numbers mean the same.
+        is_known: It was heard once.
+        heard: When it last said what it does, and that.
     """
-    with contextlib.suppress(AttributeError, SyntaxError, ValueError,
-                             TypeError, IndexError):
-        positions: Any = getattr(frame.f_code, 'co_positions', list)
-        first, last, start, stop = [*positions()][frame.f_lasti // 2]
-        lines = [line.encode() for line in linecache.getlines(
-            frame.f_code.co_filename, frame.f_globals)[first - 1:last]]
-        lines[-1] = lines[-1][:stop]
-        lines[0] = lines[0][start:]
-        node: Any = ast.parse(b'(' + b''.join(lines) + b')', mode='eval').body
-        return node.func.attr       # AttributeError if it is no such call
-    return ''
+
+    rank: int
+    who: str
+    addresses: list[tuple[str, int]]
+    token: str
+    pid: int
+    place: str
+    is_known: bool = False
+    heard: tuple[float, dict[str, Any]] | None = None
+    has_left: bool = False
 
 
-def _has_intercomm(frames: list[FrameType]) -> bool:
-    """Whether something in this process refers to an intercommunicator."""
-    objects = gc.get_objects()
-    values = [value for frame in frames for value in _variables(frame)]
-    parts = [values, gc.get_referents(*values), *(
-        gc.get_referents(*objects[start:start + _PART])
-        for start in range(0, len(objects), _PART))]
-    # Python's collector does not know dictionaries of simple objects.
-    return any(_is_intercomm(one) or type(one) is dict and (
-        not gc.is_tracked(one)) and any(map(_is_intercomm, one.values()))
-        for part in parts for one in part)
+class Watch:
+    """This rank's thread.
+
+    Attributes:
+        role: The rank's part in the job.
+    """
+
+    def __init__(self) -> None:
+        self.role = 'worker'
+        self._peers: dict[str, Peer] = {}
+        self._settings = StallSettings()
+        self._token = secrets.token_hex(8)
+        self._socket: socket.socket | None = None
+        self._has_ended = False
+        self._total = 0         # updates at the last look
+        self._moved = ('', '')  # what has to change
+        self._since = self._asks = 0.0
+        self._asked = -math.inf     # when a lower rank last asked
+        self._greetings = 0
+        self._has_told = False
+
+    def card(self) -> dict[str, Any]:
+        """How others find this rank."""
+        world = MPI.COMM_WORLD
+        if self._socket is None:
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            self._socket.bind(('', 0))
+        port = self._socket.getsockname()[1]
+        return dict(rank=world.rank, token=self._token, pid=os.getpid(),
+                    who=f'rank {world.rank} of {world.size} ({self.role}), '
+                    f'process {os.getpid()} on host {os.uname().nodename},',
+                    addresses=[(host, port) for host in _own_addresses()],
+                    place=_place())
+
+    def begin(self, cards: Sequence[dict[str, Any]], settings: StallSettings
+              ) -> None:
+        """Watches more ranks; starts the thread."""
+        self._settings = settings
+        self._who = next(card['who'] for card in cards
+                         if card['token'] == self._token)
+        is_first = not self._peers
+        for card in cards:
+            if (token := card['token']) in self._peers:
+                self._peers[token].who = card['who']
+            elif token != self._token:
+                # At once: the thread may be looking at them.
+                self._peers = {**self._peers, token: Peer(**card)}
+        self._greetings = 0
+        if is_first:
+            before_finalize(self.end)
+            threading.Thread(target=self._serve, name='watch',
+                             daemon=True).start()
+
+    def end(self) -> None:
+        """Tells all others that this rank leaves in order."""
+        self._has_ended = True
+        for _ in range(2):          # datagrams may be lost
+            for peer in self._peers.values():
+                self._tell(peer, left=True)
+
+    def _serve(self) -> None:
+        self._since = looked = time.monotonic()
+        while not self._has_ended:
+            # What it looks at may change meanwhile.
+            with contextlib.suppress(Exception):
+                self._hear(looked + _TICK)
+            now = time.monotonic()
+            was_late, looked = now - looked > _LATE, now
+            with contextlib.suppress(Exception):
+                self._look(now, was_late)
+
+    def _hear(self, end: float) -> None:
+        assert self._socket
+        while not self._has_ended and (left := end - time.monotonic()) > 0:
+            self._socket.settimeout(left)
+            try:
+                data, source = self._socket.recvfrom(1 << 16)
+                said = json.loads(data)
+                peer = self._peers[said['from']]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if said.get('to') != self._token:
+                continue
+            peer.is_known, peer.addresses = True, [source]
+            if 'left' in said:
+                peer.has_left = True
+            elif 'asks' in said:
+                if said['asks'] and self._comes_before(peer):
+                    self._asked = time.monotonic()
+                self._tell(peer, **(self._answer() if said['asks'] else
+                                    {'heard': True}))
+            elif 'state' in said:
+                peer.heard = time.monotonic(), said
+
+    def _tell(self, peer: Peer, **said: Any) -> None:
+        data = json.dumps({**said, 'from': self._token, 'to': peer.token}
+                          ).encode()[:_MOST_BYTES]
+        for address in peer.addresses:
+            with contextlib.suppress(OSError):
+                assert self._socket
+                self._socket.sendto(data, tuple(address))
+
+    def _comes_before(self, peer: Peer) -> bool:
+        return (peer.rank, peer.token) < (MPI.COMM_WORLD.rank, self._token)
+
+    def _answer(self) -> dict[str, Any]:
+        """What this rank does, and what it sees of those beside it."""
+        quiet = time.monotonic() - self._since
+        if updates.total != self._total:
+            quiet = 0.0
+        here = _place()
+        return {**vars(doing(for_others=True)), 'rank': MPI.COMM_WORLD.rank,
+                'who': self._who, 'quiet': quiet, 'updates': updates.total,
+                'beside': {peer.token: _process_state(peer.pid)
+                           for peer in self._peers.values()
+                           if peer.place == here}}
+
+    def _look(self, now: float, was_late: bool) -> None:
+        self._greet()
+        if was_late or updates.total != self._total:
+            self._total, self._moved = updates.total, ('', '')
+            self._begin_again(now)
+            return
+        found = doing()
+        moved = found.state, found.moves * (found.state == WAITS)
+        if moved != self._moved:
+            self._moved = moved
+            self._begin_again(now)
+            return
+        quiet = now - self._since
+        limit = self._settings.limit(updates.usual_seconds())
+        if quiet < limit or now - self._asked < _FRESH or not (
+                updates.total or any(peer.has_left
+                                     for peer in self._peers.values())):
+            self._asks = 0.0
+            return
+        self._asks = self._asks or now
+        for peer in self._peers.values():
+            if not peer.has_left:
+                self._tell(peer, asks=True)
+        if now - self._asks >= _ANSWERS:
+            self._judge(now, quiet, limit)
+
+    def _begin_again(self, now: float) -> None:
+        self._since, self._asks, self._has_told = now, 0.0, False
+
+    def _greet(self) -> None:
+        """Finds out whether datagrams come through at all."""
+        self._greetings += 1
+        if self._greetings <= _GREETINGS:
+            for peer in sorted(self._peers.values(),
+                               key=lambda one: one.rank)[:_GREETED]:
+                if not peer.is_known:
+                    self._tell(peer, asks=False)
+
+    def _judge(self, now: float, quiet: float, limit: float) -> None:
+        views = [self._answer()]
+        silent = []
+        for peer in self._peers.values():
+            if peer.heard and now - peer.heard[0] < _FRESH and (
+                    not peer.has_left):
+                views.append(peer.heard[1])
+            else:
+                silent.append(peer)
+        seen: dict[str, str] = {}
+        for view in views:
+            seen.update({token: state for token, state
+                         in view['beside'].items() if state})
+        given = self._settings.seconds is not None
+        cannot_tell = False
+        for peer in silent:
+            state = (LEFT if peer.has_left else
+                     {'T': STOPPED, 'Z': GONE, 'X': GONE}.get(
+                         seen.get(peer.token, ''), SILENT))
+            may_end = seen.get(peer.token) != 't'
+            cannot_tell |= state == SILENT and not peer.is_known
+            views.append({
+                'rank': peer.rank, 'who': peer.who, 'state': state,
+                'updates': -1, 'quiet': math.inf, 'may_end': may_end,
+                'words': '' if state != SILENT else (
+                    'in a debugger' if not may_end else
+                    'held by a library, or at work in it'
+                    if peer.token in seen else
+                    'stopped, held by a library, or its host is lost'),
+                'stack': '', 'call': '', 'waits_for': (),
+                'is_seen': peer.token in seen})
+        verdict = find_cause(sorted(views, key=lambda one: one['rank']),
+                             limit, given)
+        if verdict is None:
+            return
+        text, factor, is_certain = verdict
+        if cannot_tell and not given:
+            factor, is_certain = _WORK, False
+        if quiet < limit * factor:
+            return
+        ends = is_certain and self._settings.ends
+        if self._has_told and not ends:
+            return
+        self._has_told = True
+        head = (f'\nchainer_fp8pipe: the job stands still: no rank has '
+                f'finished an update for {quiet:.0f} seconds; ')
+        if ends:
+            _end(head + text + f'ending all ranks with exit code {EXIT_CODE}'
+                 '\n')
+        else:
+            sys.stderr.write(head + text + 'the job goes on, as it may go on '
+                             f'by itself; {SECONDS}=N or --stall N ends it\n')
+            sys.stderr.flush()
 
 
-def _is_intercomm(one: Any) -> bool:
-    # By its class alone: to ask a dead proxy raises.
-    return issubclass(type(one), MPI.Intercomm) and one != MPI.COMM_NULL
+_own = Watch()
+
+
+def _end(text: str) -> None:
+    """Ends all ranks, from the thread."""
+    # MPI may be stuck, too; launchers end the others on this exit.
+    stuck = threading.Timer(_STUCK, os._exit, [EXIT_CODE])
+    stuck.daemon = True
+    stuck.start()
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        from .abort import end_all_ranks  # which imports this module
+
+        end_all_ranks(text, EXIT_CODE)
+    else:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        os._exit(EXIT_CODE)
+
+
+def _own_addresses() -> list[str]:
+    """IPv4 addresses by which others may reach this host."""
+    found = ['127.0.0.1']
+    with contextlib.suppress(OSError), socket.socket(
+            socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):      # it has none; not Linux
+                answer = fcntl.ioctl(asked.fileno(), _SIOCGIFADDR,
+                                     struct.pack('40s', name.encode()[:15]))
+                found.append(socket.inet_ntoa(answer[20:24]))
+    with contextlib.suppress(OSError):
+        found.append(socket.gethostbyname(socket.gethostname()))
+    return [*dict.fromkeys(found)]
+
+
+def _place() -> str:
+    """Equal for processes that can look at each other by their numbers."""
+    name = machine_name()
+    with contextlib.suppress(OSError):
+        name += os.readlink('/proc/self/ns/pid')
+    return name
+
+
+def _process_state(pid: int) -> str:
+    """One letter, as Linux has it in /proc; '' on other systems."""
+    try:
+        with open(f'/proc/{pid}/stat') as file:
+            return file.read().rpartition(')')[2].split()[0]
+    except FileNotFoundError:
+        return 'X' if os.path.exists('/proc/self/stat') else ''
+    except OSError:
+        return ''
+
+
+# --- the cause ---------------------------------------------------------------
+
+def find_cause(views: Sequence[dict[str, Any]], limit: float, given: bool
+               ) -> tuple[str, float, bool] | None:
+    """The cause, from what is known of all ranks.
+
+    Args:
+        views: Of all ranks: what :class:`Doing` has, and ``rank``, ``who``,
+            ``updates``, ``quiet``, and ``is_seen`` if it does not answer.
+        limit: Seconds without an update.
+        given: By the user, who then has the job end in any case.
+
+    Returns:
+        Lines about it; how many limits must be over; and whether the job
+        ends then.  None if it does not stand still.
+    """
+    # Without those that make no updates, but sum for those that do.
+    found = [view for view in views
+             if view['updates'] or view['state'] != WAITS]
+    if any(view['quiet'] < limit for view in found):
+        return None
+    awaited = {rank for view in found for rank in view['waits_for']}
+    broken = [view for view in found
+              if view['state'] in (STOPPED, GONE, LEFT)]
+    silent = [view for view in found if view['state'] == SILENT]
+    busy = [view for view in found if view['state'] == WORKS]
+    may_end = all(view['may_end'] for view in found)
+    if broken and not (busy and all(
+            view['state'] == LEFT for view in broken)):
+        return _said(found, broken, 'gone or stopped'), 1, may_end
+    if silent:
+        held = any(view['is_seen'] for view in silent)
+        return (_said(found, silent, 'behind which others wait'),
+                _UNCLEAR if given and held else 1 if given else
+                _WORK if held else _UNCLEAR, may_end)
+    if busy:
+        named = [view for view in busy if view['rank'] in awaited] or busy
+        return (_said(found, named, 'behind which others wait'),
+                1 if given else _WORK, given and may_end)
+    # All ranks wait: who waits in another call than those behind it?
+    factor = 1 if given else _UNCLEAR
+    ends = [view for view in found
+            if view['rank'] in awaited and not view['waits_for']]
+    if ends:
+        return _said(found, ends, 'for which others wait, in another call'
+                     ), factor, may_end
+    groups: dict[Any, list[dict[str, Any]]] = collections.defaultdict(list)
+    for view in found:
+        groups[view['call'], view['words'], view['updates']].append(view)
+    largest = max(groups.values(), key=len, default=[])
+    others = [view for view in found if view not in largest]
+    if len(largest) > len(others) > 0:
+        return (_said(found, others, 'in another call than the others'),
+                factor, may_end)
+    return _said(found, [], 'all ranks wait for each other in '
+                 + ('different calls' if others else 'the same place: a '
+                    'message was lost, or a link is down')
+                 ), factor, may_end
+
+
+def _said(views: Sequence[dict[str, Any]], cause: Sequence[dict[str, Any]],
+          why: str) -> str:
+    """Lines: the cause, and what each rank does."""
+    names = ', '.join(str(view['rank']) for view in cause[:_MOST_RANKS])
+    head = (f'the cause: rank{"s" * (len(cause) > 1)} {names}, {why}:\n'
+            if cause else f'{why}:\n')
+    shown = [*cause, *(view for view in views if view not in cause)]
+    return head + ''.join(
+        f'  {view["who"]} {view["state"]}'
+        + f': {view["words"]}' * bool(view['words']) + '\n'
+        + view['stack'] * (view in cause) for view in shown[:_MOST_RANKS]
+    ) + f'  and {len(shown) - _MOST_RANKS} more\n' * (
+        len(shown) > _MOST_RANKS)

@@ -4,6 +4,7 @@ The launcher knows nothing of ranks but their output and their end.
 """
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -18,12 +19,27 @@ UPDATED = 'chainer_fp8pipe run: done with update '
 #: The line of a rank in which the script has ended in order.
 DONE = 'chainer_fp8pipe run: the script has ended'
 
+#: Begins a line about a rank: ``rank 1 of 4 = PID 1479 on b`` follows.
+RANK = 'chainer_fp8pipe run: is there: '
+
 _SECONDS = 0.5          # between lines
 
 
 def is_launched() -> bool:
     """Whether ``python -m chainer_fp8pipe launch`` has started this rank."""
     return LAUNCHED in os.environ
+
+
+@functools.cache
+def say_rank(rank: int, size: int) -> None:
+    """Tells a launcher, if there is one, which process a rank is; once.
+
+    What starts ranks names processes alone where one dies.
+    """
+    if is_launched():
+        sys.stderr.write(f'{RANK}rank {rank} of {size} = PID {os.getpid()} '
+                         f'on {os.uname().nodename}\n')
+        sys.stderr.flush()
 
 
 def say_done() -> None:

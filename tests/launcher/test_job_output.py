@@ -1,18 +1,28 @@
 """What ranks say that the launcher acts upon, and how a start has ended."""
 from chainer_fp8pipe.launcher.attempt import JobOutput, ending_of
-from chainer_fp8pipe.report.launch_protocol import DONE, UPDATED
+from chainer_fp8pipe.report.launch_protocol import DONE, RANK, UPDATED
 
 import pytest
 
 LINES = f'''chainer_fp8pipe: communicator 'fp8' in place of 'naive'
 {UPDATED}51
 
-chainer_fp8pipe: rank 1 of 4 (worker), process 7 on host h, was killed by \
-SIGKILL in the middle of the job (08:22:52.328825)
-chainer_fp8pipe: rank 2 of 4 (worker), process 8 on host h, was killed by \
-SIGTERM in the middle of the job (08:22:52.400000)
+{RANK}rank 1 of 4 = PID 7 on h
+{RANK}rank 2 of 4 = PID 8 on h
+[chainer_fp8pipe] an application's own line
+'''
+#: What Hydra prints on the standard output where rank 1 was killed.
+DIED = '''
+===========================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 7 RUNNING AT h
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+===========================================================================
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
 '''
+KILLED = ('rank 1 of 4, process 7 on host h, was killed by SIGKILL (the '
+          'system does that when memory is short)')
 TRACE = '''
 rank 3 of 4 failed, ending all:
 Traceback (most recent call last):
@@ -26,6 +36,8 @@ Traceback (most recent call last):
 my.module.Trouble: it is broken: twice
 Abort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort
 '''
+STILL = ('the job stands still: no rank has finished an update for 5 '
+         'seconds; rank 1 is stopped')
 
 
 @pytest.mark.parametrize('size', [1, 7, 10_000])
@@ -33,11 +45,35 @@ def test_the_launcher_learns_of_updates_and_deaths(size):
     output = JobOutput()
     shown = ''.join(output.feed(LINES[place:place + size])
                     for place in range(0, len(LINES), size))
+    for place in range(0, len(DIED), size):
+        output.feed_printed(DIED[place:place + size])
     assert output.update == 51
-    assert output.dead == ('rank 1 of 4 (worker), process 7 on host h, was '
-                           'killed by SIGKILL')
+    assert output.dead == KILLED
     assert output.failed == output.error == output.stalled == ''
-    assert shown == LINES.replace(f'{UPDATED}51\n', '')
+    assert shown == ''.join(
+        line + '\n' for line in LINES.splitlines()
+        if not line.startswith((UPDATED, RANK)))
+
+
+@pytest.mark.parametrize('said', [
+    # Open MPI's words, and Slurm's.
+    'mpirun noticed that process rank 1 with PID 7 on node h exited on '
+    'signal 9 (Killed).\n',
+    'srun: error: h: task 1: Killed\n'])
+def test_deaths_are_told_in_the_words_of_each_starter(said):
+    output = JobOutput()
+    output.feed(LINES + said)
+    assert 'rank 1 ' in output.dead
+    assert 'killed by SIGKILL' in output.dead
+
+
+@pytest.mark.parametrize('before', [TRACE, f'chainer_fp8pipe: {STILL}\n'
+                                    'ending all ranks with exit code 75\n'])
+def test_who_is_killed_by_the_end_of_a_job_has_not_died(before):
+    output = JobOutput()
+    output.feed(LINES + before)
+    output.feed_printed(DIED)
+    assert output.dead == ''
 
 
 @pytest.mark.parametrize('after', [
@@ -50,10 +86,6 @@ def test_the_last_error_of_a_traceback_is_the_exception(after):
     assert output.failed == 'rank 3 of 4'
     assert output.error == 'my.module.Trouble: it is broken: twice'
     assert output.where == 'my.module.Trouble x.py:3'
-
-
-STILL = ('the job stands still: no rank has finished an update for 5 '
-         'seconds; rank 1 is stopped')
 
 
 @pytest.mark.parametrize(('said', 'known'), [

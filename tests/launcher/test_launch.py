@@ -14,6 +14,7 @@ from chainer_fp8pipe.report.launch_protocol import (
     DONE,
     ENDED,
     LAUNCHED,
+    RANK,
     UPDATED,
 )
 
@@ -36,10 +37,13 @@ RAISES_LATER = f'''
 import sys
 sys.stderr.write("{UPDATED}7\\n")
 {RAISES}'''
-KILLED = ('rank 1 of 2 (worker), process 7 on host h, was killed by SIGKILL')
+KILLED = ('rank 1 of 2, process 7 on host h, was killed by SIGTERM')
 WITNESSED = f'''
 import sys
-sys.stderr.write("chainer_fp8pipe: {KILLED} in the middle of the job (1)\\n")
+sys.stderr.write("{RANK}rank 1 of 2 = PID 7 on h\\n")
+sys.stderr.flush()
+sys.stderr.write("mpirun noticed that process rank 1 with PID 7 on node h "
+                 "exited on signal 15 (Terminated).\\n")
 sys.stderr.flush()
 '''
 

@@ -1,9 +1,6 @@
-"""What a rank says of itself: where it is, and whether it waits."""
-import itertools
-import sys
+"""What a rank says of itself, and whom the watch takes for the cause."""
 import threading
 import time
-import weakref
 
 from chainer_fp8pipe.mpi import watch
 from chainer_fp8pipe.mpi.waiting import (
@@ -12,23 +9,31 @@ from chainer_fp8pipe.mpi.waiting import (
     wait_until,
     waiting,
 )
-from chainer_fp8pipe.mpi.watchdog.stall import WAITS, WORKS
+from chainer_fp8pipe.mpi.watch import (
+    GONE,
+    LEFT,
+    SILENT,
+    STOPPED,
+    WAITS,
+    WORKS,
+    StallSettings,
+    UpdateCount,
+    find_cause,
+)
 
 import pytest
 from mpi4py import MPI
 
-from tests.ranks import on_ranks
 
-
-def reports(action, looks=2):
+def says(action, looks=2):
     """What the rank says of itself while its main thread is in an action."""
-    found, inside, own = [], threading.Event(), watch._OwnRank()
+    found, inside = [], threading.Event()
 
     def look():
         inside.wait()
         for _ in range(looks):
             time.sleep(0.05)
-            found.append(own.report(True))
+            found.append(watch.doing())
     thread = threading.Thread(target=look)
     thread.start()
 
@@ -41,56 +46,49 @@ def reports(action, looks=2):
 
 
 def test_a_wait_that_polls_does_not_move_and_names_its_caller():
-    first, last = reports(wait_until)
-    assert last['call'] == 'test_watch.py:reports'
-    assert 'test_watch.py' in last['where']
-    assert first['moves'] == last['moves']
-
-
-def test_a_loop_of_waits_moves():
-    times = itertools.count(1)
-
-    def action(is_over):
-        number = 0
-        while not is_over():
-            wait_until(lambda: next(times) % 50 == 0)
-            number += 1
-    assert len({said['moves'] for said in reports(action, looks=10)}) > 1
+    first, last = says(wait_until)
+    assert (last.state, last.call) == (WAITS, 'test_watch.py:says')
+    assert 'test_watch.py' in last.words
+    assert first.moves == last.moves
 
 
 def test_work_is_no_wait():
     def work(is_over):
         while not is_over():
             time.sleep(0.001)
-    assert reports(work)[0]['state'] == WORKS
+    assert says(work)[0].state == WORKS
 
 
 def test_what_is_noted_is_told_by_the_outermost_that_knows():
     def action(is_over):
         with waiting(lambda: []), waiting(lambda: [Wait('frame 1', (3,))]):
             wait_until(is_over)
-    said = reports(action)[0]
-    assert (said['details'], said['waits_for']) == ('for frame 1', (3,))
+    said = says(action)[0]
+    assert said.words.startswith('for frame 1; at ')
+    assert said.waits_for == (3,)
     assert current_waits() == []
 
 
-def reports_in_mpi(wait, looks=3):
-    """What the rank says while its main thread is in a call of MPI."""
-    comm = MPI.COMM_SELF.Dup()
-    found, own = [], watch._OwnRank()
+def naps(over):
+    while not over.is_set():
+        time.sleep(0.01)
 
-    def look():
-        while len(found) < looks:
-            said = own.report(True)
-            if said['call'].startswith('MPI'):
-                found.append(said)
-        comm.Send(bytearray(1), 0)
-    thread = threading.Thread(target=look)
-    thread.start()
-    wait(comm, bytearray(1), MPI)
-    thread.join()
-    comm.Free()
-    return found[-1]
+
+def gets(over):
+    over.wait()
+
+
+@pytest.mark.parametrize(('thread', 'state'), [(naps, WORKS), (gets, WAITS)])
+def test_a_rank_works_where_another_thread_of_it_does(thread, state):
+    over = threading.Event()
+    other = threading.Thread(target=thread, args=[over], name='loader')
+    other.start()
+    said = says(wait_until)[0]
+    over.set()
+    other.join()
+    assert said.state == state
+    assert ('its thread loader works at test_watch.py' in said.words) == (
+        state == WORKS)
 
 
 @pytest.mark.parametrize('expression', [
@@ -101,62 +99,91 @@ def test_a_rank_in_mpi_is_seen_to_wait_there(expression, tmp_path):
     path.write_text(f'def wait(comm, buffer, MPI):\n    {expression}\n')
     names = {}
     exec(compile(path.read_text(), str(path), 'exec'), names)
-    said = reports_in_mpi(names['wait'])
-    assert (said['state'], said['call']) == (WAITS, 'MPI: Recv')
-    assert said['where'].startswith('at script.py:')
-
-
-@on_ranks(2)
-def test_a_rank_that_has_an_intercommunicator_may_wait_for_others(comm):
-    def wait(comm, buffer, MPI):
-        comm.Recv(buffer)
-    assert not reports_in_mpi(wait)['outside']
-    local = comm.Split(comm.rank)
-    kept = {'attribute': local.Create_intercomm(0, comm, 1 - comm.rank)}
-    assert reports_in_mpi(wait)['outside']
-    kept['attribute'].Free()
-    assert not reports_in_mpi(wait)['outside']
-    local.Free()
-
-
-def test_what_looks_at_all_objects_asks_no_proxy():
-    class Thing:
-        pass
-    thing = Thing()
-    kept = [weakref.proxy(thing), {'dead': weakref.proxy(thing)}]
-    del thing
-    assert not watch._has_intercomm([sys._getframe()])
-    assert len(kept) == 2
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11),
-                    reason='needs Python 3.11, which knows the column')
-def test_an_argument_that_is_computed_is_no_wait_for_ranks():
-    class Reader:
-        """Reads for a long time, in compiled code."""
-
-        bcast = staticmethod(lambda *_: None)
-        read = threading.Semaphore(0).acquire
-    comm, found = Reader(), []
+    comm, found = MPI.COMM_SELF.Dup(), []
 
     def look():
-        time.sleep(0.2)
-        found.append(watch._OwnRank().report(True)['call'])
-        comm.read.__self__.release()
+        while not found or not found[-1].call.startswith('MPI'):
+            found.append(watch.doing())
+        comm.Send(bytearray(1), 0)
     thread = threading.Thread(target=look)
     thread.start()
-    comm.bcast(comm.read(True, 100.0))
+    names['wait'](comm, bytearray(1), MPI)
     thread.join()
-    assert found == ['']
+    comm.Free()
+    assert (found[-1].state, found[-1].call) == (WAITS, 'MPI: Recv')
+    assert 'at script.py:' in found[-1].words
 
 
-def test_the_usual_duration_is_that_of_the_longest_kind(monkeypatch):
-    updates, now = watch.UpdateCount(), [0.0]
-    assert updates.usual_seconds() == 0.0
+@pytest.mark.parametrize(('kinds', 'limit'), [
+    ('a' * 100, 30),                # of 0.1 s each
+    ('A' * 100, 40),                # of 2 s each
+    ('a' * 100 + 'A', 30),          # averaged once in a while
+    ('a' * 100 + 'A' + 'a', 30),
+    (('a' * 200 + 'A') * 3, 30),
+    ('aA' * 50, 30),                # a quick one follows
+    ('aA' * 50 + 'a', 40),          # the slow one is under way
+    ('A' * 100 + 'a' * 5, 30),      # what is over is forgotten
+])
+def test_the_limit_is_of_the_kind_of_update_that_is_under_way(
+        monkeypatch, kinds, limit):
+    count, now = UpdateCount(), [0.0]
     monkeypatch.setattr(time, 'monotonic', lambda: now[0])
-    for number in range(8):
-        now[0] = number * 2.0
-        updates.finished('slow')
-        now[0] += 0.5
-        updates.finished('quick' if number else 'slow')
-    assert (updates.total, updates.usual_seconds()) == (16, 2.0)
+    for kind in kinds:
+        now[0] += 2.0 if kind == 'A' else 0.1
+        count.finished(kind)
+    assert count.total == len(kinds)
+    assert StallSettings().limit(count.usual_seconds()) == limit
+
+
+def view(rank, state=WAITS, **more):
+    return {'rank': rank, 'who': f'rank {rank}', 'state': state,
+            'words': 'in x', 'call': 'x', 'waits_for': (), 'stack': '',
+            'updates': 7, 'quiet': 99.0, 'may_end': True, 'is_seen': False,
+            **more}
+
+
+#: What ranks do; who is named, after how many limits of 30 seconds, and
+#: whether the job ends without and with seconds that are given.
+CAUSES = {
+    'one is stopped': ([view(0), view(1, STOPPED), view(2)],
+                       'rank 1, gone or stopped', 1, True, True),
+    'one is gone': ([view(0), view(1, GONE)],
+                    'rank 1, gone or stopped', 1, True, True),
+    'one has left': ([view(0), view(1, LEFT)],
+                     'rank 1, gone or stopped', 1, True, True),
+    'one has left and another works': (
+        [view(0), view(1, LEFT), view(2, WORKS)],
+        'rank 2, behind which others wait', 10, False, True),
+    'a host is lost': ([view(0), view(1, SILENT, updates=-1)],
+                       'rank 1, behind which', 4, True, True),
+    'a library holds one': ([view(0), view(1, SILENT, is_seen=True)],
+                            'rank 1, behind which', 10, True, True),
+    'one works': ([view(0), view(1, WORKS)], 'rank 1, behind which', 10,
+                  False, True),
+    'one is in a debugger': ([view(0), view(1, WORKS, may_end=False)],
+                             'rank 1, behind which', 10, False, False),
+    'all wait for one': ([view(0, waits_for=[1]), view(1), view(
+        2, waits_for=[1])], 'rank 1, for which others wait', 4, True, True),
+    'one is in another call': ([view(0), view(1), view(2, call='y')],
+                               'rank 2, in another call', 4, True, True),
+    'all in the same call': ([view(0), view(1)], 'in the same place', 4,
+                             True, True),
+    'calls differ': ([view(0), view(1, call='y')], 'in different calls', 4,
+                     True, True),
+    'outside': ([view(0, may_end=False), view(1)], 'in the same place', 4,
+                False, False),
+    # It makes no updates and is no cause.
+    'an aggregator': ([view(0), view(1), view(2, updates=0, call='y')],
+                      'in the same place', 4, True, True),
+}
+
+
+@pytest.mark.parametrize('name', CAUSES)
+def test_the_cause_and_how_long_it_is_waited_for(name):
+    views, said, factor, ends, ends_if_given = CAUSES[name]
+    found = find_cause(views, 30.0, False)
+    assert said in found[0]
+    assert found[1:] == (factor, ends)
+    assert find_cause(views, 30.0, True)[2] == ends_if_given
+    views = [{**views[0], 'quiet': 3.0}, *views[1:]]
+    assert find_cause(views, 30.0, False) is None   # one has moved on
