@@ -16,7 +16,7 @@ import time
 import warnings
 
 from chainer_fp8pipe.channel.channel import Receiver, Sender
-from chainer_fp8pipe.mpi.abort import abort_on_exception
+from chainer_fp8pipe.mpi.world import enter_world
 
 import chainermn
 import numpy
@@ -169,7 +169,7 @@ def main() -> None:
     if comm.size != 2:
         sys.exit('this takes two ranks: mpiexec -n 2 python '
                  'benchmarks/channel.py')
-    abort_on_exception()
+    enter_world()
     # ChainerMN says at each call that it is experimental.
     warnings.simplefilter('ignore', FutureWarning)
     seconds = measure(comm, args.turns)

@@ -8,6 +8,7 @@ below are loaded when first asked for.
 from . import compat
 from ._on_demand import on_demand
 from ._version import __version__
+from .mpi.world import begin as _begin
 
 _HOMES = {
     'CenterCrop': 'chainer_fp8pipe.images',
@@ -31,4 +32,5 @@ _HOMES = {
 
 __all__ = ['__version__', 'compat', *_HOMES]
 
+_begin()        # or the others wait for a rank that fails
 __getattr__, __dir__ = on_demand(__name__, _HOMES)

@@ -77,7 +77,7 @@ def _module(name: str) -> Any:
 
 def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
     """Does what ``mpiexec`` has started but for what it returns; or helps."""
-    from .mpi.abort import StartError, enter_world
+    from .mpi.world import StartError, enter_world
     from .training.unmodified.launch import only_rank_0_prints
     with only_rank_0_prints(contextlib.redirect_stdout,
                             contextlib.redirect_stderr):

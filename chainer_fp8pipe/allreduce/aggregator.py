@@ -23,9 +23,9 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec
-from ..mpi.abort import end_all_ranks
 from ..mpi.finalizing import HeldRequest, before_finalize, forget
 from ..mpi.waiting import BRIEF, Pauses, wait_until
+from ..mpi.world import end_all_ranks
 from ..report.stream import EventStream
 from .engine import Bucket, Engine
 from .plan import Framing, Plan

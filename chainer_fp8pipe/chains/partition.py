@@ -10,11 +10,11 @@ from typing import Any
 import chainer
 import numpy
 
-from ..mpi.abort import enter_world
 from ..mpi.agreement import agree, of_first_rank, raise_together
 from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
+from ..mpi.world import enter_world
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
 from ..planning.calls import order_of

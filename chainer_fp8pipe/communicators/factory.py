@@ -20,10 +20,10 @@ from ..allreduce.aggregator import (
     has_aggregators,
     serve,
 )
-from ..mpi.abort import enter_world
 from ..mpi.agreement import agree
 from ..mpi.waiting import world_ranks
 from ..mpi.watch import updates, watch
+from ..mpi.world import enter_world
 from .codec_communicator import CodecCommunicator
 from .options import FAMILIES, Options, make_options
 

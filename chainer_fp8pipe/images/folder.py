@@ -235,7 +235,7 @@ def _ranks_of(shard: Any) -> tuple[int, int, Any]:
         return rank, size, None
     from mpi4py import MPI
 
-    from ..mpi.abort import enter_world
+    from ..mpi.world import enter_world
     comm = getattr(shard, 'mpi_comm', shard)
     if not isinstance(comm, MPI.Comm):
         raise TypeError(f'shard={shard!r} is neither a communicator nor '

@@ -32,7 +32,8 @@ from chainer import Link
 
 from ..chains.placeholder import is_placeholder
 from ..chains.valueless_parameters import deferred, draw_later
-from ..mpi import all_ranks, end_together
+from ..mpi import all_ranks
+from ..mpi.world import enter_world
 from ..pipeline.layers import (
     Layer,
     LayerError,
@@ -413,7 +414,7 @@ class Divisible(chainer.ChainList):
             LayerError: A layer failed while it was measured, or values
                 cannot be drawn; on all ranks.
         """
-        end_together(comm)
+        enter_world(comm)
         is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
         stage, stages = ((comm.stage_index, comm.stages) if is_grid
                          else (comm.rank, comm.size))

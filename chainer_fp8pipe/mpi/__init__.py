@@ -1,7 +1,6 @@
 """Ranks: agreement, failure, grids and groups, waiting."""
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,13 +49,3 @@ def all_ranks(comm: Any) -> Any:
     ``comm`` if there is none in it.
     """
     return getattr(comm, 'mpi_comm', getattr(comm, 'comm', comm))
-
-
-def end_together(comm: Any) -> None:
-    """From now on an exception that nobody catches ends all ranks.
-
-    Where there are any: nothing is done, and MPI not loaded, for a ``comm``
-    that is none of mpi4py's.
-    """
-    if type(all_ranks(comm)).__module__.startswith('mpi4py'):
-        importlib.import_module(f'{__name__}.abort').enter_world()

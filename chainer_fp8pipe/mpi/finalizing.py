@@ -28,7 +28,7 @@ def before_finalize(action: Callable[[], object]) -> None:
     ``action`` may communicate.  What it raises is reported like an exception
     that nobody has caught, and thus ends all ranks.
     """
-    _begin()
+    begin()
     _actions.append(action)
 
 
@@ -39,7 +39,8 @@ def forget(action: Callable[[], object]) -> None:
 
 
 @functools.cache
-def _begin() -> None:
+def begin() -> None:
+    """From now on actions come when MPI or the program ends."""
     atexit.register(_work)
     # The first act of MPI_Finalize is to take away the attributes of this
     # communicator; MPI works until they are gone.

@@ -16,13 +16,13 @@ import numpy
 from mpi4py import MPI
 
 from ..report.quantities import counted
-from .abort import enter_world
 from .agreement import Meeting, agree
 from .finalizing import HeldRequest, keep_forever
 from .placement import AXES, divisors, place, torus_shape
 from .ranks import free_with_kept, kept_with, nodes_of, once
 from .waiting import wait_until
 from .watch import watch
+from .world import enter_world
 
 
 class ProcessGrid:
@@ -42,15 +42,8 @@ class ProcessGrid:
         pipeline: Ranks of one pipeline, i.e. stages; it must divide the
             number of ranks.  1 is plain data parallelism.
         inside: The axis whose ranks share a node as far as nodes are large
-            enough: ``'pipeline'`` or ``'data'``.  ``'auto'`` sends fewer bytes
-            from node to node.  Without bytes it takes the pipeline, or the
-            data axis if only that fits into the nodes.
-        pipeline_bytes: What one pipeline moves in a step, activations and
-            gradients over all its boundaries together;
-            :func:`~chainer_fp8pipe.mpi.placement.axis_bytes` estimates
-            both.
-        data_bytes: The bytes of one replica's gradients, all stages
-            together.
+            enough: ``'pipeline'`` or ``'data'``.  ``'auto'`` takes the
+            pipeline, or the data axis if only that fits into the nodes.
         ranks_per_node: Take every so many ranks for a node; by default,
             ranks that can share memory are a node.
 
@@ -63,6 +56,7 @@ class ProcessGrid:
         stages: How many there are.
         replica_index: This rank's replica of the model.
         replicas: How many there are.
+        is_freed: Whether :meth:`free` was called.
         placement: Where all ranks are.
 
     Raises:
@@ -72,25 +66,19 @@ class ProcessGrid:
     """
 
     def __init__(self, comm: Any, pipeline: int, inside: str = 'auto',
-                 pipeline_bytes: float | None = None,
-                 data_bytes: float | None = None,
                  ranks_per_node: int | None = None) -> None:
         enter_world()
+        self.is_freed = False
         self.comm = ranks_of(comm)
         arguments = {'pipeline': pipeline, 'inside': inside,
-                     'pipeline_bytes': pipeline_bytes,
-                     'data_bytes': data_bytes,
                      'ranks_per_node': ranks_per_node}
         _agree_on(self.comm, arguments, 'Make the ProcessGrid with the same '
                   'arguments on all ranks.')
         _must_be_valid(self.comm.size, **arguments)
         nodes = ([rank // ranks_per_node for rank in range(self.comm.size)]
                  if ranks_per_node else nodes_of(self.comm))
-        self.placement = place(nodes, pipeline, inside, pipeline_bytes,
-                               data_bytes)
-        self._moved = (
-            None if pipeline_bytes is None or data_bytes is None
-            else self.placement.moved(pipeline_bytes, data_bytes))
+        self.placement = place(nodes, pipeline, inside)
+        pipeline = int(pipeline)
         self.stages, self.replicas = pipeline, self.comm.size // pipeline
         self.stage_index, self.replica_index = next(
             (stage, row.index(self.comm.rank))
@@ -107,6 +95,7 @@ class ProcessGrid:
 
         MPI has room for some 2,000.
         """
+        self.is_freed = True
         free_with_kept(self.pipeline)
         free_with_kept(self.data)
 
@@ -130,20 +119,14 @@ class ProcessGrid:
             f' of replica {self.replica_index}' if self.replicas > 1 else '')
 
     def _axes(self) -> list[str]:
-        """A line for each axis: bytes per step, and whether between nodes."""
+        """A line for each axis: whether it crosses between nodes."""
         axes = {'pipeline': (self.stages, self.placement.pipeline_crossings),
                 'data': (self.replicas, self.placement.data_crossings)}
         lines = []
         for axis, (length, crossings) in axes.items():
-            line = f'{axis} axis: ' + (
+            lines.append(f'{axis} axis: ' + (
                 'nothing to send' if length == 1 else
-                'crosses between nodes' if crossings else 'inside nodes')
-            if self._moved and length > 1:
-                total, crossing = self._moved[axis]
-                line += f'; {_mega(total)} MB per step'
-                if crossings:
-                    line += f', {_mega(crossing)} MB of it between nodes'
-            lines.append(line)
+                'crosses between nodes' if crossings else 'inside nodes'))
         return lines
 
 
@@ -337,8 +320,11 @@ def _agree_on(comm: MPI.Comm, arguments: dict[str, Any], remedy: str) -> None:
 
 
 def _must_be_valid(size: int, pipeline: Any, inside: Any,
-                   pipeline_bytes: Any, data_bytes: Any,
                    ranks_per_node: Any) -> None:
+    if (isinstance(pipeline, bool)
+            or not isinstance(pipeline, (int, numpy.integer))):
+        raise ValueError(f'pipeline must be a number of stages, such as 2, '
+                         f'not {pipeline!r}')
     if pipeline not in divisors(size):
         raise ValueError(
             f'pipeline={pipeline!r} does not divide the {size} ranks; it can '
@@ -346,16 +332,9 @@ def _must_be_valid(size: int, pipeline: Any, inside: Any,
     if inside not in (*AXES, 'auto'):
         raise ValueError(f"inside must be 'pipeline', 'data' or 'auto', not "
                          f'{inside!r}')
-    given = [value for value in (pipeline_bytes, data_bytes)
-             if value is not None]
-    if len(given) == 1 or not all(
-            isinstance(value, (int, float)) and value >= 0
-            for value in given):
-        raise ValueError(
-            'pipeline_bytes and data_bytes are two numbers of at least 0, or '
-            f'both None; not {pipeline_bytes!r} and {data_bytes!r}')
     if ranks_per_node is not None and not (
-            isinstance(ranks_per_node, int) and ranks_per_node >= 1):
+            isinstance(ranks_per_node, int) and ranks_per_node >= 1
+            and not isinstance(ranks_per_node, bool)):
         raise ValueError('ranks_per_node must be a number of at least 1, not '
                          f'{ranks_per_node!r}')
 
@@ -412,7 +391,3 @@ def _is_pair(value: Any) -> bool:
 def _listed(values: Sequence[Any]) -> str:
     *some, last = map(str, values)
     return f'{", ".join(some)} or {last}' if some else last
-
-
-def _mega(count: float) -> str:
-    return f'{count / 1e6:.3g}' if count < 1e9 else f'{count / 1e6:,.0f}'

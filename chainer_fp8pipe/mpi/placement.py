@@ -42,25 +42,6 @@ class Placement(NamedTuple):
         return sum(len({self.nodes[rank] for rank in stage}) - 1
                    for stage in self.ranks)
 
-    def moved(self, pipeline_bytes: float, data_bytes: float
-              ) -> dict[str, tuple[float, float]]:
-        """What all ranks together send in one step.
-
-        Gradients are counted as exchanged with the least that can be: n
-        replicas, or nodes, send 2 (n - 1) times the bytes of the stage.
-        The bytes of the arguments are as for :class:`.ProcessGrid`.
-
-        Returns:
-            For each axis the bytes in all, and those from node to node.
-        """
-        stages, replicas = len(self.ranks), len(self.ranks[0])
-        boundary = pipeline_bytes / max(stages - 1, 1)
-        stage = 2 * data_bytes / stages
-        return {'pipeline': (replicas * (stages - 1) * boundary,
-                             self.pipeline_crossings * boundary),
-                'data': (stages * (replicas - 1) * stage,
-                         self.data_crossings * stage)}
-
     def table(self) -> list[str]:
         """Lines of text: stages by replicas, or the other way if narrower.
 
@@ -77,53 +58,18 @@ class Placement(NamedTuple):
         return columns(rows, right=True)
 
 
-def place(nodes: Sequence[int], stages: int, inside: str = 'auto',
-          pipeline_bytes: float | None = None,
-          data_bytes: float | None = None) -> Placement:
+def place(nodes: Sequence[int], stages: int, inside: str = 'auto'
+          ) -> Placement:
     """Chooses each rank's stage and replica.
 
-    ``nodes`` are the nodes of all ranks, whose number ``stages`` divides; the
-    other arguments are as for :class:`.ProcessGrid`.
+    ``nodes`` are the nodes of all ranks, whose number ``stages`` divides;
+    ``inside`` is as for :class:`.ProcessGrid`.
     """
     if inside != 'auto':
         return _place(nodes, stages, inside)
     pipeline, data = (_place(nodes, stages, axis) for axis in AXES)
-    if pipeline_bytes is None or data_bytes is None:
-        only_data_fits = (pipeline.pipeline_crossings
-                          and not data.data_crossings)
-        return data if only_data_fits else pipeline
-
-    def between_nodes(placement: Placement) -> float:
-        moved = placement.moved(pipeline_bytes, data_bytes)
-        return sum(crossing for _, crossing in moved.values())
-    return min(pipeline, data, key=between_nodes)
-
-
-def axis_bytes(boundaries: Sequence[int], parameters: int, samples: int,
-               activation_itemsize: int = 4, gradient_itemsize: int = 4
-               ) -> dict[str, int]:
-    """Estimates what each axis moves in a step.
-
-    The result is what a grid takes::
-
-        ProcessGrid(comm, 2, **axis_bytes([1024], parameters=10 ** 6,
-                                          samples=240))
-
-    Args:
-        boundaries: For each boundary between stages, how many numbers of
-            each sample cross it forward; as many gradients come back.
-        parameters: Numbers in the parameters of the whole model.
-        samples: Of one replica in a step.  Into how many micro-batches they
-            are divided makes no difference.
-        activation_itemsize: Bytes of a number between stages.
-        gradient_itemsize: Bytes of a number between replicas; 1 for fp8.
-
-    Returns:
-        ``pipeline_bytes`` and ``data_bytes``.
-    """
-    return {'pipeline_bytes':
-            2 * samples * sum(boundaries) * activation_itemsize,
-            'data_bytes': parameters * gradient_itemsize}
+    return (data if pipeline.pipeline_crossings and not data.data_crossings
+            else pipeline)
 
 
 def _place(nodes: Sequence[int], stages: int, inside: str) -> Placement:

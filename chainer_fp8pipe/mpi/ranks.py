@@ -46,7 +46,8 @@ def once(comm: MPI.Comm, name: Hashable, make: Callable[[], Any]) -> Any:
     ``make`` is collective, so is the first call.
     """
     kept = kept_with(comm)
-    if name not in kept:
+    # What was freed, on all ranks, is made anew.
+    if name not in kept or getattr(kept[name], 'is_freed', False):
         kept[name] = make()
     return kept[name]
 

@@ -631,7 +631,7 @@ def _end(text: str) -> None:
     stuck.daemon = True
     stuck.start()
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        from .abort import end_all_ranks  # which imports this module
+        from .world import end_all_ranks  # which imports this module
 
         end_all_ranks(text, EXIT_CODE)
     else:

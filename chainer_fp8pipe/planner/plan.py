@@ -25,10 +25,10 @@ from ..codecs import CODECS
 from ..communicators.options import make_options
 from ..intercept.training_objects import own_work
 from ..links.divisible import Divisible
-from ..mpi.abort import enter_world
 from ..mpi.agreement import agree, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
+from ..mpi.world import enter_world
 from ..planning.cuts import DoesNotFit
 from ..planning.partition_plan import PartitionPlan
 from ..report.quantities import parse_bytes

@@ -16,9 +16,9 @@ from chainermn.links import MultiNodeBatchNormalization
 from ..links.divisible import Divisible
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..links.shared_parameters import held
-from ..mpi.abort import enter_world
 from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import Group, ranks_of, split_groups
+from ..mpi.world import enter_world
 
 
 def create_grouped_bn_model(

@@ -24,8 +24,9 @@ import numpy
 from mpi4py import MPI
 
 from ..channel.channel import RemoteError
-from ..mpi.abort import shown, wait_until_read
 from ..mpi.agreement import Meeting, agree, digest
+from ..mpi.tracebacks import shown
+from ..mpi.world import wait_until_read
 from ..report.stream import EventStream
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '

@@ -10,9 +10,9 @@ from chainer.training.updaters import StandardUpdater
 from mpi4py import MPI
 
 from ..chains.nested import arguments_of
-from ..mpi.abort import enter_world
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
+from ..mpi.world import enter_world
 from ..report.stream import stream_of
 from .group_failures import give_up, hear_failures
 from .meetings import Together, show_traceback

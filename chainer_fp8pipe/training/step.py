@@ -36,10 +36,10 @@ from chainermn.optimizers import (
 )
 
 from ..channel.channel import describe
-from ..mpi.abort import enter_world
 from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
+from ..mpi.world import enter_world
 from ..pipeline.backprop import Arrays, GradientSums
 from ..pipeline.batch_statistics import BatchStatistics
 from ..pipeline.layers import blame

@@ -3,7 +3,7 @@ import copy
 import pickle
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.mpi.grid import Group, ProcessGrid, split_groups
+from chainer_fp8pipe.mpi.grid import Group, ProcessGrid, grid_of, split_groups
 from chainer_fp8pipe.mpi.ranks import free_with_kept
 
 import chainermn
@@ -35,20 +35,6 @@ def test_ranks_in_the_axes_are_stage_and_replica(comm, pipeline, inside):
     grid.free()
 
 
-@on_ranks(4)
-def test_the_axes_change_places_with_the_bytes(comm):
-    """Two nodes of two ranks; more bytes means the same node."""
-    for pipeline_bytes, data_bytes, partner in ((8, 2, 'pipeline'),
-                                                (2, 8, 'data')):
-        grid = ProcessGrid(comm, 2, pipeline_bytes=pipeline_bytes,
-                           data_bytes=data_bytes, ranks_per_node=2)
-        near, far = ((grid.pipeline, grid.data) if partner == 'pipeline'
-                     else (grid.data, grid.pipeline))
-        assert near.allgather(comm.rank) == [comm.rank & 2, comm.rank | 1]
-        assert far.allgather(comm.rank) == [comm.rank & 1, comm.rank | 2]
-        grid.free()
-
-
 @on_ranks(3)
 def test_ranks_that_share_memory_or_so_many_as_are_said_are_a_node(comm):
     for given, nodes in (None, (0, 0, 0)), (2, (0, 0, 1)):
@@ -59,6 +45,15 @@ def test_ranks_that_share_memory_or_so_many_as_are_said_are_a_node(comm):
         assert grid.placement.nodes == nodes
         assert grid.stage_index == comm.rank
         grid.free()
+
+
+@on_ranks(2)
+def test_a_grid_that_was_freed_is_not_given_again(comm):
+    grid = grid_of(comm)
+    assert grid_of(comm) is grid
+    grid.free()
+    assert grid_of(comm).pipeline.allreduce(1) == 2
+    grid_of(comm).free()
 
 
 @on_ranks(4)
@@ -72,16 +67,15 @@ def test_communicators_are_given_back(comm):
 
 
 @on_ranks(4)
-def test_print_shows_where_ranks_are_and_what_moves(comm):
-    grid = ProcessGrid(comm, 2, pipeline_bytes=6e6, data_bytes=2.5e6,
-                       ranks_per_node=2)
+def test_print_shows_where_ranks_are_and_what_crosses(comm):
+    grid = ProcessGrid(comm, 2, ranks_per_node=2)
     assert str(grid) == r'''
 4 ranks on 2 nodes: 2 stages x 2 replicas (rank@node)
 stage \ replica    0    1
               0  0@0  2@1
               1  1@0  3@1
-pipeline axis: inside nodes; 12 MB per step
-data axis: crosses between nodes; 5 MB per step, 5 MB of it between nodes
+pipeline axis: inside nodes
+data axis: crosses between nodes
 '''.strip()
     assert repr(grid) == (
         f'<ProcessGrid: rank {comm.rank} is stage {comm.rank % 2} of 2, '
@@ -97,10 +91,11 @@ data axis: crosses between nodes; 5 MB per step, 5 MB of it between nodes
 @pytest.mark.parametrize(('options', 'message'), [
     ({'pipeline': 3}, 'pipeline=3 does not divide the 4 ranks; it can be '
                       '1, 2 or 4'),
-    *(({'pipeline': number}, 'it can be') for number in (0, -2, 8, None)),
+    *(({'pipeline': number}, 'it can be') for number in (0, -2, 8)),
+    *(({'pipeline': number}, 'pipeline must be a number of stages')
+      for number in (None, 2.0, True, '2')),
+    ({'ranks_per_node': True}, 'ranks_per_node must be'),
     ({'inside': 'node'}, "'pipeline', 'data' or 'auto', not 'node'"),
-    ({'pipeline_bytes': 5}, '5 and None'),
-    ({'pipeline_bytes': -1, 'data_bytes': 1}, '-1'),
     ({'ranks_per_node': 0}, 'ranks_per_node must be'),
     # Of rank 3 alone, or of rank 1.
     ({3: {'pipeline': 4}}, 'pipeline is 2 on rank 0 but 4 on rank 3'),

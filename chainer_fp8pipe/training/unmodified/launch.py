@@ -39,8 +39,9 @@ from ...intercept.training_objects import (
     creating_communicators,
     substituting,
 )
-from ...mpi.abort import end_all_ranks, enter_world, of_the_user, shown
 from ...mpi.grid import ProcessGrid
+from ...mpi.tracebacks import of_the_user, shown
+from ...mpi.world import end_all_ranks, enter_world
 from ...report.launch_protocol import say_done
 
 #: Seconds in which the other ranks find the same fault, if they do.

@@ -8,9 +8,9 @@ import sys
 import time
 
 import chainer_fp8pipe
-from chainer_fp8pipe.mpi import abort
-from chainer_fp8pipe.mpi.abort import ALONE, StartError, enter_world
+from chainer_fp8pipe.mpi import ALONE, tracebacks
 from chainer_fp8pipe.mpi.agreement import raise_together
+from chainer_fp8pipe.mpi.world import StartError, enter_world
 from chainer_fp8pipe.report.quantities import parse_bytes
 
 import pytest
@@ -25,42 +25,74 @@ from tests.ranks import (
     start_script,
 )
 
-
-@pytest.mark.parametrize(('how', 'said', 'traces'), [
-    ('raise ValueError("so it goes")',
-     r'(?s)rank 1 of 3 failed.*line 4.*ValueError: so it goes', 1),
-    ('raise KeyboardInterrupt', 'rank 1 of 3 interrupted', 0),
-    ("chainer_fp8pipe.create_communicator('fp9')",
-     "no communicator is called 'fp9'", 1),
-])
-def test_whatever_ends_one_rank_ends_all_and_is_said(
-        tmp_path, how, said, traces):
-    path = tmp_path / 'script.py'
-    path.write_text(f"""import chainer_fp8pipe
+SCRIPT = """
+import os, sys
+class Fault(Exception):
+    def __str__(self):
+        return self.args[3]         # wrong, as such methods are
+def hook(*of_exception):
+    print('the hook of the user', flush=True)
+def fails(place):
+    if rank in {ranks} and place == {place!r}:
+        {how}
+rank = int(os.environ.get('PMI_RANK') or os.environ['OMPI_COMM_WORLD_RANK'])
+{first}
+import chainer_fp8pipe
+fails('before')
 comm = chainer_fp8pipe.create_communicator('fp8')
-if comm.rank == 1:
-    {how}
-comm.mpi_comm.Barrier()         # the others wait for ever
-comm.mpi_comm.Barrier()
-""")
-    done = run_script(3, path)
-    assert done.returncode != 0
-    assert re.search(said, done.stdout + done.stderr)
-    assert done.stderr.count('Traceback') == traces
+fails('after')
+comm.mpi_comm.Barrier()             # the others wait for ever
+print('through', flush=True)
+"""
+#: What ranks 1 and 2 of 3 do, or all, the exit code, and what is said once.
+ENDS = {
+    'an exception': ('raise ValueError("so it goes")', 1,
+                     r'(?s)rank 1 of 3 failed.*ValueError: so it goes'),
+    'an exception before any communicator': (
+        'raise FileNotFoundError("no data")', 1,
+        r'(?s)rank 1 of 3 failed.*FileNotFoundError: no data'),
+    'of the package': ("chainer_fp8pipe.create_communicator('fp9')", 1,
+                       "no communicator is called 'fp9'"),
+    'of all': ('raise ValueError("so it goes")', 1,
+               'ValueError: so it goes'),
+    'interrupted': ('raise KeyboardInterrupt', 130,
+                    'rank 1 of 3 interrupted'),
+    'exit with a text': ('sys.exit("no data here")', 1, 'no data here'),
+    'exit before any communicator': ('sys.exit("no data here")', 1,
+                                     'no data here'),
+    'exit with a code': ('sys.exit(3)', 3, ''),
+    'exit()': ('exit(3)', 3, ''),
+    'closed': ('sys.stderr.close(); raise KeyError("a")', 1, ''),
+    'gone': ('sys.stderr = None; raise KeyError("a")', 1, ''),
+    'cannot be printed': ('raise Fault("a")', 1, 'rank 1 of 3 failed'),
+    'an earlier hook': ('1 / 0', 1, 'the hook of the user'),
+    'a later hook': ('sys.excepthook = hook; 1 / 0', 1,
+                     'the hook of the user'),
+    'a hook that fails': ('sys.excepthook = lambda: 0; 1 / 0', 1, ''),
+    # What is caught, or no failure, ends nothing.
+    'caught': ("""try: sys.exit(3)
+        except SystemExit: pass""", 0, ''),
+    'a process of its own': ("""import subprocess
+        subprocess.run([sys.executable, '-c',
+                        'import chainer_fp8pipe; 1 / 0'])""", 0, ''),
+    'all leave in order': ('sys.exit()', 0, ''),
+    'all leave in order with a code': ('sys.exit(2)', 2, ''),
+}
 
 
-def test_ranks_that_raise_the_same_are_counted(tmp_path):
+@pytest.mark.parametrize('kind', ENDS)
+def test_whatever_ends_a_rank_ends_all_and_is_said(tmp_path, kind):
+    how, code, said = ENDS[kind]
     path = tmp_path / 'script.py'
-    path.write_text(
-        'import chainer_fp8pipe\n'
-        "comm = chainer_fp8pipe.create_communicator('fp8')\n"
-        "raise ValueError('so it goes' if comm.rank < 3 else 'otherwise')\n")
-    done = run_script(4, path)
-    assert done.returncode != 0
-    assert done.stderr.count('ValueError: so it goes') <= 1
-    assert done.stderr.count('Traceback') <= 2
-    if 'rank 0 of 4 failed' in done.stderr:     # not if rank 3 was first
-        assert 'ranks 1-2 raised the same' in done.stderr
+    path.write_text(SCRIPT.format(
+        how=how, ranks=[0, 1, 2] if 'all' in kind else [1],
+        place='before' if 'before' in kind else 'after',
+        first='sys.excepthook = hook' if 'earlier' in kind else ''))
+    done = run_script(3, path, timeout=100)
+    assert done.returncode == code, done.stderr
+    assert len(re.findall(said, done.stdout + done.stderr)) == 1 or not said
+    ends = 3 * (code == 0 and 'leave' not in kind)
+    assert done.stdout.count('through') == ends
 
 
 @pytest.mark.parametrize(('action', 'kind', 'traces', 'shown'), [
@@ -74,26 +106,26 @@ def test_the_users_own_code_is_shown_and_nothing_that_leads_there(
         action, kind, traces, shown):
     with pytest.raises(RuntimeError) as raised:
         raise_together(MPI.COMM_SELF, action)
-    assert type(abort.of_the_user(raised.value)) is kind
-    said = abort.shown(raised.value)
+    assert type(tracebacks.of_the_user(raised.value)) is kind
+    said = tracebacks.shown(raised.value)
     assert said.count('Traceback') == traces
     assert shown in said
     assert 'agreement.py' not in said
     raised.value.is_shown = True
-    assert 'Traceback' not in abort.shown(raised.value)
+    assert 'Traceback' not in tracebacks.shown(raised.value)
 
 
 @pytest.mark.parametrize(('step', 'code', 'said'), [
     # The launcher forgets what is in its pipes when a job ends.
-    ('abort.end_all_ranks("so it goes", 3)', 3, 'so it goes'),
+    ('world.end_all_ranks("so it goes", 3)', 0, 'so it goes'),
     # It reads in any order what several ranks have printed meanwhile.
     ('meetings.show_traceback(types.SimpleNamespace(rank=1, size=2))', 0,
      '\nrank 1 of 2 failed:\n')])
 def test_nothing_goes_on_before_the_launcher_has_read_why(step, code, said):
     with start_script(0, '-c', f'''import os, types
-from chainer_fp8pipe.mpi import abort
+from chainer_fp8pipe.mpi import world
 from chainer_fp8pipe.training import meetings
-abort._PATIENCE = 1e9
+world._PATIENCE = 1e9
 print("ready", flush=True)
 try:
     1 / 0
@@ -183,7 +215,7 @@ def test_ranks_may_be_more_and_what_they_start_is_no_rank(comm):
         enter_world()
         # It has the rank's variables; without PMI's it comes through.
         done = run_script(
-            0, '-c', 'from chainer_fp8pipe.mpi.abort import enter_world; '
+            0, '-c', 'from chainer_fp8pipe.mpi.world import enter_world; '
             'enter_world()', env=os.environ)
     assert done.returncode == 0, done.stderr
 
