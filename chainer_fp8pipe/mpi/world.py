@@ -137,7 +137,10 @@ def _abort(code: int) -> None:
         # It waits for the others to load it, too, if they ever do.
         with contextlib.suppress(Exception):
             faulthandler.dump_traceback_later(_START, exit=True)
-    world = _mpi().COMM_WORLD
+    try:
+        world = _mpi().COMM_WORLD
+    except ImportError:         # then nobody waits for this process
+        return
     if world.size > 1:
         if _mpi().Is_finalized():
             os._exit(code)
