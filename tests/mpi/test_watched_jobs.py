@@ -52,7 +52,8 @@ STALLS = {
         2, 'from chainer_fp8pipe.allreduce.engine import Engine; '
         f'Engine.submit = lambda *given: {STOP}', [1], '1', BROKEN),
     'it calls one collective more': (
-        3, 'world.allreduce(1)', [2], '2', 'in another call than the others'),
+        # Which keeps the interpreter while it waits.
+        3, 'world.allreduce(1)', [2], '2', 'behind which others wait'),
     'it calls a barrier more': (
         3, 'world.Barrier()', [2], '2', 'in another call than the others'),
     'it loops for ever': (
