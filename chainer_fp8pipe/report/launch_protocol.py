@@ -37,9 +37,9 @@ def say_rank(rank: int, size: int) -> None:
     What starts ranks names processes alone where one dies.
     """
     if is_launched():
-        sys.stderr.write(f'{RANK}rank {rank} of {size} = PID {os.getpid()} '
-                         f'on {os.uname().nodename}\n')
-        sys.stderr.flush()
+        # Python's own stream may lead nowhere meanwhile.
+        os.write(2, f'{RANK}rank {rank} of {size} = PID {os.getpid()} on '
+                 f'{os.uname().nodename}\n'.encode())
 
 
 def say_done() -> None:
