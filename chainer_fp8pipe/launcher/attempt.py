@@ -179,11 +179,11 @@ class JobOutput:
             self.error, self.where = line, f'{found[1]} {self._frame}'
 
 
-def _killed_by(number: int) -> str:
+def _killed_by(number: int, is_rank: bool = True) -> str:
     names = {one.value: one.name for one in signal.Signals}
     return f'killed by {names.get(number, f"signal {number}")}' + (
         ' (the system does that when memory is short)'
-        if number == signal.SIGKILL else '')
+        if is_rank and number == signal.SIGKILL else '')
 
 
 class Ending(NamedTuple):
@@ -230,7 +230,7 @@ def ending_of(output: JobOutput, code: int, has_hosts: bool) -> Ending:
         failure = output.where or 'an exception'
         cause = f'{output.failed}: {output.error or failure}'
     elif code < 0:
-        cause = f'what starts the ranks was {_killed_by(-code)}'
+        cause = f'what starts the ranks was {_killed_by(-code, False)}'
     else:
         cause = f'exit code {code}'
         failure = cause if code == USAGE or not has_hosts else ''
