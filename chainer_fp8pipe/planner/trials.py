@@ -33,11 +33,12 @@ from mpi4py import MPI
 
 from ..chains.measure import memory_traced
 from ..communicators.options import without_warmup
-from ..mpi.abort import end_all_ranks, shown
 from ..mpi.agreement import is_raised_by_all, raise_together
 from ..mpi.grid import Group
 from ..mpi.ranks import once
+from ..mpi.tracebacks import shown
 from ..mpi.waiting import wait_until
+from ..mpi.world import end_all_ranks
 from ..pipeline.randomness import preserved
 from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
