@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy
 from mpi4py import MPI
 
-from .finalizing import HeldRequest
-from .waiting import wait_until
+from .finalizing import HeldRequest, keep_forever
+from .waiting import Wait, wait_until, waiting
 
 _Error = TypeVar('_Error', bound=BaseException)
 #: Waits until a function returns a true value, or raises: MPI's own waits
@@ -204,3 +205,68 @@ def _difference(first: dict[str, str], other: dict[str, str], rank: int
         return (f'rank 0 and rank {rank} have the same entries in a '
                 'different order')
     return ''
+
+
+# --- who takes part ----------------------------------------------------------
+
+_HERE, _ANSWER = 32_301, 32_302     # tags; MPI has at least 32,767
+#: Seconds that rank 0 waits for others after it has come as far as they.
+PATIENCE = 5.0
+#: Seconds after which others are sure that rank 0 does not take part.
+IN_VAIN = 120.0
+
+
+class Attendance:
+    """Finds out who takes part in what scripts may give to some ranks alone.
+
+    A collective call would wait for the others for ever; so the ranks that
+    are there say so by a message of their own, and rank 0 answers.  Make it
+    on each rank that takes part.
+
+    Args:
+        comm: All ranks, whether they take part or not.
+        what: Takes part, for messages, such as ``'RunReport'``.
+    """
+
+    def __init__(self, comm: MPI.Comm, what: str) -> None:
+        self._comm, self._what = comm, what
+        self._say(True)
+
+    def settle(self) -> tuple[int, ...]:
+        """The ranks that take part; call it on those that do.
+
+        All must have made this object before any rank comes here.  If all
+        take part, nobody waits longer than messages travel.
+
+        Raises:
+            RuntimeError: Rank 0 does not take part; on the others.
+        """
+        comm, there, status = self._comm, {0}, MPI.Status()
+        end = time.monotonic() + (IN_VAIN if comm.rank else PATIENCE)
+
+        def all_there() -> bool:
+            while comm.Iprobe(MPI.ANY_SOURCE, _HERE, status):
+                is_there = comm.recv(source=status.source, tag=_HERE)
+                (there.add if is_there else there.discard)(status.source)
+            return len(there) == comm.size or time.monotonic() > end
+
+        def answered() -> bool:
+            return comm.Iprobe(0, _ANSWER) or time.monotonic() > end
+        if comm.rank == 0:
+            wait_until(all_there)
+            found = tuple(sorted(there))
+            for rank in found[1:]:
+                comm.send(found, rank, _ANSWER)
+            return found
+        with waiting(lambda: [Wait(f'{self._what} of rank 0', (0,))]):
+            wait_until(answered)
+        if not comm.Iprobe(0, _ANSWER):
+            self._say(False)    # to a later one on rank 0
+            raise RuntimeError(
+                f'rank {comm.rank}: {self._what} is on this rank but not on '
+                'rank 0, which writes; give it to all ranks')
+        return comm.recv(source=0, tag=_ANSWER)
+
+    def _say(self, is_there: bool) -> None:
+        if self._comm.rank:
+            keep_forever(self._comm.isend(is_there, 0, _HERE))

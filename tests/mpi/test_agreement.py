@@ -1,5 +1,9 @@
-"""All ranks agree or raise the same."""
+"""All ranks agree or raise the same, and find each other."""
+from unittest import mock
+
+from chainer_fp8pipe.mpi import agreement
 from chainer_fp8pipe.mpi.agreement import (
+    Attendance,
     agree,
     are_equal,
     of_first_rank,
@@ -69,3 +73,36 @@ def test_numbers_of_64_bits_are_compared(comm):
         assert are_equal(comm, number)
         other = number ^ (1 << 40) if comm.rank == 1 else number
         assert are_equal(comm, other) == (comm.size == 1)
+
+
+# --- who takes part ----------------------------------------------------------
+
+@on_ranks(1, 2, 4)
+@pytest.mark.parametrize('others', [(), (1,), (-1,), (0, 1, 2, 3)])
+def test_all_find_those_that_are_there_and_wait_for_nobody_else(comm, others):
+    assert_settled(comm, others)
+
+
+@on_ranks(2, 3)
+@pytest.mark.parametrize('others', [(), (-1,), (1, 2)])
+def test_without_rank_0_there_is_an_error_and_nobody_counts_later(comm,
+                                                                  others):
+    if comm.rank:
+        with mock.patch.object(agreement, 'IN_VAIN', 0.2), pytest.raises(
+                RuntimeError, match=f'rank {comm.rank}: It is on this rank '
+                'but not on rank 0, which writes; give it to all ranks'):
+            Attendance(comm, 'It').settle()
+    comm.Barrier()
+    assert_settled(comm, others)
+
+
+def assert_settled(comm, others):
+    ranks = {0, *(rank % comm.size for rank in others)}
+    if comm.rank in ranks:
+        there = Attendance(comm, 'It')
+    comm.Barrier()
+    if comm.rank in ranks:
+        patience = agreement.PATIENCE if len(ranks) == comm.size else 0.5
+        with mock.patch.object(agreement, 'PATIENCE', patience):
+            assert there.settle() == tuple(sorted(ranks))
+    comm.Barrier()
