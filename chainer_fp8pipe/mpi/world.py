@@ -138,13 +138,13 @@ def _abort(code: int) -> None:
         with contextlib.suppress(Exception):
             faulthandler.dump_traceback_later(_START, exit=True)
     try:
-        world = _mpi().COMM_WORLD
+        mpi = _mpi()
     except ImportError:         # then nobody waits for this process
         return
-    if world.size > 1:
-        if _mpi().Is_finalized():
-            os._exit(code)
-        world.Abort(code)
+    if mpi.Is_finalized():
+        os._exit(code)
+    if mpi.COMM_WORLD.size > 1:
+        mpi.COMM_WORLD.Abort(code)
 
 
 class _End:
@@ -239,8 +239,10 @@ class _End:
         """Whether this is a rank, and no fork of it."""
         if self._pid != os.getpid():
             return False
-        module = sys.modules.get('mpi4py.MPI')
-        return module is None or module.COMM_WORLD.size > 1
+        mpi = sys.modules.get('mpi4py.MPI')
+        # MPI_Finalize has waited for all: nobody waits any more.
+        return mpi is None or (not mpi.Is_finalized()
+                               and mpi.COMM_WORLD.size > 1)
 
 
 _end = _End()
