@@ -25,6 +25,15 @@ import pytest
 from mpi4py import MPI
 
 
+@pytest.fixture(autouse=True)
+def without_threads_of_pytest(monkeypatch):
+    """Where tests go side by side, one reads what pytest says."""
+    is_idle = watch._is_idle
+    monkeypatch.setattr(watch, '_is_idle', lambda frames: is_idle(
+        frames) or any('execnet' in frame.f_code.co_filename
+                       for frame in frames))
+
+
 def says(action, looks=2):
     """What the rank says of itself while its main thread is in an action."""
     found, inside = [], threading.Event()
