@@ -2,13 +2,11 @@
 import contextlib
 import itertools
 import json
-import sys
 
 from chainer_fp8pipe import (
     Divisible,
     PipelineUpdater,
     atomic,
-    create_grouped_bn_model,
     deferred,
     partition,
 )
@@ -243,20 +241,6 @@ def test_a_parameter_that_one_rank_has_drawn_is_still_deferred(comm):
     cut(comm, model)
     assert all(parameter.array.any() for name, parameter
                in model.namedparams() if name.endswith('W'))
-
-
-def grouped(comm):
-    create_grouped_bn_model(L.BatchNormalization(2), comm)
-
-
-@pytest.mark.parametrize('make', [cut, grouped])
-@on_ranks(2)
-def test_from_then_on_an_error_ends_all_ranks(comm, make):
-    """Nobody waits for its rank."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'excepthook', sys.__excepthook__)
-        make(comm)
-        assert sys.excepthook is not sys.__excepthook__
 
 
 @on_ranks(2)
