@@ -304,7 +304,7 @@ class Partition:
     def where(self, chunk: int) -> str:
         """The name of a chunk's rank in messages."""
         stage = chunk % self.plan.stages
-        ranks = self.grid.placement.ranks[stage]
+        ranks = self.grid.ranks[stage]
         return f'stage {stage} (rank {ranks[self.grid.replica_index]})'
 
     def parts(self) -> dict[int, ChainPart]:

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from ..report.quantities import counted
 from .agreement import Meeting, agree
 from .finalizing import HeldRequest, keep_forever
-from .placement import AXES, divisors, place, torus_shape
+from .placement import divisors, pipelines, torus_shape
 from .ranks import free_with_kept, kept_with, nodes_of, once
 from .waiting import wait_until
 from .watch import watch
@@ -34,18 +34,13 @@ class ProcessGrid:
         model = Net().stage(grid)
         data = create_communicator('fp8', mpi_comm=grid.data)
 
-    Make it on all ranks, with the same arguments.  ``print(grid)`` shows
-    which rank is where, and which axis crosses between nodes.
+    Make it on all ranks, with the same arguments.  As many pipelines as
+    possible are inside nodes: ranks that can share memory.
 
     Args:
         comm: The ranks: a communicator of mpi4py's or of ChainerMN's.
         pipeline: Ranks of one pipeline, i.e. stages; it must divide the
             number of ranks.  1 is plain data parallelism.
-        inside: The axis whose ranks share a node as far as nodes are large
-            enough: ``'pipeline'`` or ``'data'``.  ``'auto'`` takes the
-            pipeline, or the data axis if only that fits into the nodes.
-        ranks_per_node: Take every so many ranks for a node; by default,
-            ranks that can share memory are a node.
 
     Attributes:
         comm: mpi4py's communicator of all ranks, as it was given.
@@ -57,7 +52,8 @@ class ProcessGrid:
         replica_index: This rank's replica of the model.
         replicas: How many there are.
         is_freed: Whether :meth:`free` was called.
-        placement: Where all ranks are.
+        ranks: ``ranks[stage][replica]`` is the rank there.
+        nodes: ``nodes[rank]`` is the number of that rank's node.
 
     Raises:
         ValueError: An argument is wrong, or not the same on all ranks; on
@@ -65,25 +61,20 @@ class ProcessGrid:
         StartError: Of several processes each is alone, says MPI.
     """
 
-    def __init__(self, comm: Any, pipeline: int, inside: str = 'auto',
-                 ranks_per_node: int | None = None) -> None:
+    def __init__(self, comm: Any, pipeline: int) -> None:
         enter_world()
         self.is_freed = False
         self.comm = ranks_of(comm)
-        arguments = {'pipeline': pipeline, 'inside': inside,
-                     'ranks_per_node': ranks_per_node}
-        _agree_on(self.comm, arguments, 'Make the ProcessGrid with the same '
-                  'arguments on all ranks.')
-        _must_be_valid(self.comm.size, **arguments)
-        nodes = ([rank // ranks_per_node for rank in range(self.comm.size)]
-                 if ranks_per_node else nodes_of(self.comm))
-        self.placement = place(nodes, pipeline, inside)
-        pipeline = int(pipeline)
-        self.stages, self.replicas = pipeline, self.comm.size // pipeline
+        _agree_on(self.comm, {'pipeline': pipeline}, 'Make the ProcessGrid '
+                  'with the same arguments on all ranks.')
+        _must_be_valid(self.comm.size, pipeline)
+        self.nodes = nodes_of(self.comm)
+        lines = pipelines(self.nodes, int(pipeline))
+        self.ranks = list(zip(*lines, strict=True))
+        self.stages, self.replicas = len(self.ranks), len(lines)
         self.stage_index, self.replica_index = next(
             (stage, row.index(self.comm.rank))
-            for stage, row in enumerate(self.placement.ranks)
-            if self.comm.rank in row)
+            for stage, row in enumerate(self.ranks) if self.comm.rank in row)
         watch(self.comm, self._role())
         self.pipeline: MPI.Comm = self.comm.Split(self.replica_index,
                                                   self.stage_index)
@@ -100,11 +91,10 @@ class ProcessGrid:
         free_with_kept(self.data)
 
     def __str__(self) -> str:
-        nodes = len(set(self.placement.nodes))
-        head = (f'{self.comm.size} ranks on {counted(nodes, "node")}: '
+        return (f'{self.comm.size} ranks on '
+                f'{counted(len(set(self.nodes)), "node")}: '
                 f'{counted(self.stages, "stage")} x '
-                f'{counted(self.replicas, "replica")} (rank@node)')
-        return '\n'.join([head, *self.placement.table(), *self._axes()])
+                f'{counted(self.replicas, "replica")}')
 
     def __repr__(self) -> str:
         return (f'<ProcessGrid: rank {self.comm.rank} is stage '
@@ -117,17 +107,6 @@ class ProcessGrid:
             return ''
         return f'stage {self.stage_index}' + (
             f' of replica {self.replica_index}' if self.replicas > 1 else '')
-
-    def _axes(self) -> list[str]:
-        """A line for each axis: whether it crosses between nodes."""
-        axes = {'pipeline': (self.stages, self.placement.pipeline_crossings),
-                'data': (self.replicas, self.placement.data_crossings)}
-        lines = []
-        for axis, (length, crossings) in axes.items():
-            lines.append(f'{axis} axis: ' + (
-                'nothing to send' if length == 1 else
-                'crosses between nodes' if crossings else 'inside nodes'))
-        return lines
 
 
 def grid_of(comm: Any) -> ProcessGrid:
@@ -319,8 +298,7 @@ def _agree_on(comm: MPI.Comm, arguments: dict[str, Any], remedy: str) -> None:
           remedy=remedy)
 
 
-def _must_be_valid(size: int, pipeline: Any, inside: Any,
-                   ranks_per_node: Any) -> None:
+def _must_be_valid(size: int, pipeline: Any) -> None:
     if (isinstance(pipeline, bool)
             or not isinstance(pipeline, (int, numpy.integer))):
         raise ValueError(f'pipeline must be a number of stages, such as 2, '
@@ -329,14 +307,6 @@ def _must_be_valid(size: int, pipeline: Any, inside: Any,
         raise ValueError(
             f'pipeline={pipeline!r} does not divide the {size} ranks; it can '
             f'be {_listed(divisors(size))}')
-    if inside not in (*AXES, 'auto'):
-        raise ValueError(f"inside must be 'pipeline', 'data' or 'auto', not "
-                         f'{inside!r}')
-    if ranks_per_node is not None and not (
-            isinstance(ranks_per_node, int) and ranks_per_node >= 1
-            and not isinstance(ranks_per_node, bool)):
-        raise ValueError('ranks_per_node must be a number of at least 1, not '
-                         f'{ranks_per_node!r}')
 
 
 def _per_node(comm: MPI.Comm) -> int:

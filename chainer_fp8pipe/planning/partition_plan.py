@@ -167,7 +167,7 @@ def table(part: Any) -> str:
         stage = chunk % plan.stages
         rows.append([
             plan.label(chunk),
-            ' '.join(map(str, part.grid.placement.ranks[stage])),
+            ' '.join(map(str, part.grid.ranks[stage])),
             f'{100 * predicted.busy[chunk] / total:.0f} %'
             if predicted.busy else '',
             size(sum(map(part.parameter_bytes, part.used[chunk]))),

@@ -367,7 +367,7 @@ class Pipeline:
         _, problem = self._trying(step, lambda: self._work.prepare(
             step, opened, heard if comm is grid.pipeline else [
                 heard[ranks[grid.replica_index]]
-                for ranks in grid.placement.ranks]))
+                for ranks in grid.ranks]))
         return opened, problem
 
     def _rehearse(self, step: str, head: _Head, opened: Opened) -> Any:

@@ -37,7 +37,7 @@ def summarise(log, grid, schedule, seconds, timeline, drawn):
         # of the last epoch, so after any warm-up
         'bytes': last.get('comm/bytes'),
         'seconds': last['elapsed_time'],
-        'ranks_of_node': grid.placement.nodes.count(grid.placement.nodes[0]),
+        'ranks_of_node': grid.nodes.count(grid.nodes[0]),
         'cores_of_node': _cores(),
         'drawn': drawn,
         'idle': timeline and idle_shares(timeline, schedule),

@@ -16,11 +16,16 @@ from tests.ranks import on_ranks
 from .scarcity import communicators_left
 
 
-@pytest.mark.parametrize('inside', ['pipeline', 'data', 'auto'])
 @pytest.mark.parametrize('pipeline', [1, 2, 4])
 @on_ranks(4)
-def test_ranks_in_the_axes_are_stage_and_replica(comm, pipeline, inside):
-    grid = ProcessGrid(comm, pipeline, inside)
+def test_ranks_in_the_axes_are_stage_and_replica(comm, pipeline):
+    grid = ProcessGrid(create_communicator('naive', comm), pipeline)
+    assert grid.nodes == [0, 0, 0, 0]
+    assert (str(grid), repr(grid)) == (
+        f'4 ranks on 1 node: {pipeline} stage{"s" * (pipeline > 1)} x '
+        f'{4 // pipeline} replica{"s" * (pipeline < 4)}',
+        f'<ProcessGrid: rank {comm.rank} is stage {comm.rank % pipeline} of '
+        f'{pipeline}, replica {comm.rank // pipeline} of {4 // pipeline}>')
     assert (grid.stages, grid.replicas) == (pipeline, 4 // pipeline)
     assert (grid.pipeline.size, grid.pipeline.rank) == (
         grid.stages, grid.stage_index)
@@ -30,21 +35,8 @@ def test_ranks_in_the_axes_are_stage_and_replica(comm, pipeline, inside):
     assert set(grid.pipeline.allgather(grid.replica_index)) == {
         grid.replica_index}
     assert set(grid.data.allgather(grid.stage_index)) == {grid.stage_index}
-    assert grid.placement.ranks[grid.stage_index][
-        grid.replica_index] == comm.rank
+    assert grid.ranks[grid.stage_index][grid.replica_index] == comm.rank
     grid.free()
-
-
-@on_ranks(3)
-def test_ranks_that_share_memory_or_so_many_as_are_said_are_a_node(comm):
-    for given, nodes in (None, (0, 0, 0)), (2, (0, 0, 1)):
-        grid = ProcessGrid(create_communicator('naive', comm), 3,
-                           ranks_per_node=given)
-        assert MPI.Comm.Compare(grid.comm, comm) in (
-            MPI.IDENT, MPI.CONGRUENT)
-        assert grid.placement.nodes == nodes
-        assert grid.stage_index == comm.rank
-        grid.free()
 
 
 @on_ranks(2)
@@ -67,45 +59,19 @@ def test_communicators_are_given_back(comm):
 
 
 @on_ranks(4)
-def test_print_shows_where_ranks_are_and_what_crosses(comm):
-    grid = ProcessGrid(comm, 2, ranks_per_node=2)
-    assert str(grid) == r'''
-4 ranks on 2 nodes: 2 stages x 2 replicas (rank@node)
-stage \ replica    0    1
-              0  0@0  2@1
-              1  1@0  3@1
-pipeline axis: inside nodes
-data axis: crosses between nodes
-'''.strip()
-    assert repr(grid) == (
-        f'<ProcessGrid: rank {comm.rank} is stage {comm.rank % 2} of 2, '
-        f'replica {comm.rank // 2} of 2>')
-    grid.free()
-    alone = ProcessGrid(comm, 4, ranks_per_node=2)
-    assert str(alone).splitlines()[-2:] == [
-        'pipeline axis: crosses between nodes', 'data axis: nothing to send']
-    alone.free()
-
-
-@on_ranks(4)
 @pytest.mark.parametrize(('options', 'message'), [
     ({'pipeline': 3}, 'pipeline=3 does not divide the 4 ranks; it can be '
                       '1, 2 or 4'),
     *(({'pipeline': number}, 'it can be') for number in (0, -2, 8)),
     *(({'pipeline': number}, 'pipeline must be a number of stages')
       for number in (None, 2.0, True, '2')),
-    ({'ranks_per_node': True}, 'ranks_per_node must be'),
-    ({'inside': 'node'}, "'pipeline', 'data' or 'auto', not 'node'"),
-    ({'ranks_per_node': 0}, 'ranks_per_node must be'),
-    # Of rank 3 alone, or of rank 1.
+    # Of rank 3 alone.
     ({3: {'pipeline': 4}}, 'pipeline is 2 on rank 0 but 4 on rank 3'),
-    ({1: {'inside': 'data'}},
-     "inside is 'auto' on rank 0 but 'data' on rank 1"),
 ])
 def test_bad_or_different_arguments_are_an_error_on_all_ranks(
         comm, options, message):
     mine = options.get(comm.rank, {
-        name: value for name, value in options.items() if name not in (1, 3)})
+        name: value for name, value in options.items() if name != 3})
     with pytest.raises(ValueError, match=message) as raised:
         ProcessGrid(comm, **{'pipeline': 2, **mine})
     assert len(set(comm.allgather(str(raised.value)))) == 1

@@ -1,6 +1,6 @@
 from collections import Counter
 
-from chainer_fp8pipe.mpi.placement import place, torus_shape
+from chainer_fp8pipe.mpi.placement import pipelines, torus_shape
 
 import pytest
 from hypothesis import given
@@ -17,68 +17,28 @@ def jobs(draw):
     return draw(st.permutations(ranks)), stages
 
 
-@given(jobs(), st.sampled_from(['pipeline', 'data', 'auto']))
-def test_every_rank_has_one_place(job, inside):
+@given(jobs())
+def test_as_many_pipelines_as_possible_are_inside_a_node(job):
+    """The most that there can be is a count of whole ones per node."""
     nodes, stages = job
-    placement = place(nodes, stages, inside)
-    assert len(placement.ranks) == stages
-    assert {len(row) for row in placement.ranks} == {len(nodes) // stages}
-    assert sorted(sum(placement.ranks, ())) == list(range(len(nodes)))
-
-
-@given(jobs(), st.sampled_from(['pipeline', 'data']))
-def test_as_many_lines_as_possible_stay_inside_a_node(job, inside):
-    """The most that there can be is a count of whole lines per node."""
-    nodes, stages = job
-    placement = place(nodes, stages, inside)
-    lines = (list(zip(*placement.ranks, strict=True))
-             if inside == 'pipeline' else placement.ranks)
-    length = len(lines[0])
+    lines = pipelines(nodes, stages)
+    assert {len(line) for line in lines} == {stages}
+    assert sorted(sum(lines, [])) == list(range(len(nodes)))
     assert sum(len({nodes[rank] for rank in line}) == 1
                for line in lines) == sum(
-        size // length for size in Counter(nodes).values())
+        size // stages for size in Counter(nodes).values())
+    for line in lines:          # a node's ranks are neighbours
+        assert [nodes[rank] for rank in line] == sorted(
+            nodes[rank] for rank in line)
 
 
-@given(jobs())
-def test_the_ranks_of_a_node_are_neighbours_in_a_pipeline(job):
-    nodes, stages = job
-    for line in zip(*place(nodes, stages, 'pipeline').ranks, strict=True):
-        seen = [nodes[rank] for rank in line]
-        assert seen == sorted(seen)
-
-
-TWO_NODES = [0, 0, 1, 1]
-
-
-@pytest.mark.parametrize(('nodes', 'stages', 'ranks', 'crossings'), [
-    # A pipeline stays inside a node by default; ranks are stages x replicas.
-    (TWO_NODES, 2, ((0, 2), (1, 3)), (0, 2)),
-    ([0, 1, 0, 1], 2, ((0, 1), (2, 3)), None),
-    # 8 stages do not fit into nodes of 4; 2 replicas do.
-    ([rank // 4 for rank in range(16)], 8, None, (6, 0)),
+@pytest.mark.parametrize(('nodes', 'stages', 'lines'), [
+    ([0, 0, 1, 1], 2, [[0, 1], [2, 3]]),
+    ([0, 1, 0, 1], 2, [[0, 2], [1, 3]]),
     # Nodes of 5 and 4 ranks, pipelines of 3: one inside each, 2 + 1 left.
-    ([0] * 5 + [1] * 4, 3, ((0, 3, 5), (1, 4, 6), (2, 8, 7)), None),
-    # 2, 2, 1 and 1 ranks, pipelines of 3: two nodes each, not three.
-    ([0, 0, 1, 1, 2, 3], 3, ((0, 2), (1, 3), (4, 5)), None),
-])
-def test_places_derived_by_hand(nodes, stages, ranks, crossings):
-    placement = place(nodes, stages, 'auto')
-    assert ranks is None or placement.ranks == ranks
-    assert crossings in (None, (placement.pipeline_crossings,
-                                placement.data_crossings))
-
-
-def test_a_table_of_64_ranks_fits_on_a_terminal():
-    table = place([rank // 8 for rank in range(64)], 8).table()
-    assert len(table) == 9
-    assert max(map(len, table)) < 80
-    assert table[0].split() == ['stage', '\\', 'replica', *'01234567']
-    assert table[2].split() == [
-        '1', '1@0', '9@1', '17@2', '25@3', '33@4', '41@5', '49@6', '57@7']
-    long = place([0] * 64, 2).table()
-    assert len(long) == 33
-    assert long[0].split() == ['replica', '\\', 'stage', '0', '1']
-    assert long[-1].split() == ['31', '62@0', '63@0']
+    ([0] * 5 + [1] * 4, 3, [[0, 1, 2], [3, 4, 8], [5, 6, 7]])])
+def test_pipelines_derived_by_hand(nodes, stages, lines):
+    assert pipelines(nodes, stages) == lines
 
 
 @pytest.mark.parametrize(('ranks', 'per_node', 'shape'), [

@@ -41,9 +41,9 @@ def cut(stages, chunks=1, limit=2e9, ties=1, again=False, replicas=1):
         parameter_bytes=lambda name: 3e6,
         crossing=[[('_ + _', Value((2, 32, 128), FLOAT, True))] * 5
                   for _ in range(parts - 1)],
-        grid=SimpleNamespace(replicas=replicas, placement=SimpleNamespace(
-            ranks=[[stage + stages * replica for replica in range(replicas)]
-                   for stage in range(stages)])))
+        grid=SimpleNamespace(replicas=replicas, ranks=[
+            [stage + stages * replica for replica in range(replicas)]
+            for stage in range(stages)]))
 
 
 FIRST = ('/predictor/encoder/{}/self_attention/query/W').format
