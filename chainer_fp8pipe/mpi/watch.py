@@ -13,16 +13,13 @@
 # when a link is down.  A datagram may be lost, so questions are asked again;
 # one that does not carry the token of its receiver is not read.  A thread
 # cannot answer while a library holds the interpreter.  To others that looks as
-# if the rank was stopped, so the limit is longer unless a rank of the same
-# host sees in /proc that it is stopped or gone.
+# if the rank was stopped or its host lost, so the limit is longer.
 from __future__ import annotations
 
-import ast
 import collections
 import contextlib
 import dataclasses
 import fcntl
-import gc
 import json
 import linecache
 import math
@@ -43,7 +40,6 @@ from mpi4py import MPI
 
 from .agreement import raise_together
 from .finalizing import before_finalize
-from .ranks import machine_name
 from .waiting import current_waits
 
 #: The environment variable with the seconds without an update after which a
@@ -61,7 +57,7 @@ _LEAST = 30.0           # seconds without an update, at least
 _UPDATES = 20           # usual updates without one
 # So many times the limit is waited for while it is less certain that a job
 # stands still.
-_UNCLEAR = 4            # all wait, or a host does not answer
+_UNCLEAR = 4            # all wait
 _WORK = 10              # a rank works, or may be held by a library
 _ANSWERS = 3.0          # seconds in which those that can answer have done so
 _FRESH = 5.0            # seconds for which an answer holds
@@ -74,7 +70,6 @@ _SIOCGIFADDR = 0x8915   # <linux/sockios.h>
 
 # What a rank does, in words that follow its name.
 WAITS, WORKS = 'waits for other ranks', 'does not wait for any rank'
-STOPPED, GONE = 'is stopped (SIGSTOP)', 'is gone'
 SILENT, LEFT = 'does not answer', 'has left the job'
 
 
@@ -205,7 +200,6 @@ _IDLE = frozenset(('accept', 'acquire', 'get', 'join', 'poll', 'select',
                    'wait'))
 _IDLE_FILES = ('threading.py', 'queue.py', 'selectors.py', 'socketserver.py',
                f'concurrent{os.sep}futures', 'multiprocessing', 'asyncio')
-_DEBUGGERS = re.compile(r'[\\/](bdb|pdb)\.py$|[\\/](_?pydevd|debugpy)')
 _OURS = os.path.abspath(f'{__file__}/../..') + os.sep
 #: Threads of this package that move messages, and wait as the main one does.
 _MOVERS = tuple(os.path.join(_OURS, name, '') for name in (
@@ -224,8 +218,6 @@ class Doing:
         waits_for: Ranks that it waits for, as far as it knows.
         moves: Differs from look to look if a rank that waits moves on.
         stack: As in a traceback.
-        may_end: False in a debugger, or where it may wait for a process
-            outside of the job.
     """
 
     state: str
@@ -234,31 +226,15 @@ class Doing:
     waits_for: Sequence[int] = ()
     moves: str = ''
     stack: str = ''
-    may_end: bool = True
 
 
-def doing(for_others: bool = False) -> Doing:
-    """What this rank does: its main thread, or another one that works.
-
-    Only ``for_others`` it is found out whether it may wait for a process
-    outside of the job, which takes time.
-    """
+def doing() -> Doing:
+    """What this rank does: its main thread, or another one that works."""
     own, main = threading.get_ident(), threading.main_thread().ident
     stacks = {thread: _frames(frame)
               for thread, frame in sys._current_frames().items()}
-    frames = stacks.get(main or 0, [])
-    found = _main_thread(frames)
-    if any(_DEBUGGERS.search(frame.f_code.co_filename) for frame in frames):
-        found.state, found.may_end = WORKS, False
-        found.words = f'in a debugger; {found.words}'
+    found = _main_thread(stacks.get(main or 0, []))
     if found.state == WAITS:
-        if for_others and found.call.startswith('MPI') and (
-                MPI.Comm.Get_parent() != MPI.COMM_NULL or any(
-                    issubclass(type(value), MPI.Intercomm)
-                    for frame in frames for value in _reached(frame))):
-            found.may_end = False
-            found.words = ('maybe for a process outside of the job, '
-                           + found.words)
         for thread, others in stacks.items():
             if thread not in (own, main) and others and not _is_idle(others):
                 name = next((one.name for one in threading.enumerate()
@@ -330,37 +306,17 @@ def _mpi_call(frames: Sequence[FrameType]) -> str:
 
 
 def _methods(frame: FrameType) -> list[str]:
-    """The method that a frame is calling; all of its line before Python 3.11.
+    """The methods that a frame's line calls.
 
     A compiled function has no frame of its own.
     """
-    code = frame.f_code
-    if not hasattr(code, 'co_positions'):
-        return re.findall(r'\.(\w+)\(', linecache.getline(
-            code.co_filename, frame.f_lineno or 0))
-    with contextlib.suppress(SyntaxError, ValueError, TypeError, IndexError,
-                             AttributeError):
-        first, last, start, stop = [*code.co_positions()][frame.f_lasti // 2]
-        lines = [line.encode() for line in linecache.getlines(
-            code.co_filename, frame.f_globals)[first - 1:last]]
-        lines[-1] = lines[-1][:stop]
-        lines[0] = lines[0][start:]
-        node: Any = ast.parse(b'(' + b''.join(lines) + b')', mode='eval').body
-        return [node.func.attr]     # AttributeError if it is no such call
-    return []
+    return re.findall(r'\.(\w+)\(', linecache.getline(
+        frame.f_code.co_filename, frame.f_lineno or 0))
 
 
 def _variables(frame: FrameType) -> tuple[Any, ...]:
     # To look at those of a frame in a debugger would undo what that sets.
     return () if frame.f_trace else (*frame.f_locals.values(),)
-
-
-def _reached(frame: FrameType) -> list[Any]:
-    """What a frame names, and what that holds."""
-    named = [*_variables(frame), *frame.f_globals.values()]
-    return named + [value for one in named for held in (
-        gc.get_referents(one) if type(one) is not type(sys) else ())
-        for value in (held.values() if type(held) is dict else (held,))]
 
 
 def _where(frames: Sequence[FrameType]) -> str:
@@ -394,8 +350,6 @@ class Peer:
         addresses: Where its thread may be reached; that from which it was
             heard, once it was.
         token: It reads no datagram without.
-        pid: Its process.
-        place: Equal where process numbers mean the same.
         is_known: It was heard once.
         heard: When it last said what it does, and that.
     """
@@ -404,8 +358,6 @@ class Peer:
     who: str
     addresses: list[tuple[str, int]]
     token: str
-    pid: int
-    place: str
     is_known: bool = False
     heard: tuple[float, dict[str, Any]] | None = None
     has_left: bool = False
@@ -439,11 +391,10 @@ class Watch:
             self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self._socket.bind(('', 0))
         port = self._socket.getsockname()[1]
-        return dict(rank=world.rank, token=self._token, pid=os.getpid(),
+        return dict(rank=world.rank, token=self._token,
                     who=f'rank {world.rank} of {world.size} ({self.role}), '
                     f'process {os.getpid()} on host {os.uname().nodename},',
-                    addresses=[(host, port) for host in _own_addresses()],
-                    place=_place())
+                    addresses=[(host, port) for host in _own_addresses()])
 
     def begin(self, cards: Sequence[dict[str, Any]], settings: StallSettings
               ) -> None:
@@ -517,16 +468,12 @@ class Watch:
         return (peer.rank, peer.token) < (MPI.COMM_WORLD.rank, self._token)
 
     def _answer(self) -> dict[str, Any]:
-        """What this rank does, and what it sees of those beside it."""
+        """What this rank does."""
         quiet = time.monotonic() - self._since
         if updates.total != self._total:
             quiet = 0.0
-        here = _place()
-        return {**vars(doing(for_others=True)), 'rank': MPI.COMM_WORLD.rank,
-                'who': self._who, 'quiet': quiet, 'updates': updates.total,
-                'beside': {peer.token: _process_state(peer.pid)
-                           for peer in self._peers.values()
-                           if peer.place == here}}
+        return {**vars(doing()), 'rank': MPI.COMM_WORLD.rank,
+                'who': self._who, 'quiet': quiet, 'updates': updates.total}
 
     def _look(self, now: float, was_late: bool) -> None:
         self._greet()
@@ -568,35 +515,20 @@ class Watch:
 
     def _judge(self, now: float, quiet: float, limit: float) -> None:
         views = [self._answer()]
-        silent = []
+        given = self._settings.seconds is not None
+        cannot_tell = False
         for peer in self._peers.values():
             if peer.heard and now - peer.heard[0] < _FRESH and (
                     not peer.has_left):
                 views.append(peer.heard[1])
-            else:
-                silent.append(peer)
-        seen: dict[str, str] = {}
-        for view in views:
-            seen.update({token: state for token, state
-                         in view['beside'].items() if state})
-        given = self._settings.seconds is not None
-        cannot_tell = False
-        for peer in silent:
-            state = (LEFT if peer.has_left else
-                     {'T': STOPPED, 'Z': GONE, 'X': GONE}.get(
-                         seen.get(peer.token, ''), SILENT))
-            may_end = seen.get(peer.token) != 't'
-            cannot_tell |= state == SILENT and not peer.is_known
+                continue
+            cannot_tell |= not (peer.is_known or peer.has_left)
             views.append({
-                'rank': peer.rank, 'who': peer.who, 'state': state,
-                'updates': -1, 'quiet': math.inf, 'may_end': may_end,
-                'words': '' if state != SILENT else (
-                    'in a debugger' if not may_end else
-                    'held by a library, or at work in it'
-                    if peer.token in seen else
-                    'stopped, held by a library, or its host is lost'),
-                'stack': '', 'call': '', 'waits_for': (),
-                'is_seen': peer.token in seen})
+                'rank': peer.rank, 'who': peer.who, 'updates': -1,
+                'quiet': math.inf, 'stack': '', 'call': '', 'waits_for': (),
+                'state': LEFT if peer.has_left else SILENT,
+                'words': '' if peer.has_left else
+                'stopped, gone, held by a library, or its host is lost'})
         verdict = find_cause(sorted(views, key=lambda one: one['rank']),
                              limit, given)
         if verdict is None:
@@ -655,25 +587,6 @@ def _own_addresses() -> list[str]:
     return [*dict.fromkeys(found)]
 
 
-def _place() -> str:
-    """Equal for processes that can look at each other by their numbers."""
-    name = machine_name()
-    with contextlib.suppress(OSError):
-        name += os.readlink('/proc/self/ns/pid')
-    return name
-
-
-def _process_state(pid: int) -> str:
-    """One letter, as Linux has it in /proc; '' on other systems."""
-    try:
-        with open(f'/proc/{pid}/stat') as file:
-            return file.read().rpartition(')')[2].split()[0]
-    except FileNotFoundError:
-        return 'X' if os.path.exists('/proc/self/stat') else ''
-    except OSError:
-        return ''
-
-
 # --- the cause ---------------------------------------------------------------
 
 def find_cause(views: Sequence[dict[str, Any]], limit: float, given: bool
@@ -682,7 +595,7 @@ def find_cause(views: Sequence[dict[str, Any]], limit: float, given: bool
 
     Args:
         views: Of all ranks: what :class:`Doing` has, and ``rank``, ``who``,
-            ``updates``, ``quiet``, and ``is_seen`` if it does not answer.
+            ``updates`` and ``quiet``.
         limit: Seconds without an update.
         given: By the user, who then has the job end in any case.
 
@@ -696,30 +609,24 @@ def find_cause(views: Sequence[dict[str, Any]], limit: float, given: bool
     if any(view['quiet'] < limit for view in found):
         return None
     awaited = {rank for view in found for rank in view['waits_for']}
-    broken = [view for view in found
-              if view['state'] in (STOPPED, GONE, LEFT)]
-    silent = [view for view in found if view['state'] == SILENT]
     busy = [view for view in found if view['state'] == WORKS]
-    may_end = all(view['may_end'] for view in found)
-    if broken and not (busy and all(
-            view['state'] == LEFT for view in broken)):
-        return _said(found, broken, 'gone or stopped'), 1, may_end
-    if silent:
-        held = any(view['is_seen'] for view in silent)
+    if (left := [view for view in found if view['state'] == LEFT]
+            ) and not busy:
+        return _said(found, left, 'which others wait for'), 1, True
+    if silent := [view for view in found if view['state'] == SILENT]:
         return (_said(found, silent, 'behind which others wait'),
-                _UNCLEAR if given and held else 1 if given else
-                _WORK if held else _UNCLEAR, may_end)
+                _UNCLEAR if given else _WORK, True)
     if busy:
         named = [view for view in busy if view['rank'] in awaited] or busy
         return (_said(found, named, 'behind which others wait'),
-                1 if given else _WORK, given and may_end)
+                1 if given else _WORK, given)
     # All ranks wait: who waits in another call than those behind it?
     factor = 1 if given else _UNCLEAR
     ends = [view for view in found
             if view['rank'] in awaited and not view['waits_for']]
     if ends:
         return _said(found, ends, 'for which others wait, in another call'
-                     ), factor, may_end
+                     ), factor, True
     groups: dict[Any, list[dict[str, Any]]] = collections.defaultdict(list)
     for view in found:
         groups[view['call'], view['words'], view['updates']].append(view)
@@ -727,11 +634,11 @@ def find_cause(views: Sequence[dict[str, Any]], limit: float, given: bool
     others = [view for view in found if view not in largest]
     if len(largest) > len(others) > 0:
         return (_said(found, others, 'in another call than the others'),
-                factor, may_end)
+                factor, True)
     return _said(found, [], 'all ranks wait for each other in '
                  + ('different calls' if others else 'the same place: a '
                     'message was lost, or a link is down')
-                 ), factor, may_end
+                 ), factor, True
 
 
 def _said(views: Sequence[dict[str, Any]], cause: Sequence[dict[str, Any]],

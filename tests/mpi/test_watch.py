@@ -10,10 +10,8 @@ from chainer_fp8pipe.mpi.waiting import (
     waiting,
 )
 from chainer_fp8pipe.mpi.watch import (
-    GONE,
     LEFT,
     SILENT,
-    STOPPED,
     WAITS,
     WORKS,
     StallSettings,
@@ -147,30 +145,21 @@ def test_the_limit_is_of_the_kind_of_update_that_is_under_way(
 def view(rank, state=WAITS, **more):
     return {'rank': rank, 'who': f'rank {rank}', 'state': state,
             'words': 'in x', 'call': 'x', 'waits_for': (), 'stack': '',
-            'updates': 7, 'quiet': 99.0, 'may_end': True, 'is_seen': False,
-            **more}
+            'updates': 7, 'quiet': 99.0, **more}
 
 
 #: What ranks do; who is named, after how many limits of 30 seconds, and
 #: whether the job ends without and with seconds that are given.
 CAUSES = {
-    'one is stopped': ([view(0), view(1, STOPPED), view(2)],
-                       'rank 1, gone or stopped', 1, True, True),
-    'one is gone': ([view(0), view(1, GONE)],
-                    'rank 1, gone or stopped', 1, True, True),
     'one has left': ([view(0), view(1, LEFT)],
-                     'rank 1, gone or stopped', 1, True, True),
+                     'rank 1, which others wait for', 1, True, True),
     'one has left and another works': (
         [view(0), view(1, LEFT), view(2, WORKS)],
         'rank 2, behind which others wait', 10, False, True),
-    'a host is lost': ([view(0), view(1, SILENT, updates=-1)],
-                       'rank 1, behind which', 4, True, True),
-    'a library holds one': ([view(0), view(1, SILENT, is_seen=True)],
+    'one does not answer': ([view(0), view(1, SILENT, updates=-1)],
                             'rank 1, behind which', 10, True, True),
     'one works': ([view(0), view(1, WORKS)], 'rank 1, behind which', 10,
                   False, True),
-    'one is in a debugger': ([view(0), view(1, WORKS, may_end=False)],
-                             'rank 1, behind which', 10, False, False),
     'all wait for one': ([view(0, waits_for=[1]), view(1), view(
         2, waits_for=[1])], 'rank 1, for which others wait', 4, True, True),
     'one is in another call': ([view(0), view(1), view(2, call='y')],
@@ -179,8 +168,6 @@ CAUSES = {
                              True, True),
     'calls differ': ([view(0), view(1, call='y')], 'in different calls', 4,
                      True, True),
-    'outside': ([view(0, may_end=False), view(1)], 'in the same place', 4,
-                False, False),
     # It makes no updates and is no cause.
     'an aggregator': ([view(0), view(1), view(2, updates=0, call='y')],
                       'in the same place', 4, True, True),

@@ -31,7 +31,7 @@ for step in range(6):
 os.write(1, b'after all\\n')
 """
 STOP = 'os.kill(os.getpid(), signal.SIGSTOP)'
-BROKEN = 'gone or stopped'
+BEHIND = 'behind which others wait'
 
 
 def environment_with(**more):
@@ -46,23 +46,24 @@ def script(tmp_path, fault, ranks, overlap=False):
 
 #: Ranks, what some of them do, which, who is named, and why.
 STALLS = {
-    'it is stopped': (3, STOP, [1], '1', BROKEN),
-    'the first one is stopped': (3, STOP, [0], '0', BROKEN),
+    'it is stopped': (3, STOP, [1], '1', BEHIND),
+    'the first one is stopped': (3, STOP, [0], '0', BEHIND),
     'in the engine': (
         2, 'from chainer_fp8pipe.allreduce.engine import Engine; '
-        f'Engine.submit = lambda *given: {STOP}', [1], '1', BROKEN),
+        f'Engine.submit = lambda *given: {STOP}', [1], '1', BEHIND),
     'it calls one collective more': (
         # Which keeps the interpreter while it waits.
-        3, 'world.allreduce(1)', [2], '2', 'behind which others wait'),
+        3, 'world.allreduce(1)', [2], '2', BEHIND),
     'it calls a barrier more': (
         3, 'world.Barrier()', [2], '2', 'in another call than the others'),
     'it loops for ever': (
-        2, 'while True: pass', [0], '0', 'behind which others wait'),
+        2, 'while True: pass', [0], '0', BEHIND),
     'a library holds it': (
         3, 'ctypes.PyDLL(None).sleep(100)', [0], '0',
-        'behind which others wait'),
-    'its program has ended': (2, 'os._exit(0)', [1], '1', BROKEN),
-    'it left in order': (2, 'raise SystemExit', [1], '1', BROKEN),
+        BEHIND),
+    'its program has ended': (2, 'os._exit(0)', [1], '1', BEHIND),
+    'it left in order': (2, 'raise SystemExit', [1], '1',
+                         'which others wait for'),
 }
 
 
@@ -116,7 +117,7 @@ def test_a_job_that_is_only_warned_goes_on(tmp_path):
                             env=environment_with(**{SECONDS: '1',
                                                     ACTION: 'warn'}))
     for line in launcher.stderr:
-        if found := re.search(r'process (\d+) .* is stopped', line):
+        if found := re.search(r'process (\d+) .* does not answer', line):
             os.kill(int(found[1]), signal.SIGCONT)
             break
     found, errors = launcher.communicate(timeout=200)
