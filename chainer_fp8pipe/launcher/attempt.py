@@ -100,17 +100,15 @@ class JobOutput:
         shown = []
         *lines, last = (self._line + text).split('\n')
         for line in lines:
-            is_seen = self._look(line)
-            if is_seen or self._shown:
-                shown.append(line[self._shown:] + '\n')
+            self._look(line)
+            end = _end_of_shown(line + '\n')
+            shown.append((line + '\n')[self._shown:end])
             self._shown = 0
         if len(last) > _LONGEST:
             last, self._shown = last[self._shown:], 0
-        if not any(own.startswith(last[:len(own)])
-                   for own in (UPDATED, DONE, RANK)):
-            shown.append(last[self._shown:])
-            self._shown = len(last)
-        self._line = last
+        end = max(self._shown, _end_of_shown(last))
+        shown.append(last[self._shown:end])
+        self._line, self._shown = last, end
         return ''.join(shown)
 
     def feed_printed(self, text: str) -> None:
@@ -121,22 +119,19 @@ class JobOutput:
             if line.startswith(('=', 'YOUR APPLICATION')):
                 self._look(line)
 
-    def _look(self, line: str) -> bool:
-        """Finds what a line says; False if it is for the launcher only."""
+    def _look(self, line: str) -> None:
+        """Finds what a line says."""
         if found := _UPDATE.search(line):
             self.latest = int(found[1])
             if self.update is None:
                 self.update = self.latest
-            return not line.startswith(UPDATED)
-        if DONE in line:
+        elif DONE in line:
             self.done += 1
-            return not line.startswith(DONE)
-        if found := _RANK.search(line):
+        elif found := _RANK.search(line):
             self._ranks[found[2]] = found[1]
-            return not line.startswith(RANK)
-        if self._look_for_death(line):
-            return True
-        if found := _STALLED.search(line):
+        elif self._look_for_death(line):
+            pass
+        elif found := _STALLED.search(line):
             self._still = found[1]
         elif _STALL_ENDS in line:
             self.stalled = self._still
@@ -144,7 +139,6 @@ class JobOutput:
             self.failed = self.failed or found[1]
         elif self.failed:
             self._look_at_trace(line)
-        return True
 
     def _look_for_death(self, line: str) -> bool:
         """Finds what the program that started the ranks says of a death."""
@@ -177,6 +171,14 @@ class JobOutput:
         elif self._is_trace and (found := _ERROR.fullmatch(line)):
             self._is_trace = False
             self.error, self.where = line, f'{found[1]} {self._frame}'
+
+
+def _end_of_shown(text: str) -> int:
+    """Where a line for the launcher begins in a text, or may begin."""
+    return next((place for place, letter in enumerate(text)
+                 if letter == UPDATED[0] and any(
+                     own.startswith(text[place:place + len(own)])
+                     for own in (UPDATED, DONE, RANK))), len(text))
 
 
 def _killed_by(number: int, is_rank: bool = True) -> str:
