@@ -300,6 +300,16 @@ undrawn._SMALL = 0
 ''' + IN_ONE_PROCESS + '''
 os.makedirs('made/here')
 os.mkdir('made/there')
+open('old', 'w').close()
+for act in ("os.mkdir('made')", "os.rename('old', 'new')", "os.remove('new')",
+            "os.remove('new')", "os.rmdir('made/there')"):
+    try:        # what follows is done by all ranks, or by none
+        eval(act)
+        chainer.serializers.save_npz('made/here/more.npz', model.predictor[0])
+    except FileNotFoundError:
+        print('lost')
+    except FileExistsError:
+        print('there')
 chainer.serializers.save_npz('made/here/drawn.npz', {'drawn': drawn})
 chainer.serializers.save_npz('made/here/first.npz', model.predictor[0])
 ''' + TRAINS + '''
@@ -311,6 +321,7 @@ warnings.warn('said once')
     done = run_pipeline(tmp_path, 2, script='script.py')
     assert done.returncode == 0, done.stderr
     assert done.stderr.count('UserWarning: said once') == 1
+    assert done.stdout.split()[:2] == ['there', 'lost']
     monkeypatch.chdir(tmp_path)
     serial = {}
     exec(IN_ONE_PROCESS + TRAINS, serial)

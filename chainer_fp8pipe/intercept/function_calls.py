@@ -172,6 +172,12 @@ def suspended() -> contextlib.AbstractContextManager[None]:
     return _interceptor.set_to(None)
 
 
+def leave_out(labels: Any, label: int) -> None:
+    """A mean leaves out the places where the labels are this one."""
+    if _interceptor.now is not None:
+        _interceptor.now.leave_out(labels, label)
+
+
 def current() -> Any:
     """The :class:`Interceptor` of this thread's calls; None: there is none."""
     return _interceptor.now
@@ -389,8 +395,8 @@ def _unchain(original: Any) -> Any:
 def _cross_entropy(original: Any) -> Any:
     def loss(x: Any, t: Any, normalize: bool, class_weight: Any,
              ignore_label: int, reduce: str, *args: Any) -> Any:
-        if _interceptor.now and normalize and reduce == 'mean':
-            _interceptor.now.leave_out(t, ignore_label)
+        if normalize and reduce == 'mean':
+            leave_out(t, ignore_label)
         return original(x, t, normalize, class_weight, ignore_label, reduce,
                         *args)
     return loss

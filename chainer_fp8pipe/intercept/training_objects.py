@@ -9,9 +9,11 @@
 # functions that save and load files (chainer/serializers/npz.py, lines 84 and
 # 213; hdf5.py, lines 68 and 172), under both names that they have, and
 # `GradientMethod.update` (chainer/optimizer.py, line 857), which Chainer's
-# optimizers inherit.  Methods are replaced and not classes, which a script may
-# have imported or derived from.  A function of files that calls another one of
-# them, as `save_npz` calls itself, calls Chainer's.
+# optimizers inherit, and `chainermn.scatter_dataset`, also under its name in
+# `chainermn.datasets` (chainermn/datasets/__init__.py).  Methods are replaced
+# and not classes, which a script may have imported or derived from.  A
+# function of files that calls another one of them, as `save_npz` calls itself,
+# calls Chainer's.
 #
 # In a block of `creating_communicators`, `chainermn.create_communicator` is
 # replaced, also under its name in `chainermn.communicators`
@@ -30,6 +32,7 @@ from typing import Any
 import chainer
 import chainermn
 import chainermn.communicators
+import chainermn.datasets
 from chainer.serializers import hdf5, npz
 from chainer.training.extensions import Evaluator
 from chainer.training.updaters import (
@@ -68,6 +71,7 @@ class Originals:
       ``Evaluator``.
     - ``save``, ``load``: ``save_npz`` and ``save_hdf5``, ``load_npz`` and
       ``load_hdf5``.
+    - ``scatter``: ``chainermn.scatter_dataset``.
     """
 
     def _original(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +79,7 @@ class Originals:
 
     make_updater = update = update_optimizer = _original
     make_trainer = extend = run_trainer = _original
-    make_evaluator = evaluate = save = load = _original
+    make_evaluator = evaluate = save = load = scatter = _original
 
 
 #: What is replaced, by the substitute's method.
@@ -88,7 +92,9 @@ _METHODS = (
     (chainer.training.Trainer, 'extend', 'extend'),
     (chainer.training.Trainer, 'run', 'run_trainer'),
     (Evaluator, '__init__', 'make_evaluator'),
-    (Evaluator, 'evaluate', 'evaluate'))
+    (Evaluator, 'evaluate', 'evaluate'),
+    (chainermn, 'scatter_dataset', 'scatter'),
+    (chainermn.datasets, 'scatter_dataset', 'scatter'))
 _FILES = tuple((owner, f'{verb}_{kind}', verb) for verb in ('save', 'load')
                for kind, home in (('npz', npz), ('hdf5', hdf5))
                for owner in (chainer.serializers, home))

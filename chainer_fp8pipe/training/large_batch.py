@@ -18,6 +18,7 @@ import chainer
 import numpy
 from chainer.training import extension
 
+from ..mpi.agreement import Meeting, are_equal
 from .checks import check_count, check_number
 
 
@@ -429,11 +430,32 @@ class FollowEpochs(extension.Extension):
             schedule = _schedule(optimizer)
             if schedule is None:
                 continue
-            epoch = numpy.array([trainer.updater.epoch_detail], float)
-            communicator = getattr(optimizer, 'communicator', None)
-            if communicator is not None and communicator.size > 1:
-                communicator.mpi_comm.Bcast(epoch)
-            schedule.epoch = float(epoch[0])
+            schedule.epoch = _epoch_of_first_rank(
+                getattr(optimizer, 'communicator', None),
+                float(trainer.updater.epoch_detail))
+
+
+def _epoch_of_first_rank(communicator: Any, epoch: float) -> float:
+    """Rank 0's epoch.
+
+    Raises:
+        RuntimeError: Other ranks do something else.
+    """
+    if communicator is None or communicator.size == 1:
+        return epoch
+    ranks = communicator.mpi_comm
+    if are_equal(ranks, int(numpy.float64(epoch).view(numpy.uint64))):
+        return epoch
+    # What others tell each other, where they do something else.
+    told = Meeting(ranks).say(('', {'FollowEpochs': epoch}))
+    there = [rank for rank, (_, entries) in enumerate(told)
+             if 'FollowEpochs' in entries]
+    if len(there) < ranks.size:
+        raise RuntimeError(
+            f'FollowEpochs is on rank{"s"[:len(there) - 1]} '
+            f'{", ".join(map(str, there))} of {ranks.size} only; extend the '
+            'trainer with it on all ranks')
+    return told[0][1]['FollowEpochs']
 
 
 def _schedule(optimizer: Any) -> RateSchedule | None:

@@ -7,6 +7,8 @@ import chainer
 import chainer.functions as F
 import numpy
 
+from ..intercept.function_calls import leave_out
+
 
 def smoothed_cross_entropy(x: Any, t: Any, smoothing: float = 0.1,
                            ignore_label: int = -1) -> chainer.Variable:
@@ -41,20 +43,27 @@ def smoothed_cross_entropy(x: Any, t: Any, smoothing: float = 0.1,
         raise ValueError(f'labels of shape {labels.shape} do not fit scores '
                          f'of shape {x.shape}; they must be '
                          f'{x.shape[:1] + x.shape[2:]}')
+    if labels.dtype.kind not in 'iu':
+        raise ValueError(f'labels must be integers, not {labels.dtype}')
     if x.dtype == numpy.float16:
         x = F.cast(x, numpy.float32)
     if not smoothing:       # whose zeros times infinity would be NaN
         return F.softmax_cross_entropy(x, t, ignore_label=ignore_label)
+    leave_out(t, ignore_label)
     with chainer.using_device(x.device):
-        targets, count = _targets(x, labels, smoothing, ignore_label)
+        counts = labels != ignore_label
+        targets = _targets(x, labels, counts, smoothing, ignore_label)
+        count = x.xp.maximum(counts.sum(), 1).astype(x.dtype)
+        # Not even an infinite score of an ignored sample counts.
+        x = F.where(x.xp.broadcast_to(x.xp.expand_dims(counts, 1), x.shape),
+                    x, x.xp.zeros(x.shape, x.dtype))
     return -F.sum(F.log_softmax(x, axis=1) * targets) / count
 
 
-def _targets(x: chainer.Variable, labels: Any, smoothing: float,
-             ignore_label: int) -> tuple[Any, Any]:
-    """Target probabilities, 0 for ignored samples; number of the others."""
+def _targets(x: chainer.Variable, labels: Any, counts: Any, smoothing: float,
+             ignore_label: int) -> Any:
+    """Target probabilities, 0 for ignored samples."""
     xp, classes = x.xp, x.shape[1]
-    counts = labels != ignore_label
     # On a GPU a look at the labels would wait for it.
     if xp is numpy or chainer.is_debug():
         wrong = counts & ((labels < 0) | (labels >= classes))
@@ -66,5 +75,4 @@ def _targets(x: chainer.Variable, labels: Any, smoothing: float,
     own = xp.arange(classes).reshape(shape) == xp.expand_dims(labels, 1)
     targets = (1 - smoothing) * own.astype(x.dtype) + smoothing / classes
     targets *= xp.expand_dims(counts, 1)
-    return (targets.astype(x.dtype, copy=False),
-            xp.maximum(counts.sum(), 1).astype(x.dtype))
+    return targets.astype(x.dtype, copy=False)

@@ -332,6 +332,14 @@ def test_ranks_with_shares_of_other_sizes_keep_one_rate(comm, tmp_path):
 
 
 @on_ranks(2)
+def test_an_extension_on_some_ranks_only_is_an_error(comm, tmp_path):
+    trainer, _ = make_trainer(tmp_path, create_communicator('float32', comm),
+                              follow=comm.rank == 0)
+    with pytest.raises((RuntimeError, ValueError), match='FollowEpochs is'):
+        trainer.run()
+
+
+@on_ranks(2)
 @pytest.mark.parametrize('samples', [None, 80])
 def test_a_resumed_run_ends_with_the_same_bits(comm, tmp_path, samples):
     """Snapshot in mid-epoch, during the warm-up."""

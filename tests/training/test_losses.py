@@ -1,6 +1,6 @@
 import functools
 
-from chainer_fp8pipe import Divisible
+from chainer_fp8pipe import Divisible, PipelineUpdater, partition
 from chainer_fp8pipe.training.losses import smoothed_cross_entropy
 
 import chainer
@@ -101,6 +101,41 @@ def test_bad_input_is_an_error(t, smoothing, message):
     with pytest.raises(ValueError, match=message):
         smoothed_cross_entropy(scores(3, (2, 3), 'f4'),
                                numpy.array(t, 'i4'), smoothing)
+
+
+def test_no_score_of_an_ignored_sample_counts():
+    x = numpy.array([[0, -numpy.inf], [1, 2]], 'f4')
+    found = smoothed_cross_entropy(x, numpy.array([-1, 1], 'i4'))
+    assert found.array == smoothed_cross_entropy(
+        x[1:], numpy.array([1], 'i4')).array
+
+
+def test_labels_that_are_no_integers_are_an_error():
+    with pytest.raises(ValueError, match='labels must be integers'):
+        smoothed_cross_entropy(scores(3, (2, 3), 'f4'),
+                               numpy.array([0, 1.5], 'f4'))
+
+
+@on_ranks(2)
+def test_a_divided_chain_weighs_its_micro_batches_by_what_counts(comm):
+    x = numpy.random.default_rng(0).normal(size=(8, 4)).astype('f4')
+    t = numpy.array([0, -1, -1, -1, 1, 2, 2, 0], 'i4')
+
+    def make():
+        return L.Classifier(chainer.Sequential(
+            L.Linear(4, 5, initialW=0.1), F.tanh,
+            L.Linear(5, 3, initialW=0.2)), lossfun=smoothed_cross_entropy)
+    expected = make()(x, t).array
+    model = partition(make(), (x[4:], t[4:]), comm, micro_batches=2)
+    updater = PipelineUpdater(
+        chainer.iterators.SerialIterator(
+            [*zip(x, t, strict=True)], 8, shuffle=False),
+        chainer.optimizers.SGD().setup(model), comm, micro_batches=2)
+    reporter, seen = chainer.Reporter(), {}
+    reporter.add_observer('main', model)
+    with reporter.scope(seen):
+        updater.update()
+    assert_allclose(seen['main/loss'], expected, rtol=1e-6)
 
 
 @on_ranks(1, 2)

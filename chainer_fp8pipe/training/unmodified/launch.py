@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import gc
 import os
 import pathlib
 import re
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +41,7 @@ from ...intercept.training_objects import (
     creating_communicators,
     substituting,
 )
+from ...mpi.finalizing import keep_forever
 from ...mpi.grid import ProcessGrid
 from ...mpi.tracebacks import of_the_user, shown
 from ...mpi.world import end_all_ranks, enter_world
@@ -232,28 +235,36 @@ def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
         yield
 
 
-#: Seconds in which rank 0 makes a directory.
-_DIRECTORY_PATIENCE = 5.0
+#: Seconds in which rank 0 comes to a call of another rank's, if it does.
+_CALL_PATIENCE = 5.0
 #: Seconds by which the clocks of ranks and disks may differ.
 _CLOCKS = 1.0
+#: Functions of ``os`` that only the first of several ranks can call.
+_ONCE = 'mkdir', 'remove', 'rename', 'replace', 'rmdir', 'unlink'
+#: Modules by which scripts call them, and those that are no script's.
+_THROUGH = 'os', 'pathlib', 'posixpath', 'shutil'
+_NO_SCRIPTS = 'chainer', 'chainermn', 'chainer_fp8pipe', 'tempfile'
 
 
 @contextlib.contextmanager
 def as_one_process() -> Iterator[None]:
     """A block for a script that knows of no ranks, on all of them.
 
-    Rank 0 alone prints and warns, and is the first to make a directory; the
-    others find it, or make it themselves on a host where it is not.
+    Rank 0 alone prints and warns, and changes the folders; what comes of that
+    there is what comes of it on the others.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(only_rank_0_prints(contextlib.redirect_stdout))
+        if MPI.COMM_WORLD.size > 1:
+            outcomes = _Outcomes(MPI.COMM_WORLD.Dup())
+            for name in _ONCE:
+                _replace(stack, name, functools.partial(outcomes.told, name))
         if MPI.COMM_WORLD.rank:
             # Not NumPy's, of values that one stage computes.
             stack.enter_context(warnings.catch_warnings())
             for kind in DeprecationWarning, FutureWarning, UserWarning:
                 warnings.filterwarnings('ignore', category=kind,
                                         module=r'(?!chainer_fp8pipe\b)')
-            _replace_mkdir(stack, _after_rank_0)
         yield
 
 
@@ -270,43 +281,96 @@ def as_ranks() -> Iterator[None]:
             try:
                 original(path, *args, **kwargs)
             except FileExistsError:
-                if (kwargs.get('dir_fd') is not None or _is_tempfile()
+                if (kwargs.get('dir_fd') is not None
+                        or _caller() == 'tempfile'
                         or not os.path.isdir(path)
                         or os.stat(path).st_ctime < start - _CLOCKS):
                     raise
         return mkdir
     with contextlib.ExitStack() as stack:
         if MPI.COMM_WORLD.size > 1:
-            _replace_mkdir(stack, make)
+            _replace(stack, 'mkdir', make)
         yield
 
 
-def _replace_mkdir(stack: contextlib.ExitStack, make: Callable) -> None:
-    stack.enter_context(Patch(os, 'mkdir', make))
-    if sys.version_info < (3, 11):
-        stack.enter_context(Patch(
-            vars(pathlib)['_normal_accessor'], 'mkdir', make))
+class _Outcomes:
+    """What has come of rank 0's calls, in their order.
 
+    No rank waits for ever for another one: rank 0 sends, and a call that does
+    not come there is made where it is made.
 
-def _is_tempfile() -> bool:
-    """Whether the caller of ``mkdir`` makes names by chance."""
-    return sys._getframe(3).f_globals.get('__name__') == 'tempfile'
+    Args:
+        comm: All ranks; nobody else's.
+    """
 
+    def __init__(self, comm: MPI.Comm) -> None:
+        self._comm = comm
+        self._heard: list[tuple[Any, int | None]] = []
 
-def _after_rank_0(original: Callable) -> Callable:
-    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: Any = None) -> None:
-        if dir_fd is not None or _is_tempfile():
-            original(path, mode, dir_fd=dir_fd)
-            return
-        end = time.monotonic() + _DIRECTORY_PATIENCE
-        while not os.path.isdir(path) and time.monotonic() < end:
-            time.sleep(0.01)
+    def told(self, name: str, original: Callable) -> Callable:
+        """A function that does on rank 0 what it does, and not on others."""
+        def call(*args: Any, **kwargs: Any) -> None:
+            if (threading.current_thread() is not threading.main_thread()
+                    or kwargs.get('dir_fd') is not None
+                    or _caller() in _NO_SCRIPTS):
+                original(*args, **kwargs)
+                return
+            what = name, args[:1 + (name in ('rename', 'replace'))]
+            act = functools.partial(original, *args, **kwargs)
+            if self._comm.rank == 0:
+                self._do(what, act)
+            else:
+                self._follow(what, act)
+        return call
+
+    def _do(self, what: Any, act: Callable[[], None]) -> None:
+        problem: int | None = None
         try:
-            original(path, mode)
-        except FileExistsError:
-            if not os.path.isdir(path):
-                raise
-    return mkdir
+            act()
+        except OSError as error:
+            problem = error.errno
+            raise
+        finally:
+            for rank in range(1, self._comm.size):
+                keep_forever(self._comm.isend((what, problem), rank))
+
+    def _follow(self, what: Any, act: Callable[[], None]) -> None:
+        end = time.monotonic() + _CALL_PATIENCE
+        while True:
+            while self._comm.Iprobe():
+                self._heard.append(self._comm.recv())
+            at = next((at for at, (one, _) in enumerate(self._heard)
+                       if one == what), None)
+            if at is not None or time.monotonic() > end:
+                break
+            time.sleep(0.01)
+        if at is None:
+            act()
+            return
+        problem = self._heard[at][1]
+        del self._heard[:at + 1]
+        name, paths = what
+        if problem is not None:
+            raise OSError(problem, os.strerror(problem), *paths[:1])
+        if name == 'mkdir' and not os.path.isdir(*paths):   # another host
+            with contextlib.suppress(FileExistsError):
+                act()
+
+
+def _replace(stack: contextlib.ExitStack, name: str, make: Callable) -> None:
+    stack.enter_context(Patch(os, name, make))
+    if sys.version_info < (3, 11) and hasattr(
+            accessor := vars(pathlib)['_normal_accessor'], name):
+        stack.enter_context(Patch(accessor, name, make))
+
+
+def _caller() -> str:
+    """The package that calls a function of ``os``."""
+    frame: Any = sys._getframe(3)     # behind the patch
+    while frame is not None and (found := frame.f_globals.get(
+            '__name__', '').partition('.')[0]) in _THROUGH:
+        frame = frame.f_back
+    return found if frame is not None else ''
 
 
 #: Modules with these names know MPI, which says nothing about the script.

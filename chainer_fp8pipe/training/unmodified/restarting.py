@@ -6,19 +6,27 @@
 # of all Trainers so far are in ``DIR/trainers.json``.  Where it cannot be told
 # whose snapshots these are, the script is refused: a Trainer would go on with
 # the weights of another one.
+#
+# ``chainermn.scatter_dataset(shuffle=True)`` without a seed would give each
+# start other shares, of which an iterator's position says nothing: the seed is
+# kept in ``DIR/seed.json``.
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import inspect
 import json
 import linecache
 import os
+import secrets
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
+import chainermn
+import numpy
 from chainer.training.extensions import _snapshot
 from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
@@ -33,7 +41,8 @@ from ..snapshots.snapshot import Snapshot, resume
 from .launch import Refusal
 
 _RETAIN = 2
-_INDEX = 'trainers.json'
+_INDEX, _SEED = 'trainers.json', 'seed.json'
+_SCATTER = inspect.signature(chainermn.scatter_dataset)
 #: Items of an object that tell it from others, and how deep they may be.
 _ITEMS, _DEPTH = 1000, 4
 
@@ -60,6 +69,33 @@ class Restarting(Originals):
         self._directory = directory and os.path.abspath(directory)
         self._known = _KnownTrainers(self._directory or '')
         self._trains = self._has_trained = False
+        # Of the shuffled shares of data sets, and how many there were.
+        self._seed_file = os.path.join(self._directory or '', _SEED)
+        self._seed, self._scattered = self._kept_seed(), 0
+
+    def scatter(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
+        """Shuffles without the script's seed as at the first start."""
+        bound = _SCATTER.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if (self._directory is not None and given['shuffle']
+                and given['seed'] is None):
+            if self._scattered == 0 and self._comm.rank == 0:
+                os.makedirs(self._directory, exist_ok=True)
+                with written_whole(self._seed_file) as file:
+                    json.dump(self._seed, file)
+            given['seed'] = int(numpy.random.SeedSequence(
+                [self._seed, self._scattered]).generate_state(1)[0])
+            self._scattered += 1
+        return original(*bound.args, **bound.kwargs)
+
+    def _kept_seed(self) -> int:
+        seed = secrets.randbits(32)
+        if self._directory is not None and self._comm.rank == 0:
+            with contextlib.suppress(FileNotFoundError), open(
+                    self._seed_file, encoding='utf-8') as file:
+                seed = json.load(file)
+        return self._comm.bcast(seed)
 
     def finish(self) -> None:
         """The script has ended; says if there is no snapshot of it."""

@@ -296,6 +296,24 @@ print('measured')
     assert 'measured' in done.stdout
 
 
+def test_shares_that_are_drawn_without_a_seed_are_those_of_the_first_start(
+        tmp_path):
+    (tmp_path / 'train.py').write_text("""
+import chainermn
+comm = chainermn.create_communicator('naive')
+shares = [chainermn.scatter_dataset(list(range(50)), comm, shuffle=True)
+          for _ in range(2)]
+found = comm.mpi_comm.gather([list(share) for share in shares])
+if comm.rank == 0:
+    print(found)
+""")
+    said = [run_script(2, '-m', 'chainer_fp8pipe', 'run', '--snapshots',
+                       folder, 'train.py', cwd=tmp_path).stdout
+            for folder in ('saved', 'saved', 'other')]
+    assert len(said[0]) > 200
+    assert said[0] == said[1] != said[2]
+
+
 @pytest.mark.parametrize(('options', 'lines', 'said'), [
     (('--snapshots', 'train.py/saved'), "print('begins')",
      'saved: Not a directory'),
