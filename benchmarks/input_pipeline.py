@@ -22,6 +22,7 @@ waits for its batch.  Figures are medians of epochs after the first.
 """
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pathlib
@@ -30,12 +31,14 @@ import tempfile
 import time
 
 from chainer_fp8pipe.images import ImageFolder
-from chainer_fp8pipe.images.decoding import create_decoder
+from chainer_fp8pipe.images.decoding import create_decoder, read_header
 from chainer_fp8pipe.images.transforms import RandomResizedCrop
+from chainer_fp8pipe.report.quantities import bytes_in
 
 import numpy
 from environment import describe, parser, write_json
 from photographs import build
+from PIL import Image
 
 PARTS = ('cache', 'prefetch', 'fused', 'workers')
 DECODERS = 'turbojpeg', 'pillow'
@@ -45,16 +48,13 @@ PLAIN = 'Image.open, crop'
 class PlainPillow:
     """The whole image, cropped and resized, by Pillow alone."""
 
-    def size(self, data):
-        from PIL import Image
-        return Image.open(io.BytesIO(data)).size
-
-    def decode(self, data, plan):
-        from PIL import Image
+    def decode(self, data, choose):
+        image = Image.open(io.BytesIO(data))
+        plan = choose(*image.size)
         left, top, width, height = plan.box
-        pixels = numpy.asarray(Image.open(io.BytesIO(data)).convert(
-            'RGB').resize(plan.size[::-1], Image.Resampling.BILINEAR,
-                          (left, top, left + width, top + height)))
+        pixels = numpy.asarray(image.convert('RGB').resize(
+            plan.size[::-1], Image.Resampling.BILINEAR,
+            (left, top, left + width, top + height)))
         return pixels[:, ::-1] if plan.flip else pixels
 
 
@@ -87,7 +87,7 @@ class Pipeline:
         dataset = ImageFolder(
             root, RandomResizedCrop(224),
             cache='memory' if self.cached else None,
-            decoder='auto' if 'fused' in parts else plain_pillow())
+            decoder='auto' if 'fused' in parts else PlainPillow())
         self.paths = [dataset.path(i) for i in range(len(dataset))]
         self.iterator = dataset.iterator(
             options.batch,
@@ -113,14 +113,6 @@ class Pipeline:
             if self.iterator.is_new_epoch:
                 return time.perf_counter() - start, waiting
 
-    def memory(self):
-        """Bytes in the memory of this process and its workers.
-
-        Memory that they share counts once.
-        """
-        return sum(resident(pid)
-                   for pid in [os.getpid(), *self.iterator.worker_pids])
-
 
 def forget(paths):
     """Asks the system to drop files from its cache."""
@@ -128,15 +120,6 @@ def forget(paths):
         fd = os.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(fd)
-
-
-def resident(pid):
-    """Proportional set size of a process, in bytes."""
-    for line in pathlib.Path(f'/proc/{pid}/smaps_rollup').read_text(
-            ).splitlines():
-        if line.startswith('Pss:'):
-            return 1024 * int(line.split()[1])
-    raise OSError(f'no Pss of process {pid}')
 
 
 def choices():
@@ -188,20 +171,14 @@ def worker_counts(options, root):
 def memory(options, root):
     """Bytes after the first epoch, and after each of three more."""
     pipeline = Pipeline(options, root)
-    found = [pipeline.memory()]
+    found = [bytes_in('VmRSS')]
     for _ in range(3):
         pipeline.epoch(0)
-        found.append(pipeline.memory())
+        found.append(bytes_in('VmRSS'))
     pipeline.iterator.finalize()
     print('after epochs 1 to 4: ' + ', '.join(
         f'{number / 1e6:.1f}' for number in found) + ' MB')
     return found
-
-
-def plain_pillow():
-    """One that workers can import: they do not know this script's module."""
-    import input_pipeline
-    return input_pipeline.PlainPillow()
 
 
 def decoders(options, root):
@@ -215,15 +192,14 @@ def decoders(options, root):
     rng, transform = numpy.random.default_rng(0), RandomResizedCrop(224)
     found = {PLAIN: PlainPillow(), **{
         name: create_decoder(name) for name in DECODERS}}
-    samples = [(data, transform.plan(*found['pillow'].size(data), rng))
-               for data in files]
+    samples = [(data, functools.partial(as_planned, transform.plan(
+        *read_header(data)[:2], rng))) for data in files]
     seconds = {name: [] for name in found}
     for _ in range(options.epochs):
         for name, decoder in found.items():
             start = time.process_time()
-            for data, plan in samples:
-                decoder.size(data)
-                decoder.decode(data, plan)
+            for sample in samples:
+                decoder.decode(*sample)
             seconds[name].append(time.process_time() - start)
     rows = {}
     for name, decoder in found.items():
@@ -236,6 +212,10 @@ def decoders(options, root):
         print(f'{name:18}{milliseconds:9.3f} ms{gain:12.2f} x'
               f'{mean:12.3f}{worst:12.2f}', flush=True)
     return rows
+
+
+def as_planned(plan, width, height):
+    return plan
 
 
 def gain_of(own, others):

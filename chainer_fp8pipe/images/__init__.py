@@ -1,7 +1,4 @@
 """Images in folders as batches: found, sharded, cached, decoded in parallel.
-
-The names below are loaded when first asked for, because the worker processes
-import this package and must start without Chainer and MPI.
 """
 from .._on_demand import on_demand
 

@@ -6,17 +6,16 @@
 # libjpeg-turbo decodes the rows down to the lower edge of the part, and of
 # these only the part's columns; Pillow decodes the whole image.  Both let the
 # inverse transform shrink by 2, 4 or 8 where the part is that much larger
-# than the result (shrink_for).  A crop of 224 x 224 of a photograph of 106 kB
-# takes 1.08 ms with the one, 1.66 with the other, and 2.24 as Image.open,
-# convert and resize (one core of an AMD EPYC, 2026-11-25).  An index of the
-# JPEG's codes, made once and kept with the file, would save another fifth;
-# its 1,200 lines of C were not worth that.
+# than the result (shrink_for).
 #
 # The rest is resizing, by Pillow's definition of BILINEAR: a triangle as wide
 # as one pixel of the coarser of the two grids, so that shrinking averages and
 # nothing is skipped.  cykooz_resizer computes the same with vector
 # instructions, about four times as fast; single values differ by 1 of 255,
 # very few by 2, as both round twice.
+#
+# libjpeg-turbo, Pillow and cykooz_resizer release the interpreter while they
+# compute, so that threads decode at the same time.
 from __future__ import annotations
 
 import functools
@@ -24,6 +23,7 @@ import io
 import logging
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -38,7 +38,6 @@ except ImportError:
 
 _log = logging.getLogger(__name__)
 _local = threading.local()      # a thread's resizer
-_told = threading.Event()
 
 #: As Pillow has it: a quarter of a gigabyte of pixels.
 MAX_PIXELS = 89_478_485
@@ -70,8 +69,7 @@ _FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD8)}
 
 
-def read_header(data: bytes, max_pixels: int = MAX_PIXELS
-                ) -> tuple[int, int, str, bool]:
+def read_header(data: bytes) -> tuple[int, int, str, bool]:
     """Reads the head of an image file.
 
     Returns:
@@ -81,7 +79,8 @@ def read_header(data: bytes, max_pixels: int = MAX_PIXELS
 
     Raises:
         ImageError: The file is empty, neither JPEG nor PNG, has no image in
-            it or one of more than ``max_pixels`` or, for JPEG, is cut short.
+            it or one of more than :data:`MAX_PIXELS` or, for JPEG, is cut
+            short.
     """
     if not data:
         raise ImageError('', 'the file is empty')
@@ -100,12 +99,10 @@ def read_header(data: bytes, max_pixels: int = MAX_PIXELS
     if not width or not height:
         raise ImageError('', f'has no pixels: its header says {width} x '
                          f'{height}')
-    if width * height > max_pixels:
+    if width * height > MAX_PIXELS:
         # A small file can claim more than there is memory for.
-        raise ImageError(
-            '', f'is too large: {width} x {height} pixels, and '
-            f'max_pixels={max_pixels:,} are allowed; make it smaller, or '
-            'allow more in create_decoder')
+        raise ImageError('', f'is too large: {width} x {height} pixels, and '
+                         f'{MAX_PIXELS:,} are allowed; make it smaller')
     return width, height, kind, usual
 
 
@@ -148,49 +145,51 @@ def _frame_of_jpeg(data: bytes) -> tuple[int, int, bool]:
 class Decoder:
     """Turns the bytes of one file into pixels.
 
-    A decoder of one's own is any object that can be pickled and has ``size``
-    and ``decode``.
+    A decoder of one's own is any object that has ``decode``, which several
+    threads call.
 
     Attributes:
         name: Makes an equal decoder with :func:`create_decoder`; never
             'auto'.
     """
 
-    def __init__(self, name: str, max_pixels: int) -> None:
-        self.name, self._max_pixels = name, max_pixels
+    def __init__(self, name: str) -> None:
+        self.name = name
 
-    def size(self, data: bytes) -> tuple[int, int]:
-        """Width and height, in pixels, from the header alone.
-
-        Raises:
-            ImageError: The file is not an image that can be used.
-        """
-        return read_header(data, self._max_pixels)[:2]
-
-    def decode(self, data: bytes, plan: Crop) -> numpy.ndarray:
+    def decode(self, data: bytes, choose: Callable[[int, int], Crop]
+               ) -> numpy.ndarray:
         """Decodes, crops, resizes and mirrors.
 
+        Args:
+            data: The file.
+            choose: Returns the part, for the width and height in pixels.
+
         Returns:
-            Shape ``(*plan.size, 3)``, uint8: red, green, blue; maybe
-            read-only.
+            Shape ``(*size, 3)`` for the size of the part, uint8: red, green,
+            blue; maybe read-only.
 
         Raises:
             ImageError: The file is not an image that can be used.
-            ValueError: ``plan.box`` is not inside the image.
+            ValueError: The part is not inside the image.
         """
-        width, height, kind, usual = read_header(data, self._max_pixels)
-        _check_box(plan, width, height)
+        width, height, kind, usual = read_header(data)
+        plan = choose(width, height)
+        left, top, w, h = plan.box
+        if left < 0 or top < 0 or w < 1 or h < 1 \
+                or left + w > width or top + h > height:
+            raise ValueError(
+                f'the part (left, top, width, height) = {plan.box} is not '
+                f'inside an image of {width} x {height}')
         if usual and self.name == 'turbojpeg':
             shrink = shrink_for(plan)
             pixels = libturbojpeg.decode(data, width, plan.box, shrink)
             if pixels is not None:
-                return resize(pixels, plan, shrink, plan.box[0] // shrink,
-                              plan.box[1] // shrink)
+                return resize(pixels, plan, shrink, left // shrink,
+                              top // shrink)
         return _decode_with_pillow(data, kind, plan)
 
 
-def create_decoder(name: str = 'auto',
-                   max_pixels: int = MAX_PIXELS) -> Decoder:
+def create_decoder(name: str = 'auto') -> Decoder:
     """A decoder of JPEG and PNG files, which several threads may use.
 
     Args:
@@ -199,7 +198,6 @@ def create_decoder(name: str = 'auto',
             the whole image, only as finely as needed.  ``'auto'`` takes
             ``'turbojpeg'`` if its library is there, else ``'pillow'``; the log
             names missing libraries once.
-        max_pixels: Images of more pixels are errors.
 
     Raises:
         ValueError: There is no such decoder.
@@ -217,16 +215,16 @@ def create_decoder(name: str = 'auto',
         raise RuntimeError(
             f'the decoder {name!r} needs libturbojpeg 3: install '
             "chainer_fp8pipe[images], or use the decoder 'pillow'")
-    return Decoder(name, max_pixels)
+    return Decoder(name)
 
 
+@functools.cache
 def _tell_what_is_missing() -> None:
-    """Logs once which fast libraries are missing."""
+    """Logs which fast libraries are missing."""
     missing = [what for what, there in (
         ('libturbojpeg 3 (decoding)', libturbojpeg.library()),
         ('cykooz-resizer (resizing)', cykooz_resizer)) if not there]
-    if missing and not _told.is_set():
-        _told.set()
+    if missing:
         _log.warning(
             'images are decoded and resized without %s, by Pillow, which is '
             "slower: pip install 'chainer_fp8pipe[images]'",
@@ -275,7 +273,7 @@ def _decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
     return resize(pixels, plan, shrink)
 
 
-# --- crop and resize ---------------------------------------------------------
+# --- resizing ----------------------------------------------------------------
 
 def shrink_for(plan: Crop) -> int:
     """By which of 1, 2, 4 and 8 a decoder may shrink without loss."""
@@ -283,20 +281,6 @@ def shrink_for(plan: Crop) -> int:
     return next((shrink for shrink in (8, 4, 2)
                  if width >= shrink * size[1] and height >= shrink * size[0]),
                 1)
-
-
-def crop_and_resize(pixels: numpy.ndarray, plan: Crop) -> numpy.ndarray:
-    """Crops, resizes and mirrors a decoded image of shape (H, W, 3), uint8.
-
-    Returns:
-        Shape ``(*plan.size, 3)``, uint8; maybe read-only.
-
-    Raises:
-        ValueError: ``plan.box`` is not inside the image.
-    """
-    _check_box(plan, pixels.shape[1], pixels.shape[0])
-    left, top, width, height = plan.box
-    return resize(pixels[top:top + height, left:left + width], plan)
 
 
 def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
@@ -313,8 +297,7 @@ def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
         top: Shrunk rows that the decoder has left out.
 
     Returns:
-        Shape ``(*plan.size, 3)``, uint8; it shares nothing with ``pixels``,
-        and may be read-only.
+        Shape ``(*plan.size, 3)``, uint8; maybe read-only.
     """
     box = None      # left, top, right, bottom; edges may lie within pixels
     if shrink > 1:
@@ -322,7 +305,7 @@ def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
         box = (x / shrink - left, y / shrink - top,
                (x + width) / shrink - left, (y + height) / shrink - top)
     if box is None and pixels.shape[:2] == plan.size:
-        result = pixels.copy()
+        result = pixels
     elif cykooz_resizer:
         result = _resize_fast(pixels, plan.size, box)
     else:
@@ -346,18 +329,9 @@ def _resize_fast(pixels: numpy.ndarray, size: tuple[int, int],
         options.crop_box = cykooz_resizer.CropBox(
             box[0], box[1], box[2] - box[0], box[3] - box[1])
     height, width = pixels.shape[:2]
-    source = cykooz_resizer.ImageData(
-        width, height, cykooz_resizer.PixelType.U8x3, pixels.tobytes())
-    result = cykooz_resizer.ImageData(
-        size[1], size[0], cykooz_resizer.PixelType.U8x3)
+    kind = cykooz_resizer.PixelType.U8x3
+    source = cykooz_resizer.ImageData(width, height, kind, pixels.tobytes())
+    result = cykooz_resizer.ImageData(size[1], size[0], kind)
     resizer.resize(source, result, options)
     return numpy.frombuffer(result.get_buffer(), numpy.uint8).reshape(
         *size, 3)
-
-
-def _check_box(plan: Crop, width: int, height: int) -> None:
-    left, top, w, h = plan.box
-    if left < 0 or top < 0 or w < 1 or h < 1 \
-            or left + w > width or top + h > height:
-        raise ValueError(f'the part (left, top, width, height) = {plan.box} '
-                         f'is not inside an image of {width} x {height}')

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import chainer
 import numpy
 
+from .cache import Cache, available_bytes
 from .decoding import Decoder, create_decoder
 from .iterator import ImageIterator
-from .memory import Segment, available_bytes, total_bytes
-from .reading import Cache, CacheKind, Reader, check_folder, find_images
+from .reading import Reader, check_folder, find_images
 from .transforms import Transform
 
 _log = logging.getLogger(__name__)
@@ -37,9 +37,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             :class:`~chainer_fp8pipe.images.transforms.RandomResizedCrop`.
             Without one ``dataset[i]`` is the whole image, uint8.
         cache: ``'memory'`` keeps the files' bytes; None keeps nothing.
-            ``'decoded'`` keeps the pixels of whole images, in five to ten
-            times the memory of ``'memory'``.  The ranks of a node and their
-            workers share one copy.  Files give the images that do not fit.
+            The ranks of a node share one copy.  Files give the images that
+            do not fit.
         cache_bytes: Bytes of the cache of a node, taken as it fills; by
             default half of the available memory.
         shard: A communicator (this package's, ChainerMN's or mpi4py's) whose
@@ -48,8 +47,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             all ranks.
         on_error: ``'skip'`` leaves an image that cannot be decoded out of
             its batch, counts it, and names it in the log.  ``'raise'`` makes
-            it an error, as ``dataset[i]`` always does.  A batch without any
-            image left takes one of another batch of the rank.
+            it an error, as ``dataset[i]`` always does.
         decoder: A :class:`~.decoding.Decoder`, or the name of one for
             :func:`~.decoding.create_decoder`.
 
@@ -58,52 +56,47 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
     Raises:
         ValueError: The folder is missing or empty, or a class has no images;
-            the cache does not hold the first image, or is larger than the
-            memory; an argument is wrong, or differs on a rank.
+            the cache is larger than the available memory; an argument is
+            wrong, or differs on a rank.
     """
 
     def __init__(self, root: str | os.PathLike[str],
                  transform: Transform | None = None,
-                 cache: CacheKind = None, cache_bytes: int | None = None,
-                 shard: Any = None, seed: int = 0,
-                 on_error: Literal['skip', 'raise'] = 'skip',
+                 cache: Literal['memory'] | None = None,
+                 cache_bytes: int | None = None, shard: Any = None,
+                 seed: int = 0, on_error: Literal['skip', 'raise'] = 'skip',
                  decoder: str | Decoder = 'auto') -> None:
         self._rank, self._ranks, self._comm = _ranks_of(shard)
         self._on_error = on_error
 
-        def check() -> tuple[int, int | None, str, Decoder]:
+        def check() -> tuple[int, int, str, Decoder]:
             # The script may go to another folder while images are still read.
             where = os.path.abspath(os.fspath(root))
-            numbers = _checked(cache, cache_bytes, seed, on_error, transform,
-                               decoder)
+            _check(cache, cache_bytes, on_error, transform, decoder)
             check_folder(where)
-            return *numbers, where, (create_decoder(decoder) if isinstance(
-                decoder, str) else decoder)
+            return (_whole('seed', seed, 0), _budget(cache_bytes), where,
+                    create_decoder(decoder) if isinstance(decoder, str)
+                    else decoder)
         whole_seed, budget, where, made = self._together(
             check, lambda found: _described(
-                'image folder', cache=cache, cache_bytes=found[1],
+                'image folder', cache=cache, cache_bytes=cache_bytes,
                 seed=found[0], on_error=on_error,
                 # Memory addresses differ between ranks.
                 transform=re.sub(' at 0x[0-9a-f]+', '', repr(transform))))
         table = self._together(
             lambda: None if self._rank and self._comm else find_images(where))
         if self._comm is not None:
-            table = self._comm.bcast(table)
-            table.root = where  # the folder may be elsewhere on another node
-        self.classes = table.classes
-        self._reader = Reader(table, transform, made, cache, None, whole_seed)
+            # The folder may be elsewhere on another node.
+            table = self._comm.bcast(table)._replace(root=where)
+        self.classes, self.labels = table.classes, table.labels
+        self._reader = Reader(table, transform, made, None, whole_seed)
         if cache is not None:
             self._reader.cache = self._make_cache(budget)
         self._draws: tuple[int, numpy.random.Generator] | None = None
 
     def __len__(self) -> int:
         """Images of all ranks."""
-        return len(self._reader.table)
-
-    @property
-    def labels(self) -> numpy.ndarray:
-        """int32, shape (images,): the class of each."""
-        return self._reader.table.labels
+        return len(self.labels)
 
     def path(self, index: int) -> str:
         """The file of an image."""
@@ -123,8 +116,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             if self._draws is not None:
                 words.append(os.getpid())
             self._draws = os.getpid(), numpy.random.default_rng(words)
-        return (self._reader.draw(index, self._draws[1]),
-                self._reader.table.labels[index])
+        return (self._reader.draw(index, self._draws[1]), self.labels[index])
 
     def iterator(self, batch: int, workers: int = 4, prefetch: int = 8,
                  repeat: bool = True, shuffle: bool = True) -> ImageIterator:
@@ -134,26 +126,27 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         :func:`batch_arrays` takes as they are.
 
         Args:
-            batch: Images in a batch of this rank, at most.  All batches of
-                an epoch differ by one at most, so that most are full where
-                an epoch has many.
-            workers: Processes that read and decode; 0 does it in this one,
-                when a batch is wanted.
-            prefetch: Batches that workers read ahead.
+            batch: Images in a batch of this rank, at most; 2 where this is 1
+                and the ranks do not divide the images.  All batches of an
+                epoch differ by one at most, so that most are full where an
+                epoch has many.
+            workers: Threads that read and decode.
+            prefetch: Batches that they read ahead; 0 reads a batch when it
+                is wanted.
             repeat: Whether to go on after the first epoch.
             shuffle: Whether each epoch has a new order and new ranks for
                 the images; otherwise they are in the folder's order.
 
         Raises:
             ValueError: There is no transform, or a rank has no image.  An
-                argument is no whole number, negative, or differs on a rank.
+                argument is no whole number, too small, or differs on a rank.
         """
         def check() -> tuple[int, int, int]:
             if self._reader.transform is None:
                 raise ValueError(
                     'images of different sizes do not make a batch: give the '
                     'ImageFolder a transform, such as RandomResizedCrop(224)')
-            return (_whole('batch', batch, 1), _whole('workers', workers, 0),
+            return (_whole('batch', batch, 1), _whole('workers', workers, 1),
                     _whole('prefetch', prefetch, 0))
         batch, workers, prefetch = self._together(
             check, lambda found: _described('iterator', batch=found[0],
@@ -170,9 +163,9 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     def __getstate__(self) -> dict[str, Any]:
         if self._reader.cache is not None:
             raise TypeError(
-                f'an ImageFolder with cache={self._reader.kind!r} cannot be '
-                'pickled: only forks of this process share its memory; use '
-                'its iterator(), or cache=None')
+                "an ImageFolder with cache='memory' cannot be pickled: only "
+                'forks of this process share its memory; use its iterator(), '
+                'or cache=None')
         return dict(vars(self))
 
     def _together(self, action: Callable[[], Any],
@@ -188,28 +181,18 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         return raise_together(self._comm, action, ValueError, entries,
                               'Give all ranks the same.')
 
-    def _make_cache(self, budget: int | None) -> Cache:
-        """One cache for all ranks of a node, if it can hold a sample."""
-        def check() -> int:
-            limit = available_bytes() // 2 if budget is None else budget
-            needed = self._reader.kept_bytes(0)
-            if needed > limit:
-                raise ValueError(
-                    f'cache_bytes={limit:,} does not hold one sample: '
-                    f'{self.path(0)} takes {needed:,} bytes; allow as much as '
-                    'all images take, or use cache=None')
-            return limit
-        limit = self._together(check)
+    def _make_cache(self, budget: int) -> Cache:
+        """One cache for all ranks of a node."""
         if self._comm is None:
-            return Cache.create(len(self), limit)
+            return Cache.create(len(self), budget)
         from mpi4py import MPI
         node = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
         try:
             cache = self._together(lambda: None if node.rank else Cache.create(
-                len(self), limit))
-            place = node.bcast(cache and cache.segment.place)
-            if node.rank and (segment := Segment.open(place)):
-                cache = Cache(segment, len(self))
+                len(self), budget))
+            place = node.bcast(cache and cache.place)
+            if node.rank:
+                cache = Cache.open(place, len(self))
             if all(node.allgather(cache is not None)):
                 return cache
             if not node.rank:
@@ -217,7 +200,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                     'rank %d: ranks of this node cannot open memory of each '
                     'other, so each keeps a cache of cache_bytes / %d',
                     self._rank, node.size)
-            return Cache.create(len(self), limit // node.size)
+            return Cache.create(len(self), budget // node.size)
         finally:
             node.Free()
 
@@ -244,38 +227,37 @@ def _ranks_of(shard: Any) -> tuple[int, int, Any]:
     return comm.rank, comm.size, comm
 
 
-def _checked(cache: object, cache_bytes: int | None, seed: int,
-             on_error: object, transform: object, decoder: object
-             ) -> tuple[int, int | None]:
-    """Checks the arguments; returns seed and cache_bytes."""
-    for name, value, needed, example in (
-            ('transform', transform, ('shape', 'dtype', 'plan', 'finish'),
+def _check(cache: object, cache_bytes: object, on_error: object,
+           transform: object, decoder: object) -> None:
+    """Raises ValueError about an argument that cannot be."""
+    for name, value, is_named, needed, example in (
+            ('transform', transform, transform is None,
+             ('shape', 'dtype', 'plan', 'finish'),
              'such as RandomResizedCrop(224)'),
-            ('decoder', decoder, ('size', 'decode'),
+            ('decoder', decoder, isinstance(decoder, str), ('decode',),
              "or a name such as 'auto'")):
-        is_named = (value is None if name == 'transform'
-                    else isinstance(value, str))
         if not is_named and (isinstance(value, type) or not all(
                 hasattr(value, one) for one in needed)):
             raise ValueError(f'{name}={value!r} is no {name}: it must be an '
                              f'object with {", ".join(needed)}, {example}')
     for name, value, allowed in (
-            ('cache', cache, (None, 'memory', 'decoded')),
+            ('cache', cache, (None, 'memory')),
             ('on_error', on_error, ('skip', 'raise'))):
         if value not in allowed:
             raise ValueError(f'{name}={value!r} is none of {allowed}')
-    seed = _whole('seed', seed, 0)
-    if seed >= 1 << 63:
-        raise ValueError(f'seed={seed} is not below 2^63')
-    if cache_bytes is not None:
-        if cache is None:
-            raise ValueError("cache_bytes is for cache='memory' or 'decoded'")
-        cache_bytes = _whole('cache_bytes', cache_bytes, 0)
-        if cache_bytes > total_bytes():
-            raise ValueError(
-                f'cache_bytes={cache_bytes:,} is more than the '
-                f'{total_bytes():,} bytes of memory that there are')
-    return seed, cache_bytes
+    if cache is None and cache_bytes is not None:
+        raise ValueError("cache_bytes is for cache='memory'")
+
+
+def _budget(cache_bytes: int | None) -> int:
+    available = available_bytes()
+    if cache_bytes is None:
+        return available // 2
+    cache_bytes = _whole('cache_bytes', cache_bytes, 1)
+    if cache_bytes > available:
+        raise ValueError(f'cache_bytes={cache_bytes:,} is more than the '
+                         f'{available:,} bytes of memory that are available')
+    return cache_bytes
 
 
 def _whole(name: str, value: Any, least: int) -> int:
@@ -287,6 +269,8 @@ def _whole(name: str, value: Any, least: int) -> int:
             f'{name}={value!r} is not a whole number') from error
     if number < least:
         raise ValueError(f'{name}={number} must be {least} or more')
+    if number >= 1 << 63:
+        raise ValueError(f'{name}={number} is not below 2^63')
     return number
 
 

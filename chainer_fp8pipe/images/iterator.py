@@ -1,9 +1,15 @@
-"""The iterator over a folder's images, with batches read ahead."""
+"""The iterator over a folder's images, with batches read ahead by threads."""
+# A thread per image in work: files are read, JPEGs are decoded and pixels are
+# resized outside of the interpreter's lock (decoding.py), so threads keep as
+# many cores busy as processes would.  They share the rank's memory and end
+# with it: no shared ring, no messages, no pickled transforms, no orphans, and
+# no fork after MPI has started.
 from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Any, Literal
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal, NamedTuple
 
 import chainer
 import numpy
@@ -11,7 +17,6 @@ import numpy
 from . import shards
 from .decoding import ImageError
 from .reading import Reader
-from .workers import BAD_FILE, BAD_IMAGE, DONE, MISTAKE, Loader, attempt
 
 _log = logging.getLogger(__name__)
 
@@ -20,9 +25,8 @@ class Batch(list):
     """A list of ``(image, label)``, which are parts of two whole arrays.
 
     Chainer's own ``concat_examples`` copies the items of the list;
-    :func:`batch_arrays` takes the arrays without a copy.  Nothing writes to
-    them as long as anything refers to them.  Copies and pickles are plain
-    lists.
+    :func:`batch_arrays` takes the arrays without a copy, as long as the list
+    has its first items.  Copies and pickles are plain lists.
 
     Attributes:
         images: Shape (samples, C, H, W).
@@ -33,6 +37,14 @@ class Batch(list):
                  ) -> None:
         super().__init__(zip(images, labels, strict=True))
         self.images, self.labels = images, labels
+        self._items = tuple(self)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether items were added, taken out, exchanged or moved."""
+        return len(self) != len(self._items) or any(
+            one is not other for one, other in zip(self, self._items,
+                                                   strict=True))
 
     def __reduce__(self) -> Any:
         return list, (list(self),)
@@ -43,7 +55,7 @@ def batch_arrays(batch: Any, device: Any = None) -> Any:
     """A converter that takes a :class:`Batch` without a copy.
 
     For ``StandardUpdater(iterator, optimizer, converter=batch_arrays)`` and
-    evaluators.  Other batches are left to ``concat_examples``.
+    evaluators.  Other and changed batches are left to ``concat_examples``.
 
     Args:
         batch: Of an :class:`~chainer_fp8pipe.images.ImageIterator`.
@@ -52,22 +64,43 @@ def batch_arrays(batch: Any, device: Any = None) -> Any:
     Returns:
         Images (samples, C, H, W) and labels (samples,), int32.
     """
-    if not isinstance(batch, Batch):
+    if not isinstance(batch, Batch) or batch.is_changed:
         return chainer.dataset.concat_examples(batch, device)
-    if device is None:
-        return batch.images, batch.labels
-    return device.send((batch.images, batch.labels))
+    arrays = batch.images, batch.labels
+    return arrays if device is None else device.send(arrays)
+
+
+#: A place in a batch whose sample could not be read, and why.
+_Failure = tuple[int, Exception]
+
+
+class _Request(NamedTuple):
+    """A batch that is being read."""
+    stop: int                   # position in the epoch behind it
+    epoch: int
+    samples: numpy.ndarray      # this rank's
+    images: numpy.ndarray
+    tasks: list[Future[list[_Failure]]]
+
+
+def _read(reader: Reader, epoch: int, samples: numpy.ndarray,
+          images: numpy.ndarray, places: range) -> list[_Failure]:
+    """Reads some samples of a batch."""
+    failures = []
+    for place in places:
+        try:
+            reader.read(int(samples[place]), epoch, images[place])
+        except Exception as error:
+            failures.append((place, error))
+    return failures
 
 
 class ImageIterator(chainer.dataset.Iterator):
     """Made by :meth:`ImageFolder.iterator`.
 
     Each sample comes once in an epoch, on one rank.  Every rank makes equally
-    many batches; their sizes differ by one sample at most.  A batch without a
-    usable image has one good image of another batch of this rank and epoch.
-
-    A snapshot holds the position in the epoch, which all ranks share, and the
-    counts of images left out on the rank that saved it.
+    many batches; their sizes differ by one sample at most.  A snapshot holds
+    the position in the epoch, which all ranks share.
 
     Attributes:
         batch_size: Most samples of a batch on this rank.
@@ -76,19 +109,19 @@ class ImageIterator(chainer.dataset.Iterator):
         current_position: Samples of this epoch that were used, over all
             ranks.
         is_new_epoch: Whether the last batch finished one.
-        skipped: How often this rank left out an image that cannot be used.
-        substituted: Batches of this rank that are an image of another batch,
-            as none of their own could be used.
+        skipped: How often this rank left out an image that cannot be used,
+            since it was started.
     """
 
     def __init__(self, reader: Reader, ranks: tuple[int, int], batch: int,
                  workers: int, prefetch: int, repeat: bool, shuffle: bool,
                  on_error: Literal['skip', 'raise']) -> None:
-        self._loader: Loader | None = None      # for __del__, on an error
+        self._pool: ThreadPoolExecutor | None = None    # for __del__
+        self._requests: deque[_Request] = deque()
         self.batch_size, self.repeat = batch, repeat
         self._reader, self._on_error = reader, on_error
         self._rank, self._ranks = ranks
-        self._samples = len(reader.table)
+        self._samples = len(reader.table.labels)
         self._shuffle = shuffle
         if self._samples < self._ranks:
             raise ValueError(
@@ -97,17 +130,12 @@ class ImageIterator(chainer.dataset.Iterator):
         self.batches_per_epoch = shards.batches_left(
             self._samples, batch, self._ranks)
         # Without workers nothing is read before it is wanted.
-        self._ahead = prefetch if workers else 0
-        self.skipped = self.substituted = 0
-        self._named = numpy.zeros(self._samples, bool)  # in the log already
+        self._workers, self._ahead = max(1, workers), prefetch * bool(workers)
+        self.skipped = 0
+        self._named: set[int] = set()       # in the log already
         self._order: tuple[int, numpy.ndarray] = -1, numpy.empty(0)
-        self._loader = Loader(
-            reader, shards.largest_part(self._samples, batch, self._ranks),
-            workers, self._ahead + 1)
-        # The loader's requests: epoch, start and stop, this rank's samples.
-        self._requests: deque[tuple[int, int, int, numpy.ndarray]] = deque()
-        self.is_new_epoch, self._previous = False, -1.0
-        self._start((0, 0))
+        self._pool = ThreadPoolExecutor(self._workers, 'images')
+        self.reset()
 
     @property
     def epoch_detail(self) -> float:
@@ -119,17 +147,12 @@ class ImageIterator(chainer.dataset.Iterator):
         """``epoch_detail`` before the last batch; None before the first."""
         return None if self._previous < 0 else self._previous
 
-    @property
-    def worker_pids(self) -> list[int]:
-        """The process number of each worker."""
-        return self._loader.pids if self._loader else []
-
     def __next__(self) -> Batch:
-        loader = self._running()
+        pool = self._running()
         if self.epoch and not self.repeat:
             raise StopIteration
         try:
-            return self._next(loader)
+            return self._next(pool)
         except BaseException:
             self.finalize()
             raise
@@ -140,26 +163,25 @@ class ImageIterator(chainer.dataset.Iterator):
         """Starts again with the first epoch.
 
         Raises:
-            RuntimeError: The iterator was finalized, or a worker has died.
+            RuntimeError: The iterator was finalized.
         """
         self._start((0, 0))
         self.is_new_epoch, self._previous = False, -1.0
 
     def finalize(self) -> None:
-        """Ends the workers and frees the memory; the iterator is over."""
-        if self._loader is not None:
-            loader, self._loader = self._loader, None
-            loader.close()
+        """Ends the threads; the iterator is over."""
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            self._requests.clear()
+            pool.shutdown(cancel_futures=True)
 
     def serialize(self, serializer: Any) -> None:
-        """Saves or loads the position in the epochs, and the skipped images.
-
-        Counts are loaded by the rank that saved them; others keep their own.
+        """Saves or loads the position in the epochs.
 
         Raises:
             ValueError: The state is of other images or another seed.
             RuntimeError: The position changes, but the iterator was
-                finalized, or a worker has died.
+                finalized.
         """
         for name, here in (('samples', self._samples),
                            ('seed', self._reader.seed),
@@ -178,99 +200,82 @@ class ImageIterator(chainer.dataset.Iterator):
         if position != (self.epoch, self.current_position):
             self._start(position)
         self.is_new_epoch, self._previous = new, previous
-        # One rank's snapshot may be loaded on all ranks.
-        rank = serializer('rank', self._rank)
-        skipped = serializer('skipped', self.skipped)
-        substituted = serializer('substituted', self.substituted)
-        if rank == self._rank:
-            self.skipped, self.substituted = skipped, substituted
-        # Bits, as a snapshot's arrays should have the same shape each time.
-        named = serializer('named', numpy.packbits(self._named))
-        self._named |= numpy.unpackbits(
-            named, count=self._samples).astype(bool)
 
     def _start(self, position: tuple[int, int]) -> None:
         """Goes on at a position: finished epochs, samples used."""
-        try:
-            self._running().cancel()
-        except BaseException:
-            self.finalize()
-            raise
+        self._running()
+        for request in self._requests:
+            for task in request.tasks:
+                task.cancel()
         self._requests.clear()
         self.epoch, self.current_position = self._requested = position
 
-    def _running(self) -> Loader:
-        """The loader, if the iterator is not over."""
-        if self._loader is None:
+    def _running(self) -> ThreadPoolExecutor:
+        """The threads, if the iterator is not over."""
+        if self._pool is None:
             raise RuntimeError('the iterator was finalized, or has failed; '
                                'make another')
-        return self._loader
+        return self._pool
 
-    def _next(self, loader: Loader) -> Batch:
+    def _next(self, pool: ThreadPoolExecutor) -> Batch:
         while len(self._requests) <= self._ahead and (
                 self.repeat or not self._requested[0]):
-            epoch, start = self._requested
-            stop = shards.batch_stop(start, self._samples, self.batch_size,
-                                     self._ranks)
-            samples = self._part(epoch, start, stop)
-            loader.request(epoch, samples)
-            self._requests.append((epoch, start, stop, samples))
-            self._requested = self._behind(epoch, stop)
-        epoch, start, stop, samples = self._requests.popleft()
-        images, good, failures = loader.take()
-        for failure in failures:
-            self._fail(*failure)
-        samples = samples[good]
-        if not len(samples):
-            images, samples = self._substitute(epoch, start, stop)
+            self._request(pool, *self._requested)
+        stop, epoch, samples, images, tasks = self._requests.popleft()
+        good = numpy.ones(len(samples), bool)
+        for task in tasks:
+            for place, error in task.result():
+                self._fail(int(samples[place]), error)
+                good[place] = False
+        if not good.any():
+            raise ImageError('', f'rank {self._rank}: no image of a batch of '
+                             f'{len(samples)} can be used; the log names them')
         self._previous = self.epoch_detail
         self.epoch, self.current_position = self._behind(epoch, stop)
         self.is_new_epoch = not self.current_position
-        return Batch(images, self._reader.table.labels[samples])
+        labels = self._reader.table.labels[samples]
+        return Batch(images, labels) if good.all() else Batch(
+            images[good], labels[good])
+
+    def _request(self, pool: ThreadPoolExecutor, epoch: int, start: int
+                 ) -> None:
+        """Has the next batch read."""
+        transform = self._reader.transform
+        assert transform is not None
+        stop = shards.batch_stop(start, self._samples, self.batch_size,
+                                 self._ranks)
+        if self._order[0] != epoch:
+            self._order = epoch, shards.epoch_order(
+                self._samples, self._reader.seed, epoch, self._shuffle)
+        samples = self._order[1][shards.part(start, stop, self._rank,
+                                             self._ranks)]
+        images = numpy.empty((len(samples), *transform.shape),
+                             transform.dtype)
+        # Small tasks, so that all threads finish a batch together.
+        size = max(1, len(samples) // (8 * self._workers))
+        self._requests.append(_Request(stop, epoch, samples, images, [
+            pool.submit(_read, self._reader, epoch, samples, images, range(
+                first, min(first + size, len(samples))))
+            for first in range(0, len(samples), size)]))
+        self._requested = self._behind(epoch, stop)
 
     def _behind(self, epoch: int, stop: int) -> tuple[int, int]:
         """The position after a batch."""
         return (epoch + 1, 0) if stop == self._samples else (epoch, stop)
 
-    def _part(self, epoch: int, start: int, stop: int) -> numpy.ndarray:
-        """This rank's samples of a global batch."""
-        if self._order[0] != epoch:
-            self._order = epoch, shards.epoch_order(
-                self._samples, self._reader.seed, epoch, self._shuffle)
-        return self._order[1][shards.part(start, stop, self._rank,
-                                          self._ranks)]
-
-    def _substitute(self, epoch: int, start: int, stop: int
-                    ) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """The next good image of this rank's epoch, and its number."""
-        transform = self._reader.transform
-        assert transform is not None
-        images = numpy.empty((1, *transform.shape), transform.dtype)
-        for other in shards.other_batches(start, stop, self._samples,
-                                          self.batch_size, self._ranks):
-            for sample in self._part(epoch, *other).tolist():
-                outcome, reason = attempt(self._reader, sample, epoch,
-                                          images[0])
-                if outcome == DONE:
-                    self.substituted += 1
-                    return images, numpy.array([sample])
-                if outcome != BAD_IMAGE:
-                    self._fail(sample, outcome, reason)
-        raise ImageError('', f'rank {self._rank}: no image of its share of '
-                         f'epoch {epoch} can be used; the log names those of '
-                         'the batch')
-
-    def _fail(self, sample: int, outcome: int, reason: str) -> None:
+    def _fail(self, sample: int, error: Exception) -> None:
         """Leaves a sample out, or raises what happened to it."""
         path, who = self._reader.table.path(sample), f'rank {self._rank}'
-        if outcome == BAD_FILE:
+        if isinstance(error, ImageError) and self._on_error == 'skip':
+            self.skipped += 1
+            if sample not in self._named:
+                self._named.add(sample)
+                _log.warning('%s: skipped %s: %s', who, path, error.reason)
+            return
+        if isinstance(error, ImageError):
+            raise ImageError(path, f'{error.reason} ({who})') from error
+        if isinstance(error, OSError):
             raise OSError(f'{who}: {path} was found, but cannot be read: '
-                          f'{reason}')
-        if outcome == MISTAKE:
-            raise RuntimeError(f'{who}: {path}: {reason}')
-        if self._on_error == 'raise':
-            raise ImageError(path, f'{reason} ({who})')
-        self.skipped += 1
-        if not self._named[sample]:
-            self._named[sample] = True
-            _log.warning('%s: skipped %s: %s', who, path, reason)
+                          f'{type(error).__name__}: {error}') from error
+        raise RuntimeError(f'{who}: {path}: {type(error).__name__}: {error}'
+                           ) from error

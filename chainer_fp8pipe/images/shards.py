@@ -11,8 +11,6 @@
 # rank too.  There is no small last batch.
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy
 
 
@@ -58,27 +56,8 @@ def batch_stop(start: int, samples: int, batch: int, ranks: int) -> int:
     return start + -(-rest // batches_left(rest, batch, ranks))
 
 
-def other_batches(start: int, stop: int, samples: int, batch: int,
-                  ranks: int) -> Iterator[tuple[int, int]]:
-    """Start and stop of an epoch's other batches: behind one, then before it.
-
-    Where other ranks began the epoch, its first batches were not these, and
-    the last of them may reach into the one.
-    """
-    for place, end in ((stop, samples), (0, start)):
-        while place < end:
-            after = batch_stop(place, samples, batch, ranks)
-            yield place, after
-            place = after
-
-
 def part(start: int, stop: int, rank: int, ranks: int) -> slice:
     """The slice of the epoch's order that a rank has of a global batch."""
     size = stop - start
     return slice(start + size * rank // ranks,
                  start + size * (rank + 1) // ranks)
-
-
-def largest_part(samples: int, batch: int, ranks: int) -> int:
-    """Most samples of a batch of one rank."""
-    return min(-(-samples // ranks), batch if batch > 1 or ranks == 1 else 2)

@@ -30,23 +30,27 @@ class Normalise:
         dtype: Of the result; :class:`numpy.float32` if not said.
 
     Raises:
-        ValueError: The numbers of channels differ, or a deviation is not
-            above zero.
+        ValueError: The numbers of channels differ, a deviation is not above
+            zero, or ``dtype`` is not of floats.
     """
 
-    def __init__(self, mean: Sequence[float] = IMAGENET_MEAN,
-                 std: Sequence[float] = IMAGENET_STD,
+    def __init__(self, mean: float | Sequence[float] = IMAGENET_MEAN,
+                 std: float | Sequence[float] = IMAGENET_STD,
                  dtype: Any = numpy.float32) -> None:
-        if len(mean) != len(std) or not len(mean):
-            raise ValueError(
-                f'mean has {len(mean)} channels but std {len(std)}: give '
-                'one number of each per channel')
-        if not all(s > 0 for s in std):
-            raise ValueError(f'std must be above zero, not {tuple(std)}')
-        self.mean, self.std = tuple(mean), tuple(std)
+        self.mean, self.std = (
+            tuple(numpy.atleast_1d(value).tolist()) for value in (mean, std))
         self.dtype = numpy.dtype(dtype)
-        self._scale = [1 / (255 * s) for s in std]
-        self._shift = [-m / s for m, s in zip(mean, std, strict=True)]
+        if len(self.mean) != len(self.std) or not self.mean:
+            raise ValueError(
+                f'mean has {len(self.mean)} channels but std '
+                f'{len(self.std)}: give one number of each per channel')
+        if not all(s > 0 for s in self.std):
+            raise ValueError(f'std must be above zero, not {self.std}')
+        if self.dtype.kind != 'f':
+            raise ValueError(f'dtype must be of floats, not {self.dtype}')
+        self._scale = [1 / (255 * s) for s in self.std]
+        self._shift = [-m / s for m, s in zip(self.mean, self.std,
+                                              strict=True)]
 
     def __call__(self, batch: Any) -> Any:
         """Normalises images of shape (..., C, H, W), uint8, into new ones.
@@ -130,7 +134,10 @@ class Transform(Protocol):
 
         Args:
             pixels: Shape (H, W, 3), uint8: red, green, blue.
-            out: Takes the result; by default a new array.
+            out: May take the result; by default a new array does.
+
+        Returns:
+            The result, which counts, in ``out`` or not.
         """
 
 

@@ -104,16 +104,15 @@ def _recipe(group):
 
 def _input(group):
     group.add_argument(
-        '--workers', type=count, metavar='N', default=4,
-        help='processes per rank that read and decode; 0: the rank itself '
-        '(default: 4)')
+        '--workers', type=positive, metavar='N', default=4,
+        help='threads per rank that read and decode (default: 4)')
     group.add_argument(
         '--prefetch', type=count, metavar='BATCHES', default=8,
         help='batches that they are ahead (default: 8)')
     group.add_argument(
-        '--cache', choices=['memory', 'decoded', 'none'], default='memory',
+        '--cache', choices=['memory', 'none'], default='memory',
         help="what stays in memory, once per node: the files' bytes "
-        '(memory, the default), their pixels (decoded), or nothing')
+        '(memory, the default), or nothing')
     group.add_argument(
         '--cache-bytes', type=size, metavar='BYTES',
         help='how much, e.g. 150G (default: half of the memory that a node '

@@ -2,7 +2,7 @@
 import os
 
 from chainer_fp8pipe import CenterCrop, ImageFolder, RandomResizedCrop
-from chainer_fp8pipe.images.memory import available_bytes
+from chainer_fp8pipe.images.cache import available_bytes
 
 from mpi4py import MPI
 

@@ -142,7 +142,7 @@ def test_resumed_in_mid_epoch_it_ends_with_the_same_bits(
     out = shutil.copytree(whole[1], tmp_path / 'out')
     shutil.rmtree(out / 'snapshot_iter_12.ranks')
     (out / 'model.npz').unlink()
-    done = trained(spoilt, out, *WHOLE, '--resume', '--workers', '0',
+    done = trained(spoilt, out, *WHOLE, '--resume', '--workers', '2',
                    '--cache', 'none')
     assert 'goes on after iteration 9' in done.stdout
     assert arrays(out / 'model.npz') == arrays(whole[1] / 'model.npz')
@@ -156,7 +156,7 @@ def test_resumed_in_mid_epoch_it_ends_with_the_same_bits(
 @pytest.mark.slow
 @pytest.mark.parametrize(('ranks', 'arguments'), [
     (2, ('--communicator', 'torus2d:shape=1x2', '--bn-tile', '1x2',
-         '--cache', 'decoded', '--cache-bytes', '200k')),
+         '--cache-bytes', '200k')),
     (3, ('--communicator', 'float16:algorithm=aggregator', '--base-batch',
          '4', '--prefetch', '0', '--average', '0')),
 ])
@@ -211,7 +211,6 @@ def test_what_is_wrong_is_explained_once_and_ends_all_ranks(root, tmp_path):
          'googlenet has no batch normalisation for --group-bn'),
         ([root, '--batchsize', '1'],
          '--batchsize 1 leaves batch normalisation'),
-        ([root, '--cache-bytes', '90'], 'does not hold one sample'),
         ([root, '--communicator', 'fp9'],
          "no communicator is called 'fp9'"),
         ([root, '--communicator', 'fp8:warmup=x'],
@@ -230,7 +229,7 @@ def test_what_is_wrong_is_explained_once_and_ends_all_ranks(root, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('arguments', 'message'), [
-    (('--on-error', 'raise', '--workers', '0'),
+    (('--on-error', 'raise'),
      r'china_1/\d+\.JPEG: .*\(rank \d\)'),
     (('--no-lars', '--lr', '1e30', '--communicator', 'float32'),
      'the gradient of /predictor/.* is not finite'),
@@ -247,7 +246,7 @@ def test_a_training_that_fails_ends_all_ranks(spoilt, tmp_path, arguments,
 
 @pytest.mark.parametrize('argument', [
     ('--average', '1'), ('--label-smoothing', '-0.1'), ('--epoch', '0'),
-    ('--cache-bytes', '1T'), ('--bn-tile', '2'), ('--workers', '-1'),
+    ('--cache-bytes', '1T'), ('--bn-tile', '2'), ('--workers', '0'),
     ('--group-bn', '2', '--bn-tile', '1x2'),
     ('--cache', 'none', '--cache-bytes', '1G')])
 def test_some_values_are_refused_at_once(argument):

@@ -7,8 +7,8 @@ import pickle
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.images import CenterCrop, ImageFolder, folder
-from chainer_fp8pipe.images.memory import Segment
-from chainer_fp8pipe.images.reading import FileTable, find_images
+from chainer_fp8pipe.images.cache import Cache
+from chainer_fp8pipe.images.reading import find_images
 
 import chainer
 import chainermn
@@ -36,7 +36,7 @@ def touch(root, *names):
 
 
 def paths(table):
-    return [table.path(index) for index in range(len(table))]
+    return [table.path(index) for index in range(len(table.names))]
 
 
 def test_images_are_sorted_by_name_and_all_else_is_left_out(tmp_path):
@@ -53,9 +53,6 @@ def test_images_are_sorted_by_name_and_all_else_is_left_out(tmp_path):
     assert os.fsencode(table.path(5)).endswith(b'/c/\xff.jpg')
     assert table.labels.tolist() == [0, 0, 1, 1, 2, 2]
     assert table.labels.dtype == 'int32'
-    # As a worker sees it.
-    seen = FileTable.open(table.share(), table.root, len(table))
-    assert paths(seen) == paths(table)
 
 
 @pytest.mark.parametrize(('names', 'message'), [
@@ -119,14 +116,12 @@ def test_chainers_own_iterators_go_through_it(root, kind, cache):
     ({'seed': -1}, 'seed=-1 must be 0 or more'),
     ({'seed': 1.5}, 'seed=1.5 is not a whole number'),
     ({'seed': 1 << 63}, 'is not below 2'),
+    ({'cache': 'decoded'}, "cache='decoded' is none of"),
     ({'cache': 'memory', 'cache_bytes': 1e6}, 'not a whole number'),
     ({'cache_bytes': 5}, "cache_bytes is for cache='memory'"),
     ({'cache': 'memory', 'cache_bytes': 1 << 60},
-     r'more than the [\d,]+ bytes of memory that there are'),
-    ({'cache': 'memory', 'cache_bytes': 10},
-     r'cache_bytes=10 does not hold one sample: .*000\.png takes [\d,]+ '),
-    ({'cache': 'decoded', 'cache_bytes': 3 * 24 * 20 - 1},
-     'takes 1,440 bytes'),
+     r'more than the [\d,]+ bytes of memory that are available'),
+    ({'cache': 'memory', 'cache_bytes': 0}, 'cache_bytes=0 must be 1'),
     ({'shard': (3, 3)}, 'there is no shard 3 among 3'),
     ({'shard': 'all'}, 'neither a communicator nor'),
     ({'decoder': 'magic'}, "'magic'; there are auto, turbojpeg, pillow"),
@@ -142,9 +137,9 @@ def test_a_wrong_argument_is_an_error_that_names_it(root, options, message):
 @pytest.mark.parametrize(('given', 'options', 'message'), [
     ({}, {'batch': 0}, 'batch=0 must be 1 or more'),
     ({}, {'batch': 4.5}, 'batch=4.5 is not a whole number'),
-    ({}, {'workers': -1}, 'workers=-1 must be 0 or more'),
+    ({}, {'workers': 0}, 'workers=0 must be 1 or more'),
     ({}, {'prefetch': -1}, 'prefetch=-1 must be 0 or more'),
-    ({'shard': (0, 13)}, {'workers': 0}, 'at most 12 ranks'),
+    ({'shard': (0, 13)}, {}, 'at most 12 ranks'),
     ({'transform': None}, {}, 'give the ImageFolder a transform')])
 def test_an_iterator_that_cannot_be_is_an_error(
         root, given, options, message):
@@ -158,7 +153,7 @@ def test_numbers_may_be_of_numpy(root):
     found = []
     for kind in int, numpy.int64:
         data = ImageFolder(root, crop(), seed=kind(3))
-        iterator = data.iterator(kind(5), kind(0), kind(1))
+        iterator = data.iterator(kind(5), kind(1), kind(1))
         found.append(next(iterator).images)
     assert (found[0] == found[1]).all()
 
@@ -176,9 +171,11 @@ def test_a_folder_goes_to_another_process_unless_it_holds_a_cache(
 
 def test_half_of_the_available_memory_is_the_default_budget(
         root, monkeypatch):
+    budgets = []
     monkeypatch.setattr(folder, 'available_bytes', lambda: 123456)
-    data = ImageFolder(root, crop(), cache='memory')
-    assert data._reader.cache.budget == 123456 // 2
+    monkeypatch.setattr(Cache, 'create', lambda *given: budgets.append(given))
+    ImageFolder(root, crop(), cache='memory')
+    assert budgets == [(12, 123456 // 2)]
 
 
 # --- several ranks
@@ -208,7 +205,7 @@ def kinds(comm):
 def test_each_image_is_read_once_in_an_epoch_over_all_ranks(
         comm, root, kind):
     iterator = ImageFolder(root, crop(), shard=kinds(comm)[kind]).iterator(
-        3, workers=int(kind == 'mpi4py'), prefetch=2)
+        3, workers=1, prefetch=2)
     mine = [epoch_of(iterator) for _ in range(2)]
     assert iterator.is_new_epoch
     iterator.finalize()
@@ -219,12 +216,11 @@ def test_each_image_is_read_once_in_an_epoch_over_all_ranks(
 
 
 @on_ranks(4)
-@pytest.mark.parametrize('kind', ['memory', 'decoded'])
-def test_ranks_of_a_node_share_one_cache(comm, root, kind):
+def test_ranks_of_a_node_share_one_cache(comm, root):
     before = descriptors('memfd')
-    data = ImageFolder(root, crop(), shard=comm, cache=kind)
-    _, _, *file = data._reader.cache.segment.place
-    assert len(set(map(tuple, comm.allgather(file)))) == 1
+    data = ImageFolder(root, crop(), shard=comm, cache='memory')
+    assert len({place[2:] for place in comm.allgather(
+        data._reader.cache.place)}) == 1
     iterator = data.iterator(3, workers=1, prefetch=0)
     epoch_of(iterator)
     comm.Barrier()
@@ -241,22 +237,24 @@ def test_ranks_of_a_node_share_one_cache(comm, root, kind):
 
 @on_ranks(2)
 def test_ranks_that_cannot_see_each_other_have_a_cache_each(comm, root):
-    openly = Segment.open
+    openly, create, budgets = Cache.open, Cache.create, []
     try:
-        Segment.open = classmethod(lambda cls, place: None)
+        Cache.open = classmethod(lambda cls, place, samples: None)
+        Cache.create = classmethod(lambda cls, samples, budget: (
+            budgets.append(budget), create(samples, budget))[1])
         data = ImageFolder(root, crop(), shard=comm, cache='memory',
                            cache_bytes=100_000)
     finally:
-        Segment.open = openly
-    assert data._reader.cache.budget == 50_000
-    _, _, *file = data._reader.cache.segment.place
-    assert len(set(map(tuple, comm.allgather(file)))) == 2
+        Cache.open, Cache.create = openly, create
+    assert budgets[-1] == 50_000
+    assert len({place[2:] for place in comm.allgather(
+        data._reader.cache.place)}) == 2
 
 
 @on_ranks(4)
 def test_a_run_goes_on_with_other_ranks(comm, root, tmp_path):
     # As one rank, whose batch is that of all ranks together.
-    serial = ImageFolder(root, crop()).iterator(2 * comm.size, workers=0)
+    serial = ImageFolder(root, crop()).iterator(2 * comm.size, workers=1)
     next(serial)
     path = f'{tmp_path}/{comm.rank}.npz'
     chainer.serializers.save_npz(path, serial)
@@ -283,8 +281,8 @@ def test_a_run_goes_on_with_other_ranks(comm, root, tmp_path):
     ({'transform': (crop(8), crop(9))},
      r'transform is .*size=\(8, 8\).* on rank 0 but .*size=\(9, 9\)'),
     ({'transform': (crop(8), Broken())}, 'transform is .*Crop.*Broken'),
-    ({'cache': ('memory', 'memory'), 'cache_bytes': (7, 7)},
-     'does not hold one sample'),
+    ({'cache': ('memory', 'memory'), 'cache_bytes': (7, 8)},
+     'cache_bytes is 7 on rank 0 but 8 on rank 1'),
 ])
 def test_wrong_arguments_are_errors_on_every_rank(
         comm, root, options, message):
@@ -306,16 +304,16 @@ def test_wrong_iterators_are_errors_on_every_rank(comm, root, tmp_path):
     data = ImageFolder(root, crop(), shard=comm)
     raises_everywhere(
         comm, 'iterator batch is 2 on rank 0 but 3 on rank 3',
-        lambda: data.iterator(2 + (comm.rank == 3), 0))
-    raises_everywhere(comm, 'rank 2: ValueError: workers=-1', lambda:
-                      data.iterator(2, -1 if comm.rank == 2 else 0))
+        lambda: data.iterator(2 + (comm.rank == 3)))
+    raises_everywhere(comm, 'rank 2: ValueError: workers=0', lambda:
+                      data.iterator(2, 0 if comm.rank == 2 else 1))
     few = tmp_path / 'few'
     if not comm.rank:
         make_folder(few, 3)
     comm.Barrier()
     small = ImageFolder(str(few), crop(), shard=comm)
     raises_everywhere(comm, 'use at most 3 ranks',
-                      lambda: small.iterator(2, 0))
+                      lambda: small.iterator(2))
 
 
 @on_ranks(2)
@@ -326,4 +324,4 @@ def test_an_error_names_the_rank_that_has_it(comm, root):
             spoil(data.path(number))
     comm.Barrier()
     with pytest.raises(ValueError, match=rf'\(rank {comm.rank}\)'):
-        next(data.iterator(3, workers=0))
+        next(data.iterator(3))

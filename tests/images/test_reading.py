@@ -5,9 +5,10 @@ import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from chainer_fp8pipe.images import cache as memory
+from chainer_fp8pipe.images.cache import Cache, available_bytes
 from chainer_fp8pipe.images.decoding import ImageError, create_decoder
-from chainer_fp8pipe.images.memory import Segment
-from chainer_fp8pipe.images.reading import Cache, Reader, find_images
+from chainer_fp8pipe.images.reading import Reader, find_images
 
 import numpy
 import pytest
@@ -17,16 +18,16 @@ from hypothesis import strategies as st
 from tests.ranks import run_script, start_script
 
 from .folders import crop, make_folder, spoil
-from .pictures import jpeg, photograph
 from .processes import holders
 
-every_kind = pytest.mark.parametrize('kind', [None, 'memory', 'decoded'])
+GIB = 1 << 30
+every_cache = pytest.mark.parametrize('is_cached', [False, True])
 
 
-def reader(root, kind=None, budget=10 ** 6, seed=5):
+def reader(root, is_cached=False, budget=10 ** 6, seed=5, transform=None):
     table = find_images(str(root))
-    cache = None if kind is None else Cache.create(len(table), budget)
-    return Reader(table, crop(), create_decoder('pillow'), kind, cache, seed)
+    return Reader(table, transform or crop(), create_decoder('pillow'),
+                  Cache.create(12, budget) if is_cached else None, seed)
 
 
 def read(source, sample, epoch=0):
@@ -52,11 +53,11 @@ def test_random_numbers_depend_on_seed_epoch_and_sample_alone(root):
     assert (read(one, 4, 2)[1:] != first[1:]).any()
 
 
-@pytest.mark.parametrize('kind', ['memory', 'decoded'])
 def test_a_cached_sample_is_read_without_its_file_and_others_from_theirs(
-        root, kind):
+        root):
     plain = reader(root)
-    source = reader(root, kind, 2 * reader(root, kind).kept_bytes(0) + 32)
+    size = max(os.path.getsize(plain.table.path(n)) for n in range(12))
+    source = reader(root, True, 2 * size)
     expected = [[read(plain, sample, epoch) for sample in range(12)]
                 for epoch in range(3)]
     for epoch in range(2):
@@ -71,39 +72,52 @@ def test_a_cached_sample_is_read_without_its_file_and_others_from_theirs(
             read(of, sample)
 
 
-def test_pixels_do_not_depend_on_what_the_cache_has_room_for(tmp_path):
-    os.makedirs(tmp_path / 'class')
-    (tmp_path / 'class' / 'photograph.jpg').write_bytes(jpeg(photograph()))
-    full, ample = reader(tmp_path, 'decoded', 10), reader(tmp_path, 'decoded')
-    ways = [[read(source, 0, epoch) for epoch in range(2)]
-            for source in (full, ample, reader(tmp_path),
-                           reader(tmp_path, 'memory'))]
-    assert [of.cache.statistics()[0] for of in (full, ample)] == [0, 1]
-    assert numpy.array_equal(ways[0], ways[1])
-    assert numpy.array_equal(ways[2], ways[3])
-    # A decoder that is asked for a part alone shrinks it otherwise.
-    assert not numpy.array_equal(ways[0], ways[2])
+class OwnCrop(type(crop())):
+    """Returns what it is told, in place of ``out``."""
+
+    def __init__(self, change):
+        super().__init__(8, normalise=None)
+        self.change = change
+
+    def finish(self, pixels, out=None):
+        return self.change(super().finish(pixels))
 
 
-class SizeAndDecode:
+def test_what_a_transform_returns_counts(root):
+    expected = read(reader(root), 3)
+    for change in (lambda x: 255 - x, lambda x: x[:, ::-1], lambda x: x):
+        source = reader(root, transform=OwnCrop(change))
+        assert (read(source, 3) == change(expected)).all()
+
+
+@pytest.mark.parametrize(('change', 'error', 'message'), [
+    (lambda x: x[:1], ValueError, r'array of \(1, 8, 8\), but .*\(3, 8, 8\)'),
+    (lambda x: None, ValueError, r'array of \(\), but'),
+    (lambda x: x / 2, TypeError, 'float64.*uint8')])
+def test_a_result_that_is_not_as_the_transform_says_is_an_error(
+        root, change, error, message):
+    with pytest.raises(error, match=message):
+        read(reader(root, transform=OwnCrop(change)), 3)
+
+
+class Own:
     """A user's decoder."""
 
     def __init__(self):
-        decoder = create_decoder('pillow')
-        self.size, self.decode = decoder.size, decoder.decode
+        self.decode = create_decoder('pillow').decode
 
 
-@every_kind
-def test_a_users_decoder_needs_size_and_decode_only(root, kind):
-    source, plain = reader(root, kind), reader(root)
-    source.decoder = SizeAndDecode()
+@every_cache
+def test_a_users_decoder_needs_decode_only(root, is_cached):
+    source, plain = reader(root, is_cached), reader(root)
+    source.decoder = Own()
     for _ in range(2):
         assert (read(source, 3) == read(plain, 3)).all()
 
 
-@every_kind
-def test_without_a_transform_it_is_the_whole_image(root, kind):
-    source = reader(root, kind)
+@every_cache
+def test_without_a_transform_it_is_the_whole_image(root, is_cached):
+    source = reader(root, is_cached)
     source.transform = None
     for _ in range(2):
         image = source.draw(4, numpy.random.default_rng(0))
@@ -112,9 +126,9 @@ def test_without_a_transform_it_is_the_whole_image(root, kind):
         assert image.flags.c_contiguous
 
 
-@every_kind
-def test_an_error_names_the_file_and_can_be_sent(root, kind):
-    source = reader(root, kind)
+@every_cache
+def test_an_error_names_the_file_and_can_be_sent(root, is_cached):
+    source = reader(root, is_cached)
     path = source.table.path(3)
     spoil(path)
     for _ in range(2):
@@ -127,89 +141,49 @@ def test_an_error_names_the_file_and_can_be_sent(root, kind):
 
 # --- the cache
 
-def put(cache, index, data):
-    """Keeps bytes as a file's are kept."""
-    return cache.put(index, numpy.frombuffer(data, numpy.uint8))
-
-
-def get(cache, index):
-    found = cache.get(index)
-    return None if found is None else found.tobytes()
-
-
-def test_what_was_put_first_comes_back_and_outlives_the_cache():
+def test_what_was_put_first_comes_back():
     cache = Cache.create(2, 1000)
-    pixels = numpy.random.RandomState(0).randint(
-        0, 256, (5, 7, 3)).astype(numpy.uint8)
-    assert cache.put(1, pixels[::-1])
-    assert cache.put(1, pixels)
-    assert cache.statistics() == (1, pixels.size)
-    found = cache.get(1)
-    assert cache.get(0) is None
-    cache.segment.close()
-    del cache
-    assert (found == pixels[::-1]).all()
-    assert not found.flags.writeable
+    for data in b'first', b'second':
+        cache.put(1, data)
+    assert cache.statistics() == (1, 5)
+    assert (cache.get(0), cache.get(1)) == (None, b'first')
 
 
 @settings(max_examples=100)
 @given(budget=st.integers(0, 300),
-       sizes=st.lists(st.integers(0, 100), min_size=1, max_size=20))
+       sizes=st.lists(st.integers(1, 100), min_size=1, max_size=20))
 def test_nothing_is_evicted_and_the_budget_is_kept(budget, sizes):
     cache = Cache.create(len(sizes), budget)
     kept = {}
     for index, size in enumerate(sizes):
         data = bytes([index + 1]) * size
-        room = sum(-(-len(data) // 16) * 16
-                   for data in kept.values()) + size <= budget
-        assert put(cache, index, data) is room
-        if room:
+        cache.put(index, data)
+        if sum(map(len, kept.values())) + size <= budget:
             kept[index] = data
-    assert [get(cache, index) for index in range(len(sizes))] == [
+    assert [cache.get(index) for index in range(len(sizes))] == [
         kept.get(index) for index in range(len(sizes))]
     assert cache.statistics() == (len(kept), sum(map(len, kept.values())))
-    cache.segment.close()
 
 
-def test_a_sample_that_two_put_at_once_takes_the_room_of_one():
-    cache = Cache.create(2, 64)
-    other = Cache(Segment(os.dup(cache.segment.fd)), 2)
-    array = cache.segment.array
-
-    def meanwhile(*arguments):      # room is reserved, nothing is written
-        cache.segment.array = array
-        assert other.get(0) is None
-        assert other.statistics() == (0, 0)
-        assert put(other, 0, b'2' * 48)
-        return array(*arguments)
-    cache.segment.array = meanwhile
-    assert put(cache, 0, b'1' * 48)
-    assert get(other, 0) == b'1' * 48
-    assert put(other, 1, b'3' * 16)
-    assert cache.statistics() == (2, 64)
-
-
-def child(code, segment, *arguments, **options):
-    """A process that has a cache of 400 samples in some memory."""
+def child(code, cache, *arguments, **options):
+    """A process that opens a cache of 400 samples."""
     return start_script(
-        0, '-c', 'import os, sys, numpy\n'
-        'from chainer_fp8pipe.images.memory import Segment\n'
-        'from chainer_fp8pipe.images.reading import Cache\n'
-        'cache = Cache(Segment(int(sys.argv[1])), 400)\n' + code,
-        segment.fd, *arguments, pass_fds=[segment.fd], **options)
+        0, '-c', 'import os, sys\n'
+        'from chainer_fp8pipe.images.cache import Cache\n'
+        'cache = Cache.open(tuple(map(int, sys.argv[1:5])), 400)\n' + code,
+        *cache.place, *arguments, **options)
 
 
 def test_processes_that_fill_a_cache_together_do_not_mix_their_samples():
     cache = Cache.create(400, 10 ** 6)
     writers = [child(
         'for index in range(400):\n'
-        '    cache.put(index * int(sys.argv[2]) % 400, numpy.frombuffer(\n'
-        '        b"%d," % index * 50, numpy.uint8))',
-        cache.segment, step) for step in (1, 3, 7)]
+        '    cache.put(index * int(sys.argv[5]) % 400, b"%d," % index * 50)',
+        cache, step) for step in (1, 3, 7)]
     assert [writer.wait(300) for writer in writers] == [0, 0, 0]
     for index in range(400):
-        number = get(cache, index).partition(b',')[0]
-        assert get(cache, index) == (number + b',') * 50
+        number = cache.get(index).partition(b',')[0]
+        assert cache.get(index) == (number + b',') * 50
     assert cache.statistics()[0] == 400
 
 
@@ -217,17 +191,17 @@ def test_one_process_waits_for_another_and_goes_on_when_that_is_killed():
     cache = Cache.create(400, 1000)
     with child('with cache._locked():\n'
                '    print(flush=True)\n'
-               '    sys.stdin.readline()', cache.segment,
+               '    sys.stdin.readline()', cache,
                stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == '\n'
-        thread = threading.Thread(target=put, args=(cache, 0, b'a'),
+        thread = threading.Thread(target=cache.put, args=(0, b'a'),
                                   daemon=True)
         thread.start()
         thread.join(0.2)
         assert thread.is_alive()
         holder.kill()
         thread.join(300)
-    assert get(cache, 0) == b'a'
+    assert cache.get(0) == b'a'
 
 
 def test_threads_do_not_write_over_each_other():
@@ -235,10 +209,10 @@ def test_threads_do_not_write_over_each_other():
 
     def fill(first):
         for index in range(first, 400, 4):
-            put(cache, index, bytes([index % 256]) * 100)
+            cache.put(index, bytes([index % 256]) * 100)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fill, range(4)))
-    assert all(get(cache, index) == bytes([index % 256]) * 100
+    assert all(cache.get(index) == bytes([index % 256]) * 100
                for index in range(400))
 
 
@@ -247,43 +221,70 @@ def test_a_fork_in_the_middle_of_a_call_does_not_wait_for_it():
     cache._threads.acquire()        # as another thread of the parent
     pid = os.fork()
     if not pid:
-        os._exit(not put(cache, 0, b'child'))
+        cache.put(0, b'child')
+        os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     cache._threads.release()
-    assert get(cache, 0) == b'child'
-
-
-# --- the shared memory that holds it
-
-def test_memory_is_not_taken_before_it_is_written():
-    cache = Cache.create(10, 1 << 30)
-    put(cache, 0, b'x' * 5000)
-    # A kernel may take a huge page, and none takes all.
-    assert os.fstat(cache.segment.fd).st_blocks * 512 < 1 << 29
+    assert cache.get(0) == b'child'
 
 
 def test_only_the_same_memory_is_opened_by_another_process_of_the_node():
-    segment, other = Segment.create(10), Segment.create(10)
+    cache, other = Cache.create(2, 100), Cache.create(2, 100)
     run_script(0, '-c', 'import sys\n'
-               'from chainer_fp8pipe.images.memory import Segment\n'
-               'segment = Segment.open(tuple(map(int, sys.argv[1:])))\n'
-               'segment.array(0, (3,), "u1")[:] = 97, 98, 99',
-               *segment.place, check=True)
-    assert segment.array(0, (4,), 'u1').tobytes() == b'abc\0'
-    pid, _, *file = segment.place
-    for fd in other.fd, 99999:
-        assert Segment.open((pid, fd, *file)) is None
+               'from chainer_fp8pipe.images.cache import Cache\n'
+               'Cache.open(tuple(map(int, sys.argv[1:])), 2).put(1, b"abc")',
+               *cache.place, check=True)
+    assert cache.get(1) == b'abc'
+    pid, _, *file = cache.place
+    for fd in other.place[1], 99999:
+        assert Cache.open((pid, fd, *file), 2) is None
 
 
-@pytest.mark.parametrize('close', [True, False])
-def test_memory_is_gone_with_the_last_that_refers_to_it(close):
-    segment = Segment.create(5000)
-    memory = {str(os.fstat(segment.fd).st_ino)}
-    array = segment.array(0, (10,), numpy.int64)
-    if close:
-        segment.close()
-    del segment
-    array[:] = 3        # still there
-    assert holders(memory) == {os.getpid()}
-    del array
-    assert not holders(memory)
+def test_memory_is_taken_as_it_is_written_and_gone_with_the_cache():
+    cache = Cache.create(10, 1 << 30)
+    cache.put(0, b'x' * 5000)
+    _, fd, _, file = cache.place
+    # A kernel may take a huge page, and none takes all.
+    assert os.fstat(fd).st_blocks * 512 < 1 << 29
+    assert holders({str(file)}) == {os.getpid()}
+    del cache
+    assert not holders({str(file)})
+
+
+# --- how much memory there is
+
+@pytest.mark.parametrize(('cgroup', 'groups', 'available'), [
+    ('', [], 8),
+    # Pages of files can be given back.
+    ('0::/slurm/job7\n', [('/slurm/job7', 4 * GIB, 3 * GIB, GIB // 2)], 2),
+    ('0::/slurm/job7\n', [('/slurm/job7', 'max', GIB, 0),
+                          ('/slurm', 3 * GIB, GIB, 0)], 2),
+    ('9:name=systemd:/\n4:memory:/a\n0::/\n',
+     [('/memory/a', 2 * GIB, GIB, 0)], 1),
+    ('0::/\n', [('', GIB, 2 * GIB, 0)], 0),
+])
+def test_memory_is_what_the_machine_and_its_control_groups_leave(
+        monkeypatch, cgroup, groups, available):
+    files = {'/proc/self/cgroup': cgroup,
+             '/proc/meminfo': 'MemTotal: 16777216 kB\n'
+                              'MemAvailable:    8388608 kB\n'}
+    for folder, limit, used, cached in groups:
+        names = (('memory.limit_in_bytes', 'memory.usage_in_bytes')
+                 if folder.startswith('/memory')
+                 else ('memory.max', 'memory.current'))
+        folder = '/sys/fs/cgroup' + folder
+        for name, value in zip(names, (limit, used), strict=True):
+            files[f'{folder}/{name}'] = f'{value}\n'
+        files[f'{folder}/memory.stat'] = (
+            f'anon 5\nactive_file {cached}\ninactive_file {cached}\n')
+
+    def fake(path):
+        if path not in files:
+            raise FileNotFoundError(path)
+        return files[path]
+    monkeypatch.setattr(memory, '_read', fake)
+    assert available_bytes() == available * GIB
+
+
+def test_this_machine_has_memory():
+    assert available_bytes() > 0

@@ -124,6 +124,7 @@ def test_plans_depend_on_the_random_numbers_alone():
     (lambda: Normalise((0, 0, 0), (1, 0, 1)), 'above zero'),
     (lambda: Normalise((0, 0, 0), (1, float('nan'), 1)), 'above zero'),
     (lambda: Normalise((), ()), 'one number'),
+    (lambda: Normalise(dtype='i4'), 'of floats, not int32'),
     (lambda: Normalise((0, 0), (1, 1))(numpy.zeros((1, 3, 2, 2), 'u1')),
      'of 2 channels, but images have 3'),
 ])
@@ -175,7 +176,7 @@ def test_normalising_equals_the_definition_in_float64(
 
 
 @pytest.mark.parametrize('normalise', [
-    None, Normalise(), Normalise((.5,), (.2,))])
+    None, Normalise(), Normalise(.5, .2)])
 def test_pixels_become_channels_first_and_normalised(normalise):
     pixels = _pixels(4, 5, 3)[:, ::-1]
     transform = CenterCrop((4, 5), normalise=normalise)
