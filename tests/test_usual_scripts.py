@@ -266,7 +266,7 @@ IN_THE_LSTM = [{'before': '/predictor/l1/upward/W', 'calls_later': 2}]
 def test_partition_gives_the_numbers_of_one_process_or_refuses(
         comm, name, cuts):
     from chainer_fp8pipe import partition
-    from chainer_fp8pipe.training.step import Pipeline
+    from chainer_fp8pipe.pipeline.step import Pipeline
     model, batch = made(name)
     if name in NO_LOSS:
         with pytest.raises(ValueError, match='it must return its loss'):

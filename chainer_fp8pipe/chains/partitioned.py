@@ -39,6 +39,7 @@ from .program import Layout, Program, sources_in
 from .recorder import Recorder
 from .saving import check_whole
 from .valueless_parameters import draw, fetching, settle, take_away
+from .work import ChainWork
 
 #: So many layouts are kept.
 _LAYOUTS = 512
@@ -306,6 +307,9 @@ class Partition:
         stage = chunk % self.plan.stages
         ranks = self.grid.ranks[stage]
         return f'stage {stage} (rank {ranks[self.grid.replica_index]})'
+
+    #: What the ranks of a pipeline do with a batch.
+    work = ChainWork
 
     def parts(self) -> dict[int, ChainPart]:
         """This rank's parts of the model, by number of chunk."""

@@ -303,12 +303,13 @@ def forward_schedule(stages: int, micro_batches: int,
 
 def _sizes(stages: int, micro_batches: int,
            chunks: int) -> tuple[int, int, int]:
-    return (_at_least_one('stages', stages),
-            _at_least_one('micro_batches', micro_batches),
-            _at_least_one('chunks', chunks))
+    return (at_least_one('stages', stages),
+            at_least_one('micro_batches', micro_batches),
+            at_least_one('chunks', chunks))
 
 
-def _at_least_one(name: str, value: int) -> int:
+def at_least_one(name: str, value: int) -> int:
+    """A number that a user gives, as an int; it raises ValueError."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -13,12 +13,12 @@ from ..chains.nested import arguments_of
 from ..mpi.agreement import raise_together
 from ..mpi.watch import watch
 from ..mpi.world import enter_world
+from ..pipeline.group_failures import give_up, hear_failures
+from ..pipeline.meetings import Together, show_traceback
+from ..pipeline.reported import Reports, means, report_of
+from ..pipeline.whole_model import refuse_noise
 from ..report.stream import stream_of
-from .group_failures import give_up, hear_failures
-from .meetings import Together, show_traceback
-from .reported import Reports, means, report_of
 from .updater import follow, progress
-from .whole_model import refuse_noise
 
 
 class ReplicaUpdater(StandardUpdater):

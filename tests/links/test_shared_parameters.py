@@ -2,7 +2,7 @@ import functools
 import itertools
 
 from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.training.step import Pipeline
+from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
 import chainer.functions as F

@@ -50,7 +50,9 @@ from ...chains.valueless_parameters import fetching
 from ...intercept.training_objects import Originals
 from ...mpi.arrays import broadcast_arrays
 from ...mpi.grid import ProcessGrid
+from ...pipeline.meetings import NotTraced
 from ...pipeline.randomness import preserved
+from ...pipeline.whole_model import decisions
 from ...planning.partition_plan import PartitionPlan
 from ...report.quantities import counted
 from ..replica_updater import ReplicaUpdater
@@ -59,8 +61,6 @@ from ..updater import (
     PipelineUpdater,
     show_progress_of,
 )
-from ..whole_model import decisions
-from ..work import NotTraced
 from . import files
 from .dividing import check_examples, divided, obstacle
 from .files import adapted, follow_rank_0

@@ -256,7 +256,7 @@ def test_a_part_of_a_model_is_not_called(comm):
 OPTIONS = {
     'schedule': {'gpipe, 1f1b, interleaved, zero_bubble': 'zigzag'},
     'recompute': {"'every stage but the last'": 'some'},
-    'micro_batches': {'must be a positive integer, not 2.0': 2.0},
+    'micro_batches': {'must be a whole number of at least 1': 2.0},
     'label_key': {'label_key must be': 1.5},
     'loss_fun': {'loss_fun must be a function': 'mse'},
     'loss_weight': {'loss_weight must be a function': 2},
@@ -280,7 +280,7 @@ def test_an_unknown_option_is_an_error_that_lists_the_known(comm, option):
       for option, values in (
           ('micro_batches', (2, 3)), ('schedule', ('gpipe', '1f1b')),
           ('seed', (0, 1)), ('recompute', (True, False)))),
-    ('micro_batches', (4, 0), 'ValueError: micro_batches must be a positive')])
+    ('micro_batches', (4, 0), 'ValueError: micro_batches is 0; it must be')])
 def test_options_of_the_last_rank_alone_are_an_error_on_all(
         comm, option, values, said):
     last = comm.size - 1

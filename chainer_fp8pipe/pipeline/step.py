@@ -40,23 +40,23 @@ from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..mpi.world import enter_world
-from ..pipeline.backprop import Arrays, GradientSums
-from ..pipeline.batch_statistics import BatchStatistics
-from ..pipeline.layers import blame
-from ..pipeline.randomness import Place, preserved
-from ..pipeline.schedules import (
+from ..report.stream import stream_of
+from .backprop import Arrays, GradientSums
+from .batch_statistics import BatchStatistics
+from .group_failures import give_up, hear_failures
+from .layers import blame
+from .meetings import NotTraced, Together, show_traceback
+from .randomness import Place, preserved
+from .reported import means
+from .schedules import (
     Schedule,
+    at_least_one,
     bounds,
     forward_schedule,
     make_schedule,
     recomputed,
 )
-from ..pipeline.stage import Channels, Stage
-from ..report.stream import stream_of
-from .checks import check_count
-from .group_failures import give_up, hear_failures
-from .meetings import NotTraced, Together, show_traceback
-from .reported import means
+from .stage import Channels, Stage
 from .whole_model import (
     TiedGradients,
     decide_together,
@@ -66,7 +66,6 @@ from .work import (
     Batch,
     Opened,
     Work,
-    micro_batches,
     samples_of,
     work_of,
 )
@@ -123,7 +122,7 @@ class Pipeline:
             schedule = plan.schedule if plan else '1f1b'
 
         def work() -> Work:
-            check_count('micro_batches', micro_batches)
+            at_least_one('micro_batches', micro_batches)
             if not isinstance(seed, numbers.Integral):
                 raise TypeError(f'seed must be an integer, not {seed!r}')
             found = work_of(optimizer, grid, **options)
@@ -392,9 +391,7 @@ class Pipeline:
                                      lists=True)
                 sizes = [end - start for start, end in bounds(
                     samples, self._parts(step, samples))]
-                opened = Opened(
-                    sizes, 0, batch.progress,
-                    *micro_batches(batch, sizes), batch.target)
+                opened = self._work.opened(batch, sizes)
             except StopIteration:
                 head = _Head(step, ended=True)
             except BaseException as reason:     # the others wait

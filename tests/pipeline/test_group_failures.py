@@ -1,5 +1,5 @@
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.training.group_failures import give_up, hear_failures
+from chainer_fp8pipe.pipeline.group_failures import give_up, hear_failures
 
 import chainer
 import chainer.functions as F

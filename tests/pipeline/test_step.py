@@ -1,6 +1,6 @@
 """A pipeline's step in a loop without updater and Trainer."""
 from chainer_fp8pipe import Divisible, partition
-from chainer_fp8pipe.training.step import Pipeline
+from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
 import chainer.functions as F

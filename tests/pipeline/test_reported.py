@@ -2,9 +2,9 @@
 import chainer_fp8pipe
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.mpi.agreement import Meeting
+from chainer_fp8pipe.pipeline.reported import add, report_of
+from chainer_fp8pipe.pipeline.reported import means as means_of
 from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
-from chainer_fp8pipe.training.reported import add, report_of
-from chainer_fp8pipe.training.reported import means as means_of
 
 import chainer
 import chainer.functions as F

@@ -1,0 +1,242 @@
+"""What a pipeline's ranks do with a batch of a partitioned Chain."""
+# All ranks see the whole batch and record its micro-batches: what the model
+# calls may depend on the batch.  They compare what they have recorded before
+# any of them computes, as a rank that called something else would leave the
+# others waiting.
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import chainer
+import numpy
+
+from ..mpi.agreement import raise_together
+from ..mpi.grid import ProcessGrid
+from ..pipeline.backprop import Arrays
+from ..pipeline.layers import checked_weight
+from ..pipeline.meetings import NotTraced
+from ..pipeline.randomness import Place
+from ..pipeline.reported import Report, Reports, add, report_of
+from ..pipeline.stage import Channels, weights_of
+from ..pipeline.work import Batch, Opened, Work, rows, samples_of
+from . import nested
+from .names import OBSERVER
+from .placeholder import PlaceholderError
+
+if TYPE_CHECKING:
+    from .partitioned import ChainPart, Partition
+
+#: The name of the loss that the model returns.
+LOSS = '\0loss'
+_SAME = ("A model's calls must not depend on the rank; all ranks must see "
+         'the same batch and the same settings.')
+
+
+class ChainWork(Work):
+    """The work with a partitioned Chain.
+
+    ``model`` has this rank's parameters.
+    """
+
+    def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
+                 loss_weight: Callable | None = None, **of_layers: Any
+                 ) -> None:
+        super().__init__(model, grid, loss_weight)
+        given = [name for name, value in of_layers.items()
+                 if value is not None]
+        if given:
+            raise ValueError(
+                f'{" and ".join(given)} cannot be given for a model that '
+                'partition() has cut; the model itself returns the loss and '
+                'reports the metrics')
+        self._partition: Partition = model.partition
+        if self._partition.grid is not grid:
+            raise ValueError('the model was cut for other ranks; give '
+                             'PipelineUpdater the comm that partition() got')
+        if self._partition.optimizer not in (None, optimizer):
+            raise ValueError('another optimizer trains this model already; a '
+                             'partitioned model has one')
+        self._optimizer = optimizer
+        self.chunks = self._partition.plan.chunks
+        self._form: Any = None
+        self._in_links: list[Any] = []
+        self._weights: list[float] = []
+        self._method: Callable | None = None
+
+    def parts(self) -> dict[int, ChainPart]:
+        """This rank's parts of the model, by number of chunk."""
+        self._partition.optimizer = self._optimizer
+        return self._partition.parts()
+
+    def choose(self, method: str | None) -> str:
+        """Has predictions call a method or child link; its name."""
+        names = ['predictor', 'predict'] if method is None else [method]
+        for name in names:
+            found = getattr(self._model, name, None)
+            if callable(found):
+                self._method = found
+                return name
+        kind = type(self._model).__name__
+        if method is None:
+            raise ValueError(
+                f'{kind} has neither a predictor nor a method predict(); '
+                "pass method='name' of what returns the output")
+        raise ValueError(f'{kind} has no method {method!r}')
+
+    def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
+        """See :meth:`.Work.joined`."""
+        forms = [nested.leaves(one.result)[1]
+                 for one in self._partition.programs]
+        if any(form != forms[0] for form in forms):
+            raise ValueError('the outputs of the micro-batches differ in '
+                             'their form; they cannot be concatenated')
+        return super().joined(parts, sizes)
+
+    def formed(self, outputs: Arrays) -> Any:
+        """What a prediction returns: arrays in the form of the method's."""
+        return nested.rebuilt(self._form, list(outputs))
+
+    def batch(self, arrays: Any, with_target: bool = True) -> Batch:
+        """All arrays of a converted batch: the model has its loss inside."""
+        args, kwargs = nested.arguments_of(arrays)
+        given = [*args, *kwargs.values()]
+        samples_of(given, lists=True)
+        return Batch([_host(one) if hasattr(one, 'shape') else one
+                      for one in given], None, tuple(kwargs))
+
+    def opened(self, batch: Batch, sizes: list[int]) -> Opened:
+        """See :meth:`.Work.opened`; all ranks make the arguments."""
+        assert batch.names is not None
+        first = len(batch.arrays) - len(batch.names)
+        found = [nested.leaves((tuple(part[:first]), dict(zip(
+            batch.names, part[first:], strict=True))))
+            for part in rows(batch, sizes)]
+        return Opened(sizes, 0, batch.progress, [tree for _, tree in found],
+                      [list(map(_host, leaves)) for leaves, _ in found])
+
+    def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
+        """Records the micro-batches; what ranks must have recorded alike.
+
+        Raises:
+            ValueError: The model cannot be run so.
+        """
+        part = self._partition
+        problem = part.problem()
+        if problem:
+            raise ValueError(problem)
+        function = self._method if step == 'predict' else self._model
+        assert function is not None
+        batches = [nested.rebuilt(tree, [
+            self._model.device.send(array) for array in arrays])
+            for tree, arrays in zip(opened.trees, opened.parts, strict=True)]
+        try:
+            part.record(step, function, batches, places)
+        except PlaceholderError as error:
+            raise NotTraced(str(error)) from error
+        given = None
+        if self._loss_weight is not None and step != 'predict':
+            given = [checked_weight(self._loss_weight(*args, **kwargs))
+                     for args, kwargs in batches]
+        return part.digest(), given
+
+    def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
+        """All ranks of the pipeline have recorded the same calls."""
+        part = self._partition
+        if len({digest for digest, _ in said}) > 1:
+            raise_together(self._grid.pipeline, part.description, NotTraced,
+                           dict, _SAME)
+            raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
+        self._weights = [0.0] * len(part.programs)
+        if step != 'predict':
+            self._weights = self._agreed([given for _, given in said]) or (
+                weights_of([one.labels for one in part.programs],
+                           opened.sizes,
+                           self._grid.replicas if step == 'train' else 1))
+
+    def deal(self, step: str, opened: Opened, channels: Channels
+             ) -> tuple[list[Arrays], list[float]]:
+        """Inputs where the model begins, weights where the loss is.
+
+        Of each micro-batch.
+        """
+        inputs: list[Arrays] = [()] * len(self._partition.programs)
+        if self._grid.stage_index > 0:
+            inputs = []
+        return inputs, self._weights if self._is_last else []
+
+    def reported(self) -> Reports:
+        """What the model has reported here, and its loss."""
+        found: Reports = {}
+        for weight, one in zip(self._weights, self._partition.programs,
+                               strict=True):
+            for name, value in one.found.items():
+                add(found, name, report_of(value, weight))
+        if self._is_last:
+            found[LOSS] = Report('number', self.mean.sum, self.mean.weight)
+        return found
+
+    def report(self, means: dict[str, Any]) -> dict[str, Any]:
+        """Reports means for the links that have reported parts of them.
+
+        Returns them with their names in the model; the loss is ``'loss'``.
+        """
+        named: dict[str, Any] = {}
+        for name, value in means.items():
+            path, found, key = name.partition(OBSERVER)
+            if found:
+                chainer.report({key: value},
+                               self._partition.names.links[path])
+                named[f'{path}/{key}'.lstrip('/')] = value
+            elif name != LOSS:
+                chainer.report({name: value})
+                named[name] = value
+        # A script may ask L.Classifier for the loss of the last batch.
+        for (path, name), report, array in self._in_links:
+            if (report or LOSS) in means:
+                link = self._partition.names.links[path]
+                vars(link)[name] = chainer.Variable(link.xp.asarray(
+                    means[report or LOSS], array.dtype))
+        return {'loss': means[LOSS], **named} if LOSS in means else named
+
+    @property
+    def has_ties(self) -> bool:
+        """See :meth:`.Work.has_ties`."""
+        return bool(self._partition.ties)
+
+    def tied(self) -> dict[int, tuple[int, ...]]:
+        """See :meth:`.Work.tied`."""
+        part = self._partition
+        return {id(part.own[name]): stages
+                for name, stages in part.ties.items() if name in part.own}
+
+    def end(self) -> None:
+        """See :meth:`.Work.end`."""
+        programs = self._partition.programs
+        self._form = nested.leaves(programs[0].result)[1] if programs else ()
+        self._in_links = self._partition.means_in_links()
+        self._partition.end()
+
+    def forget(self) -> None:
+        """See :meth:`.Work.forget`."""
+        self._partition.forget()
+        self._partition.state.forget()
+
+    # --- details ------------------------------------------------------------
+
+    def _agreed(self, given: list[Any]) -> list[float] | None:
+        """The weights that the user's function gave on all ranks."""
+        for rank, other in enumerate(given):
+            for number, (one, two) in enumerate(zip(
+                    given[0] or [], other or [], strict=True)):
+                if one != two:
+                    raise ValueError(
+                        f'the loss_weight of micro-batch {number} is {one} '
+                        f'on rank 0 but {two} on rank {rank}. {_SAME}')
+        return given[0]
+
+
+def _host(array: Any) -> numpy.ndarray:
+    # ascontiguousarray() would give an array without axes one.
+    return numpy.asarray(chainer.backends.cuda.to_cpu(
+        nested.array_of(array)), order='C')
