@@ -1,10 +1,8 @@
 """The table and the picture at the end of a run."""
 import json
 import os
-from collections import defaultdict
-from statistics import fmean, median
+from statistics import median
 
-from chainer_fp8pipe.planning.schedule_time import UNIT, Costs, simulate
 from chainer_fp8pipe.report.events import Event, idle_share
 
 _ACCURACY = 'validation/main/accuracy'
@@ -40,7 +38,7 @@ def summarise(log, grid, schedule, seconds, timeline, drawn):
         'ranks_of_node': grid.nodes.count(grid.nodes[0]),
         'cores_of_node': _cores(),
         'drawn': drawn,
-        'idle': timeline and idle_shares(timeline, schedule),
+        'idle': timeline and idle_shares(timeline),
     }
 
 
@@ -51,11 +49,10 @@ def _cores():
     return os.cpu_count()
 
 
-def idle_shares(timeline, schedule):
+def idle_shares(timeline):
     """Per cent of all ranks' time in which they do not compute.
 
-    Measured, and as the schedule has it: where all stages take equally long,
-    and where they take as long as was measured.  Update and exchange with
+    Of the whole update, and of the passes alone: update and exchange with
     the replicas come after what a schedule is about.
     """
     with open(timeline) as file:
@@ -66,24 +63,8 @@ def idle_shares(timeline, schedule):
                     lane=row['args'].get('lane', ''))
               for row in rows if row['ph'] == 'X']
     passes = [event for event in events if event.micro_batch is not None]
-    shares = {
-        'update': idle_share(events),
-        'passes': idle_share(passes),
-        'equal_stages': simulate(
-            schedule, [UNIT] * (schedule.last_chunk + 1)).idle_share,
-        'measured_stages': simulate(schedule, _costs(passes)).idle_share}
-    return {name: 100 * share for name, share in shares.items()}
-
-
-def _costs(events):
-    """The mean times of each chunk, over micro-batches and replicas."""
-    times = defaultdict(list)
-    for event in events:
-        times[event.chunk, event.name].append(event.end - event.start)
-    chunks = {chunk for chunk, _ in times}
-    return [Costs(*(fmean(times.get((chunk, name), [0.0])) for name in (
-        'forward', 'backward', 'backward_weight', 'recompute')))
-        for chunk in sorted(chunks)]
+    return {'update': 100 * idle_share(events),
+            'passes': 100 * idle_share(passes)}
 
 
 def print_table(summary, files):
@@ -113,10 +94,6 @@ def print_table(summary, files):
             + (f' ({ranks} ranks on {cores} cores)' if ranks > cores else ''))
         row('', shares['passes'], '%',
             'until the end of its last backward pass')
-        row('idle, predicted', shares['equal_stages'], '%',
-            f'by the schedule {summary["schedule"]}, for equal stages')
-        row('', shares['measured_stages'], '%',
-            'for stages that take as long as measured')
     for name, path in files.items():
         print(f'{name:18}{path}')
 

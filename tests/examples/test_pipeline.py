@@ -61,8 +61,6 @@ def test_it_ends_with_a_table_that_names_its_files(hybrid):
     for share in idle.values():
         assert f'{share:.1f} %' in table
         assert 0 < share < 100
-    # 1f1b: of m + d - 1 = 5 turns of a rank, d - 1 = 1 is idle.
-    assert idle['equal_stages'] == pytest.approx(20)
     # A byte for each parameter in the first stage of two replicas.
     assert summary['bytes'] == pytest.approx(
         (64 * 64 + 64) * 2, rel=0.2)

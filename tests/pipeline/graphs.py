@@ -1,4 +1,4 @@
-"""Schedules as graphs: a reference for them and for the simulator."""
+"""Schedules as graphs: a reference for them."""
 from collections import Counter
 from graphlib import CycleError, TopologicalSorter
 
@@ -73,15 +73,6 @@ def stream(schedule, kind, boundary):
             if action.kind is kind and action.boundary == boundary]
 
 
-def longest_path(schedule, seconds, latency=0.0):
-    """The length of a step: ``seconds(action)`` each, ``latency`` between."""
-    edges = edges_of(schedule)
-    end = {}
-    for node in TopologicalSorter(edges).static_order():
-        start = max((end[other] + latency * (reason == 'message')
-                     for other, reason in edges[node].items()), default=0.0)
-        end[node] = start + seconds(node[1])
-    return max(end.values())
 
 
 #: Units of time: the weight half, the input half and forward take one each.
@@ -89,9 +80,18 @@ UNITS = {Kind.FORWARD: 1, Kind.BACKWARD: 2, Kind.BACKWARD_INPUT: 1,
          Kind.BACKWARD_WEIGHT: 1}
 
 
+def ends(schedule):
+    """When each (rank, action) ends, in units, if messages take no time."""
+    edges, end = edges_of(schedule), {}
+    for node in TopologicalSorter(edges).static_order():
+        end[node] = UNITS.get(node[1].kind, 0) + max(
+            (end[other] for other in edges[node]), default=0)
+    return end
+
+
 def length(schedule):
-    """Of a step in units of time, if messages take none."""
-    return longest_path(schedule, lambda action: UNITS.get(action.kind, 0))
+    """Of a step: the longest path."""
+    return max(ends(schedule).values())
 
 
 def peak_live(schedule):

@@ -15,14 +15,13 @@ from chainer_fp8pipe.pipeline.schedules import (
     make_schedule,
     recomputed,
 )
-from chainer_fp8pipe.planning.schedule_time import UNIT, simulate
 
 import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from .graphs import is_sound, length, peak_live, stream
+from .graphs import UNITS, ends, is_sound, length, peak_live, stream
 
 STAGES = st.integers(1, 8)
 MICRO_BATCHES = st.integers(1, 20)
@@ -195,18 +194,16 @@ PICTURED = {
 
 def rows_of(shown):
     """Cells of two characters, one row per rank."""
-    timeline = simulate(shown, [UNIT] * (shown.last_chunk + 1))
-    halved = any(event.name == 'backward_weight'
-                 for event in timeline.events)
-    letters = {'forward': 'FG', 'backward': 'I' if halved else 'BC',
-               'backward_weight': 'W'}
-    rows = [['..'] * round(timeline.step_time)
-            for _ in range(shown.stages)]
-    for event in timeline.events:
-        letter = letters[event.name][event.chunk // shown.stages]
-        start, end = round(event.start), round(event.end)
-        rows[event.rank][start:end] = [
-            f'{letter}{event.micro_batch}', *['--'] * (end - start - 1)]
+    when = {node: end for node, end in ends(shown).items()
+            if node[1].kind in UNITS}
+    letters = {Kind.FORWARD: 'FG', Kind.BACKWARD: 'BC',
+               Kind.BACKWARD_INPUT: 'I', Kind.BACKWARD_WEIGHT: 'W'}
+    rows = [['..'] * length(shown) for _ in range(shown.stages)]
+    for (rank, (kind, micro_batch, chunk)), end in when.items():
+        start = end - UNITS[kind]
+        letter = letters[kind][chunk // shown.stages]
+        rows[rank][start:end] = [
+            f'{letter}{micro_batch}', *['--'] * (end - start - 1)]
     return rows
 
 
