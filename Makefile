@@ -49,7 +49,8 @@ comma := ,
 
 INSTALLED_FROM := $(VENV)/.origin setup.cfg setup.py pyproject.toml \
     chainer_fp8pipe/compat/install_chainer.py $(wildcard $(addprefix \
-    chainer_fp8pipe/,*/*.c */*.h */*/*.c */*/*.h))
+    chainer_fp8pipe/,compat/_edits.py compat/_today.py */*.c */*.h \
+    */*/*.c */*/*.h))
 DEMO := $(VENV)/.demo-$(MPI)
 TEST := $(VENV)/.test-$(MPI)
 

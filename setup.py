@@ -7,7 +7,6 @@ import re
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.command.build_py import build_py
 
 README = pathlib.Path(__file__).with_name('README.md')
 
@@ -34,17 +33,6 @@ def description():
     return re.sub(r'\[([^]^]+)\]\((?!https?:)[^)]*\)', r'\1', text)
 
 
-class WithStartup(build_py):
-    """Puts beside the package what lets Chainer import at any time."""
-
-    def run(self):
-        super().run()
-        # The wheel's root, where an editable one has no build_lib in it.
-        root = (self.get_finalized_command('install').install_lib
-                if self.editable_mode else self.build_lib)
-        self.copy_file('chainer_fp8pipe.pth', root)
-
-
 class WhereItCan(build_ext):
     """Leaves out what cannot be compiled, but where the package is developed.
 
@@ -62,7 +50,7 @@ class WhereItCan(build_ext):
 
 
 setup(
-    cmdclass={'build_ext': WhereItCan, 'build_py': WithStartup},
+    cmdclass={'build_ext': WhereItCan},
     long_description=description(),
     long_description_content_type='text/markdown',
     ext_modules=[

@@ -1,11 +1,9 @@
 """Chainer on today's Python, with gradients that cross the network as fp8.
 
-Import this package before ``chainer`` and ``chainermn``: the import alone
-puts :mod:`chainer_fp8pipe.compat` in place, without which Chainer does not
-import with NumPy 2.  It starts neither Chainer nor MPI; the public names
-below are loaded when first asked for.
+The import starts neither Chainer nor MPI; the public names below are loaded
+when first asked for.
 """
-from . import compat
+from . import compat as compat
 from ._on_demand import on_demand
 from ._version import __version__
 from .mpi.world import begin as _begin

@@ -1,27 +1,31 @@
 """Chainer is installed by a command, which its absence names."""
+import base64
+import hashlib
 import importlib.util
 import os
 import shutil
 import subprocess
 import sys
 import urllib.request
+import zipfile
 from pathlib import Path
 
 from chainer_fp8pipe.__main__ import _COMMANDS
-from chainer_fp8pipe.compat import _hook, install_chainer
+from chainer_fp8pipe.compat import _absent, _edits, install_chainer
 
 import pytest
 
 from tests.ranks import run_script
 
 COMMAND = 'python -m chainer_fp8pipe install-chainer'
+WHEEL = 'chainer-7.8.1+today-py3-none-any.whl'
 
 
 @pytest.mark.parametrize('name', ['chainer', 'chainermn'])
 def test_where_there_is_no_chainer_its_import_names_the_command(
         name, monkeypatch):
     monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.setattr(sys, 'meta_path', [_hook._Finder({})])
+    monkeypatch.setattr(sys, 'meta_path', [_absent._Last()])
     with pytest.raises(ModuleNotFoundError, match=COMMAND) as raised:
         importlib.import_module(name)
     assert raised.value.name == name
@@ -33,33 +37,47 @@ def test_where_chainer_is_installed_the_command_does_nothing():
     done = run_script(0, '-m', 'chainer_fp8pipe', 'install-chainer',
                       env={**os.environ, 'PATH': ''})
     assert (done.stdout, done.stderr, done.returncode) == (
-        'Chainer 7.8.1 is installed already\n', '', 0)
+        'Chainer 7.8.1+today is installed already\n', '', 0)
 
 
 class Installer:
-    """Stands in for pip and uv: keeps the commands, and makes the wheel."""
+    """Stands in for pip and uv: keeps the commands, and brings Chainer."""
 
     def __init__(self):
         self.commands = []
-        self.constraints = []
+        self.wheels = []
         self.returncode = 0
+        self.brings = {edit.file: '' for edit in _edits.EDITS}
+        for edit in _edits.EDITS:
+            self.brings[edit.file] += (
+                edit.fragment.removesuffix('...') + '\n') * edit.times
 
     def run(self, command, env):
         self.commands.append(command)
-        self.constraints.append([
-            env.get(name, '').strip() for name in (
-                'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT')])
+        self.constraints = [env.get(name, '').strip() for name in (
+            'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT')]
         self.files = [
             urllib.request.urlopen(url).read().decode()
-            for value in self.constraints[-1] for url in value.split()
+            for value in self.constraints for url in value.split()
             if url.startswith('file:')]
         if '--build-constraints' in command:
             place = command.index('--build-constraints') + 1
             self.files = [Path(command[place]).read_text()]
-        if 'wheel' in command:
-            folder = command[command.index('--wheel-dir') + 1]
-            (Path(folder) / 'chainer-7.8.1-py3-none-any.whl').touch()
+        if '--target' in command:
+            self.bring(Path(command[command.index('--target') + 1]))
+        if command[-1].endswith(WHEEL):
+            with zipfile.ZipFile(command[-1]) as file:
+                self.wheels.append(
+                    {name: file.read(name) for name in file.namelist()})
         return subprocess.CompletedProcess(command, self.returncode)
+
+    def bring(self, folder):
+        for file, text in self.brings.items():
+            if file == 'METADATA':
+                file = 'chainer-7.8.1.dist-info/METADATA'
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text)
+        (folder / 'chainer-7.8.1.dist-info' / 'RECORD').touch()
 
 
 @pytest.fixture
@@ -67,7 +85,7 @@ def installer(monkeypatch):
     """What is called where neither Chainer nor constraints are there."""
     stand_in = Installer()
     monkeypatch.setattr(subprocess, 'run', stand_in.run)
-    monkeypatch.setattr(install_chainer, 'version', lambda name: None)
+    monkeypatch.setattr(install_chainer, 'is_mended', lambda: False)
     for name in 'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT', 'UV':
         monkeypatch.delenv(name, raising=False)
     return stand_in
@@ -76,17 +94,48 @@ def installer(monkeypatch):
 def test_pip_builds_with_an_old_setuptools_and_installs_as_it_would(
         installer, monkeypatch):
     monkeypatch.setenv('PIP_CONSTRAINT', 'mine.txt')
-    assert install_chainer.main(['--no-index', '--find-links', 'wheels']) == 0
-    build, install = installer.commands
-    assert build[:4] == [sys.executable, '-m', 'pip', 'wheel']
-    assert install[:4] == [sys.executable, '-m', 'pip', 'install']
+    options = ['--no-index', '--find-links', 'wheels']
+    assert install_chainer.main(options) == 0
+    build, install, needs = installer.commands
+    for command in installer.commands:
+        assert command[:4] == [sys.executable, '-m', 'pip', 'install']
+        assert command[-4:-1] == options
     assert build[-1] == 'chainer==7.8.1'
-    assert install[-1].endswith('chainer-7.8.1-py3-none-any.whl')
-    for command in build, install:
-        assert command[-4:-1] == ['--no-index', '--find-links', 'wheels']
-    (old, new), own = installer.constraints
-    assert own == ['mine.txt', '']
+    assert install[-1].endswith(WHEEL)
+    assert needs[-1] == 'chainer==7.8.1+today'
+    old, new = installer.constraints
     assert old == f'mine.txt {new}'
+
+
+def test_the_wheel_is_the_edited_chainer(installer):
+    assert install_chainer.main([]) == 0
+    (wheel,) = installer.wheels
+    assert b'numpy.sctypes' not in b''.join(wheel.values())
+    assert b'np.int32' in wheel['chainer/functions/array/as_strided.py']
+    assert 'chainer/_today.py' in wheel
+    folder = 'chainer-7.8.1+today.dist-info'
+    assert b'Version: 7.8.1+today\n' in wheel[f'{folder}/METADATA']
+    assert wheel[f'{folder}/EDITS'].decode() == _edits.digest()
+    rows = [row.split(',') for row in
+            wheel.pop(f'{folder}/RECORD').decode().split()]
+    assert rows.pop() == [f'{folder}/RECORD', '', '']
+    assert rows == [[name, 'sha256=' + base64.urlsafe_b64encode(
+        hashlib.sha256(content).digest()).rstrip(b'=').decode(),
+        str(len(content))] for name, content in wheel.items()]
+
+
+def test_another_chainer_is_refused(installer, capsys):
+    installer.brings['chainer/function_node.py'] = 'nothing'
+    assert install_chainer.main([]) == 1
+    assert ('chainer/function_node.py is not the one of Chainer 7.8.1'
+            in capsys.readouterr().err)
+
+
+def test_chainercv_is_built_with_an_old_setuptools(installer):
+    assert install_chainer.main(['--with', 'chainercv', '-q']) == 0
+    *_, tools, package = installer.commands
+    assert {'setuptools<81', 'Cython', 'numpy'} <= {*tools}
+    assert package[-3:] == ['--no-build-isolation', '-q', 'chainercv==0.13.1']
 
 
 def test_the_constraint_of_a_build_holds_where_its_path_has_a_blank(
@@ -113,9 +162,10 @@ def test_without_pip_uv_installs(installer, monkeypatch, capsys, variable,
         assert ('put it there, or install pip with "python -m ensurepip"'
                 in capsys.readouterr().err)
         return
-    (command,) = installer.commands
-    assert command[:5] == [uv, 'pip', 'install', '--python', sys.executable]
-    assert command[-2:] == ['--offline', 'chainer==7.8.1']
+    for command in installer.commands:
+        assert command[:5] == [
+            uv, 'pip', 'install', '--python', sys.executable]
+    assert installer.commands[0][-2:] == ['--offline', 'chainer==7.8.1']
     assert installer.files == ['setuptools<81\n']
 
 
@@ -124,4 +174,4 @@ def test_what_failed_is_named(installer, capsys):
     assert install_chainer.main([]) == 1
     error = capsys.readouterr().err
     assert error.startswith('Cannot install Chainer: this failed')
-    assert '-m pip wheel' in error
+    assert '-m pip install' in error

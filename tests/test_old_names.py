@@ -8,12 +8,13 @@ import textwrap
 import traceback
 
 from chainer_fp8pipe import compat
-from chainer_fp8pipe.compat import _old_names
+from chainer_fp8pipe.compat import old_names
 
+import chainer  # noqa: F401
 import numpy
 import pytest
 
-from tests.ranks import run_script
+from tests.ranks import environment, run_script
 
 _numbers = itertools.count()
 
@@ -57,7 +58,6 @@ def found(imported, text):
     ('from numpy import float, ones, product as p\n'
      'found = float, int(ones(3)[0]), p([2, 2])', (float, 1, 4)),
     ('import numpy\nfound = numpy.arange(4).ptp()', 3),
-    # torch.utils refuses what it does not know among a module's own names.
     ('import numpy\nnumpy.float\nfound = [name for name in list(vars()) '
      'if not name.startswith("__")]', ['chainer', 'numpy']),
     ('import numpy\na = numpy.zeros((2, 2), "i")\na.itemset(3, 7)\n'
@@ -102,7 +102,43 @@ def found(imported, text):
      'found = m is onnx.mapping, m.NP_TYPE_TO_TENSOR_TYPE[numpy.dtype("f")]\n',
      (True, 1)),
     ('import pkg_resources\n'
-     'found = pkg_resources.get_distribution("chainer").version', '7.8.1'),
+     'found = pkg_resources.get_distribution("chainer").version',
+     '7.8.1+today'),
+    # NumPy 2: what is refused
+    ('import numpy\nfound = numpy.array([1], "f", copy=False).tolist()', [1.]),
+    ('import numpy\nfound = numpy.fromstring(b"\\1\\0", "u1").tolist()',
+     [1, 0]),
+    ('import numpy\nfound = numpy.reshape([1, 2], newshape=(2, 1)).tolist()',
+     [[1], [2]]),
+    ('import numpy\nfound = numpy.zeros(2)\n'
+     'found[1] = numpy.ones((1, 1))\nfound = found.tolist()', [0., 1.]),
+    ('import numpy\nfound = numpy.cast["f"](2).dtype.name, numpy.bool8',
+     ('float32', numpy.bool_)),
+    ('from scipy import sparse\nfound = sparse.eye(1).A.tolist()', [[1.]]),
+    ('import matplotlib.cm\nfound = matplotlib.cm.get_cmap("jet").name',
+     'jet'),
+    ('import imp, math\nfound = imp.reload(math) is math', True),
+    # What a module has itself.
+    ('import collections.abc\nmatch {}:\n'
+     '    case collections.abc.Mapping():\n        found = 1', 1),
+    ('from numpy import *\nfound = product([2, 3]), round(2.5)', (6, 2)),
+    ('import numpy\ndef int(x):\n    return x.shape\n'
+     'found = int(numpy.ones(1))', (1,)),
+    # Chainer 1
+    ('import chainer.functions as F, numpy\n'
+     'found = F.dropout(numpy.ones(9, "f"), train=False).array.min()', 1.),
+    ('import chainer.links as L, numpy\n'
+     'y = L.BatchNormalization(1)(numpy.full((2, 1), 3, "f"), test=True)\n'
+     'found = round(float(y.array[0, 0]), 3)', 3.),
+    ('import chainer.links as L\nmodel = L.Linear(1, 1)\n'
+     'model.W.grad = model.W.array\n'
+     'chainer.optimizers.SGD().setup(model).zero_grads()\n'
+     'found = model.W.grad is None', True),
+    ('import numpy\nx = chainer.Variable(numpy.ones(1), volatile="on")\n'
+     'found = x.requires_grad', False),
+    ('import chainer.links as L\n'
+     'found = hasattr(L.BatchNormalization(2, use_gamma=False), "gamma")',
+     False),
 ])
 def test_a_name_is_what_it_was(imported, monkeypatch, text, right):
     if 'pkg_resources' in text:
@@ -179,21 +215,27 @@ def test_a_helper_of_who_imports_chainer_gets_them(imported):
     assert module.found == 6
 
 
-def test_a_package_named_after_chainer_gets_them(
-        monkeypatch, tmp_path):
-    package = tmp_path / 'chainer_something'
-    package.mkdir()
-    (package / '__init__.py').write_text('from .part import found')
-    (package / 'part.py').write_text(ASKS)
-    monkeypatch.syspath_prepend(tmp_path)
-    import chainer_something
-    assert chainer_something.found == 6
-
-
-def test_they_can_be_turned_off(imported, monkeypatch):
-    monkeypatch.setenv(_old_names.SWITCH, '0')
+def test_an_installed_package_that_requires_chainer_gets_them(
+        imported, monkeypatch, tmp_path):
+    monkeypatch.setattr(old_names, '_INSTALLED', (str(tmp_path),))
+    monkeypatch.setattr(old_names.metadata, 'requires', lambda package: {
+        'mine': ['numpy', 'chainer>=5']}.get(package, ['chainerless']))
+    for package in 'mine', 'blockchainer':
+        (tmp_path / package).mkdir()
+        (tmp_path / package / '__init__.py').write_text(
+            'from .part import found')
+        (tmp_path / package / 'part.py').write_text(ASKS)
+    import mine
+    assert mine.found == 6
     with pytest.raises(AttributeError, match='product'):
-        imported(f'import chainer\n{ASKS}')
+        import blockchainer  # noqa: F401
+
+
+def test_they_can_be_turned_off(tmp_path):
+    (tmp_path / 'asks.py').write_text(f'import chainer\n{ASKS}')
+    run = run_script(0, '-c', 'import chainer, asks', cwd=tmp_path, env={
+        **environment(), old_names.SWITCH: '0'})
+    assert "has no attribute 'product'" in run.stderr
 
 
 def test_the_report_says_who_got_what(imported):
@@ -227,19 +269,61 @@ def test_what_never_was_stays_an_error_of_its_line(imported, text, error):
     assert (line.lineno, line.line) == (6, f'{text}]')
 
 
+PROTOC = """
+from google.protobuf import descriptor as _descriptor
+{imports}
+_b = lambda x: x.encode('latin1')
+DESCRIPTOR = _descriptor.FileDescriptor(
+  name='{name}.proto',
+  serialized_pb={text},
+)
+"""
+
+
+def protoc(name, of, imports='', depends=(), before='_b({!r})',
+           package='of_a_user'):
+    """A module as an old protoc wrote it, with one message."""
+    descriptor = pytest.importorskip('google.protobuf.descriptor_pb2')
+    file = descriptor.FileDescriptorProto(
+        name=f'{name}.proto', package=package, dependency=depends)
+    file.message_type.add(name='Box').field.add(
+        name='x', number=1, label=1, **of)
+    text = file.SerializeToString()
+    return PROTOC.format(name=name, imports=imports, text=before.format(
+        text.decode('latin1') if '_b' in before else text))
+
+
 def test_what_an_old_protoc_wrote_is_read(imported):
-    message_type = imported('''
+    module = imported(
+        'import chainer, outer_pb2 as found',
+        inner_pb2=protoc('inner', {'type': 5}, package='inner', before='{!r}'),
+        outer_pb2=protoc('outer', {'type': 11, 'type_name': '.inner.Box'},
+                         'import inner_pb2', ['inner.proto']))
+    box = module.found.Box()
+    box.x.x = 3
+    assert module.found.Box.FromString(box.SerializeToString()).x.x == 3
+
+
+def test_a_remedy_of_the_script_itself_works(imported, monkeypatch):
+    if hasattr(numpy, 'float'):
+        pytest.skip('NumPy has it')
+    monkeypatch.setattr(numpy, 'float', None, raising=False)
+    del numpy.float
+    imported("""
         import chainer
-        from google.protobuf import descriptor as _descriptor
-        _b = lambda x: x.encode('latin1')
-        DESCRIPTOR = _descriptor.FileDescriptor(
-          name='of_a_user.proto',
-          serialized_pb=_b('\\n\\x0fof_a_user.proto"\\x14\\n\\x03Box'
-                           '\\x12\\r\\n\\x05width\\x18\\x01 \\x01(\\x05')
-        )
-        ''').Box
-    box = message_type(width=3)
-    assert message_type.FromString(box.SerializeToString()).width == 3
+        import numpy as np
+        try:
+            np.float
+        except AttributeError:
+            np.float = float
+        """)
+    assert numpy.float is float
+
+
+def test_yaml_is_read_without_a_loader(imported):
+    pytest.importorskip('yaml')
+    assert found(imported, 'import yaml\nfound = yaml.load("a: 1")') == {
+        'a': 1}
 
 
 @pytest.mark.parametrize('method', ['forkserver', 'spawn'])
@@ -262,7 +346,7 @@ def test_a_script_gets_them_in_its_workers_too(method, tmp_path):
         """))
     run = run_script(
         0, '-c', 'import sys; sys.path[0] = sys.argv[1]\n'
-        'from chainer_fp8pipe.compat import run_path\n'
+        'from chainer_fp8pipe.compat.old_names import run_path\n'
         'sys.argv[1:] = ["-x"]; run_path("script.py")', tmp_path,
         cwd=tmp_path)
     given = ['script.py', '-x']

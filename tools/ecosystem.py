@@ -146,7 +146,7 @@ def run(python, checkout, suite):
         and (checkout / name / '__init__.py').exists()])
     # pytest compiles tests itself if it rewrites their assertions; they then
     # have no old names.
-    command = ['-m', 'pytest', '-q', '-p', 'chainer_fp8pipe.compat',
+    command = ['-m', 'pytest', '-q', '-p', 'chainer',
                '--assert', 'plain', '-p', 'no:cacheprovider',
                '--timeout', '120', '--session-timeout', f'{HOURS * 3600}',
                '--tb', 'short', '-c', os.devnull, '--rootdir', folder,

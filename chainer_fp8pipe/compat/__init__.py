@@ -1,49 +1,47 @@
-"""Lets Chainer 7.8.1 and ChainerMN import and work on a current stack.
+"""Chainer 7.8.1 on a current stack: its edits, its absence, and GPUs.
 
-Where the package is installed, ``import chainer`` imports this module first
-(``chainer_fp8pipe.pth``).  It imports neither Chainer nor CuPy.  Every patch
-belongs to one module of Chainer and acts when that module is imported, if a
-trial shows that the installed libraries need it.
-
-Limits:
-
-- A process that finds this package by PYTHONPATH only must import it before
-  Chainer; so must a child process that is spawned, not forked.
-- Chainer's warnings about CuPy and iDeep versions are lost where
-  ``chainer._environment_check`` is replaced.
+``install-chainer`` mends Chainer when it installs it (:mod:`._edits`); the
+import of this module says so where that is due, and imports neither Chainer
+nor CuPy.
 """
 import importlib.util
 import sys
+import warnings
 from importlib import metadata
 
-from . import _old_names
-from ._hook import CompatWarning, install
-from ._old_names import run_path
-from ._old_values import version
-from ._patches import PATCHES
+from . import _absent as _absent
+from ._edits import EDITS, digest
 
-__all__ = [
-    'CompatWarning', 'applied', 'explain_no_gpu', 'report', 'require_gpu',
-    'run_path']
+__all__ = ['CompatWarning', 'explain_no_gpu', 'is_mended', 'report',
+           'require_gpu']
 
 
-def applied() -> tuple[str, ...]:
-    """Names of the modules of Chainer patched so far in this process."""
-    return tuple(p.module for p in PATCHES.values() if p.state == 'applied')
+class CompatWarning(UserWarning):
+    """The installed Chainer is not mended by this package."""
+
+
+def is_mended() -> bool:
+    """Whether Chainer is installed with the edits of this package."""
+    try:
+        return metadata.distribution('chainer').read_text('EDITS') == digest()
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def report() -> str:
-    """For a bug report: versions, patches and their causes, old names."""
-    installed = {d.metadata['Name'] or '' for d in metadata.distributions()}
+    """For a bug report: versions, edits and their causes, old names."""
+    versions = {found.metadata['Name'] or '': found.version
+                for found in metadata.distributions()}
+    names = sys.modules.get(f'{__name__}.old_names')
     return '\n'.join([
         'Python ' + sys.version.split()[0],
-        *(f'{name} {version(name) or "not installed"}' for name in (
-            'chainer', 'numpy', 'mpi4py', 'setuptools',
-            *sorted(name for name in installed if name.startswith('cupy')))),
-        *(f'{p.module}:{p.lines}: {p.state} ({p.cause})'
-          for p in PATCHES.values()),
+        *(f'{name} {versions.get(name, "not installed")}' for name in (
+            'chainer', 'numpy', 'mpi4py',
+            *sorted(name for name in versions if name.startswith('cupy')))),
+        f'Chainer is{"" if is_mended() else " not"} mended; the edits:',
+        *dict.fromkeys(f'{edit.file}: {edit.why}' for edit in EDITS),
         *(f'{user}: has got {name}, which is no more'
-          for user, name in _old_names.used)])
+          for user, name in (names.used if names else ()))])
 
 
 def explain_no_gpu() -> str | None:
@@ -73,4 +71,18 @@ def require_gpu() -> None:
         raise RuntimeError(f'No GPU can be used. {reason}')
 
 
-install(PATCHES)
+def _tell_of_an_unmended_chainer():
+    command = 'install-chainer'
+    try:
+        found = metadata.version('chainer')
+    except metadata.PackageNotFoundError:
+        return          # the import of Chainer says so
+    if not is_mended() and sys.argv[1:2] != [command]:
+        warnings.warn(
+            f'Chainer {found} is installed without the edits that this '
+            'package makes in it for current Pythons; this line puts them '
+            f'in:  python -m chainer_fp8pipe {command}', CompatWarning,
+            stacklevel=4)
+
+
+_tell_of_an_unmended_chainer()

@@ -3,22 +3,19 @@
 ``pip install chainer_fp8pipe`` brings no MPI; no installer can bring Chainer;
 and where there was no C compiler the package has no compiled parts.
 """
-# The finder of _hook.py asks explain() where no other has found a module.  So
-# whoever imports it, this package, ChainerMN or a script, says the same, and
-# no module of this package has to look first.
+# A last finder is asked where no other has found a module.  So whoever imports
+# it, this package, ChainerMN or a script, says the same, and no module of this
+# package has to look first.
 import importlib.abc
 import importlib.machinery
 import os
+import sys
 from importlib import metadata
 
 _CHAINER = (
     '{} is not installed: installing chainer_fp8pipe does not bring Chainer, '
     'which no current setuptools can build; this command does:  '
     'python -m chainer_fp8pipe install-chainer')
-_MPI = (
-    "{}, and what works over ranks needs MPI; this line brings it:  "
-    "python -m pip install 'chainer_fp8pipe[mpich]'  "
-    '(with an MPI of your own: {})')
 _ONNX = ("{} is not installed; this line brings it:  "
          "python -m pip install 'chainer_fp8pipe[onnx]'")
 _COMPILED = (
@@ -34,39 +31,33 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(
 ABSENT = {
     **{name: _CHAINER.format(name) for name in ('chainer', 'chainermn')},
     **{name: _ONNX.format(name) for name in ('onnx', 'onnxruntime')},
-    'mpi4py': _MPI.format(
-        'mpi4py is not installed', '[mpi] in place of [mpich]'),
-    'mpi4py.MPI': _MPI.format(
-        'mpi4py finds no MPI library', 'name its libmpi.so in MPI4PY_LIBMPI'),
+    'mpi4py': 'mpi4py is not installed, and what works over ranks needs MPI; '
+              'this line brings it:  '
+              "python -m pip install 'chainer_fp8pipe[mpich]'  "
+              '(with an MPI of your own: [mpi] in place of [mpich])',
     **{name: _COMPILED.format(name) for name in (
         'chainer_fp8pipe.formats._formats',
         'chainer_fp8pipe.allreduce._engine')},
 }
 
 
-def explain(name, frame):
-    """The words for a module that no finder has found.
+class _Last(importlib.abc.MetaPathFinder):
 
-    Returns:
-        None where there are none, or the caller only asks whether it is
-        there; for a compiled part the spec of a module that has them, so
-        that what does not use it works.
+    def find_spec(self, name, path, target=None):
+        """Says what is absent, unless the caller asks whether it is there.
 
-    Raises:
-        ModuleNotFoundError: With the words.
-    """
-    if name not in ABSENT or _only_asked_for(frame):
-        return None
-    if name.startswith('chainer_fp8pipe.'):
-        return importlib.machinery.ModuleSpec(name, _Absent())
-    raise ModuleNotFoundError(ABSENT[name], name=name)
-
-
-def _only_asked_for(frame):
-    """Whether importlib.util.find_spec() asks, to which None is an answer."""
-    return any(
-        f is not None and f.f_globals.get('__name__') == 'importlib.util'
-        for f in (frame, frame.f_back))
+        Of a compiled part there is a module that says it when something of
+        it is used, so that what does not use it works.
+        """
+        frame = sys._getframe(1)
+        asked = (frame, frame.f_back)      # importlib.util.find_spec()
+        if name not in ABSENT or any(
+                f is not None and f.f_globals.get('__name__')
+                == 'importlib.util' for f in asked):
+            return None
+        if name.startswith('chainer_fp8pipe.'):
+            return importlib.machinery.ModuleSpec(name, _Absent())
+        raise ModuleNotFoundError(ABSENT[name], name=name)
 
 
 class _Absent(importlib.abc.Loader):
@@ -96,3 +87,6 @@ def compiling():
     return ('python -m pip install --force-reinstall --no-deps --no-cache-dir '
             '--no-binary chainer_fp8pipe '
             + json.loads(noted or '{}').get('url', 'chainer_fp8pipe'))
+
+
+sys.meta_path.append(_Last())

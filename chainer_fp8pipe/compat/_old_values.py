@@ -5,22 +5,27 @@ The values are those that the libraries gave, so that no number changes.
 import ast
 import collections
 import collections.abc
+import contextlib
 import functools
 import importlib
-import importlib.resources
+import importlib.util
 import inspect
 import math
+import sys
 import time
 import types
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any
 
 import numpy
 
+from . import _today
+
 #: By module: pairs of an old name and the one of the same module for it.
 _RENAMED = {
     'numpy': '''
+        bool8=bool_ bytes0=bytes_ int0=intp object0=object_ str0=str_
+        uint0=uintp void0=void
         AxisError=exceptions.AxisError
         ComplexWarning=exceptions.ComplexWarning
         RankWarning=exceptions.RankWarning
@@ -123,59 +128,16 @@ def _imresize(arr, size, interp='bilinear'):
         'cubic': 3}[interp]))
 
 
-# --- onnx.mapping until onnx 1.19
-
-@functools.cache
-def _mapping() -> types.ModuleType:
-    from onnx import helper
-    numbers = {dtype: helper.np_dtype_to_tensor_dtype(dtype)
-               for dtype in map(numpy.dtype, '?bBhHiIlLqQefdFDO')}
-    mapping = types.ModuleType('onnx.mapping')
-    vars(mapping).update(
-        NP_TYPE_TO_TENSOR_TYPE=numbers,
-        TENSOR_TYPE_TO_NP_TYPE={n: dtype for dtype, n in numbers.items()},
-        STORAGE_TENSOR_TYPE_TO_FIELD={
-            n: helper.tensor_dtype_to_field(n) for n in numbers.values()})
-    return mapping
+class _Cast(dict):
+    def __missing__(self, kind):
+        return lambda array: numpy.asarray(array).astype(kind)
 
 
-def version(distribution: str) -> str | None:
-    """The installed version of a distribution, None without it."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-# --- pkg_resources until setuptools 81
-
-class ResolutionError(Exception):
-    """pkg_resources.ResolutionError."""
-
-
-class _WorkingSet:
-    def require(self, *requirements):
-        # Few need it, and it takes as long as a third of NumPy.
-        from packaging.requirements import Requirement
-        for wanted in map(Requirement, requirements):
-            found = version(wanted.name)
-            if found is None or not wanted.specifier.contains(
-                    found, prereleases=True):
-                raise ResolutionError(f'{wanted}, found {found}')
-
-
-def _resource_filename(package, name):
-    return str(importlib.resources.files(package).joinpath(name))
-
-
-@functools.cache
-def _pkg_resources() -> types.ModuleType:
-    module = types.ModuleType('pkg_resources')
-    vars(module).update(
-        DistributionNotFound=metadata.PackageNotFoundError,
-        ResolutionError=ResolutionError, WorkingSet=_WorkingSet,
-        get_distribution=metadata.distribution,
-        require=_WorkingSet().require, resource_filename=_resource_filename)
+def _load_source(name, path):
+    """imp.load_source until Python 3.11."""
+    spec: Any = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -185,6 +147,7 @@ OLD: Mapping[str, Callable[[], Any]] = {
        for name, value in {
            'NINF': -numpy.inf, 'NZERO': -0.0, 'PZERO': 0.0,
            'asfarray': _asfarray, 'asscalar': lambda a: a.item(),
+           'cast': _Cast(),
            'complex': complex, 'float': float, 'in1d': _in1d, 'int': int,
            'long': int, 'math': math, 'object': object, 'safe_eval':
                ast.literal_eval, 'str': str, 'unicode': str, 'bool': bool,
@@ -211,13 +174,17 @@ OLD: Mapping[str, Callable[[], Any]] = {
     'scipy.misc.imresize': lambda: _imresize,
     'scipy.misc.imsave': lambda: _imsave,
     'scipy.misc.toimage': lambda: _toimage,
-    'onnx.mapping': _mapping,
-    **{f'onnx.mapping.{name}': functools.partial(
-        lambda name: getattr(_mapping(), name), name)
+    'onnx.mapping': _today.onnx_mapping,
+    **{f'onnx.mapping.{name}': functools.partial(getattr, _today, name)
        for name in ('NP_TYPE_TO_TENSOR_TYPE', 'TENSOR_TYPE_TO_NP_TYPE',
                     'STORAGE_TENSOR_TYPE_TO_FIELD')},
-    'pkg_resources': _pkg_resources,
+    'pkg_resources': lambda: _today,
+    'imp': lambda: types.SimpleNamespace(
+        load_source=_load_source, new_module=types.ModuleType,
+        reload=importlib.reload),
     'fractions.gcd': lambda: math.gcd,
+    'matplotlib.cm.get_cmap': lambda: importlib.import_module(
+        'matplotlib.pyplot').get_cmap,
     'inspect.getargspec': lambda: _getargspec,
     'sklearn.externals.joblib': lambda: importlib.import_module('joblib'),
     'time.clock': lambda: time.process_time,
@@ -235,8 +202,59 @@ def _size_of_box(box):
     return box[2] - box[0], box[3]
 
 
+def _with_config(function, /, *arguments, **options):
+    """Calls what is Chainer's with what arguments of Chainer 1 meant."""
+    import chainer
+    with contextlib.ExitStack() as stack:
+        for name, given in list(options.items()):
+            if name not in _CONFIGURES:
+                continue
+            del options[name]
+            setting, value = _CONFIGURES[name](given)
+            if setting:
+                stack.enter_context(chainer.using_config(setting, value))
+            elif value:
+                options['requires_grad'] = False
+        return function(*arguments, **options)
+
+
+_CONFIGURES: Mapping[str, Callable[[Any], tuple[str, Any]]] = {
+    'deterministic': lambda given: ('cudnn_deterministic', given),
+    'test': lambda given: ('train', not given),
+    'train': lambda given: ('train', given),
+    'use_cudnn': lambda given: ('use_cudnn', 'auto' if given else 'never'),
+    'volatile': lambda given: ('', given in ('on', True)),
+}
+#: What an error says, what it is about, and the call as it was meant.
+REFUSED: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ('inhomogeneous', 'an array of rows of several lengths',
+     lambda function, rows, *arguments, **options: function(
+         numpy.array(rows, object), *arguments, **options)),
+    ('arrays to stack', 'a stack of what an iterator gives',
+     lambda function, rows, *arguments, **options: function(
+         list(rows), *arguments, **options)),
+    ('avoid copy', 'array(copy=False)',
+     lambda function, *arguments, **options: function(
+         *arguments, **{**options, 'copy': None})),
+    ('binary mode of fromstring', 'fromstring() of bytes',
+     lambda function, text, dtype=float, count=-1, sep='':
+         numpy.frombuffer(text, dtype, count).copy()),
+    ("'Loader'", 'yaml.load() without a loader',
+     lambda function, stream: importlib.import_module(
+         'yaml').safe_load(stream)),
+    ('argument is not supported anymore', 'an argument of Chainer 1',
+     _with_config),
+)
+
+#: Attributes that are no methods, by their class's full name.
+PROPERTIES: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys((f'scipy.sparse._base.{kind}.A' for kind in (
+        '_spbase', 'spmatrix')), lambda matrix: matrix.toarray()),
+}
 #: Methods, by their class's full name.
 METHODS: Mapping[str, Callable[..., Any]] = {
+    'chainer.optimizer.Optimizer.zero_grads':
+        lambda optimizer: optimizer.target.cleargrads(),
     'numpy.ndarray.itemset': _itemset,
     'numpy.ndarray.newbyteorder': lambda array, order='S': array.view(
         array.dtype.newbyteorder(order)),

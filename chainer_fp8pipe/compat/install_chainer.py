@@ -2,13 +2,16 @@
 
 Chainer 7.8.1 exists only as a source distribution, and its ``setup.py``
 imports ``pkg_resources``, which setuptools 81 removed.  An installer builds it
-with the newest setuptools, and so fails.  The metadata of a package cannot say
-what another one is to be built with; therefore Chainer is no requirement of
-this package, and this command builds it with an older setuptools.
+with the newest setuptools, and so fails; and what it would install does not
+import with NumPy 2.  Therefore Chainer is no requirement of this package.
+This command has Chainer built with an older setuptools into a temporary
+folder, edits it there (:mod:`._edits`), and installs the wheel of the result.
 """
 from __future__ import annotations
 
 import argparse
+import base64
+import hashlib
 import importlib.util
 import os
 import pathlib
@@ -16,22 +19,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 
-from ._hook import CHAINER
-from ._old_values import version
+from . import is_mended
+from ._edits import CHAINER, EDITS, TODAY, digest, edited
 
-_REQUIREMENT = f'chainer=={CHAINER}'
-_BUILT_WITH = 'setuptools<81\n'
 _DESCRIPTION = f"""
-Builds Chainer {CHAINER} with an older setuptools, and installs it beside this
-package.  The installer is pip, or uv where the interpreter has no pip.  It
-gets OPTIONS, as in
+Builds Chainer {CHAINER} with an older setuptools, edits it for this Python,
+and installs it as {TODAY}.  The installer is pip, or uv where the interpreter
+has no pip.  It gets OPTIONS whenever it is called, as in
 
     python -m chainer_fp8pipe install-chainer --no-index --find-links wheels
-
-pip is given them twice, for "pip wheel" and for "pip install".
 """
+#: What --with brings: the requirement, and what its build takes from outside.
+_OTHERS = {'chainercv': ('chainercv==0.13.1', ('Cython', 'numpy', 'wheel'))}
 
 
 class InstallationError(RuntimeError):
@@ -42,78 +44,113 @@ def install_chainer(options: Sequence[str] = ()) -> None:
     """Installs Chainer for this interpreter; does nothing where it is.
 
     Args:
-        options: Of both ``pip wheel`` and ``pip install``, or of
-            ``uv pip install``.
+        options: Of ``pip install``, or of ``uv pip install``.
 
     Raises:
         InstallationError: There is no installer, or it failed.
     """
-    if version('chainer') == CHAINER:
-        print(f'Chainer {CHAINER} is installed already')
+    if is_mended():
+        print(f'Chainer {TODAY} is installed already')
         return
-    with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        if importlib.util.find_spec('pip'):
-            wheel = build_wheel(folder, options)
-            _call(_pip('install', *options, str(wheel)))
-        # "uv run" names itself in UV, also where it is not on the path.
-        elif uv := os.environ.get('UV') or shutil.which('uv'):
-            _call([uv, 'pip', 'install', '--python', sys.executable,
-                   '--build-constraints', str(_constraints(folder)),
-                   *options, _REQUIREMENT])
-        else:
-            raise InstallationError(
-                f'{sys.executable} has no pip, and there is no uv on the '
-                'path: put it there, or install pip with "python -m '
-                'ensurepip"')
+    with tempfile.TemporaryDirectory() as folder:
+        # Of the same version, an older wheel would stay.
+        _install('--force-reinstall', '--no-deps', *options,
+                 str(build_wheel(pathlib.Path(folder), options)))
+    _install(*options, f'chainer=={TODAY}')     # what it needs
 
 
 def build_wheel(folder: pathlib.Path,
                 options: Sequence[str] = ()) -> pathlib.Path:
-    """Builds a wheel of Chainer with pip, which keeps it in its cache.
-
-    The environment is left as it is: in ``pip install`` the constraint would
-    replace its setuptools, too.
+    """Builds the wheel of the mended Chainer.
 
     Args:
         folder: Gets the wheel.
-        options: Of ``pip wheel``.
+        options: Of the installer.
 
     Returns:
         The wheel.
 
     Raises:
-        InstallationError: pip failed.
+        InstallationError: The installer failed, or brought another Chainer.
     """
     with tempfile.TemporaryDirectory() as name:
-        # As pip splits the variables at blanks, the path must be a URL.
-        constraint = _constraints(pathlib.Path(name)).as_uri()
-        _call(_pip('wheel', '--no-deps', '--wheel-dir', str(folder), *options,
-                   _REQUIREMENT),
-              # Else pip before 23.1 builds with the environment's setuptools,
-              # which needs the package "wheel" there.
-              PIP_USE_PEP517='1',
-              # pip before 25.3 knows the first only, from 26.2 on it reads
-              # the second for builds.
-              **{variable: f'{os.environ.get(variable, "")} {constraint}'
-                 for variable in ('PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT')})
-    (wheel,) = folder.glob(f'chainer-{CHAINER}-*.whl')
+        place = pathlib.Path(name)
+        _install('--no-deps', '--target', name, *options,
+                 f'chainer=={CHAINER}')
+        for file in {edit.file for edit in EDITS}:
+            path = place / file
+            if file == 'METADATA':
+                path = place / f'chainer-{CHAINER}.dist-info' / file
+            try:
+                path.write_text(edited(file, path.read_text()))
+            except (OSError, ValueError) as error:
+                raise InstallationError(str(error)) from error
+        shutil.copy(pathlib.Path(__file__).with_name('_today.py'),
+                    place / 'chainer')
+        information = place / f'chainer-{TODAY}.dist-info'
+        (place / f'chainer-{CHAINER}.dist-info').rename(information)
+        (information / 'EDITS').write_text(digest())
+        for made in ('INSTALLER', 'RECORD', 'REQUESTED', 'direct_url.json'):
+            (information / made).unlink(missing_ok=True)
+        return _zipped(place, information, folder)
+
+
+def _zipped(place, information, folder):
+    """The wheel of what a folder has."""
+    wheel = folder / f'chainer-{TODAY}-py3-none-any.whl'
+    record = []
+    with zipfile.ZipFile(wheel, 'w', zipfile.ZIP_DEFLATED) as file:
+        for path in sorted(place.rglob('*')):
+            name = path.relative_to(place).as_posix()
+            if path.is_file() and path.suffix != '.pyc':
+                content = path.read_bytes()
+                file.writestr(name, content)
+                of_it = base64.urlsafe_b64encode(
+                    hashlib.sha256(content).digest()).rstrip(b'=').decode()
+                record.append(f'{name},sha256={of_it},{len(content)}')
+        name = f'{information.name}/RECORD'
+        file.writestr(name, '\n'.join([*record, f'{name},,', '']))
     return wheel
 
 
-def _pip(*arguments: str) -> list[str]:
-    return [sys.executable, '-m', 'pip', *arguments]
+def install_other(name: str, options: Sequence[str] = ()) -> None:
+    """Installs a package of Chainer's world that no current pip builds."""
+    requirement, needs = _OTHERS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        _install('--target', folder, *options, _BUILT_WITH, *needs)
+        _install('--no-build-isolation', *options, requirement,
+                 PYTHONPATH=folder)
 
 
-def _constraints(folder: pathlib.Path) -> pathlib.Path:
-    path = folder / 'constraints.txt'
-    path.write_text(_BUILT_WITH)
-    return path
+_BUILT_WITH = 'setuptools<81'
 
 
-def _call(command: Sequence[str], **variables: str) -> None:
-    """Runs an installer with these environment variables, too."""
-    done = subprocess.run(command, env={**os.environ, **variables})
+def _install(*arguments: str, **variables: str) -> None:
+    """Runs the installer, which builds with an older setuptools."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / 'constraints.txt'
+        path.write_text(f'{_BUILT_WITH}\n')
+        if importlib.util.find_spec('pip'):
+            command = [sys.executable, '-m', 'pip', 'install', *arguments]
+            # Else pip before 23.1 builds with the environment's setuptools,
+            # which needs the package "wheel" there.
+            variables['PIP_USE_PEP517'] = '1'
+            # pip before 25.3 knows the first only, from 26.2 on it reads the
+            # second for builds.  As it splits the variables at blanks, the
+            # path must be a URL.
+            for name in 'PIP_CONSTRAINT', 'PIP_BUILD_CONSTRAINT':
+                variables[name] = (
+                    f'{os.environ.get(name, "")} {path.as_uri()}')
+        # "uv run" names itself in UV, also where it is not on the path.
+        elif uv := os.environ.get('UV') or shutil.which('uv'):
+            command = [uv, 'pip', 'install', '--python', sys.executable,
+                       '--build-constraints', str(path), *arguments]
+        else:
+            raise InstallationError(
+                f'{sys.executable} has no pip, and there is no uv on the '
+                'path: put it there, or install pip with "python -m '
+                'ensurepip"')
+        done = subprocess.run(command, env={**os.environ, **variables})
     if done.returncode:
         raise InstallationError(
             f'this failed, its output is above: {" ".join(command)}')
@@ -123,11 +160,18 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command line; the exit code."""
     parser = argparse.ArgumentParser(
         prog='python -m chainer_fp8pipe install-chainer', allow_abbrev=False,
-        usage='%(prog)s [OPTIONS OF THE INSTALLER]', description=_DESCRIPTION,
+        usage='%(prog)s [--with chainercv] [OPTIONS OF THE INSTALLER]',
+        description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    _, options = parser.parse_known_args(arguments)
+    parser.add_argument('--with', choices=[*_OTHERS], action='append',
+                        default=[], dest='others', metavar='NAME',
+                        help='a package that pip alone cannot build, too: '
+                        + ', '.join(_OTHERS))
+    given, options = parser.parse_known_args(arguments)
     try:
         install_chainer(options)
+        for name in given.others:
+            install_other(name, options)
     except InstallationError as error:
         print(f'Cannot install Chainer: {error}', file=sys.stderr)
         return 1

@@ -1,5 +1,5 @@
 """Runs a script on all ranks, or refuses it in one line on all of them."""
-# A script is run on each rank by compat.run_path, in the blocks in which its
+# A script is run on each rank by old_names.run_path, in the blocks where its
 # objects are made by somebody else (intercept.training_objects): by a job,
 # which knows in what way the script trains, and, with --snapshots or under the
 # launcher, by Restarting, which the job calls as it would call Chainer.
@@ -34,7 +34,7 @@ from chainermn.optimizers import (
 from mpi4py import MPI
 
 from ...command_line import check_script
-from ...compat import run_path
+from ...compat.old_names import run_path
 from ...intercept.patching import Patch
 from ...intercept.training_objects import (
     Originals,
