@@ -257,32 +257,31 @@ _CALLS = {'array', 'asarray', 'column_stack', 'dstack', 'fromstring', 'hstack',
 _DROPPED = {'deterministic', 'test', 'train', 'use_cudnn', 'volatile'}
 _MENTIONS = re.compile(
     r'\b(?:{})\b|\.\s*(?:{})\b|\b(?:float|int)\(|\]\s*=|\bnewshape\b'
-    r'|\b(?:{})\s*=|gamma|beta'.format(
+    r'|\b(?:{})\s*=|gamma|beta|\bserialized_pb\b'.format(
         '|'.join(sorted(_NAMES - {*dir(builtins), 'math', 'A'})),
         '|'.join(sorted(_NAMES | _CALLS)),
         '|'.join(sorted(_DROPPED))).encode())
-_OLD_PROTOC = re.compile(rb'^ *serialized_pb=_?b', re.MULTILINE)
 
 
 def _code_of(source: bytes, path: str) -> types.CodeType | None:
     """Compiles a module's source so that it asks for what is old."""
-    if _OLD_PROTOC.search(source) and int(
-            metadata.version('protobuf').split('.')[0]) >= 4:
-        tree = _messages_of(ast.parse(source, path))
-    elif _MENTIONS.search(source):
-        tree = ast.parse(source, path)
-        tree = _Asking(tree).visit(tree)
-    else:
+    if not _MENTIONS.search(source):
         return None
+    tree = ast.parse(source, path)
+    tree = _messages_of(tree) or _Asking(tree).visit(tree)
     return compile(ast.fix_missing_locations(tree), path, 'exec',
                    dont_inherit=True)
 
 
 def _messages_of(tree):
     """A module of protoc's: the messages that it imports, and its own."""
-    text = next(keyword.value for node in ast.walk(tree)
-                if isinstance(node, ast.Call) for keyword in node.keywords
-                if keyword.arg == 'serialized_pb')
+    text = next((keyword.value for node in tree.body
+                 if isinstance(node, ast.Assign)
+                 and isinstance(node.value, ast.Call)
+                 for keyword in node.value.keywords
+                 if keyword.arg == 'serialized_pb'), None)
+    if text is None or int(metadata.version('protobuf').split('.')[0]) < 4:
+        return None
     value = ast.literal_eval(text.args[0] if isinstance(
         text, ast.Call) else text)          # _b('...') or b'...'
     serialized = value if isinstance(value, bytes) else value.encode('latin1')
