@@ -33,7 +33,6 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, State, Tensors
-from ..codecs.staging import empty_wire
 from ..mpi.finalizing import HeldRequest
 from ..mpi.functions import exception, handle, library
 from ..mpi.waiting import BRIEF, LONG, Pauses, Wait, waiting, world_ranks
@@ -329,16 +328,6 @@ class Engine:
                     blocks[action.peer in node] += (
                         (action.stop - action.start) / plan.blocks)
         return blocks[True] / (sum(blocks.values()) or 1.0)
-
-    def empty_wire(self, xp: Any, size: int, dtype: Any) -> numpy.ndarray:
-        """Memory on the host for wires of buckets.
-
-        Args:
-            xp: ``numpy`` or ``cupy``, where the gradients are.
-            size: Entries.
-            dtype: Of an entry.
-        """
-        return empty_wire(xp, size, dtype)
 
     def decode_into(self, bucket: Bucket, gradients: Sequence[Any]) -> None:
         """Has means written into these arrays: as they come, or by decode.

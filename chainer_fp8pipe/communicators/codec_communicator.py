@@ -5,6 +5,9 @@ import contextlib
 import dataclasses
 import os
 import warnings
+import weakref
+from collections.abc import Iterator
+from typing import Any
 
 import chainer
 import numpy
@@ -12,10 +15,14 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 from ..codecs import Fp8Ratio, TensorReport
+from ..exchange.early import EarlyExchange, Final
+from ..exchange.exchange import Exchange, Saved, Setup
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
-from ..exchange.model_exchange import ModelExchange
-from ..exchange.reducer import Final, Reducer, threads_are_allowed
+from ..exchange.ranks import Ranks
+from ..exchange.thread import Turn
+from ..intercept import ready_gradients
 from ..mpi.agreement import agree
+from ..mpi.watch import updates
 from ..report.stream import EventStream
 from .algorithms import gather_nodes, make_algorithm
 from .options import Options
@@ -51,10 +58,14 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._is_finalized = False
         nodes = gather_nodes(mpi_comm, self.inter_rank, self.intra_rank)
         self._node = next(node for node in nodes if mpi_comm.rank in node)
-        self._reducer = Reducer(
-            mpi_comm, make_algorithm(mpi_comm, options, nodes, self.events),
+        self._setup = Setup(
+            Ranks(mpi_comm),
+            [make_algorithm(mpi_comm, options, nodes, self.events)],
             options.row.codec(options, mpi_comm.rank, mpi_comm.size),
-            self.events, options, _overlap(mpi_comm, options))
+            self.events, options,
+            Turn() if _overlap(mpi_comm, options) else None)
+        self._setup.engines[0].listen = self._setup.ranks.listen
+        weakref.finalize(self, self._setup.close)
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -81,23 +92,39 @@ class CodecCommunicator(MpiCommunicatorBase):
                 differ; on all ranks, naming parameter, updates and ranks.
         """
         self._must_live()
-        self._reducer.mean(model, zero_fill)
+        setup = self._setup
+        with setup.ranks.section():
+            # All ranks come here with new models in the same order.
+            exchange = self._known(model) or self._make(model)
+            if exchange.number < 0:
+                exchange.number = setup.models
+                setup.models += 1
+            exchange.mean(model, zero_fill)
+            self.events.updates += 1
+            updates.finished((id(setup), exchange.number))
 
+    @contextlib.contextmanager
     def announced(self, model: chainer.Link, loss_scale: float | None
-                  ) -> contextlib.AbstractContextManager[Final]:
+                  ) -> Iterator[Final]:
         """A ``with`` block that computes gradients in its own way.
 
         With ``overlap``, for those who do not call ``backward`` on a loss,
         but find the gradients of parts of a model and add them up.  The
         block's value is to be called with a parameter and the array that
-        will be its ``grad`` when that array is final; the array may be sent
-        at once.  :meth:`multi_node_mean_grad` follows as usual.
+        will be its ``grad`` when that array is final: it is sent at once, and
+        must not change before :meth:`multi_node_mean_grad`, which follows as
+        usual.
 
         Args:
             model: As there.
             loss_scale: The factor of the gradients; None for none.
         """
-        return self._reducer.announced(model, loss_scale)
+        exchange = self._known(model)
+        with ready_gradients.unwatched(), (
+                exchange.announced(loss_scale)
+                if isinstance(exchange, EarlyExchange)
+                else contextlib.nullcontext(_ignore)) as final:
+            yield final
 
     def bcast_data(self, model: chainer.Link) -> None:
         """Gives every rank the parameters of rank 0, bit for bit.
@@ -109,7 +136,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         agree(self.mpi_comm, {
             f'parameter {name}': describe(parameter.array)
             for name, parameter in parameters}, remedy=SAME_MODEL)
-        self._reducer.discard(model)
+        if self._setup.turn:
+            with self._setup.ranks.section():
+                # Ranks that do not know the model have sent nothing.
+                (self._known(model) or self._make(model)).withdraw()
         for _, parameter in parameters:
             if parameter.array is not None:
                 host = numpy.array(
@@ -148,7 +178,14 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._is_finalized = True
         if MPI.Is_finalized():
             return
-        self._reducer.free()
+        setup = self._setup
+        with setup.taken():
+            setup.close()
+        for exchange in setup.exchanges.values():
+            exchange.leave()
+        for engine in setup.engines:
+            engine.free()
+        setup.ranks.free()
         if self._owns_mpi_comm:
             self.mpi_comm.Free()
         super().finalize()
@@ -159,10 +196,10 @@ class CodecCommunicator(MpiCommunicatorBase):
     def is_warming_up(self) -> bool:
         """Whether a model's next update travels in float32, as the first do.
         """
-        exchanges = self._reducer.exchanges
+        exchanges = self._setup.exchanges.values()
         if not exchanges:
             return self.options.warmup > 0
-        return any(exchange.current is not exchange.codec_state
+        return any(exchange.current is not exchange.state
                    for exchange in exchanges)
 
     def report(self, model: chainer.Link) -> dict[str, TensorReport]:
@@ -171,11 +208,11 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             TypeError: The codec is not fp8.
         """
-        codec = self._reducer.codec
+        codec = self._setup.codec
         if not isinstance(codec, Fp8Ratio):
             raise TypeError(f'communicator {self.name!r} has no fp8 codec')
         exchange = self._known(model)
-        return codec.report(exchange.codec_state) if exchange else {}
+        return codec.report(exchange.state) if exchange else {}
 
     def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
         """The effect of compression on each tensor of a model.
@@ -186,7 +223,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         :meth:`report`.
         """
         exchange = self._known(model)
-        return exchange.codec_state.health() if exchange else {}
+        return exchange.state.health() if exchange else {}
 
     def sent_levels(self) -> dict[str, float]:
         """How the bytes that this rank sends divide into two kinds.
@@ -194,7 +231,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         The share that stays in its node is ``'inside nodes'``, the rest
         ``'between nodes'``; they add up to 1.
         """
-        inside = self._reducer.algorithm.share_inside(
+        inside = self._setup.engines[0].share_inside(
             set(self._node)) if self.size > 1 else 1.0
         return {'inside nodes': inside, 'between nodes': 1.0 - inside}
 
@@ -232,7 +269,10 @@ class CodecCommunicator(MpiCommunicatorBase):
         if model is None:
             raise ValueError('no gradients have been averaged, so that it is '
                              'not known whose state this is; pass the model')
-        self._reducer.load(model, state)
+        if exchange := self._known(model):
+            exchange.load(state)
+        else:
+            self._make(model, state)
 
     # --- details ------------------------------------------------------------
 
@@ -242,13 +282,41 @@ class CodecCommunicator(MpiCommunicatorBase):
                 f'rank {self.rank}: communicator {self.name!r} has been '
                 'finalized; make another one by create_communicator')
 
-    def _known(self, model: chainer.Link | None) -> ModelExchange | None:
-        """The model's exchange; None if it is new."""
-        return None if model is None else self._reducer.known(model)
+    def _known(self, model: chainer.Link | None) -> Exchange | None:
+        """The model's exchange; None if it is new.
+
+        Two models (a generator and a discriminator) may have parameters of
+        the same names, so the model object counts.
+        """
+        found = self._setup.exchanges.get(id(model))
+        return found if found and found.model() is model else None
+
+    def _make(self, model: chainer.Link, state: Saved | None = None
+              ) -> Exchange:
+        exchanges, key = self._setup.exchanges, id(model)
+        own = weakref.ref(self._setup)      # no cycle
+        for number, dead in list(exchanges.items()):
+            if dead.model() is None:
+                del exchanges[number]
+                if not dead.leave():        # its engine is not for others
+                    exchanges[id(dead)] = dead
+
+        def forget(dead: weakref.ref[chainer.Link]) -> None:
+            setup = own()
+            found = setup and setup.exchanges.get(key)
+            # Another model may be there by now; a lock, which those need who
+            # are told of passes, may be held.
+            if setup and type(found) is Exchange and found.model is dead:
+                del setup.exchanges[key]
+        made = (EarlyExchange if self._setup.turn else Exchange)(
+            weakref.ref(model, forget), self._setup)
+        made.load(state or {})
+        exchanges[key] = made
+        return made
 
     def _only_model(self) -> chainer.Link | None:
-        models = [model for exchange in self._reducer.exchanges
-                  if (model := exchange.reference()) is not None]
+        models = [model for exchange in self._setup.exchanges.values()
+                  if (model := exchange.model()) is not None]
         if models[1:]:
             raise ValueError(f'this communicator averages {len(models)} '
                              'models; pass the one that is meant')
@@ -268,9 +336,16 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._inter_size = self.size // per_node
 
 
+def _ignore(parameter: chainer.Parameter, gradient: Any) -> None:
+    """Nothing is sent early."""
+
+
 def _overlap(comm: MPI.Comm, options: Options) -> bool:
-    if not options.overlap or threads_are_allowed(comm):
-        return options.overlap
+    if not options.overlap:
+        return False
+    # Threads of all ranks must be allowed to call MPI at any time.
+    if comm.allreduce(MPI.Query_thread(), MPI.MIN) >= MPI.THREAD_MULTIPLE:
+        return True
     if comm.rank == 0:
         warnings.warn(
             'overlap=True has no effect, as MPI was started without '

@@ -15,7 +15,7 @@ import xxhash
 
 from ..mpi.agreement import are_equal, raised_by_all
 from .gradients import distinct_parameters
-from .lockstep import Lockstep
+from .ranks import Ranks
 
 _REMEDY = (
     'Every rank must make the same updates: check learning rates, hooks, '
@@ -27,7 +27,7 @@ class ReplicaDrift(RuntimeError):
     """Replicas differ in a parameter or in the state of its optimizer."""
 
 
-def compare(model: chainer.Link, updates: int, ranks: Lockstep) -> None:
+def compare(model: chainer.Link, updates: int, ranks: Ranks) -> None:
     """Compares the replicas, one on each rank; call it on all of them.
 
     Costs one all-reduce of 16 bytes while they are the same.

@@ -66,11 +66,10 @@ class Job:
         self.algorithm = make(f'{name} {form}', comm,
                               **{'frame_bytes': 300, **framing})
         self.state = exchange_of(codec)
-        self.state.queue = self.algorithm
 
     def update(self, tensors):
         """Makes gradients their mean; returns the bucket."""
-        kept = self.state.codec_state
+        kept = self.state.state
         codec = kept.codec
         codec.begin(kept, 1.0)
         bucket = Bucket(kept, tensors, self.state.wire(
@@ -81,7 +80,7 @@ class Job:
 
     def close(self):
         self.algorithm.free()
-        self.state.release()
+        self.state.leave()
 
 
 def moved(tensors, to):
@@ -105,11 +104,11 @@ def results(comm, place, name, form, make_codec, kind='normal', sizes=SIZES,
             bucket = job.update(tensors)
             found += [*map(back, tensors.gradients), job.found,
                       not job.found or bucket.wire_is_finite,
-                      sorted(job.state.codec_state.nonfinite)]
-        state = job.state.codec_state.save()
+                      sorted(job.state.state.nonfinite)]
+        state = job.state.state.save()
         found += [state[key] for key in sorted(state)]
         if isinstance(codec, Fp8Ratio):
-            found.append(codec.report(job.state.codec_state))
+            found.append(codec.report(job.state.state))
         job.close()
         del bucket      # it has a wire
     return found

@@ -6,6 +6,7 @@ from functools import partial
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Engine
 from chainer_fp8pipe.codecs import CODECS
+from chainer_fp8pipe.exchange import exchange as exchange_module
 
 import chainer
 import chainer.functions as F
@@ -417,7 +418,7 @@ def test_finalize_gives_mpis_communicators_back(comm):
 def test_finalize_gives_residuals_and_the_memory_of_wires_up(comm, overlap):
     """On a GPU's host it must be unregistered then."""
     lent = []
-    empty = Engine.empty_wire
+    empty = exchange_module.empty_wire
 
     def lend(*arguments):
         wire = empty(*arguments)
@@ -427,12 +428,12 @@ def test_finalize_gives_residuals_and_the_memory_of_wires_up(comm, overlap):
     gc.disable()        # cycles would wait for it, with all they refer to
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Engine, 'empty_wire', lend)
+            patch.setattr(exchange_module, 'empty_wire', lend)
             communicator, model = make('fp8', comm, overlap=overlap), Model()
             for step in range(3):
                 set_gradients(model, comm.rank, step)
                 communicator.multi_node_mean_grad(model)
-            lent.append(weakref.ref(communicator._reducer.exchanges[0]))
+            lent.append(weakref.ref(communicator._known(model)))
             assert all(kept() is not None for kept in lent[-2:])
             communicator.finalize()
             del communicator

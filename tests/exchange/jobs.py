@@ -4,7 +4,7 @@ from unittest import mock
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.communicators.options import Options
-from chainer_fp8pipe.exchange.model_exchange import ModelExchange
+from chainer_fp8pipe.exchange.exchange import Exchange, Setup
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
@@ -28,19 +28,10 @@ OPTIMIZERS = {
 }
 
 
-class OneModel:
-    """Stands for a reducer, by itself."""
-
-    def __init__(self, options, codec):
-        self.options, self.codec = options, codec
-
-
 def exchange_of(codec, warmup=0):
     """A model's exchange without a model."""
-    reducer = OneModel(Options('fp8', warmup=warmup, bucket_bytes=0), codec)
-    exchange = ModelExchange(lambda: None, reducer)
-    exchange.kept = reducer
-    return exchange
+    return Exchange(lambda: None, Setup(
+        None, [], codec, None, Options('fp8', warmup=warmup, bucket_bytes=0)))
 
 
 def make(comm, name, overlap, **options):
@@ -83,7 +74,7 @@ def warm(comm, overlap=True, updates=4, **options):
 
 def early(communicator, model):
     """What a communicator knows of a model's exchange during backward."""
-    return communicator._reducer.known(model)
+    return communicator._known(model)
 
 
 @contextlib.contextmanager
@@ -94,7 +85,8 @@ def counting(communicator):
 
     def mean(model, *arguments):
         known = early(communicator, model)
-        found.append(known.update.ready if known else 0)
+        found.append(known.early.ready if communicator.options.overlap
+                     and known else 0)
         original(model, *arguments)
     with mock.patch.object(communicator, 'multi_node_mean_grad', mean):
         yield found

@@ -1,5 +1,5 @@
 """Replicas that differ are found and named."""
-from chainer_fp8pipe.exchange import model_exchange
+from chainer_fp8pipe.exchange import exchange as exchange_module
 from chainer_fp8pipe.exchange.drift import ReplicaDrift, digest
 
 import chainer
@@ -112,7 +112,7 @@ def halved():
 def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
     job, compared = Job(comm, **options), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_exchange, 'compare', lambda *_: compared.append(1))
+        patch.setattr(exchange_module, 'compare', lambda *_: compared.append(1))
         job.update(*range(1, 6))
     assert len(compared) == (0 if options else 2)
     job.communicator.finalize()

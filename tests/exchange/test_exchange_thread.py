@@ -54,7 +54,7 @@ def test_means_arrive_while_backward_still_runs(comm, algorithm):
     optimizer = optimizer_of('sgd', model, communicator)
 
     def arrived():
-        sent = early(communicator, model).update.sent.values()
+        sent = early(communicator, model).sent.values()
         return len(sent) >= 1 and all(one.finished for one in sent)
 
     def loss(held):
@@ -75,7 +75,7 @@ def test_who_has_something_to_send_lets_others_have_the_core(comm):
     """Its own thread, which sends it, or a rank that is behind."""
     communicator, model, optimizer = warm(comm)
     with counting(communicator) as sent, mock.patch(
-            'chainer_fp8pipe.exchange.model_exchange.give_way') as given:
+            'chainer_fp8pipe.exchange.early.give_way') as given:
         update(optimizer, model, 4, comm.rank)
     assert 1 < given.call_count <= sent[0]
     communicator.finalize()
@@ -97,14 +97,14 @@ def test_without_threads_in_mpi_it_says_so_and_goes_on(comm):
 def test_models_that_are_no_more_leave_nothing_behind(comm):
     """Their queues are the next ones', and have no threads of their own."""
     communicator = make(comm, 'fp8', True, warmup=0)
-    reducer = communicator._reducer
+    setup = communicator._setup
     counts, threads = [], []
     for number in range(4):
         model = Plain()
         optimizer = optimizer_of('sgd', model, communicator)
         for step in range(5):
             update(optimizer, model, step + number, comm.rank)
-        counts.append((len(reducer.queues), len(reducer.exchanges)))
+        counts.append((len(setup.engines), len(setup.exchanges)))
         threads.append(len(os.listdir('/proc/self/task')))
         del model, optimizer
         gc.collect()
@@ -126,7 +126,7 @@ def test_models_of_a_rank_that_keeps_them_keep_their_queues(comm):
             kept_models.append(model)
         del model, optimizer
         gc.collect()
-    assert len(communicator._reducer.queues) == 3
+    assert len(communicator._setup.engines) == 3
     communicator.finalize()
 
 
@@ -135,7 +135,7 @@ def test_a_communicator_that_was_dropped_is_told_nothing(comm):
     """Another one goes on with the model."""
     communicator, model, optimizer = warm(comm, True, 3, warmup=0)
     dropped = weakref.ref(communicator)
-    assert early(communicator, model).ready
+    assert early(communicator, model).learnt.is_known
     del communicator, optimizer
     gc.collect()
     assert dropped() is None
@@ -149,30 +149,26 @@ def test_a_communicator_that_was_dropped_is_told_nothing(comm):
 
 @on_ranks(2)
 def test_a_process_has_one_thread_for_all_communicators(comm):
-    others = set(exchange_thread._reducers)     # of tests before this one
     jobs = [warm(comm) for _ in range(4)]
     for step in range(3):
         for _, model, optimizer in jobs:
             update(optimizer, model, step, comm.rank)
     assert [thread.name for thread in threading.enumerate()].count(
         exchange_thread._thread.name) == 1
-    for number, (communicator, *_) in enumerate(jobs):
-        assert len(exchange_thread._reducers) == (
-            len(others) + len(jobs) - number)
+    for communicator, *_ in jobs:
         communicator.finalize()
-    assert set(exchange_thread._reducers) == others
-    assert (exchange_thread._thread is None) == (not others)
+    assert eventually(lambda: not exchange_thread._exchanges)
 
 
 @on_ranks(1)
 def test_an_interrupt_while_the_thread_is_waited_for_leaves_it_working(comm):
     communicator = make(comm, 'fp8', True)
-    reducer = communicator._reducer
-    with mock.patch.object(reducer, '_turn', mock.MagicMock()) as turn:
-        turn.__enter__.side_effect = KeyboardInterrupt
-        with pytest.raises(KeyboardInterrupt), reducer.taken():
+    setup = communicator._setup
+    with mock.patch.object(setup.turn, '_lock', mock.MagicMock()) as lock:
+        lock.__enter__.side_effect = KeyboardInterrupt
+        with pytest.raises(KeyboardInterrupt), setup.taken():
             pass
-    assert not reducer._main_waits
+    assert not setup.turn._main_waits
     communicator.finalize()
 
 
@@ -190,7 +186,7 @@ def test_the_thread_does_not_walk_over_what_backward_fills(comm):
 
     def begin_growing(*arguments):
         found = begin(*arguments)
-        sender.update.arrays = Growing()
+        sender.early.arrays = Growing()
         return found
     with mock.patch.object(sender, 'begin', begin_growing):
         for step in range(3):
@@ -221,7 +217,7 @@ optimizer = chainermn.create_multi_node_optimizer(
     chainer.optimizers.SGD(0.1), communicator).setup(model)
 for step in range(5):
     optimizer.update(lambda: model.loss(step, rank))
-assert communicator._reducer.known(model).ready
+assert communicator._known(model).learnt.is_known
 replaced = [mine is not theirs for mine, theirs in zip(in_chainer(), original)]
 assert replaced == [True, True], replaced
 {end}

@@ -1,6 +1,6 @@
 """NaN is an error unless the optimizers scale the loss dynamically."""
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.exchange.model_exchange import NonfiniteMean
+from chainer_fp8pipe.exchange.exchange import NonfiniteMean
 
 import chainer
 import chainer.functions as F

@@ -61,7 +61,7 @@ def thread_fails(comm, optimizer, model):
             KeyError('lost') if comm.rank else None)):
         model.cleargrads()
         model.loss(9, comm.rank).backward()
-        while comm.rank and not known.failure:
+        while comm.rank and not known.learnt.failure:
             time.sleep(1e-3)
         optimizer.update()
 

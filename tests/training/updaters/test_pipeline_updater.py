@@ -311,8 +311,8 @@ def overlapped(comm, network, stages, overlap, communicator='fp8', **settings):
 
     def counting(model, *arguments):
         if overlap:
-            known = job.communicator._reducer.known(model)
-            sent.append(known.update.ready if known else 0)
+            known = job.communicator._known(model)
+            sent.append(known.early.ready if known else 0)
         mean(model, *arguments)
     job.communicator.multi_node_mean_grad = counting
     for _ in range(6):

@@ -25,7 +25,7 @@ _BROKEN = ('an earlier update of this communicator failed after part of it '
            'had been exchanged{}; make a new communicator and load a snapshot')
 
 
-class Lockstep:
+class Ranks:
     """Collective calls of all ranks, one after the other.
 
     An error that one rank raises alone, between two of these calls, would

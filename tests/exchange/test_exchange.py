@@ -1,11 +1,10 @@
 """What is remembered of a model, and for how long."""
-import types
 import weakref
 from unittest import mock
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio
-from chainer_fp8pipe.exchange import model_exchange
+from chainer_fp8pipe.exchange import exchange as exchange_module
 
 import chainer
 import numpy
@@ -35,29 +34,29 @@ def test_the_first_updates_are_float32_and_a_state_says_how_many():
     lambda saved: {**saved, 'codec|codec': numpy.array(1)}])
 def test_a_state_that_is_none_changes_nothing(change):
     exchange = exchange_of(Fp8Ratio())
-    exchange.updates, state = 7, exchange.codec_state
+    exchange.updates, state = 7, exchange.state
     with pytest.raises(ValueError, match='no state of'):
         exchange.load(change(exchange.save()))
-    assert (exchange.updates, exchange.codec_state) == (7, state)
+    assert (exchange.updates, exchange.state) == (7, state)
     exchange.load({})           # of a model that was not averaged yet
     assert exchange.updates == 0
-    assert exchange.codec_state is not state
+    assert exchange.state is not state
 
 
-def test_a_wire_is_kept_while_it_fits():
+def test_a_wire_is_kept_while_it_fits(monkeypatch):
     lent, device = [], object()
 
     def lend(xp, size, dtype):
         lent.append((xp, size, numpy.dtype(dtype).name))
         return numpy.empty(size, dtype)
+    monkeypatch.setattr(exchange_module, 'empty_wire', lend)
     exchange = exchange_of(Cast('float16'))
-    exchange.queue = types.SimpleNamespace(empty_wire=lend)
-    half, fp8 = exchange.codec_state, Fp8Ratio().init()
+    half, fp8 = exchange.state, Fp8Ratio().init()
     for bucket, state, xp, size in [
             (0, half, numpy, 100), (0, half, numpy, 60), (1, half, numpy, 9),
             (0, half, numpy, 101), (0, fp8, numpy, 50), (0, fp8, device, 50),
             (0, fp8, device, 50)]:
-        exchange.codec_state = state
+        exchange.state = state
         wire = exchange.wire(bucket, xp, size)
         assert (wire.shape, wire.dtype) == ((size,), state.codec.wire_dtype)
     assert lent == [
@@ -65,14 +64,14 @@ def test_a_wire_is_kept_while_it_fits():
         (numpy, 101, 'float16'), (numpy, 50, 'uint8'), (device, 50, 'uint8')]
     kept = weakref.ref(wire.base)
     del wire
-    exchange.release()
+    exchange.leave()
     assert kept() is None
 
 
 def average(communicator, model):
     set_gradients(model, 0)
     communicator.multi_node_mean_grad(model)
-    return communicator._reducer.known(model)
+    return communicator._known(model)
 
 
 @on_ranks(1)
@@ -89,9 +88,10 @@ def test_a_models_exchange_is_its_own_and_goes_with_it(comm):
     del models[1]
     assert gone() is None
     models.append(Model())
-    assert communicator._reducer.known(models[-1]) is None
+    assert communicator._known(models[-1]) is None
     found = [average(communicator, model) for model in models]
-    assert found[:2] == [first, last] == communicator._reducer.exchanges[:2]
+    assert found[:2] == [first, last] == [
+        *communicator._setup.exchanges.values()][:2]
     assert found[2].number == 3
     communicator.finalize()
 
@@ -107,8 +107,8 @@ def test_a_state_is_loaded_for_a_model_whatever_came_before(comm):
     again = create_communicator('fp8', comm)
     average(again, other := Model())
     again.load_state(saved, second)
-    assert again._reducer.known(second).updates == 5
-    assert again._reducer.known(first) is None
+    assert again._known(second).updates == 5
+    assert again._known(first) is None
     assert average(again, second).number == 1
     assert average(again, other).number == 0
     for one in communicator, again:
@@ -145,17 +145,17 @@ def average_another(step, communicator, model):
 def test_what_was_agreed_upon_is_sent_beside_the_next_agreement(
         comm, change, options, sent):
     communicator, model = create_communicator('fp8', comm, **options), Model()
-    agree, found = model_exchange.agree, []
+    agree, found = exchange_module.agree, []
 
     def agreed(*arguments, **named):
         agree(*arguments, **named)
-        if one := communicator._reducer.known(model):
-            found.append(one.update.begun)
+        if one := communicator._known(model):
+            found.append(len(one.sent))
     for step in range(5):
         set_gradients(model, comm.rank, step)
         if change:
             change(step, communicator, model)
-        with mock.patch.object(model_exchange, 'agree', agreed):
+        with mock.patch.object(exchange_module, 'agree', agreed):
             communicator.multi_node_mean_grad(model)
     assert found == sent
     communicator.finalize()

@@ -7,10 +7,11 @@ import threading
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
-from chainer_fp8pipe.exchange import drift, lockstep
+from chainer_fp8pipe.exchange import drift
 from chainer_fp8pipe.exchange.gradients import Gradients
-from chainer_fp8pipe.exchange.lockstep import Lockstep
-from chainer_fp8pipe.exchange.model_exchange import ModelExchange
+from chainer_fp8pipe.exchange import ranks as ranks_module
+from chainer_fp8pipe.exchange.ranks import Ranks
+from chainer_fp8pipe.exchange.exchange import Exchange
 
 import numpy
 import pytest
@@ -26,7 +27,7 @@ ALWAYS = {
     'gradients are looked up': (Gradients, '__init__'),
     'replicas are compared': (drift, 'digest'),
     'the codec starts': (Fp8Ratio, 'begin'),
-    'memory for a wire': (ModelExchange, 'wire'),
+    'memory for a wire': (Exchange, 'wire'),
     'maxima are found': (Fp8Ratio, 'propose'),
     'maxima are there': (Fp8Ratio, 'step'),
     'a bucket is submitted': (Engine, 'submit'),
@@ -41,7 +42,7 @@ PLACES = [*itertools.product((False, True), ALWAYS),
 OTHERS = {
     'gradients are written back': (Gradients, 'write_back'),
     'it waits': (Engine, 'finish'),
-    'the rest is sent': (ModelExchange, '_send_rest'),
+    'the rest is sent': (Exchange, '_send_rest'),
 }
 
 
@@ -49,8 +50,8 @@ OTHERS = {
 def soon():
     """Ranks hear of each other's failures without delay."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lockstep, '_EVERY', 1e-3)
-        patch.setattr(lockstep, '_GRACE', 0.0)
+        patch.setattr(ranks_module, '_EVERY', 1e-3)
+        patch.setattr(ranks_module, '_GRACE', 0.0)
         yield patch
 
 
@@ -158,7 +159,7 @@ def test_calls_of_the_users_communicator_may_come_in_another_order(comm):
 
 @on_ranks(3)
 def test_means_and_values_of_all_ranks(comm):
-    ranks = Lockstep(comm)
+    ranks = Ranks(comm)
     array = numpy.array([comm.rank, -2 * comm.rank], 'f8')
     ranks.mean(array)
     assert array.tolist() == [1, -2]
