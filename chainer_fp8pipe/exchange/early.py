@@ -40,7 +40,7 @@ import numpy
 import xxhash
 from chainermn.optimizers import _MultiNodeOptimizer
 
-from ..allreduce.engine import Bucket, Engine
+from ..allreduce.engine import Engine
 from ..intercept import ready_gradients
 from ..mpi.agreement import agree, digest, is_raised_by_all
 from ..mpi.waiting import LONG, give_way

@@ -259,11 +259,17 @@ class Exchange:
             self._send_rest(gradients)
         self.engine.work(LITTLE, BRIEF)
 
-    def withdraw(self) -> None:
-        """Drops what ranks may have sent; call it on all of them."""
-        if any(self.setup.ranks.allgather(len(self.sent))):
+    def withdraw(self) -> bool:
+        """Drops what ranks may have sent; call it on all of them.
+
+        Returns:
+            Whether any rank had sent anything.
+        """
+        was_sent = any(self.setup.ranks.allgather(len(self.sent)))
+        if was_sent:
             self.setup.ranks.break_off()
         self.sent = {}
+        return was_sent
 
     def _averaged(self, is_new: bool) -> None:
         """Learns from an update; for those who send early."""

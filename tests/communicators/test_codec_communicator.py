@@ -4,7 +4,6 @@ import weakref
 from functools import partial
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.engine import Engine
 from chainer_fp8pipe.codecs import CODECS
 from chainer_fp8pipe.exchange import exchange as exchange_module
 

@@ -112,7 +112,8 @@ def halved():
 def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
     job, compared = Job(comm, **options), []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exchange_module, 'compare', lambda *_: compared.append(1))
+        patch.setattr(exchange_module, 'compare',
+                      lambda *_: compared.append(1))
         job.update(*range(1, 6))
     assert len(compared) == (0 if options else 2)
     job.communicator.finalize()

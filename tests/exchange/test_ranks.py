@@ -8,10 +8,10 @@ from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.allreduce.engine import Bucket, Engine
 from chainer_fp8pipe.codecs import Fp8Ratio, Tensors
 from chainer_fp8pipe.exchange import drift
-from chainer_fp8pipe.exchange.gradients import Gradients
 from chainer_fp8pipe.exchange import ranks as ranks_module
-from chainer_fp8pipe.exchange.ranks import Ranks
 from chainer_fp8pipe.exchange.exchange import Exchange
+from chainer_fp8pipe.exchange.gradients import Gradients
+from chainer_fp8pipe.exchange.ranks import Ranks
 
 import numpy
 import pytest
