@@ -183,6 +183,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             setup.close()
         for exchange in setup.exchanges.values():
             exchange.leave()
+        setup.exchanges.clear()     # they refer to it
         for engine in setup.engines:
             engine.free()
         setup.ranks.free()
