@@ -31,7 +31,7 @@ import tempfile
 import time
 
 from chainer_fp8pipe.images import ImageFolder
-from chainer_fp8pipe.images.decoding import create_decoder, read_header
+from chainer_fp8pipe.images.decoding import create_decoder
 from chainer_fp8pipe.images.transforms import RandomResizedCrop
 from chainer_fp8pipe.report.quantities import bytes_in
 
@@ -193,7 +193,7 @@ def decoders(options, root):
     found = {PLAIN: PlainPillow(), **{
         name: create_decoder(name) for name in DECODERS}}
     samples = [(data, functools.partial(as_planned, transform.plan(
-        *read_header(data)[:2], rng))) for data in files]
+        *Image.open(io.BytesIO(data)).size, rng))) for data in files]
     seconds = {name: [] for name in found}
     for _ in range(options.epochs):
         for name, decoder in found.items():

@@ -1,7 +1,6 @@
 """Encoded images to pixels: only the part, and the size, that are needed."""
 # A transform draws its part from the size alone, which stands in the file's
-# head (read_header).  Faults of a file are found there if they can be, where
-# nothing is decoded: they then depend neither on the decoder nor on the part.
+# head: so a decoder asks for the part when it has read the head.
 #
 # libjpeg-turbo decodes the rows down to the lower edge of the part, and of
 # these only the part's columns; Pillow decodes the whole image.  Both let the
@@ -18,12 +17,12 @@
 # compute, so that threads decode at the same time.
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import logging
-import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy
@@ -42,6 +41,8 @@ _local = threading.local()      # a thread's resizer
 #: As Pillow has it: a quarter of a gigabyte of pixels.
 MAX_PIXELS = 89_478_485
 
+_JPEG, _PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
+
 
 class ImageError(ValueError):
     """One image cannot be used; the message names the file and why.
@@ -57,87 +58,6 @@ class ImageError(ValueError):
 
     def __str__(self) -> str:
         return f'{self.path}: {self.reason}' if self.path else self.reason
-
-
-# --- the head of a file ------------------------------------------------------
-
-_PNG = b'\x89PNG\r\n\x1a\n'
-_START_OF_SCAN = 0xDA
-_END_OF_IMAGE = b'\xff\xd9'
-# C0 to CF start a frame, but for these three: tables and an extension.
-_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}
-_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD8)}
-
-
-def read_header(data: bytes) -> tuple[int, int, str, bool]:
-    """Reads the head of an image file.
-
-    Returns:
-        Width and height in pixels; 'JPEG' or 'PNG'; and whether
-        libjpeg-turbo decodes it: 8 bits of grey or three colours, in
-        Huffman codes.
-
-    Raises:
-        ImageError: The file is empty, neither JPEG nor PNG, has no image in
-            it or one of more than :data:`MAX_PIXELS` or, for JPEG, is cut
-            short.
-    """
-    if not data:
-        raise ImageError('', 'the file is empty')
-    kind, usual = 'PNG', False
-    try:
-        if data.startswith(b'\xff\xd8'):
-            kind = 'JPEG'
-            width, height, usual = _frame_of_jpeg(data)
-        elif data.startswith(_PNG):
-            width, height = struct.unpack_from('>II', data, 16)
-        else:
-            raise ImageError('', 'is neither JPEG nor PNG: it starts with '
-                             f'{data[:8]!r}')
-    except (IndexError, struct.error):
-        raise ImageError('', 'is cut short in its header') from None
-    if not width or not height:
-        raise ImageError('', f'has no pixels: its header says {width} x '
-                         f'{height}')
-    if width * height > MAX_PIXELS:
-        # A small file can claim more than there is memory for.
-        raise ImageError('', f'is too large: {width} x {height} pixels, and '
-                         f'{MAX_PIXELS:,} are allowed; make it smaller')
-    return width, height, kind, usual
-
-
-def _frame_of_jpeg(data: bytes) -> tuple[int, int, bool]:
-    """Walks from marker to marker up to the first scan."""
-    frame = None
-    position = 2
-    while True:
-        # As decoders do: skips what is no marker, and the bytes that fill.
-        position = data.find(b'\xff', position)
-        if position < 0:
-            raise IndexError
-        while data[position] == 0xFF:
-            position += 1
-        marker = data[position]
-        position += 1
-        if marker == 0 or marker in _WITHOUT_LENGTH:
-            continue
-        if marker in _FRAMES:
-            bits, height, width, components = struct.unpack_from(
-                '>BHHB', data, position + 2)
-            # Above C2 are lossless and arithmetic codes; four components are
-            # CMYK, which libjpeg-turbo does not convert.
-            frame = width, height, (marker <= 0xC2 and bits == 8
-                                    and components in (1, 3))
-        if marker in (_START_OF_SCAN, _END_OF_IMAGE[1]):
-            break
-        position += struct.unpack_from('>H', data, position)[0]
-    if frame is None or marker != _START_OF_SCAN:
-        raise ImageError('', 'is a JPEG without an image')
-    # No coded pixel contains this marker; a thumbnail in front of the scan
-    # may.  A decoder that stops below the part that is wanted would not see.
-    if data.rfind(_END_OF_IMAGE, position) < 0:
-        raise ImageError('', 'is cut short: the end of the JPEG is missing')
-    return frame
 
 
 # --- decoders ----------------------------------------------------------------
@@ -172,21 +92,32 @@ class Decoder:
             ImageError: The file is not an image that can be used.
             ValueError: The part is not inside the image.
         """
-        width, height, kind, usual = read_header(data)
-        plan = choose(width, height)
-        left, top, w, h = plan.box
-        if left < 0 or top < 0 or w < 1 or h < 1 \
-                or left + w > width or top + h > height:
-            raise ValueError(
-                f'the part (left, top, width, height) = {plan.box} is not '
-                f'inside an image of {width} x {height}')
-        if usual and self.name == 'turbojpeg':
-            shrink = shrink_for(plan)
-            pixels = libturbojpeg.decode(data, width, plan.box, shrink)
-            if pixels is not None:
-                return resize(pixels, plan, shrink, left // shrink,
-                              top // shrink)
-        return _decode_with_pillow(data, kind, plan)
+        def checked(width: int, height: int) -> tuple[Crop, int]:
+            """The part, and the factor to shrink by."""
+            if width * height > MAX_PIXELS:
+                # A small file can claim more than there is memory for.
+                raise ImageError(
+                    '', f'is too large: {width} x {height} pixels, and '
+                    f'{MAX_PIXELS:,} are allowed; make it smaller')
+            plan = choose(width, height)
+            left, top, w, h = plan.box
+            if left < 0 or top < 0 or w < 1 or h < 1 \
+                    or left + w > width or top + h > height:
+                raise ValueError(
+                    f'the part (left, top, width, height) = {plan.box} is '
+                    f'not inside an image of {width} x {height}')
+            return plan, shrink_for(plan)
+        is_jpeg = data.startswith(_JPEG)
+        if not is_jpeg and not data.startswith(_PNG):
+            raise ImageError('', 'the file is empty' if not data else
+                             'is neither JPEG nor PNG: it starts with '
+                             f'{data[:8]!r}')
+        if is_jpeg and self.name == 'turbojpeg' and (
+                found := libturbojpeg.decode(data, checked)):
+            pixels, (plan, shrink) = found
+            return resize(pixels, plan, shrink, plan.box[0] // shrink,
+                          plan.box[1] // shrink)
+        return _decode_with_pillow(data, is_jpeg, checked)
 
 
 def create_decoder(name: str = 'auto') -> Decoder:
@@ -231,9 +162,8 @@ def _tell_what_is_missing() -> None:
             ' and '.join(missing))
 
 
-@functools.cache
-def _pillow_files() -> dict[str, Any]:
-    """Pillow's classes of files.
+def _pillow_files() -> tuple[Any, Any]:
+    """Pillow's classes of PNG and JPEG files.
 
     These and not Image.open, which tries every format it knows and has a
     limit of its own on the number of pixels.
@@ -245,15 +175,19 @@ def _pillow_files() -> dict[str, Any]:
     except ImportError:
         raise ImportError('images are decoded with Pillow: pip install '
                           "'chainer_fp8pipe[images]'") from None
-    return {'JPEG': JpegImageFile, 'PNG': PngImageFile}
+    return PngImageFile, JpegImageFile
 
 
-def _decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
+def _decode_with_pillow(data: bytes, is_jpeg: bool,
+                        checked: Callable[[int, int], tuple[Crop, int]]
+                        ) -> numpy.ndarray:
     """Decodes the whole image, then crops and resizes."""
+    with _as_image_error():
+        image = _pillow_files()[is_jpeg](io.BytesIO(data))
+    plan, shrink = checked(*image.size)
+    shrink = shrink if is_jpeg else 1
     left, top, width, height = plan.box
-    shrink = shrink_for(plan) if kind == 'JPEG' else 1
-    try:
-        image = _pillow_files()[kind](io.BytesIO(data))
+    with _as_image_error():
         if shrink > 1:
             image.draft(None, (image.width // shrink, image.height // shrink))
         image.load()
@@ -264,13 +198,19 @@ def _decode_with_pillow(data: bytes, kind: str, plan: Crop) -> numpy.ndarray:
         else:       # grey tripled, ink as light, transparency ignored
             pixels = numpy.asarray(image if image.mode == 'RGB'
                                    else image.convert('RGB'))
+    if shrink == 1:
+        pixels = pixels[top:top + height, left:left + width]
+    return resize(pixels, plan, shrink)
+
+
+@contextlib.contextmanager
+def _as_image_error() -> Iterator[None]:
+    try:
+        yield
     except MemoryError:
         raise
     except Exception as error:      # the kinds that Pillow raises are many
         raise ImageError('', f'cannot be decoded: {error}') from error
-    if shrink == 1:
-        pixels = pixels[top:top + height, left:left + width]
-    return resize(pixels, plan, shrink)
 
 
 # --- resizing ----------------------------------------------------------------

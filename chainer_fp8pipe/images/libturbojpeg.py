@@ -19,14 +19,18 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
+from collections.abc import Callable
 from ctypes import c_int, c_size_t, c_void_p
 
 import numpy
 
+from .transforms import Crop
+
 _DECOMPRESS = 1         # TJINIT_DECOMPRESS
-_SUBSAMPLING = 4        # TJPARAM_SUBSAMP
 _RGB = 0                # TJPF_RGB
-_WARNING = 0            # TJERR_WARNING
+# TJPARAM_JPEGWIDTH, _JPEGHEIGHT, _SUBSAMP, _COLORSPACE, _PRECISION.
+_WHAT = (5, 6, 4, 8, 7)
+_COLOURS = (0, 1, 2)    # TJCS: RGB, YCbCr, grey; others are not converted
 # Width of a minimum coded unit, in pixels, by chroma subsampling (TJSAMP):
 # 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1.
 _UNIT_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
@@ -55,22 +59,21 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-def decode(data: bytes | memoryview, width: int,
-           box: tuple[int, int, int, int], shrink: int
-           ) -> numpy.ndarray | None:
+def decode(data: bytes,
+           choose: Callable[[int, int], tuple[Crop, int]]
+           ) -> tuple[numpy.ndarray, tuple[Crop, int]] | None:
     """Decodes a part of a JPEG; several threads may do so.
 
     Args:
         data: The file.
-        width: Of the whole image, in pixels.
-        box: Left, top, width and height of the part, in pixels.
-        shrink: 1, 2, 4 or 8: how many pixels become one, in both directions.
+        choose: Returns, for the width and height in pixels, the part, and
+            which of 1, 2, 4, 8 pixels become one, in both directions.
 
     Returns:
         The pixels that cover the part, of shape (h, w, 3), uint8: columns
         ``floor(left / shrink)`` to ``ceil((left + w) / shrink)`` of the
-        shrunk image, and rows likewise.  None if the library cannot decode
-        this file.
+        shrunk image, and rows likewise; and what was chosen.  None if the
+        library cannot decode this part, or is not sure.
 
     Raises:
         RuntimeError: The library is not there, or has no memory.
@@ -86,11 +89,15 @@ def decode(data: bytes | memoryview, width: int,
         source = file.ctypes.data, file.size
         if tj.tj3DecompressHeader(handle, *source):
             return None
-        subsampling = tj.tj3Get(handle, _SUBSAMPLING)
-        if not 0 <= subsampling < len(_UNIT_WIDTHS):
+        width, height, subsampling, colours, bits = (
+            tj.tj3Get(handle, what) for what in _WHAT)
+        if not 0 <= subsampling < len(_UNIT_WIDTHS) \
+                or colours not in _COLOURS or bits != 8:
             return None
-        left, right = box[0] // shrink, -(-(box[0] + box[2]) // shrink)
-        top, bottom = box[1] // shrink, -(-(box[1] + box[3]) // shrink)
+        chosen = choose(width, height)
+        (left, top, w, h), shrink = chosen[0].box, chosen[1]
+        right, bottom = -(-(left + w) // shrink), -(-(top + h) // shrink)
+        left, top = left // shrink, top // shrink
         # The region must start between two units.
         unit = -(-_UNIT_WIDTHS[subsampling] // shrink)
         start = max(0, left - _MARGIN) // unit * unit
@@ -100,10 +107,9 @@ def decode(data: bytes | memoryview, width: int,
                     start, top, stop - start, bottom - top)):
             return None
         pixels = numpy.empty((bottom - top, stop - start, 3), numpy.uint8)
-        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB) \
-                and tj.tj3GetErrorCode(handle) != _WARNING:
+        if tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0, _RGB):
             return None
-        return pixels[:, left - start:right - start]
+        return pixels[:, left - start:right - start], chosen
     finally:
         tj.tj3Destroy(handle)
 
@@ -125,7 +131,6 @@ def _declared(tj: ctypes.CDLL) -> ctypes.CDLL:
             ('tj3Init', c_void_p, c_int),
             ('tj3Destroy', None, c_void_p),
             ('tj3Get', c_int, c_void_p, c_int),
-            ('tj3GetErrorCode', c_int, c_void_p),
             ('tj3DecompressHeader', c_int, c_void_p, c_void_p, c_size_t),
             ('tj3SetScalingFactor', c_int, c_void_p, _Factor),
             ('tj3SetCroppingRegion', c_int, c_void_p, _Region),

@@ -81,8 +81,8 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
         'How much memory?': _memory(runs),
         'What did it run with?': _settings(runs)}
     title = svg.escaped(', '.join(record.name for record in records))
-    with written_whole(path) as file:
-        file.write(
+    with written_whole(path, 'wb') as file:
+        file.write((
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width">\n'
             f'<title>{title}</title>\n<style>{_STYLE}</style></head>\n'
@@ -90,7 +90,8 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
                 f'<h2>{question}</h2>\n'
                 f'{answer or _paragraphs(["Nothing was recorded."])}'
                 for question, answer in sections.items())
-            + '\n</body></html>\n')
+            # Names of files may be no UTF-8.
+            + '\n</body></html>\n').encode(errors='replace'))
 
 
 # --- answers -----------------------------------------------------------------
@@ -186,9 +187,14 @@ def _timelines(run: str, record: RunRecord, stem: str) -> str:
 
 
 def _sent(runs: _Runs) -> str:
-    return _table(('', 'as', 'sent in an update', 'in float32'), [
-        (name, codec, *map(size, its[-1].sent[codec]))
-        for name, its in _by_rank(runs).items() for codec in its[-1].sent])
+    lines = []
+    for name, its in _by_rank(runs).items():
+        sent, whole = (mean_of(its, [
+            {codec: both[place] for codec, both in one.sent.items()}
+            for one in its]) for place in (0, 1))
+        lines += [(name, codec, size(sent[codec]), size(whole[codec]))
+                  for codec in sent]
+    return _table(('', 'as', 'sent in an update', 'in float32'), lines)
 
 
 def _memory(runs: _Runs) -> str:

@@ -1,8 +1,10 @@
 """``python -m chainer_fp8pipe report``: its arguments and output."""
 from __future__ import annotations
 
+import io
 import json
 import os
+import sys
 from collections.abc import Sequence
 
 from ..command_line import Parser, reason
@@ -17,7 +19,7 @@ Prints a run's results, and makes one HTML file about it:
 
 The verdict in the terminal has the final loss and accuracy, times, bytes and
 restarts.  It names the costliest part of an update.  The page shows
-curves, the time of each rank, slow ranks and links, compression and memory.
+curves, the time of each rank, slow ranks, bytes and memory.
 
 A FOLDER is a training's result folder (Trainer's out).  An extension records
 the run there, and makes the same page while it goes on:
@@ -55,6 +57,8 @@ def main(arguments: Sequence[str]) -> None:
         for record, folder in zip(records, folders, strict=True):
             record.name = folder
     verdicts = [verdict(record) for record in records]
+    if isinstance(sys.stdout, io.TextIOWrapper):    # paths may be no UTF-8
+        sys.stdout.reconfigure(errors='backslashreplace')
     if options.json:
         print(json.dumps(verdicts, indent=1))
         return
@@ -65,8 +69,6 @@ def main(arguments: Sequence[str]) -> None:
         else 'report.html')
     try:
         page.write_page(records, path)
-    except ImportError as error:        # says how to install Bokeh
-        parser.error(str(error))
     except OSError as error:
         parser.error(f'{path} cannot be written: {reason(error)}; name '
                      'another file with -o')

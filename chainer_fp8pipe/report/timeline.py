@@ -35,7 +35,7 @@ _LOOKS = {
     'update': Look(5, 'update', '#218738'),
     'send': Look(6, 'send and receive', '#9e2973'),
     'receive': Look(6, 'send and receive', '#9e2973'),
-    'exchange': Look(7, 'all-reduce', '#d978bd'),
+    'exchange': Look(7, 'exchange', '#d978bd'),
     'encode': Look(8, 'encode', '#0d8c99'),
     'decode': Look(9, 'decode', '#73bfb3'),
     'bucket': Look(10, 'bucket in flight', '#595959'),

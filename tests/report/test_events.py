@@ -108,7 +108,7 @@ def test_a_picture_is_a_file_with_title_rows_and_a_legend():
     words = [one.text for one in root.iter() if one.tag.endswith('}text')]
     assert re.fullmatch(r'1f1b & more \(ranks idle [0-9.]+ %\)', words[0])
     assert {'rank 0', 'rank 1', 'rank 2', 'forward', 'backward', 'update',
-            'all-reduce', 'waiting', 'ms'} <= set(words)
+            'exchange', 'waiting', 'ms'} <= set(words)
 
 
 def test_no_box_hides_another_of_the_main_thread():

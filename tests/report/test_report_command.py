@@ -33,6 +33,15 @@ def test_one_runs_page_is_in_its_folder(tmp_path, pages, capsys):
     assert (first, last) == ('fp8', f'page: {pages[0][1]}')
 
 
+def test_a_folder_whose_name_is_no_utf8_has_its_page(tmp_path, capsys):
+    folder = run(f'{tmp_path}/fp\udcff8')
+    main([folder])
+    assert capsys.readouterr().out.splitlines()[-1].endswith(
+        r'fp\udcff8/report.html')
+    with open(f'{folder}/report.html', encoding='utf-8') as file:
+        assert '<title>fp?8</title>' in file.read()
+
+
 def test_json_is_all_that_is_printed(tmp_path, pages, capsys):
     folders = [run(tmp_path / 'b', slow={2: 2.0}), run(tmp_path / 'a')]
     main(['--json', *folders])
