@@ -11,8 +11,14 @@ import zipfile
 from pathlib import Path
 
 from chainer_fp8pipe.__main__ import _COMMANDS
-from chainer_fp8pipe.compat import _absent, _edits, install_chainer
+from chainer_fp8pipe.compat import (
+    _absent,
+    _edits,
+    _nms_gpu_post,
+    install_chainer,
+)
 
+import numpy
 import pytest
 
 from tests.ranks import run_script
@@ -64,8 +70,13 @@ class Installer:
             place = command.index('--build-constraints') + 1
             self.files = [Path(command[place]).read_text()]
         if '--target' in command:
-            self.bring(Path(command[command.index('--target') + 1]))
-        if command[-1].endswith(WHEEL):
+            folder = Path(command[command.index('--target') + 1])
+            folder.mkdir(exist_ok=True)
+            if command[-1].startswith('chainercv'):
+                self.bring_chainercv(folder)
+            elif command[-1].startswith('chainer'):
+                self.bring(folder)
+        if command[-1].endswith('.whl'):
             with zipfile.ZipFile(command[-1]) as file:
                 self.wheels.append(
                     {name: file.read(name) for name in file.namelist()})
@@ -78,6 +89,10 @@ class Installer:
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (folder / file).write_text(text)
         (folder / 'chainer-7.8.1.dist-info' / 'RECORD').touch()
+
+    def bring_chainercv(self, folder):
+        for part in 'chainercv-0.13.1.dist-info', 'chainercv/utils/bbox':
+            (folder / part).mkdir(parents=True)
 
 
 @pytest.fixture
@@ -131,11 +146,22 @@ def test_another_chainer_is_refused(installer, capsys):
             in capsys.readouterr().err)
 
 
-def test_chainercv_is_built_with_an_old_setuptools(installer):
+def test_chainercv_comes_with_a_function_in_place_of_its_c(
+        installer, monkeypatch):
+    monkeypatch.setattr(install_chainer, 'is_mended', lambda: True)
     assert install_chainer.main(['--with', 'chainercv', '-q']) == 0
-    *_, tools, package = installer.commands
-    assert {'setuptools<81', 'Cython', 'numpy'} <= {*tools}
-    assert package[-3:] == ['--no-build-isolation', '-q', 'chainercv==0.13.1']
+    tools, build, install = installer.commands
+    assert tools[-2:] == ['setuptools<81', 'wheel']
+    assert build[-3:] == ['--no-build-isolation', '-q', 'chainercv==0.13.1']
+    assert install[-1].endswith('chainercv-0.13.1-py3-none-any.whl')
+    assert 'chainercv/utils/bbox/_nms_gpu_post.py' in installer.wheels[0]
+
+
+def test_boxes_that_a_better_one_covers_are_left_out():
+    # Of 4 boxes in numbers of 2 bits, 0 covers 1 and 3, and 1 covers 2.
+    mask = numpy.array([[0b10, 0b10], [0, 0b01], [0, 0], [0, 0]], 'u8')
+    boxes, count = _nms_gpu_post._nms_gpu_post(mask.ravel(), 4, 2, 2)
+    assert boxes[:count].tolist() == [0, 2]
 
 
 def test_the_constraint_of_a_build_holds_where_its_path_has_a_blank(

@@ -32,8 +32,8 @@ has no pip.  It gets OPTIONS whenever it is called, as in
 
     python -m chainer_fp8pipe install-chainer --no-index --find-links wheels
 """
-#: What --with brings: the requirement, and what its build takes from outside.
-_OTHERS = {'chainercv': ('chainercv==0.13.1', ('Cython', 'numpy', 'wheel'))}
+#: What --with brings.
+_OTHERS = ('chainercv',)
 
 
 class InstallationError(RuntimeError):
@@ -90,14 +90,14 @@ def build_wheel(folder: pathlib.Path,
         information = place / f'chainer-{TODAY}.dist-info'
         (place / f'chainer-{CHAINER}.dist-info').rename(information)
         (information / 'EDITS').write_text(digest())
-        for made in ('INSTALLER', 'RECORD', 'REQUESTED', 'direct_url.json'):
-            (information / made).unlink(missing_ok=True)
         return _zipped(place, information, folder)
 
 
 def _zipped(place, information, folder):
     """The wheel of what a folder has."""
-    wheel = folder / f'chainer-{TODAY}-py3-none-any.whl'
+    wheel = folder / f'{information.stem}-py3-none-any.whl'
+    for made in ('INSTALLER', 'RECORD', 'REQUESTED', 'direct_url.json'):
+        (information / made).unlink(missing_ok=True)
     record = []
     with zipfile.ZipFile(wheel, 'w', zipfile.ZIP_DEFLATED) as file:
         for path in sorted(place.rglob('*')):
@@ -113,13 +113,21 @@ def _zipped(place, information, folder):
     return wheel
 
 
-def install_other(name: str, options: Sequence[str] = ()) -> None:
-    """Installs a package of Chainer's world that no current pip builds."""
-    requirement, needs = _OTHERS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        _install('--target', folder, *options, _BUILT_WITH, *needs)
-        _install('--no-build-isolation', *options, requirement,
-                 PYTHONPATH=folder)
+def install_chainercv(options: Sequence[str] = ()) -> None:
+    """Installs ChainerCV, whose file of C is for Python 3.10 at most.
+
+    It has one function, of which the wheel gets one in Python.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        tools, place = pathlib.Path(name) / 'tools', pathlib.Path(name) / 'cv'
+        _install('--target', str(tools), *options, _BUILT_WITH, 'wheel')
+        _install('--target', str(place), '--no-deps', '--no-build-isolation',
+                 *options, 'chainercv==0.13.1', PYTHONPATH=str(tools),
+                 CC='true', LDSHARED='true')    # compiles nothing
+        shutil.copy(pathlib.Path(__file__).with_name('_nms_gpu_post.py'),
+                    place / 'chainercv' / 'utils' / 'bbox')
+        information, = place.glob('*.dist-info')
+        _install(*options, str(_zipped(place, information, tools)))
 
 
 _BUILT_WITH = 'setuptools<81'
@@ -170,8 +178,8 @@ def main(arguments: Sequence[str]) -> int:
     given, options = parser.parse_known_args(arguments)
     try:
         install_chainer(options)
-        for name in given.others:
-            install_other(name, options)
+        if given.others:
+            install_chainercv(options)
     except InstallationError as error:
         print(f'Cannot install Chainer: {error}', file=sys.stderr)
         return 1
