@@ -56,6 +56,7 @@ class Undrawn(Creation):
 
     def __init__(self, is_building: Callable[[], bool]) -> None:
         self._is_building = is_building
+        self._is_loading = False
         self.first_read = ''
 
     @contextlib.contextmanager
@@ -96,7 +97,8 @@ class Undrawn(Creation):
                  else (int(shape),))
         initializer = parameter.initializer
         dtype = chainer.get_dtype(getattr(initializer, 'dtype', None))
-        if not (self._is_building() and _is_large(parameter, shape, dtype)
+        if self._is_loading or not (
+                self._is_building() and _is_large(parameter, shape, dtype)
                 and _can_be_drawn_again(initializer, shape)
                 and parameter._initial_device.xp is numpy):
             return False
@@ -147,8 +149,14 @@ class Undrawn(Creation):
                         and f'/{key}' in named else of.get(id(value), ())))
                 return value if is_placeholder(value) else found
             return call
-        with without_drawing(), Patch(npz.NpzDeserializer, '__call__', noting):
-            yield
+        # Who has no shape yet gets it and, for a moment, the values.
+        self._is_loading = True
+        try:
+            with without_drawing(), Patch(npz.NpzDeserializer, '__call__',
+                                          noting):
+                yield
+        finally:
+            self._is_loading = False
         for parameter, key in read:
             array = parameter._data[0]
             if (_is_large(parameter, array.shape, array.dtype)

@@ -162,7 +162,7 @@ def lazy():
 
 
 def loaded(undrawn, path, model, **options):
-    with undrawn.loading(path, model):
+    with undrawn.building(), undrawn.loading(path, model):
         chainer.serializers.load_npz(path, model, **options)
 
 
