@@ -130,7 +130,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             grid.stages, _or(micro_batches, 4), _or(schedule, '1f1b'),
             _or(chunks, 1), limit, _COPIES + arrays, recompute,
             _wire(grid.pipeline), _OVERHEAD, temporary)
-        found = _plan(names, program, problem, plan, {
+        found = _plan(recorder, program, problem, plan, {
             'micro_batches': micro_batches, 'schedule': schedule,
             'chunks': chunks}, grid)
 
@@ -201,8 +201,7 @@ def _check_model(model: Any) -> None:
         raise ValueError('a Divisible is cut by its stage(comm); partition() '
                          'is for other Chains')
     if not isinstance(model, chainer.Link):
-        raise TypeError('partition() takes a chainer.Link, not '
-                        f'{type(model).__name__}')
+        raise TypeError(f'partition() takes a chainer.Link, not {model!r:.80}')
 
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
@@ -275,15 +274,22 @@ def _shapes(names: Names) -> dict[str, str]:
             for name, array in arrays.items() if hasattr(array, 'shape')}
 
 
-def _plan(names: Names, program: Program, problem: CutProblem, given: Any,
-          options: Mapping[str, Any], grid: ProcessGrid) -> PartitionPlan:
+def _plan(recorder: Recorder, program: Program, problem: CutProblem,
+          given: Any, options: Mapping[str, Any], grid: ProcessGrid
+          ) -> PartitionPlan:
     """The first rank's plan, or what was given to the first rank."""
+    names = recorder.names
+
     def choose() -> PartitionPlan:
         if given is None:
-            return search(Intervals(
-                program.calls, order_of(program.calls,
-                                        list(names.parameters)),
-                parameters_of(names)), problem)
+            try:
+                return search(Intervals(
+                    program.calls, order_of(program.calls,
+                                            list(names.parameters)),
+                    parameters_of(names)), problem)
+            except ValueError as error:
+                raise type(error)('; '.join([
+                    str(error), *recorder.undivided()])) from error
         plan = load_plan(given)
         _check_plan(plan, names, problem, options)
         if problem.memory is not None:

@@ -19,6 +19,7 @@ import collections
 import contextlib
 import copy
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -238,6 +239,14 @@ class Partition:
         self._having: dict[str, tuple[int, ...]] | None = None
         program = self._of_example(example)
         layout, homes, calls = program.layout, plan.homes(), program.calls
+        for source in itertools.chain(*layout.incoming):
+            dtype = calls[source.call].outputs[source.output].dtype
+            if dtype.kind not in 'biufc':
+                raise ValueError(
+                    f'{program.describe(source)} gives {dtype}, which cannot '
+                    'be sent to another rank; return numbers, or mark a '
+                    'function around what reads them: '
+                    'chainer_fp8pipe.atomic(function)')
         self.crossing = [
             [(calls[source.call].name,
               calls[source.call].outputs[source.output])

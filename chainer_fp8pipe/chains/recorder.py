@@ -84,6 +84,11 @@ class Recorder:
         self.atomic: frozenset[str] = frozenset(
             name for name, link in names.links.items() if is_marked(link))
 
+    def undivided(self) -> list[str]:
+        """The links that are run as one call because they look at data."""
+        return [f'link {path} is not divided: {reason.partition(". ")[0]}'
+                for path, reason in self.reasons.items()]
+
     def record(self, run: Callable[[], Any], place: Place = NOWHERE,
                timed: bool = False, is_new: bool = True,
                planned: bool = False) -> Program:

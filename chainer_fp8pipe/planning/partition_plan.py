@@ -180,7 +180,8 @@ def table(part: Any) -> str:
     return '\n'.join([
         plan.headline(part.title, part.grid.replicas), *columns(rows), *notes,
         *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
-          'its gradient' for name, ranks in part.ties.items())])
+          'its gradient' for name, ranks in part.ties.items()),
+        *part.recorder.undivided()])
 
 
 def load_plan(source: str | Mapping[str, Any] | PartitionPlan

@@ -2,7 +2,7 @@
 import contextlib
 from unittest import mock
 
-from chainer_fp8pipe import partition
+from chainer_fp8pipe import atomic, partition
 from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.chains import (
     partitioned,
@@ -20,7 +20,7 @@ import pytest
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
-from tests.training.updaters.partitions import updater_of
+from tests.training.updaters.partitions import plan_of, updater_of
 
 
 class Net(chainer.Chain):
@@ -189,3 +189,64 @@ def test_what_contradicts_a_plan_is_an_error(given, said):
             said) else contextlib.nullcontext():
         found = partition(Two(), x, MPI.COMM_SELF, plan=plan, **given).plan
         assert found == plan
+
+
+class Looks(chainer.Chain):
+    """Most of it is in a link that looks at data."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.most, self.c = Most(), L.Linear(4, 3)
+
+    def forward(self, x, t):
+        return F.softmax_cross_entropy(self.c(self.most(x)), t)
+
+
+class Most(chainer.Chain):
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 4), b=L.Linear(4, 4))
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(h) * (2. if float(h.array.max()) > 0 else 1.)
+
+
+class Words(chainer.Chain):
+    """A function gives text, which a later one reads."""
+
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 4), b=L.Linear(4, 3))
+
+    def forward(self, x, t):
+        words = atomic(lambda h: (h.array > 0).astype('U5'))(self.a(x))
+        h = atomic(lambda h: F.relu(h))(self.a(x))
+        y = self.b(h)
+        return F.softmax_cross_entropy(atomic(
+            lambda y, words: y * (words == 'True').all())(y, words), t)
+
+
+#: Of models on so many ranks; each rank's message is the same.
+UNCUT = {
+    'one link': (4, Looks, r'parts at most, but 4 are asked for; .*; link '
+                 r'/most is not divided: .*\.py:\d+: __float__ needs the '),
+    'a class': (2, lambda: Words, "takes a chainer.Link, not <class '.*Words"),
+    'text': (2, Words, r'\(<lambda> in /\) gives <U5, which cannot be sent')}
+
+
+@pytest.mark.parametrize('name', UNCUT)
+@on_ranks(4)
+def test_a_model_that_cannot_be_cut_says_why(comm, name):
+    stages, make, said = UNCUT[name]
+    batch = numpy.ones((4, 4), 'f'), numpy.zeros(4, 'i')
+    plan = plan_of([['/a/W', '/a/b'], ['/b/W', '/b/b']], '/b/W') if (
+        make is Words) else None
+    with pytest.raises((ValueError, TypeError), match=said):
+        partition(make(), batch, comm.Split(comm.rank // stages), plan=plan)
+
+
+def test_a_table_names_what_is_not_divided():
+    batch = numpy.ones((4, 4), 'f'), numpy.zeros(4, 'i')
+    last = str(partition(Looks(), batch, MPI.COMM_SELF)).splitlines()[-1]
+    assert 'link /most is not divided: ' in last
+    assert last.endswith('which is on another rank')

@@ -37,6 +37,7 @@ def cut(stages, chunks=1, limit=2e9, ties=1, again=False, replicas=1):
             used[part].append(name)
         tied[name] = tuple(part % stages for part in parts_of)
     return SimpleNamespace(
+        recorder=SimpleNamespace(undivided=lambda: ['link /a ...'] * again),
         plan=plan, used=used, ties=tied, title='Translator', limit=limit,
         parameter_bytes=lambda name: 3e6,
         crossing=[[('_ + _', Value((2, 32, 128), FLOAT, True))] * 5
@@ -62,7 +63,8 @@ PARTS = '_ + _ 2x32x128, _ + _ 2x32x128 and 3 more'
         ['0.0', '0 1', '48 %', '3 MB', '1 GB', f'164 kB: {PARTS}',
          f'{FIRST(0)} (again)'],
         ['0.1', '0 1', '52 %', '3 MB', '1 GB', f'{FIRST(1)} (again)']],
-     ['(again): keeps its inputs only, and runs forward twice'])])
+     ['(again): keeps its inputs only, and runs forward twice',
+      'link /a ...'])])
 def test_a_line_says_who_does_how_much_and_what_crosses(
         options, head, rows, notes):
     title, names, *lines = table(cut(**options)).splitlines()
