@@ -29,7 +29,7 @@ from ..planning.intervals import Intervals
 from ..planning.partition_plan import PartitionPlan, load_plan
 from ..report.quantities import parse_bytes, size
 from . import nested
-from .attributes import generators, saved, set_state, state_of
+from .attributes import saved, set_state, state_of
 from .functions import PLAIN
 from .mean_loss import warn_if_no_mean
 from .measured_optimizer import measure_optimizer
@@ -452,7 +452,7 @@ def _set_persistent(names: Names, plain: list[Any],
 def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
     """Sets links' generators to the states that they have on stage 0."""
     def read() -> tuple[list[Any], list[Any]]:
-        found = generators(saved(names.links).note().memo)
+        found = saved(names.links).note().generators()
         return found, list(map(state_of, found))
     own, states = _together(comm, read)
     states = pipeline.bcast(states)

@@ -687,7 +687,7 @@ class _Recording(Pass):
                 found.append((returned_constants(
                     node, inputs, original, factor), {
                     (path, name): repr(value)
-                    for path, name in attributes.changed()
+                    for path, name in attributes.replaced()
                     if isinstance(value := vars(
                         self._names.links[path])[name], PLAIN)}))
         (returned, kept), (others, later) = found

@@ -1,6 +1,5 @@
 """What forward passes change in attributes of links is put back."""
 import collections
-import functools
 import random
 import reprlib
 
@@ -28,18 +27,6 @@ class Keeper:
         return f'Keeper({vars(self)})'
 
 
-class Slots:
-    __slots__ = 'kept', 'other'
-
-    def __init__(self, kept, *others):
-        self.kept = kept
-        for self.other in others:
-            pass
-
-    def __repr__(self):
-        return f'Slots({self.kept}, {getattr(self, "other", None)})'
-
-
 class Items(list):
     other = None
 
@@ -51,16 +38,6 @@ def cyclic():
     first = Keeper(None)
     first.kept = [first, Keeper(1)]
     return first
-
-
-def counter():
-    count = 0
-
-    def call():
-        nonlocal count
-        count += 1
-        return count
-    return call
 
 
 def draw(name, *arguments):
@@ -87,7 +64,6 @@ CHANGES = {
     'queue': (collections.deque([1, 2], 2),
               lambda link: link.kept.append(3)),
     'number': (1, lambda link: _set(link, 2)),
-    'bytes': (bytearray(b'ab'), lambda link: link.kept.append(1)),
     'generator of NumPy': (numpy.random.RandomState(5), draw('rand')),
     'new generator of NumPy': (numpy.random.default_rng(5), draw('random')),
     'bits': (numpy.random.PCG64(5), draw('random_raw')),
@@ -97,20 +73,9 @@ CHANGES = {
     'object': (Keeper(1), lambda link: _set(link.kept, 2)),
     'another attribute of an object': (
         Keeper(1), lambda link: setattr(link.kept, 'other', 2)),
-    'slots': (Slots(1, [2]), lambda link: (
-        _set(link.kept, 2), link.kept.other.append(3))),
-    'a slot that was empty': (
-        Slots(1), lambda link: setattr(link.kept, 'other', 2)),
     'object in a cycle': (cyclic(), lambda link: _set(link.kept.kept[1], 2)),
     'list with attributes': (
         Items([1]), lambda link: setattr(link.kept, 'other', 2)),
-    'method': (Keeper(numpy.random.RandomState(5)).kept.rand,
-               lambda link: link.kept()),
-    'partial function': (
-        functools.partial(numpy.random.RandomState(5).rand, 2),
-        lambda link: link.kept()),
-    'closure': (counter(), lambda link: link.kept()),
-    'iterator': (iter([1, 2, 3]), lambda link: next(link.kept)),
     'attribute that was deleted': (1, lambda link: delattr(link, 'kept')),
 }
 
@@ -123,23 +88,14 @@ def test_an_attribute_is_as_it_was_though_it_was_changed_in_place(name):
     expected = repr(value)
     with saved({'/': link}) as before:
         first = change(link)
-        if hasattr(link, 'kept'):
-            assert before.changed() == {('/', 'kept')}
+        if getattr(link, 'kept', value) is not value:
+            assert before.replaced() == {('/', 'kept')}
     assert link.kept is value
     assert repr(link.kept) == expected
     second = change(link)           # and again
     assert repr(first) == repr(second)      # what was drawn, say
     before.put_back()
     assert repr(link.kept) == expected
-
-
-def test_what_cannot_be_set_is_made_anew():
-    link = chainer.Link()
-    link.kept = enumerate('abc', 3)
-    with saved({'/': link}) as before:
-        assert next(link.kept) == (3, 'a')
-        assert before.changed() == {('/', 'kept')}
-    assert next(link.kept) == (3, 'a')
 
 
 def test_what_two_links_share_they_share_afterwards():
@@ -155,22 +111,13 @@ def test_an_attribute_that_was_not_there_goes():
     link = chainer.Link()
     with saved({'/': link}) as before:
         link.new = 1
-        assert before.changed() == {('/', 'new')}
+        assert before.replaced() == {('/', 'new')}
     assert not hasattr(link, 'new')
-
-
-def test_what_is_not_changed_is_not_said_to_be():
-    link = chainer.Link()
-    for name, (value, _) in CHANGES.items():
-        if name != 'not a number':      # which is not equal to itself
-            setattr(link, name, value)
-    with saved({'/': link}) as before:
-        assert not before.changed()
 
 
 def test_what_cannot_be_written_to_is_not_copied():
     link = chainer.Link()
     link.table = numpy.broadcast_to(numpy.zeros(1), (1 << 40,))
     with saved({'/': link}) as before:
-        assert not before.changed()
+        assert not before.replaced()
     assert link.table.shape == (1 << 40,)
