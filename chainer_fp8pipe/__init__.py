@@ -21,7 +21,7 @@ _HOMES = {
     'atomic': 'chainer_fp8pipe.chains.whole_call',
     'create_communicator': 'chainer_fp8pipe.communicators',
     'create_grouped_bn_model': 'chainer_fp8pipe.training.grouped_bn_model',
-    'deferred': 'chainer_fp8pipe.chains.valueless_parameters',
+    'deferred': 'chainer_fp8pipe.chains.deferred',
     'large_batch': 'chainer_fp8pipe.training.large_batch',
     'lazy': 'chainer_fp8pipe.links',
     'partition': 'chainer_fp8pipe.chains.partition',

@@ -21,10 +21,10 @@ from ..pipeline.randomness import preserved
 from ..pipeline.stage import weights_of
 from . import nested
 from .attributes import saved
+from .deferred import place_array
 from .functions import ignored_label
 from .names import Names
 from .placeholder import is_placeholder
-from .valueless_parameters import place_array
 
 #: How much the two may differ in rounding, by the bytes of the loss's dtype.
 _ROUNDING = {2: 3e-2, 4: 1e-3, 8: 1e-6}

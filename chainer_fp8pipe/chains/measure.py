@@ -64,7 +64,6 @@ class Figures:
         kept_inputs: Numbers of the inputs that are kept for backward.
         kept_outputs: Numbers of the outputs that are kept for backward.
         views: By output in the memory of an input, the input's number.
-        parts: Numbers of the views of another size than the input.
         writes: Names of attributes with arrays to which the function writes.
         inner: Paths of the parameters that are read inside of the call.
         form: Tree of the result of a :class:`.WholeCall`, and which of its
@@ -90,7 +89,6 @@ class Figures:
     kept_inputs: tuple[int, ...] = ()
     kept_outputs: tuple[int, ...] = ()
     views: dict[int, int] = field(default_factory=dict)
-    parts: frozenset[int] = frozenset()
     writes: tuple[str, ...] = ()
     inner: tuple[str, ...] = ()
     form: Any = None
@@ -127,7 +125,7 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
         call.writes = tuple([
             name for name, before in arrays.items()
             if bool((own[name] != before).any())])
-        call.views, call.parts = _shared(arguments, outs)
+        call.views = _shared(arguments, outs)
         call.kept_inputs = tuple(node._input_indexes_to_retain or ())
         call.kept_outputs = tuple(node._output_indexes_to_retain or ())
         if whole:
@@ -258,19 +256,12 @@ def _note_outputs(call: Figures, node: Any, outs: tuple) -> None:
         call.modules[key] = chainer.backend.get_array_module(array)
 
 
-def _shared(arguments: tuple, outs: tuple
-            ) -> tuple[dict[int, int], frozenset[int]]:
-    """See ``views`` and ``parts`` of :class:`.Figures`."""
-    views: dict[int, int] = {}
-    parts = set()
-    for number, out in enumerate(map(nested.array_of, outs)):
-        xp = chainer.backend.get_array_module(out)
-        for index, given in enumerate(map(nested.array_of, arguments)):
-            if xp.may_share_memory(out, given):
-                views[number] = index
-                if out.nbytes != given.nbytes:
-                    parts.add(number)
-    return views, frozenset(parts)
+def _shared(arguments: tuple, outs: tuple) -> dict[int, int]:
+    """See ``views`` of :class:`.Figures`."""
+    return {
+        number: index for number, out in enumerate(map(nested.array_of, outs))
+        for index, given in enumerate(map(nested.array_of, arguments))
+        if chainer.backend.get_array_module(out).may_share_memory(out, given)}
 
 
 def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:

@@ -21,7 +21,7 @@ class Names:
         parameters: By path.
         times: By path, how many links have a parameter, a link with two paths
             counted twice.
-        shaped: Paths of the parameters that got their shape in a trace, in
+        shaped: Paths of the parameters that got their shape in a program, in
             this order.
         made: Placeholders of the parameters that their links make in forward.
         reporter: Names the links by their paths.

@@ -30,6 +30,7 @@ from ..planning.partition_plan import PartitionPlan, load_plan
 from ..report.quantities import parse_bytes, size
 from . import nested
 from .attributes import saved, set_state, state_of
+from .deferred import draw, settle, take_away, without_shapes
 from .functions import PLAIN
 from .mean_loss import warn_if_no_mean
 from .measured_optimizer import measure_optimizer
@@ -43,7 +44,6 @@ from .partitioned import (
 from .placeholder import is_placeholder
 from .program import Program
 from .recorder import Recorder, record_example
-from .valueless_parameters import draw, settle, take_away, without_shapes
 
 #: Bytes that each rank takes: code, buffers of BLAS and MPI, Python's objects
 #: of a graph.

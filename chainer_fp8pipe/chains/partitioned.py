@@ -10,7 +10,7 @@
 # from micro-batch to micro-batch, as in one process.
 #
 # A parameter stays where the example has put it.  Between steps a rank may
-# borrow the whole model (`borrow`), for code that calls it.  Links with
+# fetch the whole model (`fetch`), for code that calls it.  Links with
 # running values are on one chunk for good, as nobody could say whose values
 # count.
 from __future__ import annotations
@@ -34,12 +34,12 @@ from ..pipeline.randomness import Place, at, preserved
 from ..planning.partition_plan import PartitionPlan, table
 from . import nested
 from .attributes import saved
+from .deferred import draw, fetching, settle, take_away
 from .names import parameters_of
 from .placeholder import PlaceholderError, is_placeholder, user_line
 from .program import Layout, Program, sources_in
 from .recorder import Recorder
 from .saving import check_whole
-from .valueless_parameters import draw, fetching, settle, take_away
 from .work import ChainWork
 
 #: So many layouts are kept.
@@ -234,7 +234,7 @@ class Partition:
                        in parameters_of(self.names).items()}
         self._layouts: dict[Any, Layout] = {}
         self._forms: set[Any] = set()
-        # The chunks of each parameter, before borrow() has changed them.
+        # The chunks of each parameter, before fetch() has changed them.
         self._before: dict[str, tuple[int, ...]] | None = None
         self._having: dict[str, tuple[int, ...]] | None = None
         program = self._of_example(example)
@@ -440,7 +440,7 @@ class Partition:
 
     # --- parameters ----------------------------------------------------------
 
-    def borrow(self) -> None:
+    def fetch(self) -> None:
         """Gives all ranks the whole model, until :meth:`give_back`.
 
         Call it on all ranks of the pipeline, between steps.
@@ -508,13 +508,13 @@ class Partition:
         return received
 
     def give_back(self) -> bool:
-        """Leaves placeholders of what was borrowed; whether anything was."""
+        """Leaves placeholders of what was fetched; whether anything was."""
         if self._before is None:
             return False
-        borrowed = set(self.own)
+        fetched = set(self.own)
         self._place(self._before)
         self._before = None
-        for name in borrowed.difference(self.own):
+        for name in fetched.difference(self.own):
             take_away(name, self.names.parameters[name])
         return True
 

@@ -391,8 +391,8 @@ def describe_source(array: Any) -> str:
     """The name of a placeholder's value in messages."""
     if array.recipe is not None:
         return 'an array made of ' + ' and '.join(
-            _said(source, array.program) for source in array.recipe.reads)
-    return _said(array.source, array.program)
+            _name_of(source, array.program) for source in array.recipe.reads)
+    return _name_of(array.source, array.program)
 
 
 def user_line() -> str:
@@ -519,7 +519,7 @@ def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,
     try:
         return function(*args, **kwargs)
     except ValueError as error:
-        if not any(said in str(error) for said in (
+        if not any(text in str(error) for text in (
                 'read-only', 'output array is not acceptable')):
             raise
     raise looked_at(one, 'writing to another array')
@@ -534,7 +534,7 @@ def _read_only(array: Any) -> Any:
     return seen
 
 
-def _said(source: Source | str | None, program: Any) -> str:
+def _name_of(source: Source | str | None, program: Any) -> str:
     if isinstance(source, Source) and program is not None:
         return program.describe(source)
     return f'parameter {source}' if isinstance(source, str) else str(source)

@@ -147,17 +147,17 @@ class Layout:
         while having is not None and (late := _late(calls, found, having)):
             moved.update(late)
             found = assigned()
-            if any(found.stages[number] != chunk
+            if any(found.chunks[number] != chunk
                    for number, chunk in late.items()):
                 break
-        for call, chunk in zip(calls, found.stages, strict=True):
+        for call, chunk in zip(calls, found.chunks, strict=True):
             for name in call.whole:
                 if name not in known:
                     keepers[name] = max(chunk, keepers.get(name, 0))
         found = assigned()
         _check_keepers(calls, found, keepers)
         last = len(plan.cuts)
-        self.chunks, self.holders = found.stages, found.holders
+        self.chunks, self.holders = found.chunks, found.holders
         for key, one in made.items():
             if one:
                 states.setdefault(key, max(self.chunks[source.call]
@@ -187,7 +187,7 @@ def _late(calls: Sequence[RecordedCall], found: Assignment,
     """
     return {
         number: min(of) for number, (call, chunk) in enumerate(
-            zip(calls, found.stages, strict=True))
+            zip(calls, found.chunks, strict=True))
         for name in call.parameters
         if chunk not in having.get(name, (chunk,))
         and (of := [one for one in having[name] if one > chunk])}
@@ -195,7 +195,7 @@ def _late(calls: Sequence[RecordedCall], found: Assignment,
 
 def _check_keepers(calls: Sequence[RecordedCall], found: Assignment,
                    keepers: Mapping[str, int]) -> None:
-    for call, chunk in zip(calls, found.stages, strict=True):
+    for call, chunk in zip(calls, found.chunks, strict=True):
         for name in (*call.whole, *call.reads):
             if keepers.get(name, chunk) != chunk:
                 raise ValueError(
@@ -329,14 +329,14 @@ class Program:
 
     # --- a chunk -------------------------------------------------------------
 
-    def run(self, chunk: int, arrays: Arrays, said: str
+    def run(self, chunk: int, arrays: Arrays, name: str
             ) -> tuple[Tape, Arrays, list[Any]]:
         """Makes the calls of a chunk.
 
         Args:
             chunk: Its number.
             arrays: What comes from chunks before.
-            said: Name of the chunk in messages.
+            name: Of the chunk in messages.
 
         Returns:
             The way back, what goes on, and the batch normalisations among
@@ -387,13 +387,13 @@ class Program:
         nodes = {self.names.parameters[name].node for name in inner}
         calls = self.calls
 
-        def name(function: Any) -> str:
+        def said(function: Any) -> str:
             number = numbers.get(id(function))
-            return said if number is None else (
-                f'{calls[number].name} in {calls[number].link}, on {said}')
+            return name if number is None else (
+                f'{calls[number].name} in {calls[number].link}, on {name}')
         tape = Tape(inputs, outputs, {
             node: count for node, count in uses.items() if node not in nodes},
-            said=name, numbers=numbers)
+            said=said, numbers=numbers)
         return tape, tuple([one.array for one in outputs]), normalised
 
     def _make(self, number: int, call: RecordedCall, values: dict,

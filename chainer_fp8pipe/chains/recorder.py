@@ -34,6 +34,7 @@ from ..pipeline.randomness import Place, at, preserved
 from ..planning.calls import Source, Value
 from . import collectives, nested
 from .attributes import saved
+from .deferred import place_array, set_placeholder
 from .functions import CHAINERS, PLAIN, again, attributes_of, ignored_label
 from .measure import Figures, key_of, measured, returned_constants, with_real
 from .names import Names
@@ -50,7 +51,6 @@ from .placeholder import (
     user_line,
 )
 from .program import LOCAL, Program, RecordedCall
-from .valueless_parameters import place_array, set_placeholder
 from .whole_call import Pass, WholeCall, is_marked
 
 #: Figures of so many forms of calls are kept.

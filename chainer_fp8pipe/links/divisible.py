@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 import chainer
 from chainer import Link
 
+from ..chains.deferred import deferred, draw_later
 from ..chains.placeholder import is_placeholder
-from ..chains.valueless_parameters import deferred, draw_later
 from ..mpi import all_ranks
 from ..mpi.world import enter_world
 from ..pipeline.layers import (

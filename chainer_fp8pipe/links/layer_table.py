@@ -6,7 +6,7 @@ from typing import Any
 
 import chainer
 
-from ..chains.valueless_parameters import without_drawing
+from ..chains.deferred import without_drawing
 
 _WIDTH = 50
 

@@ -1,8 +1,8 @@
 """What decides how a model is run: pure data and arithmetic, no MPI.
 
-The calls of a traced model with their costs, and the search for the cut whose
-step is shortest under a memory limit.  The names below are loaded when first
-asked for.
+The calls of a recorded model with their costs, and the search for the cut
+whose step is shortest under a memory limit.  The names below are loaded when
+first asked for.
 """
 from .._on_demand import on_demand
 

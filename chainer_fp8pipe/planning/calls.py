@@ -1,13 +1,13 @@
-"""The calls of a traced model: what they cost, and the stage each is on."""
-# A plan serves traces with other sequence lengths, in evaluation and with
+"""The calls of a recorded model: what they cost, and the chunk each is on."""
+# A plan serves programs with other sequence lengths, in evaluation and with
 # other control flow, so a cut cannot be the number of a call.  Instead, the
 # model's parameters are grouped by link and numbered in the order of first
 # use.  The *place* of a call is the largest number among the parameters that
 # the call, or any call it depends on, reads; the *depth* counts the calls on
 # the longest path to it from the first call at that place.  The position
 # (place, depth) of a call is greater than the positions of its inputs.  So
-# cuts at positions give each call of any trace a stage that is not before the
-# stages of its inputs, and a recurrent network is cut between layers, not
+# cuts at positions give each call of any program a chunk that is not before
+# the chunks of its inputs, and a recurrent network is cut between layers, not
 # between time steps.
 #
 # Calls that depend on the batch alone (a mask, its length) float: they belong
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 
 class Source(NamedTuple):
-    """A value of a trace, named by the call that computed the value.
+    """A value of a program, named by the call that computed the value.
 
     Attributes:
         call: Number of the call.
@@ -78,11 +78,11 @@ class Call:
         retained: Values of calls that the function keeps for backward.
         temporary: Most bytes that the function allocates while it runs.
         draws: Whether the function draws random numbers.
-        whole: Paths of links whose calls must all be on one stage, because
+        whole: Paths of links whose calls must all be on one chunk, because
             the link keeps running averages or is run as one call.
         pinned: For a value that a link has kept from an earlier batch, the
-            stage that has the value.  None: an ordinary call.
-        once: Whether the call's stage must not run forward twice, because a
+            chunk that has the value.  None: an ordinary call.
+        once: Whether the call's chunk must not run forward twice, because a
             forward pass changes the link's state.
     """
 
@@ -138,7 +138,7 @@ def order_of(calls: Sequence[Call], names: Sequence[str] = ()) -> Order:
     used: a recurrent layer uses some only from its second step on.
 
     Args:
-        calls: Of a trace.
+        calls: Of a program.
         names: Paths of all parameters, in the order of the model's links.
             A parameter that no call uses follows the parameter before it in
             this list.
@@ -191,16 +191,16 @@ def positions(calls: Sequence[Call], order: Order) -> list[Position]:
 
 
 class Assignment(NamedTuple):
-    """Which stage runs which call of a trace, and which values cross.
+    """Which chunk runs which call of a program, and which values cross.
 
     Attributes:
-        stages: One per call.
-        crossing: For each boundary between stages, the values that cross
-            there, also on the way from an earlier to a later stage.
+        chunks: One per call.
+        crossing: For each boundary between chunks, the values that cross
+            there, also on the way from an earlier to a later chunk.
         holders: Stages that use a parameter, by its path.
     """
 
-    stages: tuple[int, ...]
+    chunks: tuple[int, ...]
     crossing: tuple[tuple[Source, ...], ...]
     holders: dict[str, tuple[int, ...]]
 
@@ -209,17 +209,17 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
            wanted: Sequence[Source] = (),
            together: Sequence[Sequence[Source]] = (),
            homes: Mapping[int, int] | None = None) -> Assignment:
-    """The stages of a trace's calls.
+    """The chunks of a program's calls.
 
     Args:
-        calls: Of the trace.
+        calls: Of the program.
         order: Of the plan.
-        cuts: The first position of each stage but the first one.
-        wanted: Values that the last stage must have: the loss.
-        together: Groups of values: the last stage that computes a value of a
+        cuts: The first position of each chunk but the first one.
+        wanted: Values that the last chunk must have: the loss.
+        together: Groups of values: the last chunk that computes a value of a
             group must have all values of the group.
         homes: Stages for some calls, by number, which override the cuts; a
-            call with an input on a later stage still runs on that stage.
+            call with an input on a later chunk still runs on that chunk.
     """
     place, homes = positions(calls, order), homes or {}
     floating = _floating(calls, homes)
@@ -228,26 +228,26 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
     for number in reversed(range(len(calls))):
         for source in calls[number].inputs:
             latest[source.call] = min(latest[source.call], latest[number])
-    stages: list[int] = []
+    chunks: list[int] = []
     for number, call in enumerate(calls):
-        stage = call.pinned
-        if stage is None:
-            stage = min(max(bisect.bisect_right(cuts, place[number]),
+        chunk = call.pinned
+        if chunk is None:
+            chunk = min(max(bisect.bisect_right(cuts, place[number]),
                             homes.get(number, 0)), latest[number])
-        stages.append(max([stage] + [
-            stages[source.call] for source in call.inputs
+        chunks.append(max([chunk] + [
+            chunks[source.call] for source in call.inputs
             if not floating[source.call]]))
     for number in reversed(range(len(calls))):
         for source in calls[number].inputs:
             if floating[source.call]:
-                stages[source.call] = min(stages[source.call],
-                                          stages[number])
+                chunks[source.call] = min(chunks[source.call],
+                                          chunks[number])
     holders: dict[str, set[int]] = {}
-    for call, stage in zip(calls, stages, strict=True):
+    for call, chunk in zip(calls, chunks, strict=True):
         for name in call.parameters:
-            holders.setdefault(name, set()).add(stage)
+            holders.setdefault(name, set()).add(chunk)
     return Assignment(
-        tuple(stages), _crossing(calls, stages, len(cuts), wanted, together),
+        tuple(chunks), _crossing(calls, chunks, len(cuts), wanted, together),
         {name: tuple(sorted(users)) for name, users in holders.items()})
 
 
@@ -262,18 +262,18 @@ def _floating(calls: Sequence[Call], homes: Mapping[int, int] | None = None
     return found
 
 
-def _crossing(calls: Sequence[Call], stages: Sequence[int], boundaries: int,
+def _crossing(calls: Sequence[Call], chunks: Sequence[int], boundaries: int,
               wanted: Sequence[Source], together: Sequence[Sequence[Source]]
               ) -> tuple[tuple[Source, ...], ...]:
     until: dict[Source, int] = dict.fromkeys(wanted, boundaries)
-    groups = [(max([stages[source.call] for source in group], default=0),
+    groups = [(max([chunks[source.call] for source in group], default=0),
                group) for group in together]
-    for last, sources in [*groups, *((stage, call.inputs) for call, stage in
-                                     zip(calls, stages, strict=True))]:
+    for last, sources in [*groups, *((chunk, call.inputs) for call, chunk in
+                                     zip(calls, chunks, strict=True))]:
         for source in sources:
             until[source] = max(until.get(source, 0), last)
     found: list[list[Source]] = [[] for _ in range(boundaries)]
     for source in sorted(until, key=lambda one: (one.call, str(one.output))):
-        for boundary in range(stages[source.call], until[source]):
+        for boundary in range(chunks[source.call], until[source]):
             found[boundary].append(source)
     return tuple(map(tuple, found))

@@ -78,7 +78,7 @@ class CutProblem:
     temporary: float = 0.0
 
     @property
-    def parts(self) -> int:
+    def chunk_count(self) -> int:
         """Chunks of all ranks."""
         return self.stages * self.chunks
 
@@ -123,10 +123,10 @@ def search(intervals: Intervals, problem: CutProblem) -> PartitionPlan:
         DoesNotFit: Saying by how much, and what would help.
         ValueError: There are fewer atoms than chunks.
     """
-    if intervals.count < problem.parts:
+    if intervals.count < problem.chunk_count:
         raise ValueError(
             f'the model can be cut into {intervals.count} parts at most, but '
-            f'{problem.parts} are asked for; use fewer ranks')
+            f'{problem.chunk_count} are asked for; use fewer ranks')
     found = [plan_of(intervals, problem, ends)
              for ends in _candidates(intervals, problem)]
     if not found:
@@ -269,7 +269,7 @@ def rank_bytes(intervals: Intervals, problem: CutProblem, ends: Sequence[int],
 
 def least_memory(intervals: Intervals, problem: CutProblem) -> float:
     """The smallest limit under which there is a cut, in bytes."""
-    if problem.parts > intervals.count:
+    if problem.chunk_count > intervals.count:
         return math.inf
     tables = {live: _not_empty(numpy.min([
         _bytes(intervals, problem, live, repeats)

@@ -33,14 +33,14 @@ HEAP_BYTES = 32 << 20
 
 
 class Intervals:
-    """Seconds and bytes of all intervals of a trace's atoms.
+    """Seconds and bytes of all intervals of a program's atoms.
 
     Sums are float64[atoms + 1], and element i is about the atoms before i.
     Tables are [atoms + 1, atoms + 1], and element [i, j] is about an interval,
     0 where j <= i.  Bytes are those of one micro-batch.
 
     Args:
-        calls: Of the trace.
+        calls: Of the program.
         order: Of the parameters.
         parameters: By path.
 

@@ -3,13 +3,13 @@ import contextlib
 from unittest import mock
 
 from chainer_fp8pipe import atomic, partition
-from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.chains import (
+    deferred,
     partitioned,
     program,
     recorder,
-    valueless_parameters,
 )
+from chainer_fp8pipe.chains import partition as module
 from chainer_fp8pipe.training.extensions import save_whole_model
 
 import chainer
@@ -86,7 +86,7 @@ PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, '_keep', (0, 1)), (module, '_like', (0,)),
     (module, 'take_away', (0, 1)), (module, '_persistent', (0, 1)),
     (module, '_set_persistent', (0, 1)),
-    (valueless_parameters, 'place_array', (0, 1)))
+    (deferred, 'place_array', (0, 1)))
     for rank in ranks]
 
 

@@ -387,7 +387,7 @@ def test_a_recurrent_model_is_in_the_order_of_its_layers(length):
     cuts = [place for place in range(len(order))
             if order[place][0].startswith(('/l2', '/out'))]
     stages = assign(again.calls, order, [
-        (cuts[0], 0), (cuts[-1], 0)]).stages
+        (cuts[0], 0), (cuts[-1], 0)]).chunks
     assert {call.link.split('/')[1]: stage for call, stage
             in zip(again.calls, stages, strict=True)
             if call.parameters} == {'embed': 0, 'l1': 0, 'l2': 1, 'out': 2}

@@ -8,12 +8,23 @@ import pytest
 from tests.models import MODELS
 from tests.training.updaters.partitions import part
 
-QUICK = [case for case in MODELS.values() if not case.slow]
+#: Models that are tried always; the others show the same in other fields.
+QUICK = frozenset((
+    'skip_mlp', 'chain_list', 'maxout', 'sparse_experts', 'graph_attention',
+    'thinking_time', 'dropout_and_norms', 'regularised', 'wide_and_deep',
+    'hyper_network', 'ode', 'deep_q', 'distilled', 'frozen',
+    'shared_parameters', 'moving_average', 'layer_drop', 'unet', 'senet',
+    'spatial_transformer', 'statistics_per_pixel', 'segmentation', 'siamese',
+    'multi_task', 'seq2seq', 'ctc', 'n_step_lstm', 'stateful_lm', 'encoder',
+    'vae'))
+SMALL = [case for case in MODELS.values() if not case.slow]
 _STEPS = 10
 
 
 def each(cases):
-    return pytest.mark.parametrize('case', cases, ids=lambda case: case.name)
+    return pytest.mark.parametrize('case', [
+        pytest.param(case, id=case.name, marks=() if case.name in QUICK
+                     else pytest.mark.slow) for case in cases])
 
 
 def _made(case, samples=None):
@@ -36,7 +47,7 @@ def _without_gradient(model):
             if param.grad is None}
 
 
-@each(QUICK)
+@each(SMALL)
 def test_it_learns_one_batch_by_all_its_parameters(case):
     model, batch = _made(case)
     optimizer = chainer.optimizers.Adam(5e-3).setup(model)
@@ -56,7 +67,7 @@ def test_it_learns_one_batch_by_all_its_parameters(case):
     assert missing == set(case.unused)
 
 
-@each(QUICK)
+@each(SMALL)
 def test_a_batch_can_be_cut_along_its_first_axis(case):
     model, batch = _made(case)
     assert {len(array) for array in _arrays(batch)} == {case.samples}
@@ -67,7 +78,7 @@ def test_a_batch_can_be_cut_along_its_first_axis(case):
         assert numpy.isfinite(loss.array)
 
 
-@each(QUICK)
+@each(SMALL)
 def test_it_is_what_it_says_it_is(case):
     """Random, stateful, or normalising."""
     model, batch = _made(case)

@@ -69,7 +69,7 @@ def test_calls_values_and_parameters_are_where_the_cuts_say(given, data):
     some = st.lists(st.sampled_from(every), max_size=3)
     wanted, group = data.draw(some), data.draw(some)
     found = assign(calls, order, cuts, wanted, [group])
-    stages = found.stages
+    stages = found.chunks
     check_direction(calls, stages)
     pins = [call.pinned for call in calls]
     assert all(pin in (None, stage)
@@ -109,12 +109,12 @@ def test_a_call_with_a_home_is_there(given, data):
         return
     number = data.draw(st.integers(0, len(calls) - 1))
     home = data.draw(st.integers(0, len(cuts)))
-    stages = assign(calls, order, cuts, homes={number: home}).stages
+    stages = assign(calls, order, cuts, homes={number: home}).chunks
     assert stages[number] == home
     check_direction(calls, stages)
     now = assign(calls, order, cuts)
-    if now.stages[number] == home and not is_floating(calls)[number]:
-        assert stages == now.stages
+    if now.chunks[number] == home and not is_floating(calls)[number]:
+        assert stages == now.chunks
 
 
 @few
@@ -146,7 +146,7 @@ def test_a_recurrent_model_is_cut_between_layers_for_any_length(steps,
     cuts = [Position(order.index((f'/{layer}/upward/W',)), 0)
             for layer in (1, 3)]
     calls = stacked(4, steps, lateral)
-    stages = assign(calls, order, cuts).stages
+    stages = assign(calls, order, cuts).chunks
     assert [(int(call.link[1:]), stage) for call, stage
             in zip(calls, stages, strict=True) if call.name == 'lstm'] == [
                 (0, 0), (1, 1), (2, 1), (3, 2)] * steps
@@ -164,5 +164,5 @@ def test_a_mask_made_of_the_batch_is_computed_by_its_first_user():
         Call('c', path=(4,), parameters=('/c',), outputs=value(),
              inputs=(Source(3, 0), Source(0, 0)))]
     found = assign(calls, order_of(calls), (Position(1, 0), Position(2, 0)))
-    assert found.stages == (1, 1, 0, 1, 2)
+    assert found.chunks == (1, 1, 0, 1, 2)
     assert found.crossing == ((Source(2, 0),), (Source(0, 0), Source(3, 0)))

@@ -30,7 +30,7 @@ def intervals_of(calls, parameters=PARAMETERS):
 
 def every_cut(intervals, problem):
     for ends in itertools.combinations(range(1, intervals.count),
-                                       problem.parts - 1):
+                                       problem.chunk_count - 1):
         yield (*ends, intervals.count)
 
 
@@ -66,9 +66,9 @@ def problems(draw):
 def test_a_cut_is_near_the_fastest_and_keeps_a_limit_of_memory(given, memory):
     """By a tenth at most: another may have the shorter step."""
     intervals, problem = given
-    if intervals.count < problem.parts:
-        with pytest.raises(ValueError, match=f'into {intervals.count} parts '
-                           f'at most, but {problem.parts} are asked for'):
+    if intervals.count < problem.chunk_count:
+        with pytest.raises(ValueError, match=f'into {intervals.count} parts at'
+                           f' most, but {problem.chunk_count} are asked for'):
             search(intervals, problem)
         return
     found = search(intervals, problem)

@@ -78,7 +78,7 @@ def test_an_interval_costs_what_its_calls_do(calls, data):
     cuts = [found.starts[end] for end in ends]
     assert found.ends_of(cuts) == (*ends, found.count)
     run = assign(calls, order_of(calls), cuts)
-    assert run.stages == tuple(bisect.bisect_right(ends, atom)
+    assert run.chunks == tuple(bisect.bisect_right(ends, atom)
                                for atom in atoms)
     assert [nbytes(calls, values) for values in run.crossing] == [
         found.crossing[end] for end in ends]

@@ -44,9 +44,9 @@ from chainermn.optimizers import (
 from mpi4py import MPI
 
 from ...chains import nested
+from ...chains.deferred import fetching
 from ...chains.partition import partition
 from ...chains.placeholder import PlaceholderError
-from ...chains.valueless_parameters import fetching
 from ...intercept.training_objects import Originals
 from ...mpi.arrays import broadcast_arrays
 from ...mpi.grid import ProcessGrid

@@ -24,13 +24,13 @@ import numpy
 from chainer.initializers import constant, generate_array, normal, uniform
 from chainer.serializers import npz
 
-from ...chains.placeholder import is_placeholder, user_line
-from ...chains.valueless_parameters import (
+from ...chains.deferred import (
     DeferredParameter,
     draw,
     place_values_later,
     without_drawing,
 )
+from ...chains.placeholder import is_placeholder, user_line
 from ...intercept.function_calls import Creation, creating, suspended
 from ...intercept.patching import Patch
 from ...pipeline.randomness import preserved

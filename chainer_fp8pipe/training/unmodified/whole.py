@@ -19,8 +19,8 @@ import numpy
 from chainer.training.extensions import Evaluator
 from mpi4py import MPI
 
+from ...chains.deferred import fetching, notice_looks
 from ...chains.partitioned import Partition
-from ...chains.valueless_parameters import fetching, notice_looks
 from ...mpi.waiting import wait_until
 
 #: Packages whose extensions are known to look at no parameter.
@@ -76,7 +76,7 @@ class WholeModel:
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
         """A block with the whole model on each rank."""
-        self._partition.borrow()
+        self._partition.fetch()
         try:
             yield
         finally:
@@ -98,7 +98,7 @@ class WholeModel:
         anybody = numpy.array([looks], 'i')
         wait_until(self._comm.Iallreduce(MPI.IN_PLACE, anybody, MPI.MAX).Test)
         if anybody[0]:
-            self._partition.borrow()
+            self._partition.fetch()
             self._is_here = True
 
     def _leave(self) -> None:

@@ -7,11 +7,10 @@
 # partition(), whoever asks for the array draws it: `DeferredParameter` is the
 # class of such a parameter until it has values.
 #
-# Chainer gives a parameter its shape in the first forward pass.  Passes of a
-# model that is cut must not draw (`initialize` of their interceptors): a trace
-# leaves the placeholder of the shape; a rehearsal leaves nothing; a run keeps
-# what is there; and a model that was traced but not cut loses the shapes again
-# (`without_shapes`).
+# Chainer gives a parameter its shape in the first forward pass.  A pass that
+# is recorded must not draw (`initialize` of the interceptors): it leaves a
+# placeholder of the shape, and a model that was recorded but not cut loses
+# the shapes again (`without_shapes`).
 #
 # A parameter that another rank has is a placeholder, too, and nothing is drawn
 # for it; code outside of passes may look at it where somebody fetches it
@@ -96,7 +95,7 @@ class DeferredParameter(chainer.Parameter):
 
     @property
     def raw_array(self) -> Any:
-        """The array, which is drawn now unless a trace asks."""
+        """The array, which is drawn now unless a recorded pass asks."""
         array = self._data[0]
         if (is_placeholder(array) and current() is None
                 and not _not_drawing.now and not is_elsewhere(array)):
@@ -110,7 +109,7 @@ class DeferredParameter(chainer.Parameter):
             super().initialize(shape)
             return
         with preserved():       # whoever draws in forward goes on as before
-            super().initialize(shape)   # `deferred`, a trace: a placeholder
+            super().initialize(shape)   # `deferred`: a placeholder
         if not is_placeholder(self._data[0]):
             place_array(self, placeholder(_shape(shape), self._data[0].dtype))
             draw(self)
@@ -268,12 +267,12 @@ def without_shapes(parameters: Iterable[chainer.Parameter],
                    always: bool = True) -> Iterator[None]:
     """A block after which parameters have only the shapes of before.
 
-    A trace leaves placeholders of parameters that get their shape in forward.
+    A recorded pass leaves placeholders of what gets its shape in forward.
     If the model is not cut then, a later forward pass must draw them, as
     usual.
 
     Args:
-        parameters: Of the model that is traced in the block.
+        parameters: Of the model that is recorded in the block.
         always: Not only if the block raises an error.
     """
     shapeless = [parameter for parameter in parameters
