@@ -1,15 +1,16 @@
 """What links keep in attributes, put back after a look at the model."""
 # partition() runs forward on an example, and a link's own code on made-up
 # values; what links keep must be as before then: arrays, containers,
-# generators of random numbers, and attributes of objects that hold these.
-# Each is put back in place, as others may hold it, too.  Links, parameters,
-# modules, threads and communicators are left alone, and so is what only C
-# code sees.  In training, where forward runs once for a micro-batch, nothing
-# is put back.
+# generators of random numbers, and attributes of objects that hold these, or
+# of what functions close over.  Each is put back in place, as others may hold
+# it, too.  Links, parameters, modules, threads and communicators are left
+# alone, and so are slots, variables of a closure and what only C code sees.
+# In training, where forward runs once for a micro-batch, nothing is put back.
 from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import random
 import types
 from collections.abc import Iterable, Mapping
@@ -146,12 +147,8 @@ def _contents(value: Any) -> list[Any]:
         return []
     if isinstance(value, _GENERATORS):
         return [_State((state_of(value),))]
-    found: list[Any] = []
-    if isinstance(value, numpy.random.Generator):
-        found.append((value.bit_generator,))
-    elif isinstance(value, tuple):
-        found.append(value)
-    elif isinstance(value, _CONTAINERS):
+    found: list[Any] = [_held(value)]
+    if isinstance(value, _CONTAINERS):
         kind = next(one for one in _CONTAINERS if isinstance(value, one))
         found.append(list(value) if kind is collections.deque
                      else kind(value))
@@ -159,6 +156,26 @@ def _contents(value: Any) -> list[Any]:
             value, types.FunctionType):
         found.append(_Attributes(vars(value)))
     return found
+
+
+def _held(value: Any) -> tuple[Any, ...]:
+    """Objects that another one holds for good, as seen from here."""
+    if isinstance(value, tuple):
+        return value
+    if isinstance(value, numpy.random.Generator):
+        return value.bit_generator,
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, types.FunctionType):
+        return tuple([getattr(cell, 'cell_contents', None)
+                      for cell in value.__closure__ or ()])
+    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
+        return value.__self__,
+    return tuple([one.__get__(value, type(value))
+                  for kind in type(value).__mro__
+                  for name, one in vars(kind).items()
+                  if isinstance(one, types.MemberDescriptorType)
+                  and '__slots__' in vars(kind) and hasattr(value, name)])
 
 
 def _items(content: Any) -> Iterable[Any]:
@@ -176,11 +193,13 @@ def _write(value: Any, contents: list[Any]) -> None:
             vars(value).update(content)
         elif isinstance(content, _State):
             set_state(value, *content)
+        elif type(content) is tuple:
+            continue            # what is in it has been written to itself
         elif isinstance(value, chainer.Variable):
             value._data[:1] = content
         elif isinstance(value, _CONTAINERS):
             value.clear()
             (value.extend if isinstance(content, list)
              else value.update)(content)
-        elif not isinstance(content, tuple):
+        else:
             value[...] = content

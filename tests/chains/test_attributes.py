@@ -1,5 +1,6 @@
 """What forward passes change in attributes of links is put back."""
 import collections
+import functools
 import random
 import reprlib
 
@@ -27,6 +28,13 @@ class Keeper:
         return f'Keeper({vars(self)})'
 
 
+class Slots:
+    __slots__ = 'kept', 'empty'
+
+    def __init__(self, kept):
+        self.kept = kept
+
+
 class Items(list):
     other = None
 
@@ -38,6 +46,10 @@ def cyclic():
     first = Keeper(None)
     first.kept = [first, Keeper(1)]
     return first
+
+
+def closed(generator):
+    return lambda: generator.rand()
 
 
 def draw(name, *arguments):
@@ -76,6 +88,15 @@ CHANGES = {
     'object in a cycle': (cyclic(), lambda link: _set(link.kept.kept[1], 2)),
     'list with attributes': (
         Items([1]), lambda link: setattr(link.kept, 'other', 2)),
+    'method': (Keeper(numpy.random.RandomState(5)).kept.rand,
+               lambda link: link.kept()),
+    'partial function': (
+        functools.partial(numpy.random.RandomState(5).rand, 2),
+        lambda link: link.kept()),
+    'closure': (closed(numpy.random.RandomState(5)),
+                lambda link: link.kept()),
+    'slot': (Slots(numpy.random.RandomState(5)),
+             lambda link: link.kept.kept.rand()),
     'attribute that was deleted': (1, lambda link: delattr(link, 'kept')),
 }
 
