@@ -4,7 +4,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from mpi4py import MPI
@@ -74,8 +74,6 @@ _LOCAL_RANKS = ('MPI_LOCALNRANKS', 'OMPI_COMM_WORLD_LOCAL_SIZE',
 _THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS',
             'BLIS_NUM_THREADS')
 
-Cores = frozenset[tuple[str, int]]
-
 
 def nodes_of(comm: MPI.Comm) -> list[int]:
     """The node of each rank, numbered in the order of their first ranks."""
@@ -98,50 +96,18 @@ def machine_name() -> str:
         return socket.gethostname()
 
 
-def own_cores() -> Cores:
-    """The cores that this process may use, with the machine's name."""
-    machine = machine_name()
-    return frozenset((machine, core) for core in core_numbers())
+def own_cores() -> int:
+    """How many cores there are for this rank alone, at least 1.
 
-
-def core_numbers() -> set[int]:
-    """The numbers of the cores that this process may use."""
-    if hasattr(os, 'sched_getaffinity'):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def pools_of(cores: Sequence[Cores]) -> list[int]:
-    """The number of each rank's pool, in the order of their first ranks.
-
-    Args:
-        cores: Those that each rank may use.  Ranks with some in common are
-            in one pool.
+    Those that it may use, but no more than its share of the machine's among
+    the ranks that the launcher has started there.
     """
-    pools = list(range(len(cores)))
-    for rank, mine in enumerate(cores):
-        meets = {pools[other] for other in range(rank)
-                 if mine & cores[other]}
-        pools = [min(meets) if meets and pool in {*meets, rank} else pool
-                 for pool in pools]
-    order = list(dict.fromkeys(pools))
-    return [order.index(pool) for pool in pools]
-
-
-def cores_each(comm: MPI.Comm) -> int:
-    """How many cores there are for this rank alone, at least 1; on all ranks.
-
-    Ranks that may use the same cores share them evenly.  Ranks of the job
-    that are not in ``comm`` count where the launcher tells of them.
-    """
-    every = comm.allgather(own_cores())
-    pools = pools_of(every)
-    mine = [cores for cores, pool in zip(every, pools, strict=True)
-            if pool == pools[comm.rank]]
-    share = len(frozenset().union(*mine)) // len(mine)
+    every = os.cpu_count() or 1
+    usable = (len(os.sched_getaffinity(0))
+              if hasattr(os, 'sched_getaffinity') else every)
     here = max((int(os.environ[name]) for name in _LOCAL_RANKS
                 if os.environ.get(name, '').isdigit()), default=1)
-    return max(1, min(share, (os.cpu_count() or 1) // max(here, 1)))
+    return max(1, min(usable, every // max(here, 1)))
 
 
 @functools.cache
@@ -152,4 +118,4 @@ def share_cores() -> None:
     train five times more slowly than with one thread each.
     """
     if not any(os.environ.get(name) for name in _THREADS):
-        threadpool_limits(cores_each(MPI.COMM_SELF), 'blas')
+        threadpool_limits(own_cores(), 'blas')

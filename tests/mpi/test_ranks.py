@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 from chainer_fp8pipe.mpi import all_ranks, ranks
 from chainer_fp8pipe.mpi.grid import ProcessGrid
-from chainer_fp8pipe.mpi.ranks import cores_each, once, own_cores, pools_of
+from chainer_fp8pipe.mpi.ranks import once
 from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
@@ -49,55 +49,21 @@ def test_there_can_be_more_pipelines_than_mpi_has_communicators(comm):
         updater.update()
 
 
-@pytest.mark.parametrize(('cores', 'pools'), [
-    ([{0}, {1}, {0}, {1}], [0, 1, 0, 1]),
-    ([{0, 1}, {0, 1}], [0, 0]),
-    ([{2}, {1}, {0}], [0, 1, 2]),
-    # The last rank meets both.
-    ([{0}, {1}, {0, 1}], [0, 0, 0]),
-    ([{3}, {0}, {1}, {0, 1}], [0, 1, 1, 1]),
-])
-def test_ranks_with_a_core_in_common_are_in_a_pool(cores, pools):
-    assert pools_of(cores) == pools
-
-
-def cores(*numbers, machine='a'):
-    return frozenset((machine, number) for number in numbers)
-
-
-@pytest.mark.parametrize(('every', 'expected'), [
-    # Free to run on all eight.
-    ([cores(*range(8))] * 4, [2] * 4),
-    # Bound to some of their own.
-    ([cores(0, 1, 2), cores(3, 4, 5), cores(6), cores(7)], [3, 3, 1, 1]),
-    # More ranks than cores.
-    ([cores(0, 1)] * 4, [1] * 4),
-    # Other machines have other cores of the same numbers.
-    ([cores(0, 1), cores(0, 1), cores(0, 1, machine='b'),
-      cores(4, 5, 6, machine='c')], [1, 1, 2, 3]),
-])
-@on_ranks(4)
-def test_ranks_share_the_cores_that_they_have_in_common(comm, every, expected):
-    assert {number for _, number in own_cores()} == ranks.core_numbers()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, 'own_cores', lambda: every[comm.rank])
-        patch.setattr(ranks, '_LOCAL_RANKS', ())
-        patch.setattr(ranks.os, 'cpu_count', lambda: 8)
-        assert cores_each(comm) == expected[comm.rank]
-
-
-@on_ranks(2)
-def test_ranks_of_other_communicators_count_where_the_launcher_says_so(comm):
-    """Two stages of a pipeline, each with replicas of its own."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, 'own_cores', lambda: cores(*range(8)))
-        patch.setattr(ranks.os, 'cpu_count', lambda: 8)
-        for name in ranks._LOCAL_RANKS:
-            patch.delenv(name, raising=False)
-        for said, expected in (None, 4), ('4', 2), ('64', 1):
-            if said:
-                patch.setenv('MPI_LOCALNRANKS', said)
-            assert cores_each(comm) == expected
+@pytest.mark.parametrize(('usable', 'here', 'expected'), [
+    (8, None, 8), (8, '4', 2), (8, '64', 1),
+    (3, '2', 3),        # bound to some of its own
+    (1, '4', 1)])
+def test_a_rank_has_its_share_of_the_cores_that_it_may_use(
+        monkeypatch, usable, here, expected):
+    """Two stages of a pipeline count, each with replicas of its own."""
+    monkeypatch.setattr(ranks.os, 'sched_getaffinity',
+                        lambda pid: {*range(usable)})
+    monkeypatch.setattr(ranks.os, 'cpu_count', lambda: 8)
+    for name in ranks._LOCAL_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    if here:
+        monkeypatch.setenv('MPI_LOCALNRANKS', here)
+    assert ranks.own_cores() == expected
 
 
 @pytest.mark.parametrize(('said', 'threads'), [({}, 4), (
@@ -106,7 +72,8 @@ def test_ranks_of_other_communicators_count_where_the_launcher_says_so(comm):
 def test_blas_gets_the_cores_of_a_rank_unless_the_user_says_how_many(
         comm, said, threads):
     with pytest.MonkeyPatch.context() as patch, threadpool_limits(3, 'blas'):
-        patch.setattr(ranks, 'own_cores', lambda: cores(*range(8)))
+        patch.setattr(ranks.os, 'sched_getaffinity',
+                      lambda pid: {*range(8)})
         patch.setattr(ranks.os, 'cpu_count', lambda: 8)
         patch.setenv('MPI_LOCALNRANKS', '2')
         for name in ranks._THREADS:
