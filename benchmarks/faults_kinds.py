@@ -78,11 +78,13 @@ def _damaged(damage: Callable[[bytes, random.Random], bytes]
 
     def inject(run: FaultyRun, draw: random.Random) -> str:
         end = time.monotonic() + _FIRST_SNAPSHOT
-        while not (path := run.newest()) and time.monotonic() < end:
+        while not run.newest() and time.monotonic() < end:
             time.sleep(0.02)
         # In this order: nobody would read a snapshot of a job that is through.
-        if path is None or not (expected := kill(run, draw)):
+        if not run.newest() or not (expected := kill(run, draw)):
             return ''
+        path = run.newest()
+        assert path         # a newer one comes before an older one goes
         file = next(path.glob('rank0of*.npz'))
         file.write_bytes(damage(file.read_bytes(), draw))
         return expected

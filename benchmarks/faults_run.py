@@ -129,10 +129,11 @@ class FaultyRun:
         return self.job.snapshots.replace('{out}', str(self.folder / 'out'))
 
     def newest(self) -> Path | None:
-        """The newest snapshot; None if there is none."""
+        """The newest snapshot with all ranks' files; None: there is none."""
         found = {int(match[1]): path for path in Path(self.snapshots).glob(
             '*') if (match := re.fullmatch(r'snapshot_iter_(\d+)\.ranks',
-                                           path.name))}
+                                           path.name))
+            and len([*path.glob('rank*of*.npz')]) == self.job.ranks}
         return found[max(found)] if found else None
 
     def ranks(self) -> dict[int, int]:
