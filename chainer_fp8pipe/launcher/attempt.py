@@ -35,9 +35,14 @@ USAGE = 2
 
 _UPDATE = re.compile(re.escape(UPDATED) + r'(\d+)')
 _RANK = re.compile(re.escape(RANK)
-                   + r'(rank \d+ of \d+) = PID (\d+) on .*')
+                   + r'(rank \d+ of \d+) = PID (\d+) on (.*)')
 # What starts ranks says of a death: MPICH's mpiexec in several lines, on the
-# standard output, Open MPI's and Slurm's with the rank's number.
+# standard output, Open MPI's and Slurm's with the rank's number.  MPICH's
+# names the process that was the first to end, which may be one that it has
+# ended itself, while the dead one was writing its core.  The exit codes of
+# all ranks tell the two apart where the signals differ.
+_CODES = re.compile(rb'\n?\[mpiexec@[^\]]*\] Exit codes: (.*)\n')
+_CLEARED_UP = 0, signal.SIGTERM, signal.SIGKILL
 _PID = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
 _SIGNAL = re.compile(r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*'
                      r'\(signal (\d+)\)')
@@ -82,7 +87,9 @@ class JobOutput:
         self.latest: int | None = None
         self.done = 0
         self.dead = self.stalled = self.failed = self.error = self.where = ''
-        self._ranks: dict[str, str] = {}        # by their processes
+        #: Names and hosts, by their processes.
+        self._ranks: dict[str, tuple[str, str]] = {}
+        self._crashed: tuple[str, int] | None = None    # process, signal
         self._died = ''         # the process that died, its host
         self._still = ''        # about a job that stands still
         self._is_trace = False  # the error is to come
@@ -111,13 +118,29 @@ class JobOutput:
         self._line, self._shown = last, end
         return ''.join(shown)
 
-    def feed_printed(self, text: str) -> None:
-        """Takes the next piece of the standard output."""
-        *lines, self._printed = (self._printed + text).split('\n')
+    def feed_printed(self, piece: bytes) -> bytes:
+        """Takes the next piece of the standard output; returns what is shown.
+        """
+        if found := _CODES.search(piece):
+            self._look_at_codes(found[1].decode(errors='replace'))
+            piece = piece[:found.start()] + piece[found.end():]
+        *lines, self._printed = (
+            self._printed + piece.decode(errors='replace')).split('\n')
         self._printed = self._printed[-_LONGEST:]
         for line in lines:
             if line.startswith(('=', 'YOUR APPLICATION')):
                 self._look(line)
+        return piece
+
+    def _look_at_codes(self, text: str) -> None:
+        """Finds the rank that no clearing up has ended."""
+        codes = [int(code) for part in re.findall(r'\] ([\d,]+)', text)
+                 for code in part.split(',') if code]
+        for process, (name, host) in self._ranks.items():
+            rank = int(name.split()[1])
+            code = codes[rank] if rank < len(codes) else 0
+            if code < 1 << 7 and code not in _CLEARED_UP:
+                self._crashed = f'{process} on host {host}', code
 
     def _look(self, line: str) -> None:
         """Finds what a line says."""
@@ -128,7 +151,7 @@ class JobOutput:
         elif DONE in line:
             self.done += 1
         elif found := _RANK.search(line):
-            self._ranks[found[2]] = found[1]
+            self._ranks[found[2]] = found[1], found[3]
         elif self._look_for_death(line):
             pass
         elif found := _STALLED.search(line):
@@ -147,7 +170,7 @@ class JobOutput:
         elif found := _PID.match(line):
             self._died = self._died or f'{found[1]} on host {found[2]}'
         elif self._died and (found := _SIGNAL.match(line)):
-            self._has_died(self._died, int(found[1]))
+            self._has_died(*(self._crashed or (self._died, int(found[1]))))
         elif found := _OPEN_MPI.search(line):
             self._has_died(f'{found[2]} on host {found[3]}', int(found[4]))
         elif (found := _SLURM.match(line)) and not self.failed:
@@ -157,7 +180,7 @@ class JobOutput:
         return bool(found)
 
     def _has_died(self, process: str, number: int) -> None:
-        rank = self._ranks.get(process.split()[0])
+        rank, _ = self._ranks.get(process.split()[0], ('', ''))
         # Who has ended all others has said why.
         if rank and not (self.dead or self.failed or self.stalled):
             self.dead = f'{rank}, process {process}, was {_killed_by(number)}'
@@ -422,8 +445,7 @@ class Attempt:
         assert self._process.stdout
         with self._process.stdout as file:
             while piece := os.read(file.fileno(), _PIECE):
-                show(piece, _STDOUT)
-                self.output.feed_printed(piece.decode(errors='replace'))
+                show(self.output.feed_printed(piece), _STDOUT)
                 self._pieces += 1
 
     def _hand_on(self) -> None:

@@ -268,8 +268,10 @@ class Starter(NamedTuple):
                 # The others hand the whole environment on.
                 for name in variables:
                     ranks += ['-x', name]
-        elif remote:
-            ranks += ['-hosts', hosts]
+        else:
+            ranks = ['-print-all-exitcodes', *ranks]
+            if remote:
+                ranks += ['-hosts', hosts]
         return [*self.words, *ranks, *program]
 
 

@@ -47,7 +47,7 @@ def test_the_launcher_learns_of_updates_and_deaths(size):
     shown = ''.join(output.feed(LINES[place:place + size])
                     for place in range(0, len(LINES), size))
     for place in range(0, len(DIED), size):
-        output.feed_printed(DIED[place:place + size])
+        output.feed_printed(DIED[place:place + size].encode())
     assert (output.update, output.latest) == (51, 52)
     assert output.dead == KILLED
     assert output.failed == output.error == output.stalled == ''
@@ -68,12 +68,25 @@ def test_deaths_are_told_in_the_words_of_each_starter(said):
     assert 'killed by SIGKILL' in output.dead
 
 
+def test_a_rank_that_is_slow_to_die_is_told_from_those_that_are_ended():
+    output = JobOutput()
+    output.feed(LINES)
+    shown = [output.feed_printed(piece) for piece in (
+        b'33 %', DIED.partition('YOUR APPLICATION TERM')[0].encode(),
+        b'\n[mpiexec@h] Exit codes: [h] 9,15,7 [i] 0\n',
+        b'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Terminated '
+        b'(signal 15)\n')]
+    assert output.dead == (
+        'rank 2 of 4, process 8 on host h, was killed by SIGBUS')
+    assert b'Exit codes' not in b''.join(shown)
+
+
 @pytest.mark.parametrize('before', [TRACE, f'chainer_fp8pipe: {STILL}\n'
                                     'ending all ranks with exit code 75\n'])
 def test_who_is_killed_by_the_end_of_a_job_has_not_died(before):
     output = JobOutput()
     output.feed(LINES + before)
-    output.feed_printed(DIED)
+    output.feed_printed(DIED.encode())
     assert output.dead == ''
 
 

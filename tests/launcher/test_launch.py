@@ -156,9 +156,10 @@ def test_ranks_run_the_script_by_the_command_run(launch, tmp_path):
         '-n', '2', '--snapshots', 'saved', '--communicator', 'fp8'))
     assert code == 0
     assert commands(tmp_path) == [
-        shlex.join(['-n', '2', sys.executable, '-m', 'chainer_fp8pipe', 'run',
-                    '--snapshots', 'saved', '--every', '5m', '--communicator',
-                    'fp8', f'{tmp_path}/train.py'])]
+        shlex.join(['-print-all-exitcodes', '-n', '2', sys.executable, '-m',
+                    'chainer_fp8pipe', 'run', '--snapshots', 'saved',
+                    '--every', '5m', '--communicator', 'fp8',
+                    f'{tmp_path}/train.py'])]
 
 
 def test_the_launcher_imports_neither_mpi_nor_chainer():
