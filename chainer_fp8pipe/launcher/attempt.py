@@ -41,7 +41,7 @@ _RANK = re.compile(re.escape(RANK)
 # names the process that was the first to end, which may be one that it has
 # ended itself, while the dead one was writing its core.  The exit codes of
 # all ranks tell the two apart where the signals differ.
-_CODES = re.compile(rb'\n?\[mpiexec@[^\]]*\] Exit codes: (.*)\n')
+_CODES = re.compile(rb'\[mpiexec@[^\]]*\] Exit codes: (.*)\n')
 _CLEARED_UP = 0, signal.SIGTERM, signal.SIGKILL
 _PID = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
 _SIGNAL = re.compile(r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*'
