@@ -6,10 +6,9 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import chainer
 import numpy
@@ -20,13 +19,7 @@ from .codecs import CODECS
 from .command_line import as_type, count, some_of
 from .communicators import create_communicator
 from .communicators.options import make_options, without_warmup
-from .launcher.virtual_hosts import (
-    HostsError,
-    VirtualHosts,
-    enter,
-    is_inside,
-)
-from .report.quantities import columns, parse_count, parse_rate
+from .report.quantities import columns, parse_count
 
 #: The name of the MPI library's float32 all-reduce in tables.
 MPI_LIBRARY = "MPI's Allreduce"
@@ -42,10 +35,10 @@ Start it as you start your training: same hosts, same ranks per host.  The
 times are those of a communicator in an update: encode, exchange, decode.  A
 note says where no codec is faster than float32.
 
-Without mpiexec, --virtual makes hosts on this machine, each with a rank and a
-cable of the rate --rate.  It does not need root:
+Without a cluster, hosts with slow cables can be made on this machine:
 
-    python -m chainer_fp8pipe bench allreduce --virtual 4 --rate 100mbit
+    python -m chainer_fp8pipe.launcher.virtual_hosts --rate 100mbit -- \\
+        python -m chainer_fp8pipe bench allreduce
 """
 
 
@@ -178,45 +171,22 @@ def add_bench(commands: Any) -> None:
             help=f'some of {", ".join(known)} (default: {default})')
     parser.add_argument('--repeats', type=count, default=5, metavar='N',
                         help='of each case, after one more (default: 5)')
-    parser.add_argument('--virtual', type=count, metavar='N',
-                        help='ranks on N hosts of their own, made on this '
-                        'machine (Linux, iproute2, MPICH)')
-    parser.add_argument('--rate', type=as_type(parse_rate), metavar='RATE',
-                        help='of the cable of each such host: 100mbit, 1gbit '
-                        '(default: 1gbit)')
     parser.set_defaults(call=_allreduce, parser=parser)
 
 
 def _allreduce(options: argparse.Namespace) -> None:
     comm, refuse = MPI.COMM_WORLD, options.parser.error
-    if options.rate and not options.virtual:
-        refuse('--rate is of hosts that --virtual makes')
     cases = [(codec, algorithm) for codec in options.codecs
              for algorithm in options.algorithms]
     try:
         for codec, algorithm in cases:
             make_options(codec, {'algorithm': algorithm})
-        if options.virtual and comm.size == 1:
-            _on_virtual_hosts(options)
-        if options.virtual and not is_inside():
-            refuse('--virtual starts its ranks itself; leave out mpiexec')
         if comm.size < 2:
             refuse('there is one rank only; start it with mpiexec -n 2 or '
-                   'more, or give --virtual 4')
+                   'more')
         hosts = len(set(comm.allgather(MPI.Get_processor_name())))
         found = measure(comm, cases, options.sizes, options.repeats)
-    except (ValueError, HostsError) as error:   # the same on all ranks
+    except ValueError as error:         # the same on all ranks
         refuse(str(error))
     print(f'{comm.size} ranks, number of hosts: {hosts}, medians of '
           f'{options.repeats}\n\n{table(found)}', flush=True)
-
-
-def _on_virtual_hosts(options: argparse.Namespace) -> NoReturn:
-    """Runs this command again, in a rank on each host."""
-    try:
-        enter()
-        code = VirtualHosts(options.virtual, options.rate or 1e9).run(
-            [sys.executable, *sys.orig_argv[1:]])
-    except KeyboardInterrupt:
-        code = 130
-    sys.exit(code)

@@ -55,8 +55,6 @@ WRONG = [
     ('bench allreduce --codecs fp9', "'fp9' is none of "),
     ('bench allreduce --sizes inf', "'inf' is no number, such as"),
     ('bench allreduce --sizes 8x', "'8x' is no number, such as"),
-    ('bench allreduce --virtual 2 --rate 100', "--rate: '100' is no rate; "
-     'write it with a unit'),
     ('bench allreduce --algorithms tree', "'tree' is none of direct"),
     ('bench allreduce --repeats ²', "--repeats: '²' is not 1 or more"),
     ('bench allreduce --algorithm ring', 'did you mean --algorithms?'),

@@ -248,6 +248,7 @@ def test_the_network_of_this_machine_is_left_alone():
 
 @pytest.mark.parametrize(('arguments', 'said'), [
     (['--rate', '100mbt', '--', 'true'], "'100mbt' is no rate"),
+    (['--rate', '100', '--', 'true'], 'write it with a unit'),
     (['--hosts', '1', '--', 'true'], 'there can be 2 to 250 hosts, not 1'),
     ([], 'COMMAND is missing')])
 def test_a_wrong_argument_is_refused(possible, arguments, said):
@@ -257,8 +258,7 @@ def test_a_wrong_argument_is_refused(possible, arguments, said):
 
 
 def test_bench_measures_on_virtual_hosts(possible):
-    done = run_script(
-        0, '-m', 'chainer_fp8pipe', 'bench', 'allreduce', '--virtual', '2',
-        '--rate', '100mbit', '--sizes', '1k', '--repeats', '1', '--codecs',
-        'fp8', '--algorithms', 'ring')
+    done = _run('--hosts', '2', '--', sys.executable, '-m', 'chainer_fp8pipe',
+                'bench', 'allreduce', '--sizes', '1k', '--repeats', '1',
+                '--codecs', 'fp8', '--algorithms', 'ring')
     assert '2 ranks, number of hosts: 2' in done.stdout, done.stderr
