@@ -227,6 +227,10 @@ class Doing:
     moves: str = ''
     stack: str = ''
 
+    def changing(self) -> tuple[str, str]:
+        """What differs from look to look if a rank moves on."""
+        return self.state, self.moves * (self.state == WAITS)
+
 
 def doing() -> Doing:
     """What this rank does: its main thread, or another one that works."""
@@ -469,10 +473,11 @@ class Watch:
 
     def _answer(self) -> dict[str, Any]:
         """What this rank does."""
-        quiet = time.monotonic() - self._since
-        if updates.total != self._total:
+        found, quiet = doing(), time.monotonic() - self._since
+        # It may have moved since its thread last looked: slow data are there.
+        if (updates.total, found.changing()) != (self._total, self._moved):
             quiet = 0.0
-        return {**vars(doing()), 'rank': MPI.COMM_WORLD.rank,
+        return {**vars(found), 'rank': MPI.COMM_WORLD.rank,
                 'who': self._who, 'quiet': quiet, 'updates': updates.total}
 
     def _look(self, now: float, was_late: bool) -> None:
@@ -481,9 +486,7 @@ class Watch:
             self._total, self._moved = updates.total, ('', '')
             self._begin_again(now)
             return
-        found = doing()
-        moved = found.state, found.moves * (found.state == WAITS)
-        if moved != self._moved:
+        if (moved := doing().changing()) != self._moved:
             self._moved = moved
             self._begin_again(now)
             return

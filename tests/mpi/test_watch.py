@@ -98,6 +98,19 @@ def test_a_rank_works_where_another_thread_of_it_does(thread, state):
         state == WORKS)
 
 
+@pytest.mark.parametrize(('before', 'is_quiet'), [
+    ((WORKS, ''), True), ((WAITS, 'for slow data'), False)])
+def test_a_rank_that_has_moved_since_the_last_look_is_not_quiet(
+        before, is_quiet):
+    """It may be asked before its thread looks again."""
+    own = watch.Watch()
+    own._who, own._total = 'rank 0', watch.updates.total
+    own._since, own._moved = time.monotonic() - 99, before
+    answer = own._answer()
+    assert answer['state'] == WORKS
+    assert (answer['quiet'] > 90) == is_quiet
+
+
 @pytest.mark.parametrize('expression', [
     'comm.Recv(buffer)', 'comm.Recv(bytearray(len(str(1))))',
     'comm.Recv(\n    buffer,\n    source=MPI.ANY_SOURCE)'])
