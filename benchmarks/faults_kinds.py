@@ -46,8 +46,9 @@ def _to_a_rank(number: int, named: str) -> Callable[[FaultyRun,
             return ''
         rank = draw.choice(sorted(ranks))
         os.kill(ranks[rank], number)
-        # Where one waits for the other, both are named.
-        return rf'\branks? (?:\d+, )?{rank}\b.*{named}'
+        # Where one waits for the other, both are named; and all that were
+        # killed where nobody knows who was the first.
+        return rf'\branks? (?:\d+, )*{rank}\b.*{named}'
     return inject
 
 

@@ -40,7 +40,8 @@ _RANK = re.compile(re.escape(RANK)
 # standard output, Open MPI's and Slurm's with the rank's number.  MPICH's
 # names the process that was the first to end, which may be one that it has
 # ended itself, while the dead one was writing its core.  The exit codes of
-# all ranks tell the two apart where the signals differ.
+# all ranks tell the two apart where the signals differ; where they do not, all
+# that were killed are named.
 _CODES = re.compile(rb'\[mpiexec@[^\]]*\] Exit codes: (.*)\n')
 _CLEARED_UP = 0, signal.SIGTERM, signal.SIGKILL
 _PID = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
@@ -90,6 +91,7 @@ class JobOutput:
         #: Names and hosts, by their processes.
         self._ranks: dict[str, tuple[str, str]] = {}
         self._crashed: tuple[str, int] | None = None    # process, signal
+        self._killed: list[str] = []    # ranks, by SIGKILL
         self._died = ''         # the process that died, its host
         self._still = ''        # about a job that stands still
         self._is_trace = False  # the error is to come
@@ -139,7 +141,9 @@ class JobOutput:
         for process, (name, host) in self._ranks.items():
             rank = int(name.split()[1])
             code = codes[rank] if rank < len(codes) else 0
-            if code < 1 << 7 and code not in _CLEARED_UP:
+            if code == signal.SIGKILL:
+                self._killed.append(str(rank))
+            elif code < 1 << 7 and code not in _CLEARED_UP:
                 self._crashed = f'{process} on host {host}', code
 
     def _look(self, line: str) -> None:
@@ -182,8 +186,12 @@ class JobOutput:
     def _has_died(self, process: str, number: int) -> None:
         rank, _ = self._ranks.get(process.split()[0], ('', ''))
         # Who has ended all others has said why.
-        if rank and not (self.dead or self.failed or self.stalled):
-            self.dead = f'{rank}, process {process}, was {_killed_by(number)}'
+        if not rank or self.dead or self.failed or self.stalled:
+            return
+        self.dead = f'{rank}, process {process}, was {_killed_by(number)}'
+        if number in _CLEARED_UP and len(self._killed) > 1:
+            self.dead = (f'one of ranks {", ".join(sorted(self._killed))} was '
+                         + _killed_by(signal.SIGKILL))
 
     def _look_at_trace(self, line: str) -> None:
         """Of several tracebacks the last one counts, as in a chain."""

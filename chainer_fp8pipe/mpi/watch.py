@@ -613,8 +613,10 @@ def find_cause(views: Sequence[dict[str, Any]], limit: float, given: bool
         return None
     awaited = {rank for view in found for rank in view['waits_for']}
     busy = [view for view in found if view['state'] == WORKS]
-    if (left := [view for view in found if view['state'] == LEFT]
-            ) and not busy:
+    left = [view for view in found if view['state'] == LEFT]
+    if left and len(left) + len(busy) == len(found):
+        return None         # nobody waits: the last one plots, say
+    if left and not busy:
         return _said(found, left, 'which others wait for'), 1, True
     if silent := [view for view in found if view['state'] == SILENT]:
         return (_said(found, silent, 'behind which others wait'),

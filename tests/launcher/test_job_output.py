@@ -22,8 +22,8 @@ DIED = '''
 ===========================================================================
 YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
 '''
-KILLED = ('rank 1 of 4, process 7 on host h, was killed by SIGKILL (the '
-          'system does that when memory is short)')
+BY_KILL = 'killed by SIGKILL (the system does that when memory is short)'
+KILLED = f'rank 1 of 4, process 7 on host h, was {BY_KILL}'
 TRACE = '''
 rank 3 of 4 failed, ending all:
 Traceback (most recent call last):
@@ -68,17 +68,23 @@ def test_deaths_are_told_in_the_words_of_each_starter(said):
     assert 'killed by SIGKILL' in output.dead
 
 
-def test_a_rank_that_is_slow_to_die_is_told_from_those_that_are_ended():
+@pytest.mark.parametrize(('codes', 'number', 'said'), [
+    ('[h] 9,15,7 [i] 0', 15,
+     'rank 2 of 4, process 8 on host h, was killed by SIGBUS'),
+    ('[h] 0,9,0,0', 9, KILLED),
+    ('[h] 0,9,9,0', 9, f'one of ranks 1, 2 was {BY_KILL}'),
+    ('[h] 15,9,9,0', 15, f'one of ranks 1, 2 was {BY_KILL}')])
+def test_a_rank_that_is_slow_to_die_is_told_from_those_that_are_ended(
+        codes, number, said):
     output = JobOutput()
     output.feed(LINES)
     before, last = DIED.partition('YOUR APPLICATION TERM')[::2]
-    said = before + 'YOUR APPLICATION TERM' + last.replace('9', '15')
-    shown = output.feed_printed(said.replace(
-        'YOUR APPLICATION TERM', '[mpiexec@h] Exit codes: [h] 9,15,7 [i] 0\n'
+    died = before + 'YOUR APPLICATION TERM' + last.replace('9', str(number))
+    shown = output.feed_printed(died.replace(
+        'YOUR APPLICATION TERM', f'[mpiexec@h] Exit codes: {codes}\n'
         'YOUR APPLICATION TERM').encode())
-    assert output.dead == (
-        'rank 2 of 4, process 8 on host h, was killed by SIGBUS')
-    assert shown == said.encode()
+    assert output.dead == said
+    assert shown == died.encode()
 
 
 @pytest.mark.parametrize('before', [TRACE, f'chainer_fp8pipe: {STILL}\n'

@@ -194,5 +194,6 @@ def test_the_cause_and_how_long_it_is_waited_for(name):
     assert said in found[0]
     assert found[1:] == (factor, ends)
     assert find_cause(views, 30.0, True)[2] == ends_if_given
+    assert find_cause([view(0, WORKS), view(1, LEFT)], 30.0, True) is None
     views = [{**views[0], 'quiet': 3.0}, *views[1:]]
     assert find_cause(views, 30.0, False) is None   # one has moved on
