@@ -42,7 +42,8 @@ _RANK = re.compile(re.escape(RANK)
 # ended itself, while the dead one was writing its core.  The exit codes of
 # all ranks tell the two apart where the signals differ; where they do not, all
 # that were killed are named.
-_CODES = re.compile(rb'\[mpiexec@[^\]]*\] Exit codes: (.*)\n')
+_CODES = re.compile(rb'\[mpiexec@[^\]]*\] Exit codes: '
+                    rb'(.*(?:\n\[[^\]]*\] [\d,]+)*)\n')
 _CLEARED_UP = 0, signal.SIGTERM, signal.SIGKILL
 _PID = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
 _SIGNAL = re.compile(r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*'

@@ -268,10 +268,8 @@ class Starter(NamedTuple):
                 # The others hand the whole environment on.
                 for name in variables:
                     ranks += ['-x', name]
-        else:
-            ranks = ['-print-all-exitcodes', *ranks]
-            if remote:
-                ranks += ['-hosts', hosts]
+        elif remote:
+            ranks += ['-hosts', hosts]
         return [*self.words, *ranks, *program]
 
 

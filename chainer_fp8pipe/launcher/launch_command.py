@@ -203,6 +203,9 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
         raise ValueError(f'--pipeline {pipeline} does not divide the {ranks} '
                          'ranks of -n')
     starter, every = find_starter(environment), options.every or '5m'
+    if starter.family == 'MPICH':       # an attempt reads them
+        starter = starter._replace(words=[*starter.words,
+                                          '-print-all-exitcodes'])
     probe: Probe = (command_probe(options.probe) if options.probe
                     else tcp_answers)
     room = _room(options, environment)

@@ -189,8 +189,8 @@ def test_what_cannot_start_ranks_is_explained(program, tmp_path,
 
 
 @pytest.mark.parametrize(('family', 'shares', 'words'), [
-    ('MPICH', HERE, '-print-all-exitcodes -n 4'),
-    ('MPICH', TWO, '-print-all-exitcodes -n 3 -hosts a:2,b:1'),
+    ('MPICH', HERE, '-n 4'),
+    ('MPICH', TWO, '-n 3 -hosts a:2,b:1'),
     ('Open MPI', HERE, '-n 4'),
     ('Open MPI', TWO, '-n 3 --host a:2,b:1 -x NAME -x OTHER'),
     ('srun', HERE, '--kill-on-bad-exit=1 --quit-on-interrupt -n 4'),

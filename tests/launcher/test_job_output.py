@@ -69,9 +69,9 @@ def test_deaths_are_told_in_the_words_of_each_starter(said):
 
 
 @pytest.mark.parametrize(('codes', 'number', 'said'), [
-    ('[h] 9,15,7 [i] 0', 15,
+    ('[h] 9,15\n[i] 7,0', 15,
      'rank 2 of 4, process 8 on host h, was killed by SIGBUS'),
-    ('[h] 0,9,0,0', 9, KILLED),
+    ('[h] 0,9,0\n[i] 0', 9, KILLED),
     ('[h] 0,9,9,0', 9, f'one of ranks 1, 2 was {BY_KILL}'),
     ('[h] 15,9,9,0', 15, f'one of ranks 1, 2 was {BY_KILL}')])
 def test_a_rank_that_is_slow_to_die_is_told_from_those_that_are_ended(
