@@ -27,11 +27,12 @@ from .pipeline.schedules import SCHEDULES
 from .planner.job_plan import JobPlan, shapes_of
 from .report.launch_protocol import is_launched
 from .report.quantities import parse_bytes
-from .training.unmodified.jobs import Options, PipelineJob, ReplicaJob
+from .training.unmodified.jobs import Options, PipelineJob
 from .training.unmodified.launch import (
     RankAware,
     Refusal,
     add_script,
+    check_writable,
     launch,
     refuse_together,
     refusing,
@@ -63,7 +64,7 @@ averages their gradients.
     mpiexec -n 8 python -m chainer_fp8pipe run --plan plan.json train.py
 
 With --snapshots a script that is started again goes on where it was.  The
-command "launch" starts it again by itself.
+command "launch" starts it again by itself.  --report says what it took.
 """
 
 
@@ -81,13 +82,17 @@ def add_run(commands: Any) -> None:
         help='divide the model of a script without ChainerMN over N ranks')
     first.add_argument(
         '--plan', metavar='FILE', help='plan to carry out, a file of the '
-        'command "plan"; it replaces all options but those of snapshots')
+        'command "plan"; it replaces all options but those of snapshots and '
+        'reports')
     first.add_argument(
         '--snapshots', metavar='DIR', help='directory for snapshots '
         'of the whole job; a start goes on from the newest one')
     first.add_argument(
         '--every', metavar='INTERVAL', type=parse_interval, help='between '
         "snapshots: 30s, 5m, 1h, '100 iterations', '1 epoch' (default: 5m)")
+    first.add_argument(
+        '--report', metavar='DIR', help='directory for a report: times of '
+        'each rank, bytes, losses; DIR/report.html shows it')
     divided = run.add_argument_group('with --pipeline')
     divided.add_argument(
         '--micro-batches', metavar='N', type=count,
@@ -127,7 +132,7 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
         ValueError: Options do not go together, or with these ranks; on all.
     """
     job = (_as_given if options.plan is None else _as_planned)(options)
-    return [*_restarting(options, job), job]
+    return [*_reporting(options, job), *_restarting(options, job), job]
 
 
 def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
@@ -141,20 +146,37 @@ def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
                comm=MPI.COMM_SELF)
 
 
+def _ranks_of(job: Any) -> MPI.Comm:
+    """The ranks that run the script."""
+    return MPI.COMM_SELF if isinstance(job, _OneProcess) else MPI.COMM_WORLD
+
+
+def _check_writable(option: str, directory: str) -> None:
+    comm = MPI.COMM_WORLD
+    refuse_together(comm, lambda: None if comm.rank else check_writable(
+        option, directory), ValueError)
+
+
+def _reporting(options: argparse.Namespace, job: Any) -> list[Any]:
+    """What adds reports to a script's Trainers, if anything does."""
+    if options.report is None:
+        return []
+    from .training.unmodified.reporting import Reporting
+    _check_writable('--report', options.report)
+    return [Reporting(_ranks_of(job), options.report)]
+
+
 def _restarting(options: argparse.Namespace, job: Any) -> list[Any]:
     """What adds snapshots to a script's Trainers, if anything does."""
     if options.snapshots is None and options.every is not None:
         raise ValueError('--every is an option of --snapshots DIR')
     if options.snapshots is None and not is_launched():
         return []
-    from .training.unmodified.restarting import Restarting, check_writable
-    comm = MPI.COMM_WORLD
+    from .training.unmodified.restarting import Restarting
     if options.snapshots is not None:
-        refuse_together(comm, lambda: None if comm.rank else check_writable(
-            options.snapshots), ValueError)
-    return [Restarting(
-        MPI.COMM_SELF if isinstance(job, _OneProcess) else comm,
-        options.snapshots, options.every or parse_interval('5m'))]
+        _check_writable('--snapshots', options.snapshots)
+    return [Restarting(_ranks_of(job), options.snapshots,
+                       options.every or parse_interval('5m'))]
 
 
 # --- with options of its own ------------------------------------------------
@@ -225,8 +247,8 @@ def _pipeline_options(options: argparse.Namespace, given: dict[str, Any]
 # --- as planned -------------------------------------------------------------
 
 #: Options that go with a plan, and what is none.
-_BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'call',
-           'parser'}
+_BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'report',
+           'call', 'parser'}
 
 
 def _as_planned(options: argparse.Namespace) -> Any:
@@ -308,15 +330,14 @@ class _PlannedScript(_Planned):
 
     A script that creates a communicator gets that of the plan, and Chainer
     makes everything else; any other script is trained by a
-    :class:`.ReplicaJob` or a :class:`.PipelineJob`.
+    :class:`.PipelineJob`.
     """
 
     def __init__(self, plan: JobPlan, file: str, script: str) -> None:
         super().__init__(plan, file, script)
         self._block = contextlib.ExitStack()
         choice = plan.choice
-        kind = ReplicaJob if choice.cut is None else PipelineJob
-        self._job: Any = kind(MPI.COMM_WORLD, Options(
+        self._job: Any = PipelineJob(MPI.COMM_WORLD, Options(
             choice.stages, choice.micro_batches, schedule=choice.cut.schedule
             if choice.cut else '1f1b', cut=choice.cut),
             self._communicator, self.create, self.check)

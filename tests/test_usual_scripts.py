@@ -15,27 +15,23 @@ from tests.ranks import on_ranks, run_script
 from tests.test_run_pipeline import check_refusal as refused_in_a_line
 
 FOLDER = os.path.join(os.path.dirname(__file__), 'usual_scripts')
-ALONE = 'creates no communicator'
-#: By script: what --communicator fp8 and --pipeline 2 refuse ('': it works).
+#: By script: what --pipeline 2 refuses; '': it works.
 SCRIPTS = {
-    'call_links': (ALONE, ''),
-    'detection': (ALONE, ''),
-    'forkserver': ('', "is ChainerMN's multi-node optimizer"),
-    'gan': (ALONE, 'trains with a DCGANUpdater'),
-    'graph_network': ('', "is ChainerMN's multi-node optimizer"),
-    'language_model': (ALONE, 'trains with a BPTTUpdater'),
-    'own_loop': (ALONE, 'in a loop of its own'),
-    'reinforcement': (ALONE, 'in a loop of its own'),
-    'sampling': (ALONE, ''),
-    'segmentation': (ALONE, ''),
-    'transformer': (ALONE, ''),
-    'vae': (ALONE, 'a loss function of its own, lf'),
+    'call_links': '',
+    'detection': '',
+    'forkserver': "is ChainerMN's multi-node optimizer",
+    'graph_network': "is ChainerMN's multi-node optimizer",
+    'language_model': 'trains with a BPTTUpdater',
+    'own_loop': 'in a loop of its own',
+    'sampling': '',
+    'segmentation': '',
+    'transformer': '',
 }
 #: Those whose numbers depend on the micro-batch: batch normalisation, and
 #: reports that are no means.
 WHOLE_BATCHES = 'segmentation', 'transformer'
 #: Those that one job of many scripts can show.
-QUICK = 'call_links', 'gan', 'graph_network', 'own_loop', 'sampling', 'vae'
+QUICK = 'call_links', 'graph_network', 'own_loop', 'sampling'
 
 
 def path_of(name):
@@ -105,7 +101,7 @@ def test_a_pipeline_gives_the_numbers_of_one_process_or_refuses(
         tmp_path, name, serial):
     options = ['--micro-batches', '1'] * (name in WHOLE_BATCHES)
     done = run(tmp_path / 'here', name, 2, '--pipeline', 2, *options)
-    message = SCRIPTS[name][1]
+    message = SCRIPTS[name]
     if message:
         check_refusal(done, message, tmp_path / 'here')
         return
@@ -116,7 +112,7 @@ def test_a_pipeline_gives_the_numbers_of_one_process_or_refuses(
 @pytest.mark.slow
 @pytest.mark.parametrize('ranks', [2, 4])
 @pytest.mark.parametrize('name', [
-    name for name, (_, refused) in SCRIPTS.items() if not refused])
+    name for name, refused in SCRIPTS.items() if not refused])
 def test_micro_batches_and_replicas_give_the_losses_of_one_process(
         tmp_path, name, ranks, serial):
     if name == 'segmentation':
@@ -128,38 +124,25 @@ def test_micro_batches_and_replicas_give_the_losses_of_one_process(
           ('main/perp', 'validation/main/perp'))
 
 
-@pytest.mark.parametrize('name', [pytest.param(
-    name, marks=[] if name in ('graph_network', 'own_loop')
-    else pytest.mark.slow) for name in SCRIPTS])
-def test_a_communicator_gives_the_numbers_of_one_process_or_refuses(
+@pytest.mark.parametrize('name', [
+    'graph_network', pytest.param('forkserver', marks=pytest.mark.slow)])
+def test_a_communicator_gives_the_numbers_of_one_process(
         tmp_path, name, serial):
     """Its first updates are in float32, and the rest near it."""
-    message = SCRIPTS[name][0]
-    done = run(tmp_path / 'here', name, 2, '--communicator', 'fp8')
-    if message:
-        check_refusal(done, message, tmp_path / 'here')
-        return
-    assert done.returncode == 0, done.stderr
     own = 'main/loss', 'main/accuracy'      # of rank 0's share of the data
-    check(tmp_path / 'here', serial(name), 1e-4, own)
-    done = run(tmp_path / 'fp8', name, 2, '--communicator', 'fp8',
-               '--warmup', 1)
-    assert done.returncode == 0, done.stderr
-    check(tmp_path / 'fp8', serial(name), 0.1, own)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', SCRIPTS)
-def test_several_ranks_without_options_are_for_chainermn(
-        tmp_path, name, serial):
-    message = SCRIPTS[name][0]
-    done = run(tmp_path / 'here', name, 2)
-    if message:
-        check_refusal(done, message, tmp_path / 'here')
-    else:
+    for folder, options, tolerance in (
+            ('here', (), 1e-4), ('fp8', ('--warmup', 1), 0.1)):
+        done = run(tmp_path / folder, name, 2, '--communicator', 'fp8',
+                   *options)
         assert done.returncode == 0, done.stderr
-        check(tmp_path / 'here', serial(name), 1e-4,
-              ('main/loss', 'main/accuracy'))
+        check(tmp_path / folder, serial(name), tolerance, own)
+
+
+@pytest.mark.parametrize('options', [(), ('--communicator', 'fp8')])
+def test_several_ranks_without_a_pipeline_are_for_chainermn(
+        tmp_path, options):
+    done = run(tmp_path / 'here', 'own_loop', 2, *options)
+    check_refusal(done, 'creates no communicator', tmp_path / 'here')
 
 
 # --- partition() ------------------------------------------------------------
@@ -211,26 +194,18 @@ def words(script, rand):
         rand.randint(0, 10, 8).astype('i'), rand.randint(0, 10, 8).astype('i'))
 
 
-#: By script, what makes its model and a batch; or what is said of a model
-#: whose call gives no loss.
+#: By script, what makes its model and a batch.
 MODELS = {
     'call_links': classifier(lambda script: script.MLP(8, 3), (6,)),
     'detection': detection,
     'forkserver': forkserver,
-    'gan': lambda script, rand: (
-        script.Discriminator(), rand.rand(8, 8).astype('f')),
     'graph_network': graph_network,
     'language_model': words,
     'own_loop': classifier(lambda script: script.ConvNet(), (1, 8, 8)),
-    'reinforcement': lambda script, rand: (
-        script.QFunction(6, 2), rand.rand(8, 6).astype('f')),
     'sampling': sampling,
     'segmentation': segmentation,
     'transformer': transformer,
-    'vae': lambda script, rand: (
-        script.VAE(16, 2, 8), rand.rand(8, 16).astype('f')),
 }
-NO_LOSS = 'gan', 'reinforcement', 'vae'
 
 
 def made(name):
@@ -263,15 +238,11 @@ IN_THE_LSTM = [{'before': '/predictor/l1/upward/W', 'calls_later': 2}]
 @pytest.mark.parametrize(('name', 'cuts'), [
     *[(name, None) for name in MODELS], ('language_model', IN_THE_LSTM)])
 @on_ranks(2)
-def test_partition_gives_the_numbers_of_one_process_or_refuses(
+def test_partition_gives_the_numbers_of_one_process(
         comm, name, cuts):
     from chainer_fp8pipe import partition
     from chainer_fp8pipe.pipeline.step import Pipeline
     model, batch = made(name)
-    if name in NO_LOSS:
-        with pytest.raises(ValueError, match='it must return its loss'):
-            partition(model, batch, comm, micro_batches=1)
-        return
     partition(model, batch, comm, micro_batches=1)
     if cuts:
         plan = dict(model.plan.as_dict(), cuts=cuts)

@@ -32,6 +32,7 @@ from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
 from ..chains.measure import memory_traced
+from ..chains.partition import partition
 from ..communicators.options import without_warmup
 from ..mpi.agreement import is_raised_by_all, raise_together
 from ..mpi.grid import Group
@@ -40,7 +41,6 @@ from ..mpi.tracebacks import shown
 from ..mpi.waiting import wait_until
 from ..mpi.world import end_all_ranks
 from ..pipeline.randomness import preserved
-from ..training.replica_updater import ReplicaUpdater
 from ..training.updater import PipelineUpdater
 from .example import Data, Example, Repeating
 from .job_plan import Trial, Way, communicator_of, cut_as, grid_of_stages
@@ -330,9 +330,16 @@ def _updater(way: Way, trained: Trained, comm: MPI.Comm,
     """What would train the model; adds what is to be done afterwards."""
     grid = grid_of_stages(comm, way.stages)
     optimizer = raise_together(comm, trained.copied)
-    if way.cut is not None:
-        part = cut_as(way.cut, optimizer.target, trained.share(
-            way.replicas, way.micro_batches), grid)
+    data = trained.data
+    if data is None:
+        data = Data(Repeating(trained.share(way.replicas)))
+    # Of a script without ChainerMN, replicas are pipelines of one stage.
+    is_divided = way.cut is not None or data.is_shared and comm.size > 1
+    if is_divided:
+        example = trained.share(way.replicas, way.micro_batches)
+        part = (partition(optimizer.target, example, grid, micro_batches=1)
+                if way.cut is None else
+                cut_as(way.cut, optimizer.target, example, grid))
         if optimizer.target is not part:
             optimizer.setup(part)
     if way.replicas > 1:
@@ -342,16 +349,11 @@ def _updater(way: Way, trained: Trained, comm: MPI.Comm,
             done.append(communicator.finalize)
         optimizer = chainermn.create_multi_node_optimizer(
             optimizer, communicator)
-    data = trained.data
-    if data is None:
-        data = Data(Repeating(trained.share(way.replicas)))
     iterator, given = data.of_rank(grid), {
         'converter': data.converter, 'device': data.device}
-    if way.cut is not None:
+    if is_divided:
         return PipelineUpdater(
-            iterator, optimizer, grid, schedule=way.cut.schedule,
-            micro_batches=way.micro_batches, **given)
+            iterator, optimizer, grid, micro_batches=way.micro_batches,
+            schedule=way.cut.schedule if way.cut else '1f1b', **given)
     given['input_device'] = given.pop('device')
-    if data.is_shared and comm.size > 1:
-        return ReplicaUpdater(iterator, optimizer, comm, **given)
     return StandardUpdater(iterator, optimizer, **given)

@@ -92,6 +92,7 @@ class RunReport(extension.Extension):
             :class:`PipelineUpdater`, those of its grid are taken.
         filename: Of the page; None for none, the record only.
         prints: Whether rank 0 prints the verdict.
+        directory: The result folder; None: the trainer's ``out``.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -105,13 +106,14 @@ class RunReport(extension.Extension):
     default_name = _NAME
 
     def __init__(self, comm: Any = None, filename: str | None = 'report.html',
-                 prints: bool = True) -> None:
+                 prints: bool = True, directory: str | None = None) -> None:
         self._ranks = MPI.COMM_WORLD if comm is None else all_ranks(comm)
         if not isinstance(self._ranks, MPI.Comm):
             raise TypeError(
                 'RunReport needs a communicator of this package, ChainerMN '
                 f'or mpi4py, or a ProcessGrid, not {comm!r}')
         self._filename, self._prints = filename, prints
+        self._directory = directory
         self._writer: RecordWriter | None = None
         self._warned = False
 
@@ -124,11 +126,13 @@ class RunReport(extension.Extension):
         updater = trainer.updater
         grid = getattr(updater, 'grid', None)
         ranks = self._ranks if grid is None else grid.comm
-        self._rank, self._updater, self._out = ranks.rank, updater, trainer.out
+        self._rank, self._updater = ranks.rank, updater
+        self._out = (trainer.out if self._directory is None
+                     else self._directory)
         # What is being handled now is not what will end the training.
         self._handled, self._error = sys.exc_info()[1], ''
         try:
-            self._writer = RecordWriter(trainer.out, self._rank)
+            self._writer = RecordWriter(self._out, self._rank)
         except OSError as error:
             self._warn(error)
             return

@@ -1,15 +1,12 @@
 """Whatever a model reports is what it reports on the whole batch."""
-import chainer_fp8pipe
 from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.mpi.agreement import Meeting
 from chainer_fp8pipe.pipeline.reported import add, report_of
 from chainer_fp8pipe.pipeline.reported import means as means_of
-from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import chainermn
 import numpy as np
 import pytest
 from chainer.training.updaters import StandardUpdater
@@ -97,18 +94,6 @@ def test_of_a_partitioned_chain(comm):
     same(found, serially())
     assert [list(one) for one in comm.allgather(found)] == (
         [list(found)] * comm.size)
-
-
-@on_ranks(1, 2)
-def test_of_replicas(comm):
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(0.1).setup(Net()),
-        chainer_fp8pipe.create_communicator('float32', comm))
-    optimizer.is_changed(optimizer.target)
-    share = len(X) // comm.size
-    mine = iterator(X[comm.rank * share:(comm.rank + 1) * share])
-    mine.whole = len(X)
-    same(observed(ReplicaUpdater(mine, optimizer, comm)), serially())
 
 
 def means(comm, *reports):

@@ -40,7 +40,7 @@ def adapted(extension: Any, job: Any) -> Any:
     if isinstance(extension, _snapshot._Snapshot):
         return _whole(extension, job)
     found = _silent(extension) if job.comm.rank else extension
-    return looking(found, job) if job.divides and found else found
+    return looking(found, job) if found else found
 
 
 class _LeftOut(chainer.training.Extension):
@@ -191,7 +191,7 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
             'the updater has divided the model over ranks, so a part of it '
             'cannot be loaded now; load it before, or load the whole model')
     with (job.undrawn.loading(file, obj)
-          if job.divides and is_npz and isinstance(obj, chainer.Link)
+          if is_npz and isinstance(obj, chainer.Link)
           else contextlib.nullcontext()):
         is_trainer = isinstance(obj, chainer.training.Trainer)
         load_everywhere(
@@ -257,7 +257,7 @@ def _place(job: Any, obj: Any) -> str | None:
 
     It is empty for the model itself, its optimizer, updater and Trainer.
     """
-    if job.updater is None or not job.divides:
+    if job.updater is None:
         return None
     optimizer = job.updater.get_optimizer('main')
     if isinstance(obj, chainer.training.Trainer) or any(

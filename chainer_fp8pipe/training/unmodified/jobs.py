@@ -1,13 +1,13 @@
-"""Turns an unmodified script into a pipeline, or into replicas."""
+"""Turns an unmodified script into a pipeline."""
 # Every rank runs the whole script, which builds a model, an optimizer, an
 # iterator, an updater, a Trainer and its extensions as in one process.  What
 # Chainer would do at each of these calls is done here instead (Originals
 # lists them): nothing is known of a script but what it makes.
 #
 # The decisive call is the StandardUpdater.  There the model is known, with
-# its data and its optimizer: it is cut, or copied to all ranks, and the
-# script's own updater object becomes a PipelineUpdater or ReplicaUpdater, so
-# that all that the script holds of it goes on to work.
+# its data and its optimizer: it is cut, and the script's own updater object
+# becomes a PipelineUpdater, so that all that the script holds of it goes on to
+# work.  Replicas are pipelines of one stage.
 #
 # Rank 0's initial values, order of the data, validation set and clock count,
 # as scripts draw without a seed.  The model's large parameters have no values
@@ -55,7 +55,6 @@ from ...pipeline.randomness import preserved
 from ...pipeline.whole_model import decisions
 from ...planning.partition_plan import PartitionPlan
 from ...report.quantities import counted
-from ..replica_updater import ReplicaUpdater
 from ..updater import (
     FollowingIterator,
     PipelineUpdater,
@@ -74,6 +73,8 @@ from .launch import (
 from .undrawn import Undrawn
 from .whole import WholeModel, evaluates_itself
 
+#: What messages say that a script becomes.
+_TITLE = 'a pipeline'
 #: About a script that trains before it has made its updater.
 OWN_LOOP = (
     'the script updates its optimizer in a loop of its own; {} needs a '
@@ -124,11 +125,6 @@ class PipelineJob(Originals):
             one.
     """
 
-    #: What messages say that the script becomes.
-    title = 'a pipeline'
-    #: Whether ranks have parts of the model.
-    divides = True
-
     def __init__(self, comm: MPI.Comm, options: Options,
                  make_communicator: Callable[[MPI.Comm], Any],
                  create: Callable[..., Any],
@@ -154,9 +150,8 @@ class PipelineJob(Originals):
         """A block for the script, in which it says everything once."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(as_one_process())
-            if self.divides:
-                stack.enter_context(self.undrawn.building())
-                stack.enter_context(fetching.set_to(None))
+            stack.enter_context(self.undrawn.building())
+            stack.enter_context(fetching.set_to(None))
             yield
 
     @_together
@@ -165,16 +160,16 @@ class PipelineJob(Originals):
         if self.updater is None:
             raise Refusal(
                 'the script has made no chainer.training.StandardUpdater, so '
-                f'there was nothing to train as {self.title}')
+                f'there was nothing to train as {_TITLE}')
 
     # --- what the script makes ----------------------------------------------
 
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
-        if isinstance(updater, (PipelineUpdater, ReplicaUpdater)):
+        if isinstance(updater, PipelineUpdater):
             original(updater, *args, **kwargs)      # it is being made here
             return
-        check_updater(updater, self.updater, self.title)
+        check_updater(updater, self.updater, _TITLE)
         bound = inspect.signature(original).bind(updater, *args, **kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)
@@ -185,7 +180,7 @@ class PipelineJob(Originals):
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
         if self.updater is None:
-            raise Refusal(OWN_LOOP.format(self.title))
+            raise Refusal(OWN_LOOP.format(_TITLE))
         original(optimizer, *args, **kwargs)
 
     @_together
@@ -198,7 +193,7 @@ class PipelineJob(Originals):
         updater = args[0] if args else kwargs.get('updater')
         if updater is not self.updater or updater is None:
             raise Refusal(
-                f'the Trainer gets a {type(updater).__name__}; {self.title} '
+                f'the Trainer gets a {type(updater).__name__}; {_TITLE} '
                 'needs chainer.training.updaters.StandardUpdater')
         original(trainer, *args, **kwargs)
         trainer.out = self.comm.bcast(trainer.out)
@@ -226,8 +221,6 @@ class PipelineJob(Originals):
         original(evaluator, *args, **kwargs)
         if self.comm.rank:
             evaluator._progress_bar = False
-        if not self.divides:
-            return
         target = evaluator.get_all_targets().get('main')
         if not evaluates_itself(type(evaluator)) and (
                 evaluator.eval_func is None
@@ -278,7 +271,7 @@ class PipelineJob(Originals):
         self._check_model(model)
         self._place(optimizer, lambda: self._example(
             iterator, samples, given['converter'], input_device))
-        if self.grid.replicas > 1 or not self.divides:
+        if self.grid.replicas > 1:
             optimizer = chainermn.create_multi_node_optimizer(
                 optimizer, self._make_communicator(self.grid.data))
             if self.grid.stage_index == 0:
@@ -289,9 +282,8 @@ class PipelineJob(Originals):
         if isinstance(used, FollowingIterator):
             show_progress_of(used, own)     # the script's loop may ask it
         self.updater = updater
-        if self.divides:
-            self.whole = WholeModel(model.partition)
-            self.whole.open()
+        self.whole = WholeModel(model.partition)
+        self.whole.open()
 
     def _place(self, optimizer: Any, example: Callable[[], Any]) -> None:
         """Gives this rank its part of the model, and of its optimizer.
@@ -384,48 +376,6 @@ class _Evaluation:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return (self._job.updater.evaluate if self.is_shared
                 else self._target)(*args, **kwargs)
-
-
-class ReplicaJob(PipelineJob):
-    """Turns a script's ``StandardUpdater`` into a :class:`.ReplicaUpdater`.
-
-    As :class:`.PipelineJob` else: rank 0's initial values, order of the data
-    and validation set count, and rank 0 alone prints and writes.  Each rank
-    trains the model by plain Chainer, whatever its ``forward`` does.
-    """
-
-    title = 'a replica'
-    divides = False
-
-    def _place(self, optimizer: Any, example: Callable[[], Any]) -> None:
-        if not all(one.is_initialized for one in optimizer.target.params()):
-            initialise(optimizer.target, example())
-
-    def _become(self, updater: Any, iterator: Any, optimizer: Any,
-                given: dict[str, Any]) -> None:
-        self._as_on_rank_0(optimizer)
-        updater.__class__ = ReplicaUpdater
-        ReplicaUpdater.__init__(updater, **{
-            **given, 'iterator': iterator, 'optimizer': optimizer,
-            'comm': self.comm})
-
-    def _as_on_rank_0(self, optimizer: Any) -> None:
-        """Gives all ranks rank 0's values, and random numbers of their own.
-
-        The optimizer would spend its first update on it.
-        """
-        model = optimizer.target
-        optimizer.is_changed(model)         # not from now on
-        optimizer.communicator.bcast_data(model)
-        for link in model.links():
-            for name in sorted(link._persistent):
-                value = vars(link)[name]
-                if isinstance(value, chainer.get_array_types()):
-                    value[...] = link.xp.asarray(self.comm.bcast(
-                        chainer.backends.cuda.to_cpu(value)))
-        seed = self._seed()
-        if self.comm.rank:      # the first one's are those of a serial run
-            numpy.random.seed([seed, self.comm.rank])
 
 
 def initialise(model: chainer.Link, example: Any) -> None:

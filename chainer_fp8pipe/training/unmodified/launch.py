@@ -19,6 +19,7 @@ import os
 import pathlib
 import re
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -165,6 +166,18 @@ def add_script(parser: argparse.ArgumentParser,
             parser.error(str(error))
         return lambda: run(options, jobs)
     parser.set_defaults(call=checked, parser=parser)
+
+
+def check_writable(option: str, directory: str) -> None:
+    """Raises ValueError if an option's directory cannot be written to."""
+    folder = os.path.abspath(directory)
+    while not os.path.lexists(folder):      # it is made when needed
+        folder = os.path.dirname(folder)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise ValueError(
+            f'{option} {directory}: {error.strerror}') from error
 
 
 def launch(script: str, arguments: Sequence[str], command: str,

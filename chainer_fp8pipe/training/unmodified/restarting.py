@@ -20,7 +20,6 @@ import linecache
 import os
 import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -301,18 +300,6 @@ def _content_of(trainer: Any) -> str:
     for iterator in getattr(trainer.updater, '_iterators', {}).values():
         add(getattr(iterator, 'dataset', None), _DEPTH)
     return found.hexdigest()
-
-
-def check_writable(directory: str) -> None:
-    """Raises ValueError if snapshots cannot be written there."""
-    folder = os.path.abspath(directory)
-    while not os.path.lexists(folder):      # it is made when needed
-        folder = os.path.dirname(folder)
-    try:
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise ValueError(
-            f'--snapshots {directory}: {error.strerror}') from error
 
 
 @contextlib.contextmanager

@@ -296,6 +296,21 @@ print('measured')
     assert 'measured' in done.stdout
 
 
+@pytest.mark.parametrize(('ranks', 'trainers', 'options'), [
+    (1, 2, ()), (2, 1, ('--pipeline', '2'))])
+def test_a_report_of_each_trainer_is_where_the_option_says(
+        tmp_path, ranks, trainers, options):
+    (tmp_path / 'train.py').write_text(script((-1, 0), trainers))
+    done = run_script(ranks, '-m', 'chainer_fp8pipe', 'run', *options,
+                      '--report', 'said', 'train.py', cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for folder in ('said', 'said/2')[:trainers]:
+        assert (tmp_path / folder / 'report.html').exists()
+        found, = read_record(str(tmp_path / folder)).intervals
+        assert {one.rank for one in found} == {*range(ranks)}
+    assert done.stdout.count('page: ') == trainers
+
+
 def test_shares_that_are_drawn_without_a_seed_are_those_of_the_first_start(
         tmp_path):
     (tmp_path / 'train.py').write_text("""

@@ -12,7 +12,6 @@ from chainer_fp8pipe import (
     partition,
 )
 from chainer_fp8pipe.links import Divisible
-from chainer_fp8pipe.training.replica_updater import ReplicaUpdater
 
 import chainer
 import chainer.functions as F
@@ -193,13 +192,6 @@ def of_a_chain(comm):
         loss_weight=weight, converter=converter)
 
 
-def of_replicas(comm):
-    optimizer = multi_node(prepared(SGD().setup(Chain())), comm)
-    optimizer.is_changed(optimizer.target)
-    return ReplicaUpdater(Iterator(DATA, 4), optimizer, comm,
-                          converter=converter)
-
-
 class Unsure:
     def __bool__(self):
         maybe('wanted')
@@ -281,9 +273,7 @@ LAYERS = 'cleargrads', 'layer', 'backward', *HOOKS
                             'loss_weight', *LAYERS), [0, 1]),
     (of_a_chain, 'evaluate', ('forward', 'loss_weight', 'function',
                               'report'), [0, 1]),
-    (of_a_chain, 'predict', ('predict', 'function', 'wanted'), [0, 1]),
-    (of_replicas, 'update', (*READING, 'forward', 'function', 'backward',
-                             *HOOKS), [1])))
+    (of_a_chain, 'predict', ('predict', 'function', 'wanted'), [0, 1])))
 @on_ranks(2, timeout=60)
 def test_on_one_of_two_ranks(comm, make, step, place, rank, error):
     everywhere(comm, make(comm), step, place, comm.rank == rank, error)
@@ -315,7 +305,7 @@ class Normalised(Chain):
 
 
 @pytest.mark.parametrize('kind', ['grouped', 'multi-node'])
-@pytest.mark.parametrize('way', ['layers', 'chain', 'replicas'])
+@pytest.mark.parametrize('way', ['layers', 'chain'])
 @pytest.mark.parametrize('place', ['layer', 'loss', 'backward'])
 @on_ranks(2, timeout=60)
 def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
@@ -334,10 +324,9 @@ def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
     optimizer = chainermn.create_multi_node_optimizer(SGD().setup(model),
                                                       ranks)
     optimizer.is_changed(model)
-    updater = (ReplicaUpdater(Iterator(DATA, 4), optimizer, comm)
-               if way == 'replicas' else PipelineUpdater(
-                   Iterator(DATA, 4), optimizer, grid, micro_batches=2,
-                   loss_fun=loss if way == 'layers' else None))
+    updater = PipelineUpdater(
+        Iterator(DATA, 4), optimizer, grid, micro_batches=2,
+        loss_fun=loss if way == 'layers' else None)
     everywhere(comm, updater, 'update', place, grid.replica_index == 1,
                KeyError('here'))
     grid.free()
@@ -374,7 +363,7 @@ def test_in_the_exchange_of_one_stage(comm):
     grid.free()
 
 
-@pytest.mark.parametrize('make', [of_layers, of_a_chain, of_replicas])
+@pytest.mark.parametrize('make', [of_layers, of_a_chain])
 @on_ranks(2, timeout=60)
 def test_data_that_end_everywhere(comm, make):
     updater = make(comm)
