@@ -83,7 +83,7 @@ $(LAUNCHER) -n 2 $(BIN)/python -c \
     exit 1; }
 endef
 
-.PHONY: help demo images test test-all lint docs pytest explore sanitize bench test-gpu \
+.PHONY: help demo test test-all lint docs pytest explore sanitize bench test-gpu \
     wheels gpu matrix package clean
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
@@ -95,13 +95,9 @@ help:  ## show this list
 demo: $(DEMO)  ## train over 4 virtual hosts, and a model that no rank holds
 	@MPIEXEC='$(LAUNCHER)' $(BIN)/python examples/demo.py
 
-images: $(VENV)/.images-$(MPI)  ## a small set in ImageNet's layout: result/images
-	@test -d result/images || $(BIN)/python \
-	    examples/imagenet/make_images.py result/images
-
 test: lint docs pytest  ## run every check; pytest comes last
 
-lint: $(TEST)  ## ruff, mypy and the floors of the design
+lint: $(TEST)  ## ruff, mypy and the layers of the design
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
@@ -195,11 +191,6 @@ $(DEMO): $(INSTALLED_FROM)
 	    'package (half a minute or more the first time)'
 	$(call install)
 	@touch $@
-
-$(VENV)/.images-$(MPI): $(INSTALLED_FROM)
-	@echo 'Installing what the examples need, pictures too'
-	$(call install,examples)
-	@touch $(DEMO) $@
 
 $(TEST): $(INSTALLED_FROM)
 	@echo 'Installing what the tests need: the main job, pytest, mypy,' \

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/accuracy.py --seeds 10
 
-runs examples/digits/train_digits.py on 4 ranks once per seed.  Within a seed
+runs examples/train_digits.py on 4 ranks once per seed.  Within a seed
 all communicators start from the same weights and see the same batches.
 --distributions and --trainings are about gradients few of whose elements
 matter: heavy_tails.py.
@@ -20,7 +20,7 @@ import heavy_tails
 from environment import RANKS, describe, mpiexec, parser, write_json
 
 _SCRIPT = os.path.join(os.path.dirname(__file__), os.pardir, 'examples',
-                       'digits', 'train_digits.py')
+                       'train_digits.py')
 
 
 def parse():
@@ -42,15 +42,21 @@ def parse():
 
 def run(seed, options):
     """What train_digits.py reports for one seed, by communicator."""
-    with tempfile.TemporaryDirectory() as out:
-        subprocess.run(
-            [*mpiexec(options.ranks), sys.executable, _SCRIPT,
-             '--seed', str(seed), '--out', out,
-             '--no-report', '--communicator', *options.communicator],
-            check=True, stdout=subprocess.DEVNULL,
-            env={**os.environ, **RANKS})
-        with open(os.path.join(out, 'summary.json')) as file:
-            return {one['name']: one for one in json.load(file)}
+    found = {}
+    for name in options.communicator:
+        with tempfile.TemporaryDirectory() as out:
+            subprocess.run(
+                [*mpiexec(options.ranks), sys.executable, _SCRIPT,
+                 '--seed', str(seed), '--out', out, '--communicator', name],
+                check=True, stdout=subprocess.DEVNULL,
+                env={**os.environ, **RANKS})
+            with open(os.path.join(out, 'log')) as file:
+                log = json.load(file)
+        accuracies = [100 * entry['validation/main/accuracy']
+                      for entry in log]
+        found[name] = {'final': accuracies[-1], 'best': max(accuracies),
+                       'bytes': log[-1]['comm/bytes']}
+    return found
 
 
 def print_table(names, seeds):

@@ -105,31 +105,12 @@ def large_batch():
     return figure
 
 
-def allreduce():
-    """Of 8 M elements by link: gloo, fp8 and int4."""
-    rows = {'float32 gloo': "float32,\nPyTorch's gloo", 'fp8 direct': 'fp8',
-            'int4 direct': 'int4'}
-    texts = [read('allreduce_int4'), *re.split(
-        r'(?=python bench.*--rate 10e9)', read('allreduce_fast'))]
-    figure, every = pyplot.subplots(1, 3, figsize=(7, 2.4), sharey=True)
-    for axis, text, link in zip(every, texts, (
-            '500 Mbit/s', '2 Gbit/s', '10 Gbit/s'), strict=True):
-        found = [tuple(map(float, re.search(
-            rf' 8000000  {row} +([\d.]+) +([\d.]+) - ([\d.]+)', text
-        ).groups())) for row in rows]
-        bars(axis, list(rows.values()), found, [OTHERS, OURS, OURS])
-        axis.set(title=link, xlabel='ms')
-    figure.suptitle('Mean of 8 million gradients over 4 hosts: compression\n'
-                    'pays less on faster links', x=0.01, ha='left')
-    return figure
-
-
 def near_exact():
     """What codecs lose, with 95 % intervals."""
-    rows = re.findall(r'^(digits|language) +(\w+) +(\d+) +(fp8|int5|int4|e2m1)'
+    rows = re.findall(r'^(digits|language) +(\w+) +(\d+) +(fp8|int4)'
                       r' .* ([+-][\d.]+) \+- ([\d.]+) +([\d.]+) ',
                       read('near_exact'), re.MULTILINE)
-    figure, every = pyplot.subplots(1, 2, figsize=(8, 4.6))
+    figure, every = pyplot.subplots(1, 2, figsize=(8, 3.2))
     for axis, task, unit in zip(every, ('digits', 'language'), (
             'points of accuracy', '% of the test loss'), strict=True):
         chosen = [row for row in rows if row[0] == task][::-1]
@@ -203,7 +184,7 @@ def bars(axis, names, found, colours):
 
 def main():
     with pyplot.rc_context(LOOK):
-        for draw in (training_steps, training_breakdown, allreduce, near_exact,
+        for draw in (training_steps, training_breakdown, near_exact,
                      pipeline, large_batch):
             figure = draw()
             figure.savefig(RAW / f'{draw.__name__}.png')

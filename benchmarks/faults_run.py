@@ -45,11 +45,11 @@ class FaultyJob(NamedTuple):
 
 JOBS = {
     'digits': FaultyJob(4, [
-        'examples/digits/train_digits.py', '--communicator', 'fp8',
-        '--resume', '--epoch', '#12', '--out', '{out}'],
-        '{out}/fp8'),
+        'examples/train_digits.py', '--resume', '--epoch', '#12', '--out',
+        '{out}'],
+        '{out}'),
     'pipeline': FaultyJob(4, [
-        'examples/pipeline/train_pipeline.py', '--pipeline', '2', '--resume',
+        'examples/train_divisible.py', '--pipeline', '2', '--resume',
         '--epoch', '#16', '--depth', '4', '--width', '128', '--out', '{out}'],
         '{out}'),
     'script': FaultyJob(4, [

@@ -35,8 +35,6 @@ METHODS = ('linear scaling', '+ warm-up', '+ LARS', '+ grouped BN')
 
 def parse():
     given = parser(__doc__)
-    given.add_argument('--cifar', metavar='DIR',
-                       help='CIFAR-10 of this folder instead of the digits')
     given.add_argument('--batches', type=int, nargs='+', metavar='N',
                        help='of all ranks together (default: 32 to 512, and '
                        'the whole training set of the digits)')
@@ -53,18 +51,8 @@ def parse():
     return given.parse_args()
 
 
-def load(cifar):
+def load():
     """Images, labels, and how many of them are for training."""
-    if cifar:
-        sys.path.insert(0, os.path.join(_HERE, os.pardir, 'examples',
-                                        'digits'))
-        from data import load as load_cifar
-        sets = load_cifar('cifar10', cifar)
-        pairs = [one[:] for one in sets]
-        images, labels = (numpy.array([pair[part] for pairs_of in pairs
-                                       for pair in pairs_of])
-                          for part in (0, 1))
-        return images, labels, len(sets[0])
     from sklearn.datasets import load_digits
     digits = load_digits()
     return (digits.images[:, None].astype('f4') / 16,
@@ -153,10 +141,8 @@ def print_tables(rows, batches, options):
 def main():
     options = parse()
     print(describe(), flush=True)
-    images, labels, samples = load(options.cifar)
-    batches = sorted(options.batches or (
-        [128, 512, 2048, 8192] if options.cifar
-        else [32, 64, 128, 256, 512, samples]))
+    images, labels, samples = load()
+    batches = sorted(options.batches or [32, 64, 128, 256, 512, samples])
     with tempfile.TemporaryDirectory() as folder:
         data = os.path.join(folder, 'data.npz')
         numpy.savez(data, images=images, labels=labels)

@@ -2,9 +2,9 @@
 
     .venv/bin/python benchmarks/near_exact.py --results runs.jsonl
 
-Two tasks: scikit-learn's digits (the network of examples/digits; test
-accuracy) and the sources of Python's standard library, byte by byte (the
-decoder of examples/language with 117,000 parameters; validation, bits per
+Two tasks of the examples: scikit-learn's digits (train_digits.py; test
+accuracy), and the sources of Python's standard library, byte by byte (the
+decoder of train_language.py with 117,000 parameters; validation, bits per
 character).  MomentumSGD and Adam; 4 and 16 workers, which one process
 simulates with the package's codecs.  Within a seed all codecs start from the
 same weights and see the same batches.  5 % of the updates are a warm-up in

@@ -122,7 +122,7 @@ def average_gradients(model, batch, simulated, workers, warm):
 def digits():
     """The example's network; the figure is test accuracy in points."""
     train_set, (images, labels) = _digits()
-    model = L.Classifier(_example('digits', 'model').ConvNet(1))
+    model = L.Classifier(_example('train_digits').ConvNet())
 
     def figure():
         return 100 * float(F.accuracy(model.predictor(images), labels).array)
@@ -132,7 +132,7 @@ def digits():
 def language():
     """The example's decoder on bytes; the figure is bits per character."""
     train_set, (texts, following) = _text()
-    model = _example('language', 'models').Decoder(
+    model = _example('train_language').Decoder(
         256, _LENGTH, units=64, layers=2, heads=4)
 
     def figure():
@@ -142,24 +142,21 @@ def language():
 
 @functools.cache
 def _digits():
-    train_set, test_set = _example('digits', 'data').load('digits')
+    train_set, test_set = _example('common').digits()
     return train_set, concat_examples(test_set[:])
 
 
 @functools.cache
 def _text():
-    module = _example('language', 'text')
-    text = module.prepare(1_000_000, 0)
-    return (module.Windows(text.training, _LENGTH), concat_examples(
-        list(module.Windows(text.validation, _LENGTH, _TEXTS))))
+    train_set, test_set = _example('common').texts(1_000_000, _LENGTH)
+    return train_set, concat_examples(test_set[:_TEXTS])
 
 
 @functools.cache
-def _example(folder, name):
-    """A module of an example."""
-    path = os.path.join(_EXAMPLES, folder)
-    sys.path.insert(0, path)
+def _example(name):
+    """A module of the examples."""
+    sys.path.insert(0, _EXAMPLES)
     try:
         return __import__(name)
     finally:
-        sys.path.remove(path)
+        sys.path.remove(_EXAMPLES)

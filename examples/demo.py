@@ -18,9 +18,6 @@ from chainer_fp8pipe.launcher.virtual_hosts import missing
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _TARGET = 98        # per cent
-_DIGITS = ['--communicator', 'float32', 'fp8', 'int4', '--network', 'dense',
-           '--batchsize', '16', '--lr', '0.1', '--epoch', '16', '--warmup',
-           '4', '--until', str(_TARGET), '--no-report']
 
 
 def main():
@@ -42,18 +39,18 @@ def main():
           + ('ranks of this machine' if reason else
              'virtual hosts with cables of 100 Mbit/s'), flush=True)
     digits, large = (os.path.join(out, name) for name in ('digits', 'large'))
-    run([*hosts, sys.executable, script('digits', 'train_digits.py'),
-         *_DIGITS, '--out', digits])
+    run([*hosts, sys.executable, script('demo_digits.py'), digits,
+         str(_TARGET)])
     print('\nTraining a model that no rank has the memory for, on 4 ranks',
           flush=True)
-    run([*here, sys.executable, script('pipeline', 'train_large.py'),
+    run([*here, sys.executable, script('train_large.py'),
          '--out', large])
-    print_table(load(os.path.join(digits, 'summary.json')), load(large),
+    print_table(load(digits, 'summary.json'), load(large, 'held.json'),
                 bool(reason))
 
 
-def script(*names):
-    return os.path.join(_FOLDER, *names)
+def script(name):
+    return os.path.join(_FOLDER, name)
 
 
 def run(command):
@@ -72,8 +69,8 @@ def run(command):
         sys.exit(code)
 
 
-def load(path):
-    with open(path) as file:
+def load(*path):
+    with open(os.path.join(*path)) as file:
         return json.load(file)
 
 

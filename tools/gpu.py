@@ -27,15 +27,13 @@ NEEDED = [      # NumPy comes with CuPy
     'protobuf', 'six', 'typing_extensions', 'xxhash', 'hypothesis',
     'iniconfig', 'ml_dtypes', 'pluggy', 'pygments', 'pytest', 'pytest-timeout',
     'sortedcontainers']
-_DIGITS = '--device @cupy:0 --epoch 4 --out result/gpu/'
 #: Ranks, of which 0 is no job, and what is run.
 STEPS = [
     (0, '-m pytest -q -m gpu tests'),
     (0, 'benchmarks/gpu.py'),
-    *((ranks, 'examples/digits/train_digits.py --link 0 --communicator float32'
-       ' fp8 fp8:overlap=true int4 float16 '
-       f'{_DIGITS}digits-{ranks}') for ranks in (2, 4)),
-    (4, f'examples/pipeline/train_pipeline.py --pipeline 2 {_DIGITS}pipeline')]
+    *((ranks, f'examples/train_digits.py --communicator {name} '
+       '--device @cupy:0 --epoch 4 --out result/gpu/digits')
+      for ranks in (2, 4) for name in ('float32', 'fp8', 'int4', 'float16'))]
 
 
 def wheels() -> None:

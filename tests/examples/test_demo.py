@@ -1,5 +1,4 @@
-"""The demo: what each rank held, its table, and that nothing is left."""
-import json
+"""The demo: its table, and that nothing is left."""
 import os
 import signal
 import subprocess
@@ -7,13 +6,11 @@ import subprocess
 import pytest
 
 from tests.images.processes import eventually
-from tests.ranks import run_script, start_script
+from tests.ranks import start_script
 
 from .runs import EXAMPLES, module
 
-LARGE = EXAMPLES / 'pipeline' / 'train_large.py'
-SMALL = '--width', '64', '--layers', '5', '--epoch', '1'
-demo = module('', 'demo')
+demo = module('demo')
 RUNS = [{'name': name, 'final': final, 'seconds': 7.0, 'bytes': 2000.0,
          'images': 599}
         for name, final in (('float32', 98.1), ('fp8', 97.5))]
@@ -30,27 +27,6 @@ def test_the_table_has_five_lines(capsys, in_memory, remark):
     assert [line[46:].strip() for line in lines] == [
         '', remark, 'by each rank', 'one image of 599 is 0.17 points',
         'of 7 MB']
-
-
-def test_each_rank_holds_its_part_of_a_large_model(tmp_path):
-    out = tmp_path / 'large'
-    # Of all cuts by time, this leaves those with 2 or 3 layers on rank 0.
-    done = run_script(2, LARGE, *SMALL, '--memory', '16.2 MB', '--out', out)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())
-    # Value, gradient and momentum of every parameter, on one rank each.
-    assert found['whole'] == sum(found['held']) == 12 * sum(
-        (rows + 1) * columns for rows, columns in
-        [(64, 64)] * 5 + [(64, 10)])
-    assert min(found['held']) > 0.3 * found['whole']
-    assert done.stdout.count('\n') == 2
-
-
-def test_too_little_memory_is_explained_once():
-    done = run_script(2, LARGE, *SMALL, '--memory', '1 MB')
-    assert done.returncode == 1
-    assert done.stderr.count('fits into 1 MB per rank') == 1
-    assert 'Traceback' not in done.stderr
 
 
 def start(out):

@@ -1,0 +1,199 @@
+"""The examples, as a user starts them, on few ranks and shortly."""
+import json
+import re
+import shutil
+
+import chainer
+import chainer.functions as F
+import numpy
+import pytest
+from chainer.dataset import concat_examples
+
+from tests.ranks import run_script
+
+from .runs import EXAMPLES, module
+
+common = module('common')
+
+# Ranks, arguments, and what the last lines say.
+RUNS = {
+    'train_digits': (
+        2, ['--epoch', '4', '--warmup', '10'],
+        r'fp8: (?P<percent>[\d.]+) % of the test images after [\d.]+ s; each '
+        r'rank sent 60,\d{3} bytes per update for 60,554 gradients'),
+    'train_divisible': (
+        4, ['--depth', '4', '--width', '64', '--epoch', '4'],
+        r'(?P<percent>[\d.]+) % of the test images; ranks 0 to 3 hold '
+        r'([\d,]+), ([\d,]+), \2, \3 parameters\n.*timeline.svg shows .*'),
+    'train_large': (
+        2, ['--width', '64', '--layers', '5', '--epoch', '6', '--memory',
+            '16.2 MB'],
+        r'(?P<percent>[\d.]+) % of the test images; ranks 0 to 1 held 0, 0 MB'
+        r' of 0 MB of parameters, gradients and momentum .*'),
+    'train_images': (
+        2, ['--epoch', '3', '--batchsize', '32', '--workers', '1',
+            '--group-bn', '2'],
+        r'(?P<percent>[\d.]+) % of the test images after 57 updates of 64 '
+        r'images at a rate of 4.0 at most: [\d,]+ images per second'),
+    'train_language': (
+        4, ['--characters', '60000', '--length', '16', '--units', '32',
+            '--layers', '2', '--heads', '2', '--lr', '0.01'],
+        r'(?P<bits>[\d.]+) bits per character of text that it has not seen '
+        r'\(at first 8\), after \d+ s on .*2 stages x 2 replicas.*'),
+}
+every = pytest.mark.parametrize('name', RUNS)
+_made = {}
+
+
+def run(name, out, *arguments):
+    ranks, given, _ = RUNS[name]
+    done = run_script(ranks, EXAMPLES / f'{name}.py', *given, *arguments,
+                      '--out', out)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def whole(name, tmp_path_factory):
+    """What an example prints, and the folder of its results."""
+    if name not in _made:
+        out = tmp_path_factory.mktemp(name) / 'out'
+        _made[name] = run(name, out), out
+    return _made[name]
+
+
+def arrays(path):
+    """The bytes of a file's arrays, by name."""
+    with numpy.load(path) as archive:
+        return {key: archive[key].tobytes() for key in archive.files}
+
+
+@every
+def test_it_says_at_the_end_what_it_showed(name, whole):
+    printed, out = whole
+    found = re.search(RUNS[name][2] + r'\n\Z', printed)
+    assert found, printed
+    shown = found.groupdict()
+    if 'percent' in shown:
+        assert float(shown['percent']) > 30         # chance is 10
+    else:
+        assert float(shown['bits']) < 6             # chance is 8
+    log = json.loads((out / 'log').read_text())
+    assert printed.count('\nepoch ') + printed.startswith('epoch ') == len(log)
+    assert log[-1]['epoch'] == len(log)
+
+
+@every
+def test_help_names_every_option_once(name):
+    done = run_script(2, EXAMPLES / f'{name}.py', '--help')
+    assert done.returncode == 0
+    assert done.stdout.startswith('usage: mpiexec -n RANKS python ')
+    for option in '--epoch N', '--batchsize N', '--lr RATE', '--resume':
+        assert done.stdout.count(f'\n  {option} ') == 1
+    # What each is and, but for --resume, its default.
+    shown = re.split(r'^  --', done.stdout, flags=re.M)[1:]
+    assert len(shown) > 7
+    assert [text for text in shown if '(default' not in ' '.join(
+        text.split())] == [text for text in shown if text[:6] == 'resume']
+
+
+@pytest.mark.parametrize(('name', 'arguments', 'message'), [
+    ('train_digits', ['--epoch', '0'],
+     "'0' is not a whole number of at least 1"),
+    ('train_digits', ['--network', 'x'], "invalid choice: 'x'"),
+    ('train_digits', ['--communicator', 'fp9'],
+     "no communicator is called 'fp9'"),
+    ('train_divisible', ['--pipeline', '3'],
+     'pipeline=3 does not divide the 2 ranks'),
+    ('train_large', ['--width', '64', '--memory', '1 MB'],
+     'fits into 1 MB per rank'),
+    ('train_images', ['--images', 'nowhere'], 'nowhere')])
+def test_a_wrong_value_ends_all_ranks_with_its_reason(
+        tmp_path, name, arguments, message):
+    done = run_script(2, EXAMPLES / f'{name}.py', *arguments, '--out',
+                      tmp_path / 'out')
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize('name', ['train_digits'])
+def test_resumed_it_ends_with_the_same_bits(name, whole, tmp_path):
+    out = shutil.copytree(whole[1], tmp_path / 'out')
+    last = max(out.glob('snapshot_iter_*'), key=lambda path: int(
+        re.search(r'\d+', path.name)[0]))
+    shutil.rmtree(last)
+    (out / 'model.npz').unlink()
+    assert 'goes on after iteration 225' in run(name, out, '--resume')
+    assert arrays(out / 'model.npz') == arrays(whole[1] / 'model.npz')
+
+
+# --- models ------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', ['train_divisible'])
+def test_the_whole_model_is_as_good_as_its_stages(name, whole):
+    model = module(name).Net(4, 64, 0)
+    chainer.serializers.load_npz(whole[1] / 'model.npz', model)
+    images, labels = concat_examples(common.digits()[1])
+    with chainer.using_config('train', False):
+        accuracy = F.accuracy(model(images), labels).item()
+    assert f'{100 * accuracy:.2f} %' in whole[0]
+    assert (whole[1] / 'timeline.svg').stat().st_size > 5000
+
+
+@pytest.mark.parametrize('name', ['train_large'])
+def test_each_rank_holds_its_part_of_a_large_model(name, whole):
+    found = json.loads((whole[1] / 'held.json').read_text())
+    # Value, gradient and momentum of every parameter, on one rank each.
+    assert found['whole'] == sum(found['held']) == 12 * sum(
+        (rows + 1) * columns for rows, columns in
+        [(64, 64)] * 5 + [(64, 10)])
+    assert min(found['held']) > 0.3 * found['whole']
+
+
+def decoder():
+    numpy.random.seed(0)
+    return module('train_language').Decoder(11, 6, 8, 2, 2)
+
+
+def tokens(*shape):
+    return numpy.random.RandomState(1).randint(
+        0, 11, shape).astype(numpy.int32)
+
+
+def test_the_loss_is_the_mean_cross_entropy():
+    model, x, t = decoder(), tokens(3, 6), tokens(4, 6)[1:]
+    chances = F.softmax(model.logits(x), axis=2).array
+    expected = -numpy.log(numpy.take_along_axis(
+        chances, t[..., None], 2)).mean()
+    assert model(x, t).array == pytest.approx(expected, rel=1e-5)
+
+
+def test_later_tokens_change_nothing_before_them():
+    model, x = decoder(), tokens(2, 6)
+    before = model.logits(x).array
+    for place in range(6):
+        other = x.copy()
+        other[:, place] = (other[:, place] + 1) % 11
+        changed = abs(model.logits(other).array - before).max(axis=(0, 2))
+        assert not changed[:place].any()
+        assert (changed[place:] > 0).all()
+
+
+# --- data --------------------------------------------------------------------
+
+def test_texts_are_followed_by_their_next_characters():
+    train, test = common.texts(5000, 32)
+    assert (len(train), len(test)) == (140, 15)     # 4500 and 500 bytes
+    whole = numpy.concatenate([piece for piece, _ in train])
+    following = numpy.concatenate([piece for _, piece in train])
+    assert (whole[1:] == following[:-1]).all()
+    assert b'import' in whole.astype(numpy.uint8).tobytes()
+
+
+def test_digits_have_a_third_for_the_test():
+    train, test = common.digits()
+    images, labels = concat_examples(train[:])
+    assert (len(train), len(test)) == (1198, 599)
+    assert (images.shape[1:], images.dtype) == ((1, 8, 8), numpy.float32)
+    assert 0.9 < images.max() <= 1
+    assert set(labels.tolist()) == set(range(10))
