@@ -4,15 +4,11 @@ The pages need no network, neither to build nor to read: equations are MathML,
 which docutils makes and browsers draw, and fonts are the reader's own.
 """
 import re
-import sys
-from pathlib import Path
 
 from chainer_fp8pipe._version import __version__
 
 from docutils.nodes import SkipNode
 from docutils.utils.math.latex2mathml import tex2mathml
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 project = 'chainer_fp8pipe'
 author = 'the chainer_fp8pipe authors'
@@ -22,7 +18,6 @@ extensions = [
     'sphinx.ext.autodoc',
     'sphinx.ext.napoleon',
     'sphinx_copybutton',
-    '_commands',
 ]
 exclude_patterns = ['_build']
 nitpicky = False
