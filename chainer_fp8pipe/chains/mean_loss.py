@@ -17,6 +17,11 @@ from typing import Any
 import chainer
 import numpy
 
+from ..intercept.function_calls import (
+    Interceptor,
+    call_unchecked,
+    intercepting,
+)
 from ..pipeline.randomness import preserved
 from ..pipeline.stage import weights_of
 from . import nested
@@ -66,7 +71,8 @@ def _compared(model: Any, example: Any) -> tuple[float, float, int] | None:
             tuple(few[:len(args)]), dict(zip(kwargs, few[len(args):],
                                              strict=True))))
         given, named = nested.rebuilt(tree, [leaf.copy() for leaf in leaves])
-        with _Labels() as labels:
+        labels = _Labels()
+        with intercepting(labels):
             return model(*given, **named).array, labels.found
     middle = samples // 2
     (whole, _), *parts = (loss(0, samples), loss(0, middle),
@@ -85,19 +91,24 @@ def _compared(model: Any, example: Any) -> tuple[float, float, int] | None:
     return float(whole), mean, samples
 
 
-class _Labels(chainer.FunctionHook):
-    """Counts labels of losses: those in the mean, and those left out."""
+class _Labels(Interceptor):
+    """Counts labels of losses: those in the mean, and those left out.
 
-    name = 'chainer_fp8pipe_labels'
+    Calls are made without Chainer's checks, which recording has done.
+    """
+
+    sees_links = False
 
     def __init__(self) -> None:
         self.found: list[tuple[int, int]] = []
 
-    def forward_preprocess(self, function: Any, in_data: tuple) -> None:
-        label = ignored_label(function)
+    def apply(self, node: Any, inputs: Any, original: Any) -> Any:
+        label = ignored_label(node)
         if label is not None:
-            left = int((in_data[1] == label).sum())
-            self.found.append((in_data[1].size - left, left))
+            labels = nested.array_of(inputs[1])
+            left = int((labels == label).sum())
+            self.found.append((labels.size - left, left))
+        return call_unchecked(node, inputs, original)
 
 
 @contextlib.contextmanager
