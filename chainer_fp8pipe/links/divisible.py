@@ -32,6 +32,7 @@ from chainer import Link
 
 from ..chains.deferred import deferred, draw_later
 from ..chains.placeholder import is_placeholder
+from ..chains.saving import check_whole
 from ..mpi import all_ranks
 from ..mpi.world import enter_world
 from ..pipeline.layers import (
@@ -42,7 +43,6 @@ from ..pipeline.layers import (
     layer_name,
 )
 from .balance import check_balance, chunk_counts
-from .layer_table import describe, table, text_of
 from .shared_parameters import check_cut, held
 
 #: First and last-plus-one layer of some runs.
@@ -114,7 +114,7 @@ class Call(Link):
         return self.function(*xs)
 
     def __str__(self) -> str:
-        return text_of(self.function)
+        return kind_of(self.function)
 
 
 class Elsewhere(Link):
@@ -158,17 +158,17 @@ class Divisible(chainer.ChainList):
         >>> part
         <Divisible: layers 1 to 2 of 3>
         >>> print(model)
-        Divisible: 3 layers, 23 parameters
-             0  Linear(in_size=4, out_size=3, nobias=False)                  15
-             1  relu
-             2  Linear(in_size=3, out_size=2, nobias=False)                   8
+        Divisible(
+          (0): Linear(in_size=4, out_size=3, nobias=False),
+          (1): relu,
+          (2): Linear(in_size=3, out_size=2, nobias=False),
+        )
 
     Attributes:
         is_part: Whether this is a part of a model.
         layout: Start and end of every chunk of the whole model, in order.
             Chunk ``c`` is on stage ``c % stages``.  None: :meth:`stage` has
             not made the model.
-        placement: This rank's stage, and the names of all in tables.
         foreign: Parameters of layers that are not here, by identity, with
             the name of the layer.  Weak references.
     """
@@ -179,7 +179,6 @@ class Divisible(chainer.ChainList):
     _seed: int
     is_part: bool
     layout: Bounds | None
-    placement: tuple[int, tuple[str, ...]]
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Not in __init__: a user's may append before it calls ours, or never
@@ -187,7 +186,7 @@ class Divisible(chainer.ChainList):
         self = super().__new__(cls)
         chainer.ChainList.__init__(self)
         self._bounds, self._sizes, self._seed = (), (), 0
-        self.is_part, self.layout, self.placement = False, None, (0, ())
+        self.is_part, self.layout = False, None
         self.foreign = {}
         return self
 
@@ -329,6 +328,12 @@ class Divisible(chainer.ChainList):
 
     add_persistent = register_persistent = init_scope
 
+    def serialize(self, serializer: Any) -> None:
+        """As Chainer's; raises :class:`NotWhole` of a stage to be saved."""
+        check_whole(serializer, self, self.layout is None or not any(
+            isinstance(layer, Elsewhere) for layer in self))
+        super().serialize(serializer)
+
     def copy(self, mode: str = 'share') -> Any:
         """A copy of the same class, with copies of the layers.
 
@@ -354,10 +359,12 @@ class Divisible(chainer.ChainList):
         return {**vars(self), 'foreign': {}}    # references are of here
 
     def __repr__(self) -> str:
-        return f'<{describe(self)}>'
-
-    def __str__(self) -> str:
-        return table(self)
+        runs = [f'layer {start}' if end == start + 1
+                else f'layers {start} to {end - 1}'
+                for start, end in self.bounds]
+        return f'<{type(self).__name__}: ' + (
+            f'{" and ".join(runs)} of {len(self)}>' if self.is_part
+            else f'{len(self)} layer{"s" * (len(self) != 1)}>')
 
     # --- cutting ------------------------------------------------------------
 
@@ -444,10 +451,9 @@ class Divisible(chainer.ChainList):
 
         def cut() -> Any:
             check_cut(self.numbered_layers(), owner.__getitem__)
-            part = self._cut(layout[stage::stages], sizes)
-            part.layout, part.placement = layout, (stage, tuple(
-                f'stage {number}' + ('' if is_grid else f', rank {number}')
-                for number in range(stages)))
+            part = self._cut(layout[stage::stages], sizes, lambda number: (
+                f'on stage {owner[number]}'))
+            part.layout = layout
             return part
         part = _together(comm, cut)
 
@@ -492,7 +498,8 @@ class Divisible(chainer.ChainList):
                for name, parameter in self.namedparams()
                for array in parameter._data[:1]}}
 
-    def _cut(self, bounds: Bounds, sizes: Sequence[int | None]) -> Any:
+    def _cut(self, bounds: Bounds, sizes: Sequence[int | None],
+             place: Callable[[int], str] = lambda number: 'elsewhere') -> Any:
         inside = set(itertools.chain(*itertools.starmap(range, bounds)))
         check_cut(self.numbered_layers(), inside.__contains__)
         part = type(self).__new__(type(self))
@@ -503,8 +510,8 @@ class Divisible(chainer.ChainList):
             part._local_link_hooks = self._local_link_hooks.copy()
         part._children = []
         for number, child in enumerate(self):
-            if number not in inside:
-                child = Elsewhere(text_of(child))
+            if number not in inside and not isinstance(child, Elsewhere):
+                child = Elsewhere(f'{child}, {place(number)}')
             elif isinstance(child, Call):
                 child = Call(_rebound(child.function, self, part))
             child.name = str(number)

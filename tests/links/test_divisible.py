@@ -7,6 +7,7 @@ import pickle
 import weakref
 
 from chainer_fp8pipe.chains.placeholder import is_placeholder
+from chainer_fp8pipe.chains.saving import saving_parts
 from chainer_fp8pipe.links import Divisible, lazy
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.layers import LayerError
@@ -287,13 +288,27 @@ def test_parts_of_any_model_are_the_whole_bit_for_bit(make, data):
             for name, value in bits(part).items()} == bits(make())
 
 
+@pytest.mark.parametrize('save', [
+    lambda model: chainer.serializers.save_npz(io.BytesIO(), model),
+    lambda model: chainer.serializers.DictionarySerializer().save(model)])
+def test_a_stage_is_not_saved_as_if_it_were_the_model(save):
+    part, _ = stages(Net, 2)
+    with pytest.raises(RuntimeError, match='has a part of Net only.*'
+                                           'save_whole_model'):
+        save(part)
+    save(Net().stage(Rank(0, 1)))       # has all
+    save(Net().divide(0, 2))            # which somebody wants by itself
+
+
 # --- lazy layers ---------------------------------------------------------
 
 def test_nothing_is_drawn_before_it_is_used():
     model = Net()
     part = model.divide(1, 4)
-    assert repr(model)
-    assert str(part)
+    assert repr(part) == '<Net: layers 1 to 3 of 5>'
+    assert repr(part.divide(1, 2)) == '<Net: layer 1 of 5>'
+    assert [', elsewhere,' in line for line in str(part).splitlines()] == [
+        False, True, False, False, False, True, False]
     model.cleargrads()
     assert all(is_placeholder(one._data[0]) for one in model.params())
     assert len(bits(part)) == 2
@@ -607,7 +622,8 @@ def test_the_parts_files_make_up_the_file_of_the_whole():
     assert sorted(whole) == ['0/W', '0/b', '2/W', '2/b', '4/W', '4/b']
     merged = {}
     for rank in range(3):
-        _, part = saved(Net().stage(Rank(rank, 3)))
+        with saving_parts():
+            _, part = saved(Net().stage(Rank(rank, 3)))
         assert not set(part) & set(merged)
         merged.update(part)
     assert sorted(merged) == sorted(whole)
