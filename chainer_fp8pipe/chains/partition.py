@@ -61,7 +61,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int | None = None, schedule: str | None = None,
               chunks: int | None = None, recompute: Any = 'auto',
               optimizer_arrays: int | None = None, optimizer: Any = None,
-              plan: Any = None) -> Any:
+              plan: Any = None, loss_func: Callable | None = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model: any ``chainer.Chain`` that
@@ -101,6 +101,9 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             the best cut.  Only the first rank needs it.  It says
             ``micro_batches``, ``schedule``, ``chunks`` and ``recompute``;
             what contradicts it is an error.
+        loss_func: What is called with a batch in place of the model, as
+            for Chainer's ``StandardUpdater``: it calls the model, and
+            returns the loss.  It must be the same on all ranks.
 
     Returns:
         The model itself; ``print(model)`` shows the cut.
@@ -119,9 +122,10 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
         limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
             'micro_batches': micro_batches, 'schedule': schedule,
             'chunks': chunks, 'optimizer_arrays': optimizer_arrays},
-            optimizer)
+            optimizer, loss_func)
         _check_given(plan, grid.comm)
-        recorder, program, call = _recorded(model, example, grid)
+        recorder, program, call = _recorded(
+            model, loss_func or model, example, grid)
         names = recorder.names
         arrays, temporary = of_first_rank(
             grid.comm, lambda: _taken_by(optimizer, optimizer_arrays, names,
@@ -136,13 +140,13 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
 
         if found.micro_batches * grid.replicas > 1:
             of_first_rank(grid.comm, lambda: warn_if_no_mean(
-                model, example, names))
+                loss_func or model, example, names))
 
         def cut() -> tuple[Partition, Any]:
             kind: Any = type(model)
             with preserved():
                 return Partition(model, recorder, found, grid, limit,
-                                 call), class_of(kind)
+                                 call, loss_func), class_of(kind)
         part, kind = _together(grid.comm, cut)
         _distribute(names, part, grid.comm)
         model.partition, model.__class__ = part, kind
@@ -161,7 +165,8 @@ def _wire(comm: Any) -> Wire:
 
 def _agreed(comm: Any, function: str, model: Any, memory: Any,
             recompute: Any, options: Mapping[str, Any],
-            optimizer: Any = None) -> float | None:
+            optimizer: Any = None, loss_func: Any = None
+            ) -> float | None:
     """Checks that arguments are right, and the same on all ranks.
 
     Returns:
@@ -169,6 +174,9 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
     """
     def check() -> float | None:
         _check_model(model)
+        if loss_func is not None and not callable(loss_func):
+            raise TypeError('loss_func must be a function, not '
+                            f'{loss_func!r}')
         _check_options(recompute, **options)
         if optimizer is not None and (
                 options['optimizer_arrays'] is not None
@@ -181,7 +189,9 @@ def _agreed(comm: Any, function: str, model: Any, memory: Any,
     limit = _together(comm, check)
     agree(comm, {name: repr(value) for name, value in {
         **options, 'recompute': recompute, 'memory': limit,
-        'optimizer': type(optimizer).__name__}.items()},
+        'optimizer': type(optimizer).__name__,
+        'loss_func': getattr(loss_func, '__qualname__', type(loss_func)),
+        }.items()},
         remedy=f'Pass the same to {function}() on all ranks.')
     return limit
 
@@ -233,7 +243,8 @@ def _taken_by(optimizer: Any, arrays: int | None, names: Names, device: Any
     return kept, temporary
 
 
-def _recorded(model: Any, example: Any, grid: ProcessGrid
+def _recorded(model: Any, function: Callable, example: Any,
+              grid: ProcessGrid
               ) -> tuple[Recorder, Program, Callable[[], Any]]:
     names = _together(grid.comm, lambda: Names(model))
     _share_generators(names, grid.comm, grid.pipeline)
@@ -245,7 +256,7 @@ def _recorded(model: Any, example: Any, grid: ProcessGrid
             # Forward may write to the arrays.
             args, kwargs = nested.rebuilt(tree, [
                 leaf.copy() for leaf in leaves])
-            return model(*args, **kwargs)
+            return function(*args, **kwargs)
         recorder = Recorder(names, grid.pipeline)
         found = record_example(recorder, call, grid.comm.rank == 0)
         check_result(found.result)

@@ -202,6 +202,7 @@ class Partition:
         grid: The ranks.
         limit: Bytes that each rank may use; None: no limit.
         example: Calls the model with a micro-batch.
+        loss_func: What is called with a micro-batch; None: the model.
 
     Raises:
         ValueError: The model cannot be cut so.
@@ -221,9 +222,11 @@ class Partition:
 
     def __init__(self, model: chainer.Link, recorder: Recorder,
                  plan: PartitionPlan, grid: Any, limit: float | None,
-                 example: Callable[[], Any]) -> None:
+                 example: Callable[[], Any],
+                 loss_func: Callable | None = None) -> None:
         self.names, self.plan, self.grid = recorder.names, plan, grid
         self.recorder, self.limit = recorder, limit
+        self.loss_func = loss_func
         self.title = type(model).__name__
         self.optimizer: Any = None
         self.programs: list[Program] = []
@@ -705,7 +708,8 @@ def check_result(result: Any) -> None:
             f'the model returned {type(result).__name__} of shape '
             f'{getattr(result, "shape", "unknown")}; called with a '
             'batch, it must return its loss, a scalar variable, as '
-            'chainer.links.Classifier does')
+            'chainer.links.Classifier does, or be cut with '
+            'partition(..., loss_func=)')
 
 
 def _copied(value: Any) -> Any:

@@ -19,7 +19,7 @@ from ..pipeline.meetings import NotTraced
 from ..pipeline.randomness import Place
 from ..pipeline.reported import Report, Reports, add, report_of
 from ..pipeline.stage import Channels, weights_of
-from ..pipeline.work import Batch, Opened, Work, rows, samples_of
+from ..pipeline.work import Batch, Work, rows, samples_of
 from . import nested
 from .names import OBSERVER
 from .placeholder import PlaceholderError
@@ -40,7 +40,8 @@ class ChainWork(Work):
     """
 
     def __init__(self, model: Any, grid: ProcessGrid, optimizer: Any,
-                 loss_weight: Callable | None = None, **of_layers: Any
+                 loss_weight: Callable | None = None,
+                 loss_func: Callable | None = None, **of_layers: Any
                  ) -> None:
         super().__init__(model, grid, loss_weight)
         given = [name for name, value in of_layers.items()
@@ -54,6 +55,10 @@ class ChainWork(Work):
         if self._partition.grid is not grid:
             raise ValueError('the model was cut for other ranks; give '
                              'PipelineUpdater the comm that partition() got')
+        self._loss_func = self._partition.loss_func
+        if loss_func not in (None, self._loss_func):
+            raise ValueError('the model was cut with another loss_func; pass '
+                             'this one to partition(), which records it')
         if self._partition.optimizer not in (None, optimizer):
             raise ValueError('another optimizer trains this model already; a '
                              'partitioned model has one')
@@ -105,17 +110,18 @@ class ChainWork(Work):
         return Batch([_host(one) if hasattr(one, 'shape') else one
                       for one in given], None, tuple(kwargs))
 
-    def opened(self, batch: Batch, sizes: list[int]) -> Opened:
-        """See :meth:`.Work.opened`; all ranks make the arguments."""
+    def cut(self, batch: Batch, sizes: list[int]) -> Batch:
+        """See :meth:`.Work.cut`; all ranks make the arguments."""
         assert batch.names is not None
         first = len(batch.arrays) - len(batch.names)
         found = [nested.leaves((tuple(part[:first]), dict(zip(
             batch.names, part[first:], strict=True))))
             for part in rows(batch, sizes)]
-        return Opened(sizes, 0, batch.progress, [tree for _, tree in found],
-                      [list(map(_host, leaves)) for leaves, _ in found])
+        return batch._replace(
+            arrays=[], sizes=sizes, trees=[tree for _, tree in found],
+            parts=[list(map(_host, leaves)) for leaves, _ in found])
 
-    def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
+    def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
         """Records the micro-batches; what ranks must have recorded alike.
 
         Raises:
@@ -125,11 +131,12 @@ class ChainWork(Work):
         problem = part.problem()
         if problem:
             raise ValueError(problem)
-        function = self._method if step == 'predict' else self._model
+        function = (self._method if step == 'predict'
+                    else self._loss_func or self._model)
         assert function is not None
         batches = [nested.rebuilt(tree, [
             self._model.device.send(array) for array in arrays])
-            for tree, arrays in zip(opened.trees, opened.parts, strict=True)]
+            for tree, arrays in zip(batch.trees, batch.parts, strict=True)]
         try:
             part.record(step, function, batches, places)
         except PlaceholderError as error:
@@ -140,7 +147,7 @@ class ChainWork(Work):
                      for args, kwargs in batches]
         return part.digest(), given
 
-    def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
+    def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
         """All ranks of the pipeline have recorded the same calls."""
         part = self._partition
         if len({digest for digest, _ in said}) > 1:
@@ -151,10 +158,10 @@ class ChainWork(Work):
         if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
                 weights_of([one.labels for one in part.programs],
-                           opened.sizes,
+                           batch.sizes,
                            self._grid.replicas if step == 'train' else 1))
 
-    def deal(self, step: str, opened: Opened, channels: Channels
+    def deal(self, step: str, batch: Batch, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
         """Inputs where the model begins, weights where the loss is.
 
@@ -217,10 +224,11 @@ class ChainWork(Work):
         self._in_links = self._partition.means_in_links()
         self._partition.end()
 
-    def forget(self) -> None:
+    def forget(self, step: str) -> None:
         """See :meth:`.Work.forget`."""
         self._partition.forget()
-        self._partition.state.forget()
+        if step == 'train':
+            self._partition.state.forget()
 
     # --- details ------------------------------------------------------------
 

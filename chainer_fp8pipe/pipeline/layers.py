@@ -417,7 +417,7 @@ class LayersLoss:
     """The loss behind a list of layers, and metrics.
 
     Args:
-        loss_fun: ``loss_fun(*outputs, target)``, a mean.
+        loss_func: ``loss_func(*outputs, target)``, a mean.
         metrics: Name to a function of the same arguments, a mean as well, or
             to a pair of such a function and its count.
         count: ``count(target)``: the weight of a micro-batch in the loss;
@@ -429,9 +429,9 @@ class LayersLoss:
         found: For each micro-batch and metric its name, value and weight.
     """
 
-    def __init__(self, loss_fun: Callable, metrics: Mapping[str, Any],
+    def __init__(self, loss_func: Callable, metrics: Mapping[str, Any],
                  count: Count | None) -> None:
-        self._loss = loss_fun, count or counting(loss_fun)
+        self._loss = loss_func, count or counting(loss_func)
         self._metrics = {
             name: metric if isinstance(metric, tuple)
             else (metric, counting(metric))
@@ -457,7 +457,7 @@ class LayersLoss:
                 chainer.force_backprop_mode():
             loss = self._loss[0](*outputs, target)
             if not isinstance(loss, chainer.Variable):
-                raise TypeError(f'loss_fun returned a {type(loss).__name__}; '
+                raise TypeError(f'loss_func returned a {type(loss).__name__}; '
                                 'it must return a variable')
             _check('loss', loss, target, self._loss[1])
         # No metric changes what the loss has been given.

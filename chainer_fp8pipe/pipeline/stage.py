@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import chainer
@@ -146,16 +146,16 @@ class _Shared:
 
 
 class Channels:
-    """Senders and receivers of one rank, in both directions of a boundary.
+    """Senders and receivers of one rank, to all ranks of a pipeline.
 
     Boundary b lies between chunks b and b + 1.  The first tags are those of
-    batches, targets and predictions; then come two per boundary, for
-    activations and for gradients.
+    arrays from any rank to any other, and of batches; then come two per
+    boundary, for activations and for gradients.
 
     Args:
         comm: The ranks of one pipeline; rank r has the chunks c with
-            ``c % size == r``.  Every pipeline gets tags of its own: no
-            message that an earlier one left under way can arrive here.
+            ``c % size == r``.  All channels get tags of their own: no
+            message that earlier ones left under way can arrive here.
         last: Number of the pipeline's last chunk.
         xp: ``numpy`` or ``cupy``: where received arrays lie.
 
@@ -165,8 +165,6 @@ class Channels:
             chunk.
         batch_in: From the rank before: batches.
         batch_out: To the next rank.
-        targets_in: On the last rank, from the first.
-        targets_out: On the first rank, to the last.
     """
 
     def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
@@ -174,11 +172,8 @@ class Channels:
         self.receivers: dict[tuple[Kind, int], Receiver] = {}
         self.batch_in: Receiver | None = None
         self.batch_out: Sender | None = None
-        self.targets_in: Receiver | None = None
-        self.targets_out: Sender | None = None
-        # From the last rank to the others: outputs of predictions.
-        self._outputs: list[Sender] = []
-        self._output: Receiver | None = None
+        self._to: dict[int, Sender] = {}
+        self._from: dict[int, Receiver] = {}
         self._all: list[Sender | Receiver] = []
         self._shared: _Shared | None = None
         size, rank = comm.size, comm.rank
@@ -186,49 +181,42 @@ class Channels:
             return
         # Apart from whatever else is sent there.
         shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
-        tag, shared.tags = shared.tags, shared.tags + 3 + 2 * last
+        tag, shared.tags = shared.tags, shared.tags + 2 + 2 * last
         self._shared = shared
 
         def end(kind: Any, peer: int, number: int, *how: Any) -> Any:
             self._all.append(kind(shared.comm, peer, tag + number, *how,
                                   shared.is_far(peer)))
             return self._all[-1]
+        for peer in range(size):
+            if peer != rank:
+                self._to[peer] = end(Sender, peer, 0)
+                self._from[peer] = end(Receiver, peer, 0, xp)
+        if rank > 0:
+            self.batch_in = end(Receiver, rank - 1, 1, numpy)
+        if rank < size - 1:
+            self.batch_out = end(Sender, rank + 1, 1)
         for chunk in range(rank, last + 1, size):
             below, above = (chunk - 1) % size, (chunk + 1) % size
             if chunk > 0:
                 self.receivers[Kind.RECEIVE_ACTIVATION, chunk] = end(
-                    Receiver, below, 1 + 2 * chunk, xp)
+                    Receiver, below, 2 * chunk, xp)
                 self.senders[Kind.SEND_GRADIENT, chunk] = end(
-                    Sender, below, 2 + 2 * chunk)
+                    Sender, below, 1 + 2 * chunk)
             if chunk < last:
                 self.senders[Kind.SEND_ACTIVATION, chunk] = end(
-                    Sender, above, 3 + 2 * chunk)
+                    Sender, above, 2 + 2 * chunk)
                 self.receivers[Kind.RECEIVE_GRADIENT, chunk] = end(
-                    Receiver, above, 4 + 2 * chunk, xp)
-        final = size - 1
-        if rank > 0:
-            self.batch_in = end(Receiver, rank - 1, 0, numpy)
-        if rank < final:
-            self.batch_out = end(Sender, rank + 1, 0)
-            self._output = end(Receiver, final, 2, xp)
-        else:
-            self._outputs = [end(Sender, other, 2)
-                             for other in range(final)]
-            self.targets_in = end(Receiver, 0, 1, xp)
-        if rank == 0:
-            self.targets_out = end(Sender, final, 1)
+                    Receiver, above, 3 + 2 * chunk, xp)
 
-    def send_outputs(self, arrays: Arrays, ranks: Iterable[int]) -> None:
-        """Sends from the last rank to others; waits until all has left."""
-        for rank in ranks:
-            self._outputs[rank].send(arrays)
-        self.flush()
+    def send(self, rank: int, arrays: Arrays) -> None:
+        """Starts to send to any rank, beside the schedule."""
+        self._to[rank].send(arrays)
 
-    def receive_outputs(self) -> Arrays:
-        """Receives what the last rank sends to this one."""
-        assert self._output is not None
-        self._output.expect(1)
-        return self._output.receive()
+    def receive(self, rank: int) -> Arrays:
+        """Receives what a rank sends by :meth:`send`."""
+        self._from[rank].expect(1)
+        return self._from[rank].receive()
 
     def flush(self) -> None:
         """Waits until all that was sent has left."""
@@ -237,7 +225,7 @@ class Channels:
                 end.flush()
 
     def fail(self, text: str) -> None:
-        """Tells all neighbours that this rank cannot go on."""
+        """Tells all ranks that this one cannot go on."""
         for end in self._all:
             if isinstance(end, Receiver):
                 end.cancel()
@@ -261,17 +249,18 @@ class Stage:
         last: Number of the pipeline's last chunk.
         recomputed: Numbers of the chunks that keep their inputs only, and
             run forward again before backward.
-        sums: Where gradients of parameters are added up.
-        statistics: Of the batch normalisations.
         events: Where to write what happens.
+
+    Attributes:
+        channels: As given; others may take their place between two steps.
+        sums: Where gradients of parameters are added up.
     """
 
     def __init__(self, rank: int, channels: Channels, last: int,
-                 recomputed: frozenset[int], sums: GradientSums,
-                 statistics: BatchStatistics, events: EventStream) -> None:
-        self._rank, self._channels, self._last = rank, channels, last
-        self._recomputed, self._sums = recomputed, sums
-        self._statistics, self._events = statistics, events
+                 recomputed: frozenset[int], events: EventStream) -> None:
+        self._rank, self.channels, self._last = rank, channels, last
+        self._recomputed, self._events = recomputed, events
+        self.sums, self._statistics = GradientSums(), BatchStatistics()
         self._parts: dict[int, Part] = {}
         # By micro-batch and boundary: what has been made, and not been used.
         self._activations: dict[tuple[int, int], Arrays] = {}
@@ -320,7 +309,7 @@ class Stage:
         self._outputs: list[Arrays] = [()] * len(places)
         self.forget()
         if train:
-            self._sums.begin([part.parameters for part in
+            self.sums.begin([part.parameters for part in
                               self._parts.values()], final)
         for micro_batch, arrays in enumerate(inputs):
             self._activations[micro_batch, -1] = arrays
@@ -328,14 +317,21 @@ class Stage:
         for key, count in Counter(
                 (action.kind, action.chunk) for action in actions
                 if action.kind in _RECEIVES).items():
-            self._channels.receivers[key].expect(count)
+            self.channels.receivers[key].expect(count)
         for action in actions:
             self._run[action.kind](action)
         outputs, self._outputs = self._outputs, []
         return outputs
 
+    def finish(self, loss_scale: float | None) -> None:
+        """Moves running averages, and hands over the parameters' gradients."""
+        self._statistics.finish()
+        self.sums.finish(loss_scale)
+
     def forget(self) -> None:
         """Drops what a failed step has left."""
+        self.sums.forget()
+        self._statistics.forget()
         for kept in (self._activations, self._gradients, self._inputs,
                      self._tapes):
             kept.clear()
@@ -383,11 +379,11 @@ class Stage:
             else:
                 gradients = self._gradients.pop(key)
             tape = self._tapes[key] if defer else self._tapes.pop(key)
-            self._sums.last = not defer and self._is_last(micro_batch)
+            self.sums.last = not defer and self._is_last(micro_batch)
             with self._blame_backward(key, tape), unchecked():
-                gradients = tape.backward(gradients, self._sums.take,
-                                          self._sums.take_product, defer)
-            self._sums.collect(self._parts[number].parameters)
+                gradients = tape.backward(gradients, self.sums.take,
+                                          self.sums.take_product, defer)
+            self.sums.collect(self._parts[number].parameters)
             if not defer:
                 self._through(key)
         if number > 0:
@@ -397,7 +393,7 @@ class Stage:
         key = action.micro_batch, action.chunk
         with self._events.section('backward_weight', *key):
             tape = self._tapes.pop(key)
-            self._sums.last = self._is_last(action.micro_batch)
+            self.sums.last = self._is_last(action.micro_batch)
             with self._blame_backward(key, tape), unchecked():
                 tape.backward_weight()
             self._through(key)
@@ -410,9 +406,9 @@ class Stage:
         """
         micro_batch, number = key
         if self._is_last(micro_batch):
-            self._sums.through(self._parts[number].parameters)
+            self.sums.through(self._parts[number].parameters)
         elif self._is_last(micro_batch + 1):
-            self._sums.settle(self._parts[number].parameters)
+            self.sums.settle(self._parts[number].parameters)
 
     def _is_last(self, micro_batch: int) -> bool:
         return micro_batch == len(self._places) - 1
@@ -422,14 +418,14 @@ class Stage:
             arrays = self._crossing(action).pop(
                 (action.micro_batch, action.boundary))
             self._events.carried(
-                self._channels.senders[action.kind, action.chunk].send(
+                self.channels.senders[action.kind, action.chunk].send(
                     arrays),
                 sum(getattr(array, 'nbytes', 0) for array in arrays))
 
     def _receive(self, action: Action) -> None:
         with self._events.section('receive', action.micro_batch,
                                   action.chunk):
-            receiver = self._channels.receivers[action.kind, action.chunk]
+            receiver = self.channels.receivers[action.kind, action.chunk]
             self._crossing(action)[
                 action.micro_batch, action.boundary] = receiver.receive(
                     lambda: self._said(action, receiver.world_peer))

@@ -25,7 +25,7 @@ import functools
 import numbers
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
@@ -41,8 +41,7 @@ from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..mpi.world import enter_world
 from ..report.stream import stream_of
-from .backprop import Arrays, GradientSums
-from .batch_statistics import BatchStatistics
+from .backprop import Arrays
 from .group_failures import give_up, hear_failures
 from .layers import blame
 from .meetings import NotTraced, Together, show_traceback
@@ -57,28 +56,11 @@ from .schedules import (
     recomputed,
 )
 from .stage import Channels, Stage
-from .whole_model import (
-    TiedGradients,
-    decide_together,
-    decisions,
-)
-from .work import (
-    Batch,
-    Opened,
-    Work,
-    samples_of,
-    work_of,
-)
+from .whole_model import TiedGradients, decide_together, decisions
+from .work import Batch, Work, samples_of, work_of
 
 #: Reads a batch.
 Read = Callable[[], Batch]
-
-
-class _Head(NamedTuple):
-    """What the first stage is about to do."""
-
-    step: str
-    ended: bool = False     # the data have
 
 
 class Pipeline:
@@ -120,6 +102,8 @@ class Pipeline:
             micro_batches = plan.micro_batches if plan else 4
         if schedule is None:
             schedule = plan.schedule if plan else '1f1b'
+        if recompute is None:
+            recompute = plan.recompute if plan else 'no stage'
 
         def work() -> Work:
             at_least_one('micro_batches', micro_batches)
@@ -137,30 +121,36 @@ class Pipeline:
             'metrics': ', '.join(self._work.metrics)},
             remedy='Pass the same to PipelineUpdater on all ranks.')
         agree(grid.comm, {}, self._work.problem())
-        self.optimizer, self._model, self._seed = optimizer, model, int(seed)
-        self._micro_batches = micro_batches
+        self.optimizer, self._seed = optimizer, int(seed)
         self.iteration = 0
         #: Told how far the first stage's data are, before forward runs.
         self.follow: Callable[[tuple[float, ...]], object] = _leave
-        if recompute is None:
-            recompute = plan.recompute if plan else 'no stage'
-        self._last = grid.stages * self._work.chunks - 1
-        self.schedule: Schedule
-        self.schedule, again = raise_together(
-            grid.comm, lambda: (
-                make_schedule(schedule, grid.stages, micro_batches,
-                              self._work.chunks),
-                recomputed(recompute, self._last)), error=ValueError)
+        last = grid.stages * self._work.chunks - 1
+
+        def order() -> tuple[Schedule, frozenset[int]]:
+            again = recomputed(recompute, last)
+            for name, differs in () if plan is None else (
+                    ('micro_batches', micro_batches != plan.micro_batches),
+                    ('schedule', schedule != plan.schedule),
+                    ('recompute', again != recomputed(plan.recompute, last))):
+                if differs:
+                    raise ValueError(
+                        f'the model was planned for {name}='
+                        f'{getattr(plan, name)!r}; pass another to '
+                        'partition(), not to the updater')
+            return make_schedule(schedule, grid.stages, micro_batches,
+                                 self._work.chunks), again
+        self.schedule, again = raise_together(grid.comm, order,
+                                              error=ValueError)
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
-        self._is_last = grid.stage_index == grid.stages - 1
-        self._statistics, self._sums = BatchStatistics(), GradientSums()
         self._together = Together(grid.comm, self.events, 'receive')
         hear_failures(model)
-        self._channels = Channels(grid.pipeline, self._last, model.xp)
-        self._stage = Stage(grid.stage_index, self._channels, self._last,
-                            again, self._sums, self._statistics, self.events)
-        self._take_parts()
+        self._stage = Stage(
+            grid.stage_index, Channels(grid.pipeline, last, model.xp), last,
+            again, self.events)
+        self._stage.take(self._work.parts())
+        self._tie()
 
     def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """One update of all stages.
@@ -193,18 +183,18 @@ class Pipeline:
         if grid.replicas > 1 and optimizer.is_changed(self._model):
             optimizer.communicator.bcast_data(self._model)
         scale = optimizer._loss_scale
-        opened, problem = self._open(
+        batch, problem = self._open(
             'train', read, lambda: {
                 'the iteration': str(self.iteration),
                 'the loss scale': str(scale),
                 **decisions(optimizer, grid.stages, grid.replicas)})
-        with self._heard(comm):
+        with self._heard('train', comm):
             weights: list[float] = []
             try:
                 self._model.cleargrads()
                 if problem is not None:
                     raise problem
-                inputs, weights = self._work.deal('train', opened,
+                inputs, weights = self._work.deal('train', batch,
                                                   self._channels)
             finally:        # the other replicas' last stages wait for it
                 total = self._total_weight(sum(weights))
@@ -216,21 +206,20 @@ class Pipeline:
             with _mode('train'), exchange as final:
                 self._stage.run(
                     self.schedule, inputs,
-                    self._places(opened, self.iteration), self._work.mean,
+                    self._places(batch, self.iteration), self._work.mean,
                     train=True, final=self._tied.but(final))
-            self._statistics.finish()
-            self._sums.finish(scale)
+            self._stage.finish(scale)
             found = means(self._together.meet(comm, self._work.reported()))
-        self._channels.flush()
-        self._work.end()
-        with self.events.section('receive'):
-            self._tied.add_up()
-        with self._together.heard(comm, _nothing):
+        with self._heard('train', comm):
+            self._channels.flush()
+            self._work.end()
+            with self.events.section('receive'):
+                self._tied.add_up()
             named = self._update(found)
             self._together.meet(comm)
         self.iteration += 1
         updates.finished((id(self), 'pipeline'))
-        return named, opened.progress
+        return named, batch.progress
 
     def evaluate(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """Loss and metrics of a batch, without training; on all ranks.
@@ -238,45 +227,42 @@ class Pipeline:
         Arguments and result are those of :meth:`step`, for the batch of this
         pipeline.
         """
-        found = means(self._infer(
+        return self._infer(
             'evaluate', lambda: self.read(_either(arrays, named)), dict,
-            lambda outputs, opened: self._work.reported()))
-        comm = self.grid.pipeline
-        with self._together.heard(comm, _nothing):
-            result = self._work.report(found)
-            self._together.meet(comm)
-        return result
+            lambda outputs, batch: self._work.reported(),
+            lambda found: self._work.report(means(found)))
 
     def predict(self, *inputs: Any, wanted: bool = True,
                 method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
-        comm, outputs = self.grid.pipeline, ()
-        asks = False
+        outputs: Arrays = ()
 
-        def say(parts: list[Arrays], opened: Opened) -> bool:
-            nonlocal asks, outputs
+        def say(parts: list[Arrays], batch: Batch) -> bool:
+            nonlocal outputs
             asks = bool(wanted)
             if self._is_last:
                 with blame('the output', 0):
-                    outputs = self._work.joined(parts, opened.sizes)
+                    outputs = self._work.joined(parts, batch.sizes)
                     # Sent, if anybody wants it, when all is well.
                     describe(outputs)
             return asks
-        asking = self._infer(
+
+        def hand_out(asking: list[bool]) -> Any:
+            found = outputs
+            if self._is_last:
+                for rank, asks in enumerate(asking[:-1]):
+                    if asks:
+                        self._channels.send(rank, outputs)
+                self._channels.flush()
+            elif asking[self.grid.stage_index]:
+                found = self._channels.receive(self.grid.stages - 1)
+            return (self._work.formed(found)
+                    if asking[self.grid.stage_index] else None)
+        return self._infer(
             'predict', lambda: self._work.batch(
                 _given(inputs), with_target=False),
             lambda: {'the method that predicts': self._work.choose(method)},
-            say)
-        if self._is_last:
-            self._channels.send_outputs(outputs, [
-                rank for rank, asks in enumerate(asking)
-                if asks and rank != self.grid.stage_index])
-        elif asks:
-            outputs = self._channels.receive_outputs()
-        with self._together.heard(comm, _nothing):
-            result = self._work.formed(outputs) if asks else None
-            self._together.meet(comm)
-        return result
+            say, hand_out)
 
     def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
@@ -284,42 +270,56 @@ class Pipeline:
 
     def _infer(self, step: str, read: Read,
                entries: Callable[[], Mapping[str, str]],
-               say: Callable[[list[Arrays], Opened], Any]) -> list[Any]:
-        """Runs forward only; what ``say`` gives on each rank."""
+               say: Callable[[list[Arrays], Batch], Any],
+               then: Callable[[list[Any]], Any]) -> Any:
+        """Runs forward only; ``then`` of what ``say`` gives on each rank."""
         comm = self.grid.pipeline
-        opened, problem = self._open(step, read, entries)
+        batch, problem = self._open(step, read, entries)
         if isinstance(problem, NotTraced):      # on all ranks
-            self._work.forget()
+            self._work.forget(step)
             raise problem
-        with self._heard(comm):
+        with self._heard(step, comm):
             if problem is not None:
                 raise problem
-            inputs, weights = self._work.deal(step, opened, self._channels)
+            inputs, weights = self._work.deal(step, batch, self._channels)
             self._work.mean.begin(weights, sum(weights), None)
             with _mode(step):
                 outputs = self._stage.run(
-                    _forward(self.grid.stages, len(opened.sizes),
+                    _forward(self.grid.stages, len(batch.sizes),
                              self.schedule.chunks),
-                    inputs, self._places(opened, 0),
+                    inputs, self._places(batch, 0),
                     self._work.mean if step == 'evaluate' else None,
                     train=False)
-            found = self._together.meet(comm, say(outputs, opened))
-        self._channels.flush()
-        self._work.end()
-        return found
+            found = self._together.meet(comm, say(outputs, batch))
+        with self._heard(step, comm):
+            self._channels.flush()
+            self._work.end()
+            result = then(found)
+            self._together.meet(comm)
+        return result
 
     # --- before a step ----------------------------------------------------
 
-    def _take_parts(self) -> None:
-        """Takes over the parts of the model that this rank has now."""
-        self._stage.take(self._work.parts())
-        self._tied = TiedGradients(self.grid, self._work.tied(),
-                                   [one for _, one in
-                                    self._model.namedparams()])
+    @property
+    def _model(self) -> Any:
+        return self.optimizer.target
+
+    @property
+    def _is_last(self) -> bool:
+        return self.grid.stage_index == self.grid.stages - 1
+
+    @property
+    def _channels(self) -> Channels:
+        return self._stage.channels
+
+    def _tie(self) -> None:
+        self._tied = TiedGradients(
+            self.grid, self._work.tied(),
+            [one for _, one in self._model.namedparams()], self._channels)
 
     def _open(self, step: str, read: Read,
               entries: Callable[[], Mapping[str, str]] = dict
-              ) -> tuple[Opened, BaseException | None]:
+              ) -> tuple[Batch, BaseException | None]:
         """All ranks learn what the first stage has read, or that it failed.
 
         Args:
@@ -346,102 +346,100 @@ class Pipeline:
             together.must_go_on()       # other replicas may not know
         except BaseException as reason:     # the others wait for this rank
             error = reason
-        head, opened = _Head(step), _NOTHING_READ
+        batch = Batch(step=step)
         if not together.broken:
             if grid.stage_index == 0:
-                head, opened, error = self._read(step, read, error)
+                batch, error = self._read(step, read, error)
             with self.events.section('receive'):
-                head, opened = self._pass_on(head, opened)
+                batch = self._pass_on(batch)
         value = None
-        if error is None and opened.sizes:
+        if error is None and batch.sizes:
             value, error = self._trying(step, lambda: self._rehearse(
-                step, head, opened))
-        comm = grid.comm if head.step == 'train' else grid.pipeline
+                step, batch))
+        comm = grid.comm if batch.step == 'train' else grid.pipeline
         heard = together.begin(comm, error, {
-            'the step': (head.step
-                         + ' although the data have ended' * head.ended),
+            'the step': (batch.step
+                         + ' although the data have ended' * batch.ended),
             **mine}, value)
-        if head.ended:
+        if batch.ended:
             raise StopIteration
         _, problem = self._trying(step, lambda: self._work.prepare(
-            step, opened, heard if comm is grid.pipeline else [
+            step, batch, heard if comm is grid.pipeline else [
                 heard[ranks[grid.replica_index]]
                 for ranks in grid.ranks]))
-        return opened, problem
+        return batch, problem
 
-    def _rehearse(self, step: str, head: _Head, opened: Opened) -> Any:
-        if head.step != step:
+    def _rehearse(self, step: str, batch: Batch) -> Any:
+        if batch.step != step:
             raise ValueError(
                 f'this rank is about to {step}, but the first stage to '
-                f'{head.step}; call the same on all ranks')
+                f'{batch.step}; call the same on all ranks')
         if step == 'train':
-            self.follow(opened.progress)    # forward may ask the iterator
-        return self._work.rehearse(step, opened, self._places(
-            opened, self.iteration * (step == 'train')))
+            self.follow(batch.progress)    # forward may ask the iterator
+        return self._work.rehearse(step, batch, self._places(
+            batch, self.iteration * (step == 'train')))
 
     def _read(self, step: str, read: Read, error: BaseException | None
-              ) -> tuple[_Head, Opened, BaseException | None]:
-        """The first stage's batch, and what the others must know of it."""
-        head = _Head(step)
-        opened = _NOTHING_READ
+              ) -> tuple[Batch, BaseException | None]:
+        """The first stage's batch, cut."""
+        batch = Batch(step=step)
         if error is None:
             try:
-                batch = read()
-                samples = samples_of(batch.arrays or [batch.target],
+                new = read()
+                samples = samples_of(new.arrays or [new.target],
                                      lists=True)
                 sizes = [end - start for start, end in bounds(
                     samples, self._parts(step, samples))]
-                opened = self._work.opened(batch, sizes)
+                batch = self._work.cut(new._replace(step=step), sizes)
             except StopIteration:
-                head = _Head(step, ended=True)
+                batch = Batch(step=step, ended=True)
             except BaseException as reason:     # the others wait
                 error = reason
                 show_traceback(self.grid.comm)
         if step == 'train' and self.grid.replicas > 1:
             with self.events.section('receive'):
-                before = self.grid.data.allgather(sum(opened.sizes))[
+                before = self.grid.data.allgather(sum(batch.sizes))[
                     :self.grid.replica_index]
-            opened = opened._replace(first_sample=sum(before))
-        return head, opened, error
+            batch = batch._replace(first_sample=sum(before))
+        return batch, error
 
-    def _pass_on(self, head: _Head, opened: Opened
-                 ) -> tuple[_Head, Opened]:
+    def _pass_on(self, batch: Batch) -> Batch:
         """The batch, from each stage to the next."""
         before, after = self._channels.batch_in, self._channels.batch_out
         if before is None:
-            words = pickle.dumps((head, opened._replace(parts=[],
-                                                        target=None)))
+            words = pickle.dumps(batch._replace(parts=[], target=None))
             message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
         else:
             before.expect(1)
             message = before.receive()
-            head, opened = pickle.loads(message[0].tobytes())
+            batch = pickle.loads(message[0].tobytes())
         if after is not None:
             after.send(message)
-        parts = opened.parts
-        for number in range(len(opened.trees)):
+        parts = batch.parts
+        for number in range(len(batch.trees)):
             if before is not None:
                 before.expect(1)
                 parts.append(list(before.receive()))
             if after is not None:
                 after.send(parts[number])
-        return head, opened
+        return batch
 
     def _parts(self, step: str, samples: int) -> int:
         """The number of micro-batches."""
+        parts = self.schedule.micro_batches
         if step != 'train':
-            return min(samples, self._micro_batches)
-        if samples < self._micro_batches:
+            return min(samples, parts)
+        if samples < parts:
             raise ValueError(
-                f'a batch of {samples} cannot be cut into '
-                f'{self._micro_batches} micro-batches; lower micro_batches, '
-                'raise the batch size, or let the iterator repeat')
-        return self._micro_batches
+                f'a batch of {samples} cannot be cut into {parts} '
+                'micro-batches; lower micro_batches, raise the batch size, '
+                'or let the iterator repeat')
+        return parts
 
-    def _places(self, opened: Opened, iteration: int) -> list[Place]:
-        return [Place(self._seed, iteration, 0, opened.first_sample + start)
-                for start, _ in bounds(sum(opened.sizes),
-                                       len(opened.sizes))]
+    def _places(self, batch: Batch, iteration: int) -> list[Place]:
+        return [Place(self._seed, iteration, 0, batch.first_sample + start)
+                for start, _ in bounds(sum(batch.sizes),
+                                       len(batch.sizes))]
 
     # --- the work, and what follows it ------------------------------------
 
@@ -455,22 +453,31 @@ class Pipeline:
             return None, error
 
     @contextlib.contextmanager
-    def _heard(self, comm: Any) -> Any:
-        """As :meth:`.Together.heard`, for the work between messages."""
+    def _heard(self, step: str, comm: Any) -> Any:
+        """As :meth:`.Together.heard`, for a part of a step.
+
+        After a training step that has failed ranks may have been updated, or
+        not.  Any other has changed nothing: what follows it has new channels,
+        which nothing of it can reach.
+        """
+        def tell(text: str) -> None:
+            self._channels.fail(text)
+            if step == 'train':
+                give_up(self._model, text)
+            self._stage.forget()
+            self._work.forget(step)
         try:
-            with self._together.heard(comm, self._give_up):
+            with self._together.heard(comm, tell):
                 yield
         except BaseException:       # on all ranks
             self._channels.spoil()
+            if step != 'train':
+                self._together.broken = ''
+                self._stage.channels = Channels(
+                    self.grid.pipeline, self.schedule.last_chunk,
+                    self._model.xp)
+                self._tie()
             raise
-
-    def _give_up(self, text: str) -> None:
-        self._channels.fail(text)
-        give_up(self._model, text)
-        self._stage.forget()
-        self._work.forget()
-        self._sums.forget()
-        self._statistics.forget()
 
     def _total_weight(self, weight: float) -> float:
         """A replica's divisor; the mean over replicas divides once more."""
@@ -511,16 +518,11 @@ class Pipeline:
             0.0 if self.grid.replica_index else number)
 
 
-_NOTHING_READ = Opened([], 0, (), [], [])
 _forward = functools.lru_cache(16)(forward_schedule)
 
 
 def _leave(progress: tuple[float, ...]) -> None:
     """Nobody asks how far the data are."""
-
-
-def _nothing(text: str) -> None:
-    """Nobody waits for what follows the work."""
 
 
 @contextlib.contextmanager

@@ -13,10 +13,9 @@ from typing import Any
 import chainer
 import numpy
 from chainer.optimizer_hooks import GradientClipping, GradientNoise
-from mpi4py import MPI
 
 from ..mpi.grid import ProcessGrid
-from ..mpi.waiting import wait_until
+from .stage import Channels
 
 #: Sums a number over the stages of a pipeline, on all ranks.
 Add = Callable[[float], float]
@@ -66,24 +65,27 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
     """The settings that the optimizers of all stages must share.
 
     Raises:
-        ValueError: A hook would look at one of several stages only, or draw
-            other numbers on each rank.
+        ValueError: A hook that is not Chainer's would look at one of several
+            stages only, or one would draw other numbers on each rank.
     """
     if stages * replicas > 1:
         refuse_noise(optimizer)
-    clipping = [name for name, hook
-                in optimizer._hookable._pre_update_hooks.items()
-                if isinstance(hook, GradientClipping)]
-    for name in clipping:
-        hook = optimizer._hookable._pre_update_hooks[name]
-        if stages > 1 and not (_clips_as(GradientClipping, hook)
-                               or _clips_as(_ClipTogether, hook)):
+    hooks = optimizer._hookable._pre_update_hooks
+    for name, hook in (*hooks.items(),
+                       *optimizer._hookable._post_update_hooks.items()):
+        if stages > 1 and not getattr(
+                hook, 'call_for_each_param', False) and (
+                getattr(hook, '__module__', '').partition('.')[0]
+                not in ('chainer', 'chainer_fp8pipe')):
             raise ValueError(
                 f'the hook {name!r}, a {type(hook).__name__}, would see the '
-                "gradients of one stage only; use chainer's GradientClipping "
-                'itself, which looks at all stages')
-    return {'the gradient clipping': ', '.join(clipping) or 'none',
-            'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
+                'parameters and gradients of one stage only; use chainer\'s '
+                'GradientClipping, which looks at all stages, or a hook of '
+                'each parameter (call_for_each_param = True)')
+    return {'the gradient clipping': ', '.join(
+        name for name, hook in hooks.items()
+        if isinstance(hook, GradientClipping)) or 'none',
+        'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
 
 
 def _clips_as(kind: type[GradientClipping], hook: Any) -> bool:
@@ -149,15 +151,19 @@ class TiedGradients:
     over replicas, and gives the mean back: so the copies stay the same, bit
     for bit, also where gradients are compressed.
 
-    ``ties`` has the stages of each tied parameter of this rank, by its
-    ``id``; the order of ``parameters`` is the same on all ranks.
+    Args:
+        grid: The ranks.
+        ties: The stages of each tied parameter of this rank, by its ``id``.
+        parameters: Of this rank, in an order that is the same on all ranks.
+        channels: Of the pipeline.
     """
 
     def __init__(self, grid: ProcessGrid,
                  ties: Mapping[int, tuple[int, ...]],
-                 parameters: list[chainer.Parameter]) -> None:
-        self._comm: MPI.Comm = grid.pipeline
+                 parameters: list[chainer.Parameter],
+                 channels: Channels) -> None:
         self._stage, self._replicas = grid.stage_index, grid.replicas
+        self._channels = channels
         self._tied = [(parameter, ties[id(parameter)])
                       for parameter in parameters if id(parameter) in ties]
         self._ids = set(ties)
@@ -176,46 +182,32 @@ class TiedGradients:
         """Sums at home; without replicas gives the sums back at once."""
         for parameter, (home, *others) in self._tied:
             if self._stage != home:
-                self._send(parameter.grad, home)
-                if self._replicas > 1:
-                    parameter.cleargrad()   # nothing to average here
+                self._channels.send(home, (parameter.grad,))
                 continue
             for stage in others:
-                gradient = self._receive(parameter, stage)
+                gradient, = self._channels.receive(stage)
                 if parameter.grad is None:
                     parameter.grad = gradient
                 elif gradient is not None:  # into the buffer of the sums
                     parameter.grad += gradient
+        self._channels.flush()
         if self._replicas == 1:
             self.hand_back()
+            return
+        for parameter, (home, *_) in self._tied:
+            if self._stage != home:
+                parameter.cleargrad()       # nothing to average here
 
     def hand_back(self) -> None:
-        """Sends home's gradient, a sum or the mean over replicas, to all."""
+        """Gives the gradients at home to the other stages."""
         for parameter, (home, *others) in self._tied:
             if self._stage == home:
                 for stage in others:
-                    self._send(parameter.grad, stage)
+                    self._channels.send(stage, (parameter.grad,))
+                continue
+            gradient, = self._channels.receive(home)
+            if parameter.grad is None or gradient is None:
+                parameter.grad = gradient
             else:
-                # Into the gradient that has been sent, where that can be.
-                own = parameter.grad
-                parameter.grad = self._receive(
-                    parameter, home, own if isinstance(own, numpy.ndarray)
-                    and own.flags.c_contiguous else None)
-
-    def _send(self, gradient: Any, stage: int) -> None:
-        has = numpy.array([gradient is not None])
-        self._comm.Send(has, stage)
-        if gradient is not None:
-            self._comm.Send(numpy.ascontiguousarray(
-                chainer.backends.cuda.to_cpu(gradient)), stage)
-
-    def _receive(self, parameter: chainer.Parameter, stage: int,
-                 into: Any = None) -> Any:
-        has = numpy.empty(1, bool)
-        wait_until(self._comm.Irecv(has, stage).Test)
-        if not has[0]:
-            return None
-        host = (numpy.empty(parameter.shape, parameter.dtype)
-                if into is None else into)
-        wait_until(self._comm.Irecv(host, stage).Test)
-        return parameter.device.send(host)
+                parameter.grad[...] = gradient
+        self._channels.flush()      # an update may write to what was sent

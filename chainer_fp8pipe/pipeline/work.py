@@ -7,7 +7,9 @@
 # of which the means are taken.
 from __future__ import annotations
 
+import inspect
 import itertools
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -23,29 +25,25 @@ from .stage import Channels, MeanLoss
 
 
 class Batch(NamedTuple):
-    """The batch of one step, as the first stage reads it."""
+    """The batch of one step: as the first stage reads it, and cut."""
 
-    arrays: list[Any]   # cut into micro-batches; or lists, of a Chain's batch
-    target: Any = None  # for the loss of layers
+    #: Inputs of a batch; or lists, of a Chain's batch.  Gone when it is cut.
+    arrays: list[Any] = []
+    target: Any = None  # for the loss of layers; on the first stage
     #: Names of the last ones, which are keyword arguments; None: the arrays
     #: are inputs of the first layer, and stay on the first stage.
     names: tuple[str, ...] | None = None
     #: Numbers about the iterator, for the other stages.
     progress: tuple[float, ...] = ()
-
-
-class Opened(NamedTuple):
-    """What all ranks know of a step's batch."""
-
-    sizes: list[int]                # of the micro-batches
-    first_sample: int               # index in the batch of all replicas
-    progress: tuple[float, ...]     # of the first stage's iterator
+    step: str = ''              # what the first stage is about to do
+    ended: bool = False         # the data have
+    sizes: list[int] = []       # of the micro-batches
+    first_sample: int = 0       # index in the batch of all replicas
     #: Of the arguments that all ranks make of the arrays of each
-    #: micro-batch; (): these stay on the first stage.
-    trees: list[Any]
+    #: micro-batch; []: these stay on the first stage.
+    trees: list[Any] = []
     #: The arrays of each micro-batch, where they are known.
-    parts: list[list[Any]]
-    target: Any = None              # None but on the first stage
+    parts: list[list[Any]] = []
 
 
 def samples_of(arrays: list[Any], lists: bool = False) -> int:
@@ -132,20 +130,20 @@ class Work:
         """This rank's parameters on several ranks: their stages, by id."""
         return {}
 
-    def opened(self, batch: Batch, sizes: list[int]) -> Opened:
+    def cut(self, batch: Batch, sizes: list[int]) -> Batch:
         """A batch, divided into micro-batches."""
-        return Opened(sizes, 0, batch.progress, [], rows(batch, sizes),
-                      batch.target)
+        return batch._replace(arrays=[], sizes=sizes,
+                              parts=rows(batch, sizes))
 
-    def rehearse(self, step: str, opened: Opened, places: list[Place]) -> Any:
+    def rehearse(self, step: str, batch: Batch, places: list[Place]) -> Any:
         """This rank's findings, which all ranks hear before they prepare."""
 
-    def prepare(self, step: str, opened: Opened, said: list[Any]) -> None:
+    def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
         """Prepares the work, with what all ranks have found.
 
         Args:
             step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            opened: The batch.
+            batch: It.
             said: What :meth:`rehearse` gave on each rank of the pipeline.
 
         Raises:
@@ -173,8 +171,8 @@ class Work:
     def end(self) -> None:
         """Ends a step."""
 
-    def forget(self) -> None:
-        """Drops what a failed step has left."""
+    def forget(self, step: str) -> None:
+        """Drops what a step that has failed has left."""
 
 
 class LayersWork(Work):
@@ -185,21 +183,23 @@ class LayersWork(Work):
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None = None,
-                 loss_fun: Callable | None = None,
+                 loss_func: Callable | None = None,
                  metrics: Mapping[str, Any] | None = None,
                  label_key: Any = None) -> None:
         super().__init__(model, grid, loss_weight)
-        if loss_fun is None:
-            loss_fun = F.softmax_cross_entropy
-        if not callable(loss_fun):
-            raise TypeError(f'loss_fun must be a function, not {loss_fun!r}')
+        if loss_func is None:
+            loss_func = F.softmax_cross_entropy
+        if not callable(loss_func):
+            raise TypeError(f'loss_func must be a function, not {loss_func!r}')
         self._label_key = -1 if label_key is None else label_key
-        if not isinstance(self._label_key, (int, str)):
+        if isinstance(self._label_key, numbers.Integral):
+            self._label_key = int(self._label_key)
+        elif not isinstance(self._label_key, str):
             raise TypeError('label_key must be an integer or a string, not '
                             f'{label_key!r}')
         if metrics is None:
             metrics = ({'accuracy': F.accuracy}
-                       if loss_fun is F.softmax_cross_entropy else {})
+                       if loss_func is F.softmax_cross_entropy else {})
         for name, metric in metrics.items():
             both = metric if isinstance(metric, tuple) else (metric, len)
             if name == 'loss' or not isinstance(name, str) or (
@@ -209,7 +209,7 @@ class LayersWork(Work):
                     "other than 'loss', and functions or pairs of a function "
                     'and its weight')
         self.metrics = metrics
-        self._loss = LayersLoss(loss_fun, metrics, loss_weight)
+        self._loss = LayersLoss(loss_func, metrics, loss_weight)
         self.chunks = len(model.bounds)
 
     def parts(self) -> dict[int, LayersPart]:
@@ -247,27 +247,44 @@ class LayersWork(Work):
             except (IndexError, TypeError):
                 raise ValueError(f'an example has {len(arrays)} elements, '
                                  f'and none is label_key={key!r}') from None
-        inputs = list(arrays.values() if named else arrays)
+        inputs = self._by_name(arrays) if named else arrays
         samples_of([*inputs, target] if with_target else inputs)
         return Batch(inputs, target)
 
-    def deal(self, step: str, opened: Opened, channels: Channels
+    def _by_name(self, arrays: dict[str, Any]) -> list[Any]:
+        """The first layer's arguments, in its order."""
+        if len(arrays) < 2:
+            return list(arrays.values())
+        layer = self._model.numbered_layers()[0][1]
+        known = inspect.signature(layer.forward if isinstance(
+            layer, chainer.Link) else layer)
+        try:
+            bound = known.bind(**arrays)
+        except TypeError as error:
+            raise ValueError(
+                f'the first layer takes {known}, and a batch has '
+                f'{", ".join(arrays)}: {error}') from error
+        if bound.kwargs:
+            raise ValueError('the first layer takes '
+                             f'{", ".join(bound.kwargs)} by name only')
+        return list(bound.args)
+
+    def deal(self, step: str, batch: Batch, channels: Channels
              ) -> tuple[list[Arrays], list[float]]:
         """See :meth:`ChainWork.deal`."""
-        inputs: list[Arrays] = list(map(tuple, opened.parts))
-        target = opened.target
+        inputs: list[Arrays] = list(map(tuple, batch.parts))
+        target = batch.target
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
         if step == 'predict':
             return inputs, []
-        if channels.targets_out:
-            channels.targets_out.send((target,))
-        if channels.targets_in:
-            channels.targets_in.expect(1)
-            target, = channels.targets_in.receive()
+        if self._grid.stages > 1 and self._grid.stage_index == 0:
+            channels.send(self._grid.stages - 1, (target,))
+        elif self._is_last and self._grid.stages > 1:
+            target, = channels.receive(0)
         if not self._end:
             return inputs, []
-        return inputs, self._loss.begin(cut(target, opened.sizes))
+        return inputs, self._loss.begin(cut(target, batch.sizes))
 
     def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""

@@ -93,10 +93,11 @@ class PipelineUpdater(StandardUpdater):
             ``grid.data``.
         comm: The ranks: a communicator of ChainerMN or mpi4py, or a
             :class:`ProcessGrid`.
-        loss_fun: ``loss_fun(*outputs, target)``; returns a mean.  Default:
-            ``softmax_cross_entropy``.  A model that :func:`partition` has
-            cut returns its loss and reports its metrics: it takes neither
-            ``loss_fun`` nor ``metrics`` nor ``label_key``.
+        loss_func: Of a Divisible ``loss_func(*outputs, target)``, which
+            returns a mean; default: ``softmax_cross_entropy``.  A model that
+            :func:`partition` has cut returns its loss, or was given there a
+            function of the batch that does, which may be said again here;
+            it takes neither ``metrics`` nor ``label_key``.
         micro_batches: Parts of a batch; default: those of a planned model's
             plan, or 4.
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
@@ -109,7 +110,7 @@ class PipelineUpdater(StandardUpdater):
         metrics: Name to function of the loss's arguments, reported beside
             it.  Default: accuracy, with ``softmax_cross_entropy``.
         loss_weight: ``loss_weight(target)``, the weight of a micro-batch in
-            the mean loss.  Default: its labels that ``loss_fun`` does not
+            the mean loss.  Default: its labels that ``loss_func`` does not
             ignore, or else its samples.  With a model that :func:`partition`
             has cut, ``loss_weight(*batch)``.  A metric may have its own, as a
             pair: ``{name: (function, weight)}``.
@@ -144,7 +145,7 @@ class PipelineUpdater(StandardUpdater):
     """
 
     def __init__(self, iterator: Any, optimizer: Any, comm: Any, *,
-                 loss_fun: Callable | None = None,
+                 loss_func: Callable | None = None,
                  micro_batches: int | None = None,
                  schedule: str | None = None,
                  recompute: Any = None,
@@ -156,7 +157,7 @@ class PipelineUpdater(StandardUpdater):
         #: The :class:`.Pipeline`.
         self.pipeline = Pipeline(
             optimizer, comm, micro_batches=micro_batches, schedule=schedule,
-            recompute=recompute, loss_fun=loss_fun, metrics=metrics,
+            recompute=recompute, loss_func=loss_func, metrics=metrics,
             loss_weight=loss_weight, label_key=label_key,
             seed=seed, device=device)
         self.grid = self.pipeline.grid

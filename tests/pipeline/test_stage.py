@@ -4,7 +4,6 @@ import random
 import weakref
 
 from chainer_fp8pipe.pipeline.backprop import GradientSums
-from chainer_fp8pipe.pipeline.batch_statistics import BatchStatistics
 from chainer_fp8pipe.pipeline.layers import LayerError, LayersPart
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.schedules import make_schedule
@@ -37,18 +36,17 @@ def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
     parts = [LayersPart(numbered[start:end])
              for start, end in itertools.pairwise(ends)]
     parts[-1].loss = mean
-    loss, sums, last = MeanLoss(), sums or GradientSums(), len(cut)
-    statistics = BatchStatistics()
+    loss, last = MeanLoss(), len(cut)
     loss.begin([1.] * 4, 4., None)
     stage = Stage(0, Channels(MPI.COMM_SELF, last), last,
-                  frozenset(recomputed), sums, statistics, EventStream())
+                  frozenset(recomputed), EventStream())
+    stage.sums = sums or stage.sums
     stage.take(dict(enumerate(parts)))
     stage.run(make_schedule(schedule, 1, 4, last + 1),
               [(X[start:start + 5],) for start in range(0, 20, 5)],
               [Place(0, 0, 0, start) for start in range(0, 20, 5)],
               loss, train=True)
-    sums.finish(None)
-    statistics.finish()
+    stage.finish(None)
 
 
 @pytest.mark.parametrize(('layer', 'said'), [

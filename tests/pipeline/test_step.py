@@ -1,10 +1,16 @@
 """A pipeline's step in a loop without updater and Trainer."""
-from chainer_fp8pipe import Divisible, partition
+from chainer_fp8pipe import (
+    Divisible,
+    ProcessGrid,
+    create_communicator,
+    partition,
+)
 from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 import numpy
 import pytest
 
@@ -14,19 +20,40 @@ X = numpy.random.RandomState(0).rand(8, 4).astype('f')
 T = (numpy.arange(8) % 3).astype('i')
 
 
-def layers():
-    return [L.Linear(4, 6, initialW=numpy.eye(6, 4, dtype='f')), F.tanh,
+class Breaking(chainer.FunctionNode):
+    """Fails where something is in a list."""
+
+    bad: list = []
+
+    def forward(self, inputs):
+        if self.bad:
+            raise KeyError('here')
+        return inputs[0] * 1,
+
+    def backward(self, indexes, gradients):
+        return gradients
+
+
+def breaking(x):
+    return F.tanh(Breaking().apply((x,))[0])
+
+
+def layers(middle=F.tanh):
+    return [L.Linear(4, 6, initialW=numpy.eye(6, 4, dtype='f')), middle,
             L.Linear(6, 3, initialW=numpy.eye(3, 6, dtype='f'))]
 
 
-def pipeline_of(comm, kind):
+def pipeline_of(comm, kind, middle=F.tanh):
     if kind == 'layers':
-        model = Divisible(*layers()).stage(comm, balance='layers')
+        model = Divisible(*layers(middle)).stage(comm, balance='layers')
     else:
-        model = partition(L.Classifier(chainer.Sequential(*layers())),
+        model = partition(L.Classifier(chainer.Sequential(*layers(middle))),
                           (X[:4], T[:4]), comm, micro_batches=2)
-    return Pipeline(chainer.optimizers.SGD(0.5).setup(model), comm,
-                    micro_batches=2)
+    optimizer = chainer.optimizers.SGD(0.5)
+    if getattr(comm, 'replicas', 1) > 1:
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, create_communicator('float32', mpi_comm=comm.data))
+    return Pipeline(optimizer.setup(model), comm, micro_batches=2)
 
 
 def serially():
@@ -89,3 +116,116 @@ def test_a_batch_by_position_and_by_name_is_refused_on_all_ranks(comm):
     with pytest.raises(ValueError, match='by position, or all of them by'):
         pipeline.step(X, t=T)
     pipeline.step(X, T)         # no harm was done
+
+
+# --- what fails --------------------------------------------------------------
+
+@pytest.mark.parametrize('kind', ['layers', 'chain'])
+@on_ranks(1, 2, 4)
+def test_training_goes_on_after_an_evaluation_or_prediction_that_failed(
+        comm, kind):
+    """Of four ranks one pipeline fails, and its replica hears nothing."""
+    grid = ProcessGrid(comm, pipeline=min(comm.size, 2))
+    pipeline, other = (pipeline_of(grid, kind, breaking)
+                       for _ in range(2))
+    for _ in range(2):
+        found = pipeline.step(X, T)
+        assert found == other.step(X, T)
+        for infer in (lambda: pipeline.evaluate(X, T),
+                      lambda: pipeline.predict(X)):
+            before = infer()
+            if grid.replica_index == grid.replicas - 1:
+                Breaking.bad.append(1)
+                try:
+                    with pytest.raises(RuntimeError, match='here'):
+                        infer()
+                finally:
+                    Breaking.bad.clear()
+            numpy.testing.assert_equal(infer(), before)
+    assert pipeline.step(X, T) == other.step(X, T)
+    grid.free()
+
+
+class Tied(chainer.Chain):
+    """Its first layer is its last, too."""
+
+    def __init__(self):
+        super().__init__(a=L.Linear(4, 4, initialW=numpy.eye(4)),
+                         b=L.Linear(4, 4, initialW=numpy.eye(4)))
+
+    def forward(self, x):
+        return F.mean(self.a(F.tanh(self.b(F.tanh(self.a(x))))) ** 2)
+
+
+@pytest.mark.parametrize('rank', [0, 1])
+@on_ranks(2, timeout=60)
+def test_what_fails_before_the_update_is_an_error_on_all_ranks(comm, rank):
+    """Where one waits for the other's gradients, or for its sum of them."""
+    model = partition(Tied(), X[:4], comm, micro_batches=2)
+    pipeline = Pipeline(chainer.optimizers.SGD().setup(model), comm)
+    pipeline.step(X)
+    if comm.rank == rank:
+        pipeline._tied.add_up = lambda: {}['here']
+    with pytest.raises((KeyError, RuntimeError), match='here'):
+        pipeline.step(X)
+
+
+# --- batches -----------------------------------------------------------------
+
+class Two(chainer.Chain):
+    def forward(self, a, b):
+        return F.concat([a, 2 * b])
+
+
+@on_ranks(1, 2)
+def test_inputs_are_known_by_name_in_any_order(comm):
+    def pipeline(**options):
+        model = Divisible(Two(), L.Linear(8, 3, initialW=numpy.eye(3, 8)))
+        return Pipeline(chainer.optimizers.SGD(0.5).setup(model.stage(
+            comm, balance='layers')), comm, micro_batches=2, **options)
+    named = pipeline(label_key='t')
+    expected = pipeline().step(X, X + 1, T)['loss']
+    assert named.evaluate(t=T, b=X + 1, a=X)['loss'] == expected
+    assert named.evaluate(b=X + 1, t=T, a=X)['loss'] == expected
+    with pytest.raises(ValueError, match=r'takes \(a, b\), and a batch has c'):
+        named.evaluate(c=X, t=T, a=X)
+    by_place = pipeline(label_key=numpy.int32(0))
+    assert by_place.step(T, X, X + 1)['loss'] == expected
+
+
+# --- a loss function ---------------------------------------------------------
+
+@on_ranks(1, 2, 4)
+def test_a_loss_function_is_cut_with_its_model(comm):
+    """As the loss_func of Chainer's StandardUpdater."""
+    def model_and_loss():
+        model = chainer.Sequential(*layers())
+
+        def loss_func(x, t):
+            loss = F.softmax_cross_entropy(model(x), t) + 0.01 * F.sum(
+                model[0].W ** 2)
+            chainer.report({'found': loss}, model)
+            return loss
+        return model, loss_func
+    serial, loss = model_and_loss()
+    optimizer = chainer.optimizers.SGD(0.5).setup(serial)
+    losses = []
+    for _ in range(3):
+        optimizer.update(lambda: losses.append(loss(X, T)) or losses[-1])
+    grid = ProcessGrid(comm, pipeline=min(comm.size, 2))
+    model, loss = model_and_loss()
+    with pytest.raises(ValueError, match=r'partition\(\.\.\., loss_func'):
+        partition(model, X[:4], grid)
+    partition(model, (X[:4], T[:4]), grid, micro_batches=2,
+              loss_func=loss)
+    rule = chainer.optimizers.SGD(0.5)
+    if grid.replicas > 1:
+        rule = chainermn.create_multi_node_optimizer(
+            rule, create_communicator('float32', mpi_comm=grid.data))
+    pipeline = Pipeline(rule.setup(model), grid, loss_func=loss)
+    found = [pipeline.step(X, T) for _ in range(3)]
+    grid.free()
+    assert [one['loss'] for one in found] == pytest.approx(
+        [float(one.array) for one in losses], rel=1e-5)
+    assert [one['found'] for one in found] == pytest.approx(
+        [one['loss'] for one in found], rel=1e-6)

@@ -211,33 +211,38 @@ class MyClipping(GradientClipping):
         super().__call__(optimizer)
 
 
+def looking(optimizer):
+    """A hook that gets all parameters at once."""
+
+
+@pytest.mark.parametrize('timing', ['pre', 'post'])
+@pytest.mark.parametrize('hook', [MyClipping(1.0), looking])
 @on_ranks(1, 2)
-def test_a_clipping_that_would_see_one_stage_only_is_refused(comm):
+def test_a_hook_that_would_see_one_stage_only_is_refused(comm, hook, timing):
     job = Job(comm)
-    job.optimizer.add_hook(MyClipping(1.0))
+    job.optimizer.add_hook(hook, 'mine', timing)
     if comm.size == 1:
         job.update()
         return
-    with pytest.raises(ValueError, match="a MyClipping, would see the "
-                                         'gradients of one stage only'):
+    with pytest.raises(ValueError, match="hook 'mine', a .*, would see the "
+                                         '.*gradients of one stage only'):
         job.update()
 
 
 class Turns:
     """How far the gradient turns from update to update."""
 
-    name, timing, call_for_each_param = 'Turns', 'pre', False
+    name, timing, call_for_each_param = 'Turns', 'pre', True
 
     def __init__(self):
-        self.last, self.found = {}, []
+        self.last, self.found = {}, {}
 
-    def __call__(self, optimizer):
-        now = {name: parameter.grad for name, parameter
-               in optimizer.target.namedparams()}
-        self.found.append({
-            name: float((gradient * self.last[name]).sum())
-            for name, gradient in now.items() if name in self.last})
-        self.last = now
+    def __call__(self, rule, parameter):
+        key, gradient = id(parameter), parameter.grad
+        if key in self.last:
+            self.found.setdefault(key, []).append(float(
+                (gradient * self.last[key]).sum()))
+        self.last[key] = gradient
 
 
 @on_ranks(1, 2)
@@ -245,9 +250,11 @@ def test_a_hook_that_keeps_gradients_compares_what_it_does_serially(comm):
     hooks = []
     for way in (None, SERIAL):
         job = Job(comm, 'Plain', way, data=dataset(12), optimizer=SGD(0.5))
-        hooks.append(Turns())
-        job.optimizer.add_hook(hooks[-1])
+        hook = Turns()
+        job.optimizer.add_hook(hook)
         job.update(3)
-    for found, wanted in zip(*(hook.found for hook in hooks), strict=True):
-        for name, value in found.items():
-            assert value == pytest.approx(wanted[name], rel=1e-3), name
+        hooks.append({name: hook.found[id(parameter)] for name, parameter
+                      in job.optimizer.target.namedparams()})
+    for name, found in hooks[0].items():
+        assert len(found) == 2
+        assert found == pytest.approx(hooks[1][name], rel=1e-3), name

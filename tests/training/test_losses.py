@@ -147,6 +147,6 @@ def test_a_pipeline_weighs_its_micro_batches_by_what_counts(comm):
     expected = smoothed_cross_entropy(chainer.Sequential(*layers)(x), t,
                                       0.2).array
     seen, = Job(comm, lambda: Divisible(*layers), data=(x, t),
-                micro_batches=4, loss_fun=functools.partial(
+                micro_batches=4, loss_func=functools.partial(
                     smoothed_cross_entropy, smoothing=0.2)).update()
     assert_allclose(seen['main/loss'], expected, rtol=1e-6)

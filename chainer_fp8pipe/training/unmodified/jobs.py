@@ -293,9 +293,6 @@ class PipelineJob(Originals):
         rules, and the model names no others then.
         """
         options, model = self._options, optimizer.target
-        if options.pipeline > 1 and (names := hooks_of_a_stage(optimizer)):
-            self.warn(f'the hook {names} gets the parameters of one stage on '
-                      'each rank; what it sums over them is of one stage')
         if held := self.undrawn.held(model):
             self.warn(held)
         self.undrawn.draw_others(model)
@@ -481,17 +478,6 @@ def the_optimizer(given: Any, stages: int) -> Any:
                          'optimizer.setup(model) before making the updater')
     decisions(optimizer, stages)
     return optimizer
-
-
-def hooks_of_a_stage(optimizer: Any) -> str:
-    """Names of a script's own hooks that get all parameters at once."""
-    hookable = optimizer._hookable
-    return ', '.join(
-        name for hooks in (hookable._pre_update_hooks,
-                           hookable._post_update_hooks)
-        for name, hook in hooks.items()
-        if getattr(hook, '__module__', '').partition('.')[0] not in (
-            'chainer', 'chainer_fp8pipe'))
 
 
 def check_loss(loss_func: Any, model: chainer.Link) -> None:

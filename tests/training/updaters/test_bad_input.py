@@ -258,7 +258,7 @@ OPTIONS = {
     'recompute': {"'every stage but the last'": 'some'},
     'micro_batches': {'must be a whole number of at least 1': 2.0},
     'label_key': {'label_key must be': 1.5},
-    'loss_fun': {'loss_fun must be a function': 'mse'},
+    'loss_func': {'loss_func must be a function': 'mse'},
     'loss_weight': {'loss_weight must be a function': 2},
     'metrics': {"other than 'loss'": {'loss': F.accuracy},
                 'and functions or pairs': {'right': 'accuracy'}},
@@ -303,12 +303,12 @@ def test_what_an_updater_cannot_train_is_refused(comm):
                    'partition', model, other)
     refused_by('seed', model, seed=comm.rank)
     for options, said in (
-            ({'loss_fun': F.mean_squared_error}, 'loss_fun'),
+            ({'label_key': 0, 'metrics': {}}, 'metrics and label_key'),
             ({'metrics': {}}, 'metrics'), ({'label_key': 'label'},
-                                           'label_key'),
-            ({'loss_fun': F.mean_squared_error, 'label_key': 0},
-             'loss_fun and label_key')):
+                                           'label_key')):
         refused_by(f'{said} cannot be given', model, **options)
+    refused_by('another loss_func; pass this one to partition', model,
+               loss_func=F.mean_squared_error)
     PipelineUpdater(Batches((X,)), chainer.optimizers.SGD().setup(model),
                     comm)
     refused_by('another optimizer trains', model)
@@ -385,11 +385,11 @@ LAYERS = {
     'shapes': (r'layer 1 \(Linear\), micro-batch 0: .*InvalidType', lambda: [
         L.Linear(8, 7), L.Linear(6, 4), F.relu, L.Linear(4, 5)], {}),
     'no scalar': ('the loss, micro-batch 0: .*must return a scalar',
-                  lambda: four(F.relu, 1), {'loss_fun': lambda y, t: y}),
+                  lambda: four(F.relu, 1), {'loss_func': lambda y, t: y}),
     # Losses of (n, 1) outputs and (n,) targets would be of (n, n).
     'broadcast': ('the loss.*InvalidType', lambda: [
         L.Linear(8, 4), F.relu, F.tanh, L.Linear(4, 1)],
-        {'loss_fun': lambda y, t: F.mean_squared_error(
+        {'loss_func': lambda y, t: F.mean_squared_error(
             y, t.astype('f'))}),
     **{f'label_key {key!r}': (
         f'an example has 2 elements, and none is label_key={key!r}',
@@ -428,7 +428,7 @@ def test_a_failing_update_of_layers_is_an_error_on_every_rank(comm, wrong):
 
 @on_ranks(2)
 def test_the_rank_that_failed_has_its_own_exception(comm):
-    job = Job(comm, loss_fun=lambda y, t: y)
+    job = Job(comm, loss_func=lambda y, t: y)
     with pytest.raises(RuntimeError) as caught:
         job.update()
     names = comm.allgather(type(caught.value).__name__)

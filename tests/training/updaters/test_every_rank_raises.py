@@ -60,9 +60,10 @@ class LinkHook(chainer.LinkHook):
 
 
 class Hook:
-    def __init__(self, place, timing='pre', call_for_each_param=False):
+    call_for_each_param = True
+
+    def __init__(self, place, timing='pre'):
         self.name, self.timing = place, timing
-        self.call_for_each_param = call_for_each_param
 
     def __call__(self, *args):
         maybe(self.name)
@@ -178,7 +179,7 @@ def of_layers(comm):
     if grid.replicas > 1:
         optimizer = multi_node(optimizer, grid.data)
     return PipelineUpdater(
-        Iterator(DATA, 4), optimizer, grid, micro_batches=2, loss_fun=loss,
+        Iterator(DATA, 4), optimizer, grid, micro_batches=2, loss_func=loss,
         metrics={'right': metric}, loss_weight=weight, converter=converter)
 
 
@@ -326,7 +327,7 @@ def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
     optimizer.is_changed(model)
     updater = PipelineUpdater(
         Iterator(DATA, 4), optimizer, grid, micro_batches=2,
-        loss_fun=loss if way == 'layers' else None)
+        loss_func=loss if way == 'layers' else None)
     everywhere(comm, updater, 'update', place, grid.replica_index == 1,
                KeyError('here'))
     grid.free()

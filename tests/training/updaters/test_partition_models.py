@@ -1,4 +1,4 @@
-"""Models as people write them, over ranks: loss and gradients of serial."""
+"""Models of tests.models: schedules, recomputation, weights, evaluation."""
 from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
@@ -24,17 +24,6 @@ from tests.training.updaters.partitions import (
     values,
 )
 
-#: Models whose loss is compared with plain Chainer's.
-STILL = ['skip_mlp', 'regression', 'sparse_experts', 'graph_attention',
-         'arithmetic', 'regularised', 'wide_and_deep', 'deep_q', 'distilled',
-         'forgetful', 'shared_parameters', 'preactivation_resnet', 'siamese',
-         'multi_task', 'segmentation', 'seq2seq', 'tree_lstm',
-         'keyword_tagger', 'truncated_lm', 'huffman', 'quasi_recurrent',
-         'flow', 'vector_quantised', 'made']
-#: Models that draw random numbers: one rank is the reference.
-DRAWING = ['maxout', 'layer_drop', 'dropout_and_norms', 'token_tagger',
-           'encoder', 'vae', 'denoising', 'skip_gram', 'discrete',
-           'conditional', 'distributions_vae']
 #: Labels that do not count, by the argument they are in.
 IGNORING = {'segmentation': 1, 'token_tagger': 1, 'encoder': 1}
 SCHEDULES = [('gpipe', 1), ('1f1b', 1), ('interleaved', 2),
@@ -75,12 +64,6 @@ def check(comm, name, *batches, **options):
     close(values(comm, model), own(plain, 'array'))
 
 
-@pytest.mark.parametrize('name', [*STILL, *DRAWING])
-@on_ranks(2)
-def test_a_model_learns_as_in_one_process(comm, name):
-    check(comm, name)
-
-
 @on_ranks(2)
 def test_a_shared_parameter_is_clipped_as_often_as_links_have_it(comm):
     def clipping(model):
@@ -91,14 +74,6 @@ def test_a_shared_parameter_is_clipped_as_often_as_links_have_it(comm):
     Both(comm, lambda: make('shared_parameters'),
          batch_of('shared_parameters'), optimizer=clipping,
          tolerance=1e-5).update(2)
-
-
-@pytest.mark.parametrize('name', [
-    'skip_mlp', 'deep_q', 'multi_task', 'seq2seq', 'keyword_tagger',
-    'encoder', 'vae'])
-@on_ranks(3)
-def test_three_ranks_give_the_same(comm, name):
-    check(comm, name, micro_batches=4)
 
 
 @pytest.mark.parametrize(('schedule', 'chunks'), SCHEDULES)

@@ -1,7 +1,7 @@
 """Training a partitioned model for some steps, as serial training goes."""
 import json
 
-from chainer_fp8pipe import deferred
+from chainer_fp8pipe import PipelineUpdater, deferred
 from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
@@ -12,6 +12,7 @@ import pytest
 
 from tests.ranks import on_ranks
 from tests.training.updaters.partitions import (
+    Batches,
     Both,
     batch_of,
     close,
@@ -251,11 +252,9 @@ def test_a_rank_holds_its_own_part_only(comm):
     assert 0 < mine < 6 * 50 * 51 * 4
 
 
-@pytest.mark.parametrize(('recompute', 'calls'), [
-    (None, 2), ('no stage', 1), (False, 1), (True, 2)])
+@pytest.mark.parametrize('recompute', [True, False])
 @on_ranks(1, 2)
-def test_what_is_recomputed_is_what_is_said(comm, recompute, calls):
-    """The plan says that every stage is."""
+def test_what_is_recomputed_is_what_the_plan_says(comm, recompute):
     done = []
 
     class Counted(chainer.FunctionNode):
@@ -268,12 +267,17 @@ def test_what_is_recomputed_is_what_is_said(comm, recompute, calls):
 
     model = chainer.Sequential(
         L.Linear(4, 4), lambda h: F.sum(Counted().apply((h,))[0]))
-    options = {} if recompute is None else {'recompute': recompute}
-    updater = updater_of(comm, model, [vectors(4)], cut={'recompute': True},
-                         **options)
+    updater = updater_of(comm, model, [vectors(4)],
+                         cut={'recompute': recompute})
     done.clear()
     updater.update()
-    assert comm.allreduce(len(done)) == 2 * calls       # micro-batches
+    assert comm.allreduce(len(done)) == 2 * (1 + recompute)  # micro-batches
+    for other in ({'micro_batches': 4}, {'schedule': 'gpipe'},
+                  {'recompute': not recompute}):
+        with pytest.raises(ValueError, match='the model was planned for '
+                           f'{next(iter(other))}=.*to partition'):
+            PipelineUpdater(Batches(vectors(4)), updater.get_optimizer(
+                'main'), comm, **other)
 
 
 # --- what is kept ------------------------------------------------------------
