@@ -42,8 +42,8 @@ _RANK = re.compile(re.escape(RANK)
 # ended itself, while the dead one was writing its core.  The exit codes of
 # all ranks tell the two apart where the signals differ; where they do not, all
 # that were killed are named.
-_CODES = re.compile(rb'\[mpiexec@[^\]]*\] Exit codes: '
-                    rb'(.*(?:\n\[[^\]]*\] [\d,]+)*)\n')
+_CODES = re.compile(rb'\[mpiexec@[^\]\n]*(?:\] ?)?(?:$|Exit codes: '
+                    rb'(.*(?:\n\[.*)*)(?:\n(?=[^\[])|\n?$))')
 _CLEARED_UP = 0, signal.SIGTERM, signal.SIGKILL
 _PID = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
 _SIGNAL = re.compile(r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*'
@@ -93,6 +93,7 @@ class JobOutput:
         self._ranks: dict[str, tuple[str, str]] = {}
         self._crashed: tuple[str, int] | None = None    # process, signal
         self._killed: list[str] = []    # ranks, by SIGKILL
+        self._codes = b''               # as far as they were read
         self._died = ''         # the process that died, its host
         self._still = ''        # about a job that stands still
         self._is_trace = False  # the error is to come
@@ -124,8 +125,11 @@ class JobOutput:
     def feed_printed(self, piece: bytes) -> bytes:
         """Takes the next piece of the standard output; returns what is shown.
         """
-        if found := _CODES.search(piece):
-            self._look_at_codes(found[1].decode(errors='replace'))
+        piece, self._codes = self._codes + piece, b''
+        if found := _CODES.search(piece):   # comes in parts, the last of all
+            if found.end() == len(piece):
+                self._codes = found[0]
+            self._look_at_codes((found[1] or b'').decode(errors='replace'))
             piece = piece[:found.start()] + piece[found.end():]
         *lines, self._printed = (
             self._printed + piece.decode(errors='replace')).split('\n')
@@ -139,6 +143,7 @@ class JobOutput:
         """Finds the rank that no clearing up has ended."""
         codes = [int(code) for part in re.findall(r'\] ([\d,]+)', text)
                  for code in part.split(',') if code]
+        self._killed, self._crashed = [], None
         for process, (name, host) in self._ranks.items():
             rank = int(name.split()[1])
             code = codes[rank] if rank < len(codes) else 0
