@@ -227,17 +227,20 @@ class Receiver(_End):
         self._xp = xp
         self._expected = 0
         self._posted: deque[_Posted] = deque()      # for the usual arrays
-        weakref.finalize(self, _withdraw, self._posted, os.getpid())
+        weakref.finalize(self, _withdraw, self._posted, os.getpid(), False)
         self._failure: str | None = None
 
     def expect(self, count: int) -> None:
-        """Announces ``count`` more transfers, which are received ahead."""
+        """Announces ``count`` more transfers, which are received ahead.
+
+        The sender sends no others before the last of them was received.
+        """
         self._expected += count
         self._post(1)
 
     def receive(self, what: Callable[[], str] | None = None
                 ) -> tuple[Any, ...]:
-        """Waits for the next transfer.
+        """Waits for the next transfer, announced or not.
 
         Args:
             what: Says what is waited for, in messages about a stalled job.
@@ -249,33 +252,26 @@ class Receiver(_End):
 
         Raises:
             RemoteError: The sender failed; the message is what it said.
-            RuntimeError: No more transfers are expected.
         """
         if self._failure is not None:
             raise RemoteError(self._failure)
-        if not self._expected:
-            raise RuntimeError(
-                f'no message from rank {self._peer} is expected: say how '
-                'many will come with expect() first')
         with waiting(lambda: [Wait(
                 what() if what else f'a message from rank {self.world_peer}',
                 (self.world_peer,))]):
             self._read_header()
-            if self._tag == _UNUSUAL:
-                coming = self._receives(self._specs, _UNUSUAL)
+            if not self._expected or self._tag == _UNUSUAL:
+                coming = self._receives(self._specs, self._tag)
             else:
                 self._post(2)
                 coming = self._posted.popleft()
-            self._expected -= 1
+            self._expected -= bool(self._expected)
             wait_until(coming.have_arrived)
         if not self._expected:
-            # What is posted stays: the usual arrays may be on their way
-            # already, of a transfer that is not announced yet.
-            self._mark(busy=False)
+            self.cancel()
         return coming.arrays(self._xp)
 
     def cancel(self) -> None:
-        """Gives up what is still expected; nothing may be received after."""
+        """Gives up what is still expected."""
         self._expected = 0
         _withdraw(self._posted, os.getpid())
         self._mark(busy=False)
@@ -339,16 +335,21 @@ class _Posted:
             self._specs, self._wires, strict=True)])
 
 
-def _withdraw(posted: deque[_Posted], owner: int) -> None:
+def _withdraw(posted: deque[_Posted], owner: int, frees: bool = True
+              ) -> None:
     """Gives up receives, without waiting for anybody.
 
-    A fork of the process that has posted them, ``owner``, does not.
+    A fork of the process that has posted them, ``owner``, does not.  Without
+    ``frees`` nothing is given back to MPI, as garbage is collected at any
+    time: with the last request of a communicator that was freed MPI would
+    call what frees others, and wait for itself.
     """
     if not MPI.Is_finalized() and os.getpid() == owner:
         for request in [one for several in posted
                         for one in several.requests]:
             request.Cancel()
-            if not request.Test():      # something is on its way already
+            # Or something is on its way already.
+            if not frees or not request.Test():
                 keep_forever(tuple(posted))
     posted.clear()
 

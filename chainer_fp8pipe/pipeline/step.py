@@ -410,7 +410,6 @@ class Pipeline:
             words = pickle.dumps(batch._replace(parts=[], target=None))
             message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
         else:
-            before.expect(1)
             message = before.receive()
             batch = pickle.loads(message[0].tobytes())
         if after is not None:
@@ -418,7 +417,6 @@ class Pipeline:
         parts = batch.parts
         for number in range(len(batch.trees)):
             if before is not None:
-                before.expect(1)
                 parts.append(list(before.receive()))
             if after is not None:
                 after.send(parts[number])

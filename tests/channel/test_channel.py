@@ -88,10 +88,10 @@ def make(transfer, number):
 
 
 @on_ranks(2)
-def exchange(comm, plans, eager, announced, failure):
+def exchange(comm, plans, eager, announces, failure):
     """Each rank sends as its plan says, and gets what the other's says.
 
-    Transfers are announced by step, or each when the last is there.
+    Transfers are announced, those of a step at once, or not.
     """
     sender, receiver = channel(comm)
     mine, other = plans[comm.rank], plans[1 - comm.rank]
@@ -102,14 +102,12 @@ def exchange(comm, plans, eager, announced, failure):
             for number, transfer in enumerate(out):
                 sender.send(make(transfer, number))
         comm.Barrier()
-        if announced == 'by step':
+        if announces:
             receiver.expect(len(into))
         for number in range(max(len(into), len(out))):
             if eager and number < len(out):
                 sender.send(make(out[number], number))
             if number < len(into):
-                if announced == 'each':
-                    receiver.expect(1)
                 assert_same(receiver.receive(), make(into[number], number))
         comm.Barrier()
         sender.flush()
@@ -119,24 +117,24 @@ def exchange(comm, plans, eager, announced, failure):
         with pytest.raises(RemoteError) as caught:
             receiver.receive()
         assert str(caught.value) == failure
-    receiver.cancel()
     comm.Barrier()
-    assert not comm.Iprobe()    # nothing is left behind
+    assert not receiver._posted     # nothing is left behind
+    assert not comm.Iprobe()
 
 
 @given(st.tuples(STEPS, STEPS), st.booleans(),
-       st.sampled_from(['by step', 'each']),
+       st.booleans(),
        st.sampled_from(['', 'oh', 'x' * 5000]))
 # The second transfer is usual, and under way when a first one is received.
 @example(([[[((3,), 'f4', 'C')]],
            [[((9,), 'u1', 'C')], [((3,), 'f4', 'C')]]],) * 2,
-         False, 'each', '')
+         False, False, '')
 # Each failure ends a job of ranks, so a shorter one is not looked for.
 @settings(max_examples=60,
           phases=[Phase.explicit, Phase.reuse, Phase.generate])
 def test_any_sequence_of_transfers_arrives_in_both_directions_at_once(
-        plans, eager, announced, failure):
-    exchange(ranks=2, plans=plans, eager=eager, announced=announced,
+        plans, eager, announces, failure):
+    exchange(ranks=2, plans=plans, eager=eager, announces=announces,
              failure=failure)
 
 
@@ -295,8 +293,6 @@ def test_new_channels_work_where_both_sides_gave_up(comm):
         sender.send((numpy.ones(BIG),))
     receiver.cancel()
     sender.fail('oh')
-    with pytest.raises(RuntimeError, match='no message from rank'):
-        receiver.receive()
     second = comm.Dup()
     sender, receiver = channel(second)
     receiver.expect(1)
@@ -340,8 +336,6 @@ def test_what_cannot_be_sent_is_not_sent_in_part(comm):
     sender.send((numpy.zeros(3),))
     assert_same(receiver.receive(), (numpy.zeros(3),))
     sender.flush()
-    with pytest.raises(RuntimeError, match='from rank .* expect'):
-        receiver.receive()      # an error and no hang
 
 
 @on_ranks(1)
