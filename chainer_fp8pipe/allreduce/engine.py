@@ -26,7 +26,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -314,20 +314,6 @@ class Engine:
         Call it on all ranks, and not where :attr:`one_order` is True.
         """
         return Engine(self.comm, self.plans, self.events, self.framing)
-
-    def share_inside(self, node: Collection[int]) -> float:
-        """Which share of the bytes that this rank sends stays in its node.
-
-        Args:
-            node: The ranks of this rank's node.
-        """
-        blocks: dict[bool, float] = {True: 0.0, False: 0.0}
-        for plan, steps in zip(self.plans, self._steps, strict=True):
-            for action, *_ in steps:
-                if action.kind in _SENDS:
-                    blocks[action.peer in node] += (
-                        (action.stop - action.start) / plan.blocks)
-        return blocks[True] / (sum(blocks.values()) or 1.0)
 
     def decode_into(self, bucket: Bucket, gradients: Sequence[Any]) -> None:
         """Has means written into these arrays: as they come, or by decode.

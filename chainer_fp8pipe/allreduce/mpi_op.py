@@ -15,7 +15,7 @@
 # results there with user-defined operations.
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -65,16 +65,6 @@ class MpiOp(Engine):
             self._gather_in_node(self._inside, own, wire)
         else:
             self._allreduce(self.comm, tensors, wire)
-
-    def share_inside(self, node: Collection[int]) -> float:
-        if not self._inside or not self._between:
-            # Inside MPI, that of the node's other ranks among all others.
-            return (len(node) - 1) / max(self.comm.size - 1, 1)
-        local, nodes = self._inside.size, self._between.size
-        # Of the wire, twice each: pieces there and back, one piece between.
-        inside = (local - 1) / local
-        between = (nodes - 1) / nodes / local
-        return inside / ((inside + between) or 1.0)
 
     def free(self) -> None:
         super().free()

@@ -415,14 +415,6 @@ class Algorithm(NamedTuple):
     has_servers: bool = False
     differs: Callable[[int], bool] = lambda ranks: False
 
-    def for_ranks(self, ranks: int) -> tuple[Plan, ...]:
-        """Its plans for so many hosts of one rank, with usual options."""
-        return self.plans([[rank] for rank in range(ranks)], **{
-            option: _USUAL[option] for option in self.options}
-            ) if self.plans else ()
-
-
-_USUAL = {'shape': (0, 0), 'aggregators': 1}
 
 #: All-reduce algorithms by name; the first is what communicators use.
 ALGORITHMS = {row.name: row for row in (
@@ -465,22 +457,6 @@ def plans_of(row: Algorithm, nodes: Sequence[Sequence[int]], levels: bool,
     if row.two_level:       # nodes do not matter
         nodes = [[rank] for node in nodes for rank in node]
     return row.plans(nodes, **options)
-
-
-def sums_travel(plans: Sequence[Plan]) -> bool:
-    """Whether a rank sends sums that others add to."""
-    return any(step.summed and step.action.kind is Opcode.SEND_PARTIAL
-               for plan in plans for rank in range(plan.ranks)
-               for step in steps_of(plan, rank))
-
-
-def share_summed(plans: Sequence[Plan]) -> float:
-    """Which share of the vector rank 0 holds sums of, at most."""
-    held = [{block for action in plan.reduce[0]
-             if action.kind is Opcode.RECEIVE_PARTIAL
-             for block in range(action.start, action.stop)} for plan in plans]
-    return sum(len(blocks) / plan.blocks for plan, blocks
-               in zip(plans, held, strict=True)) / max(len(plans), 1)
 
 
 def _one_block_each(name: str, reduce: Sequence[Actions],

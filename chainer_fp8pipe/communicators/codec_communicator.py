@@ -57,7 +57,6 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._process = os.getpid()
         self._is_finalized = False
         nodes = gather_nodes(mpi_comm, self.inter_rank, self.intra_rank)
-        self._node = next(node for node in nodes if mpi_comm.rank in node)
         self._setup = Setup(
             Ranks(mpi_comm),
             [make_algorithm(mpi_comm, options, nodes, self.events)],
@@ -225,16 +224,6 @@ class CodecCommunicator(MpiCommunicatorBase):
         """
         exchange = self._known(model)
         return exchange.state.health() if exchange else {}
-
-    def sent_levels(self) -> dict[str, float]:
-        """How the bytes that this rank sends divide into two kinds.
-
-        The share that stays in its node is ``'inside nodes'``, the rest
-        ``'between nodes'``; they add up to 1.
-        """
-        inside = self._setup.engines[0].share_inside(
-            set(self._node)) if self.size > 1 else 1.0
-        return {'inside nodes': inside, 'between nodes': 1.0 - inside}
 
     def state(self, model: chainer.Link | None = None
               ) -> dict[str, numpy.ndarray]:

@@ -93,10 +93,6 @@ class Schedule:
         return self.stages * self.chunks - 1
 
 
-class ScheduleError(ValueError):
-    """A schedule is wrong; the message names the rank and the action."""
-
-
 def gpipe(rank: int, stages: int, micro_batches: int,
           chunks: int) -> list[Action]:
     """All forward passes, then all backward passes.

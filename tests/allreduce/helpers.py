@@ -5,8 +5,9 @@ from chainer_fp8pipe.allreduce.mpi_op import MpiOp
 from chainer_fp8pipe.allreduce.plan import (
     FORMS,
     Framing,
+    Opcode,
     plans_of,
-    sums_travel,
+    steps_of,
 )
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.report.stream import EventStream
@@ -16,7 +17,7 @@ from mpi4py import MPI
 
 from benchmarks.codec_updates import begin
 
-from .plans import TABLE
+from .plans import TABLE, usual_plans
 
 CODECS = {'float32': lambda: Cast('float32').init(),
           'float16': lambda: Cast('float16').init(),
@@ -93,7 +94,10 @@ def ways():
     """
     for row in TABLE.values():
         for levels in ('', ' two')[:1 + row.two_level]:
-            travel = sums_travel(row.for_ranks(4))
+            travel = any(
+                step.summed and step.action.kind is Opcode.SEND_PARTIAL
+                for plan in usual_plans(row, 4) for rank in range(plan.ranks)
+                for step in steps_of(plan, rank))
             for form in FORMS if travel else ['float32']:
                 yield f'{row.name}{levels} {form}'
     yield 'aggregator 2'

@@ -25,6 +25,13 @@ from chainer_fp8pipe.allreduce.plan import (
 from hypothesis import strategies as st
 
 
+def usual_plans(row, ranks):
+    """A row's plans for so many hosts of one rank, with usual options."""
+    usual = {'shape': (0, 0), 'aggregators': 1}
+    return row.plans([[rank] for rank in range(ranks)], **{
+        option: usual[option] for option in row.options}) if row.plans else ()
+
+
 def halving(ranks: int) -> Plan:
     """Recursive halving and doubling: log2(P) exchanges there, and back.
 
@@ -196,10 +203,10 @@ def plans(draw, ranks=16):
     if kind == 'torus':
         return draw(st.sampled_from(torus2d(rows, columns)))
     servers = draw(st.integers(0, ranks - rows * columns))
-    outer = (aggregator(columns, servers) if servers else draw(
+    outer = (aggregator(columns, servers) if servers else usual_plans(draw(
         st.sampled_from([row for row in TABLE.values() if row.plans
                          and row.two_level and not row.has_servers])
-        ).for_ranks(columns)[0])
+        ), columns)[0])
     inner = draw(st.sampled_from([direct, ring]))(rows)
     plan = compose(inner, outer, lambda member, group: group * rows + member,
                    draw(st.booleans()))
@@ -218,6 +225,6 @@ def simple(draw, ranks):
     if row.has_servers and ranks > 1:
         workers = draw(st.integers(1, ranks - 1))
         return aggregator(workers, draw(st.integers(1, ranks - workers)))
-    return draw(st.sampled_from((row.has_servers and TABLE['direct']
-                                 or row).for_ranks(
+    return draw(st.sampled_from(usual_plans(
+        row.has_servers and TABLE['direct'] or row,
         draw(st.integers(1, ranks)))))

@@ -4,6 +4,7 @@ import weakref
 from functools import partial
 
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.allreduce.plan import Opcode, steps_of
 from chainer_fp8pipe.codecs import CODECS
 from chainer_fp8pipe.exchange import exchange as exchange_module
 
@@ -223,8 +224,15 @@ def test_two_levels_send_less_between_nodes_than_one(comm, two_level):
     set_gradients(model, comm.rank)
     communicator.multi_node_mean_grad(model)
     assert communicator.events.bytes_sent == 2 * 3 / 4 * 4 * 8000
-    inside = communicator.sent_levels()['inside nodes']
-    assert inside == pytest.approx(2 / 3 if two_level == 'yes' else 1 / 3)
+    node = comm.rank // 2
+    blocks = {True: 0.0, False: 0.0}
+    for plan in communicator._setup.engines[0].plans:
+        for action, *_ in steps_of(plan, comm.rank):
+            if action.kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT):
+                blocks[action.peer // 2 == node] += (
+                    action.stop - action.start) / plan.blocks
+    assert blocks[True] / sum(blocks.values()) == pytest.approx(
+        2 / 3 if two_level == 'yes' else 1 / 3)
 
 
 # --- warm-up, statistics, state --------------------------------------------
