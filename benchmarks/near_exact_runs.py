@@ -26,7 +26,7 @@ _EXAMPLES = os.path.join(os.path.dirname(__file__), os.pardir, 'examples')
 
 #: What makes the codec of a rank; None: float32.
 CODECS = {
-    'float32': None, 'fp8': lambda rank: Fp8Ratio(rank=rank),
+    'float32': None, 'fp8': lambda rank: Fp8Ratio(),
     'int4': lambda rank: BlockScaled()}
 #: The same with tensors of one dimension in float32.
 EXEMPT = '-1d'

@@ -79,14 +79,12 @@ class Fp8Ratio(Codec):
         epsilon: Keeps the ratio finite where a parameter is zero; positive.
         error_feedback: Whether residuals are carried to the next update.
         ranks: How many gradients a mean is of.
-        rank: This rank.
     """
 
     period: int = 100
     epsilon: float = 1e-5
     error_feedback: bool = True
     ranks: int = 1
-    rank: int = 0
 
     name = 'fp8'
     wire_dtype = numpy.dtype('uint8')
@@ -213,16 +211,22 @@ class Fp8Paper(Fp8Ratio):
         quantile: Which quantile of the ratios q is (the paper's Q), 0 to 1.
         samples: Elements it is estimated from, at most (the paper's R).
         seed: Of the sampling, together with ``rank``.
+        rank: This rank.
     """
 
     quantile: float = 0.95
     samples: int = 1024
     seed: int = 0
+    rank: int = 0
     error_feedback: bool = dataclasses.field(default=False, init=False)
 
     name = 'fp8_paper'
     rounding: ClassVar[str] = 'truncate'
-    room: ClassVar[float] = 1.0     # type: ignore[misc]
+
+    @property
+    def room(self) -> float:
+        """None: what lies above the quantile is clipped."""
+        return 1.0
 
     def settle(self, state: State) -> None:
         state.take_largest()
