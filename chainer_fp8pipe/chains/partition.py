@@ -211,7 +211,9 @@ def _check_model(model: Any) -> None:
         raise ValueError('a Divisible is cut by its stage(comm); partition() '
                          'is for other Chains')
     if not isinstance(model, chainer.Link):
-        raise TypeError(f'partition() takes a chainer.Link, not {model!r:.80}')
+        what = (f'the class {model.__name__}' if isinstance(model, type)
+                else type(model).__name__)
+        raise TypeError(f'partition() takes a chainer.Link, not {what}')
 
 
 def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,

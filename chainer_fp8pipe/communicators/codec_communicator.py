@@ -15,7 +15,7 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 from ..codecs import Fp8Ratio, TensorReport
-from ..exchange.early import EarlyExchange, Final
+from ..exchange.early import NOTHING_SENT, EarlyExchange, Final
 from ..exchange.exchange import Exchange, Saved, Setup
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
 from ..exchange.ranks import Ranks
@@ -137,8 +137,10 @@ class CodecCommunicator(MpiCommunicatorBase):
             for name, parameter in parameters}, remedy=SAME_MODEL)
         if self._setup.turn:
             with self._setup.ranks.section():
-                # Ranks that do not know the model have sent nothing.
-                (self._known(model) or self._make(model)).withdraw()
+                if isinstance(known := self._known(model), EarlyExchange):
+                    known.withdraw()
+                else:           # ranks that know the model hear of it
+                    self._setup.ranks.allgather(NOTHING_SENT)
         for _, parameter in parameters:
             if parameter.array is not None:
                 host = numpy.array(

@@ -90,8 +90,7 @@ EDITS = (
          'an integer that an unsigned array cannot hold raises since NumPy '
          '2.0, it used to wrap around'),
     Edit('chainer/variable.py', "device = getattr(array, 'device', 'CPU')",
-         "device = ('CPU' if xp is numpy\n"
-         "                          else getattr(array, 'device', 'CPU'))",
+         "device = 'CPU' if xp is numpy else getattr(array, 'device', 'CPU')",
          'arrays have a device, which is called cpu, since NumPy 2.0'),
     Edit('chainer/functions/math/fix.py', 'xp.fix(x)', 'xp.trunc(x)',
          'NumPy 2.5 warns of numpy.fix'),
@@ -137,7 +136,7 @@ EDITS = (
          'type(value)(_today.read_hdf5(dataset))',
          'h5py 3 reads strings as bytes'),
     Edit('chainer/serializers/hdf5.py', 'from chainer import serializer\n',
-         'from chainer import serializer\nfrom chainer import _today\n',
+         'from chainer import _today, serializer\n',
          'h5py 3 reads strings as bytes'),
     _onnx('export'), _onnx('functions/array'), _onnx('functions/math'),
     Edit('onnx_chainer/context.py', 'onnx.mapping.STORAGE',

@@ -58,6 +58,9 @@ from .thread import exchange_thread
 #: Called with a parameter and the array that will be its gradient.
 Final = Callable[[chainer.Parameter, Any], None]
 
+#: What a rank without the model says in :meth:`EarlyExchange.withdraw`.
+NOTHING_SENT = 0, False, None, 1.0
+
 _ONE_MODEL = ("overlap=True with algorithm='aggregator' is for one model; "
               'pass overlap=False')
 

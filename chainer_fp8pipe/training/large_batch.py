@@ -18,7 +18,6 @@ import chainer
 import numpy
 from chainer.training import extension
 
-from ..mpi.agreement import Meeting, are_equal
 from .checks import check_count, check_number
 
 
@@ -443,6 +442,7 @@ def _epoch_of_first_rank(communicator: Any, epoch: float) -> float:
     """
     if communicator is None or communicator.size == 1:
         return epoch
+    from ..mpi.agreement import Meeting, are_equal
     ranks = communicator.mpi_comm
     if are_equal(ranks, int(numpy.float64(epoch).view(numpy.uint64))):
         return epoch

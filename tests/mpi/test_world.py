@@ -124,7 +124,7 @@ def test_the_users_own_code_is_shown_and_nothing_that_leads_there(
 def test_nothing_goes_on_before_the_launcher_has_read_why(step, code, said):
     with start_script(0, '-c', f'''import os, types
 from chainer_fp8pipe.mpi import world
-from chainer_fp8pipe.training import meetings
+from chainer_fp8pipe.pipeline import meetings
 world._PATIENCE = 1e9
 print("ready", flush=True)
 try:
