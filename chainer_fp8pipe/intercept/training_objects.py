@@ -10,10 +10,10 @@
 # 213; hdf5.py, lines 68 and 172), under both names that they have, and
 # `GradientMethod.update` (chainer/optimizer.py, line 857), which Chainer's
 # optimizers inherit, and `chainermn.scatter_dataset`, also under its name in
-# `chainermn.datasets` (chainermn/datasets/scatter.py, line 11).  Methods are replaced
-# and not classes, which a script may have imported or derived from.  A
-# function of files that calls another one of them, as `save_npz` calls itself,
-# calls Chainer's.
+# `chainermn.datasets` (chainermn/datasets/scatter.py, line 11).  Methods are
+# replaced and not classes, which a script may have imported or derived from.
+# A function of files that calls another one of them, as `save_npz` calls
+# itself, calls Chainer's.
 #
 # In a block of `creating_communicators`, `chainermn.create_communicator` is
 # replaced, also under its name in `chainermn.communicators`
