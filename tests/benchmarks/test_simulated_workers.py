@@ -10,7 +10,7 @@ from tests.communicators.helpers import Model, set_gradients
 from tests.ranks import on_ranks
 
 SHAPES = (1,), (33,), (), (3, 5, 7), (6000,)
-CODECS = {'fp8': (lambda rank: Fp8Ratio(rank=rank), {'warmup': 0}),
+CODECS = {'fp8': (lambda rank: Fp8Ratio(), {'warmup': 0}),
           'int4': (lambda rank: BlockScaled(ranks=2), {'warmup': 0}),
           'float32': (None, {})}
 

@@ -75,8 +75,10 @@ def held(*given, write=snapshot_file._write_member):
 snapshot_file._write_member = held
 signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
 if MPI.COMM_WORLD.rank == 0 and os.path.exists('saved'):
-    print('found', *sorted(name for name in os.listdir('saved')
-                           if name != 'trainers.json'), flush=True)
+    names = sorted(name for name in os.listdir('saved')
+                   if name != 'trainers.json')
+    # At once: other ranks write, too.
+    os.write(1, ('found ' + ' '.join(names) + chr(10)).encode())
 '''
 
 
