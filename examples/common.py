@@ -54,6 +54,13 @@ def make_parser(description, name, epoch, batchsize, lr, whose='all ranks'):
     return parser
 
 
+def add_counts(parser, *options):
+    """Adds options of an example's own: (name, default, what it counts)."""
+    for name, default, what in options:
+        parser.add_argument(f'--{name}', type=count, default=default,
+                            metavar='N', help=f'{what} (default: {default})')
+
+
 def count(text):
     """A whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:

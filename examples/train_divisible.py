@@ -45,14 +45,12 @@ class Net(Divisible):
 
 def parse():
     parser = common.make_parser(__doc__, 'divisible', 10, 32, 0.05)
-    for name, default, what in (
-            ('pipeline', min(2, MPI.COMM_WORLD.size),
-             'stages, a divisor of the number of ranks'),
-            ('micro-batches', 4, 'parts of a batch'),
-            ('depth', 8, 'dense layers'), ('width', 256, 'their outputs')):
-        parser.add_argument(f'--{name}', type=common.count, default=default,
-                            metavar='N',
-                            help=f'{what} (default: {default})')
+    common.add_counts(
+        parser,
+        ('pipeline', min(2, MPI.COMM_WORLD.size),
+         'stages, a divisor of the number of ranks'),
+        ('micro-batches', 4, 'parts of a batch'),
+        ('depth', 8, 'dense layers'), ('width', 256, 'their outputs'))
     return common.parse(parser)
 
 

@@ -124,16 +124,14 @@ def everywhere(link, x):
 
 def parse():
     parser = common.make_parser(__doc__, 'language', 1, 32, 3e-3)
-    for name, default, what in (
-            ('pipeline', 2 - MPI.COMM_WORLD.size % 2,
-             'ranks that share a model, a divisor of all'),
-            ('characters', 300_000, 'of both texts together'),
-            ('length', 64, 'characters that the model sees'),
-            ('units', 128, 'width of the layers'), ('layers', 4, 'blocks'),
-            ('heads', 4, 'of each attention')):
-        parser.add_argument(f'--{name}', type=common.count, default=default,
-                            metavar='N',
-                            help=f'{what} (default: {default})')
+    common.add_counts(
+        parser,
+        ('pipeline', 2 - MPI.COMM_WORLD.size % 2,
+         'ranks that share a model, a divisor of all'),
+        ('characters', 300_000, 'of both texts together'),
+        ('length', 64, 'characters that the model sees'),
+        ('units', 128, 'width of the layers'), ('layers', 4, 'blocks'),
+        ('heads', 4, 'of each attention'))
     return common.parse(parser)
 
 

@@ -43,11 +43,8 @@ class Deep(chainer.Chain):
 
 def parse():
     parser = common.make_parser(__doc__, 'large', 3, 64, 0.05)
-    for name, default, what in (('width', 1280, 'units of a layer'),
-                                ('layers', 9, 'of them')):
-        parser.add_argument(f'--{name}', type=common.count, default=default,
-                            metavar='N',
-                            help=f'{what} (default: {default})')
+    common.add_counts(parser, ('width', 1280, 'units of a layer'),
+                      ('layers', 9, 'of them'))
     parser.add_argument('--memory', default='70 MB', metavar='SIZE',
                         help='what a rank may use beyond the interpreter '
                         '(default: 70 MB)')
