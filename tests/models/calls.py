@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import chainer_fp8pipe  # noqa: F401, before chainer
-
 import chainer
 import chainer.functions as F
 import chainer.links as L

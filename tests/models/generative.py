@@ -3,8 +3,6 @@ from __future__ import annotations
 
 import math
 
-import chainer_fp8pipe  # noqa: F401, before chainer
-
 import chainer
 import chainer.distributions as D
 import chainer.functions as F

@@ -10,8 +10,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import chainer_fp8pipe  # noqa: F401, before chainer
-
 import chainer
 import numpy
 

@@ -1,8 +1,6 @@
 """Sequences, trees and other loops of Python over links."""
 from __future__ import annotations
 
-import chainer_fp8pipe  # noqa: F401, before chainer
-
 import chainer
 import chainer.functions as F
 import chainer.links as L

@@ -1,5 +1,4 @@
 """The collection of models learns, and is what it says it is."""
-import chainer_fp8pipe  # noqa: F401, before chainer
 
 import chainer
 import numpy

@@ -3,8 +3,6 @@ from __future__ import annotations
 
 from functools import partial
 
-import chainer_fp8pipe  # noqa: F401, before chainer
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
