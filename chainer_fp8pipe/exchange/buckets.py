@@ -16,10 +16,23 @@ import math
 import re
 import time
 from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
 
 BucketNames = tuple[str, ...]        # names of parameters
 #: Updates whose number of passes counts.
 _KEPT = 10
+
+
+class Division(NamedTuple):
+    """A model's parameters in buckets.
+
+    Attributes:
+        sizes: Elements by the parameter's name.
+        buckets: See :func:`divide`.
+    """
+
+    sizes: Mapping[str, int]
+    buckets: tuple[BucketNames, ...]
 
 
 def divide(sizes: Mapping[str, int], limit: int) -> tuple[BucketNames, ...]:

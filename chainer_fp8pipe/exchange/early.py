@@ -67,7 +67,7 @@ _ONE_MODEL = ("overlap=True with algorithm='aggregator' is for one model; "
 
 @dataclasses.dataclass(eq=False)
 class Early:
-    """What is sent early of one update.
+    """Gradients and buckets of an update that are sent before its mean.
 
     Attributes:
         values: Parameters' arrays, flat, by name; {}: nothing is sent early.
@@ -194,11 +194,11 @@ class EarlyExchange(Exchange):
             return ''
         source = early.source
         if (early.is_void or gradients.loss_scale != early.loss_scale
-                or gradients.sizes != self.division[0]
+                or gradients.sizes != self.division.sizes
                 or isinstance(source, FrameType) and source is not _update()):
             return 'the update is another one'
         for number in self.order[:early.ready]:
-            for name in self.division[1][number]:
+            for name in self.division.buckets[number]:
                 known = early.digests.get(name)
                 if gradients.arrays.get(name) is not early.arrays[name] or (
                         known is not None
@@ -233,7 +233,7 @@ class EarlyExchange(Exchange):
     def _signature(self) -> int:
         """A number that differs between ranks that cannot go on together."""
         return digest({
-            'model': str(self.number), 'sizes': str(self.division[0]),
+            'model': str(self.number), 'sizes': str(self.division.sizes),
             'order': str(self.order), 'known': str(self.learnt.is_known),
             'updates': str(self.updates)})
 
@@ -251,7 +251,7 @@ class EarlyExchange(Exchange):
         values = {
             name: array if array.size == size else (
                 numpy.ones(size, numpy.float32))
-            for name, size in self.division[0].items()
+            for name, size in self.division.sizes.items()
             for array in [known.get(name, numpy.empty(0))]}
         zeros = {name: numpy.zeros_like(array)
                  for name, array in values.items()}
@@ -286,11 +286,11 @@ class EarlyExchange(Exchange):
         learnt.is_known = True
         if self.setup.one_order:
             return
-        names = sorted(self.division[0])
+        names = sorted(self.division.sizes)
         found = numpy.array([learnt.passes.finals.get(name, math.inf)
                              for name in names])
         self.setup.ranks.mean(found)
-        learnt.order = send_order(self.division[1], dict(zip(
+        learnt.order = send_order(self.division.buckets, dict(zip(
             names, found.tolist(), strict=True)))
 
     def leave(self) -> bool:
@@ -328,7 +328,7 @@ class EarlyExchange(Exchange):
     def _begin_early(self, names: set[str], loss_scale: float | None,
                      source: FrameType | str | None) -> bool:
         values = self._values()
-        if self.division[0] != {name: array.size
+        if self.division.sizes != {name: array.size
                                 for name, array in values.items()}:
             return False
         if source is None and device_of(values).xp is not numpy:
@@ -336,9 +336,9 @@ class EarlyExchange(Exchange):
         missing = {}
         for number in self.order:
             # Buckets behind one that must wait have to wait, too.
-            if not names.issuperset(self.division[1][number]):
+            if not names.issuperset(self.division.buckets[number]):
                 break
-            missing[number] = set(self.division[1][number])
+            missing[number] = set(self.division.buckets[number])
         if missing:
             self.early = Early(values, loss_scale, source, missing)
         return bool(missing)
@@ -428,7 +428,7 @@ class EarlyExchange(Exchange):
                 if computed is not None:
                     device.xp.cuda.get_current_stream().wait_event(computed)
                 flat = {name: flat_float32(early.arrays[name])
-                        for name in self.division[1][number]}
+                        for name in self.division.buckets[number]}
                 if early.source is None:    # a script may write into them
                     early.digests |= {name: _digest(array)
                                       for name, array in flat.items()}
@@ -442,7 +442,7 @@ class EarlyExchange(Exchange):
                     values: Mapping[str, Any], loss_scale: float | None,
                     contributes: bool = True) -> None:
         self._begin(loss_scale)
-        self.learnt.rollback.keep(self.division[1][number])
+        self.learnt.rollback.keep(self.division.buckets[number])
         self._send(number, gradients, values, loss_scale, contributes)
 
     def _begin(self, loss_scale: float | None) -> None:
@@ -465,7 +465,7 @@ def _update() -> FrameType | None:
     return None
 
 
-_OURS = 'chainer', 'chainermn', __name__.partition('.')[0], 'contextlib'
+_OURS = 'chainer', 'chainermn', __name__.partition('.')[0]
 
 
 def _digest(array: Any) -> int:

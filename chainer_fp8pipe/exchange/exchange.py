@@ -40,7 +40,7 @@ from ..codecs.staging import empty_wire
 from ..mpi.agreement import agree, is_raised_by_all, raised_by_all
 from ..mpi.waiting import BRIEF
 from ..report.stream import EventStream
-from .buckets import BucketNames, divide
+from .buckets import Division, divide
 from .drift import ReplicaDrift, compare
 from .gradients import SAME_MODEL, Gradients
 from .loss_scaling import is_scaled_dynamically
@@ -125,7 +125,7 @@ class Exchange:
         updates: Updates finished so far.
         state: What the codec keeps of the model.
         engine: Sends the buckets; None before the first update.
-        division: Elements of each parameter by name, and the buckets.
+        division: The parameters in buckets.
         sent: The buckets of the update under way, by number.
     """
 
@@ -189,7 +189,7 @@ class Exchange:
 
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
         """Replaces gradients by their mean."""
-        is_new = self.engine is None or gradients.sizes != self.division[0]
+        is_new = self.engine is None or gradients.sizes != self.division.sizes
         self._check(model, gradients, is_new)
         if is_new:
             self._follow(gradients.sizes)
@@ -220,7 +220,7 @@ class Exchange:
         known = (not (is_new or compares or gradients.problem or setup.turn
                       or setup.models > 1 or setup.one_order)
                  and gradients.entries == self._agreed
-                 and self.division[0].keys() == gradients.parameters.keys())
+                 and self.division.sizes.keys() == gradients.parameters.keys())
         self._agree(entries, gradients, is_new, known)
         self._agreed = gradients.entries
         if compares:
@@ -321,13 +321,13 @@ class Exchange:
 
     def _follow(self, sizes: Mapping[str, int]) -> None:
         """Divides a new set of parameters into buckets."""
-        self.division: tuple[Mapping[str, int], tuple[BucketNames, ...]] = (
-            dict(sizes), divide(sizes, self.setup.options.bucket_bytes))
+        self.division = Division(dict(sizes), divide(
+            sizes, self.setup.options.bucket_bytes))
 
     @property
     def order(self) -> Sequence[int]:
         """Numbers of buckets in the order in which they are sent."""
-        return range(len(self.division[1]))
+        return range(len(self.division.buckets))
 
     def _new_engine(self) -> Engine:
         return self.setup.engines[0]
@@ -362,7 +362,8 @@ class Exchange:
             decodes: Likewise.
         """
         assert self.engine is not None
-        names = [*filter(gradients.__contains__, self.division[1][number])]
+        names = [name for name in self.division.buckets[number]
+                 if name in gradients]
         tensors = Tensors(names, map(gradients.__getitem__, names),
                           map(values.__getitem__, names),
                           1.0 if loss_scale is None else loss_scale,
