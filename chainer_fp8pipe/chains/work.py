@@ -1,4 +1,4 @@
-"""What a pipeline's ranks do with a batch of a partitioned Chain."""
+"""Trains, evaluates and predicts batches with a partitioned Chain."""
 # All ranks see the whole batch and record its micro-batches: what the model
 # calls may depend on the batch.  They compare what they have recorded before
 # any of them computes, as a rank that called something else would leave the
@@ -99,7 +99,7 @@ class ChainWork(Work):
         return super().joined(parts, sizes)
 
     def formed(self, outputs: Arrays) -> Any:
-        """What a prediction returns: arrays in the form of the method's."""
+        """Puts a prediction's arrays into the form that the method returns."""
         return nested.rebuilt(self._form, list(outputs))
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
@@ -173,7 +173,7 @@ class ChainWork(Work):
         return inputs, self._weights if self._is_last else []
 
     def reported(self) -> Reports:
-        """What the model has reported here, and its loss."""
+        """Returns what this rank's model has reported, and the loss."""
         found: Reports = {}
         for weight, one in zip(self._weights, self._partition.programs,
                                strict=True):

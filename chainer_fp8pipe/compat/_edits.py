@@ -235,7 +235,7 @@ EDITS = (
 
 
 def digest() -> str:
-    """Of what is in a mended wheel, which keeps it as EDITS."""
+    """A hash of all edits; a mended wheel keeps it in its file EDITS."""
     here = pathlib.Path(__file__).parent
     return str(zlib.crc32(b''.join(
         (here / name).read_bytes() for name in ('_edits.py', '_today.py'))))

@@ -68,7 +68,7 @@ class ResolutionError(Exception):
 
 
 class WorkingSet:
-    """What is installed."""
+    """Checks requirements against the packages that are installed."""
 
     def require(self, *requirements: str) -> None:
         """Raises :class:`ResolutionError` if one of them is not met."""

@@ -53,7 +53,7 @@ def install_chainer(options: Sequence[str] = ()) -> None:
         print(f'Chainer {TODAY} is installed already')
         return
     with tempfile.TemporaryDirectory() as folder:
-        # Of the same version, an older wheel would stay.
+        # Without it pip keeps a wheel of the same version with older edits.
         _install('--force-reinstall', '--no-deps', *options,
                  str(build_wheel(pathlib.Path(folder), options)))
     _install(*options, f'chainer=={TODAY}')     # what it needs

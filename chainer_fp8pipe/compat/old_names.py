@@ -139,7 +139,7 @@ class _Old:
 
     def messages(self, user: str, names: dict[str, Any],
                  serialized: bytes) -> None:
-        """What an old protoc wrote."""
+        """Makes the messages of a module that an old protoc has written."""
         used[user, 'descriptors made one by one'] = None
         build_messages(names, serialized)
 
