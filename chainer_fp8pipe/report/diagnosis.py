@@ -62,13 +62,14 @@ def diagnose(record: RunRecord) -> list[Finding]:
 
 
 def _slow_ranks(record: RunRecord, recent: _Intervals) -> Iterator[Finding]:
-    for rank in recent:
-        others = [other for other in recent if other != rank and
-                  record.stages.get(other) == record.stages.get(rank)]
-        figure = _times_as_long(recent, rank, others)
+    for rank, its in recent.items():
+        others = [one for other in recent for one in recent[other]
+                  if other != rank and record.stages.get(other)
+                  == record.stages.get(rank)]
+        figure = _times_as_long(its, others)
         if figure is None:
             continue
-        mine, usual = _phases(recent, [rank]), _phases(recent, others)
+        mine, usual = _phases(its), _phases(others)
         name = max((name for name in mine
                     if name not in (*COMMUNICATION, 'between')),
                    key=lambda name: mine[name] - usual.get(name, 0.0))
@@ -79,19 +80,17 @@ def _slow_ranks(record: RunRecord, recent: _Intervals) -> Iterator[Finding]:
             f'place of {seconds(usual.get(name, 0.0))} an update.'))
 
 
-def _times_as_long(recent: _Intervals, rank: int, others: Sequence[int]
-                   ) -> float | None:
+def _times_as_long(its: Sequence[RankInterval],
+                   others: Sequence[RankInterval]) -> float | None:
     """How many times as long a rank works as others; None: as usual."""
     found = []
-    for one in recent[rank]:
-        middle = (one.first + one.last) / 2
-        there = [its.own for other in others for its in recent[other]
-                 if its.first <= middle <= its.last]
+    for one in its:
+        there = [other.own for other in others if other.first
+                 <= (one.first + one.last) / 2 <= other.last]
         if there:
-            low, median, _ = one.own
             quick, usual, _ = numpy.median(there, axis=0)
-            if quick > 0:
-                found.append((median / usual, low / usual, low / quick))
+            found.append([one.own[1] / usual, one.own[0] / usual,
+                          one.own[0] / quick])
     if not found:
         return None
     ratio, apart, quick = numpy.median(found, axis=0).tolist()
@@ -100,25 +99,23 @@ def _times_as_long(recent: _Intervals, rank: int, others: Sequence[int]
                      and quick >= _SLOW) else None
 
 
-def _phases(recent: _Intervals, ranks: Sequence[int]) -> dict[str, float]:
-    """Medians over intervals and ranks of the mean seconds by phase."""
-    found = [one.phases for rank in ranks for one in recent[rank]]
-    return {name: float(numpy.median([one.get(name, 0.0) for one in found]))
-            for name in dict.fromkeys(name for one in found for name in one)}
+def _phases(its: Sequence[RankInterval]) -> dict[str, float]:
+    """Medians over intervals of the mean seconds by phase."""
+    return {name: float(numpy.median([
+        one.phases.get(name, 0.0) for one in its]))
+        for name in dict.fromkeys(name for one in its for name in one.phases)}
 
 
 def _slow_stages(record: RunRecord, recent: _Intervals) -> Iterator[Finding]:
     """The stage whose work is the longest, if it is much more than usual."""
     works: dict[int, list[float]] = defaultdict(list)
-    for rank, stage in record.stages.items():
-        works[stage] += [one.own[1] for one in recent.get(rank, ())]
-    work = {stage: float(numpy.median(found))
-            for stage, found in works.items() if found}
+    for rank, its in recent.items():
+        works[record.stages.get(rank, 0)] += [one.own[1] for one in its]
+    work = {stage: float(numpy.median(its)) for stage, its in works.items()}
     longest = max(work, key=lambda stage: work[stage], default=0)
     others = [work[stage] for stage in work if stage != longest]
-    usual = float(numpy.mean(others)) if others else 0.0
-    if usual > 0 and work[longest] > _SLOW_STAGE * usual:
-        figure = work[longest] / usual
+    if others and work[longest] > _SLOW_STAGE * numpy.mean(others):
+        figure = work[longest] / float(numpy.mean(others))
         yield Finding('slow stage', tuple(
             rank for rank, stage in record.stages.items()
             if stage == longest), figure, (

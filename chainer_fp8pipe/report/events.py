@@ -7,7 +7,6 @@
 # belong together.
 from __future__ import annotations
 
-import bisect
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -104,23 +103,18 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
     for event in events:
         if not event.lane:
             own[event.rank].append(event)
-    last, parts = _last_to_come(events), []
+    causes, parts = _last_to_come(own), []
     for event in events:
-        cause = last.get(event, event)
+        cause = causes.get(id(event), event)
         until = min(cause.start, event.end)
-        # What is done inside of the exchange before, such as encoding, is no
-        # waiting.
-        first = bisect.bisect_left(own[event.rank], event.start,
-                                   key=lambda one: one.start)
-        since = event.start
-        for one in own[event.rank][first:]:
-            if one.start >= until:
-                break
-            if one is not event:
-                since = max(since, one.end)
-        if until <= since:
+        if until <= event.start:
             parts.append(event)
             continue
+        # What is done inside of the exchange before, such as encoding, is no
+        # waiting.
+        since = min(until, max([event.start, *(
+            one.end for one in own[event.rank]
+            if one is not event and event.start <= one.start < until)]))
         parts += [one for one in (
             event._replace(end=since),
             event._replace(name=WAITING, start=since, end=until, bytes=0,
@@ -133,29 +127,39 @@ def _times(event: Event) -> tuple[float, float]:
     return event.start, event.end
 
 
-def _last_to_come(events: list[Event]) -> dict[Event, Event]:
-    """For each exchange that of the last rank, without which none can end.
+def _last_to_come(own: dict[int, list[Event]]) -> dict[int, Event]:
+    """By id of an exchange that of the last rank, without which none can end.
 
     Ranks that compute the same chunks exchange with each other.
     """
-    chunks: dict[int, set[int | None]] = defaultdict(set)
-    exchanges: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        if event.name in COMPUTATION:
-            chunks[event.rank].add(event.chunk)
-        elif event.name == 'exchange' and not event.lane:
-            exchanges[event.rank].append(event)
     groups: dict[frozenset[int | None], list[list[Event]]] = defaultdict(list)
-    for rank, found in exchanges.items():
-        groups[frozenset(chunks[rank] - {None})].append(found)
-    last: dict[Event, Event] = {}
+    for events in own.values():
+        groups[frozenset(event.chunk for event in events
+                         if event.name in COMPUTATION) - {None}].append(
+            [event for event in events if event.name == 'exchange'])
+    last: dict[int, Event] = {}
     for group in groups.values():
         if len({len(found) for found in group}) == 1:
             for same in zip(*group, strict=True):
                 cause = max(same, key=lambda event: event.start)
                 if cause.start <= min(event.end for event in same):
-                    last.update(dict.fromkeys(same, cause))
+                    last |= dict.fromkeys(map(id, same), cause)
     return last
+
+
+def in_rows(events: Iterable[Event]) -> list[tuple[Event, int]]:
+    """Gives each bucket the first row that no other one is in meanwhile."""
+    found: list[tuple[Event, int]] = []
+    ends: dict[int, list[float]] = defaultdict(list)    # of a rank's rows
+    for event in sorted(events, key=_times):
+        row = 0
+        if event.lane == BUCKETS:
+            rows = ends[event.rank]
+            row = next((number for number, end in enumerate(rows)
+                        if end <= event.start), len(rows))
+            rows[row:row + 1] = [event.end]
+        found.append((event, row))
+    return found
 
 
 def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
@@ -176,50 +180,36 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
     rows: list[dict[str, Any]] = [
         {'ph': 'M', 'pid': 0, 'name': 'process_name',
          'args': {'name': 'pipeline'}}]
-    placed = in_rows(events)
-    # A rank's main thread has the rank as its number.
-    numbers = {place: number for number, place in enumerate(sorted(
-        {place for _, place in placed}, key=lambda place: (
-            bool(place[1]), place)))}
-    for order, (rank, lane, row) in enumerate(sorted(numbers)):
-        number = numbers[rank, lane, row]
-        name = f'rank {rank}' + (f': {LANES[lane - 1]}' if lane else '')
+    placed = [(event, (event.lane and 1 + LANES.index(event.lane) or 0, row))
+              for event, row in in_rows(events)]
+    # A rank's main thread has the rank as its number, its others come behind.
+    ranks = 1 + max((event.rank for event in events), default=0)
+    numbers: dict[tuple[int, int, int], int] = {}
+    for rank, lane, row in sorted({(event.rank, *place)
+                                   for event, place in placed}):
+        number = numbers[rank, lane, row] = rank if not lane else (
+            ranks + len(numbers))
+        name = f'rank {rank}' + (f': {LANES[lane - 1]}' if lane else '') + (
+            f' {row}' if row else '')
         rows += [{'ph': 'M', 'pid': 0, 'tid': number, 'name': 'thread_name',
-                  'args': {'name': name + (f' {row}' if row else '')}},
+                  'args': {'name': name}},
                  {'ph': 'M', 'pid': 0, 'tid': number,
-                  'name': 'thread_sort_index', 'args': {'sort_index': order}}]
-    return {'traceEvents': rows + [_row(event, origin, numbers[place])
-                                   for event, place in placed],
-            'displayTimeUnit': 'ms'}
-
-
-def in_rows(events: Iterable[Event]) -> list[tuple[Event, _Place]]:
-    """Gives each bucket the first row that no other one is in meanwhile."""
-    found: list[tuple[Event, _Place]] = []
-    ends: dict[int, list[float]] = {}       # by rank, of the rows' last ones
-    for event in sorted(events, key=_times):
-        row = 0
-        if event.lane == BUCKETS:
-            rows = ends.setdefault(event.rank, [])
-            row = next((number for number, end in enumerate(rows)
-                        if end <= event.start), len(rows))
-            rows[row:row + 1] = [event.end]
-        found.append((event, (
-            event.rank, ('', *LANES).index(event.lane), row)))
-    return found
-
-
-def _row(event: Event, origin: float, thread: int) -> dict[str, Any]:
-    # Both ends are rounded, so that events that meet do not overlap.
-    start, end = (round((time - origin) * 1e6, 3)
-                  for time in (event.start, event.end))
-    number = '' if event.micro_batch is None else f' {event.micro_batch}'
-    details = {'rank': event.rank, 'lane': event.lane or None,
-               'micro_batch': event.micro_batch, 'chunk': event.chunk,
-               'iteration': event.iteration, 'bytes': event.bytes or None,
-               'about': event.about or None, **dict(event.values)}
-    return {'ph': 'X', 'pid': 0, 'tid': thread,
-            'name': event.name + number, 'cat': event.name, 'ts': start,
-            'dur': round(end - start, 3),
+                  'name': 'thread_sort_index',
+                  'args': {'sort_index': len(numbers)}}]
+    for event, place in placed:
+        # Both ends are rounded, so that events that meet do not overlap.
+        start, end = (round((time - origin) * 1e6, 3)
+                      for time in (event.start, event.end))
+        details = event._asdict()
+        details |= dict(details.pop('values'))
+        for name in 'name', 'start', 'end':
+            del details[name]
+        rows.append({
+            'ph': 'X', 'pid': 0, 'tid': numbers[event.rank, place[0], place[1]],
+            'name': event.name + ('' if event.micro_batch is None
+                                  else f' {event.micro_batch}'),
+            'cat': event.name, 'ts': start, 'dur': round(end - start, 3),
             'args': {name: value for name, value in details.items()
-                     if value is not None}}
+                     if value not in (None, '')
+                     and (name != 'bytes' or value)}})
+    return {'traceEvents': rows, 'displayTimeUnit': 'ms'}

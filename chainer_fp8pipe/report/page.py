@@ -6,25 +6,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import string
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
 
 from . import svg
 from .diagnosis import diagnose
 from .events import chrome_trace
 from .quantities import seconds, share, size
-from .record import (
-    PHASES,
-    RankInterval,
-    RecordedUpdate,
-    RunRecord,
-    written_whole,
-)
+from .record import PHASES, RankInterval, RunRecord, written_whole
 from .timeline import draw_timeline, look_of
-from .verdict import mean_of, rows, verdict
+from .verdict import mean_of, mean_sent, verdict
 
 #: A letter stands for each run on a page.
 _LETTERS = string.ascii_uppercase
@@ -67,7 +61,11 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
             _LETTERS, records, strict=False)})
     stem = os.path.splitext(os.fspath(path))[0]
     sections = {
-        'What came out?': _result(runs),
+        'What came out?': _side_by_side(
+            {run: {'run': record.name, **dict(verdict(record))}
+             for run, record in runs.items()}) + _paragraphs(
+            run + remark for run, record in runs.items()
+            for remark in record.remarks),
         'Is it learning?': _curves(runs),
         'Where does the time go?': _phases(runs),
         'What does each rank do when?': ''.join(
@@ -77,9 +75,18 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
             run + one.text for run, record in runs.items()
             for one in diagnose(record)) or _paragraphs(
                 ['None stands out.']),
-        'What crosses the network?': _sent(runs),
-        'How much memory?': _memory(runs),
-        'What did it run with?': _settings(runs)}
+        'What crosses the network?': _table(
+            ('', 'as', 'sent in an update', 'in float32'), [
+                (name, codec, size(sent[codec]), size(float32[codec]))
+                for name, its in _by_rank(runs).items()
+                for sent, float32 in [mean_sent(its)] for codec in sent]),
+        'How much memory?': _table(('', 'most of the process'), [
+            (name, size(most)) for name, its in _by_rank(runs).items()
+            if (most := max(one.peak for one in its))]),
+        'What did it run with?': _side_by_side({
+            run: {'command': ' '.join(start.command), **start.options,
+                  **start.versions}
+            for run, record in runs.items() for start in record.starts[-1:]})}
     title = svg.escaped(', '.join(record.name for record in records))
     with written_whole(path, 'wb') as file:
         file.write((
@@ -94,39 +101,23 @@ def write_page(records: Sequence[RunRecord], path: str | os.PathLike[str]
             + '\n</body></html>\n').encode(errors='replace'))
 
 
-# --- answers -----------------------------------------------------------------
-
-def _result(runs: _Runs) -> str:
-    """The verdict of each run, side by side."""
-    found = {run: dict(rows(verdict(record))) for run, record in runs.items()}
-    if not any(found.values()):
-        return ''
-    labels = dict.fromkeys(label for its in found.values() for label in its)
-    return _table(('', *(f'{run}{record.name}'
-                         for run, record in runs.items())), [
-        (label, *(its.get(label, '-') for its in found.values()))
-        for label in labels]) + _paragraphs(
-            run + remark for run, record in runs.items()
-            for remark in record.remarks)
-
-
 def _curves(runs: _Runs) -> str:
     """A figure for each quantity, a line for each run and place."""
-    series: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(dict)
+    series: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list))
     for run, record in runs.items():
         for point in record.curves:
             for name, value in point.values.items():
-                series[name.rsplit('/', 1)[-1]].setdefault(
-                    run + name, []).append((point.iteration, value))
+                series[name.rsplit('/', 1)[-1]][run + name].append(
+                    (point.iteration, value))
     again = [start.iteration for record in runs.values()
              for start in record.starts if start.iteration]
     found = ''
     for name in sorted(series, key=lambda name: (
             name != 'loss', name != 'accuracy', name)):
-        bad = sum(value != value or abs(value) == float('inf')
-                  for line in series[name].values() for _, value in line)
-        found += _figure(name, svg.lines(name, '', series[name], again))
-        if bad:
+        found += _figure(name, svg.lines(name, series[name], again))
+        if bad := sum(not math.isfinite(value) for line in
+                      series[name].values() for _, value in line):
             found += _paragraphs([f'{bad} values of {name} are not finite; '
                                   'lines have gaps there.'])
     return found
@@ -145,83 +136,48 @@ def _phases(runs: _Runs) -> str:
         boxes, cells = [], []
         for row, (name, bar) in enumerate(bars.items()):
             left, whole = 0.0, sum(bar.values()) or 1.0
-            texts = [f'{seconds(bar.get(phase, 0.0))} '
-                     f'({share(bar.get(phase, 0.0) / whole)})'
-                     for phase in used]
-            for phase, words in zip(used, texts, strict=True):
+            cells.append([name, seconds(sum(bar.values()))])
+            for phase in used:
                 right = left + 1e3 * bar.get(phase, 0.0)
-                boxes.append(svg.Box(row, 0.0, 1.0, left, right,
-                                     look_of(phase).colour,
-                                     f'{name}: {phase}, {words}'))
+                cells[-1].append(f'{seconds(bar.get(phase, 0.0))} '
+                                 f'({share(bar.get(phase, 0.0) / whole)})')
+                boxes.append(svg.Box(
+                    row, 0.0, 1.0, left, right, look_of(phase)[1],
+                    f'{name}: {phase}, {cells[-1][-1]}'))
                 left = right
-            cells.append((name, seconds(sum(bar.values())), *texts))
         if used:
             found += _figure(title, svg.boxes(
-                title, 'ms', [*bars], boxes, {
-                    look_of(phase).label: look_of(phase).colour
-                    for phase in used})) + _table(('', 'all', *used), cells)
+                title, 'ms', [*bars], boxes, dict(map(look_of, used)))
+            ) + _table(('', 'all', *used), cells)
     return found
 
 
 def _timelines(run: str, record: RunRecord, stem: str) -> str:
     """A usual update and the slowest one, and files of both."""
-    if not record.updates:
-        return ''
-    usual = median(one.seconds for one in record.updates)
-    chosen: dict[str, RecordedUpdate] = {
-        'usual': min(record.updates, key=lambda one: abs(
-            one.seconds - usual)),
-        'slowest': max(record.updates, key=lambda one: one.seconds)}
+    by_time = sorted(record.updates, key=lambda one: one.seconds)
     found = ''
-    for kind, update in chosen.items():
+    for kind, update in zip(('usual', 'slowest'), (
+            *by_time[(len(by_time) - 1) // 2:][:1], *by_time[-1:]),
+            strict=False):
         path = f'{stem}_{kind}.json'
         with written_whole(path) as file:
             json.dump(chrome_trace(update.events), file)
         found += _figure(
             f'{run}update {update.iteration}, the {kind} one of '
-            f'{len(record.updates)} recorded',
+            f'{len(by_time)} recorded',
             draw_timeline('Timeline of all ranks', update.events))
         found += _paragraphs([
             f'{os.path.basename(path)} has it for ui.perfetto.dev.'])
     return found
 
 
-def _sent(runs: _Runs) -> str:
-    lines = []
-    for name, its in _by_rank(runs).items():
-        sent, whole = (mean_of(its, [
-            {codec: both[place] for codec, both in one.sent.items()}
-            for one in its]) for place in (0, 1))
-        lines += [(name, codec, size(sent[codec]), size(whole[codec]))
-                  for codec in sent]
-    return _table(('', 'as', 'sent in an update', 'in float32'), lines)
-
-
-def _memory(runs: _Runs) -> str:
-    return _table(('', 'most of the process'), [
-        (name, size(most)) for name, its in _by_rank(runs).items()
-        if (most := max(one.peak for one in its))])
-
-
-def _settings(runs: _Runs) -> str:
-    """What each run is, side by side."""
-    found = {run: {'command': ' '.join(start.command),
-                   **start.options, **start.versions}
-             for run, record in runs.items()
-             for start in record.starts[-1:]}
-    names = dict.fromkeys(name for its in found.values() for name in its)
-    return _table(('', *(run.rstrip(': ') for run in found)), [
-        (name, *(its.get(name, '-') for its in found.values()))
-        for name in names])
-
-
 def _by_rank(runs: _Runs) -> dict[str, list[RankInterval]]:
     """The intervals of each rank in the last start of each run."""
-    found: dict[str, list[RankInterval]] = {}
+    found: dict[str, list[RankInterval]] = defaultdict(list)
     for run, record in runs.items():
         for one in sorted(record.intervals[-1] if record.intervals else (),
                           key=lambda one: one.rank):
-            found.setdefault(f'{run}rank {one.rank}', []).append(one)
+            found[f'{run}rank {one.rank}'].append(one)
     return found
 
 
@@ -234,6 +190,14 @@ def _paragraphs(texts: Iterable[str]) -> str:
 def _figure(title: str, figure: str) -> str:
     return (f'<h3>{svg.escaped(title)}</h3>\n'
             f'<div class="wide">{figure}</div>\n' if figure else '')
+
+
+def _side_by_side(found: Mapping[str, Mapping[str, str]]) -> str:
+    """A table of what runs have by name, a column for each."""
+    names = dict.fromkeys(name for its in found.values() for name in its)
+    return _table(('', *(run.rstrip(': ') for run in found)), [
+        (name, *(its.get(name, '-') for its in found.values()))
+        for name in names])
 
 
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

@@ -4,10 +4,10 @@
 # and the data of a rank that died are there.  The price: a report shows the
 # ranks whose files one disk has.
 #
-# A file has a line of JSON for each part, {"kind": {fields}}.  Lines are only
-# appended: a kill costs the line that was being written, and a job that is
-# started again goes on in the same files.  A reader leaves out a line that is
-# torn, damaged or of an unknown kind, with a remark.  Only a file that does
+# A file has a line of JSON for each part, ["class", fields...], with NaN and
+# infinities as Python's json has them.  Lines are only appended: a kill costs
+# the line that was being written, which a reader leaves out with a remark, and
+# a job that is started again goes on in the same files.  Only a file that does
 # not begin as a record is an error, for it may be anything.
 #
 # Ranks share no clock but that of their hosts, as seconds since 1970: a start
@@ -15,20 +15,20 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from . import stored
 from .events import Event
 
 #: The folder of a record, in the result folder.
 FOLDER = 'report'
-_FORMAT = 2
-_HEADER = 'record of a rank'
+_HEADER = '["record of a rank", 3]\n'
 
 #: Parts of a step, in the order of a picture.  ``exchange`` includes waiting
 #: for slower ranks; ``other`` has no section of its own; ``between`` passes
@@ -165,12 +165,6 @@ class RecordedUpdate(NamedTuple):
     seconds: float
     events: tuple[Event, ...]
 
-    @staticmethod
-    def before_made(data: Any, where: str) -> Any:
-        """Of a line, whose events are rows of their fields."""
-        return {**data, 'events': [stored.made(Event, dict(zip(
-            Event._fields, row, strict=False))) for row in data['events']]}
-
 
 @dataclass
 class RunRecord:
@@ -178,8 +172,7 @@ class RunRecord:
 
     Attributes:
         name: Of the run: its folder.
-        starts: Of the last training in the folder, as rank 0 has them; []
-            where there is ``LogReport``'s file only.
+        starts: Of the last training in the folder, as rank 0 has them.
         ends: Of each start that ended in order, by its place.
         ended: The ranks that have ended the last start.
         seen: The last sign of life of each start, in seconds since 1970.
@@ -213,10 +206,11 @@ class RunRecord:
 #: Any part of a record.
 Part = RunStart | RunEnd | CurvePoint | RankInterval | RecordedUpdate
 
-_KINDS: dict[str, Any] = {
-    'start': RunStart, 'end': RunEnd, 'point': CurvePoint,
-    'interval': RankInterval, 'update': RecordedUpdate}
-_NAMES = {kind: name for name, kind in _KINDS.items()}
+#: Starts of a rank, each with the parts that follow it.
+_Starts = list[tuple[RunStart, list[Part]]]
+
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (
+    RunStart, RunEnd, CurvePoint, RankInterval, RecordedUpdate)}
 
 
 # --- writing -----------------------------------------------------------------
@@ -238,9 +232,9 @@ class RecordWriter:
         self._path = os.path.join(folder, FOLDER, f'rank{rank}.jsonl')
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
             with written_whole(self._path) as file:
-                file.write(_line(_HEADER, {'format': _FORMAT, 'rank': rank}))
+                file.write(_HEADER)
             return
-        next(_lines(self._path, []), None)          # checks how it begins
+        _check(self._path)
         with open(self._path, 'rb+') as whole:      # a kill may have cut it
             whole.seek(-1, os.SEEK_END)
             if whole.read(1) != b'\n':
@@ -248,32 +242,10 @@ class RecordWriter:
 
     def write(self, parts: Iterable[Part]) -> None:
         """Appends parts, in one write."""
-        lines = ''.join(_line(_NAMES[type(part)], _fields(part))
+        lines = ''.join(json.dumps([type(part).__name__, *part]) + '\n'
                         for part in parts)
         with open(self._path, 'a', encoding='utf-8') as file:
             file.write(lines)
-
-
-def _fields(part: Part) -> dict[str, Any]:
-    fields = part._asdict()
-    if isinstance(part, RecordedUpdate):
-        fields['events'] = [[*event] for event in part.events]
-    return fields
-
-
-def _line(name: str, fields: dict[str, Any]) -> str:
-    # JSON knows no NaN and no infinity, and losses may be both: as texts.
-    return json.dumps({name: _finite(fields)}, separators=(',', ':')) + '\n'
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if abs(value) < float('inf') else str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return value
 
 
 @contextlib.contextmanager
@@ -299,17 +271,15 @@ def written_whole(path: str | os.PathLike[str], mode: str = 'w'
 # --- reading -----------------------------------------------------------------
 
 def is_record(folder: str) -> bool:
-    """Whether a folder has a record, or at least ``LogReport``'s file."""
-    return any(os.path.isfile(os.path.join(folder, *place)) for place in (
-        (FOLDER, 'rank0.jsonl'), ('log',)))
+    """Whether a folder has a record."""
+    return os.path.isfile(os.path.join(folder, FOLDER, 'rank0.jsonl'))
 
 
 def read_record(folder: str) -> RunRecord:
     """Reads the record of the last training in a folder.
 
     Args:
-        folder: A result folder, also while ranks write it; one in which there
-            is only the file ``log`` of Chainer's ``LogReport`` gives curves.
+        folder: A result folder, also while ranks write it.
 
     Raises:
         OSError: A file cannot be read.
@@ -319,160 +289,110 @@ def read_record(folder: str) -> RunRecord:
     if not os.path.isdir(folder):
         raise ValueError(f'{folder!r} is not a folder; name the folder that '
                          'a run has written its results to')
-    record = RunRecord(os.path.basename(os.path.abspath(folder)))
-    log = os.path.join(folder, 'log')
-    if os.path.isfile(os.path.join(folder, FOLDER, 'rank0.jsonl')):
-        _read(os.path.join(folder, FOLDER), record)
-    elif os.path.isfile(log):
-        _read_log(log, record)
-    else:
+    if not is_record(folder):
         raise ValueError(
-            f'{folder!r} has neither a record ({FOLDER}/rank0.jsonl) nor a '
-            'log; add trainer.extend(RunReport(comm)) to the training, and '
-            'name the folder that it writes to')
+            f'{folder!r} has no record ({FOLDER}/rank0.jsonl); add '
+            'trainer.extend(RunReport(comm)) to the training, and name the '
+            'folder that it writes to')
+    record = RunRecord(os.path.basename(os.path.abspath(folder)))
+    jobs = {int(name[4:-6]): _starts(os.path.join(folder, FOLDER, name),
+                                     record.remarks)
+            for name in sorted(os.listdir(os.path.join(folder, FOLDER)))
+            if re.fullmatch(r'rank\d+\.jsonl', name)}
+    starts = [start for start, _ in jobs[0]]
+    if starts:
+        first = max(n for n, one in enumerate(starts) if one.is_new or not n)
+        if first:
+            record.remarks.append(
+                f'The folder has {first} earlier starts, of other trainings.')
+        _join(record, starts, first, jobs)
     return record
 
 
-def _read(folder: str, record: RunRecord) -> None:
-    found = {int(match[1]): os.path.join(folder, match[0])
-             for name in os.listdir(folder)
-             if (match := re.fullmatch(r'rank(\d+)\.jsonl', name))}
-    parts = {rank: [*_parts(path, record.remarks)]
-             for rank, path in sorted(found.items())}
-    starts = [part for part in parts[0] if isinstance(part, RunStart)]
-    if not starts:
-        return
-    first = max(n for n, start in enumerate(starts) if start.is_new or not n)
-    if first:
-        record.remarks.append(
-            f'The folder has {first} earlier starts, of other trainings.')
+def _join(record: RunRecord, starts: list[RunStart], first: int,
+          jobs: Mapping[int, _Starts]) -> None:
+    """Fills a record with the starts from the first on, of all ranks."""
     record.starts = starts[first:]
     record.seen = [start.time for start in record.starts]
     record.intervals = [[] for _ in record.starts]
-    updates: list[dict[int, dict[int, RecordedUpdate]]] = [
-        {} for _ in record.starts]
-    for rank, its in parts.items():
-        place = -1
-        for part in its:
-            if isinstance(part, RunStart):
-                place = _nearest(starts, part.time) - first
-                if place == len(record.starts) - 1:
-                    record.hosts[rank] = part.host
-                    if part.stage is not None:
-                        record.stages[rank] = part.stage
-            elif place >= 0:
-                _place(record, updates, rank, place, part)
-    _join(record, updates[-1])
-    missing = [rank for rank in range(record.starts[-1].ranks)
+    updates: dict[int, list[RecordedUpdate]] = defaultdict(list)
+    for rank, its in jobs.items():
+        for start, parts in its:
+            place = min(range(len(starts)), key=lambda place: abs(
+                starts[place].time - start.time)) - first
+            if place >= 0:
+                _add(record, rank, place, parts)
+            if place == len(record.starts) - 1:
+                record.hosts[rank] = start.host
+                if start.stage is not None:
+                    record.stages[rank] = start.stage
+                for part in _of(RecordedUpdate, parts):
+                    updates[part.iteration].append(part)
+    record.updates = [
+        RecordedUpdate(iteration, max(one.seconds for one in found), tuple(
+            sorted((event for one in found for event in one.events),
+                   key=lambda event: event.start)))
+        for iteration, found in sorted(updates.items())
+        if len(found) == len(record.hosts)]
+    missing = [str(rank) for rank in range(record.starts[-1].ranks)
                if rank not in record.hosts]
     if missing:
         record.remarks.append(
-            f'{"Ranks" if missing[1:] else "Rank"} '
-            f'{", ".join(map(str, missing[:8]))}{" ..." * bool(missing[8:])} '
-            'left no record here: RunReport was not added there, or their '
-            'host writes to another disk.')
+            f'Rank {", ".join(missing[:8])}{", ..." * bool(missing[8:])} left '
+            'no record here: RunReport was not added there, or the host '
+            'writes to another disk.')
 
 
-def _nearest(starts: list[RunStart], time: float) -> int:
-    return min(range(len(starts)),
-               key=lambda place: abs(starts[place].time - time))
-
-
-def _place(record: RunRecord,
-           updates: list[dict[int, dict[int, RecordedUpdate]]], rank: int,
-           place: int, part: Part) -> None:
-    """Adds a rank's part to the start at a place."""
-    if isinstance(part, RankInterval):
-        record.intervals[place].append(part)
-        record.seen[place] = max(record.seen[place], part.time)
-    elif isinstance(part, RecordedUpdate):
-        updates[place].setdefault(part.iteration, {})[rank] = part
-    elif not rank and isinstance(part, CurvePoint):
-        # A start has gone back behind later points of the one before.
-        while record.curves and record.curves[-1].iteration >= part.iteration:
-            record.curves.pop()
-        record.curves.append(part)
-        record.seen[place] = max(record.seen[place], part.time)
-    elif isinstance(part, RunEnd):
-        record.seen[place] = max(record.seen[place], part.time)
+def _add(record: RunRecord, rank: int, place: int, parts: Sequence[Part]
+         ) -> None:
+    """Adds what a rank has of the start at a place."""
+    record.intervals[place] += _of(RankInterval, parts)
+    record.seen[place] = max([record.seen[place], *(
+        part.time for part in parts if not isinstance(part, RecordedUpdate))])
+    for end in _of(RunEnd, parts):
         if place == len(record.starts) - 1:
             record.ended.add(rank)
         if not rank:
-            record.ends[place] = part
+            record.ends[place] = end
+    if not rank and (points := _of(CurvePoint, parts)):
+        # A start may have gone back behind later points of the one before.
+        record.curves = [*itertools.takewhile(
+            lambda point: point.iteration < points[0].iteration,
+            record.curves), *points]
 
 
-def _join(record: RunRecord, updates: dict[int, dict[int, RecordedUpdate]]
-          ) -> None:
-    """Keeps the updates that all ranks have, with all their events."""
-    for iteration, by_rank in sorted(updates.items()):
-        if by_rank.keys() == record.hosts.keys():
-            record.updates.append(RecordedUpdate(
-                iteration, max(one.seconds for one in by_rank.values()),
-                tuple(sorted((event._replace(rank=rank)
-                              for rank, one in by_rank.items()
-                              for event in one.events),
-                             key=lambda event: event.start))))
+def _of(kind: Any, parts: Iterable[Part]) -> list[Any]:
+    return [part for part in parts if isinstance(part, kind)]
 
 
-def _parts(path: str, remarks: list[str]) -> Iterator[Part]:
-    for name, fields in _lines(path, remarks):
-        if name in _KINDS:
-            try:
-                if name == 'point':     # JSON has no NaN: it is a text
-                    fields['values'] = {one: float(value) for one, value
-                                        in fields['values'].items()}
-                yield stored.made(_KINDS[name], fields, strict=False)
-            except (AttributeError, IndexError, KeyError, TypeError,
-                    ValueError) as error:
-                remarks.append(
-                    f'A line {name!r} of {os.path.basename(path)} is damaged '
-                    f'and is left out ({type(error).__name__}: {error}).')
+def _check(path: str) -> None:
+    with open(path, 'rb') as file:
+        begin = file.readline()
+    if begin != _HEADER.encode():
+        raise ValueError(
+            f'{path!r} is not a record that this chainer_fp8pipe writes; '
+            'move it away, or choose another result folder')
 
 
-def _lines(path: str, remarks: list[str]
-           ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The whole lines of a file after the first; remarks on the others."""
+def _starts(path: str, remarks: list[str]) -> _Starts:
+    """Each start of a rank, with the parts that follow it."""
+    _check(path)
+    found: _Starts = []
     with open(path, encoding='utf-8', errors='replace') as file:
-        for number, text in enumerate(file, 1):
+        for number, line in enumerate(file, 1):
             try:
-                (name, fields), = json.loads(text).items()
-                if not isinstance(fields, dict):
-                    raise ValueError(name)
-            except (ValueError, AttributeError):
-                name, fields = '', {}
-            if number == 1 and name != _HEADER:
-                raise ValueError(
-                    f'{path!r} is not the record of a rank: it does not begin '
-                    'as one; move it away, or choose another result folder')
-            if number == 1 and fields.get('format') != _FORMAT:
-                raise ValueError(
-                    f'{path!r} has format {fields.get("format")!r}, and this '
-                    f'chainer_fp8pipe reads format {_FORMAT}; read it with '
-                    'the version that wrote it')
-            if name and number > 1:
-                yield name, fields
-            elif number > 1 and text.strip():
+                kind, *fields = json.loads(line)
+                if kind == 'RecordedUpdate':
+                    fields[-1] = tuple(Event(*event) for event in fields[-1])
+                part = _KINDS[kind](*fields) if number > 1 else None
+            except (ValueError, TypeError, KeyError):
                 remarks.append(
                     f'Line {number} of {os.path.basename(path)} is not whole '
                     'and is left out; the job may have been killed while it '
                     'was written.')
-
-
-def _read_log(path: str, record: RunRecord) -> None:
-    """Adds the curves of a file of ``LogReport``."""
-    try:
-        with open(path, encoding='utf-8') as file:
-            entries = json.load(file)
-        for entry in entries:
-            values = {name: float(value) for name, value in entry.items()
-                      if isinstance(value, (int, float))}
-            record.curves.append(CurvePoint(
-                int(values.pop('iteration')), values.pop('epoch'),
-                values.pop('elapsed_time', 0.0), values))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f'{path!r} is not a log of LogReport: {type(error).__name__}: '
-            f'{error}') from None
-    record.remarks.append(
-        'There is only the log of LogReport: curves, and nothing about '
-        'ranks. RunReport records the rest.')
+                continue
+            if isinstance(part, RunStart):
+                found.append((part, []))
+            elif found and part is not None:
+                found[-1][1].append(part)
+    return found

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from ..command_line import Parser, reason
 from . import page
 from .record import is_record, read_record
-from .verdict import text, verdict
+from .verdict import text
 
 _DESCRIPTION = """
 Prints a run's results, and makes one HTML file about it:
@@ -26,8 +25,8 @@ the run there, and makes the same page while it goes on:
 
     trainer.extend(chainer_fp8pipe.RunReport(comm))
 
-The file "log" of LogReport alone gives curves.  One page compares several
-folders.  The command needs no ranks: call it without mpiexec.
+One page compares several folders.  The command needs no ranks: call it
+without mpiexec.
 """
 _EPILOG = """
 exit codes: 0; 2: a folder has no record, or one that cannot be read
@@ -56,14 +55,10 @@ def main(arguments: Sequence[str]) -> None:
     if len({record.name for record in records}) < len(records):
         for record, folder in zip(records, folders, strict=True):
             record.name = folder
-    verdicts = [verdict(record) for record in records]
     if isinstance(sys.stdout, io.TextIOWrapper):    # paths may be no UTF-8
         sys.stdout.reconfigure(errors='backslashreplace')
-    if options.json:
-        print(json.dumps(verdicts, indent=1))
-        return
-    for one in verdicts:
-        print(text(one))
+    for record in records:
+        print(text(record))
     path = options.output or (
         os.path.join(folders[0], 'report.html') if len(folders) == 1
         else 'report.html')
@@ -84,9 +79,6 @@ def _parser() -> Parser:
     parser.add_argument(
         '-o', '--output', metavar='FILE',
         help='the page (default: report.html, of one run in its folder)')
-    parser.add_argument(
-        '--json', action='store_true', help='print the verdicts as JSON, a '
-        'list of objects; make no page')
     return parser
 
 

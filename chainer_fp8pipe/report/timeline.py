@@ -2,13 +2,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from . import svg
 from .events import (
     BUCKETS,
     COMPUTATION,
+    LANES,
     WAITING,
     Event,
     idle_share,
@@ -17,39 +17,32 @@ from .events import (
 )
 from .quantities import seconds, share
 
-
-class Look(NamedTuple):
-    """How events look, and where they come in the legend."""
-
-    order: int
-    label: str
-    colour: str
-
-
+#: Of events by name, in the order of the legend: label and colour.
 _LOOKS = {
-    'input': Look(0, 'input', '#f0e342'),
-    'forward': Look(1, 'forward', '#3366ab'),
-    'recompute': Look(2, 'forward again', '#73add9'),
-    'backward': Look(3, 'backward', '#de701f'),
-    'backward_weight': Look(4, 'backward, weight half', '#f5b359'),
-    'update': Look(5, 'update', '#218738'),
-    'send': Look(6, 'send and receive', '#9e2973'),
-    'receive': Look(6, 'send and receive', '#9e2973'),
-    'exchange': Look(7, 'exchange', '#d978bd'),
-    'encode': Look(8, 'encode', '#0d8c99'),
-    'decode': Look(9, 'decode', '#73bfb3'),
-    'bucket': Look(10, 'bucket in flight', '#595959'),
-    'between': Look(11, 'between updates', '#bfb380'),
-    WAITING: Look(12, 'waiting', '#cfcfcf'),
+    'input': ('input', '#f0e342'),
+    'forward': ('forward', '#3366ab'),
+    'recompute': ('forward again', '#73add9'),
+    'backward': ('backward', '#de701f'),
+    'backward_weight': ('backward, weight half', '#f5b359'),
+    'update': ('update', '#218738'),
+    'send': ('send and receive', '#9e2973'),
+    'receive': ('send and receive', '#9e2973'),
+    'exchange': ('exchange', '#d978bd'),
+    'encode': ('encode', '#0d8c99'),
+    'decode': ('decode', '#73bfb3'),
+    'bucket': ('bucket in flight', '#595959'),
+    'between': ('between updates', '#bfb380'),
+    WAITING: ('waiting', '#cfcfcf'),
 }
 
 # Where a rank's row has its lanes, and how high.
-_WHOLE, _LANES = (0.0, 1.0), ((0.0, 0.64), (0.68, 0.12), (0.82, 0.18))
+_PLACES = {lane: place for lane, place in zip(
+    ('', *LANES), ((0.0, 0.64), (0.68, 0.12), (0.82, 0.18)), strict=True)}
 
 
-def look_of(name: str) -> Look:
-    """How events of a name look; those without a look of their own: grey."""
-    return _LOOKS.get(name, Look(13, name, '#737373'))
+def look_of(name: str) -> tuple[str, str]:
+    """Label and colour of events; those without a look of their own: grey."""
+    return _LOOKS.get(name, (name, '#737373'))
 
 
 def draw_timeline(title: str, events: Iterable[Event]) -> str:
@@ -63,43 +56,37 @@ def draw_timeline(title: str, events: Iterable[Event]) -> str:
     """
     events = [event for event in part_waits(events)
               if event.end > event.start]
-    if not events:
-        return ''
     ranks = sorted({event.rank for event in events})
-    origin = min(event.start for event in events)
-    shades, has_lanes = _shades(events), any(event.lane for event in events)
-    placed = in_rows(events)
-    rows: dict[int, int] = defaultdict(int)     # of buckets, by rank
-    for _, (rank, _, row) in placed:
-        rows[rank] = max(rows[rank], row + 1)
-    found, looks = [], {}
-    for event, (rank, lane, row) in placed:
-        look = look_of(event.name)
-        white = (shades.get((rank, event.chunk), 0.0)
-                 if event.name in COMPUTATION else 0.0)
-        colour = _lighter(look.colour, white)
-        looks[look.label] = look
-        top, height = _LANES[lane] if has_lanes else _WHOLE
-        if event.lane == BUCKETS:
-            height /= rows[rank]
-            top += row * height
-        found.append(svg.Box(
-            ranks.index(rank), top, height, 1e3 * (event.start - origin),
-            1e3 * (event.end - origin), colour, _words(event, look)))
-    found.sort(key=lambda box: box.right - box.left, reverse=True)
-    return svg.boxes(title, 'ms', [f'rank {rank}' for rank in ranks], found, {
-        look.label: look.colour for look in sorted(looks.values())})
-
-
-def _shades(events: Sequence[Event]) -> dict[tuple[int, int | None], float]:
-    """How light the chunks of a rank are that has several."""
+    origin = min((event.start for event in events), default=0.0)
+    has_lanes = any(event.lane for event in events)
     chunks: dict[int, set[int]] = defaultdict(set)
     for event in events:
         if event.chunk is not None:
             chunks[event.rank].add(event.chunk)
-    return {(rank, chunk): 0.55 * place / (len(its) - 1)
-            for rank, its in chunks.items() if len(its) > 1
-            for place, chunk in enumerate(sorted(its))}
+    placed = in_rows(events)
+    rows: dict[int, int] = defaultdict(int)     # of buckets, by rank
+    for event, row in placed:
+        rows[event.rank] = max(rows[event.rank], row + 1)
+    found, looks = [], {}
+    for event, row in placed:
+        label, colour = look_of(event.name)
+        looks[label] = colour
+        if event.name in COMPUTATION and event.chunk is not None:
+            its = sorted(chunks[event.rank])
+            colour = _lighter(colour, 0.55 * its.index(event.chunk)
+                              / max(1, len(its) - 1))
+        top, height = _PLACES[event.lane] if has_lanes else (0.0, 1.0)
+        if event.lane == BUCKETS:
+            height /= rows[event.rank]
+            top += row * height
+        found.append(svg.Box(
+            ranks.index(event.rank), top, height,
+            1e3 * (event.start - origin), 1e3 * (event.end - origin), colour,
+            _words(event, label)))
+    found.sort(key=lambda box: box.right - box.left, reverse=True)
+    return svg.boxes(title, 'ms', [f'rank {rank}' for rank in ranks], found, {
+        label: colour for label, colour in (*_LOOKS.values(), *looks.items())
+        if label in looks})
 
 
 def _lighter(colour: str, white: float) -> str:
@@ -108,18 +95,16 @@ def _lighter(colour: str, white: float) -> str:
                          for part in parts)
 
 
-def _words(event: Event, look: Look) -> str:
+def _words(event: Event, label: str) -> str:
     """What the pointer shows."""
-    parts = [f'rank {event.rank}: {look.label}'
-             + f', chunk {event.chunk}' * (event.chunk is not None)
-             + f', micro-batch {event.micro_batch}' * (
-                 event.micro_batch is not None),
-             seconds(event.end - event.start)]
-    if event.name == WAITING:
-        parts.append(f'for {event.about}')
-    elif event.about:
-        parts.append(event.about)
-    return ', '.join(parts)
+    return ', '.join([
+        f'rank {event.rank}: {label}',
+        *(f'{what} {number}' for what, number in (
+            ('chunk', event.chunk), ('micro-batch', event.micro_batch))
+          if number is not None),
+        seconds(event.end - event.start),
+        *[f'for {event.about}' if event.name == WAITING else event.about
+          ] * bool(event.about)])
 
 
 def picture(events: Iterable[Event], title: str) -> str:

@@ -8,7 +8,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
 from ..codecs import CODECS
 from .diagnosis import diagnose
@@ -37,64 +36,99 @@ _WORTH = 0.05
 TO_STAGES = 'to stages'
 
 
-def verdict(record: RunRecord) -> dict[str, Any]:
-    """What came out of a run, as numbers that JSON can hold.
+def verdict(record: RunRecord) -> list[tuple[str, str]]:
+    """What came out of a run: what each line is about, and the line."""
+    lines = [*_result(record)]
+    if record.starts:
+        lines += [('time', f'{seconds(record.seconds)} on '
+                   f'{counted(record.starts[-1].ranks, "rank")} of '
+                   f'{counted(len({*record.hosts.values()}), "host")}'),
+                  ('starts', _endings(record))]
+    if record.starts and (intervals := record.intervals[-1]):
+        lines += _update(intervals, record.starts[-1].options)
+    return lines
 
-    Returns:
-        ``name``; ``final``, losses and accuracies by name (None if not
-        finite), and ``averaged``, the readings of which each is the mean;
-        ``updates``; ``epochs``; ``seconds`` that were trained, over all
-        starts; ``ranks``; ``hosts``; ``starts``, ``died`` and ``endings``;
-        ``update``, mean seconds over ranks and updates; ``bytes`` that a rank
-        sends in one, means; ``costs``, parts of an update with ``what``,
-        ``seconds``, ``share`` and ``remedy``, the longest first;
-        ``findings`` and ``remarks``, sentences.  What the record does not
-        know is missing.
-    """
-    found: dict[str, Any] = {'name': record.name, 'final': {}, 'averaged': {}}
+
+def text(record: RunRecord) -> str:
+    """The verdict for the terminal, without a line feed at the end."""
+    lines = [(f'  {label}', line) for label, line in verdict(record)]
+    return '\n'.join([record.name, *(columns(lines) if lines else ()), *(
+        f'  {sentence}' for sentence in (
+            *(one.text for one in diagnose(record)), *record.remarks))])
+
+
+def _result(record: RunRecord) -> Iterator[tuple[str, str]]:
+    """The last losses and accuracies, and how long the training was."""
     values: dict[str, list[float]] = defaultdict(list)
     for point in record.curves:
         for name, value in point.values.items():
-            values[name].append(value)
+            if name.rsplit('/', 1)[-1] in ('loss', 'accuracy'):
+                values[name].append(value)
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in sorted(values, key=lambda name: (
             not name.startswith('val'), name)):
-        if name.rsplit('/', 1)[-1] in ('loss', 'accuracy'):
-            # Of updates there are many readings, which are noisy.
-            last = values[name][-max(1, len(values[name]) // 20):]
-            mean = fmean(last)
-            found['final'][name] = mean if math.isfinite(mean) else None
-            found['averaged'][name] = len(last)
+        place, _, quantity = name.rpartition('/')
+        # Of updates there are many readings, which are noisy.
+        last = values[name][-max(1, len(values[name]) // 20):]
+        value = fmean(last)
+        places[place, f' (mean of the last {len(last)} readings)' * (
+            len(last) > 1)].append(f'{quantity} ' + (
+                'not finite' if not math.isfinite(value) else share(value)
+                if quantity == 'accuracy' and 0 <= value <= 1
+                else number(value)))
+    for (place, means), texts in places.items():
+        yield place, ', '.join(texts) + means
     done = [point.iteration for point in record.curves[-1:]]
-    if record.curves:
-        found['epochs'] = record.curves[-1].epoch
     if record.starts:
         done += [one.last for one in record.intervals[-1]]
-        if end := record.ends.get(len(record.starts) - 1):
-            done.append(end.iteration)
-        found |= _of_starts(record)
+        done += [end.iteration for place, end in record.ends.items()
+                 if place == len(record.starts) - 1]
     if done:
-        found['updates'] = max(done)
-    return {**found, 'findings': [one.text for one in diagnose(record)],
-            'remarks': record.remarks}
+        yield 'training', f'{max(done):,} updates' + ''.join(
+            f', {number(point.epoch, 3)} epoch' + 's' * (point.epoch != 1)
+            for point in record.curves[-1:])
 
 
-def _of_starts(record: RunRecord) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        'seconds': record.seconds, 'ranks': record.starts[-1].ranks,
-        'hosts': len({*record.hosts.values()}), 'starts': len(record.starts)}
-    found['died'], found['endings'] = endings(record)
-    if ours := record.intervals[-1]:
-        phases = mean_of(ours, [one.phases for one in ours])
-        found['update'] = sum(phases.values())
-        sent, whole = (mean_of(ours, [
-            {codec: both[place] for codec, both in one.sent.items()}
-            for one in ours]) for place in (0, 1))
-        found['bytes'] = {
-            'gradients': sum(sent.values()) - sent.get(TO_STAGES, 0.0),
-            'in_float32': sum(whole.values()) - whole.get(TO_STAGES, 0.0),
-            'to_stages': sent.get(TO_STAGES, 0.0)}
-        found['costs'] = [*_costs(phases, record.starts[-1].options)]
-    return found
+def _endings(record: RunRecord) -> str:
+    """How many starts crashed or were killed."""
+    last, count = len(record.starts) - 1, len(record.starts)
+    died = sum(bool(record.ends[start].error) if start in record.ends
+               else start != last for start in range(count))
+    error = record.ends[last].error if last in record.ends else ''
+    what = 'One start' if count == 1 else f'{count} starts'
+    found = [f'{died} crashed or {"was" if died == 1 else "were"} killed'
+             ] * (died > 0 and count > 1)
+    if last not in record.ends:
+        found.append('the last one has no end: it runs, or was killed')
+    elif error:
+        found.append(f'the last one crashed: {error}')
+    return (f'{what}: {"; ".join(found)}.' if found
+            else f'Nothing died: {what.lower()}.')
+
+
+def _update(intervals: Sequence[RankInterval], options: Mapping[str, str]
+            ) -> Iterator[tuple[str, str]]:
+    """An update's seconds and bytes, and its costliest part."""
+    phases = mean_of(intervals, [one.phases for one in intervals])
+    whole = sum(phases.values())
+    yield 'an update', f'{seconds(whole)} (mean over ranks and updates)'
+    sent, float32 = mean_sent(intervals)
+    stages, _ = sent.pop(TO_STAGES, 0.0), float32.pop(TO_STAGES, 0.0)
+    yield 'a rank sends in it', ', '.join([
+        f'{size(sum(sent.values()))} of gradients (float32: '
+        f'{size(sum(float32.values()))})'] * bool(float32)
+        + [f'{size(stages)} to stages'] * bool(stages)) or 'nothing'
+    # The longest part, and if it is computing, the next one as well.
+    costs = sorted(((sum(phases.get(name, 0.0) for name in names), what)
+                    for what, (names, _) in PARTS.items()), reverse=True)
+    if costs[0][1] != 'forward and backward':
+        del costs[1:]
+    for label, (cost, what) in zip(('costs most', 'costs most beside it'),
+                                   costs, strict=False):
+        if label == 'costs most' or cost >= _WORTH * whole:
+            yield label, (
+                f'{what}, {seconds(cost)} or {share(cost / whole)} of it. '
+                + (PARTS[what][1] or _faster_exchange(options)))
 
 
 def mean_of(intervals: Sequence[RankInterval],
@@ -111,20 +145,13 @@ def mean_of(intervals: Sequence[RankInterval],
         for name in dict.fromkeys(name for its in values for name in its)}
 
 
-def _costs(phases: Mapping[str, float], options: Mapping[str, str]
-           ) -> Iterator[dict[str, Any]]:
-    parts, whole = parts_of(phases), sum(phases.values())
-    for what in sorted(parts, key=lambda what: -parts[what]):
-        yield {'what': what, 'seconds': parts[what],
-               'share': parts[what] / whole,
-               'remedy': PARTS[what][1] or _faster_exchange(options)}
-
-
-def parts_of(phases: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by part of an update, without parts that take none."""
-    found = {what: sum(phases.get(name, 0.0) for name in names)
-             for what, (names, _) in PARTS.items()}
-    return {what: value for what, value in found.items() if value}
+def mean_sent(intervals: Sequence[RankInterval]
+              ) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean bytes of an update by codec, as sent and in float32."""
+    sent, float32 = (mean_of(intervals, [
+        {codec: both[place] for codec, both in one.sent.items()}
+        for one in intervals]) for place in (0, 1))
+    return sent, float32
 
 
 def _faster_exchange(options: Mapping[str, str]) -> str:
@@ -134,86 +161,3 @@ def _faster_exchange(options: Mapping[str, str]) -> str:
     if options.get('overlap') == 'False':
         return 'With overlap=True gradients travel during the backward pass.'
     return '"plan" times other ways to exchange.'
-
-
-def endings(record: RunRecord) -> tuple[int, str]:
-    """How many starts crashed or were killed, and a sentence about all."""
-    last, count = len(record.starts) - 1, len(record.starts)
-    died = sum(bool(record.ends[start].error) if start in record.ends
-               else start != last for start in range(count))
-    unfinished = last not in record.ends
-    if count == 1 and unfinished:
-        return died, 'One start, which has no end: it runs, or was killed.'
-    if count == 1:
-        return died, (f'One start, which crashed: {record.ends[last].error}.'
-                      if died else 'Nothing died: one start.')
-    words = [f'{died} crashed or {"was" if died == 1 else "were"} killed'
-             ] * bool(died)
-    if unfinished:
-        words.append('the last one has no end: it runs, or was killed')
-    return died, (f'{count} starts: {"; ".join(words)}.' if words
-                  else f'Nothing died: {count} starts.')
-
-
-# --- in words ----------------------------------------------------------------
-
-def rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A verdict in words: what each line is about, and the line."""
-    places: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for name, value in found['final'].items():
-        place, _, quantity = name.rpartition('/')
-        count = found['averaged'][name]
-        places[place, f' (mean of the last {count} readings)' * (
-            count > 1)].append(f'{quantity} {_value(quantity, value)}')
-    lines = [(place, ', '.join(texts) + means)
-             for (place, means), texts in places.items()]
-    if 'updates' in found:
-        epochs = found.get('epochs', 0.0)
-        lines.append(('training', f'{found["updates"]:,} updates'
-                      + (f', {number(epochs, 3)} epoch' + 's' * (epochs != 1))
-                      * ('epochs' in found)))
-    if 'starts' in found:
-        lines += [('time', f'{seconds(found["seconds"])} on '
-                   f'{counted(found["ranks"], "rank")} of '
-                   f'{counted(found["hosts"], "host")}'),
-                  ('starts', found['endings'])]
-    if 'update' in found:
-        sent = found['bytes']
-        lines += [
-            ('an update', f'{seconds(found["update"])} (mean over ranks and '
-             'updates)'),
-            ('a rank sends in it', ', '.join([
-                f'{size(sent["gradients"])} of gradients (float32: '
-                f'{size(sent["in_float32"])})'] * bool(sent['in_float32'])
-                + [f'{size(sent["to_stages"])} to stages']
-                * bool(sent['to_stages'])) or 'nothing'),
-            *_cost_rows(found['costs'])]
-    return lines
-
-
-def _cost_rows(costs: Sequence[Mapping[str, Any]]
-               ) -> Iterator[tuple[str, str]]:
-    """The longest part, and if it is computing, the next one as well."""
-    for label, cost in zip(('costs most', 'costs most beside it'), costs,
-                           strict=False):
-        if label == 'costs most' or cost['share'] >= _WORTH:
-            yield label, (f'{cost["what"]}, {seconds(cost["seconds"])} or '
-                          f'{share(cost["share"])} of it. {cost["remedy"]}')
-        if cost['what'] != 'forward and backward':
-            return
-
-
-def _value(quantity: str, value: float | None) -> str:
-    if value is None:
-        return 'not finite'
-    return (share(value) if quantity == 'accuracy' and 0 <= value <= 1
-            else number(value))
-
-
-def text(found: Mapping[str, Any]) -> str:
-    """A verdict for the terminal, without a line feed at the end."""
-    about = columns([(f'  {label}', line) for label, line in rows(found)]
-                    ) if rows(found) else []
-    return '\n'.join([found['name'], *about, *(
-        f'  {sentence}' for sentence in (*found['findings'],
-                                         *found['remarks']))])

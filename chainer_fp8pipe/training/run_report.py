@@ -47,7 +47,7 @@ from ..report.record import (
     read_record,
 )
 from ..report.stream import EventStream, Section, events_of, stream_of
-from ..report.verdict import TO_STAGES, text, verdict
+from ..report.verdict import TO_STAGES, text
 from .extensions.update_marks import CallMark, EveryUpdate, mark_update
 
 _NAME = 'RunReport'
@@ -185,7 +185,7 @@ class RunReport(extension.Extension):
         has_page = self._page()
         if self._prints and not self._error:
             with self._warns():
-                print(text(verdict(read_record(self._out))))
+                print(text(read_record(self._out)))
                 if has_page:
                     print(f'page: {os.path.join(self._out, has_page)}')
 

@@ -129,7 +129,7 @@ def test_chunks_of_a_rank_have_shades():
                                 for n in range(3)])
     colours = re.findall('fill="(#[0-9a-f]{6})"><title>', figure)
     assert len(set(colours)) == 3
-    assert colours[0] == look_of('forward').colour
+    assert colours[0] == look_of('forward')[1]
 
 
 def test_nothing_is_drawn_of_nothing():

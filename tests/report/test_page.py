@@ -82,7 +82,7 @@ def test_names_are_text_and_nothing_else(tmp_path, name):
 def test_runs_stand_side_by_side(run, tmp_path):
     other = read_record(MadeUpRun(ranks=2).write(tmp_path / 'float32'))
     text = text_of(page_of(tmp_path, run, other))
-    for words in ('A: fp8', 'B: float32', 'A: main/loss', 'B: rank 1',
+    for words in ('run fp8 float32', 'A: main/loss', 'B: rank 1',
                   'report_A_usual.json', 'report_B_slowest.json'):
         assert words in text
     assert 'B: rank 2' not in text
@@ -90,7 +90,7 @@ def test_runs_stand_side_by_side(run, tmp_path):
 
 def test_a_page_without_anything_is_a_page(tmp_path):
     assert text_of(page_of(tmp_path, RunRecord('empty'))).count(
-        'Nothing was recorded.') == 7
+        'Nothing was recorded.') == 6
 
 
 def test_a_page_is_there_whole_or_not_at_all(run, tmp_path):
@@ -110,7 +110,7 @@ def test_a_page_is_there_whole_or_not_at_all(run, tmp_path):
     ([(n, -1e30) for n in range(9)], 1),
     ([(5, 1.0), (5, 2.0)], 1)])
 def test_lines_have_gaps_where_values_are_not_finite(points, parts):
-    figure = svg.lines('loss', '', {'main/loss': points}, [3])
+    figure = svg.lines('loss', {'main/loss': points}, [3])
     assert figure.count('<polyline') == parts
     if figure:
         for line in ElementTree.fromstring(figure).iter('polyline'):
@@ -121,5 +121,5 @@ def test_lines_have_gaps_where_values_are_not_finite(points, parts):
 
 
 def test_a_line_of_a_million_points_is_thinned():
-    figure = svg.lines('loss', '', {'a': [(n, n % 7) for n in range(10**6)]})
+    figure = svg.lines('loss', {'a': [(n, n % 7) for n in range(10**6)]})
     assert len(figure) < 40_000

