@@ -64,7 +64,7 @@ WRONG = [
     ('export --clas Net', 'did you mean --class?'),
     ('report', 'FOLDER is missing'),
     ('report --ouput x folder', 'did you mean --output?'),
-    ('report folder', "'folder' has neither a record"),
+    ('report folder', "'folder' has no record"),
 ]
 
 

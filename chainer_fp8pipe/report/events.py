@@ -206,7 +206,8 @@ def chrome_trace(events: Iterable[Event]) -> dict[str, Any]:
             del details[name]
         rows.append({
             'ph': 'X', 'pid': 0,
-            'tid': numbers[event.rank, place[0], place[1]], 'name': event.name + ('' if event.micro_batch is None
+            'tid': numbers[event.rank, place[0], place[1]],
+            'name': event.name + ('' if event.micro_batch is None
                                   else f' {event.micro_batch}'),
             'cat': event.name, 'ts': start, 'dur': round(end - start, 3),
             'args': {name: value for name, value in details.items()
