@@ -144,7 +144,7 @@ bench: $(TEST)  ## all-reduce and training on virtual hosts
 	    $(BIN)/python benchmarks/allreduce.py $$network \
 	        --sizes 1e6,8e6 --json result/bench/$$network.json \
 	        || exit 1; echo; done
-	@for what in steps accelerator breakdown; do \
+	@for what in steps accelerator; do \
 	    $(BIN)/python benchmarks/training.py $$what \
 	        --json result/bench/$$what.json || exit 1; echo; done
 

@@ -1,11 +1,9 @@
-"""Test accuracy on the digits with float32 and fp8 gradients, over seeds.
+"""Test accuracy on the digits by codec, over seeds.
 
     .venv/bin/python benchmarks/accuracy.py --seeds 10
 
-runs examples/train_digits.py on 4 ranks once per seed.  Within a seed
-all communicators start from the same weights and see the same batches.
---distributions and --trainings are about gradients few of whose elements
-matter: heavy_tails.py.
+runs examples/train_digits.py on 4 ranks once per seed and communicator.
+Within a seed all start from the same weights and see the same batches.
 """
 import json
 import os
@@ -14,9 +12,6 @@ import subprocess
 import sys
 import tempfile
 
-from chainer_fp8pipe.codecs import CODECS
-
-import heavy_tails
 from environment import RANKS, describe, mpiexec, parser, write_json
 
 _SCRIPT = os.path.join(os.path.dirname(__file__), os.pardir, 'examples',
@@ -27,80 +22,58 @@ def parse():
     given = parser(__doc__)
     given.add_argument('--seeds', type=int, default=10,
                        help='how many seeds (default: 10)')
-    given.add_argument('--ranks', type=int, default=4,
-                       help='MPI ranks (default: 4)')
     given.add_argument('--communicator', nargs='+', metavar='NAME',
-                       default=['float32', 'fp8', 'fp8_paper'],
+                       default=['float32', 'fp8', 'int4'],
                        help='what to compare; the first is the reference '
-                       '(default: float32 fp8 fp8_paper)')
-    given.add_argument('--distributions', action='store_true',
-                       help='print what arrives of gradients of 15 kinds')
-    given.add_argument('--trainings', action='store_true',
-                       help='train models of many classes and words')
+                       '(default: float32 fp8 int4)')
     return given.parse_args()
 
 
-def run(seed, options):
-    """What train_digits.py reports for one seed, by communicator."""
-    found = {}
-    for name in options.communicator:
-        with tempfile.TemporaryDirectory() as out:
-            subprocess.run(
-                [*mpiexec(options.ranks), sys.executable, _SCRIPT,
-                 '--seed', str(seed), '--out', out, '--communicator', name],
-                check=True, stdout=subprocess.DEVNULL,
-                env={**os.environ, **RANKS})
-            with open(os.path.join(out, 'log')) as file:
-                log = json.load(file)
-        accuracies = [100 * entry['validation/main/accuracy']
-                      for entry in log]
-        found[name] = {'final': accuracies[-1], 'best': max(accuracies),
-                       'bytes': log[-1]['comm/bytes']}
-    return found
+def run(seed, name):
+    """Test accuracy of a training, and the bytes of an update."""
+    with tempfile.TemporaryDirectory() as out:
+        subprocess.run(
+            [*mpiexec(4), sys.executable, _SCRIPT, '--seed', str(seed),
+             '--out', out, '--communicator', name],
+            check=True, stdout=subprocess.DEVNULL,
+            env={**os.environ, **RANKS})
+        with open(os.path.join(out, 'log')) as file:
+            last = json.load(file)[-1]
+    return 100 * last['validation/main/accuracy'], last['comm/bytes']
 
 
-def print_table(names, seeds):
-    reference = names[0]
-    print(f'\n{"communicator":26}{"final test accuracy [%]":>28}'
-          f'{"difference":>22}{"best":>9}{"bytes":>10}')
-    print(f'{"":26}{"mean +- std":>28}{"mean +- std. error":>22}'
-          f'{"mean":>9}{"ratio":>10}')
-    for name in names:
-        final = [one[name]['final'] for one in seeds]
-        differences = [one[name]['final'] - one[reference]['final']
-                       for one in seeds]
-        error = spread(differences) / len(differences) ** 0.5
-        best = statistics.mean(one[name]['best'] for one in seeds)
-        ratio = seeds[0][name]['bytes'] / seeds[0][reference]['bytes']
-        accuracy = f'{statistics.mean(final):.2f} +- {spread(final):.2f}'
-        difference = f'{statistics.mean(differences):+.2f} +- {error:.2f}'
-        print(f'{name:26}{accuracy:>28}{difference:>22}{best:9.2f}'
-              f'{ratio:10.3f}')
+def print_table(found):
+    (_, reference), *_ = found.items()
+    print(f'\n{"communicator":16}{"test accuracy [%]":>20}{"lost":>18}'
+          f'{"bytes":>8}\n{"":16}{"mean +- std":>20}'
+          f'{"mean +- std. error":>18}{"ratio":>8}')
+    for name, runs in found.items():
+        lost = [base - own for (own, _), (base, _)
+                in zip(runs, reference, strict=True)]
+        accuracy = mean_and_spread([own for own, _ in runs])
+        print(f'{name:16}{accuracy:>20}'
+              f'{mean_and_spread(lost, len(lost) ** 0.5):>18}'
+              f'{runs[0][1] / reference[0][1]:8.3f}')
 
 
-def spread(values):
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def mean_and_spread(values, divisor=1.0):
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f'{statistics.mean(values):.2f} +- {spread / divisor:.2f}'
 
 
 def main():
     options = parse()
     print(describe())
-    if options.distributions:
-        heavy_tails.print_shares([
-            name for name in reversed(CODECS) if not CODECS[name].exact])
-    if options.trainings:
-        heavy_tails.print_trainings(['float32', 'fp8', 'int4'], options.seeds)
-    if options.distributions or options.trainings:
-        return
-    seeds = []
+    found = {name: [] for name in options.communicator}
     for seed in range(options.seeds):
-        seeds.append(run(seed, options))
+        for name, runs in found.items():
+            runs.append(run(seed, name))
         print(f'seed {seed}: ' + ', '.join(
-            f'{name} {one["final"]:.2f}'
-            for name, one in seeds[-1].items()), flush=True)
-    print_table(options.communicator, seeds)
+            f'{name} {runs[-1][0]:.2f}' for name, runs in found.items()),
+            flush=True)
+    print_table(found)
     if options.json:
-        write_json(options.json, {'seeds': seeds})
+        write_json(options.json, {'runs': found})
 
 
 if __name__ == '__main__':

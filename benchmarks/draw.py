@@ -42,35 +42,6 @@ def training_steps():
     return figure
 
 
-def training_breakdown():
-    """What an update of two networks is spent on."""
-    rows = re.findall(r'^(\w+) +[\d.]+ M +(\w+)' + 5 * r' +([\d.]+)' + ' ',
-                      read('training_breakdown'), re.MULTILINE)
-    figure, axis = pyplot.subplots(figsize=(7, 2.8))
-    for place, (*_, passes, encode, exchange, decode, rest) in enumerate(rows):
-        left = 0.0
-        for value, colour in ((float(passes), OTHERS), (float(exchange), OURS),
-                              (float(encode) + float(decode) + float(rest),
-                               '#d8a13a')):
-            axis.barh(place, value, left=left, color=colour, height=0.7)
-            if value > 310:
-                axis.annotate(f'{value:.0f}', (left + value / 2, place),
-                              ha='center', va='center', color='white',
-                              fontsize=9)
-            left += value
-    axis.set_yticks(range(len(rows)), [
-        f'{network}, {codec}' for network, codec, *_ in rows])
-    axis.invert_yaxis()
-    for colour, text, height in ((OTHERS, 'forward and backward', 0.45),
-                                 (OURS, 'exchange', 0.3),
-                                 ('#d8a13a', 'encode, decode, other', 0.15)):
-        axis.annotate(text, (0.55, height), xycoords='axes fraction',
-                      color=colour)
-    axis.set(xlabel='ms of an update, 4 virtual hosts, 500 Mbit/s', title=(
-        'The exchange falls to a quarter in fp8'))
-    return figure
-
-
 def large_batch():
     """Test error by batch, with the standard deviation of seeds."""
     table = read('large_batch').partition('the same with')[0]
@@ -102,37 +73,6 @@ def large_batch():
                  'Up to 256 samples no method is better; with 1200\nonly LARS '
                  'helps (digits, 20 epochs, mean and\nstandard deviation of 5 '
                  'seeds)'))
-    return figure
-
-
-def near_exact():
-    """What codecs lose, with 95 % intervals."""
-    rows = re.findall(r'^(digits|language) +(\w+) +(\d+) +(fp8|int4)'
-                      r' .* ([+-][\d.]+) \+- ([\d.]+) +([\d.]+) ',
-                      read('near_exact'), re.MULTILINE)
-    figure, every = pyplot.subplots(1, 2, figsize=(8, 3.2))
-    for axis, task, unit in zip(every, ('digits', 'language'), (
-            'points of accuracy', '% of the test loss'), strict=True):
-        chosen = [row for row in rows if row[0] == task][::-1]
-        limit = float(chosen[0][-1])
-        for place, (*_, lost, half, _limit) in enumerate(chosen):
-            proven = float(lost) + float(half) < limit
-            axis.errorbar(float(lost), place, xerr=float(half), fmt='o',
-                          capsize=3, color=OURS if proven else OTHERS)
-        axis.set_yticks(range(len(chosen)), [
-            f'{codec}, {optimizer}, {workers}'
-            for _, optimizer, workers, codec, *_ in chosen], fontsize=9)
-        axis.axvline(0, color='black', linewidth=0.8)
-        axis.axvline(limit, color='black', linewidth=0.8, linestyle='--')
-        axis.annotate(' limit', (limit, 1), xycoords=(
-            'data', 'axes fraction'), va='top', fontsize=9)
-        axis.set_title(task)
-        axis.set_xlabel(f'lost, {unit}', fontsize=9)
-    figure.suptitle(
-        'Most runs cannot tell a loss against float32 from none.  Blue: the\n'
-        '95 % interval ends below the limit.  Rows: codec, optimizer, '
-        'workers; 10 seeds',
-        x=0.01, ha='left', fontsize='medium')
     return figure
 
 
@@ -184,8 +124,7 @@ def bars(axis, names, found, colours):
 
 def main():
     with pyplot.rc_context(LOOK):
-        for draw in (training_steps, training_breakdown, near_exact,
-                     pipeline, large_batch):
+        for draw in training_steps, pipeline, large_batch:
             figure = draw()
             figure.savefig(RAW / f'{draw.__name__}.png')
             pyplot.close(figure)

@@ -105,13 +105,9 @@ def study(options, common, batches):
     return [row for rows in found for row in rows]
 
 
-def spread(values):
-    return statistics.stdev(values) if len(values) > 1 else 0.0
-
-
 def text_of(values, digits=2):
-    return (f'{statistics.mean(values):.{digits}f} +- '
-            f'{spread(values):.{digits}f}')
+    spread = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f'{statistics.mean(values):.{digits}f} +- {spread:.{digits}f}'
 
 
 def values_of(rows, batch, name, what):
@@ -123,8 +119,7 @@ def print_tables(rows, batches, options):
     for what, digits, title in (
             ('accuracy', 2, 'test accuracy [%], mean +- standard deviation'),
             ('running', 2, "the same with batch normalisation's running "
-             'averages'),
-            ('loss', 4, 'training loss of the last epoch')):
+             'averages')):
         print(f'\n{title}\n{"batch":>7}{"updates":>9}'
               + ''.join(f'{name:>18}' for name in METHODS))
         for batch in batches:

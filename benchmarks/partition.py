@@ -2,12 +2,9 @@
 
     python benchmarks/partition.py memory       # limits, kept and predicted
     python benchmarks/partition.py speed        # serial, by hand, PyTorch
-    python benchmarks/partition.py hybrid       # with replicas, on a network
 
-``partition.py NAME --help`` says what each does and takes.  Each prints its
-table with the aim beside the figure; progress goes to stderr.  ``hybrid``
-makes virtual hosts (Linux, iproute2).  Whether it is right, tests/models
-tells.
+``partition.py NAME --help`` says what each does and takes.  Progress goes to
+stderr.  Whether it is right, tests/models tells.
 """
 from __future__ import annotations
 
@@ -56,28 +53,12 @@ def memory(options):
 
 def speed(options):
     """A step over two ranks against serial Chainer, turn by turn."""
-    rows = ranks_of(_RANKS, {
-        'what': 'speed', 'models': options.only, 'rounds': options.rounds,
+    found = ranks_of(_RANKS, {
+        'what': 'speed', 'rounds': options.rounds,
         'scale': options.scale, 'micro_batches': options.micro_batches,
         'torch': with_torch(not options.without_torch)}, 2)
-    show_speed(rows)
-    return {'rows': rows}
-
-
-def hybrid(options):
-    """Replicas of pipelines on a slow network against either alone."""
-    from network import Star, begin
-    begin()
-    with Star(4, options.rate) as network:
-        payload = network.payload()
-        print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
-              'measured in both directions at once', flush=True)
-        rows = ranks_of(_RANKS, {
-            'what': 'hybrid', 'rounds': options.rounds,
-            'scale': options.scale, 'micro_batches': options.micro_batches},
-            network=network, env=ONE_THREAD)
-    show_hybrid(rows)
-    return {'payload': payload, 'rows': rows}
+    show_speed(found)
+    return found
 
 
 # --- tables ------------------------------------------------------------------
@@ -87,7 +68,7 @@ def show_memory(rows):
     one = next((row for row in rows if row['ranks'] == 1), None)
     print('\n               parameters           over 1 rank     '
           'MB per rank, the most of any\nranks  layers         '
-          'MB     / n, aim 0.8      limit  predicted  measured  over limit'
+          'MB             / n      limit  predicted  measured  over limit'
           '  off prediction')
     for row in rows:
         if not row['layers']:
@@ -105,37 +86,17 @@ def show_memory(rows):
               f'{max(row["predicted"]) / 1e6:10.0f} {measured / 1e6:9.0f} '
               f'{100 * (measured / row["limit"] - 1):+9.1f} % '
               f'{100 * off:+13.1f} %')
-    print('Aims: over the limit by 5 % at most; 10 % off the prediction, '
-          'on the rank where\nit is most.')
 
 
-def show_speed(rows):
+def show_speed(found):
     """Speed-ups side by side."""
-    print(f'\n{"model":10} {"what":32} median [ms]       spread [ms]   '
-          'speed-up')
-    for row in rows:
-        serial = statistics.median(row['times']['serial'])
-        for what, times in row['times'].items():
-            print(f'{row["model"]:10} {what:32} '
-                  f'{1e3 * statistics.median(times):11.1f} '
-                  f'{_spread(times):>20} '
-                  f'{serial / statistics.median(times):8.2f}')
-        for note in row['notes']:
-            print(f'{"":10} {note}')
-
-
-def show_hybrid(rows):
-    """Steps on the network."""
-    print('\n4 hosts                          median [ms]       spread [ms]   '
-          'speed-up over the first')
-    first = statistics.median(rows[0]['times'])
-    for row in rows:
-        print(f'{row["what"]:30} {1e3 * statistics.median(row["times"]):13.0f}'
-              f' {_spread(row["times"]):>17} '
-              f'{first / statistics.median(row["times"]):9.2f}')
-    print(f'{rows[0]["parameters"] / 1e6:.1f} M parameters, batch '
-          f'{rows[0]["batch"]} of all hosts together; a micro-batch is as '
-          'large in all ways')
+    print(f'\n{"":32} median [ms]       spread [ms]   speed-up')
+    serial = statistics.median(found['times']['serial'])
+    for what, times in found['times'].items():
+        print(f'{what:32} {1e3 * statistics.median(times):11.1f} '
+              f'{_spread(times):>20} '
+              f'{serial / statistics.median(times):8.2f}')
+    print(*found['notes'], sep='\n')
 
 
 def _spread(times):
@@ -172,19 +133,12 @@ def _arguments():
     number(one, '--updates', 4, 'updates in training')
 
     one = kind(speed)
-    one.add_argument('--only', nargs='+', metavar='NAME',
-                     default=['encoder', 'resnet50'], help='these alone')
     number(one, '--rounds', 9, 'steps of each that are timed')
     number(one, '--scale', 1., 'of the models\' sizes', float)
     number(one, '--micro-batches', 4, 'per batch')
     one.add_argument('--without-torch', action='store_true',
                      help='leave out PyTorch')
 
-    one = kind(hybrid)
-    number(one, '--rounds', 7, 'steps of each that are timed')
-    number(one, '--rate', 500e6, 'bit/s of every link', float)
-    number(one, '--scale', 1., "of the encoder's sizes", float)
-    number(one, '--micro-batches', 4, 'per batch')
     return given
 
 

@@ -6,28 +6,18 @@ import gc
 import os
 import sys
 
-import chainer_fp8pipe
-from chainer_fp8pipe import (
-    PipelineUpdater,
-    ProcessGrid,
-    deferred,
-    partition,
-)
+from chainer_fp8pipe import PipelineUpdater, deferred, partition
 from chainer_fp8pipe.planner.example import Repeating, as_it_is
 from chainer_fp8pipe.planning.cuts import DoesNotFit
 from chainer_fp8pipe.report.quantities import bytes_in, parse_bytes
 
 import chainer
-import chainer.links as L
-import chainermn
 import numpy
 from environment import as_rank
 from pipeline_ranks import start_torch, take_turns
-from training_ranks import keep_to_own_cores
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from tests.models.encoder import Encoder
-from tests.models.zoo import Trained
 
 # --- the models -----------------------------------------------------------
 
@@ -41,6 +31,7 @@ def units(scale):
 
 def encoder(scale):
     """A masked language model of 12 layers: 10 million parameters."""
+    numpy.random.seed(0)
     return Encoder(VOCABULARY, units(scale), HEADS, LAYERS, LENGTH)
 
 
@@ -52,31 +43,6 @@ def encoder_batch(scale=1.0, samples=16):
     targets[rng.uniform(size=targets.shape) < .7] = -1
     targets[:, 0] = 0
     return tokens, targets
-
-
-def resnet50(scale):
-    """Chainer's own."""
-    return Trained(L.ResNet50Layers(pretrained_model=None), 'fc6')
-
-
-def resnet50_batch(scale, samples=16):
-    """Images of 64 x 64 pixels, or as a scale says."""
-    rng = numpy.random.RandomState(0)
-    size = max(int(64 * scale), 32)
-    return (rng.normal(0, 1, (samples, 3, size, size)).astype('f'),
-            rng.randint(0, 1000, samples).astype('i'))
-
-
-#: What makes a model, and its batch.
-LARGE = {'encoder': (encoder, encoder_batch),
-         'resnet50': (resnet50, resnet50_batch)}
-
-
-def made(name, scale):
-    """A model and its batch."""
-    numpy.random.seed(0)
-    model, batch = LARGE[name]
-    return model(scale), batch(scale)
 
 
 def part(batch, parts):
@@ -126,35 +92,28 @@ _SETTLED = 4        # updates before those that are timed
 
 
 def speed(comm, job):
-    """A row for each model; its ways take turns."""
-    rows, torch = [], start_torch() if job['torch'] else None
-    for name in job['models']:
-        _, batch = made(name, job['scale'])
-        parts, half = job['micro_batches'], 0
-        steps = {'serial': _serial(comm, name, job['scale']),
-                 'serial, the same micro-batches': _serial(
-                     comm, name, job['scale'], parts)}
-        notes = []
-        for what, options in WAYS.items():
-            model, _ = made(name, job['scale'])
-            update = reported(cut(model, batch, comm, parts, **options))
-            for _ in range(_SETTLED):
-                update()
-            steps[f'partition, {what}'] = update
-            notes.append(f'{what}: {_said(model)}')
-            half = half or _halves(model.plan)
-        if name == 'encoder' and torch:
-            steps['PyTorch, serial'] = _torch_serial(
-                torch, comm, batch, job['scale'])
-            steps['PyTorch, the same cut'] = _torch_step(
-                torch, comm, half, batch, parts, job['scale'])
-        times = take_turns(steps, job['rounds'])
-        rows.append({'model': name, 'times': times, 'notes': notes,
-                     'plan': model.plan.as_dict()['predicted']})
-        _say(comm, name)
+    """Seconds of each way to train the encoder; the ways take turns."""
+    torch = start_torch() if job['torch'] else None
+    scale, parts = job['scale'], job['micro_batches']
+    batch, half, notes = encoder_batch(scale), 0, []
+    steps = {'serial': _serial(comm, scale),
+             'serial, the same micro-batches': _serial(comm, scale, parts)}
+    for what, options in WAYS.items():
+        model = encoder(scale)
+        update = reported(cut(model, batch, comm, parts, **options))
+        for _ in range(_SETTLED):
+            update()
+        steps[f'partition, {what}'] = update
+        notes.append(f'{what}: {_said(model)}')
+        half = half or _halves(model.plan)
+    if torch:
+        steps['PyTorch, serial'] = _torch_serial(torch, comm, batch, scale)
+        steps['PyTorch, the same cut'] = _torch_step(
+            torch, comm, half, batch, parts, scale)
+    times = take_turns(steps, job['rounds'])
     if torch:
         torch.distributed.destroy_process_group()
-    return rows
+    return {'times': times, 'notes': notes}
 
 
 def _say(comm, text):
@@ -168,11 +127,11 @@ def _said(model):
             f'balance {sum(busy) / len(busy) / max(busy):.2f}')
 
 
-def _serial(comm, name, scale, parts=1):
+def _serial(comm, scale, parts=1):
     """A step of plain Chainer on rank 0; the others sleep meanwhile."""
     if comm.rank:
         return None
-    model, batch = made(name, scale)
+    model, batch = encoder(scale), encoder_batch(scale)
     optimizer = chainer.optimizers.SGD(1e-4).setup(model)
     reporter = reporter_of(model)
 
@@ -289,65 +248,6 @@ def _torch_layers(torch, width):
                                 for make in (TorchFirst, TorchSecond)],
             nn.Sequential(nn.LayerNorm(width), nn.Linear(width,
                                                          VOCABULARY))]
-
-
-# --- with replicas -----------------------------------------------------------
-
-def hybrid(comm, job):
-    """A row for each way to use four hosts; the ways take turns."""
-    keep_to_own_cores(comm.rank, comm.size)
-    scale, parts = job['scale'], job['micro_batches']
-    batch = encoder_batch(scale, 32)
-    model = encoder(scale)
-    parameters = model.count_params()
-    steps = {}
-    for name in 'float32', 'fp8':
-        steps[f'data parallel, {name}'] = _replica(
-            comm, name, encoder(scale), _share(batch, comm.rank, comm.size))
-    update = reported(cut(model, batch, comm, parts))
-    steps['pipeline of 4'] = update
-    steps['2 x 2, fp8 between replicas'] = _both(comm, scale, batch, parts)
-    for _ in range(_SETTLED):
-        for step in steps.values():
-            step()
-    return [{'what': what, 'times': times, 'parameters': parameters,
-             'batch': len(batch[0])}
-            for what, times in take_turns(steps, job['rounds']).items()]
-
-
-def _share(batch, number, count):
-    size = len(batch[0]) // count
-    return tuple(array[number * size:(number + 1) * size]
-                 for array in batch)
-
-
-def _exchange(name, comm):
-    options = {'warmup': 0} if name == 'fp8' else {}
-    return chainer_fp8pipe.create_communicator(name, comm, **options)
-
-
-def _replica(comm, name, model, batch):
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(1e-4), _exchange(name, comm)).setup(model)
-    reporter = reporter_of(model)
-
-    def step():
-        with reporter:
-            optimizer.update(model, *batch)
-    return step
-
-
-def _both(comm, scale, batch, parts):
-    grid = ProcessGrid(comm, pipeline=2)
-    parts //= grid.replicas     # of the same size as the pipeline's
-    model = encoder(scale)
-    mine = _share(batch, grid.replica_index, grid.replicas)
-    chainer_fp8pipe.partition(model, part(mine, parts), grid,
-                              micro_batches=parts, optimizer_arrays=0)
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(1e-4),
-        _exchange('fp8', grid.data)).setup(model)
-    return reported(trained(model, mine, grid, parts, optimizer))
 
 
 # --- memory -----------------------------------------------------------------

@@ -2,15 +2,12 @@
 
     python benchmarks/training.py steps       # an MLP of 4.2 M parameters
     python benchmarks/training.py accelerator # as many, computed elsewhere
-    python benchmarks/training.py breakdown   # CaffeNet and GoogLeNet
 
 4 virtual hosts of this machine (Linux, iproute2) on a star of 500 Mbit/s
-links, one rank each.  ``steps`` times blocks
-of 10 whole steps in turns, batch 32 per rank.  All ranks compute on this
-machine, each on its share of the cores; layers of ``accelerator`` sleep
-instead, 5 ms forward and 10 ms backward each, as a computation on a GPU leaves
-the processors alone.  ``breakdown`` shows where an update's time goes, as
-figures 5 and 6 of the fp8 paper, batch 2 per rank.
+links, one rank each, time blocks of 10 whole steps in turns, batch 32 per
+rank.  All ranks compute on this machine, each on its share of the cores;
+layers of ``accelerator`` sleep instead, 5 ms forward and 10 ms backward each,
+as a computation on a GPU leaves the processors alone.
 
 Where a processor has AVX-512, OpenBLAS's kernels for it may be slower for a
 batch of 32 than those for Haswell: OPENBLAS_CORETYPE=Haswell takes these.
@@ -30,34 +27,28 @@ from environment import (
 from network import Star, begin
 
 _HOSTS = 4
-PARTS = ('forward and backward', 'encode', 'exchange', 'decode', 'other')
 
 
 def main() -> None:
     options = _arguments()
-    repeats = options.repeats or (5 if options.what == 'breakdown' else 15)
     begin()
     print(describe(), flush=True)
-    torch = options.what != 'breakdown' and with_torch(
-        not options.without_torch)
+    torch = with_torch(not options.without_torch)
     with Star(_HOSTS, options.rate) as network:
         payload = network.payload()
         print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
               'measured in both directions at once', flush=True)
         rows = ranks_of('training_ranks.py', {
-            'what': options.what, 'repeats': repeats, 'torch': torch},
+            'what': options.what, 'repeats': options.repeats, 'torch': torch},
             network=network)
     print()
-    if options.what == 'breakdown':
-        _show_breakdown(rows, payload)
-    else:
-        _show_steps(rows)
+    _show(rows)
     if options.json:
         write_json(options.json, {'what': options.what, 'payload': payload,
                                   'rows': rows})
 
 
-def _show_steps(rows):
+def _show(rows):
     base = statistics.median(rows[0]['seconds'])
     print(f'{"":<32}{"median [ms]":>12}{"spread [ms]":>20}  '
           f'x {rows[0]["label"]}')
@@ -67,34 +58,13 @@ def _show_steps(rows):
               f'{base / statistics.median(row["seconds"]):.2f}')
 
 
-def _medians(row):
-    return {part: statistics.median(parts[part] for parts in row['parts'])
-            for part in PARTS}
-
-
-def _show_breakdown(rows, payload):
-    print(f'{"medians, ms":<22}{"":<10}'
-          + ''.join(f'{part:>22}' for part in PARTS)
-          + f'{"limit of exchange":>22}')
-    for row in rows:
-        size = 4 if row['label'] == 'float32' else 1
-        limit = (2 * (_HOSTS - 1) / _HOSTS * row['parameters'] * size * 8
-                 / payload)
-        print(f'{row["network"]:<12}{row["parameters"] / 1e6:>7.1f} M  '
-              f'{row["label"]:<10}'
-              + ''.join(f'{seconds * 1e3:>22.4g}'
-                        for seconds in _medians(row).values())
-              + f'{limit * 1e3:>22.4g}')
-
-
 def _arguments():
     given = parser(__doc__, 'torch')
-    given.add_argument('what', choices=['steps', 'accelerator', 'breakdown'])
+    given.add_argument('what', choices=['steps', 'accelerator'])
     given.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
                        help='of every link (default: 500e6)')
-    given.add_argument('--repeats', type=int, metavar='N',
-                       help='blocks of steps that are timed (default: 15; '
-                       'breakdown: steps, 5)')
+    given.add_argument('--repeats', type=int, default=15, metavar='N',
+                       help='blocks of steps that are timed (default: 15)')
     return given.parse_args()
 
 

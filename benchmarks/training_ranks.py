@@ -28,8 +28,6 @@ BLOCK = 10
 
 def main(comm, job):
     keep_to_own_cores(comm.rank, comm.size)
-    if job['what'] == 'breakdown':
-        return breakdown(comm, job['repeats'])
     return steps(comm, NETWORK[job['what']], job['repeats'], job['torch'])
 
 
@@ -68,51 +66,6 @@ def steps(comm, network, repeats, with_torch):
                 seconds[label].append(taken)
     return [{'label': label, 'seconds': times}
             for label, times in seconds.items()]
-
-
-def breakdown(comm, repeats):
-    """Where an update's seconds go, as figures 5 and 6 of the fp8 paper."""
-    rows = []
-    for network, (make, size) in BREAKDOWN.items():
-        for label, name, options in CASES[:2]:
-            model = make()
-            x, t = _images(comm.rank, size)
-            communicator = chainer_fp8pipe.create_communicator(
-                name, comm, **options)
-            optimizer = chainermn.create_multi_node_optimizer(
-                chainer.optimizers.MomentumSGD(1e-6), communicator)
-            optimizer.setup(model)
-            optimizer.update(model, x, t)       # broadcasts
-            optimizer.update(model, x, t)
-            found = []
-            for _ in range(repeats):
-                found.append(_parts(comm, communicator, optimizer, model,
-                                    x, t))
-            rows.append({'network': network, 'label': label,
-                         'parameters': model.count_params(),
-                         'parts': found})
-            communicator.finalize()
-            if comm.rank == 0:
-                print(f'  {network}, {label}: done', flush=True)
-    return rows
-
-
-def _parts(comm, communicator, optimizer, model, x, t):
-    before = dict(communicator.events.seconds)
-    comm.Barrier()
-    start = time.perf_counter()
-    loss = model(x, t)
-    model.cleargrads()
-    loss.backward()
-    comm.Barrier()      # to wait for slower ranks is no part of an exchange
-    computed = time.perf_counter()
-    communicator.multi_node_mean_grad(model)
-    optimizer.actual_optimizer.update()
-    end = time.perf_counter()
-    parts = {name: communicator.events.seconds[name] - before[name]
-             for name in ('encode', 'exchange', 'decode')}
-    return {'forward and backward': computed - start, **parts,
-            'other': end - computed - sum(parts.values())}
 
 
 def _timed(comm, step):
@@ -174,58 +127,6 @@ class Mlp(chainer.ChainList):
         for layer in hidden:
             x = F.relu(layer(x))
         return last(x)
-
-
-class CaffeNet(chainer.Chain):
-    """Krizhevsky et al. 2012 as Caffe has it: 61.0 M parameters."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.conv1 = L.Convolution2D(3, 96, 11, stride=4)
-            self.conv2 = L.Convolution2D(96, 256, 5, pad=2, groups=2)
-            self.conv3 = L.Convolution2D(256, 384, 3, pad=1)
-            self.conv4 = L.Convolution2D(384, 384, 3, pad=1, groups=2)
-            self.conv5 = L.Convolution2D(384, 256, 3, pad=1, groups=2)
-            self.fc6 = L.Linear(9216, 4096)
-            self.fc7 = L.Linear(4096, 4096)
-            self.fc8 = L.Linear(4096, 1000)
-
-    def forward(self, x, t):
-        h = F.max_pooling_2d(F.relu(self.conv1(x)), 3, 2)
-        h = F.max_pooling_2d(F.relu(self.conv2(h)), 3, 2)
-        h = F.relu(self.conv4(F.relu(self.conv3(h))))
-        h = F.max_pooling_2d(F.relu(self.conv5(h)), 3, 2)
-        h = F.relu(self.fc7(F.relu(self.fc6(h))))
-        return F.softmax_cross_entropy(self.fc8(h), t)
-
-
-class GoogLeNet(chainer.Chain):
-    """Szegedy et al. 2014 with both auxiliary losses: 13.4 M."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            # Without Caffe's weights it needs no file.
-            self.net = L.GoogLeNet(pretrained_model=None)
-
-    def forward(self, x, t):
-        heads = ['loss1_fc2', 'loss2_fc2', 'loss3_fc']
-        outputs = self.net(x, layers=heads)
-        first, second, last = (
-            F.softmax_cross_entropy(outputs[head], t) for head in heads)
-        return 0.3 * (first + second) + last
-
-
-def _images(rank, size, images=2):
-    generator = numpy.random.default_rng(rank)
-    return (generator.standard_normal((images, 3, size, size),
-                                      numpy.float32),
-            generator.integers(0, 1000, images).astype(numpy.int32))
-
-
-#: What makes a network, and the size of its images.
-BREAKDOWN = {'CaffeNet': (CaffeNet, 227), 'GoogLeNet': (GoogLeNet, 224)}
 
 
 class _Perceptron:
