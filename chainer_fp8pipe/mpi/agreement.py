@@ -19,7 +19,7 @@ import numpy
 from mpi4py import MPI
 
 from .finalizing import HeldRequest, keep_forever
-from .waiting import Wait, wait_until, waiting
+from .waiting import wait_until
 
 _Error = TypeVar('_Error', bound=BaseException)
 #: Waits until a function returns a true value, or raises: MPI's own waits
@@ -209,64 +209,46 @@ def _difference(first: dict[str, str], other: dict[str, str], rank: int
 
 # --- who takes part ----------------------------------------------------------
 
-_HERE, _ANSWER = 32_301, 32_302     # tags; MPI has at least 32,767
-#: Seconds that rank 0 waits for others after it has come as far as they.
-PATIENCE = 5.0
-#: Seconds after which others are sure that rank 0 does not take part.
+_HERE = 32_301          # a tag; MPI has at least 32,767
+#: Seconds after which those that are not there do not take part.
 IN_VAIN = 120.0
 
 
 class Attendance:
-    """Finds out who takes part in what scripts may give to some ranks alone.
+    """Finds out whether all take part in what scripts give to each rank.
 
-    A collective call would wait for the others for ever; so the ranks that
-    are there say so by a message of their own, and rank 0 answers.  Make it
-    on each rank that takes part.
+    A collective call would wait for those that do not for ever; so each rank
+    that is there says so to each other one.  Make it on each rank that takes
+    part.
 
     Args:
         comm: All ranks, whether they take part or not.
-        what: Takes part, for messages, such as ``'RunReport'``.
+        what: Takes part, for messages, such as ``'Snapshot'``.
     """
 
     def __init__(self, comm: MPI.Comm, what: str) -> None:
         self._comm, self._what = comm, what
-        self._say(True)
+        self._missing = sorted({*range(comm.size)} - {comm.rank})
+        for rank in self._missing:
+            keep_forever(comm.isend(None, rank, _HERE))
 
-    def settle(self) -> tuple[int, ...]:
-        """The ranks that take part; call it on those that do.
-
-        All must have made this object before any rank comes here.  If all
-        take part, nobody waits longer than messages travel.
+    def settle(self) -> None:
+        """Waits until all are there; all must have made this object before.
 
         Raises:
-            RuntimeError: Rank 0 does not take part; on the others.
+            RuntimeError: After two minutes; names those that are not.
         """
-        comm, there, status = self._comm, {0}, MPI.Status()
-        end = time.monotonic() + (IN_VAIN if comm.rank else PATIENCE)
+        end = time.monotonic() + IN_VAIN
 
         def all_there() -> bool:
-            while comm.Iprobe(MPI.ANY_SOURCE, _HERE, status):
-                is_there = comm.recv(source=status.source, tag=_HERE)
-                (there.add if is_there else there.discard)(status.source)
-            return len(there) == comm.size or time.monotonic() > end
-
-        def answered() -> bool:
-            return comm.Iprobe(0, _ANSWER) or time.monotonic() > end
-        if comm.rank == 0:
-            wait_until(all_there)
-            found = tuple(sorted(there))
-            for rank in found[1:]:
-                comm.send(found, rank, _ANSWER)
-            return found
-        with waiting(lambda: [Wait(f'{self._what} of rank 0', (0,))]):
-            wait_until(answered)
-        if not comm.Iprobe(0, _ANSWER):
-            self._say(False)    # to a later one on rank 0
+            for rank in [*self._missing]:
+                if self._comm.Iprobe(rank, _HERE):
+                    self._comm.recv(source=rank, tag=_HERE)
+                    self._missing.remove(rank)
+            return not self._missing or time.monotonic() > end
+        wait_until(all_there)
+        if self._missing:
             raise RuntimeError(
-                f'rank {comm.rank}: {self._what} is on this rank but not on '
-                'rank 0, which writes; give it to all ranks')
-        return comm.recv(source=0, tag=_ANSWER)
-
-    def _say(self, is_there: bool) -> None:
-        if self._comm.rank:
-            keep_forever(self._comm.isend(is_there, 0, _HERE))
+                f'rank {self._comm.rank}: {self._what} is on this rank but '
+                f'not on rank {", ".join(map(str, self._missing))}; extend '
+                'the trainer with it on all ranks')

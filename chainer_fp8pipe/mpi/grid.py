@@ -1,14 +1,7 @@
-"""Divides the ranks of a job: on a grid of stages and replicas, in groups.
-
-Groups are of consecutive ranks, or of tiles of a torus: Ying et al., "Image
-Classification at Supercomputer Scale" (2018), section on distributed batch
-normalisation; ranks of a tile are neighbours in both directions.
-"""
+"""Divides the ranks of a job: on a grid of stages and replicas, in groups."""
 from __future__ import annotations
 
 import dataclasses
-import operator
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -18,7 +11,7 @@ from mpi4py import MPI
 from ..report.quantities import counted
 from .agreement import Meeting, agree
 from .finalizing import HeldRequest, keep_forever
-from .placement import divisors, pipelines, torus_shape
+from .placement import divisors, pipelines
 from .ranks import free_with_kept, kept_with, nodes_of, once
 from .waiting import wait_until
 from .watch import watch
@@ -65,9 +58,11 @@ class ProcessGrid:
         enter_world()
         self.is_freed = False
         self.comm = ranks_of(comm)
-        _agree_on(self.comm, {'pipeline': pipeline}, 'Make the ProcessGrid '
-                  'with the same arguments on all ranks.')
-        _must_be_valid(self.comm.size, pipeline)
+        _agree_on(self.comm, 'pipeline', pipeline)
+        if not _divides(pipeline, self.comm.size):
+            raise ValueError(
+                f'pipeline={pipeline!r} does not divide the {self.comm.size} '
+                f'ranks; it can be {_listed(divisors(self.comm.size))}')
         self.nodes = nodes_of(self.comm)
         lines = pipelines(self.nodes, int(pipeline))
         self.ranks = list(zip(*lines, strict=True))
@@ -118,51 +113,37 @@ def grid_of(comm: Any) -> ProcessGrid:
                 lambda: ProcessGrid(ranks, pipeline=ranks.size))
 
 
-def split_groups(comm: Any, group_size: int | None = None,
-                 tile: Sequence[int] | None = None,
-                 shape: Sequence[int] | None = None) -> MPI.Comm:
+def split_groups(comm: Any, group_size: int | None = None) -> MPI.Comm:
     """The group that this rank belongs to; call it on all ranks.
 
     Args:
         comm: The ranks: a communicator of mpi4py's or ChainerMN's.
         group_size: This many consecutive ranks are a group; it must divide
-            the number of ranks.
-        tile: Instead of it, the rows and columns of a group on the torus of
-            all ranks, which are numbered row by row.
-        shape: Rows and columns of that torus.  By default as
-            ``algorithm='torus2d'`` chooses it (:func:`torus_shape`).
+            the number of ranks.  None: all of them are one.
 
     Returns:
         The communicator of this rank's group, in the order of ``comm``.  It
         is kept with ``comm`` and freed with it; equal calls return the same
-        one, until a rank of it gives up.  Without ``group_size`` and
-        ``tile``, all ranks are one group.
+        one, until a rank of it gives up.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: The sizes do not fit, or are not the same on all ranks;
-            on all ranks.  The message says which fit.
+        ValueError: The size does not fit, or is not the same on all ranks;
+            on all ranks.
     """
     comm = ranks_of(comm)
-    arguments = {'group_size': _plain(group_size), 'tile': _plain(tile),
-                 'shape': _plain(shape)}
-    _agree_on(comm, arguments, 'All ranks must make the same groups.')
-    if tile is None:
-        _must_divide(comm.size, arguments)
-        torus = 1, comm.size
-        size = 1, arguments['group_size'] or comm.size
-    else:
-        torus = arguments['shape'] or torus_shape(comm.size, _per_node(comm))
-        _must_fit(comm.size, arguments, torus)
-        size = arguments['tile']
-    row, column = divmod(comm.rank, torus[1])
-    group = row // size[0] * (torus[1] // size[1]) + column // size[1]
-    name = 'group', torus, size
+    _agree_on(comm, 'group_size', group_size)
+    size = comm.size if group_size is None else group_size
+    if not _divides(size, comm.size):
+        raise ValueError(f'group_size={size!r} does not divide the '
+                         f'{comm.size} ranks; it can be '
+                         + _listed(divisors(comm.size)))
+    name = 'group', int(size)
     found = kept_with(comm).get(name)
     if found is not None and comm.allreduce(
             bool(_state_of(found).problem), MPI.LOR):
         del kept_with(comm)[name]
-    return once(comm, name, lambda: comm.Split(group, comm.rank))
+    return once(comm, name, lambda: comm.Split(comm.rank // size, comm.rank))
 
 
 def ranks_of(comm: Any) -> MPI.Comm:
@@ -292,72 +273,18 @@ class Group:
 
 # --- arguments ---------------------------------------------------------------
 
-def _agree_on(comm: MPI.Comm, arguments: dict[str, Any], remedy: str) -> None:
-    """Before they are checked, so that all ranks find the same fault."""
-    agree(comm, {name: repr(value) for name, value in arguments.items()},
-          remedy=remedy)
+def _agree_on(comm: MPI.Comm, name: str, value: Any) -> None:
+    """Before it is checked, so that all ranks find the same fault."""
+    if isinstance(value, numpy.integer):
+        value = int(value)
+    agree(comm, {name: repr(value)}, remedy='All ranks must give the same.')
 
 
-def _must_be_valid(size: int, pipeline: Any) -> None:
-    if (isinstance(pipeline, bool)
-            or not isinstance(pipeline, (int, numpy.integer))):
-        raise ValueError(f'pipeline must be a number of stages, such as 2, '
-                         f'not {pipeline!r}')
-    if pipeline not in divisors(size):
-        raise ValueError(
-            f'pipeline={pipeline!r} does not divide the {size} ranks; it can '
-            f'be {_listed(divisors(size))}')
+def _divides(value: Any, size: int) -> bool:
+    return (isinstance(value, (int, numpy.integer))
+            and not isinstance(value, bool) and value in divisors(size))
 
 
-def _per_node(comm: MPI.Comm) -> int:
-    """Ranks of each node; 0 if they are not equally many."""
-    sizes = set(Counter(nodes_of(comm)).values())
-    return sizes.pop() if len(sizes) == 1 else 0
-
-
-def _plain(value: Any) -> Any:
-    """Integers, tuples of them, None; the repr of anything else."""
-    try:
-        return operator.index(value)
-    except TypeError:
-        if isinstance(value, (tuple, list, numpy.ndarray)):
-            return tuple(map(_plain, value))
-        return None if value is None else repr(value)
-
-
-def _must_divide(ranks: int, arguments: dict[str, Any]) -> None:
-    group_size, shape = arguments['group_size'], arguments['shape']
-    if shape is not None:
-        raise ValueError(f'shape={shape} is of the torus of a tile; pass '
-                         'tile=(rows, columns), too')
-    if group_size is not None and group_size not in divisors(ranks):
-        raise ValueError(
-            f'group_size={group_size} does not divide the {ranks} ranks; it '
-            f'can be {_listed(divisors(ranks))}')
-
-
-def _must_fit(ranks: int, arguments: dict[str, Any], torus: Any) -> None:
-    group_size, tile = arguments['group_size'], arguments['tile']
-    if group_size is not None:
-        raise ValueError(f'group_size={group_size} and tile={tile} are two '
-                         'ways to make groups; pass one of them')
-    if not _is_pair(torus) or torus[0] * torus[1] != ranks:
-        shapes = [(rows, ranks // rows) for rows in divisors(ranks)]
-        raise ValueError(f'shape={torus} is no torus of the {ranks} ranks; '
-                         f'it can be {_listed(shapes)}')
-    rows, columns = map(divisors, torus)
-    if not _is_pair(tile) or tile[0] not in rows or tile[1] not in columns:
-        raise ValueError(
-            f'tile={tile} does not fit into the torus of {torus[0]} x '
-            f'{torus[1]} ranks; it can have {_listed(rows)} rows and '
-            f'{_listed(columns)} columns')
-
-
-def _is_pair(value: Any) -> bool:
-    return (isinstance(value, tuple) and len(value) == 2
-            and all(isinstance(item, int) and item > 0 for item in value))
-
-
-def _listed(values: Sequence[Any]) -> str:
+def _listed(values: Sequence[int]) -> str:
     *some, last = map(str, values)
     return f'{", ".join(some)} or {last}' if some else last

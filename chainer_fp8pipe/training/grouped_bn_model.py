@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -22,9 +22,7 @@ from ..mpi.world import enter_world
 
 
 def create_grouped_bn_model(
-        model: Any, comm: Any, group_size: int | None = None,
-        tile: Sequence[int] | None = None,
-        shape: Sequence[int] | None = None) -> Any:
+        model: Any, comm: Any, group_size: int | None = None) -> Any:
     """A copy of a model that normalises over the batches of several ranks.
 
     Every ``chainer.links.BatchNormalization`` in it becomes a
@@ -41,8 +39,6 @@ def create_grouped_bn_model(
             ``grid.data``, before ``stage`` or after it.  The model must not
             outlive it.
         group_size: So many consecutive ranks make a group; by default all.
-        tile: As for :func:`.split_groups`, like ``group_size``.
-        shape: As for :func:`.split_groups`.
 
     Returns:
         The copy, which cannot be pickled; Chainer's serializers save and
@@ -58,7 +54,7 @@ def create_grouped_bn_model(
     """
     ranks = ranks_of(comm)
     enter_world()        # or the others would wait in their next batch
-    group = Group(split_groups(ranks, group_size, tile, shape))
+    group = Group(split_groups(ranks, group_size))
     result, found = raise_together(
         ranks, lambda: _copied(model), ValueError)
     agree(ranks, {

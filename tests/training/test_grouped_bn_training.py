@@ -141,13 +141,12 @@ def test_grouped_bn_works_with_an_exchange_during_backward(comm, name, dtype):
 def test_running_statistics_of_several_groups_can_be_averaged(comm):
     """Else each group evaluates with its own, and saves its own."""
     model = create_grouped_bn_model(L.BatchNormalization(3, decay=0), comm,
-                                    tile=(2, 1))
+                                    group_size=2)
     x = np.random.RandomState(0).randn(8, 3).astype('f')
     with chainer.using_config('train', True):
         model(x[2 * comm.rank:][:2])
-    # Columns of ranks: 0 and 2, 1 and 3.
-    groups = x[[0, 1, 4, 5]], x[[2, 3, 6, 7]]
-    assert_close(model.avg_mean, groups[comm.rank % 2].mean(0))
+    groups = x[:4], x[4:]
+    assert_close(model.avg_mean, groups[comm.rank // 2].mean(0))
     chainermn.extensions.AllreducePersistent(
         model, create_communicator('fp8', mpi_comm=comm))(None)
     assert_close(model.avg_mean, x.mean(0))

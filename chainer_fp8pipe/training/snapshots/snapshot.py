@@ -249,12 +249,7 @@ class _Training:
             return
         self._has_begun = True
         if self._attendance is not None:
-            there = self._attendance.settle()
-            if len(there) < self._ranks.size:
-                raise RuntimeError(
-                    f'Snapshot is on rank{"s"[:len(there) - 1]} '
-                    f'{", ".join(map(str, there))} of {self._ranks.size} '
-                    'only; extend the trainer with it on all ranks')
+            self._attendance.settle()
         directory = self._snapshot.directory(self.trainer)
         found = _candidates(self._ranks, directory)
 

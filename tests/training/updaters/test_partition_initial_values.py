@@ -80,7 +80,7 @@ def test_to_plan_leaves_a_model_without_its_shapes(comm, deferring):
     planned = plan(model, (X, T), comm, stages=(2,), budget=.5, show=False)
     _is_whole(model, shapeless)
     # And what it is for.
-    planned.partition(_lazy(), (X, T), comm=comm)
+    partition(_lazy(), (X, T), comm, plan=planned.choice.cut)
 
 
 def _shapeless(model):
