@@ -21,16 +21,14 @@ class Example:
 
     def __init__(self, batch: Any) -> None:
         self._leaves, self._tree = nested.leaves(batch)
-        sizes = {nested.array_of(leaf).shape[:1] for leaf in self._leaves}
-        if len(sizes) != 1 or sizes == {()}:
+        shapes = [nested.array_of(leaf).shape for leaf in self._leaves]
+        sizes = {shape[:1] for shape in shapes}
+        if len(sizes) != 1 or sizes & {(), (0,)}:
             raise ValueError(
                 'the arrays of the example must all have the samples of one '
                 'batch as their first axis, not '
-                + ', '.join(str(nested.array_of(leaf).shape)
-                            for leaf in self._leaves))
+                + ', '.join(map(str, shapes)))
         self.samples: int = sizes.pop()[0]
-        if not self.samples:
-            raise ValueError('the example has no sample')
 
     def of(self, samples: int) -> Any:
         """A batch of so many samples; repeated where there are fewer."""
@@ -72,25 +70,19 @@ class Endless(chainer.dataset.Iterator):
         self._iterator, self._last, self._ended = iterator, None, False
 
     def __next__(self) -> Any:
-        if self._ended:
-            return self._last
         try:
-            self._last = self._iterator.next()
+            if not self._ended:
+                self._last = self._iterator.next()
         except StopIteration:
-            if not self._begun_anew():
+            try:
+                self._iterator.reset()
+                self._last = self._iterator.next()
+            except (AttributeError, NotImplementedError, StopIteration):
+                self._ended = True
                 if self._last is None:
                     raise ValueError('the iterator gives no batch') from None
-                self._ended = True
         return self._last
     next = __next__
-
-    def _begun_anew(self) -> bool:
-        try:
-            self._iterator.reset()
-            self._last = self._iterator.next()
-        except (AttributeError, NotImplementedError, StopIteration):
-            return False
-        return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)

@@ -5,18 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mpi4py import MPI
-
 from ..chains.names import Names
-from ..chains.partition import partition
 from ..codecs import CODECS
-from ..communicators import create_communicator
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options
-from ..mpi import all_ranks
-from ..mpi.agreement import agree
-from ..mpi.grid import ProcessGrid
-from ..mpi.ranks import once
 from ..pipeline.schedules import make_schedule
 from ..planning.partition_plan import PartitionPlan
 from ..report import stored
@@ -170,8 +162,6 @@ class JobPlan:
                 raise ValueError(f'choice.cut.order has {name}, which is no '
                                  'parameter of the model')
 
-    # --- files --------------------------------------------------------------
-
     @staticmethod
     def before_made(data: Any, where: str) -> Any:
         """What a file has, without what says that it is of a job."""
@@ -215,8 +205,6 @@ class JobPlan:
         return '\n'.join([*lines, '', *(
             f'note: {remark}' for remark in self.remarks)]).rstrip()
 
-    # --- carrying it out ----------------------------------------------------
-
     def problem(self, shapes: Mapping[str, Any], ranks: int | None) -> str:
         """Why the plan is not for a model or job; '' if it is.
 
@@ -229,103 +217,19 @@ class JobPlan:
                     f'{ranks}; start so many, or make a plan for {ranks}')
         for name in {**self.model, **shapes}:
             here, there = shapes.get(name), self.model.get(name)
-            problem = ''
             if name not in shapes or name not in self.model:
                 problem = ('is only in the '
                            + ('plan' if name in self.model else 'model'))
             elif here and there and tuple(here) != tuple(there):
-                problem = (f'has shape {tuple(here)}, in the plan '
-                           f'{tuple(there)}')
-            if problem:
-                return ('the plan was made for another model: parameter '
-                        f'{name} {problem}; make the plan again')
+                problem = f'has shape {tuple(here)}, in the plan {there}'
+            else:
+                continue
+            return ('the plan was made for another model: parameter '
+                    f'{name} {problem}; make the plan again')
         return ''
-
-    def check(self, comm: Any = None, model: Any = None) -> None:
-        """Raises ValueError on all ranks unless the plan is for them.
-
-        Args:
-            comm: All ranks; None: ``MPI.COMM_WORLD``.
-            model: None: any.
-        """
-        comm = mpi_of(comm)
-        agree(comm, {}, self.problem(
-            self.model if model is None else shapes_of(model), comm.size)
-            or 'the plan is one process; train without mpiexec'
-            * (self.choice.ranks < comm.size))
-
-    def grid(self, comm: Any = None) -> ProcessGrid:
-        """The grid of stages and replicas; call it on all ranks.
-
-        Args:
-            comm: All ranks; None: ``MPI.COMM_WORLD``.
-        """
-        self.check(comm)
-        return grid_of_stages(mpi_of(comm), self.choice.stages)
-
-    def communicator(self, comm: Any = None, **options: Any) -> Any:
-        """The communicator of the replicas; call it on all ranks.
-
-        Args:
-            comm: All ranks; None: ``MPI.COMM_WORLD``.
-            options: Of :func:`create_communicator`, beside the plan's.
-        """
-        self.check(comm)
-        return communicator_of(self.choice, mpi_of(comm), **options)
-
-    def partition(self, model: Any, example: Any = None, comm: Any = None,
-                  **options: Any) -> Any:
-        """Cuts the model as planned; without stages it stays whole.
-
-        Call it on all ranks; train with
-        ``PipelineUpdater(..., plan.grid(comm))``.
-
-        Args:
-            model: The one that the plan was made with.
-            example: One micro-batch, which a cut needs.
-            comm: All ranks; None: ``MPI.COMM_WORLD``.
-            options: Of :func:`chainer_fp8pipe.partition`, beside the plan's.
-
-        Raises:
-            ValueError: The plan is for another model; on all ranks.
-        """
-        self.check(comm, model)
-        if self.choice.cut is None:
-            return model
-        if example is None:
-            raise ValueError('a model is cut with the example of a '
-                             'micro-batch; pass partition(model, example)')
-        return cut_as(self.choice.cut, model, example,
-                      self.grid(comm), **options)
-
-
-def cut_as(cut: PartitionPlan, model: Any, example: Any, grid: ProcessGrid,
-           **options: Any) -> Any:
-    """Cuts a model over the ranks of a grid; call it on all of them."""
-    return partition(model, example, grid, **{
-        'micro_batches': cut.micro_batches, 'schedule': cut.schedule,
-        'plan': cut, 'chunks': cut.chunks, **options})
-
-
-def grid_of_stages(comm: MPI.Comm, stages: int) -> ProcessGrid:
-    """The same for each call; call it on all ranks."""
-    return once(comm, f'grid of {stages} stages',
-                lambda: ProcessGrid(comm, pipeline=stages))
-
-
-def communicator_of(way: Way, comm: MPI.Comm, **options: Any) -> Any:
-    """The communicator of the way's replicas; call it on all ranks."""
-    return create_communicator(
-        way.communicator, comm if way.cut is None else grid_of_stages(
-            comm, way.stages).data, **{**way.options, **options})
 
 
 def shapes_of(model: Any) -> dict[str, Any]:
     """Of all parameters, by path; None: unknown yet."""
     return {name: None if one._data[0] is None else tuple(one._data[0].shape)
             for name, one in Names(model).parameters.items()}
-
-
-def mpi_of(comm: Any) -> MPI.Comm:
-    """mpi4py's communicator; None: of all ranks."""
-    return MPI.COMM_WORLD if comm is None else all_ranks(comm)

@@ -7,14 +7,15 @@
 #   ChainerMN's naive, where all ranks are on one host
 # They are tried in an order that leaves out what matters least if updates are
 # so long that the time is over.  Nothing is predicted: a way that was not
-# tried is not in the plan.
+# tried is not in the plan.  Two ways are equally fast if they differ by less
+# than both are uncertain.
 from __future__ import annotations
 
 import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import chainer
@@ -25,6 +26,7 @@ from ..codecs import CODECS
 from ..communicators.options import make_options
 from ..intercept.training_objects import own_work
 from ..links.divisible import Divisible
+from ..mpi import all_ranks
 from ..mpi.agreement import agree, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
@@ -33,12 +35,12 @@ from ..planning.cuts import DoesNotFit
 from ..planning.partition_plan import PartitionPlan
 from ..report.quantities import parse_bytes
 from .example import Example
-from .job_plan import JobPlan, Way, grid_of_stages, mpi_of, shapes_of
+from .job_plan import JobPlan, Trial, Way, shapes_of
 from .trials import (
     Trained,
     Trials,
     communicators_in,
-    preferred,
+    grid_of_stages,
     together,
     try_way,
     undisturbed,
@@ -51,6 +53,9 @@ USUAL_CODECS = 'float32', 'fp8', 'int4'
 #: The part of the time for one way, and the seconds by which a budget may be
 #: exceeded.
 _OF_A_TRIAL, _OVERTIME = 0.04, 6.0
+#: Ways are equally fast within this share, however certain both are, and
+#: never beyond that one.
+_EQUAL, _APART = 0.03, 0.1
 
 
 @own_work()
@@ -100,12 +105,27 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             model cannot be trained; on all ranks.
     """
     enter_world()
-    comm = mpi_of(comm)
-    if not isinstance(codecs, str):
-        codecs = raise_together(comm, lambda: tuple(codecs), ValueError)
-    trained, stages = _checked(comm, model, example, optimizer, data, {
-        'batch': batch, 'memory': memory, 'codecs': codecs,
-        'stages': stages, 'budget': budget, 'as_it_is': as_it_is})
+    comm = MPI.COMM_WORLD if comm is None else all_ranks(comm)
+
+    def check() -> tuple[Trained, tuple[str, ...], tuple[int, ...]]:
+        _must_be_trainable(model, optimizer)
+        samples = Example(example)
+        if batch is not None and (type(batch) is not int or batch < 1):
+            raise ValueError('batch must be a number of at least 1, not '
+                             f'{batch!r}')
+        if type(budget) not in (int, float) or not 0 < budget < math.inf:
+            raise ValueError('budget must be seconds, more than 0, not '
+                             f'{budget!r}')
+        return Trained(
+            model, optimizer or chainer.optimizers.Adam(), samples,
+            batch or samples.samples * comm.size, data, parse_bytes(memory)
+        ), _codecs(codecs), _stages(stages, comm.size)
+    trained, names, numbers = raise_together(comm, check, ValueError)
+    agree(comm, {name: repr(value) for name, value in {
+        'batch': trained.batch, 'memory': memory, 'codecs': names,
+        'stages': numbers, 'budget': budget, 'as_it_is': as_it_is,
+        'the model': shapes_of(model)}.items()},
+        remedy='Pass the same to plan() on all ranks.')
     begin, shows = time.perf_counter(), show and comm.rank == 0
 
     def say(what: str) -> None:
@@ -116,56 +136,82 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         lambda way, limit: try_way(way, trained, comm, budget * _OF_A_TRIAL,
                                    limit), say,
         lambda: comm.bcast(budget + _OVERTIME - time.perf_counter() + begin))
-    _try_all(trials, trained, comm, codecs, stages, as_it_is)
+    _try_all(trials, trained, comm, names, numbers, as_it_is)
     found = _planned(trials, trained, comm, as_it_is)
     if shows:
         print(found, flush=True)
     return found
 
 
+def _must_be_trainable(model: Any, optimizer: Any) -> None:
+    if isinstance(model, Divisible) or not isinstance(model, chainer.Link):
+        raise TypeError('plan() takes a chainer.Link that returns its '
+                        f'loss, not {type(model).__name__}')
+    if getattr(model, 'partition', None) is not None:
+        raise ValueError('this model was cut already; build it anew')
+    if optimizer is not None and not isinstance(optimizer, chainer.Optimizer):
+        raise TypeError('optimizer must be a chainer.Optimizer, not '
+                        f'{type(optimizer).__name__}')
+
+
+def _codecs(given: Any) -> tuple[str, ...]:
+    found = () if isinstance(given, str) else tuple(given)
+    if not found or {*found} - {*TRIED}:
+        raise ValueError(f'codecs must be some of {", ".join(TRIED)} in a '
+                         f'list, not {[*found] or given!r}')
+    return found
+
+
+def _stages(given: Sequence[int], ranks: int) -> tuple[int, ...]:
+    found = tuple(given) or tuple(divisors(ranks)[:2])
+    for one in found:
+        if type(one) is not int or one not in divisors(ranks):
+            raise ValueError(f'stages={one!r} does not divide the {ranks} '
+                             'ranks')
+    return found
+
+
 def _try_all(trials: Trials, trained: Trained, comm: MPI.Comm,
              codecs: Sequence[str], stages: Sequence[int],
              as_it_is: Way | None) -> None:
-    count = comm.size
+    count, batch = comm.size, trained.batch
     if as_it_is is not None:
         trials.add(as_it_is)
     plain = [Way(count, communicator=codec) for codec in codecs
-             ] if count > 1 else [Way()]
-    if 1 not in stages:
-        plain = []
-    elif trained.batch < count:
-        trials.remarks.append(f'no replicas: a batch of {trained.batch} has '
-                              f'no sample for each of {count} ranks')
-        plain = []
+             if 1 in stages and batch >= count] if count > 1 else [Way()]
+    if batch < count:
+        trials.remarks.append(f'no replicas: a batch of {batch} has no sample '
+                              f'for each of {count} ranks')
     for way in plain:
         trials.add(way)
-    for number in stages:
-        if number > 1:
-            best = trials.fastest(plain)
-            _try_stages(trials, trained, comm, number, best.communicator
-                        if best else codecs[0])
-    if count > 1 and plain:
-        for way in plain:
-            trials.add(dataclasses.replace(way, options={'overlap': True}))
-        if len(set(nodes_of(comm))) == 1:
-            trials.add(Way(count, communicator='naive'))
+    best = min((one for one in trials.found if one[0] in plain),
+               key=lambda one: one[1].seconds, default=None)
+    for number in sorted({*stages} - {1}):
+        try:
+            _try_stages(trials, trained, comm, number,
+                        best[0].communicator if best else codecs[0])
+        except ValueError as error:
+            trials.remarks.append(f'no {number} stages: {error}')
+    for way in plain * (count > 1):
+        trials.add(dataclasses.replace(way, options={'overlap': True}))
+    if plain and len(set(nodes_of(comm))) == 1 < count:
+        trials.add(Way(count, communicator='naive'))
     trials.again()
 
 
 def _try_stages(trials: Trials, trained: Trained, comm: MPI.Comm, stages: int,
                 communicator: str) -> None:
-    """Tries a pipeline with as many micro-batches as stages, and twice."""
+    """Tries a pipeline with as many micro-batches as stages, and twice.
+
+    Raises ValueError where the model cannot be cut; on all ranks.
+    """
     if communicators_in(trained.model):
-        trials.remarks.append('no pipeline: the layers of the model '
-                              'communicate with other ranks')
-        return
+        raise ValueError('layers of the model communicate with other ranks')
     replicas = comm.size // stages
     most = trained.batch // replicas
     if not most:
-        trials.remarks.append(f'no {stages} stages: a batch of '
-                              f'{trained.batch} has no sample for each of '
-                              f'{replicas} replicas')
-        return
+        raise ValueError(f'a batch of {trained.batch} has no sample for each '
+                         f'of {replicas} replicas')
     cut: list[PartitionPlan] = []
 
     def find() -> None:
@@ -175,23 +221,34 @@ def _try_stages(trials: Trials, trained: Trained, comm: MPI.Comm, stages: int,
                 copied.target, trained.share(replicas, min(stages, most)),
                 grid_of_stages(comm, stages),
                 micro_batches=min(stages, most), memory=trained.memory).plan)
-    if problem := together(comm, find):
-        trials.remarks.append(f'no {stages} stages: '
-                              + problem.removeprefix('ValueError: '))
-        return
+    together(comm, find)
     for number in sorted({min(stages, most), min(2 * stages, most)}):
         trials.add(Way(replicas, dataclasses.replace(
             cut[0], micro_batches=number), communicator))
 
 
+def preferred(table: Sequence[tuple[Way, Trial]], as_it_is: Way | None = None
+              ) -> Way:
+    """The way to take: of the fastest the script's own, or the simplest.
+
+    Args:
+        table: What ways took.
+        as_it_is: How the script trains; None: nobody knows.
+    """
+    best = min((trial for _, trial in table), key=lambda one: one.seconds)
+    equal = [way for way, trial in table if trial.seconds <= best.seconds * (
+        1 + max(_EQUAL, min(best.spread, trial.spread, _APART)))]
+    return as_it_is if as_it_is in equal else min(equal, key=Way.simplicity)
+
+
 def _planned(trials: Trials, trained: Trained, comm: MPI.Comm,
              as_it_is: Way | None) -> JobPlan:
-    table, remarks = trials.table(), list(trials.remarks)
-    if not table:
+    remarks = trials.remarks
+    if not trials.found:
         raise (DoesNotFit if trained.memory is not None else ValueError)(
             'no way to train this model could be tried: '
             + '; '.join(remarks))
-    taken = preferred(table, as_it_is)
+    taken = preferred(trials.found, as_it_is)
     if taken.ranks < comm.size:
         remarks.append(
             'one process is as fast as any way on '
@@ -205,57 +262,5 @@ def _planned(trials: Trials, trained: Trained, comm: MPI.Comm,
             remarks.append(f'the first {warmup} updates travel in float32 '
                            '(warmup); what was tried is what follows')
     return JobPlan(taken, comm.size, trained.batch, shapes_of(trained.model),
-                   tuple(trial for _, trial in table), tuple(remarks))
-
-
-# --- arguments --------------------------------------------------------------
-
-def _checked(comm: MPI.Comm, model: Any, example: Any, optimizer: Any,
-             data: Any, given: Mapping[str, Any]
-             ) -> tuple[Trained, tuple[int, ...]]:
-    """Checks the arguments, and that they are the same on all ranks."""
-    def check() -> tuple[Trained, tuple[int, ...]]:
-        if isinstance(model, Divisible) or not isinstance(
-                model, chainer.Link):
-            raise TypeError('plan() takes a chainer.Link that returns its '
-                            f'loss, not {type(model).__name__}')
-        if getattr(model, 'partition', None) is not None:
-            raise ValueError('this model was cut already; build it anew')
-        if optimizer is not None and not isinstance(
-                optimizer, chainer.Optimizer):
-            raise TypeError('optimizer must be a chainer.Optimizer, not '
-                            f'{type(optimizer).__name__}')
-        samples, batch = Example(example), given['batch']
-        if batch is not None and (type(batch) is not int or batch < 1):
-            raise ValueError('batch must be a number of at least 1, not '
-                             f'{batch!r}')
-        return Trained(
-            model, optimizer or chainer.optimizers.Adam(), samples,
-            batch or samples.samples * comm.size, data,
-            parse_bytes(given['memory'])), _wanted(comm.size, given)
-    found, stages = raise_together(comm, check, error=ValueError)
-    agree(comm, {
-        **{name: repr(value) for name, value in given.items()},
-        'stages': repr(stages), 'batch': repr(found.batch),
-        'the model': repr(shapes_of(model))},
-        remedy='Pass the same to plan() on all ranks.')
-    return found, stages
-
-
-def _wanted(count: int, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Checks what may be tried; returns numbers of stages."""
-    budget, codecs = given['budget'], given['codecs']
-    if type(budget) not in (int, float) or not 0 < budget < math.inf:
-        raise ValueError('budget must be seconds, more than 0, not '
-                         f'{budget!r}')
-    unknown = [name for name in codecs if name not in TRIED]
-    if isinstance(codecs, str) or unknown or not codecs:
-        raise ValueError(
-            f'codecs must be some of {", ".join(TRIED)} in a list, not '
-            f'{codecs if isinstance(codecs, str) else unknown or "none"!r}')
-    stages = tuple(given['stages']) or tuple(divisors(count)[:2])
-    for one in stages:
-        if type(one) is not int or one < 1 or count % one:
-            raise ValueError(f'stages={one!r} does not divide the {count} '
-                             'ranks')
-    return stages
+                   tuple(sorted((trial for _, trial in trials.found),
+                                key=lambda one: one.seconds)), tuple(remarks))
