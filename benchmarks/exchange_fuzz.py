@@ -43,11 +43,11 @@ def draw(number: int, ranks: int) -> tuple[str, dict, list[int], dict]:
     name = pick.choice(('fp8', 'fp8', 'int4', 'float16', 'float32'))
     block = name.startswith('int')
     row = pick.choice([row for row in ALGORITHMS.values()
-                       if not row.has_servers and (row.plans or not block)])
+                       if not row.has_servers and (row.plan or not block)])
     options: dict = {
         'algorithm': row.name, 'check_every': 2,
         'bucket_bytes': pick.choice((0, 64, 4096, 1 << 22))}
-    if row.plans:
+    if row.plan:
         options |= {
             'partial_sums': pick.choice(('auto', 'float16', 'float32')),
             'frame_bytes': pick.choice((0, 1, 64, 333, 4096, 3 << 14)),

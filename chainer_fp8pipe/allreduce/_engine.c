@@ -1,6 +1,6 @@
-/* Runs the steps of plans on frames of buckets, without the interpreter.
+/* Runs the steps of a plan on frames of buckets, without the interpreter.
  *
- * What it does.  A plan arrives as a list of steps (plan.py): send a sum,
+ * What it does.  A plan arrives as a table of steps (plan.py): send a sum,
  * receive one and add it, encode the mean, send it, receive others'.  A flight
  * takes one frame of every block of a bucket through all of them, and a few
  * flights are under way at a time: the first means return while the last
@@ -33,14 +33,15 @@
  * an argument's register is the same for both, and in arrays their size says
  * which.
  *
- * What is under way belongs to MPI and to neighbours.  An engine holds the
- * buckets that are not finished, and they all that their tables point to.  An
- * engine that is dropped meanwhile never frees any of this.
+ * This is called by ctypes.  Structs that are shared are engine.py's, which
+ * keeps them, and all that has its address in them, while they are in use.
  */
 #include "../formats/coding.h"
 
+#include <fenv.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -71,6 +72,8 @@ typedef struct {
 
 _Static_assert(sizeof(Mail) == CACHE_LINE, "memory.py reckons with that");
 
+/* --- what engine.py fills in ----------------------------------------------- */
+
 typedef struct {
     int kind;
     int peer;        /* the other rank; of ENCODE, how many were summed */
@@ -80,33 +83,68 @@ typedef struct {
     int is_last;     /* what is received is not sent on */
     int gathered;    /* of ENCODE: how many messages before it stay where they
                       * are; of a receive: 1 if its message does */
+    int copies;      /* it is to be written; or an earlier step has */
     Mail *mail;      /* of seat 0, if the peer shares memory */
     char *data;      /* the message's place there */
     int64_t stride;  /* bytes to those of the next seat */
-    int copies;      /* it is to be written; or an earlier step has */
 } Step;
 
-/* How a bucket is cut for a plan. */
-typedef struct {
-    int64_t start, stop, frame, frames;
-    const Mean *means; /* by site and tensor */
-    Py_buffer means_buffer;
-} Cut;
-
-/* The compiled part of engine.py's Bucket. */
-typedef struct {
-    PyObject_HEAD
-    Coding coding;
-    Py_buffer wire_buffer;
+typedef struct Bucket {
+    const Coding *coding;
+    const Mean *means;       /* by site and tensor */
     char *wire;
-    size_t sum_size;    /* bytes of an element of a sum that travels */
-    float shrink;       /* of sums that travel as halves */
-    int in_wire;        /* sums are made in the wire */
+    int64_t size, frame;     /* entries of all, and of a frame of a block */
+    int64_t frames;          /* of the longest block */
+    int64_t begun, finished; /* frames of those */
+    struct Bucket *behind;   /* the next that waits */
+    size_t sum_size;         /* bytes of an element of a sum that travels */
+    float shrink;            /* of sums that travel as halves */
+    int in_wire;             /* sums are made in the wire */
     int encodes, decodes;
-    int64_t unfinished; /* frames */
-    int cuts_count;
-    Cut *cuts;
 } Bucket;
+
+typedef struct Flight Flight;
+
+typedef struct {
+    char *memory;
+    size_t size;
+} Space;
+
+typedef struct Engine {
+    Transmit *send, *receive;
+    Testsome *testsome;
+    size_t request_size, status_size;
+    intptr_t comm, byte;
+    const Step *steps;
+    const int *places; /* by block, of its sum; and how many have one */
+    int steps_count, blocks, contributes, in_flight;
+    /* What others read: */
+    Bucket *waiting;   /* the first whose frames have not all taken off */
+    int64_t started, oldest; /* flights */
+    double duration;   /* seconds that a flight takes, a moving average */
+    int64_t bytes_sent;
+    double encoding, decoding; /* seconds */
+    int error, found;  /* how many statuses the last look has filled in */
+    char *statuses;
+    atomic_int interrupted;
+    /* And nobody: */
+    int some_finished;
+    double moved;      /* seconds: when anything did */
+    Flight *seats;     /* flight c is in seat c modulo in_flight */
+    Space *spaces;     /* that are free; the last one is warm */
+    int spaces_count;
+    /* Messages of MPI's that are under way.  Of each, `pending` points to a
+     * number that is one less when it is through. */
+    int count;
+    char *requests;
+    int *indices;
+    int **pending;
+} Engine;
+
+_Static_assert(sizeof(Engine) - offsetof(Engine, some_finished) <= 128,
+               "engine.py reckons with that");
+
+/* --- flights --------------------------------------------------------------- */
 
 typedef struct {
     int pending; /* of MPI's: 1 until it is through */
@@ -115,28 +153,18 @@ typedef struct {
     Mail *mail;  /* NULL: it comes through MPI, or has been used */
 } Receive;
 
-typedef struct {
-    char *memory;
-    size_t size;
-} Space;
-
-struct Plan;
-
 /* What has become of a block. */
-enum { CONTRIBUTED = 1, ARRIVED = 2 };
+enum { CONTRIBUTED = 1, SUMMING, ARRIVED };
 
-typedef struct {
-    struct Plan *plan;
-    Bucket *bucket;
-    Cut *cut;
+struct Flight {
+    Engine *engine;
+    Bucket *bucket;     /* NULL: the seat is free */
     int64_t frame;      /* which one of each block */
     int64_t n;          /* entries of the longest block's */
     int seat, tag, active;
     double since;
     int position, site; /* what is to be done next */
-    int begun;          /* the step at this position */
     int pending[2];     /* sends of MPI's that are under way: sums, means */
-    int looked[2];      /* steps before it have nothing posted */
     int next_receive, posted;
     Receive *receives;
     char *progress;     /* by block */
@@ -144,57 +172,7 @@ typedef struct {
     size_t taken;       /* bytes of it */
     char *wire;
     f32 *sums;
-} Flight;
-
-/* A bucket's frames that have not taken off. */
-typedef struct {
-    Bucket *bucket;
-    Cut *cut;
-    int64_t next;
-} Waiting;
-
-typedef struct Plan {
-    int number, plans;
-    int steps_count, blocks, contributes;
-    Step *steps;
-    int *place;       /* by block, of its sum; and how many have one */
-    int in_flight;
-    Flight *seats;    /* flight c is in seat c modulo in_flight */
-    Space *spaces;    /* that are free; the last one is warm */
-    int spaces_count;
-    int64_t started, oldest;
-    double duration;  /* seconds that a flight takes, a moving average */
-    Waiting *waiting;
-    int64_t waiting_count, waiting_room;
-} Plan;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *make_error; /* an exception of an error code and statuses */
-    PyObject *buckets;    /* list: those whose memory is in use */
-    PyThreadState *python; /* of the thread that is in a call */
-    int is_used;
-    int broken;           /* something has failed: a step is half done */
-    int finished;         /* some bucket is */
-    double moved;         /* seconds: when anything did */
-    atomic_int interrupted;
-    int plans_count;
-    Plan *plans;
-    int64_t bytes_sent;
-    double encoding, decoding; /* seconds */
-    /* Messages of MPI's that are under way.  Of each, `pending` points to a
-     * number that is one less when it is through. */
-    Transmit *send, *receive;
-    Testsome *testsome;
-    size_t request_size, status_size;
-    intptr_t comm, byte;
-    int count, room;
-    char *requests, *statuses;
-    int *indices;
-    int **pending;
-    int error;
-    int found; /* how many statuses the last look has filled in */
-} Engine;
+};
 
 /* Any thread may ask what flights wait for. */
 #define SET(number, value) \
@@ -219,30 +197,12 @@ static int fail(Engine *self, int error)
     return FAILED;
 }
 
-/* Makes an array longer; 0 if there is no memory. */
-static int grow(void *array, size_t size)
-{
-    void *grown = realloc(*(void **)array, size);
-    if (grown)
-        *(void **)array = grown;
-    return grown != NULL;
-}
-
 /* --- messages ------------------------------------------------------------ */
 
 /* Starts a message of `size` bytes, fewer than 2^31. */
 static int transmit(Engine *self, Transmit *function, void *data, size_t size,
                     int rank, int tag, int *pending)
 {
-    if (self->count == self->room) {
-        size_t n = self->room ? 2 * (size_t)self->room : 64;
-        if (!grow(&self->requests, n * self->request_size)
-            || !grow(&self->statuses, n * self->status_size)
-            || !grow(&self->indices, n * sizeof *self->indices)
-            || !grow(&self->pending, n * sizeof *self->pending))
-            return fail(self, NO_MEMORY);
-        self->room = (int)n;
-    }
     self->error = function(
         data, (int)size, self->byte, rank, tag, self->comm,
         self->requests + (size_t)self->count * self->request_size);
@@ -325,14 +285,14 @@ static void *in_seat(const Flight *flight, const Step *step, void *place)
 /* A flight's frame of a block. */
 static Range range_of(const Flight *flight, int block)
 {
-    const Cut *cut = flight->cut;
-    const int64_t size = cut->stop - cut->start, blocks = flight->plan->blocks;
-    int64_t start = cut->start + size * block / blocks
-                    + flight->frame * cut->frame;
-    int64_t stop = cut->start + size * (block + 1) / blocks;
+    const Bucket *bucket = flight->bucket;
+    const int64_t blocks = flight->engine->blocks;
+    int64_t start = bucket->size * block / blocks
+                    + flight->frame * bucket->frame;
+    int64_t stop = bucket->size * (block + 1) / blocks;
     start = start < stop ? start : stop;
-    return (Range){start, stop - start < cut->frame ? stop
-                                                    : start + cut->frame};
+    return (Range){start, stop - start < bucket->frame
+                              ? stop : start + bucket->frame};
 }
 
 static size_t entries_of(Range range)
@@ -343,15 +303,15 @@ static size_t entries_of(Range range)
 static char *wire_of(const Flight *flight, int block)
 {
     return flight->wire + (size_t)(block * flight->n)
-                              * flight->bucket->coding.itemsize;
+                              * flight->bucket->coding->itemsize;
 }
 
 static f32 *sums_of(const Flight *flight, int block)
 {
     return flight->bucket->in_wire
         ? (f32 *)(void *)wire_of(flight, block)
-        : flight->sums + flight->plan->place[block] * flight->n
-                             * flight->bucket->coding.grain;
+        : flight->sums + flight->engine->places[block] * flight->n
+                             * flight->bucket->coding->grain;
 }
 
 /* Where a message has a block. */
@@ -359,7 +319,7 @@ static char *block_of(const Flight *flight, const Step *step, char *message,
                       int block)
 {
     return message + (size_t)((block - step->start) * flight->n)
-                         * flight->bucket->coding.itemsize;
+                         * flight->bucket->coding->itemsize;
 }
 
 #define FOR_EACH_BLOCK(flight, step, block) \
@@ -376,7 +336,7 @@ static int is_apart(const Bucket *bucket, const Step *step)
 static size_t elements_of(const Flight *flight, const Step *step)
 {
     return (size_t)((step->stop - step->start) * flight->n
-                    * flight->bucket->coding.grain);
+                    * flight->bucket->coding->grain);
 }
 
 static size_t message_size(const Flight *flight, const Step *step)
@@ -385,7 +345,7 @@ static size_t message_size(const Flight *flight, const Step *step)
     return is_apart(bucket, step)
         ? elements_of(flight, step) * bucket->sum_size
         : (size_t)((step->stop - step->start) * flight->n)
-              * bucket->coding.itemsize;
+              * bucket->coding->itemsize;
 }
 
 /* Whether a step's message lies neither in the wire nor in the sums, nor
@@ -407,19 +367,18 @@ static char *take(Flight *flight, size_t size)
 /* Gives a flight memory; the warmest there is, if that is large enough. */
 static int lay_out(Engine *self, Flight *flight)
 {
-    Plan *plan = flight->plan;
     const Bucket *bucket = flight->bucket;
-    const size_t wire = (size_t)(plan->blocks * flight->n)
-                        * bucket->coding.itemsize;
+    const size_t wire = (size_t)(self->blocks * flight->n)
+                        * bucket->coding->itemsize;
     const size_t sums = bucket->in_wire ? 0
-        : (size_t)(plan->place[plan->blocks] * flight->n
-                   * bucket->coding.grain) * sizeof(f32);
+        : (size_t)(self->places[self->blocks] * flight->n
+                   * bucket->coding->grain) * sizeof(f32);
     size_t size = aligned(wire) + aligned(sums);
-    for (int i = 0; i < plan->steps_count; ++i)
-        if (needs_space(flight, &plan->steps[i]))
-            size += aligned(message_size(flight, &plan->steps[i]));
+    for (int i = 0; i < self->steps_count; ++i)
+        if (needs_space(flight, &self->steps[i]))
+            size += aligned(message_size(flight, &self->steps[i]));
     Space *space = &flight->space;
-    *space = plan->spaces[--plan->spaces_count];
+    *space = self->spaces[--self->spaces_count];
     if (space->size < size) {
         free(space->memory);
         space->memory = aligned_alloc(CACHE_LINE, size);
@@ -441,15 +400,15 @@ static int lay_out(Engine *self, Flight *flight)
 static void contribute(Engine *self, Flight *flight, const Step *step)
 {
     const Bucket *bucket = flight->bucket;
-    const size_t itemsize = bucket->coding.itemsize;
+    const size_t itemsize = bucket->coding->itemsize;
     const double since = now();
     FOR_EACH_BLOCK(flight, step, block) {
         const Range range = range_of(flight, block);
-        if (flight->progress[block] || !flight->plan->contributes)
+        if (flight->progress[block] || !flight->engine->contributes)
             continue;
         flight->progress[block] = CONTRIBUTED;
         if (bucket->encodes)
-            encode_range(&bucket->coding, range, wire_of(flight, block));
+            encode_range(bucket->coding, range, wire_of(flight, block));
         else
             memcpy(wire_of(flight, block),
                    bucket->wire + (size_t)range.start * itemsize,
@@ -462,7 +421,7 @@ static void begin_sums(const Flight *flight, const Step *step)
 {
     FOR_EACH_BLOCK(flight, step, block) {
         const void *own = wire_of(flight, block);
-        sum_wires(&flight->bucket->coding, &own, flight->plan->contributes,
+        sum_wires(flight->bucket->coding, &own, flight->engine->contributes,
                   sums_of(flight, block), entries_of(range_of(flight, block)));
     }
 }
@@ -473,17 +432,17 @@ static void add_message(const Flight *flight, const Step *step, char *message)
     const Bucket *bucket = flight->bucket;
     f32 *sums = sums_of(flight, step->start);
     const size_t n = elements_of(flight, step);
-    if (bucket->in_wire && step->fresh && !flight->plan->contributes)
+    if (bucket->in_wire && step->fresh && !flight->engine->contributes)
         memcpy(sums, message, n * sizeof(f32));
     else if (bucket->in_wire || (step->summed
                                  && bucket->sum_size == sizeof(f32)))
         add_floats((const f32 *)(const void *)message, sums, n);
     else if (step->summed)
-        accumulate_halves((const u16 *)(const void *)message,
-                          1 / bucket->shrink, sums, n);
+        CHOOSE(accumulate_halves)((const u16 *)(const void *)message,
+                                  1 / bucket->shrink, sums, n);
     else
         FOR_EACH_BLOCK(flight, step, block)
-            accumulate_wire(&bucket->coding,
+            accumulate_wire(bucket->coding,
                             block_of(flight, step, message, block),
                             sums_of(flight, block),
                             entries_of(range_of(flight, block)));
@@ -492,10 +451,9 @@ static void add_message(const Flight *flight, const Step *step, char *message)
 static void encode_mean_at(const Flight *flight, const Step *step, f32 *sums,
                            Range range, char *wire)
 {
-    const Coding *coding = &flight->bucket->coding;
-    encode_mean(coding, sums, range, step->peer,
-                flight->cut->means + flight->site * coding->tensors_count,
-                wire);
+    const Coding *coding = flight->bucket->coding;
+    encode_mean(coding, range, wire, sums, step->peer,
+                flight->bucket->means + flight->site * coding->tensors_count);
 }
 
 /* Elements whose sums stay in the nearest cache until they are encoded.  More
@@ -507,8 +465,8 @@ static void encode_mean_at(const Flight *flight, const Step *step, f32 *sums,
 /* Makes the sums of the last messages, and of them their mean. */
 static void encode_gathered(Flight *flight, const Step *step)
 {
-    const Coding *coding = &flight->bucket->coding;
-    const int count = step->gathered, own = flight->plan->contributes;
+    const Coding *coding = flight->bucket->coding;
+    const int count = step->gathered, own = flight->engine->contributes;
     const Receive *receives = &flight->receives[flight->next_receive - count];
     const int64_t most = GATHERED / coding->grain;
     f32 sums[GATHERED] __attribute__((aligned(CACHE_LINE)));
@@ -537,13 +495,13 @@ static void arrive(Engine *self, Flight *flight, int block, const char *mean)
 {
     Bucket *bucket = flight->bucket;
     const Range range = range_of(flight, block);
-    const size_t itemsize = bucket->coding.itemsize;
+    const size_t itemsize = bucket->coding->itemsize;
     flight->progress[block] = ARRIVED;
-    if (!flight->plan->contributes)
+    if (!flight->engine->contributes)
         return;
     const double since = now();
     if (bucket->decodes)
-        decode_range(&bucket->coding, range, mean);
+        decode_range(bucket->coding, range, mean);
     else
         memcpy(bucket->wire + (size_t)range.start * itemsize, mean,
                entries_of(range) * itemsize);
@@ -555,22 +513,19 @@ static void arrive(Engine *self, Flight *flight, int block, const char *mean)
 /* Whether all that has been sent by steps of this kind has left. */
 static int has_left(Flight *flight, int kind)
 {
-    const Plan *plan = flight->plan;
-    const int means = kind == SEND_MEAN;
-    int *place = &flight->looked[means];
-    for (; *place < flight->position && *place < plan->steps_count; ++*place) {
-        const Step *step = &plan->steps[*place];
+    for (int i = 0; i < flight->position; ++i) {
+        const Step *step = &flight->engine->steps[i];
         if (step->kind == kind && step->mail
             && is_posted(in_seat(flight, step, step->mail)))
             return 0;
     }
-    return !flight->pending[means];
+    return !flight->pending[kind == SEND_MEAN];
 }
 
 static int post_receives(Engine *self, Flight *flight, int kind)
 {
-    for (int i = 0; i < flight->plan->steps_count; ++i) {
-        const Step *step = &flight->plan->steps[i];
+    for (int i = 0; i < flight->engine->steps_count; ++i) {
+        const Step *step = &flight->engine->steps[i];
         if (step->kind != kind)
             continue;
         Receive *receive = &flight->receives[flight->posted++];
@@ -620,8 +575,9 @@ static int send_message(Engine *self, Flight *flight, const Step *step)
         : needs_space(flight, step) ? take(flight, size) : message;
     const double since = now();
     if (is_sum && bucket->sum_size != sizeof(f32)) {
-        encode_halves((const f32 *)(const void *)message, bucket->shrink,
-                      (u16 *)(void *)place, elements_of(flight, step));
+        CHOOSE(encode_halves)((const f32 *)(const void *)message,
+                              bucket->shrink, (u16 *)(void *)place,
+                              elements_of(flight, step));
         self->encoding += now() - since;
     }
     else if (step->mail && step->copies)
@@ -642,13 +598,14 @@ static int receive_sum(Engine *self, Flight *flight, const Step *step)
     Receive *receive = &flight->receives[flight->next_receive];
     const int stays = step->gathered && !flight->bucket->in_wire;
     double since = now();
-    if (step->fresh && !flight->begun) { /* while it is on its way */
-        contribute(self, flight, step);
+    if (step->fresh && flight->progress[step->start] < SUMMING) {
+        contribute(self, flight, step); /* while it is on its way */
         since = now();
         if (!stays && !flight->bucket->in_wire)
             begin_sums(flight, step);
+        FOR_EACH_BLOCK(flight, step, block)
+            flight->progress[block] = SUMMING;
     }
-    flight->begun = 1;
     const int result = has_come(self, receive);
     if (result == DONE) {
         ++flight->next_receive;
@@ -678,6 +635,8 @@ static int encode_means(Engine *self, Flight *flight, const Step *step)
                            range_of(flight, block), wire_of(flight, block));
     for (int i = 0; i < flight->next_receive; ++i)
         give_back(&flight->receives[i]);
+    FOR_EACH_BLOCK(flight, step, block)
+        flight->progress[block] = CONTRIBUTED; /* to what may follow */
     ++flight->site;
     self->encoding += now() - since;
     return DONE;
@@ -707,17 +666,14 @@ static int receive_mean(Engine *self, Flight *flight, const Step *step)
 
 static int take_off(Engine *self, Flight *flight)
 {
-    const Cut *cut = flight->cut;
-    const int64_t blocks = flight->plan->blocks;
-    const int64_t longest = (cut->stop - cut->start + blocks - 1) / blocks
-                            - flight->frame * cut->frame;
-    flight->n = longest < cut->frame ? longest : cut->frame;
+    const Bucket *bucket = flight->bucket;
+    const int64_t longest = (bucket->size + self->blocks - 1) / self->blocks
+                            - flight->frame * bucket->frame;
+    flight->n = longest < bucket->frame ? longest : bucket->frame;
     flight->since = now();
-    flight->site = flight->begun = 0;
-    flight->next_receive = flight->posted = 0;
+    flight->site = flight->next_receive = flight->posted = 0;
     memset(flight->pending, 0, sizeof flight->pending);
-    memset(flight->looked, 0, sizeof flight->looked);
-    memset(flight->progress, 0, (size_t)blocks);
+    memset(flight->progress, 0, (size_t)self->blocks);
     SET(flight->position, 0);
     SET(flight->active, 1);
     return lay_out(self, flight) == FAILED
@@ -738,37 +694,26 @@ static int do_step(Engine *self, Flight *flight, const Step *step)
  * flight is over, and all that it sent has left. */
 static int advance(Engine *self, Flight *flight, int *moved)
 {
-    Plan *plan = flight->plan;
-    while (flight->position < plan->steps_count) {
+    while (flight->position < self->steps_count) {
         const int result = do_step(self, flight,
-                                   &plan->steps[flight->position]);
+                                   &self->steps[flight->position]);
         if (result != DONE)
             return result;
         SET(flight->position, flight->position + 1);
-        flight->begun = 0;
         *moved = 1;
     }
-    for (int block = 0; block < plan->blocks; ++block)
+    for (int block = 0; block < self->blocks; ++block)
         if (flight->progress[block] != ARRIVED)
             arrive(self, flight, block, wire_of(flight, block));
     if (!has_left(flight, SEND_SUM) || !has_left(flight, SEND_MEAN))
         return BLOCKED;
     *moved = 1;
-    plan->spaces[plan->spaces_count++] = flight->space;
+    self->spaces[self->spaces_count++] = flight->space;
     SET(flight->active, 0);
     return DONE;
 }
 
 /* --- flights -------------------------------------------------------------- */
-
-static int is_busy(const Engine *self)
-{
-    for (int i = 0; i < self->plans_count; ++i)
-        if (self->plans[i].waiting_count
-            || self->plans[i].oldest < self->plans[i].started)
-            return 1;
-    return 0;
-}
 
 /* Starts flights while there is room for them.
  *
@@ -776,21 +721,17 @@ static int is_busy(const Engine *self)
  * One that is over here was started everywhere, and the oldest one under way
  * is less than in_flight behind the newest: ranks are less than 2 in_flight
  * apart, and tags may come again soon. */
-static int start_flights(Engine *self, Plan *plan, int *moved)
+static int start_flights(Engine *self, int *moved)
 {
-    while (plan->waiting_count
-           && plan->started - plan->oldest < plan->in_flight) {
-        Waiting *first = &plan->waiting[0];
-        const int64_t number = plan->started++;
-        Flight *flight = &plan->seats[number % plan->in_flight];
-        SET(flight->bucket, first->bucket);
-        flight->cut = first->cut;
-        SET(flight->frame, first->next);
-        flight->tag = (int)(number % (4 * plan->in_flight)) * plan->plans
-                      + plan->number;
-        if (++first->next == first->cut->frames)
-            memmove(first, first + 1,
-                    (size_t)--plan->waiting_count * sizeof *first);
+    while (self->waiting && self->started - self->oldest < self->in_flight) {
+        Bucket *first = self->waiting;
+        const int64_t number = self->started++;
+        Flight *flight = &self->seats[number % self->in_flight];
+        SET(flight->frame, first->begun++);
+        SET(flight->bucket, first);
+        flight->tag = (int)(number % (4 * self->in_flight));
+        if (first->begun == first->frames)
+            self->waiting = first->behind;
         *moved = 1;
         /* It sends before the next one encodes. */
         if (take_off(self, flight) == FAILED
@@ -803,387 +744,127 @@ static int start_flights(Engine *self, Plan *plan, int *moved)
 /* Does what can be done without waiting. */
 static int sweep(Engine *self, int *moved)
 {
-    if (look(self) == FAILED)
+    if (look(self) == FAILED || start_flights(self, moved) == FAILED)
         return FAILED;
-    for (int i = 0; i < self->plans_count; ++i) {
-        Plan *plan = &self->plans[i];
-        if (start_flights(self, plan, moved) == FAILED)
+    for (int64_t number = self->oldest; number < self->started; ++number) {
+        Flight *flight = &self->seats[number % self->in_flight];
+        if (flight->active && advance(self, flight, moved) == FAILED)
             return FAILED;
-        for (int64_t number = plan->oldest; number < plan->started; ++number) {
-            Flight *flight = &plan->seats[number % plan->in_flight];
-            if (flight->active && advance(self, flight, moved) == FAILED)
-                return FAILED;
-            if (flight->active || !flight->bucket)
-                continue;
-            const double taken = now() - flight->since;
-            plan->duration += ((taken < LONGEST ? taken : LONGEST)
-                               - plan->duration) * NEWEST;
-            self->finished |= --flight->bucket->unfinished == 0;
-            SET(flight->bucket, NULL);
-        }
-        while (plan->oldest < plan->started
-               && !plan->seats[plan->oldest % plan->in_flight].active)
-            ++plan->oldest;
+        if (flight->active || !flight->bucket)
+            continue;
+        const double taken = now() - flight->since;
+        self->duration += ((taken < LONGEST ? taken : LONGEST)
+                           - self->duration) * NEWEST;
+        self->some_finished |=
+            ++flight->bucket->finished == flight->bucket->frames;
+        SET(flight->bucket, NULL);
     }
+    while (self->oldest < self->started
+           && !self->seats[self->oldest % self->in_flight].active)
+        ++self->oldest;
     return DONE;
 }
 
 /* Seconds that may be slept without slowing anything down. */
-static double patience(const Engine *self)
+double engine_patience(const Engine *self)
 {
-    double least = LONGEST;
-    for (int i = 0; i < self->plans_count; ++i)
-        if (self->plans[i].duration < least)
-            least = self->plans[i].duration;
-    return least * SHARE;
+    return (self->duration < LONGEST ? self->duration : LONGEST) * SHARE;
 }
 
 /* A look takes a few microseconds, so one each 100 leaves the processor to
  * others; ranks of one node are through before the first sleep. */
 static void pause_a_little(Engine *self, double brief)
 {
-    if (now() - self->moved < brief || (brief > 0 && patience(self) < PAUSE))
+    if (now() - self->moved < brief
+        || (brief > 0 && engine_patience(self) < PAUSE))
         sched_yield();
     else
         nanosleep(&(struct timespec){0, (long)(PAUSE * 1e9)}, NULL);
 }
 
-/* --- buckets -------------------------------------------------------------- */
+/* --- calls ----------------------------------------------------------------- */
 
-static PyTypeObject *bucket_type;
-
-static void bucket_dealloc(PyObject *object)
+/* Gives an engine memory, whose first part is filled in; 0: there is none. */
+int engine_open(Engine *self)
 {
-    Bucket *self = (Bucket *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    /* Releasing one that was never filled does nothing. */
-    PyBuffer_Release(&self->wire_buffer);
-    coding_close(&self->coding);
-    for (int i = 0; i < self->cuts_count; ++i)
-        PyBuffer_Release(&self->cuts[i].means_buffer);
-    free(self->cuts);
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-static PyType_Slot bucket_slots[] = {
-    {Py_tp_new, PyType_GenericNew},
-    {Py_tp_dealloc, bucket_dealloc},
-    {0, NULL},
-};
-
-static PyType_Spec bucket_spec = {
-    .name = "chainer_fp8pipe.allreduce._engine.Bucket",
-    .basicsize = sizeof(Bucket),
-    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .slots = bucket_slots,
-};
-
-/* --- made and freed ------------------------------------------------------- */
-
-static void engine_dealloc(PyObject *object)
-{
-    Engine *self = (Engine *)object;
-    PyTypeObject *type = Py_TYPE(object);
-    int is_under_way = self->count > 0;
-    for (int i = 0; i < self->plans_count; ++i)
-        is_under_way |= self->plans[i].oldest < self->plans[i].started;
-    for (int i = 0; i < self->plans_count && !is_under_way; ++i) {
-        Plan *plan = &self->plans[i];
-        for (int j = 0; plan->seats && j < plan->in_flight; ++j) {
-            free(plan->seats[j].receives);
-            free(plan->seats[j].progress);
-        }
-        for (int j = 0; j < plan->spaces_count; ++j)
-            free(plan->spaces[j].memory);
-        free(plan->spaces);
-        free(plan->seats);
-        free(plan->steps);
-        free(plan->place);
-        free(plan->waiting);
+    const size_t seats = (size_t)self->in_flight;
+    size_t receives = 1, messages = 1;
+    for (int i = 0; i < self->steps_count; ++i) {
+        const int kind = self->steps[i].kind;
+        receives += kind == RECEIVE_SUM || kind == RECEIVE_MEAN;
+        messages += kind != ENCODE;
     }
-    if (!is_under_way) {
-        free(self->plans);
-        free(self->requests);
-        free(self->statuses);
-        free(self->indices);
-        free(self->pending);
-        Py_CLEAR(self->buckets);
-    }
-    Py_CLEAR(self->make_error);
-    type->tp_free(object);
-    Py_DECREF(type);
-}
-
-/* Fills a plan from (steps, blocks, contributes); a step is a tuple of the
- * numbers of Step. */
-static int make_plan(Plan *plan, PyObject *of)
-{
-    PyObject *steps;
-    size_t receives = 1, blocks, seats = (size_t)plan->in_flight;
-    if (!PyArg_ParseTuple(of, "O!ip", &PyTuple_Type, &steps, &plan->blocks,
-                          &plan->contributes))
-        return 0;
-    blocks = (size_t)plan->blocks + 1;
-    plan->steps_count = (int)PyTuple_GET_SIZE(steps);
-    plan->steps = calloc((size_t)plan->steps_count + 1, sizeof(Step));
-    plan->place = calloc(blocks, sizeof *plan->place);
-    plan->seats = calloc(seats, sizeof(Flight));
-    plan->spaces = calloc(seats, sizeof(Space));
-    if (!plan->steps || !plan->place || !plan->seats || !plan->spaces)
-        return PyErr_NoMemory(), 0;
-    for (int i = 0; i < plan->steps_count; ++i) {
-        Step *step = &plan->steps[i];
-        unsigned long long mail, data;
-        long long stride;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(steps, i), "iiiipppiKKLp",
-                              &step->kind, &step->peer, &step->start,
-                              &step->stop, &step->summed, &step->fresh,
-                              &step->is_last, &step->gathered, &mail, &data,
-                              &stride, &step->copies))
-            return 0;
-        step->mail = (Mail *)(uintptr_t)mail;
-        step->data = (char *)(uintptr_t)data;
-        step->stride = stride;
-        receives += step->kind == RECEIVE_SUM || step->kind == RECEIVE_MEAN;
-        if (step->kind == RECEIVE_SUM)
-            FOR_EACH_BLOCK(plan, step, block)
-                plan->place[block] = 1;
-    }
-    /* Sums of blocks in a row lie side by side, as in messages. */
-    for (int block = 0, held = 0; block <= plan->blocks; ++block) {
-        held += plan->place[block];
-        plan->place[block] = held - plan->place[block];
-    }
-    for (int i = 0; i < plan->in_flight; ++i) {
-        Flight *seat = &plan->seats[i];
-        seat->plan = plan;
-        seat->seat = i;
-        seat->receives = calloc(receives, sizeof(Receive));
-        seat->progress = calloc(blocks, 1);
-        if (!seat->receives || !seat->progress)
-            return PyErr_NoMemory(), 0;
-    }
-    plan->spaces_count = plan->in_flight;
-    return 1;
-}
-
-static PyObject *engine_new(PyTypeObject *type, PyObject *args,
-                            PyObject *kwargs)
-{
-    static char *names[] = {"make_error", "functions", "sizes", "comm",
-                            "byte", "plans", "in_flight", NULL};
-    unsigned long long send, receive, testsome, comm, byte;
-    Py_ssize_t request_size, status_size;
-    PyObject *make_error, *plans;
-    int in_flight;
-    if (!PyArg_ParseTupleAndKeywords(
-            args, kwargs, "O(KKK)(nn)KKO!i", names, &make_error, &send,
-            &receive, &testsome, &request_size, &status_size, &comm, &byte,
-            &PyTuple_Type, &plans, &in_flight))
-        return NULL;
-    Engine *self = (Engine *)type->tp_alloc(type, 0);
-    if (self == NULL)
-        return NULL;
-    const int count = (int)PyTuple_GET_SIZE(plans);
-    self->make_error = Py_NewRef(make_error);
-    self->send = (Transmit *)(uintptr_t)send;
-    self->receive = (Transmit *)(uintptr_t)receive;
-    self->testsome = (Testsome *)(uintptr_t)testsome;
-    self->request_size = (size_t)request_size;
-    self->status_size = (size_t)status_size;
-    self->comm = (intptr_t)comm;
-    self->byte = (intptr_t)byte;
+    messages *= seats;
     self->moved = now();
-    self->buckets = PyList_New(0);
-    self->plans = calloc((size_t)count + 1, sizeof *self->plans);
-    if (self->plans == NULL)
-        PyErr_NoMemory();
-    int made = self->buckets && self->plans;
-    while (made && self->plans_count < count) {
-        Plan *plan = &self->plans[self->plans_count];
-        plan->number = self->plans_count++;
-        plan->plans = count;
-        plan->in_flight = in_flight;
-        made = make_plan(plan, PyTuple_GET_ITEM(plans, plan->number));
+    self->spaces_count = self->in_flight;
+    self->seats = calloc(seats, sizeof *self->seats);
+    self->spaces = calloc(seats, sizeof *self->spaces);
+    self->requests = calloc(messages, self->request_size);
+    self->statuses = calloc(messages, self->status_size);
+    self->indices = calloc(messages, sizeof *self->indices);
+    self->pending = calloc(messages, sizeof *self->pending);
+    int ok = self->seats && self->spaces && self->requests && self->statuses
+             && self->indices && self->pending;
+    for (int i = 0; ok && i < self->in_flight; ++i) {
+        Flight *seat = &self->seats[i];
+        seat->engine = self;
+        seat->seat = i;
+        seat->receives = calloc(receives, sizeof *seat->receives);
+        seat->progress = calloc((size_t)self->blocks, 1);
+        ok = seat->receives && seat->progress;
     }
-    if (!made)
-        Py_CLEAR(self);
-    return (PyObject *)self;
+    return ok;
 }
 
-/* --- calls ---------------------------------------------------------------- */
-
-/* Denormal numbers are neither read nor written as 0, whatever mode a library
- * has put a thread into: results must not depend on which rank adds up.
- * Returns the mode before. */
-static uint64_t begin_ieee(void)
+/* Frees it again; nothing may be under way. */
+void engine_close(Engine *self)
 {
-#if defined(__SSE2__)
-    unsigned int before = _mm_getcsr();
-    _mm_setcsr(before & ~0x8040u);
-    return before;
-#elif defined(__aarch64__)
-    uint64_t before;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
-    __asm__ volatile("msr fpcr, %0" : : "r"(before & ~(UINT64_C(1) << 24)));
-    return before;
-#else
-    return 0;
-#endif
-}
-
-static void end_ieee(uint64_t before)
-{
-#if defined(__SSE2__)
-    _mm_setcsr((unsigned int)before);
-#elif defined(__aarch64__)
-    __asm__ volatile("msr fpcr, %0" : : "r"(before));
-#else
-    (void)before;
-#endif
-}
-
-/* Whether this thread may call now.  After an error nothing goes on: what came
- * of half a step would look like a mean. */
-static int is_usable(const Engine *self)
-{
-    if (self->is_used)
-        PyErr_SetString(PyExc_RuntimeError,
-                        "two threads use this communicator's exchange at the "
-                        "same time; call it from one");
-    else if (self->broken)
-        PyErr_SetString(PyExc_RuntimeError,
-                        "an earlier error has left an all-reduce half done");
-    return !PyErr_Occurred();
-}
-
-static uint64_t give_up_python(Engine *self)
-{
-    self->is_used = 1;
-    self->python = PyEval_SaveThread();
-    return begin_ieee();
-}
-
-static void take_python(Engine *self, uint64_t mode)
-{
-    end_ieee(mode);
-    PyEval_RestoreThread(self->python);
-    self->is_used = 0;
-}
-
-static PyObject *raised(Engine *self)
-{
-    self->broken = 1;
-    if (self->error == NO_MEMORY)
-        return PyErr_NoMemory();
-    if (self->error == OUT_OF_STEP) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "a rank of this node exchanges something else");
-        return NULL;
+    for (int i = 0; self->seats && i < self->in_flight; ++i) {
+        free(self->seats[i].receives);
+        free(self->seats[i].progress);
     }
-    PyObject *value = PyObject_CallFunction(
-        self->make_error, "iy#", self->error, self->statuses,
-        (Py_ssize_t)((size_t)self->found * self->status_size));
-    if (value)
-        PyErr_SetObject((PyObject *)Py_TYPE(value), value);
-    Py_XDECREF(value);
-    return NULL;
+    for (int i = 0; self->spaces && i < self->spaces_count; ++i)
+        free(self->spaces[i].memory);
+    free(self->seats);
+    free(self->spaces);
+    free(self->requests);
+    free(self->statuses);
+    free(self->indices);
+    free(self->pending);
 }
 
-/* prepare(bucket, tables, wire, sum_size, shrink, in_wire, encodes, decodes,
- * cuts): `tables` are the codec's; of each plan, `cuts` have (start, stop,
- * frame, frames, means). */
-static PyObject *prepare(PyObject *object, PyObject *args)
+/* Puts a bucket behind the others that wait. */
+void engine_let_in(Engine *self, Bucket *bucket)
 {
-    Engine *self = (Engine *)object;
-    PyObject *tables, *wire, *cuts;
-    Py_ssize_t sum_size;
-    Bucket *bucket, of = {.wire = NULL};
-    if (!PyArg_ParseTuple(args, "O!OOnfpppO!", bucket_type, &bucket, &tables,
-                          &wire, &sum_size, &of.shrink, &of.in_wire,
-                          &of.encodes, &of.decodes, &PyTuple_Type, &cuts))
-        return NULL;
-    if (bucket->cuts || PyTuple_GET_SIZE(cuts) != self->plans_count) {
-        PyErr_SetString(PyExc_ValueError, "a bucket is cut for each plan");
-        return NULL;
-    }
-    if (PyObject_GetBuffer(wire, &bucket->wire_buffer, PyBUF_WRITABLE) < 0
-        || !coding_open(tables, &bucket->coding))
-        return NULL;
-    bucket->cuts = calloc((size_t)self->plans_count + 1, sizeof(Cut));
-    if (bucket->cuts == NULL)
-        return PyErr_NoMemory();
-    bucket->wire = bucket->wire_buffer.buf;
-    bucket->sum_size = (size_t)sum_size;
-    bucket->shrink = of.shrink;
-    bucket->in_wire = of.in_wire;
-    bucket->encodes = of.encodes;
-    bucket->decodes = of.decodes;
-    for (int i = 0; i < self->plans_count; ++i) {
-        Cut *cut = &bucket->cuts[bucket->cuts_count++];
-        PyObject *means;
-        long long start, stop, frame, frames;
-        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(cuts, i), "LLLLO", &start,
-                              &stop, &frame, &frames, &means)
-            || PyObject_GetBuffer(means, &cut->means_buffer, PyBUF_SIMPLE) < 0)
-            return NULL;
-        cut->start = start;
-        cut->stop = stop;
-        cut->frame = frame;
-        cut->frames = frames;
-        cut->means = cut->means_buffer.buf;
-        bucket->unfinished += frames;
-    }
-    Py_RETURN_NONE;
+    Bucket **place = &self->waiting;
+    while (*place)
+        place = &(*place)->behind;
+    if (bucket->frames)
+        *place = bucket;
 }
 
-/* let_in(bucket): puts its frames behind the others that wait. */
-static PyObject *let_in(PyObject *object, PyObject *argument)
+/* Advances until there is nothing to do any more, some bucket is finished, the
+ * seconds are over, or `interrupted` is set.  With 0 seconds it does not pause.
+ * Whether anything moved; -1: see `error`.
+ *
+ * Denormal numbers are neither read nor written as 0, whatever mode a library
+ * has put a thread into: results must not depend on which rank adds up. */
+int engine_run(Engine *self, double seconds, double brief)
 {
-    Engine *self = (Engine *)object;
-    Bucket *bucket = (Bucket *)argument;
-    if (!PyObject_TypeCheck(argument, bucket_type)) {
-        PyErr_SetString(PyExc_TypeError, "this is no Bucket");
-        return NULL;
-    }
-    if (!is_usable(self) || PyList_Append(self->buckets, argument) < 0)
-        return NULL;
-    for (int i = 0; i < self->plans_count; ++i) {
-        Plan *plan = &self->plans[i];
-        if (bucket->cuts_count == 0 || bucket->cuts[i].frames == 0)
-            continue;
-        if (plan->waiting_count == plan->waiting_room) {
-            int64_t room = plan->waiting_room ? 2 * plan->waiting_room : 16;
-            if (!grow(&plan->waiting, (size_t)room * sizeof(Waiting)))
-                return PyErr_NoMemory();
-            plan->waiting_room = room;
-        }
-        plan->waiting[plan->waiting_count++] =
-            (Waiting){bucket, &bucket->cuts[i], 0};
-    }
-    Py_RETURN_NONE;
-}
-
-/* run(seconds, brief): advances until there is nothing to do any more, some
- * bucket is finished, the seconds are over, or interrupt() is called; whether
- * anything moved.  With 0 seconds it does not pause. */
-static PyObject *run(PyObject *object, PyObject *args)
-{
-    Engine *self = (Engine *)object;
-    double seconds, brief;
-    if (!PyArg_ParseTuple(args, "dd", &seconds, &brief) || !is_usable(self))
-        return NULL;
-    int result = DONE, ever = 0;
-    const uint64_t mode = give_up_python(self);
     const double end = now() + seconds;
-    self->finished = 0;
-    while (is_busy(self) && !self->finished
+    int ever = 0;
+    fenv_t mode;
+    fegetenv(&mode);
+    fesetenv(FE_DFL_ENV);
+    self->some_finished = 0;
+    while ((self->waiting || self->oldest < self->started)
+           && !self->some_finished
            && !atomic_exchange(&self->interrupted, 0)) {
         int moved = 0;
-        result = sweep(self, &moved);
-        if (result == FAILED)
+        if (sweep(self, &moved) == FAILED) {
+            ever = -1;
             break;
+        }
         if (moved) {
             ever = 1;
             self->moved = now();
@@ -1193,140 +874,23 @@ static PyObject *run(PyObject *object, PyObject *args)
         if (now() > end)
             break;
     }
-    take_python(self, mode);
-    return result == FAILED ? raised(self) : PyBool_FromLong(ever);
+    fesetenv(&mode);
+    return ever;
 }
 
-/* interrupt(): has run() return; may be called from any thread. */
-static PyObject *interrupt(PyObject *object, PyObject *unused)
+/* What each flight waits for; of one that is not under way, no bucket.  Any
+ * thread may ask. */
+void engine_waits(const Engine *self, int64_t (*found)[5])
 {
-    atomic_store(&((Engine *)object)->interrupted, 1);
-    Py_RETURN_NONE;
-}
-
-/* taken(): (bytes sent, seconds of encoding, of decoding, finished buckets)
- * since the last call; lets go of these buckets. */
-static PyObject *taken(PyObject *object, PyObject *unused)
-{
-    Engine *self = (Engine *)object;
-    if (self->is_used && !is_usable(self))
-        return NULL;
-    PyObject *finished = PyList_New(0);
-    for (Py_ssize_t i = 0; finished && i < PyList_GET_SIZE(self->buckets);) {
-        PyObject *bucket = PyList_GET_ITEM(self->buckets, i);
-        if (((Bucket *)bucket)->unfinished)
-            ++i;
-        else if (PyList_Append(finished, bucket) < 0
-                 || PyList_SetSlice(self->buckets, i, i + 1, NULL) < 0)
-            Py_CLEAR(finished);
+    for (int i = 0; i < self->in_flight; ++i) {
+        const Flight *flight = &self->seats[i];
+        const int position = SEEN(flight->position);
+        const int goes_on = position < self->steps_count;
+        found[i][0] = SEEN(flight->active)
+            ? (int64_t)(intptr_t)SEEN(flight->bucket) : 0;
+        found[i][1] = SEEN(flight->frame);
+        found[i][2] = position;
+        found[i][3] = goes_on ? self->steps[position].kind : -1;
+        found[i][4] = goes_on ? self->steps[position].peer : -1;
     }
-    PyObject *result = finished ? Py_BuildValue(
-        "LddN", (long long)self->bytes_sent, self->encoding, self->decoding,
-        finished) : NULL;
-    self->bytes_sent = 0;
-    self->encoding = self->decoding = 0;
-    return result;
-}
-
-/* What a flight waits for: (its bucket, plan, frame, step, kind, peer); NULL
- * without an exception: it is not under way.  Any thread may ask.  A bucket
- * that is seen here is held: only taken(), by a thread that has the
- * interpreter, lets go of one. */
-static PyObject *wait_of(const Plan *plan, const Flight *flight)
-{
-    Bucket *bucket = SEEN(flight->bucket);
-    const int position = SEEN(flight->position);
-    if (!bucket || !SEEN(flight->active))
-        return NULL;
-    int kind = -1, peer = -1; /* for what it has sent to leave */
-    if (position >= 0 && position < plan->steps_count) {
-        kind = plan->steps[position].kind;
-        peer = plan->steps[position].peer;
-    }
-    return Py_BuildValue("OiLiii", (PyObject *)bucket, plan->number,
-                         (long long)SEEN(flight->frame), position, kind, peer);
-}
-
-/* waits(): of all flights under way, what they wait for. */
-static PyObject *waits(PyObject *object, PyObject *unused)
-{
-    Engine *self = (Engine *)object;
-    PyObject *found = PyList_New(0);
-    for (int i = 0; found && i < self->plans_count; ++i)
-        for (int j = 0; found && j < self->plans[i].in_flight; ++j) {
-            PyObject *wait = wait_of(&self->plans[i],
-                                     &self->plans[i].seats[j]);
-            if (wait ? PyList_Append(found, wait) < 0
-                     : PyErr_Occurred() != NULL)
-                Py_CLEAR(found);
-            Py_XDECREF(wait);
-        }
-    return found;
-}
-
-static PyObject *get_busy(PyObject *self, void *unused)
-{
-    return PyBool_FromLong(is_busy((Engine *)self));
-}
-
-static PyObject *get_patience(PyObject *self, void *unused)
-{
-    return PyFloat_FromDouble(patience((Engine *)self));
-}
-
-static PyMethodDef engine_methods[] = {
-    {"prepare", prepare, METH_VARARGS, NULL},
-    {"let_in", let_in, METH_O, NULL},
-    {"run", run, METH_VARARGS, NULL},
-    {"interrupt", interrupt, METH_NOARGS, NULL},
-    {"taken", taken, METH_NOARGS, NULL},
-    {"waits", waits, METH_NOARGS, NULL},
-    {NULL, NULL, 0, NULL},
-};
-
-static PyGetSetDef engine_properties[] = {
-    {"busy", get_busy, NULL, NULL, NULL},
-    {"patience", get_patience, NULL, NULL, NULL},
-    {NULL, NULL, NULL, NULL, NULL},
-};
-
-static PyType_Slot engine_slots[] = {
-    {Py_tp_new, engine_new},
-    {Py_tp_dealloc, engine_dealloc},
-    {Py_tp_methods, engine_methods},
-    {Py_tp_getset, engine_properties},
-    {0, NULL},
-};
-
-static PyType_Spec engine_spec = {
-    .name = "chainer_fp8pipe.allreduce._engine.Engine",
-    .basicsize = sizeof(Engine),
-    .flags = Py_TPFLAGS_DEFAULT,
-    .slots = engine_slots,
-};
-
-static int add_types(PyObject *module)
-{
-    bucket_type = (PyTypeObject *)PyType_FromSpec(&bucket_spec);
-    PyObject *engine_type = PyType_FromSpec(&engine_spec);
-    if (!bucket_type || !engine_type
-        || PyModule_AddObjectRef(module, "Bucket", (PyObject *)bucket_type) < 0
-        || PyModule_AddObjectRef(module, "Engine", engine_type) < 0)
-        return -1;
-    Py_DECREF(engine_type);
-    return 0;
-}
-
-static PyModuleDef_Slot slots[] = {{Py_mod_exec, add_types}, {0, NULL}};
-
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT,
-    .m_name = "_engine",
-    .m_doc = "Compiled; see chainer_fp8pipe.allreduce.engine.",
-    .m_slots = slots,
-};
-
-PyMODINIT_FUNC PyInit__engine(void)
-{
-    return PyModuleDef_Init(&definition);
 }

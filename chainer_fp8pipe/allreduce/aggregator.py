@@ -1,6 +1,6 @@
 """All-reduce through ranks that only sum: workers' and aggregators' sides."""
 # Aggregators know no model and no step of the training.  Worker 0 sends each
-# of them what to do, on a communicator of their own: first the plans and the
+# of them what to do, on a communicator of their own: first the plan and the
 # framing, then an Order before each bucket, in the end ().  Then aggregators
 # run their part of the plan as workers do theirs.  Nothing else is said, so
 # orders may pile up: several buckets can be under way at a time.
@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy
@@ -67,7 +66,7 @@ class Aggregated(Engine):
         comm: The workers; ``comm.everyone`` has, as the last ranks,
             aggregators, each of which calls :func:`serve` with it.  It is
             used for nothing else, and given back to MPI in the end.
-        plans: All of the same number of workers.
+        plan: Of these workers.
         events: Where to write what happens, but orders.
         framing: See there.
     """
@@ -75,14 +74,14 @@ class Aggregated(Engine):
     # Aggregators take buckets one by one.
     one_order = True
 
-    def __init__(self, comm: WorkerComm, plans: Sequence[Plan],
+    def __init__(self, comm: WorkerComm, plan: Plan,
                  events: EventStream, framing: Framing) -> None:
         assert comm.everyone is not None
         self._everyone = comm.everyone
         self._sent: list[HeldRequest] = []
         self._first = comm.size         # of the aggregators
-        self._tell((tuple(plans), framing))
-        super().__init__(self._everyone, plans, events, framing, comm)
+        self._tell((plan, framing))
+        super().__init__(self._everyone, plan, events, framing, comm)
         before_finalize(self.leave_at_exit)
         _working.append(self)
 
@@ -157,8 +156,8 @@ def serve(everyone: MPI.Comm) -> None:
     everyone.Free()
 
 
-def _sum(everyone: MPI.Comm, plans: Sequence[Plan], framing: Framing) -> None:
-    engine = Engine(everyone, plans, EventStream(), framing, MPI.COMM_SELF)
+def _sum(everyone: MPI.Comm, plan: Plan, framing: Framing) -> None:
+    engine = Engine(everyone, plan, EventStream(), framing, MPI.COMM_SELF)
     pauses = Pauses()
     while (order := _receive(everyone)) != ():
         if order:

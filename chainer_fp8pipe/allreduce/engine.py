@@ -16,30 +16,35 @@
 # its caches.  A GPU encodes the whole bucket before it goes in: it is done
 # sooner than the frames would have left it.
 #
-# An engine runs plans (plan.py) in compiled code; _engine.c says how, and why
+# An engine runs a plan (plan.py) in compiled code; _engine.c says how, and why
 # it is not Python.  What can only wait inside MPI (mpi_op) is an engine
-# without plans: a bucket is finished when it has gone in.
+# without a plan: a bucket is finished when it has gone in.
 #
-# What is under way belongs to MPI and to neighbours.  A Bucket's base is
-# compiled and keeps all that compiled code has addresses of; the engine holds
-# it until it is finished, even if its owner has dropped it.
+# What is under way belongs to MPI and to neighbours.  Compiled code knows
+# addresses only; the engine holds a bucket, which holds all that has one,
+# until it is finished, even if its owner has dropped it.  An engine that is
+# dropped meanwhile never frees any of this.
 from __future__ import annotations
 
 import collections
+import ctypes
+import threading
 from collections.abc import Callable, Sequence
+from ctypes import c_double, c_float, c_int, c_int64, c_size_t, c_ssize_t
+from ctypes import c_void_p as pointer
 from typing import Any, NamedTuple
 
 import numpy
 from mpi4py import MPI
 
+from .. import formats
 from ..codecs import Codec, State, Tensors
-from ..mpi.finalizing import HeldRequest
+from ..mpi.finalizing import HeldRequest, keep_forever
 from ..mpi.functions import exception, handle, library
 from ..mpi.waiting import BRIEF, LONG, Pauses, Wait, waiting, world_ranks
 from ..report.stream import EventStream
-from . import _engine
 from .memory import WIDEST, SharedMemory
-from .plan import Framing, Opcode, Plan, Step, cut, steps_of
+from .plan import Framing, Opcode, Plan, cut, steps_of
 
 #: Seconds of work between two calls of what is done beside it.
 LITTLE = 1e-3
@@ -49,13 +54,46 @@ _LARGEST = (1 << 31) // 4 - 1
 _KINDS = {kind: number for number, kind in enumerate((
     Opcode.SEND_PARTIAL, Opcode.RECEIVE_PARTIAL, Opcode.ENCODE,
     Opcode.SEND_RESULT, Opcode.RECEIVE_RESULT))}
-_SENDS = Opcode.SEND_PARTIAL, Opcode.SEND_RESULT
 # What an instruction of this number waits for.
 _AWAITED = {_KINDS[Opcode.RECEIVE_PARTIAL]: 'the sum',
             _KINDS[Opcode.RECEIVE_RESULT]: 'the mean'}
+# Errors that are not MPI's.
+_NO_MEMORY, _OUT_OF_STEP = -1, -2
+_STEP = numpy.dtype([
+    *((name, 'i4') for name in (
+        'kind', 'peer', 'start', 'stop', 'summed', 'fresh', 'is_last',
+        'gathered', 'copies')),
+    *((name, 'i8') for name in ('mail', 'data', 'stride'))], align=True)
 
 
-class Bucket(_engine.Bucket):
+class _Bucket(ctypes.Structure):
+    """See ``_engine.c``."""
+
+    _fields_ = (
+        ('coding', pointer), ('means', pointer), ('wire', pointer),
+        ('size', c_int64), ('frame', c_int64), ('frames', c_int64),
+        ('begun', c_int64), ('finished', c_int64), ('behind', pointer),
+        ('sum_size', c_size_t), ('shrink', c_float), ('in_wire', c_int),
+        ('encodes', c_int), ('decodes', c_int))
+
+
+class _Engine(ctypes.Structure):
+    """See ``_engine.c``; what is only its own is ``rest``."""
+
+    _fields_ = (
+        ('send', pointer), ('receive', pointer), ('testsome', pointer),
+        ('request_size', c_size_t), ('status_size', c_size_t),
+        ('comm', c_ssize_t), ('byte', c_ssize_t), ('steps', pointer),
+        ('places', pointer), ('steps_count', c_int), ('blocks', c_int),
+        ('contributes', c_int), ('in_flight', c_int),
+        ('waiting', pointer), ('started', c_int64), ('oldest', c_int64),
+        ('duration', c_double), ('bytes_sent', c_int64),
+        ('encoding', c_double), ('decoding', c_double), ('error', c_int),
+        ('found', c_int), ('statuses', pointer), ('interrupted', c_int),
+        ('rest', c_int64 * 16))
+
+
+class Bucket:
     """Tensors whose mean is wanted, until that is there.
 
     Args:
@@ -98,6 +136,8 @@ class Bucket(_engine.Bucket):
         self.proposed: numpy.ndarray | None = None
         self.maxima: HeldRequest | None = None      # on their way
         self.arrive: Callable[[], None] | None = None
+        self.compiled = _Bucket()
+        self._means: numpy.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -105,15 +145,6 @@ class Bucket(_engine.Bucket):
         names = self.tensors.names
         return f'bucket {self.number} ({names[0]}' + (
             f' and {len(names) - 1} more)' if names[1:] else ')')
-
-    @property
-    def wire_is_finite(self) -> bool:
-        """Whether the mean as it has travelled has no NaN and no infinity.
-
-        After :meth:`decode`; on the host, the wire may not have been used.
-        """
-        return (self.tensors.wire_is_finite if self.tensors.xp is numpy
-                else self.codec.is_finite(self.wire))
 
     def decode(self) -> list[str]:
         """Writes means into gradients, if that has not been done.
@@ -131,15 +162,14 @@ class Bucket(_engine.Bucket):
 class Engine:
     """Makes buckets their mean over all ranks, in the order of submission.
 
-    It runs one or more plans side by side, each on its part of a bucket.
     Frames start in one order on all ranks; messages find theirs by their tag.
     Beside the wire, memory is needed for ``frames_in_flight`` frames of each
     block: of every message and, for wide sums, 4 bytes for each element.
 
     Args:
-        comm: The ranks, as many as the plans have; the engine works on
+        comm: The ranks, as many as the plan has; the engine works on
             duplicates, so that its messages cannot meet the caller's.
-        plans: The same on all ranks.
+        plan: The same on all ranks; None: of :class:`.MpiOp`.
         events: Where to write what happens.
         framing: How vectors are cut and summed.
         workers: Those of the ranks that have gradients; None: all.
@@ -156,42 +186,66 @@ class Engine:
     by_frame = True
     one_order = False
 
-    def __init__(self, comm: MPI.Comm, plans: Sequence[Plan],
+    def __init__(self, comm: MPI.Comm, plan: Plan | None,
                  events: EventStream, framing: Framing,
                  workers: MPI.Comm | None = None) -> None:
+        self._library = formats.library('allreduce._engine')
+        self._library.engine_patience.restype = c_double
         self.comm = comm.Dup()
-        self.plans, self.framing = tuple(plans), framing
+        self.plan, self.framing = plan, framing
         self.events = events
         self.listen: Callable[[], object] = lambda: None
         # Maxima are on their way at any time, and collective calls on one
         # communicator have one order.
         self._maxima = (workers or comm).Dup()
-        # Buckets whose maxima are awaited.
+        # Buckets whose maxima are awaited, and by address those in compiled
+        # code.
         self._waiting: collections.deque[Bucket] = collections.deque()
-        self._steps = [steps_of(plan, comm.rank) for plan in plans]
+        self._under_way: dict[int, Bucket] = {}
         # By size and kind of a wire; there are a few for each model.
-        self._divided: dict[tuple[int, int, int], list[_Cut]] = {}
-        self._workers = plans[0].workers if plans else comm.size
+        self._divided: dict[tuple[int, int, int], _Cut] = {}
+        self._workers = plan.workers if plan else comm.size
         self._contributes = comm.rank < self._workers
         self._world_ranks = world_ranks(self.comm)
-        self._memory = SharedMemory(self.comm, self._steps, framing)
+        self._turn = threading.Lock()
+        self._broken = False
+        steps = self._steps = steps_of(plan, comm.rank) if plan else []
+        self._memory = SharedMemory(self.comm, steps, framing)
+        self._table = numpy.array([
+            (_KINDS[action.kind], *action[1:], *flags, place.copies,
+             *place[:3]) for (action, *flags), place
+            in zip(steps, self._memory.places, strict=True)], _STEP)
+        blocks = plan.blocks if plan else 0
+        # Sums of blocks in a row lie side by side, as in messages.
+        self._places = numpy.zeros(blocks + 1, 'i4')
+        for step in steps:
+            if step.action.kind is Opcode.RECEIVE_PARTIAL:
+                self._places[step.action.start + 1:step.action.stop + 1] = 1
+        self._places.cumsum(out=self._places)
         mpi = library()
-        self._compiled = _engine.Engine(
-            exception, mpi.functions, mpi.sizes, handle(self.comm), mpi.byte,
-            tuple((tuple(
-                (_KINDS[step.action.kind], *step.action[1:], *step[1:], *place)
-                for step, place in zip(steps, places, strict=True)),
-                plan.blocks, self._contributes)
-                for plan, steps, places in zip(
-                    self.plans, self._steps, self._memory.places,
-                    strict=True)), framing.frames_in_flight)
+        self._compiled = _Engine(
+            *mpi.functions, *mpi.sizes, handle(self.comm), mpi.byte,
+            self._table.ctypes.data, self._places.ctypes.data, len(steps),
+            blocks, self._contributes, framing.frames_in_flight)
+        if not self._library.engine_open(ctypes.byref(self._compiled)):
+            raise MemoryError
+
+    def __del__(self) -> None:
+        compiled = getattr(self, '_compiled', None)
+        if compiled is None:
+            return
+        if self._under_way:
+            keep_forever((compiled, self._table, self._places, self._memory,
+                          self._under_way))
+        else:
+            self._library.engine_close(ctypes.byref(compiled))
 
     # --- what callers use ----------------------------------------------------
 
     @property
     def idle(self) -> bool:
         """Nothing is on its way."""
-        return not self._waiting and not self._compiled.busy
+        return not self._waiting and not self._under_way
 
     def submit(self, bucket: Bucket) -> Bucket:
         """Puts a bucket behind the others; does not wait.
@@ -234,17 +288,40 @@ class Engine:
         Returns:
             Whether anything was done.
         """
-        moved = self._launch()
+        if not self._turn.acquire(blocking=False):
+            raise RuntimeError(
+                "two threads use this communicator's exchange at the same "
+                'time; call it from one')
         try:
+            moved = self._launch()
             # While maxima are on their way, the caller polls them in turns.
-            return self._compiled.run(
-                0.0 if self._waiting else seconds, brief) or moved
+            return self._run(0.0 if self._waiting else seconds, brief
+                             ) or moved
         finally:
-            self._collect()
+            self._turn.release()
+
+    def _run(self, seconds: float, brief: float) -> bool:
+        compiled = self._compiled
+        # After an error what came of half a step would look like a mean.
+        if self._broken:
+            raise RuntimeError(
+                'an earlier error has left an all-reduce half done')
+        moved = self._library.engine_run(
+            ctypes.byref(compiled), c_double(seconds), c_double(brief))
+        self._collect()
+        if moved >= 0:
+            return bool(moved)
+        self._broken = True
+        if compiled.error == _NO_MEMORY:
+            raise MemoryError
+        if compiled.error == _OUT_OF_STEP:
+            raise RuntimeError('a rank of this node exchanges something else')
+        raise exception(compiled.error, ctypes.string_at(
+            compiled.statuses, compiled.found * compiled.status_size))
 
     def interrupt(self) -> None:
         """Makes :meth:`work` return; for other threads."""
-        self._compiled.interrupt()
+        self._compiled.interrupted = 1
 
     def finish(self, bucket: Bucket,
                beside: Callable[[], bool] | None = None) -> None:
@@ -275,7 +352,8 @@ class Engine:
                 else:
                     # A small part of what a frame takes to go through its
                     # plan: others in flight keep the links busy meanwhile.
-                    pauses.pause(self._compiled.patience)
+                    pauses.pause(self._library.engine_patience(
+                        ctypes.byref(self._compiled)))
                 more = beside is not None and beside()
 
     def finish_all(self) -> None:
@@ -286,9 +364,14 @@ class Engine:
     def waits(self) -> list[Wait]:
         """What buckets wait for, the oldest first; any thread may ask."""
         found = []
-        for bucket, plan, frame, step, kind, peer in self._compiled.waits():
-            of = f'frame {frame} of {bucket.name}' + (
-                f', plan {plan}' if len(self.plans) > 1 else '')
+        states = numpy.zeros((self.framing.frames_in_flight, 5), 'i8')
+        self._library.engine_waits(ctypes.byref(self._compiled),
+                                   pointer(states.ctypes.data))
+        for address, frame, step, kind, peer in sorted(states.tolist()):
+            bucket = self._under_way.get(address)
+            if bucket is None:
+                continue
+            of = f'frame {frame} of {bucket.name}'
             if kind in _AWAITED:
                 rank = self._world_ranks[peer]
                 found.append(Wait(f'{of} ({_AWAITED[kind]}, step {step}) from '
@@ -313,7 +396,7 @@ class Engine:
 
         Call it on all ranks, and not where :attr:`one_order` is True.
         """
-        return Engine(self.comm, self.plans, self.events, self.framing)
+        return Engine(self.comm, self.plan, self.events, self.framing)
 
     def decode_into(self, bucket: Bucket, gradients: Sequence[Any]) -> None:
         """Has means written into these arrays: as they come, or by decode.
@@ -342,7 +425,10 @@ class Engine:
                     self._code(bucket)
                 self.prepare(bucket)
                 bucket.is_prepared = True
-                self._compiled.let_in(bucket)
+                address = ctypes.addressof(bucket.compiled)
+                self._under_way[address] = bucket
+                self._library.engine_let_in(
+                    ctypes.byref(self._compiled), pointer(address))
             except BaseException as error:
                 bucket.failure = repr(error)
                 raise
@@ -370,24 +456,25 @@ class Engine:
         sums = self.sums(bucket.codec)
         if bucket.decodes:
             tensors.decode_into(tensors.gradients)
-        cuts = self._cuts(tensors.size, bucket.codec)
-        means = tensors.means([] if sums.in_wire else [
-            site for one in cuts for site in one.sites])
-        given = []
-        for one in cuts:
-            given.append((*one[:4], means[:len(one.sites)]))
-            means = means[len(one.sites):]
-        self._compiled.prepare(
-            bucket, tensors.tables, bucket.wire.view(numpy.uint8),
-            sums.itemsize, sums.shrink, sums.in_wire, bucket.encodes,
-            bucket.decodes, tuple(given))
+        cut_ = self._cut(tensors.size, bucket.codec)
+        bucket._means = tensors.means([] if sums.in_wire else cut_.sites)
+        bucket.compiled = _Bucket(
+            ctypes.addressof(tensors.coding), bucket._means.ctypes.data,
+            bucket.wire.ctypes.data, tensors.size, cut_.frame, cut_.frames,
+            0, 0, None, sums.itemsize, sums.shrink, sums.in_wire,
+            bucket.encodes, bucket.decodes)
 
     def _collect(self) -> None:
         """Records what compiled code has done, and ends finished buckets."""
-        sent, encoding, decoding, finished = self._compiled.taken()
-        self.events.sent(sent)
-        self.events.divide(encode=encoding, decode=decoding)
-        for bucket in finished:
+        compiled = self._compiled
+        self.events.sent(compiled.bytes_sent)
+        self.events.divide(encode=compiled.encoding, decode=compiled.decoding)
+        compiled.bytes_sent = 0
+        compiled.encoding = compiled.decoding = 0.0
+        for address, bucket in list(self._under_way.items()):
+            if bucket.compiled.finished < bucket.compiled.frames:
+                continue
+            del self._under_way[address]
             bucket.tensors.conclude()
             if bucket.arrive:
                 bucket.arrive()
@@ -402,23 +489,28 @@ class Engine:
             return Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())
         return Sums(False, 4, 1.0)
 
-    def _cuts(self, size: int, codec: Codec) -> list[_Cut]:
-        """Divides a wire among plans, and into frames."""
+    def _cut(self, size: int, codec: Codec) -> _Cut:
+        """Divides a wire into frames."""
         grain, itemsize = codec.grain, codec.wire_dtype.itemsize
         assert 4 * grain <= WIDEST * itemsize
         found = self._divided.get((size, grain, itemsize))
-        if found is None:
-            most = max((step.action.stop - step.action.start
-                        for steps in self._steps for step in steps), default=1)
-            frame = max(1, min(self.framing.frame_bytes // itemsize,
+        if found is None and self.plan:
+            actions = [step.action for step in self._steps]
+            most = max((action.stop - action.start for action in actions),
+                       default=1)
+            longest = -(-size // self.plan.blocks)
+            frame = max(1, min(self.framing.frame_bytes // itemsize, longest,
                                _LARGEST // grain // most))
-            parts = cut(0, size, len(self.plans) or 1)
-            found = self._divided[size, grain, itemsize] = [
-                _cut(number, plan.blocks, steps, parts[number:number + 2],
-                     frame)
-                for number, (plan, steps) in enumerate(zip(
-                    self.plans, self._steps, strict=True))]
-        return found
+            bounds = cut(0, size, self.plan.blocks)
+            found = self._divided[size, grain, itemsize] = _Cut(
+                frame, -(-longest // frame), tuple(
+                    (f'sum 0 {site}', (bounds[action.start],
+                                       bounds[action.stop]))
+                    for site, action in enumerate(
+                        step.action for step in self._steps
+                        if step.action.kind is Opcode.ENCODE
+                        and not step.fresh)))
+        return found or _Cut(0, 0, ())
 
 
 class Sums(NamedTuple):
@@ -441,33 +533,15 @@ class Sums(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """How a bucket is cut for a plan.
+    """How a bucket is cut.
 
     Attributes:
-        start: First entry.
-        stop: Last entry plus one.
         frame: Entries of a frame; no more than the longest block has.
         frames: Of the longest block.
         sites: Names of the places where means are encoded, each with the
             range whose means this rank encodes there.
     """
 
-    start: int
-    stop: int
     frame: int
     frames: int
     sites: tuple[tuple[str, tuple[int, int]], ...]
-
-
-def _cut(number: int, blocks: int, steps: Sequence[Step],
-         part: Sequence[int], frame: int) -> _Cut:
-    first, last = part
-    bounds = cut(first, last, blocks)
-    longest = -(-(last - first) // blocks)
-    means = [step.action for step in steps
-             if step.action.kind is Opcode.ENCODE and not step.fresh]
-    return _Cut(
-        first, last, min(frame, longest), -(-longest // frame), tuple(
-            (f'sum {number} {site}',
-             (bounds[action.start], bounds[action.stop]))
-            for site, action in enumerate(means)))

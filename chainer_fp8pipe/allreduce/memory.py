@@ -54,16 +54,16 @@ class SharedMemory:
     """Places for the messages between ranks of a node; made on all ranks.
 
     Attributes:
-        places: For each plan, of each step.
+        places: Of each step.
         neighbours: The ranks that can read this one's memory, and it theirs.
 
     Args:
         comm: The ranks.
-        steps: For each plan, those of this rank.
+        steps: Those of this rank.
         framing: How vectors are cut.
     """
 
-    def __init__(self, comm: MPI.Comm, steps: Sequence[Sequence[Step]],
+    def __init__(self, comm: MPI.Comm, steps: Sequence[Step],
                  framing: Framing) -> None:
         self._kept: list[mmap.mmap] = []    # as long as it is written to
         machines = comm.allgather(
@@ -88,24 +88,20 @@ class SharedMemory:
             os.close(file)
         ways = {rank: (iter(sends[rank]), iter(told[rank][4][comm.rank]))
                 for rank in self.neighbours}
-        self.places: list[list[Place]] = []
-        for of_plan in steps:
-            written: set[int] = set()
-            self.places.append([])
-            for step in of_plan:
-                kind, peer, *_ = step.action
-                if kind is Opcode.ENCODE or peer not in ways:
-                    place = Place()
-                elif kind in _SENDS:
-                    mail, data = next(ways[peer][0])
+        self.places: list[Place] = []
+        written: set[int] = set()
+        for kind, peer, *_ in (step.action for step in steps):
+            place = Place()
+            if kind is not Opcode.ENCODE and peer in ways:
+                mail, data = next(ways[peer][kind not in _SENDS])
+                if kind in _SENDS:
                     place = Place(address + mail, address + data, stride,
                                   data not in written)
                     written.add(data)
                 else:
-                    mail, data = next(ways[peer][1])
                     place = Place(found[peer] + mail, found[peer] + data,
                                   told[peer][3])
-                self.places[-1].append(place)
+            self.places.append(place)
 
     def _make(self, size: int) -> tuple[bytes, int, int] | None:
         """This rank's part: how it begins, its file and its address."""
@@ -146,30 +142,24 @@ class SharedMemory:
         return numpy.frombuffer(mapped, numpy.uint8, 1).ctypes.data + LINE
 
 
-def _laid_out(steps: Sequence[Sequence[Step]], frame_bytes: int,
+def _laid_out(steps: Sequence[Step], frame_bytes: int,
               sends: dict[int, list[tuple[int, int]]]) -> int:
     """Finds places for all messages to neighbours; bytes of a flight."""
-    mails = LINE * sum(
-        step.action.kind in _SENDS and step.action.peer in sends
-        for of_plan in steps for step in of_plan)
-    used, mail = mails, 0
-    for of_plan in steps:
-        # All neighbours read the same copy of a mean.
-        means: dict[tuple[int, int], int] = {}
-        for step in of_plan:
-            kind, peer, start, stop = step.action
-            if kind not in _SENDS or peer not in sends:
-                continue
-            data = means.get((start, stop)) if (
-                kind is Opcode.SEND_RESULT) else None
-            if data is None:
-                data = used
-                used += -(-(stop - start) * max(frame_bytes, LINE)
-                          * (WIDEST if step.summed else 1) // LINE) * LINE
-                if kind is Opcode.SEND_RESULT:
-                    means[start, stop] = data
-            sends[peer].append((mail, data))
-            mail += LINE
+    messages = [step for step in steps if step.action.kind in _SENDS
+                and step.action.peer in sends]
+    used = LINE * len(messages)
+    # All neighbours read the same copy of a mean.
+    means: dict[tuple[int, int], int] = {}
+    for number, step in enumerate(messages):
+        kind, peer, start, stop = step.action
+        is_mean = kind is Opcode.SEND_RESULT
+        data = means.get((start, stop), used) if is_mean else used
+        if data == used:
+            used += -(-(stop - start) * max(frame_bytes, LINE)
+                      * (WIDEST if step.summed else 1) // LINE) * LINE
+        if is_mean:
+            means[start, stop] = data
+        sends[peer].append((LINE * number, data))
     return -(-used // mmap.PAGESIZE) * mmap.PAGESIZE
 
 

@@ -43,7 +43,7 @@ class MpiOp(Engine):
 
     def __init__(self, comm: MPI.Comm, events: EventStream,
                  nodes: Sequence[Sequence[int]] | None = None) -> None:
-        super().__init__(comm, (), events, Framing(shared_memory=False))
+        super().__init__(comm, None, events, Framing(shared_memory=False))
         self._inside = self._between = None
         if nodes is not None:
             node, local = next(

@@ -1,8 +1,7 @@
 """All-reduce algorithms as data: which rank sends which blocks where, when."""
 # A bucket is a vector of entries of the wire.  It is cut like this:
 #
-#     bucket = pieces, one for each plan that is run (2 for a torus, else 1)
-#     piece  = blocks, as many as the plan has, in one rank's care each
+#     bucket = blocks, as many as the plan has, in one rank's care each
 #     block  = frames of a fixed number of bytes; the last may be shorter
 #     chunk  = the frames of one number of all blocks: they go through the plan
 #              together, and several chunks are under way at a time
@@ -13,8 +12,8 @@
 # of any plan.  So an algorithm is a function of ten lines and a row of
 # ALGORITHMS, from which options, commands, the planner, tests and benchmarks
 # follow.  Plans can be put together: `compose` runs one inside groups of ranks
-# and another between them.  Two levels of a cluster are that, and so is each
-# half of a 2D torus.
+# and another between them, `beside` two at the same time.  Two levels of a
+# cluster are the first, and a 2D torus is both.
 #
 # What a message holds follows from the order of instructions: a rank's own
 # contribution (in the wire's format), a sum (in the form that the framing
@@ -24,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -337,9 +337,22 @@ def two_level(between: Plan, nodes: Sequence[Sequence[int]]) -> Plan:
                    encode_between=True)
 
 
+def beside(one: Plan, other: Plan) -> Plan:
+    """Two plans of as many steps, action by action, on a half of the vector.
+    """
+    def woven(first: Sequence[Actions], second: Sequence[Actions]
+              ) -> tuple[Actions, ...]:
+        return tuple(tuple(itertools.chain(*zip(
+            mine, _moved(theirs, 1, one.blocks, int), strict=True)))
+            for mine, theirs in zip(first, second, strict=True))
+    return Plan(f'{one.name} | {other.name}', one.ranks, one.workers,
+                one.blocks + other.blocks, woven(one.reduce, other.reduce),
+                woven(one.gather, other.gather))
+
+
 def torus2d(rows: int, columns: int, ranks: Sequence[int] | None = None
-            ) -> tuple[Plan, Plan]:
-    """Two plans, to be run side by side on a half of the vector each.
+            ) -> Plan:
+    """Rings along rows and columns at the same time.
 
     One half goes along the rows first and then along the columns, the other
     the other way, so that the links of both dimensions are busy all the time
@@ -356,13 +369,13 @@ def torus2d(rows: int, columns: int, ranks: Sequence[int] | None = None
         return place if ranks is None else ranks[place]
 
     along_rows, along_columns = ring(columns), ring(rows)
-    return (compose(along_rows, along_columns,
-                    lambda column, row: rank(row, column), False),
-            compose(along_columns, along_rows, rank, False))
+    return beside(compose(along_rows, along_columns,
+                          lambda column, row: rank(row, column), False),
+                  compose(along_columns, along_rows, rank, False))
 
 
 def torus_of(nodes: Sequence[Sequence[int]], shape: tuple[int, int]
-             ) -> tuple[Plan, ...]:
+             ) -> Plan:
     """The torus of the ranks of these nodes, or the ring that it is.
 
     Args:
@@ -384,7 +397,7 @@ def torus_of(nodes: Sequence[Sequence[int]], shape: tuple[int, int]
             f'not {len(ranks)}; pass a shape whose product is the number of '
             'ranks, or none')
     if 1 in (rows, columns):
-        return (ring(len(ranks)),)
+        return ring(len(ranks))
     return torus2d(rows, columns, ranks)
 
 
@@ -396,10 +409,10 @@ class Algorithm(NamedTuple):
     Attributes:
         name: As the option ``algorithm`` has it.
         about: What it does, for ``--help``.
-        plans: Makes its plans, for the ranks of every node; for two levels
+        plan: Makes its plan, for the ranks of every node; for two levels
             each node is one.  None: it has none, MPI's own all-reduce adds up
             in the wire's format.
-        options: Options of a communicator that ``plans`` is given, too, and
+        options: Options of a communicator that ``plan`` is given, too, and
             that no other algorithm has.
         two_level: It can go between nodes whose own ranks have added up.
         has_servers: The last ranks only add up for the others.
@@ -409,7 +422,7 @@ class Algorithm(NamedTuple):
 
     name: str
     about: str
-    plans: Callable[..., tuple[Plan, ...]] | None
+    plan: Callable[..., Plan] | None
     options: tuple[str, ...] = ()
     two_level: bool = True
     has_servers: bool = False
@@ -419,25 +432,24 @@ class Algorithm(NamedTuple):
 #: All-reduce algorithms by name; the first is what communicators use.
 ALGORITHMS = {row.name: row for row in (
     Algorithm('direct', 'each rank sums a piece',
-              lambda nodes: (direct(len(nodes)),),
+              lambda nodes: direct(len(nodes)),
               differs=lambda ranks: True),
     Algorithm('ring', 'sums go round a ring',
-              lambda nodes: (ring(len(nodes)),),
+              lambda nodes: ring(len(nodes)),
               differs=lambda ranks: ranks > 2),
     Algorithm('torus2d', 'sums go round the rows and columns of a torus',
               torus_of, ('shape',), two_level=False,
               differs=lambda ranks: 1 not in torus_shape(ranks, 0)),
     Algorithm('aggregator', 'extra ranks sum',
-              lambda nodes, aggregators: (
-                  aggregator(len(nodes), aggregators),),
+              lambda nodes, aggregators: aggregator(len(nodes), aggregators),
               ('aggregators',), has_servers=True),
     Algorithm('mpi_op', "MPI_Allreduce sums in the wire's format, as in the "
               'fp8 paper', None))}
 
 
-def plans_of(row: Algorithm, nodes: Sequence[Sequence[int]], levels: bool,
-             given: Mapping[str, Any]) -> tuple[Plan, ...]:
-    """An algorithm's plans.
+def plan_of(row: Algorithm, nodes: Sequence[Sequence[int]], levels: bool,
+            given: Mapping[str, Any]) -> Plan:
+    """An algorithm's plan.
 
     Args:
         row: The algorithm.
@@ -448,15 +460,14 @@ def plans_of(row: Algorithm, nodes: Sequence[Sequence[int]], levels: bool,
     Raises:
         ValueError: Options do not fit the ranks.
     """
-    assert row.plans
+    assert row.plan
     options = {option: given[option] for option in row.options}
     if levels:
-        return tuple(two_level(plan, nodes)
-                     for plan in row.plans([[node] for node in range(
-                         len(nodes))], **options))
+        return two_level(row.plan([[node] for node in range(len(nodes))],
+                                  **options), nodes)
     if row.two_level:       # nodes do not matter
         nodes = [[rank] for node in nodes for rank in node]
-    return row.plans(nodes, **options)
+    return row.plan(nodes, **options)
 
 
 def _one_block_each(name: str, reduce: Sequence[Actions],

@@ -82,24 +82,55 @@ class State:
     # By site and tensor: where its part begins, and a float32 array.
     _residuals: dict[tuple[str, str], tuple[int, Any]] = dataclasses.field(
         default_factory=dict)
+    # By the same, arrays that are written next; what undo() goes back to.
+    _spare: dict[tuple[str, str], Any] = dataclasses.field(
+        default_factory=dict)
+    _held: tuple[dict[tuple[str, str], tuple[int, Any]],
+                 dict[str, dict[str, float]]] | None = None
     # By tensor, where the last update's mean leaves its largest magnitude.
     _decoded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
+    def hold(self) -> None:
+        """From here on :meth:`undo` can put back what this update changes."""
+        self._held = dict(self._residuals), {
+            kind: dict(values) for kind, values in self.numbers.items()}
+
+    def undo(self) -> None:
+        """Nothing of the update has happened since :meth:`hold`."""
+        if self._held is None:
+            return
+        self.take_largest()         # of means that nobody uses
+        (residuals, numbers), self._held = self._held, None
+        for key, (_, array) in self._residuals.items():
+            if residuals.get(key, (0, None))[1] is not array:
+                self._spare[key] = array
+        self._residuals, self.numbers = residuals, numbers
+        self.updates -= 1
+        self.nonfinite = []
+
     def residual(self, xp: Any, site: str, name: str, start: int, stop: int
-                 ) -> Any:
+                 ) -> tuple[Any, Any]:
         """The residual of ``[start, stop)`` of a tensor at a site.
 
-        The float32 array of ``xp`` that is kept, for the caller to change.
+        Two float32 arrays of ``xp``: what was left out, and where to write
+        what is left out now.  They are one, unless that may be undone: then
+        two arrays take turns.
         """
-        kept, array = self._residuals.get((site, name), (start, None))
+        key = site, name
+        kept, array = self._residuals.get(key, (start, None))
         if array is None or (kept, array.size) != (start, stop - start):
             array = xp.zeros(stop - start, numpy.float32)
-        elif isinstance(array, xp.ndarray):
-            return array
-        else:       # was restored, or its tensor has moved
+        elif not isinstance(array, xp.ndarray):
+            # Was restored, or its tensor has moved.
             array = (to_host(array) if xp is numpy else xp.asarray(array))
-        self._residuals[site, name] = start, array
-        return array
+        left = array
+        if self._held is not None:
+            left = self._spare.get(key)
+            if not (isinstance(left, xp.ndarray) and left.size == array.size):
+                left = xp.empty(array.size, numpy.float32)
+            self._spare[key] = array
+        self._residuals[key] = start, left
+        return array, left
 
     def multiply_residuals(self, factor: float, name: str | None = None
                            ) -> None:
@@ -115,9 +146,10 @@ class State:
 
     def limit_residuals(self, name: str, bound: float) -> None:
         """Gives up what is larger than that in a tensor's residuals."""
-        for (_, tensor), (_, array) in self._residuals.items():
-            if tensor == name:
-                array *= abs(array) <= numpy.float32(bound)
+        for key, (start, array) in self._residuals.items():
+            if key[1] == name:
+                self._residuals[key] = start, array * (
+                    abs(array) <= numpy.float32(bound))
 
     def watch(self, names: Sequence[str], findings: numpy.ndarray) -> None:
         """Has :meth:`take_largest` look there; see :class:`.Tensors`."""
@@ -283,13 +315,6 @@ class Codec(abc.ABC):
     def _relay(self, state: State, tensors: Tensors) -> None:
         """Says how the means of a relay's tensors are encoded."""
 
-    @abc.abstractmethod
-    def is_finite(self, wire: numpy.ndarray) -> bool:
-        """Whether no value of ``wire`` is a NaN or an infinity.
-
-        A wire is the same on all ranks, so all ranks get the same answer.
-        """
-
 
 # By name: the number in compiled code, and the dtype of a wire; NumPy has no
 # bfloat16, which is the upper half of a float32.
@@ -331,11 +356,6 @@ class Cast(Codec):
 
     def _relay(self, state: State, tensors: Tensors) -> None:
         tensors.code(state, _CASTS[self.name][0], relays=True)
-
-    def is_finite(self, wire: numpy.ndarray) -> bool:
-        if wire.dtype.kind == 'f':
-            return bool(numpy.isfinite(wire).all())
-        return not ((wire & 0x7F80) == 0x7F80).any()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,10 +414,6 @@ class BlockScaled(Codec):
 
     def _relay(self, state: State, tensors: Tensors) -> None:
         tensors.code(state, RECORDS, relays=True)
-
-    def is_finite(self, wire: numpy.ndarray) -> bool:
-        return not (wire.view(numpy.uint8).reshape(-1, RECORD_BYTES)[:, -1]
-                    == 255).any()
 
 
 def _unit(loss_scale: float) -> float:

@@ -52,8 +52,6 @@ from .codec import Codec, State
 from .staging import array_module, to_host
 from .tensors import FP8, RELAY, Tensors
 
-# Of a code: all bits set in infinities and NaN only.
-_EXPONENT = numpy.uint8(0x7C)
 # A choice that changes a scale by more is made again at the next update.
 _MOVED = 8.0
 
@@ -156,9 +154,6 @@ class Fp8Ratio(Codec):
         tensors.code(
             state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
             relays=True)
-
-    def is_finite(self, wire: numpy.ndarray) -> bool:
-        return not ((wire & _EXPONENT) == _EXPONENT).any()
 
     def report(self, state: State) -> dict[str, TensorReport]:
         """Per tensor: q and the counts of clipped and encoded elements.

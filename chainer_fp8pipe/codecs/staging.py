@@ -38,16 +38,8 @@ def to_host(array: Any) -> numpy.ndarray:
     return get() if get else numpy.array(array)
 
 
-def output(xp: Any, wire: numpy.ndarray) -> Any:
-    """An array for ``xp`` to write ``wire`` into; itself if ``xp`` is NumPy.
-
-    Pass it to :func:`download` when it is written.
-    """
-    return wire if xp is numpy else xp.empty(wire.shape, wire.dtype)
-
-
 def download(written: Any, wire: numpy.ndarray) -> None:
-    """Brings what was written into :func:`output`'s array to the host."""
+    """Brings a wire that was written on the device to the host, if it was."""
     if written is not wire:
         written.get(out=wire)
 

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import bisect
+import ctypes
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from .. import formats
-from ..formats import _formats, gpu
+from ..formats import gpu
 from .staging import array_module, empty_wire
 
 if TYPE_CHECKING:
@@ -24,11 +25,10 @@ FLOAT32, FLOAT16, BFLOAT16, FP8, RELAY, RECORDS = range(6)
 _KERNELS = {FLOAT32: 'float32', FLOAT16: 'float16', BFLOAT16: 'bfloat16',
             RECORDS: 'int4'}
 
-# A tensor in compiled code: where it begins and ends in the fused vector,
+# A tensor in compiled code: where it begins and ends in the fused vector;
 # addresses of its gradient, its parameter, what its mean is decoded into, and
-# its residual (0: none); its elements.
-_COLUMNS = 7
-_GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _ELEMENTS = range(2, 7)
+# its residual before and after (0: none); its elements.
+_GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _LEFT, _ELEMENTS = range(2, 8)
 
 # What compiled code finds: elements clipped, elements encoded, what is to
 # blame for a wire that is not finite (see _BLAMED), and more than 0 where
@@ -38,9 +38,24 @@ _CLIPPED, _ENCODED, _BLAME, _NONFINITE = range(4)
 #: of its scales), those of a NaN if it was not finite; -1: nothing was.
 LARGEST = 4
 _BLAMED = {'gradient': 1, 'value': 2}
-_BAD_WIRE = 4       # it was not finite when it was decoded
+_INFINITY = 0x7F800000
 
 _NOTHING = numpy.zeros(0, numpy.float32)
+
+
+class Coding(ctypes.Structure):
+    """What a codec does with tensors; see ``formats/coding.h``."""
+
+    _fields_ = (
+        ('codec', ctypes.c_int), ('rounding', ctypes.c_int),
+        ('itemsize', ctypes.c_size_t), ('grain', ctypes.c_int64),
+        ('prescale', ctypes.c_float), ('epsilon', ctypes.c_float),
+        ('tensors_count', ctypes.c_int64), ('tensors', ctypes.c_void_p),
+        ('scales', ctypes.c_void_p), ('findings', ctypes.c_void_p))
+
+
+class _Range(ctypes.Structure):
+    _fields_ = ('start', ctypes.c_int64), ('stop', ctypes.c_int64)
 
 
 class Tensors:
@@ -68,12 +83,12 @@ class Tensors:
         xp: ``numpy`` or ``cupy``.
         codec: What they are coded for; None before :meth:`code`.
         state: Of the model and that codec.
-        tables: For compiled code; ``formats/coding.h`` reads them.
+        coding: For compiled code, which reads what this has.
     """
 
     codec: Codec | None = None
     state: State
-    tables: tuple
+    coding: Coding
 
     def __init__(self, names: Iterable[str], gradients: Iterable[Any],
                  parameters: Iterable[Any], loss_scale: float = 1.0,
@@ -131,45 +146,54 @@ class Tensors:
         Raises:
             ValueError: Compiled code cannot read an array.
         """
-        self.state = state
-        self._prescale, self._epsilon = prescale, epsilon
+        self.state, self.codec = state, state.codec
+        self._relays, self._number = relays, number
         self._rounding = formats.ROUNDINGS[rounding]
+        self._kept: list[Any] = []      # arrays whose addresses are in tables
         count = len(self.names)
-        self.scales = numpy.asarray(
-            numpy.zeros((count, 5)) if scales is None else scales,
-            numpy.float32).reshape(count, 5)
-        self._relays = relays
-        self._number = number
-        rows = self._rows = numpy.zeros((count, _COLUMNS), numpy.int64)
+        self._scales = numpy.zeros((count, 5), numpy.float32)
+        if scales is not None:
+            self._scales[:] = numpy.reshape(scales, (count, 5))
         self._findings = numpy.zeros((count, 5), numpy.int64)
         self._findings[:, LARGEST] = -1
+        rows = self._rows = self._table(relays)
         if not relays:
             state.watch(self.names, self._findings)
-        self._kept: list[Any] = []      # arrays whose addresses are in tables
+            if state.codec.error_feedback:
+                pairs = [state.residual(self.xp, GRADIENT, name, 0, size)
+                         if size else (_NOTHING, _NOTHING) for name, size
+                         in zip(self.names, self.sizes, strict=True)]
+                for column, arrays in zip((_RESIDUAL, _LEFT), zip(
+                        *pairs, strict=True), strict=False):
+                    rows[:, column] = self._places(arrays, True)[:, 0]
+        # Of gradients on a GPU: means are made on the host.
+        self._there = rows if self.xp is numpy else rows.copy()
+        self.coding = Coding(
+            number, rounding, state.codec.wire_dtype.itemsize, self.grain,
+            prescale, epsilon, count, rows.ctypes.data,
+            self._scales.ctypes.data, self._findings.ctypes.data)
+
+    def _table(self, relays: bool = False) -> numpy.ndarray:
+        """A row for each tensor, where gradients and parameters are."""
+        rows = numpy.zeros((len(self.names), _ELEMENTS + 1), numpy.int64)
         rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
         rows[:, _ELEMENTS] = self.sizes
-        if not relays and self.xp is numpy:
-            gradients = self._places(self.gradients)
-            parameters = self._places(self.parameters)
-            if (gradients[:, 1] != parameters[:, 1]).any():
-                raise ValueError('gradients and parameters differ in size')
-            rows[:, _GRADIENT] = gradients[:, 0]
-            rows[:, _PARAMETER] = parameters[:, 0]
-            if state.codec.error_feedback:
-                rows[:, _RESIDUAL] = self._places([
-                    state.residual(numpy, GRADIENT, name, 0, size)
-                    if size else _NOTHING for name, size
-                    in zip(self.names, self.sizes, strict=True)],
-                    writeable=True)[:, 0]
-        self.tables = (number, rounding, state.codec.wire_dtype.itemsize,
-                       self.grain, prescale, epsilon, rows, self.scales,
-                       self._findings)
-        self.codec = state.codec
+        if not relays:
+            for column, arrays in ((_GRADIENT, self.gradients),
+                                   (_PARAMETER, self.parameters)):
+                found = self._places(arrays)
+                if (found[:, 1] != self.sizes).any():
+                    raise ValueError(
+                        'gradients and parameters differ in size')
+                rows[:, column] = found[:, 0]
+        return rows
 
     def _places(self, arrays: Sequence[Any], writeable: bool = False
                 ) -> numpy.ndarray:
         """Addresses and sizes; the arrays are kept as long as this is."""
-        found = places(arrays, writeable)
+        found = places(arrays, writeable) if self.xp is numpy else numpy.array(
+            [(array.data.ptr if array.size else 0, array.size)
+             for array in arrays], numpy.int64).reshape(-1, 2)
         if found is None:
             raise ValueError('gradients and parameters must be float32, '
                              'C-contiguous and, to be decoded into, writeable')
@@ -186,12 +210,18 @@ class Tensors:
             tensors: Numbers of those that are meant.
             epsilon: As above.
         """
-        if self.xp is numpy:
-            return [_formats.largest(self.gradients[index],
-                                     self.parameters[index], epsilon)
-                    for index in tensors]
-        found = self._run('largest', (_GRADIENT, _PARAMETER), epsilon).get()
-        bits = found[:, :2].astype(numpy.int32).view(numpy.float32)
+        self._kept = []
+        rows, found = self._table(), numpy.zeros((len(self.names), 2), 'i4')
+        if self.xp is not numpy:
+            found = self._run('largest', rows, self.xp.empty(0, 'f4'), 1.0,
+                              epsilon).get()[:, :2].copy()
+        else:
+            for index in tensors:
+                formats.library().largest_ratio(
+                    *map(ctypes.c_void_p, rows[index, 2:4].tolist()),
+                    ctypes.c_size_t(self.sizes[index]),
+                    ctypes.c_float(epsilon), _at(found[index]))
+        bits = found.view(numpy.float32)
         return [tuple(bits[index].tolist()) for index in tensors]
 
     def encode(self, wire: numpy.ndarray, start: int = 0) -> None:
@@ -203,12 +233,10 @@ class Tensors:
             start: Where in the fused vector the piece begins.
         """
         if self.xp is numpy:
-            self._code('encode', start, wire)
+            self._call('encode_range', start, wire)
             return
         there = self.xp.empty(wire.nbytes, numpy.uint8)
-        found = self._run(
-            f'encode_{self._kernel}', (_GRADIENT, _PARAMETER, _RESIDUAL),
-            self._epsilon, there)
+        found = self._code_there('encode', there)
         there.get(out=wire.view(numpy.uint8))       # waits
         clipped, blamed, *_ = found.get().T
         self._findings[:, _CLIPPED] += clipped
@@ -222,12 +250,18 @@ class Tensors:
         Returns:
             Names of tensors to which a NaN or an infinity was written so far.
         """
+        if not self._there[:, _OUT].any():
+            self.decode_into(self.gradients)
         if self.xp is numpy:
-            if not self._rows[:, _OUT].any():
-                self.decode_into(self.gradients)
-            self._code('decode', start, wire)
+            self._call('decode_range', start, wire)
         else:
-            self._decode_on_device(wire)
+            there = self.xp.empty(wire.nbytes, numpy.uint8)
+            there.set(wire.view(numpy.uint8))
+            found = self._code_there('decode', there).get()
+            # That was waited for, and so the wire has been read.
+            self._findings[:, _NONFINITE] += found[:, 2]
+            self._findings[:, LARGEST] = numpy.where(
+                self.sizes, found[:, 3], -1)
         return self.nonfinite
 
     def decode_into(self, gradients: Sequence[Any]) -> None:
@@ -237,8 +271,8 @@ class Tensors:
             ValueError: Compiled code cannot write one.
         """
         self.gradients = list(gradients)
-        if self.xp is numpy and self.codec:
-            self._rows[:, _OUT] = self._places(gradients, writeable=True)[:, 0]
+        if self.codec:
+            self._there[:, _OUT] = self._places(gradients, True)[:, 0]
 
     def means(self, sites: Iterable[tuple[str, tuple[int, int]]]
               ) -> numpy.ndarray:
@@ -249,22 +283,21 @@ class Tensors:
                 with the range of the fused vector that it encodes there.
 
         Returns:
-            int64[sites, tensors]: the address of the tensor's residual (of
-            its first element, which may lie outside; 0: nothing is kept).
+            int64[sites, tensors, 2]: addresses of the tensor's residual before
+            and after (of its first element, which may lie outside; 0: nothing
+            is kept).
         """
         sites = list(sites)
-        found = numpy.zeros((len(sites), len(self.names)), numpy.int64)
+        found = numpy.zeros((len(sites), len(self.names), 2), numpy.int64)
         for row, (site, owned) in zip(found, sites, strict=True):
             if self._relays or not self.state.codec.error_feedback:
                 continue
-            kept, residuals = list(self.overlaps(*owned)), []
-            for index, part in kept:
-                name = self.names[index]
-                residuals.append(self.state.residual(
-                    numpy, site, name, part.start, part.stop))
-            addresses = self._places(residuals, writeable=True)[:, 0].tolist()
-            for (index, part), address in zip(kept, addresses, strict=True):
-                row[index] = address - part.start * _NOTHING.itemsize
+            for index, part in self.overlaps(*owned):
+                pair = self.state.residual(
+                    numpy, site, self.names[index], part.start, part.stop)
+                self._kept += pair
+                row[index] = [array.ctypes.data - part.start * array.itemsize
+                              for array in pair]
         if self.xp is not numpy and self._number == FP8:
             self._fetch_parameters([owned for _, owned in sites])
         return found
@@ -280,8 +313,7 @@ class Tensors:
             start: Where in the fused vector it begins.
             means: What :meth:`means` found for the site.
         """
-        self._code('mean', start, wire, total, count,
-                   numpy.ascontiguousarray(means))
+        self._call('encode_mean', start, wire, _at(total), count, _at(means))
 
     # --- wires --------------------------------------------------------------
 
@@ -292,7 +324,9 @@ class Tensors:
             wire: Of n entries.
             total: float32[n * grain].
         """
-        self._code('sum', 0, wire, total)
+        formats.library().accumulate_wire(
+            ctypes.byref(self.coding), _at(wire), _at(total),
+            ctypes.c_size_t(wire.size))
 
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
         """``total += wire``, both in the wire's own format.
@@ -300,19 +334,25 @@ class Tensors:
         Raises:
             TypeError: The format has no sums: records.
         """
-        self._must_have_sums()
-        self._code('+', 0, total, wire)
+        self._sum((wire, total), 1.0, total)
 
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
         """``wire *= factor``, in the wire's own format; raises as above."""
-        self._must_have_sums()
-        values = numpy.zeros(wire.size, numpy.float32)
-        self.accumulate(wire, values)
+        self._sum((wire,), factor, wire)
+
+    def _sum(self, wires: Iterable[numpy.ndarray], factor: float,
+             out: numpy.ndarray) -> None:
+        if self._number == RECORDS:
+            raise TypeError(f'{self.state.codec.name} has no sums')
+        # The sum of two values is exact, or far from a tie.
+        values = numpy.full(out.size, -0.0, numpy.float32)
+        for wire in wires:
+            self.accumulate(wire, values)
         values *= numpy.float32(factor)
         if self._number == FP8:
-            formats.encode(values, wire, rounding=self._rounding)
+            formats.encode(values, out, rounding=self._rounding)
         else:
-            self.mean(values, 1, wire, 0, self.means([('', (0, 0))])[0])
+            self.mean(values, 1, out, 0, numpy.zeros(0))
 
     # --- what was found -----------------------------------------------------
 
@@ -324,12 +364,11 @@ class Tensors:
 
     @property
     def wire_is_finite(self) -> bool:
-        """Whether nothing that was decoded was a NaN or an infinity.
-
-        Only compiled code sees it: gradients on a GPU may be not finite
-        though the wire was.
-        """
-        return not (self._findings[:, _BLAME] & _BAD_WIRE).any()
+        """Whether nothing in a wire that was decoded is NaN or infinite."""
+        bad = self._findings[:, _NONFINITE] > 0
+        if self._number == FP8:     # or else a parameter is
+            bad &= self._findings[:, LARGEST] >= _INFINITY
+        return not bad.any()
 
     def conclude(self) -> None:
         """Adds what has been found since the last call to the state."""
@@ -349,66 +388,29 @@ class Tensors:
 
     # --- on a GPU -----------------------------------------------------------
 
-    @property
-    def _kernel(self) -> str:
-        return _KERNELS.get(self._number, self._rounding)
+    def _code_there(self, direction: str, wire: Any) -> Any:
+        kernel = _KERNELS.get(self._number, self._rounding)
+        return self._run(f'{direction}_{kernel}', self._there, self._scales,
+                         self.coding.prescale, self.coding.epsilon, wire)
 
-    def _run(self, kernel: str, columns: Sequence[int], epsilon: float,
-             *wires: Any) -> Any:
-        """Starts a kernel over all tensors.
-
-        Args:
-            kernel: Its name.
-            columns: Which addresses of the table it reads or writes.
-            epsilon: Of fp8.
-            wires: What it reads or writes beside.
-
-        Returns:
-            int32[tensors, 4] of what it finds, on the device.
-        """
-        rows = numpy.zeros((len(self.names), _COLUMNS), numpy.int64)
-        rows[:, 0], rows[:, 1] = self.offsets[:-1], self.offsets[1:]
-        rows[:, _ELEMENTS] = self.sizes
-        arrays: dict[int, Sequence[Any]] = {
-            _GRADIENT: self.gradients, _PARAMETER: self.parameters,
-                  _OUT: self.gradients}
-        if _RESIDUAL in columns and self.state.codec.error_feedback:
-            arrays[_RESIDUAL] = [
-                self.state.residual(self.xp, GRADIENT, name, 0, size)
-                if size else gradient for name, size, gradient
-                in zip(self.names, self.sizes, self.gradients, strict=True)]
-        for column in arrays.keys() & {*columns}:
-            rows[:, column] = [array.data.ptr for array in arrays[column]]
-        scales = (self.scales if self.codec else
-                  numpy.zeros((len(self.names), 5), numpy.float32))
-        found = self.xp.zeros((len(self.names), gpu.FINDINGS), numpy.int32)
+    def _run(self, kernel: str, rows: numpy.ndarray, scales: Any,
+             prescale: float, epsilon: float, *wire: Any) -> Any:
+        """Starts a kernel; int32[tensors, 4] of what it finds, there."""
+        found = self.xp.zeros((len(rows), gpu.FINDINGS), numpy.int32)
         gpu.kernel(kernel)(
             self.xp.asarray(rows), self.xp.asarray(scales),
-            numpy.int32(len(self.names)),
-            numpy.float32(self._prescale if self.codec else 1),
-            numpy.float32(epsilon), *wires, found, size=self.size)
+            numpy.int32(len(rows)), numpy.float32(prescale),
+            numpy.float32(epsilon), *wire, found, size=self.size)
         return found
-
-    def _decode_on_device(self, wire: numpy.ndarray) -> None:
-        there = self.xp.empty(wire.nbytes, numpy.uint8)
-        there.set(wire.view(numpy.uint8))
-        found = self._run(f'decode_{self._kernel}', (_OUT, _PARAMETER),
-                          self._epsilon, there).get()
-        # That was waited for, and so the wire has been read.
-        self._findings[:, _NONFINITE] += found[:, 2]
-        self._findings[:, LARGEST] = numpy.where(self.sizes, found[:, 3], -1)
 
     # --- details ------------------------------------------------------------
 
-    def _code(self, what: str, start: int, wire: Any, other: Any = None,
-              count: int = 0, means: Any = None) -> None:
-        _formats.code(what, self.tables, start, wire.view(numpy.uint8), other
-                      if other is None else other.view(numpy.uint8), count,
-                      means)
-
-    def _must_have_sums(self) -> None:
-        if self._number == RECORDS:
-            raise TypeError(f'{self.state.codec.name} has no sums')
+    def _call(self, function: str, start: int, wire: numpy.ndarray,
+              *more: Any) -> None:
+        """Calls compiled code for the piece of the vector that a wire is."""
+        getattr(formats.library(), function)(
+            ctypes.byref(self.coding), _Range(start, start + wire.size),
+            _at(wire), *more)
 
     def _fetch_parameters(self, owned: Sequence[tuple[int, int]]) -> None:
         """Copies parameters from a device to where compiled code reads them.
@@ -436,6 +438,12 @@ def places(arrays: Sequence[Any], writeable: bool = False
     None if compiled code cannot use one of them: it is not on the host, not
     C-contiguous float32, or read-only where it is to be ``writeable``.
     """
-    found = _formats.places(list(arrays), writeable)
+    library = formats.library(python=True)
+    library.places.restype = ctypes.py_object
+    found = library.places(ctypes.py_object(list(arrays)), int(writeable))
     return None if found is None else numpy.frombuffer(
         found, numpy.int64).reshape(-1, 2)
+
+
+def _at(array: numpy.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(array.ctypes.data)

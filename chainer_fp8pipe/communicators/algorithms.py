@@ -8,7 +8,7 @@ from mpi4py import MPI
 from ..allreduce.aggregator import Aggregated, WorkerComm
 from ..allreduce.engine import Engine
 from ..allreduce.mpi_op import MpiOp
-from ..allreduce.plan import ALGORITHMS, Framing, plans_of
+from ..allreduce.plan import ALGORITHMS, Framing, plan_of
 from ..report.stream import EventStream
 from .options import Options
 
@@ -42,25 +42,25 @@ def make_algorithm(comm: MPI.Comm, options: Options, nodes: Nodes,
         ValueError: The options do not fit the ranks; on all ranks.
     """
     row, levels = ALGORITHMS[options.algorithm], _two_levels(options, nodes)
-    if row.plans is None:
+    if row.plan is None:
         return MpiOp(comm, events, nodes if levels else None)
     form = options.partial_sums
     if form == 'auto':
         form = options.row.sums
     framing = Framing(options.frame_bytes or _WHOLE, _IN_FLIGHT, form,
                       options.shared_memory)
-    plans = plans_of(row, nodes, levels, vars(options))
-    if row.name == 'torus2d' and len(plans) == 1 and comm.size > 3 and (
+    plan = plan_of(row, nodes, levels, vars(options))
+    if row.name == 'torus2d' and plan.name == 'ring' and comm.size > 3 and (
             comm.rank == 0):
         print(f'chainer_fp8pipe: {comm.size} ranks make no torus of two '
               'dimensions; they make a ring', file=sys.stderr)
     if not row.has_servers:
-        return Engine(comm, plans, events, framing)
+        return Engine(comm, plan, events, framing)
     if not isinstance(comm, WorkerComm) or comm.everyone is None:
         raise ValueError(
             f'these {comm.size} ranks have no aggregators; '
             f'algorithm={row.name!r} is for create_communicator only')
-    return Aggregated(comm, plans, events, framing)
+    return Aggregated(comm, plan, events, framing)
 
 
 def _two_levels(options: Options, nodes: Nodes) -> bool:

@@ -15,7 +15,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     'torus2d': {'algorithm': 'torus2d'},
 }
 _OF_CODECS = options_of_codecs()
-_BY_FRAMES = tuple(row.name for row in ALGORITHMS.values() if row.plans)
+_BY_FRAMES = tuple(row.name for row in ALGORITHMS.values() if row.plan)
 _TWO_LEVEL = tuple(row.name for row in ALGORITHMS.values() if row.two_level)
 # The options that only some algorithms use.
 _OF = {option: tuple(row.name for row in ALGORITHMS.values()

@@ -7,7 +7,7 @@
 # script has changed its gradients since, another rank does not agree, or the
 # script drops the update (bcast_data).  Then the ranks tell each other how
 # much they have sent; who has sent less than the others sends zeros, all drop
-# the means, and what the codec keeps is again what it was (Rollback).  So a
+# the means, and what the codec keeps is again what it was (State.undo).  So a
 # void bucket changes no number, and is sent again, after backward.  Where a
 # rank's exchange has failed, or ranks send in different orders, zeros would
 # not match.  After that, and after buckets of an update that the ranks refuse,
@@ -52,7 +52,6 @@ from .gradients import (
     flat_float32,
     problem_of,
 )
-from .rollback import Rollback
 from .thread import exchange_thread
 
 #: Called with a parameter and the array that will be its gradient.
@@ -105,14 +104,12 @@ class Learnt:
         order: Numbers of buckets in the order in which they are sent; the
             order of all ranks, and so may buckets be sent early, where
             ``is_known``.
-        rollback: What the codec's state was before the update.
         failure: The traceback of an error in the exchange's thread, or ''.
     """
 
     passes: Passes = dataclasses.field(default_factory=Passes)
     order: Sequence[int] = ()
     is_known: bool = False
-    rollback: Rollback = dataclasses.field(default_factory=Rollback)
     failure: str = ''
 
 
@@ -255,11 +252,12 @@ class EarlyExchange(Exchange):
             for array in [known.get(name, numpy.empty(0))]}
         zeros = {name: numpy.zeros_like(array)
                  for name, array in values.items()}
+        self._begin(loss_scale)
         for number in self.order[len(self.sent):count]:
-            self._send_early(number, zeros, values, loss_scale, False)
+            self._send(number, zeros, values, loss_scale, False)
         for bucket in self.sent.values():
             self.engine.finish(bucket)
-        self.learnt.rollback.undo()
+        self.current.undo()
 
     def _send_rest(self, gradients: Gradients) -> None:
         assert self.engine is not None
@@ -432,23 +430,16 @@ class EarlyExchange(Exchange):
                 if early.source is None:    # a script may write into them
                     early.digests |= {name: _digest(array)
                                       for name, array in flat.items()}
-                self._send_early(number, flat, early.values,
-                                 early.loss_scale)
+                self._begin(early.loss_scale)
+                self._send(number, flat, early.values, early.loss_scale)
             if alone and not early.todo:
                 return self.engine.work(LONG) or moved
             return self.engine.work() or moved
 
-    def _send_early(self, number: int, gradients: Mapping[str, Any],
-                    values: Mapping[str, Any], loss_scale: float | None,
-                    contributes: bool = True) -> None:
-        self._begin(loss_scale)
-        self.learnt.rollback.keep(self.division.buckets[number])
-        self._send(number, gradients, values, loss_scale, contributes)
-
     def _begin(self, loss_scale: float | None) -> None:
         if not self.sent:
             super()._begin(loss_scale)
-            self.learnt.rollback.begin(self.current)
+            self.current.hold()
 
 
 def _update() -> FrameType | None:

@@ -298,7 +298,7 @@ class Exchange:
             loss_scale is not None and is_scaled_dynamically(model))
         name = bad[0].decode()[0]
         # All ranks have the wires alike, so that the others are not here.
-        if all(bucket.wire_is_finite for bucket in bad):
+        if all(bucket.tensors.wire_is_finite for bucket in bad):
             if passes:
                 return
             raise NonfiniteMean(

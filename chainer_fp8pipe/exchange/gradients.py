@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import chainer
@@ -63,26 +63,26 @@ class Gradients:
                 f'the gradients of parameters {name} and {other} have '
                 f'different loss scales, {one} and {two}; scale all losses '
                 'alike and clear gradients before each backward pass')
-        in_place = _are_apart(self.arrays, self.values)
-        if not in_place:
-            self.problem = self.problem or self._different_devices()
+        self.problem = self.problem or self._different_devices()
         self.loss_scale = next(iter(self._scales), None)
         if not self.problem:
-            self._lay_flat(in_place)
+            self._lay_flat()
 
-    def _lay_flat(self, in_place: bool) -> None:
+    def _lay_flat(self) -> None:
         """Copies what cannot be exchanged, or shared, where it is."""
         # backward() sets the scale only of parameters that it reaches.
         for parameter in self._filled:
             parameter._loss_scale = self.loss_scale
         if self.arrays:
             self.entries['the loss scale'] = str(self.loss_scale)
-        overlapping = set() if in_place else shared(self.arrays, self.values)
-        for name, gradient in self.arrays.items():
+        usual, shared = overlapping([*self.arrays.values()],
+                                    [*self.values.values()])
+        for (name, gradient), is_shared in zip(self.arrays.items(), shared,
+                                               strict=True):
             flat = flat_float32(gradient)
             # The gradient of a sum is a view of one number, for example.
-            if not in_place and (
-                    name in overlapping or gradient.dtype != _FLOAT32
+            if is_shared or not usual and (
+                    gradient.dtype != _FLOAT32
                     or not gradient.flags.c_contiguous
                     or not getattr(gradient.flags, 'writeable', True)):
                 flat = flat.copy()
@@ -135,17 +135,16 @@ class Gradients:
     def _different_devices(self) -> str:
         """Names an array on another device than the first; '' if none is."""
         first = None
-        for name, gradient in self.arrays.items():
-            for kind, array in (('parameter', self.values[name]),
-                                ('the gradient of parameter', gradient)):
+        for kind, arrays in (('parameter', self.values),
+                             ('the gradient of parameter', self.arrays)):
+            for name, array in arrays.items():
                 place = ('the CPU' if isinstance(array, numpy.ndarray)
                          else f'GPU {array.device.id}')
-                first = first or (name, place)
+                first = first or (f'{kind} {name}', place)
                 if place != first[1]:
-                    return (
-                        f'{kind} {name} is on {place} but parameter '
-                        f'{first[0]} is on {first[1]}; move the whole model '
-                        'to one device (model.to_device)')
+                    return (f'{kind} {name} is on {place} but {first[0]} is '
+                            f'on {first[1]}; move the whole model to one '
+                            'device (model.to_device)')
         return ''
 
 
@@ -205,47 +204,37 @@ def _text(dtype: numpy.dtype, shape: tuple[int, ...],
         f'{text} with a gradient of {gradient.name}')
 
 
-def _are_apart(gradients: Mapping[str, Any], values: Mapping[str, Any]
-               ) -> bool:
-    """Whether it is certain, at a glance, that gradients are used in place.
-
-    All arrays are float32, C-contiguous and on the host, gradients can be
-    written, and no gradient overlaps another array.
-    """
-    written = places([*gradients.values()], True)
-    read = places([*values.values()], False)
-    if written is None or read is None or not gradients:
-        return not gradients
-    found = numpy.concatenate([written, read])
-    starts, sizes = found[numpy.argsort(found[:, 0], kind='stable')].T
-    return bool((starts[:-1] + _FLOAT32.itemsize * sizes[:-1]
-                 <= starts[1:]).all())
-
-
-def shared(gradients: Mapping[str, Any], values: Mapping[str, Any]
-           ) -> set[str]:
-    """Names of gradients that share memory with another, or a parameter.
+def overlapping(gradients: Sequence[Any], values: Sequence[Any]
+                ) -> tuple[bool, list[bool]]:
+    """Which gradients share memory with another, or a parameter.
 
     The gradients of a sum's terms may be one array, for example.
+
+    Returns:
+        Whether all arrays are float32, C-contiguous and on the host, and
+        gradients can be written; and, of each gradient, the above.
     """
-    spans = sorted(
-        (*_span(array), name, is_gradient)
-        for is_gradient, arrays in ((True, gradients), (False, values))
-        for name, array in arrays.items() if array.nbytes)
-    found: set[tuple[str, bool]] = set()
-    end, last = 0, ('', False)
-    for start, stop, name, is_gradient in spans:
-        if start < end:
-            found |= {last, (name, is_gradient)}
-        if stop > end:
-            end, last = stop, (name, is_gradient)
-    return {name for name, is_gradient in found if is_gradient}
+    written, read = places(gradients, True), places(values)
+    usual = written is not None and read is not None
+    spans = numpy.array([*map(_span, (*gradients, *values))],
+                        numpy.int64).reshape(-1, 2) if not usual else (
+        numpy.concatenate([written, read]) @ [[1, 1], [0, 4]])
+    order = numpy.argsort(spans[:, 0], kind='stable')
+    order = order[numpy.diff(spans[order])[:, 0] > 0]       # not what is empty
+    starts, stops = spans[order].T
+    begun = numpy.maximum.accumulate(stops)[:-1] > starts[1:]
+    found = numpy.zeros(len(spans), bool)
+    found[order[1:]] |= begun
+    found[order[:-1]] |= stops[:-1] > starts[1:]
+    return usual, found[:len(gradients)].tolist()
 
 
 def _span(array: Any) -> tuple[int, int]:
     """First address of an array's memory, and the last one plus one."""
-    start = (array.__array_interface__['data'][0] if isinstance(
-        array, numpy.ndarray) else array.data.ptr)
+    start = (array.ctypes.data if isinstance(array, numpy.ndarray)
+             else array.data.ptr)
+    if array.flags.c_contiguous or not array.size:
+        return start, start + array.nbytes
     reach = [(size - 1) * stride for size, stride in zip(
         array.shape, array.strides, strict=True)]
     return (start + sum(step for step in reach if step < 0),

@@ -8,13 +8,13 @@ byte, 6 bits of exponent and 2 of mantissa, rounded up: 17 bytes, 4.25 bits
 per element.  An array's last record may hold fewer.  A record that holds a
 NaN or an infinity has NaN only.
 
-The functions here are fp8's, for NumPy arrays that are C-contiguous: float32
-for values, uint8 for codes.  Gradients go through :class:`.codecs.Tensors`,
-which has all formats, on the CPU and on the GPU, with the same bits.
+The functions here are fp8's, for NumPy arrays.  Gradients go through
+:class:`.codecs.Tensors`, which has all formats, on the CPU and on the GPU,
+with the same bits.
 
-Functions raise TypeError for an argument of another type or dtype.  They
-raise ValueError for sizes that do not fit, for arrays that overlap, are
-read-only or not C-contiguous, and for values that are not allowed.
+Functions raise TypeError for an argument of another dtype, that is not
+C-contiguous or, where it is written, read-only, and ValueError for sizes that
+do not fit and roundings that there are not.
 """
 # One text gives the bits on both processors: e5m2.h, floats.h and int4.h have
 # one element's (or record's) arithmetic, without branches and tables.  The C
@@ -23,20 +23,20 @@ read-only or not C-contiguous, and for values that are not allowed.
 # The bits agree as long as no a * b + c is contracted (-ffp-contract=off,
 # --fmad=false), and tests compile the kernels' text for the CPU to see it.
 #
-# What is derived from scales is remembered below: a model has hundreds of
-# tensors, whose scales stay for many updates, and to derive it would take
-# longer than the loops.
+# Compiled parts are libraries of C functions, called by ctypes without the
+# interpreter's lock.  Their structs are tables of NumPy's, whose owner keeps
+# them, and all that has its address there, as long as compiled code works.
 from __future__ import annotations
 
+import ctypes
 import functools
+import importlib.util
 from typing import Any
 
 import numpy as np
 
-from . import _formats
-
 __all__ = ['MAX', 'RECORD', 'RECORD_BYTES', 'ROUNDINGS', 'TINY', 'add',
-           'decode', 'encode', 'with_inverse']
+           'decode', 'encode', 'library', 'with_inverse']
 
 #: The largest finite value of fp8.
 MAX = 57344.0
@@ -51,6 +51,23 @@ ROUNDINGS = ('nearest', 'truncate')
 RECORD, RECORD_BYTES = 32, 17
 
 
+@functools.cache
+def library(name: str = 'formats._formats', python: bool = False) -> Any:
+    """A compiled part of this package.
+
+    Args:
+        name: Its module.
+        python: Its functions take and return objects of Python.
+
+    Raises:
+        ImportError: It is missing; the message says how to build it.
+    """
+    name = f'{__name__.partition(".")[0]}.{name}'
+    found = importlib.util.find_spec(name)
+    return (ctypes.PyDLL if python else ctypes.CDLL)(
+        found.origin if found else importlib.import_module(name).origin)
+
+
 def encode(values: Any, out: Any, *, rounding: str = 'nearest') -> None:
     """Rounds float32 values to fp8 codes.
 
@@ -60,8 +77,10 @@ def encode(values: Any, out: Any, *, rounding: str = 'nearest') -> None:
         rounding: ``'nearest'`` (ties to even, in one step from float32) or
             ``'truncate'`` (the upper byte of the nearest IEEE half).
     """
-    _check({'values': values}, {'out': out}, 'out')
-    _formats.encode(values, out, _number(rounding))
+    if rounding not in ROUNDINGS:
+        raise ValueError(
+            f'rounding is {rounding!r}, expected one of {ROUNDINGS}')
+    _call('encode_codes', values, out, rounding=ROUNDINGS.index(rounding))
 
 
 def decode(codes: Any, out: Any) -> None:
@@ -71,8 +90,7 @@ def decode(codes: Any, out: Any) -> None:
         codes: uint8 array.
         out: float32 array for the values, of the same size.
     """
-    _check({'out': out}, {'codes': codes}, 'out')
-    _formats.decode(codes, out)
+    _call('decode_codes', codes, out)
 
 
 def add(codes: Any, sums: Any, *, rounding: str = 'nearest') -> None:
@@ -85,42 +103,27 @@ def add(codes: Any, sums: Any, *, rounding: str = 'nearest') -> None:
         sums: uint8 array, changed in place.
         rounding: As :func:`encode`.
     """
-    _check({}, {'codes': codes, 'sums': sums}, 'sums')
-    _formats.add(codes, sums, _number(rounding))
+    # Where float32 cannot hold the sum of two values, it is far from a tie.
+    first, second = np.empty((2, np.size(sums)), np.float32)
+    decode(codes, first)
+    decode(sums, second)
+    encode(first + second, sums, rounding=rounding)
 
 
-# --- arguments -------------------------------------------------------------
-
-def _number(rounding: str) -> int:
-    if rounding not in ROUNDINGS:
-        raise ValueError(
-            f'rounding is {rounding!r}, expected one of {ROUNDINGS}')
-    return ROUNDINGS.index(rounding)
+@functools.cache
+def _array(dtype: type, *flags: Any) -> Any:
+    return np.ctypeslib.ndpointer(dtype, flags=('C_CONTIGUOUS', *flags))
 
 
-def _check(floats: dict[str, Any], codes: dict[str, Any], written: str
-           ) -> None:
-    """Checks the arguments of an operation, by name."""
-    arrays = {**floats, **codes}
-    for name, array in arrays.items():
-        if not isinstance(array, np.ndarray):
-            raise TypeError(f'{name} must be a NumPy array, '
-                            f'not {type(array).__name__}')
-        wanted = np.dtype(np.float32 if name in floats else np.uint8)
-        if array.dtype != wanted:
-            raise TypeError(
-                f'{name} has dtype {array.dtype}, expected {wanted}')
-        if not array.flags.c_contiguous:
-            raise ValueError(f'{name} ({array.dtype}, shape {array.shape}) '
-                             'must be C-contiguous')
-    if len({array.size for array in arrays.values()}) != 1:
-        raise ValueError('arrays must have the same size, but ' + ', '.join(
-            f'{name} has {array.size}' for name, array in arrays.items()))
-    if not arrays[written].flags.writeable:
-        raise ValueError(f'{written} is written, but it is read-only')
-    for name, array in arrays.items():
-        if name != written and np.may_share_memory(arrays[written], array):
-            raise ValueError(f'{written} shares memory with {name}')
+def _call(function: str, read: Any, written: Any, **numbers: int) -> None:
+    types = (np.float32, np.uint8)[::1 if numbers else -1]
+    arrays = (_array(types[0]).from_param(read),
+              _array(types[1], 'WRITEABLE').from_param(written))
+    if read.size != written.size:
+        raise ValueError('arrays must have the same size, but have '
+                         f'{read.size} and {written.size}')
+    getattr(library(), function)(
+        *arrays, ctypes.c_size_t(read.size), *numbers.values())
 
 
 @functools.lru_cache(4096)
@@ -130,6 +133,7 @@ def with_inverse(scale: float) -> tuple[float, float]:
     Raises:
         ValueError: The scale is not positive, or one of them is not finite.
     """
+    # A model has hundreds of tensors, whose scales stay for many updates.
     with np.errstate(over='ignore', under='ignore', divide='ignore'):
         factor = np.float32(scale)
         inverse = np.float32(1) / factor

@@ -1,19 +1,16 @@
 /* What a codec does with ranges of a fused vector: the one place where it is
  * done for arrays on the host, by Python (_formats.c) and by an all-reduce.
  *
- * A Coding is a codec's part in one update of one bucket.  It is data: a table
- * with a row for each tensor (addresses, scales) and one that is written (findings).  codecs/tensors.py fills them in and says
- * what is in them; the structs here have the same columns.  Nothing in it is
- * changed while it works but findings, which several threads add to, and
- * residuals, each element of which belongs to one range.
+ * A Coding is a codec's part in one update of one bucket.  It is data, which
+ * codecs/tensors.py fills in, says what is in it, and keeps: the structs here
+ * have the columns of its tables.  Nothing in it is changed while it works but
+ * findings.
  *
  * A wire has one entry for `grain` elements of a tensor, whose last entry may
  * have fewer; ranges count entries.
  */
 #ifndef CHAINER_FP8PIPE_CODING_H
 #define CHAINER_FP8PIPE_CODING_H
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
 #include <stdint.h>
 
 #include "loops.h"
@@ -29,7 +26,9 @@ enum { FLOAT32, FLOAT16, BFLOAT16, FP8, RELAY, RECORDS };
 typedef struct {
     int64_t start, stop; /* entries of the fused vector */
     const f32 *gradient, *parameter;
-    f32 *out, *residual;
+    f32 *out;
+    const f32 *residual; /* what the last encoding has left out, and where */
+    f32 *left;           /* this one's goes; NULL: nothing is kept */
     int64_t elements;
 } Tensor;
 
@@ -38,17 +37,18 @@ typedef struct {
     float bound; /* of fp8's residuals */
 } Scales;
 
-enum { BAD_GRADIENT = 1, BAD_VALUE = 2, BAD_WIRE = 4 };
+enum { BAD_GRADIENT = 1, BAD_VALUE = 2 };
 
 typedef struct {
     int64_t clipped, encoded, blamed, nonfinite;
     int64_t largest; /* bits of the largest magnitude in a decoded wire */
 } Findings;
 
-/* What the encoding of a tensor's mean keeps: at the tensor's first element,
- * which may lie outside; NULL: nothing. */
+/* As above, of the encoding of a tensor's mean: at the tensor's first element,
+ * which may lie outside. */
 typedef struct {
-    f32 *residual;
+    const f32 *residual;
+    f32 *left;
 } Mean;
 
 typedef struct {
@@ -64,73 +64,7 @@ typedef struct {
     const Tensor *tensors;
     const Scales *scales;
     Findings *findings;
-    Py_buffer buffers[3];
 } Coding;
-
-static void coding_close(Coding *coding)
-{
-    for (int i = 0; i < 3; ++i) /* releasing one never filled does nothing */
-        PyBuffer_Release(&coding->buffers[i]);
-}
-
-/* Fills a zeroed Coding from Tensors.tables of codecs/tensors.py, and holds
- * the tables; 0 and an exception if they are not as they should be. */
-static int coding_open(PyObject *tables, Coding *coding)
-{
-    PyObject *parts[3];
-    Py_ssize_t itemsize;
-    long long grain;
-    const size_t sizes[3] = {sizeof(Tensor), sizeof(Scales),
-                             sizeof(Findings)};
-    if (!PyArg_ParseTuple(tables, "iinLffOOO", &coding->codec,
-                          &coding->rounding, &itemsize,
-                          &grain, &coding->prescale, &coding->epsilon,
-                          &parts[0], &parts[1], &parts[2]))
-        return 0;
-    for (int i = 0; i < 3; ++i) {
-        if (PyObject_GetBuffer(parts[i], &coding->buffers[i],
-                               i == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0) {
-            coding_close(coding);
-            return 0;
-        }
-        if (i == 0)
-            coding->tensors_count =
-                coding->buffers[0].len / (Py_ssize_t)sizeof(Tensor);
-        if ((size_t)coding->buffers[i].len
-            != (size_t)coding->tensors_count * sizes[i]) {
-            PyErr_SetString(PyExc_ValueError, "tables differ in length");
-            coding_close(coding);
-            return 0;
-        }
-    }
-    coding->itemsize = (size_t)itemsize;
-    coding->grain = grain;
-    coding->tensors = coding->buffers[0].buf;
-    coding->scales = coding->buffers[1].buf;
-    coding->findings = coding->buffers[2].buf;
-    return 1;
-}
-
-static void tally(int64_t *finding, int64_t more)
-{
-    if (more)
-        __atomic_fetch_add(finding, more, __ATOMIC_RELAXED);
-}
-
-static void raise_to(int64_t *finding, int64_t value)
-{
-    int64_t old = __atomic_load_n(finding, __ATOMIC_RELAXED);
-    while (value > old
-           && !__atomic_compare_exchange_n(finding, &old, value, 1,
-                                           __ATOMIC_RELAXED,
-                                           __ATOMIC_RELAXED))
-        ;
-}
-
-static void blame(Findings *findings, int64_t what)
-{
-    __atomic_fetch_or(&findings->blamed, what, __ATOMIC_RELAXED);
-}
 
 static const Tensor *first_tensor(const Coding *coding, int64_t start)
 {
@@ -180,14 +114,15 @@ static int next_part(const Coding *coding, Range range, const Tensor **t,
         for (Part part; next_part((coding), (range), &next_, &part);)
 
 /* Writes gradients, times the codec's factor, to where the range begins. */
-static void encode_range(const Coding *coding, Range range, char *wire)
+void encode_range(const Coding *coding, Range range, char *wire)
 {
     FOR_EACH_PART(coding, range, p) {
         const Tensor *t = &coding->tensors[p.tensor];
         const Scales *scales = &coding->scales[p.tensor];
         Findings *findings = &coding->findings[p.tensor];
         const f32 *gradient = t->gradient + p.at;
-        f32 *residual = t->residual ? t->residual + p.at : NULL;
+        const f32 *residual = t->residual ? t->residual + p.at : NULL;
+        f32 *left = residual ? t->left + p.at : NULL;
         void *to = wire + (size_t)p.entry * coding->itemsize;
         Ratio q = {scales->encode, scales->encode_inverse, coding->epsilon,
                    scales->bound};
@@ -198,31 +133,35 @@ static void encode_range(const Coding *coding, Range range, char *wire)
             finite = scale_floats(gradient, coding->prescale, to, p.n);
             break;
         case FLOAT16:
-            finite = encode_halves(gradient, coding->prescale, to, p.n);
+            finite = CHOOSE(encode_halves)(gradient, coding->prescale, to,
+                                           p.n);
             break;
         case BFLOAT16:
-            finite = encode_bfloats(gradient, coding->prescale, to, p.n);
+            finite = CHOOSE(encode_bfloats)(gradient, coding->prescale, to,
+                                            p.n);
             break;
         case RECORDS:
-            finite = !encode_records(gradient, scales->encode, residual, to,
-                                     p.n);
+            finite = encode_records(gradient, scales->encode, residual, left,
+                                    to, p.n);
             break;
         default:
-            counts = encode_ratios(gradient, t->parameter + p.at, residual,
-                                   to, p.n, q, coding->rounding);
-            tally(&findings->clipped, (int64_t)counts.clipped);
-            tally(&findings->encoded, (int64_t)p.n);
+            counts = residual
+                ? encode_kept(GRADIENT, gradient, 1.0f, t->parameter + p.at,
+                              residual, left, to, p.n, q)
+                : encode_ratios(gradient, t->parameter + p.at, to, p.n, q,
+                                coding->rounding);
+            findings->clipped += (int64_t)counts.clipped;
+            findings->encoded += (int64_t)p.n;
             if (counts.nonfinite)
-                blame(findings, all_finite_floats(gradient, p.n)
-                                    ? BAD_VALUE : BAD_GRADIENT);
+                findings->blamed |= all_finite_floats(gradient, p.n)
+                    ? BAD_VALUE : BAD_GRADIENT;
         }
-        if (!finite)
-            blame(findings, BAD_GRADIENT);
+        findings->blamed |= finite ? 0 : BAD_GRADIENT;
     }
 }
 
 /* Writes the values of a wire into gradients. */
-static void decode_range(const Coding *coding, Range range, const char *wire)
+void decode_range(const Coding *coding, Range range, const char *wire)
 {
     FOR_EACH_PART(coding, range, p) {
         const Tensor *t = &coding->tensors[p.tensor];
@@ -233,9 +172,9 @@ static void decode_range(const Coding *coding, Range range, const char *wire)
         Ratio q = {0, scales->inverse, coding->epsilon, 0};
         int finite = 1, largest = 0;
         switch (coding->codec) {
-        case FLOAT32: finite = copy_floats(from, out, p.n); break;
-        case FLOAT16: finite = decode_halves(from, out, p.n); break;
-        case BFLOAT16: finite = decode_bfloats(from, out, p.n); break;
+        case FLOAT32: finite = scale_floats(from, 1.0f, out, p.n); break;
+        case FLOAT16: finite = CHOOSE(decode_halves)(from, out, p.n); break;
+        case BFLOAT16: finite = CHOOSE(decode_bfloats)(from, out, p.n); break;
         case RECORDS:
             largest = e5m2_magnitude(scale_value(
                 decode_records(from, scales->scale, out, p.n, 0)));
@@ -246,104 +185,88 @@ static void decode_range(const Coding *coding, Range range, const char *wire)
                          || all_finite_floats(out, p.n));
             break;
         default:
-            finite = !decode_ratios(from, t->parameter + p.at, out, p.n, q,
-                                    &largest);
+            finite = !CHOOSE(decode_ratios)(from, t->parameter + p.at, out,
+                                            p.n, q, &largest);
         }
-        raise_to(&findings->largest, largest);
-        tally(&findings->nonfinite, !finite);
-        /* Or, of a ratio, a parameter is not. */
-        if (!finite && (coding->codec != FP8 || largest >= E5M2_F32_INFINITY))
-            blame(findings, BAD_WIRE);
+        findings->nonfinite |= !finite;
+        if (largest > findings->largest)
+            findings->largest = largest;
     }
 }
 
 /* Adds n entries to sums. */
-static void accumulate_wire(const Coding *coding, const void *wire,
-                            f32 *total, size_t n)
+void accumulate_wire(const Coding *coding, const void *wire, f32 *total,
+                     size_t n)
 {
     switch (coding->codec) {
     case FLOAT32: add_floats(wire, total, n); break;
-    case FLOAT16: accumulate_halves(wire, 1.0f, total, n); break;
-    case BFLOAT16: accumulate_bfloats(wire, 1.0f, total, n); break;
+    case FLOAT16: CHOOSE(accumulate_halves)(wire, 1.0f, total, n); break;
+    case BFLOAT16: CHOOSE(accumulate_bfloats)(wire, 1.0f, total, n); break;
     case RECORDS: decode_records(wire, 1.0f, total, n * RECORD, 1); break;
-    default: accumulate_codes(wire, total, n);
+    default: CHOOSE(accumulate_codes)(wire, 1.0f, total, n);
     }
 }
 
 /* Makes sums of n entries of each of some wires, MOST_SUMMED at most. */
 static inline void sum_wires(const Coding *coding, const void *const *wires,
-                      int count, f32 *total, size_t n)
+                             int count, f32 *total, size_t n)
 {
     memset(total, 0, n * (size_t)coding->grain * sizeof *total);
     for (int i = 0; i < count; ++i)
         accumulate_wire(coding, wires[i], total, n);
 }
 
-/* Adds n entries to others, in the wire's own format. */
-static inline void add_wires(const Coding *coding, const void *wire,
-                             void *total, size_t n)
-{
-    switch (coding->codec) {
-    case FLOAT32: add_floats(wire, total, n); break;
-    case FLOAT16: add_halves(wire, total, n); break;
-    case BFLOAT16: add_bfloats(wire, total, n); break;
-    default: add_codes(wire, total, n, coding->rounding);
-    }
-}
-
-/* The mean of a tensor's part, whose codec knows tensors. */
-static void encode_mean_of_part(const Coding *coding, f32 *sum, Part p,
-                                float ranks, f32 *residual, void *to)
-{
-    const Scales *scales = &coding->scales[p.tensor];
-    const f32 *parameter = coding->tensors[p.tensor].parameter + p.at;
-    Ratio q = {scales->scale, scales->inverse, coding->epsilon,
-               scales->bound};
-    Counts counts;
-    if (coding->codec == RECORDS) {
-        encode_records(sum, 1.0f / ranks, residual, to, p.n);
-        return;
-    }
-    if (!residual)
-        divide_floats(sum, ranks, p.n);
-    if (coding->codec == RELAY) {
-        encode_codes(sum, to, p.n, coding->rounding);
-        return;
-    }
-    if (residual)
-        counts = encode_ratio_means(sum, ranks, parameter, residual, to, p.n,
-                                    q);
-    else {
-        decode_float_ratios(sum, parameter, p.n, q);
-        counts = encode_ratios(sum, parameter, NULL, to, p.n, q,
-                               coding->rounding);
-    }
-    tally(&coding->findings[p.tensor].clipped, (int64_t)counts.clipped);
-    if (counts.nonfinite && !all_finite_floats(parameter, p.n))
-        blame(&coding->findings[p.tensor], BAD_VALUE);
-}
-
 /* Makes sums of a range their mean, in the wire's format; `total` is where
  * the range begins, and may be overwritten.  `means`: one for each tensor, of
  * which floats know nothing here. */
-static void encode_mean(const Coding *coding, f32 *total, Range range,
-                        int count, const Mean *means, char *wire)
+void encode_mean(const Coding *coding, Range range, char *wire, f32 *total,
+                 int count, const Mean *means)
 {
-    const float ranks = (float)count;
+    const float factor = 1.0f / (float)count;
     const size_t entries = (size_t)(range.stop - range.start);
-    if (coding->codec == FLOAT16)
-        mean_halves(total, ranks, (u16 *)(void *)wire, entries);
-    else if (coding->codec == BFLOAT16)
-        mean_bfloats(total, ranks, (u16 *)(void *)wire, entries);
-    else if (coding->codec == FLOAT32) {
-        divide_floats(total, ranks, entries);
-        copy_floats(total, (f32 *)(void *)wire, entries);
+    void *whole = wire;
+    switch (coding->codec) {
+    case FLOAT32: scale_floats(total, factor, whole, entries); return;
+    case FLOAT16:
+        CHOOSE(encode_halves)(total, factor, whole, entries);
+        return;
+    case BFLOAT16:
+        CHOOSE(encode_bfloats)(total, factor, whole, entries);
+        return;
+    case RELAY:
+        scale_floats(total, factor, total, entries);
+        encode_codes(total, whole, entries, coding->rounding);
+        return;
+    default: break;
     }
-    else FOR_EACH_PART(coding, range, p) {
-        f32 *residual = means[p.tensor].residual;
-        encode_mean_of_part(coding, total + p.entry * coding->grain, p, ranks,
-                            residual ? residual + p.at : NULL,
-                            wire + (size_t)p.entry * coding->itemsize);
+    FOR_EACH_PART(coding, range, p) {
+        const Tensor *t = &coding->tensors[p.tensor];
+        const Scales *scales = &coding->scales[p.tensor];
+        Findings *findings = &coding->findings[p.tensor];
+        const Mean *mean = &means[p.tensor];
+        const f32 *parameter = t->parameter + p.at;
+        const f32 *residual = mean->residual ? mean->residual + p.at : NULL;
+        f32 *left = residual ? mean->left + p.at : NULL;
+        f32 *sum = total + p.entry * coding->grain;
+        void *to = wire + (size_t)p.entry * coding->itemsize;
+        Ratio q = {scales->scale, scales->inverse, coding->epsilon,
+                   scales->bound};
+        Counts counts;
+        if (coding->codec == RECORDS) {
+            encode_records(sum, factor, residual, left, to, p.n);
+            continue;
+        }
+        if (residual)
+            counts = encode_kept(SUM, sum, factor, parameter, residual, left,
+                                 to, p.n, q);
+        else {
+            decode_sums(sum, factor, parameter, p.n, q);
+            counts = encode_ratios(sum, parameter, to, p.n, q,
+                                   coding->rounding);
+        }
+        findings->clipped += (int64_t)counts.clipped;
+        if (counts.nonfinite && !all_finite_floats(parameter, p.n))
+            findings->blamed |= BAD_VALUE;
     }
 }
 

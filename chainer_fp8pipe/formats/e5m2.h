@@ -160,11 +160,6 @@ E5M2_FUNCTION unsigned int e5m2_encode(float x, int rounding)
     return (word | (e5m2_bits(x) & E5M2_F32_SIGN)) >> 24;
 }
 
-E5M2_FUNCTION int e5m2_is_finite_code(unsigned char code)
-{
-    return (code & 0x7F) < 0x7C;
-}
-
 /* The bits of a finite, positive value, given those of its code shifted to
  * where a float has them. */
 E5M2_FUNCTION int e5m2_value_bits(int shifted)
@@ -203,23 +198,6 @@ E5M2_FUNCTION unsigned int e5m2_nearest(float x, float *value)
         e5m2_min(e5m2_magnitude(x), E5M2_F32_MAX), 2, &magnitude);
     *value = e5m2_float(e5m2_bits(magnitude) | sign);
     return (word | sign) >> 24;
-}
-
-/* The sum of two finite codes, rounded once: where float32 cannot hold the
- * sum of two E5M2 values, it is far from a tie. */
-E5M2_FUNCTION unsigned int e5m2_add_finite(unsigned int a, unsigned int b,
-                                           int rounding)
-{
-    return e5m2_encode_finite(e5m2_decode_finite(a) + e5m2_decode_finite(b),
-                              rounding);
-}
-
-/* The sum of two codes. */
-E5M2_FUNCTION unsigned int e5m2_add(unsigned int a, unsigned int b,
-                                    int rounding)
-{
-    return e5m2_encode(e5m2_one_nan(e5m2_decode(a) + e5m2_decode(b)),
-                       rounding);
 }
 
 /* What the ratio of gradient and parameter is divided by: |w| + epsilon. */

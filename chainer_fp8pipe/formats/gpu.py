@@ -48,7 +48,9 @@ _TABLE = '''
 typedef struct {
     long long start, stop;
     const float *gradient, *parameter;
-    float *out, *residual;
+    float *out;
+    const float *residual;
+    float *left;
     long long elements;
 } Tensor;
 
@@ -78,7 +80,7 @@ def _floats(dtype: str, encode: str, decode: str) -> tuple[str, str]:
     if (!e5m2_is_finite({decode}(code)))
         OR(&finding[1], 1);
     ''', f'''
-    float value = {decode}(((const {dtype} *)&wire[0])[i]);
+    float value = e5m2_one_nan({decode}(((const {dtype} *)&wire[0])[i]));
     t->out[at] = value;
     if (!e5m2_is_finite(value))
         ADD(&finding[2], 1);
@@ -94,7 +96,7 @@ def _fp8(rounding: int) -> tuple[str, str]:
     unsigned int code = e5m2_encode_ratio(ratio, value, {rounding});
     wire[i] = (unsigned char)code;
     if (t->residual)
-        t->residual[at] = e5m2_residual(value, code, weight, s[1], s[4]);
+        t->left[at] = e5m2_residual(value, code, weight, s[1], s[4]);
     if (e5m2_is_nonfinite(ratio, value))
         OR(&finding[1], e5m2_is_finite(t->gradient[at]) ? 2 : 1);
     else if (e5m2_is_large(ratio))
@@ -116,6 +118,7 @@ _THERE = '''
 _RECORDS = (_THERE + '''
     if (encode_record(t->gradient + at, s[0],
                       t->residual ? t->residual + at : nullptr,
+                      t->left + at,
                       (u8 *)&wire[RECORD_BYTES * (long long)i], there))
         OR(&finding[1], 1);
     ''', _THERE + '''

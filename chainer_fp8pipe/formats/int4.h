@@ -103,11 +103,12 @@ E5M2_FUNCTION unsigned int two_elements(unsigned int low, unsigned int high)
 
 /* Writes a record of `count` values times a factor (RECORD of them, or the
  * fewer of a tensor's last record) and of what the last encoding has left
- * out, unless `residual` is NULL; that becomes what this one leaves out (no
+ * out, unless `residual` is NULL.  What this one leaves out goes to `left` (no
  * more than largest_left() allows), 0 where the record holds a NaN or an
  * infinity.  Returns whether it does. */
 E5M2_FUNCTION int encode_record(const f32 *values, float factor,
-                                f32 *residual, u8 *record, int count)
+                                const f32 *residual, f32 *left, u8 *record,
+                                int count)
 {
     float v[RECORD];
     unsigned int bits[RECORD];
@@ -146,7 +147,7 @@ E5M2_FUNCTION int encode_record(const f32 *values, float factor,
     UNROLLED
     for (int i = 0; i < RECORD; ++i)
         if (residual && i < count)
-            residual[i] = v[i];
+            left[i] = v[i];
     return is_unknown;
 }
 

@@ -8,10 +8,9 @@
  * Processors of x86-64-v3 and later convert halves, of which an fp8 code is
  * the upper byte, in one instruction; GCC 12 does not find it, and what it
  * makes takes three to four times as long.  So loops over what is converted
- * come in two variants (VARIANTS, CHOOSE), each of which first converts a
- * strip that stays in the nearest cache, and is plain C from there on.  Both
- * give the same bits but for the sign and payload of a NaN, which is for the
- * loops to settle: converted here, it may keep its own or have none.
+ * come in two variants (VARIANTS, CHOOSE), each of which converts a strip that
+ * stays in the nearest cache, and is plain C beside that.  Both give the same
+ * bits but for the sign and payload of a NaN, which is for the loops to settle.
  */
 #ifndef CHAINER_FP8PIPE_VECTOR_H
 #define CHAINER_FP8PIPE_VECTOR_H
@@ -99,10 +98,32 @@ IN_v3 static inline void narrow_halves_v3(const float *values, u16 *halves)
 }
 #endif
 
-/* Whether dividing by a number of ranks is multiplying by its inverse. */
-static inline int is_power_of_two(float count)
-{
-    return (e5m2_bits(count) & 0x7FFFFFu) == 0;
-}
+/* As above, of n elements, at most a strip; there are no NaN but one in what
+ * is narrowed. */
+#define READ(V, KIND, TYPE) \
+    IN_##V static inline void read_##KIND##_##V(const TYPE *wire, \
+                                                float *out, size_t n) \
+    { \
+        TYPE last[STRIP]; \
+        if (n < STRIP) { \
+            memset(last, 0, sizeof last); \
+            wire = memcpy(last, wire, n * sizeof *wire); \
+        } \
+        widen_##KIND##_##V(wire, out); \
+    }
+#define WRITE(V, KIND) \
+    IN_##V static inline void write_##KIND##_##V(const float *values, \
+                                                 u16 *wire, size_t n) \
+    { \
+        u16 last[STRIP]; \
+        narrow_##KIND##_##V(values, n < STRIP ? last : wire); \
+        if (n < STRIP) \
+            memcpy(wire, last, n * sizeof *wire); \
+    }
+#define READ_AND_WRITE(V) \
+    READ(V, codes, u8) \
+    READ(V, halves, u16) READ(V, bfloats, u16) \
+    WRITE(V, halves) WRITE(V, bfloats)
+VARIANTS(READ_AND_WRITE)
 
 #endif

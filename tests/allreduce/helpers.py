@@ -6,7 +6,7 @@ from chainer_fp8pipe.allreduce.plan import (
     FORMS,
     Framing,
     Opcode,
-    plans_of,
+    plan_of,
     steps_of,
 )
 from chainer_fp8pipe.codecs import Cast, Fp8Ratio, Tensors
@@ -17,7 +17,7 @@ from mpi4py import MPI
 
 from benchmarks.codec_updates import begin
 
-from .plans import TABLE, usual_plans
+from .plans import TABLE, usual_plan
 
 CODECS = {'float32': lambda: Cast('float32').init(),
           'float16': lambda: Cast('float16').init(),
@@ -96,7 +96,8 @@ def ways():
         for levels in ('', ' two')[:1 + row.two_level]:
             travel = any(
                 step.summed and step.action.kind is Opcode.SEND_PARTIAL
-                for plan in usual_plans(row, 4) for rank in range(plan.ranks)
+                for plan in [usual_plan(row, 4)] if plan
+                for rank in range(plan.ranks)
                 for step in steps_of(plan, rank))
             for form in FORMS if travel else ['float32']:
                 yield f'{row.name}{levels} {form}'
@@ -109,13 +110,13 @@ def nodes_of(size, node):
     return [range(first, first + node) for first in range(0, size, node)]
 
 
-def plans(way, size, node=2):
-    """The plans of a way for workers in nodes of so many."""
+def plan(way, size, node=2):
+    """The plan of a way for workers in nodes of so many."""
     name, *words = way.split()
     levels = 'two' in words
-    return plans_of(TABLE[name], nodes_of(size, node if levels else 1),
-                    levels and size % node == 0,
-                    {'shape': (0, 0), 'aggregators': servers(way)})
+    return plan_of(TABLE[name], nodes_of(size, node if levels else 1),
+                   levels and size % node == 0,
+                   {'shape': (0, 0), 'aggregators': servers(way)})
 
 
 def servers(way):
@@ -135,10 +136,10 @@ def make(way, comm, node=2, frame_bytes=512, frames_in_flight=3, **framing):
     Frames are tiny, so that there are many.
     """
     name, *words = way.split()
-    if TABLE[name].plans is None:
+    if TABLE[name].plan is None:
         return MpiOp(comm, EventStream(), nodes_of(comm.size, node)
                      if 'two' in words else None)
-    return Engine(comm, plans(way, comm.size, node), EventStream(), Framing(
+    return Engine(comm, plan(way, comm.size, node), EventStream(), Framing(
         frame_bytes, frames_in_flight, form_of(way), **framing))
 
 
@@ -156,7 +157,7 @@ def on_workers(comm, body, way='aggregator', **framing):
         return None
     workers = WorkerComm(part)
     workers.everyone = everyone
-    engine = Aggregated(workers, plans(way, count), EventStream(), Framing(
+    engine = Aggregated(workers, plan(way, count), EventStream(), Framing(
         **{'frame_bytes': 512, 'form': form_of(way), **framing}))
     result = body(engine, part)
     engine.free()

@@ -25,11 +25,11 @@ from chainer_fp8pipe.allreduce.plan import (
 from hypothesis import strategies as st
 
 
-def usual_plans(row, ranks):
-    """A row's plans for so many hosts of one rank, with usual options."""
+def usual_plan(row, ranks):
+    """A row's plan for so many hosts of one rank, with usual options."""
     usual = {'shape': (0, 0), 'aggregators': 1}
-    return row.plans([[rank] for rank in range(ranks)], **{
-        option: usual[option] for option in row.options}) if row.plans else ()
+    return row.plan and row.plan([[rank] for rank in range(ranks)], **{
+        option: usual[option] for option in row.options})
 
 
 def halving(ranks: int) -> Plan:
@@ -69,7 +69,7 @@ def halving(ranks: int) -> Plan:
 #: The package's, and one that it has no need of, to see that a row suffices.
 TABLE = {**ALGORITHMS, 'halving': Algorithm(
     'halving', 'pairs of ranks exchange halves, quarters, ...',
-    lambda nodes: (halving(len(nodes)),))}
+    lambda nodes: halving(len(nodes)))}
 _FORMS = {Opcode.SEND_PARTIAL: 'partial', Opcode.SEND_RESULT: 'result'}
 
 
@@ -201,12 +201,12 @@ def plans(draw, ranks=16):
     rows = draw(st.integers(1, max(1, ranks // 2)))
     columns = draw(st.integers(1, max(1, ranks // rows)))
     if kind == 'torus':
-        return draw(st.sampled_from(torus2d(rows, columns)))
+        return torus2d(rows, columns)
     servers = draw(st.integers(0, ranks - rows * columns))
-    outer = (aggregator(columns, servers) if servers else usual_plans(draw(
-        st.sampled_from([row for row in TABLE.values() if row.plans
+    outer = (aggregator(columns, servers) if servers else usual_plan(draw(
+        st.sampled_from([row for row in TABLE.values() if row.plan
                          and row.two_level and not row.has_servers])
-        ), columns)[0])
+        ), columns))
     inner = draw(st.sampled_from([direct, ring]))(rows)
     plan = compose(inner, outer, lambda member, group: group * rows + member,
                    draw(st.booleans()))
@@ -221,10 +221,9 @@ def plans(draw, ranks=16):
 def simple(draw, ranks):
     """A plan of a row of the table."""
     row = draw(st.sampled_from([
-        row for row in TABLE.values() if row.plans]))
+        row for row in TABLE.values() if row.plan]))
     if row.has_servers and ranks > 1:
         workers = draw(st.integers(1, ranks - 1))
         return aggregator(workers, draw(st.integers(1, ranks - workers)))
-    return draw(st.sampled_from(usual_plans(
-        row.has_servers and TABLE['direct'] or row,
-        draw(st.integers(1, ranks)))))
+    return usual_plan(row.has_servers and TABLE['direct'] or row,
+                      draw(st.integers(1, ranks)))

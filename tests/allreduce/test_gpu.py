@@ -103,7 +103,7 @@ def results(comm, place, name, form, make_codec, kind='normal', sizes=SIZES,
                 comm.rank, sizes, number, codec.grain), comm.rank, kind), to)
             bucket = job.update(tensors)
             found += [*map(back, tensors.gradients), job.found,
-                      not job.found or bucket.wire_is_finite,
+                      not job.found or bucket.tensors.wire_is_finite,
                       sorted(job.state.state.nonfinite)]
         state = job.state.state.save()
         found += [state[key] for key in sorted(state)]

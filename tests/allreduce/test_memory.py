@@ -13,22 +13,21 @@ import pytest
 
 from tests.ranks import on_ranks
 
-from .helpers import make, plans
+from .helpers import make, plan
 
 FRAMING = Framing(256, 2)
 
 
 def steps(comm, way='direct'):
-    return [steps_of(plan, comm.rank) for plan in plans(way, comm.size)]
+    return steps_of(plan(way, comm.size), comm.rank)
 
 
 def messages(shared, steps, kinds):
     """By peer, where messages of these kinds lie."""
     found = {}
-    for of_plan, places in zip(steps, shared.places, strict=True):
-        for step, place in zip(of_plan, places, strict=True):
-            if step.action.kind in kinds:
-                found.setdefault(step.action.peer, []).append(place)
+    for step, place in zip(steps, shared.places, strict=True):
+        if step.action.kind in kinds:
+            found.setdefault(step.action.peer, []).append(place)
     return found
 
 
@@ -83,7 +82,7 @@ def test_where_ranks_cannot_read_each_other_there_are_no_places(comm, case):
             framing = Framing(1 << 60, 2)
         shared = SharedMemory(comm, steps(comm), framing)
     assert shared.neighbours == []
-    assert not any(place.mail for places in shared.places for place in places)
+    assert not any(place.mail for place in shared.places)
 
 
 def mapped():

@@ -41,7 +41,7 @@ def test_records_have_the_means_of_their_blocks():
     codec, total = BlockScaled(), normal(128, 1.0)
     wire = mean_of(codec.relay([50, 40]), total, 1)
     assert wire.size == 2 + 2
-    assert codec.is_finite(wire)
+
 
 
 def test_nan_and_infinity_travel():

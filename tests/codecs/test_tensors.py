@@ -98,18 +98,8 @@ def test_arrays_live_as_long_as_their_addresses_are_known():
     for column in (2, 3, 5):
         assert {coding._rows[0, column], coding._rows[2, column]} <= kept
     # Of the first element, which this rank does not look after.
-    assert mean[0] + 4 * 3 in kept
-    assert mean[1] == 0
-    assert mean[2] in kept
-
-
-@pytest.mark.parametrize(('tables', 'error'), [
-    ((), TypeError), ((3, 0, 1, 1, 1.0, 1.0, b'', b'', b''), BufferError),
-    ((3, 0, 1, 1, 1.0, 1.0, b'', b'x', bytearray()), ValueError)])
-def test_tables_that_do_not_go_together_are_refused(tables, error):
-    from chainer_fp8pipe.formats import _formats
-    with pytest.raises(error):
-        _formats.code('encode', tables, 0, bytearray(4), None, 0, None)
+    assert {*mean[0] + 4 * 3, *mean[2]} <= kept
+    assert not mean[1].any()
 
 
 def test_what_is_counted_grows_with_every_conclusion():

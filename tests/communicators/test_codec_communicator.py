@@ -226,11 +226,11 @@ def test_two_levels_send_less_between_nodes_than_one(comm, two_level):
     assert communicator.events.bytes_sent == 2 * 3 / 4 * 4 * 8000
     node = comm.rank // 2
     blocks = {True: 0.0, False: 0.0}
-    for plan in communicator._setup.engines[0].plans:
-        for action, *_ in steps_of(plan, comm.rank):
-            if action.kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT):
-                blocks[action.peer // 2 == node] += (
-                    action.stop - action.start) / plan.blocks
+    plan = communicator._setup.engines[0].plan
+    for action, *_ in steps_of(plan, comm.rank):
+        if action.kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT):
+            blocks[action.peer // 2 == node] += (
+                action.stop - action.start) / plan.blocks
     assert blocks[True] / sum(blocks.values()) == pytest.approx(
         2 / 3 if two_level == 'yes' else 1 / 3)
 

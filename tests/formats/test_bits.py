@@ -81,7 +81,7 @@ def coded(place, codec, gradients, parameters, largest=None, steps=1):
         wire = np.zeros(tensors.size, codec.wire_dtype)
         tensors.encode(wire)
         left = [state.residual(
-            tensors.xp, 'gradient', name, 0, array.size)
+            tensors.xp, 'gradient', name, 0, array.size)[0]
             for name, array in zip('abc', made[0], strict=True)
             ] if codec.error_feedback else []
         if place is np.asarray:

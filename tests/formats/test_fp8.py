@@ -92,19 +92,13 @@ FROZEN.flags.writeable = False
 
 
 @pytest.mark.parametrize(('call', 'error', 'match'), [
-    (lambda: formats.encode([1.0], CODES), TypeError, 'values must be .*list'),
+    (lambda: formats.encode([1.0], CODES), TypeError, 'must be an ndarray'),
     *((lambda dtype=dtype: formats.encode(np.zeros(4, dtype), CODES),
-       TypeError, 'expected float32') for dtype in ('f2', 'f8', 'i4', '>f4')),
-    (lambda: formats.encode(FLOATS, CODES.view('i1')), TypeError,
-     'out has dtype int8, expected uint8'),
-    (lambda: formats.encode(FLOATS, CODES[:3]), ValueError,
-     'values has 4, out has 3'),
-    (lambda: formats.encode(ROOM[::2], CODES), ValueError,
-     'values .* C-contiguous'),
-    (lambda: formats.encode(FLOATS, FROZEN), ValueError, 'read-only'),
-    (lambda: formats.encode(ROOM[:4], ROOM.view('u1')[:4]), ValueError,
-     'out shares memory with values'),
-    (lambda: formats.add(CODES, CODES), ValueError, 'sums shares memory'),
+       TypeError, 'type float32') for dtype in ('f2', 'f8', 'i4', '>f4')),
+    (lambda: formats.decode(CODES.view('i1'), FLOATS), TypeError, 'uint8'),
+    (lambda: formats.encode(FLOATS, CODES[:3]), ValueError, '4 and 3'),
+    (lambda: formats.encode(ROOM[::2], CODES), TypeError, 'C_CONTIGUOUS'),
+    (lambda: formats.encode(FLOATS, FROZEN), TypeError, 'WRITEABLE'),
     (lambda: formats.encode(FLOATS, CODES, rounding='up'), ValueError,
      "'up', expected one of"),
     *((lambda scale=scale: formats.with_inverse(scale), ValueError, 'scale')
