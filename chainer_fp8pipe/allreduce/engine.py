@@ -46,6 +46,9 @@ from ..report.stream import EventStream
 from .memory import WIDEST, SharedMemory
 from .plan import Framing, Opcode, Plan, cut, steps_of
 
+_library = formats.library('allreduce._engine')
+_library.engine_patience.restype = c_double
+
 #: Seconds of work between two calls of what is done beside it.
 LITTLE = 1e-3
 # Elements of a message, whose length in bytes is an int of MPI.
@@ -137,7 +140,7 @@ class Bucket:
         self.maxima: HeldRequest | None = None      # on their way
         self.arrive: Callable[[], None] | None = None
         self.compiled = _Bucket()
-        self._means: numpy.ndarray | None = None
+        self.means: numpy.ndarray | None = None     # compiled code has it
 
     @property
     def name(self) -> str:
@@ -189,8 +192,6 @@ class Engine:
     def __init__(self, comm: MPI.Comm, plan: Plan | None,
                  events: EventStream, framing: Framing,
                  workers: MPI.Comm | None = None) -> None:
-        self._library = formats.library('allreduce._engine')
-        self._library.engine_patience.restype = c_double
         self.comm = comm.Dup()
         self.plan, self.framing = plan, framing
         self.events = events
@@ -202,8 +203,6 @@ class Engine:
         # code.
         self._waiting: collections.deque[Bucket] = collections.deque()
         self._under_way: dict[int, Bucket] = {}
-        # By size and kind of a wire; there are a few for each model.
-        self._divided: dict[tuple[int, int, int], _Cut] = {}
         self._workers = plan.workers if plan else comm.size
         self._contributes = comm.rank < self._workers
         self._world_ranks = world_ranks(self.comm)
@@ -216,6 +215,12 @@ class Engine:
              *place[:3]) for (action, *flags), place
             in zip(steps, self._memory.places, strict=True)], _STEP)
         blocks = plan.blocks if plan else 0
+        actions = [step.action for step in steps]
+        # Blocks of the longest message, and those that are encoded together.
+        self._most = max((one.stop - one.start for one in actions), default=1)
+        self._encoded = [(one.start, one.stop) for one, step
+                         in zip(actions, steps, strict=True)
+                         if one.kind is Opcode.ENCODE and not step.fresh]
         # Sums of blocks in a row lie side by side, as in messages.
         self._places = numpy.zeros(blocks + 1, 'i4')
         for step in steps:
@@ -227,7 +232,7 @@ class Engine:
             *mpi.functions, *mpi.sizes, handle(self.comm), mpi.byte,
             self._table.ctypes.data, self._places.ctypes.data, len(steps),
             blocks, self._contributes, framing.frames_in_flight)
-        if not self._library.engine_open(ctypes.byref(self._compiled)):
+        if not _library.engine_open(ctypes.byref(self._compiled)):
             raise MemoryError
 
     def __del__(self) -> None:
@@ -238,7 +243,7 @@ class Engine:
             keep_forever((compiled, self._table, self._places, self._memory,
                           self._under_way))
         else:
-            self._library.engine_close(ctypes.byref(compiled))
+            _library.engine_close(ctypes.byref(compiled))
 
     # --- what callers use ----------------------------------------------------
 
@@ -306,7 +311,7 @@ class Engine:
         if self._broken:
             raise RuntimeError(
                 'an earlier error has left an all-reduce half done')
-        moved = self._library.engine_run(
+        moved = _library.engine_run(
             ctypes.byref(compiled), c_double(seconds), c_double(brief))
         self._collect()
         if moved >= 0:
@@ -352,7 +357,7 @@ class Engine:
                 else:
                     # A small part of what a frame takes to go through its
                     # plan: others in flight keep the links busy meanwhile.
-                    pauses.pause(self._library.engine_patience(
+                    pauses.pause(_library.engine_patience(
                         ctypes.byref(self._compiled)))
                 more = beside is not None and beside()
 
@@ -365,7 +370,7 @@ class Engine:
         """What buckets wait for, the oldest first; any thread may ask."""
         found = []
         states = numpy.zeros((self.framing.frames_in_flight, 5), 'i8')
-        self._library.engine_waits(ctypes.byref(self._compiled),
+        _library.engine_waits(ctypes.byref(self._compiled),
                                    pointer(states.ctypes.data))
         for address, frame, step, kind, peer in sorted(states.tolist()):
             bucket = self._under_way.get(address)
@@ -427,7 +432,7 @@ class Engine:
                 bucket.is_prepared = True
                 address = ctypes.addressof(bucket.compiled)
                 self._under_way[address] = bucket
-                self._library.engine_let_in(
+                _library.engine_let_in(
                     ctypes.byref(self._compiled), pointer(address))
             except BaseException as error:
                 bucket.failure = repr(error)
@@ -456,13 +461,22 @@ class Engine:
         sums = self.sums(bucket.codec)
         if bucket.decodes:
             tensors.decode_into(tensors.gradients)
-        cut_ = self._cut(tensors.size, bucket.codec)
-        bucket._means = tensors.means([] if sums.in_wire else cut_.sites)
+        blocks, grain = self._compiled.blocks, tensors.grain
+        itemsize = bucket.codec.wire_dtype.itemsize
+        assert 4 * grain <= WIDEST * itemsize
+        longest = -(-tensors.size // max(blocks, 1))
+        frame = max(1, min(self.framing.frame_bytes // itemsize, longest,
+                           _LARGEST // grain // self._most))
+        bounds = cut(0, tensors.size, max(blocks, 1))
+        # Each site with the range whose means this rank encodes there.
+        bucket.means = tensors.means([] if sums.in_wire else [
+            (f'sum 0 {site}', (bounds[start], bounds[stop]))
+            for site, (start, stop) in enumerate(self._encoded)])
         bucket.compiled = _Bucket(
-            ctypes.addressof(tensors.coding), bucket._means.ctypes.data,
-            bucket.wire.ctypes.data, tensors.size, cut_.frame, cut_.frames,
-            0, 0, None, sums.itemsize, sums.shrink, sums.in_wire,
-            bucket.encodes, bucket.decodes)
+            ctypes.addressof(tensors.coding), bucket.means.ctypes.data,
+            bucket.wire.ctypes.data, tensors.size, frame,
+            -(-longest // frame) if blocks else 0, 0, 0, None, sums.itemsize,
+            sums.shrink, sums.in_wire, bucket.encodes, bucket.decodes)
 
     def _collect(self) -> None:
         """Records what compiled code has done, and ends finished buckets."""
@@ -489,29 +503,6 @@ class Engine:
             return Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())
         return Sums(False, 4, 1.0)
 
-    def _cut(self, size: int, codec: Codec) -> _Cut:
-        """Divides a wire into frames."""
-        grain, itemsize = codec.grain, codec.wire_dtype.itemsize
-        assert 4 * grain <= WIDEST * itemsize
-        found = self._divided.get((size, grain, itemsize))
-        if found is None and self.plan:
-            actions = [step.action for step in self._steps]
-            most = max((action.stop - action.start for action in actions),
-                       default=1)
-            longest = -(-size // self.plan.blocks)
-            frame = max(1, min(self.framing.frame_bytes // itemsize, longest,
-                               _LARGEST // grain // most))
-            bounds = cut(0, size, self.plan.blocks)
-            found = self._divided[size, grain, itemsize] = _Cut(
-                frame, -(-longest // frame), tuple(
-                    (f'sum 0 {site}', (bounds[action.start],
-                                       bounds[action.stop]))
-                    for site, action in enumerate(
-                        step.action for step in self._steps
-                        if step.action.kind is Opcode.ENCODE
-                        and not step.fresh)))
-        return found or _Cut(0, 0, ())
-
 
 class Sums(NamedTuple):
     """How sums of wires are held and travel.
@@ -530,18 +521,3 @@ class Sums(NamedTuple):
     itemsize: int
     shrink: float
     prescale: float = 1.0
-
-
-class _Cut(NamedTuple):
-    """How a bucket is cut.
-
-    Attributes:
-        frame: Entries of a frame; no more than the longest block has.
-        frames: Of the longest block.
-        sites: Names of the places where means are encoded, each with the
-            range whose means this rank encodes there.
-    """
-
-    frame: int
-    frames: int
-    sites: tuple[tuple[str, tuple[int, int]], ...]

@@ -65,7 +65,7 @@ def library(name: str = 'formats._formats', python: bool = False) -> Any:
     name = f'{__name__.partition(".")[0]}.{name}'
     found = importlib.util.find_spec(name)
     return (ctypes.PyDLL if python else ctypes.CDLL)(
-        found.origin if found else importlib.import_module(name).origin)
+        found and found.origin or importlib.import_module(name).origin)
 
 
 def encode(values: Any, out: Any, *, rounding: str = 'nearest') -> None:

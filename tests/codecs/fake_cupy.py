@@ -68,60 +68,12 @@ class ndarray(NDArrayOperatorsMixin):
         assert out.flags.c_contiguous
         assert out.dtype == self.dtype
         out[...] = self._array      # and has waited for it
-        _note('to host', out)
         return out
 
     def set(self, array):
         assert array.flags.c_contiguous
         assert (array.dtype, array.shape) == (self.dtype, self.shape)
         _not_there_yet.append((self._array, array))
-        _note('to device', array)
-
-
-class Runtime:
-    """``cupy.cuda.runtime``; keeps a record of its own.
-
-    Attributes:
-        registered: Bytes by address.
-        calls: What was asked of it, and the copies, each with an address.
-        refuses: Nothing can be registered.
-    """
-
-    class CUDARuntimeError(RuntimeError):
-        pass
-
-    def __init__(self):
-        self.registered, self.calls, self.refuses = {}, [], False
-
-    def hostRegister(self, address, size, flags):
-        if self.refuses:
-            raise self.CUDARuntimeError('cudaErrorMemoryAllocation')
-        # CUDA registers whole pages, and none of them twice.
-        assert size > 0
-        for begin, length in self.registered.items():
-            if not ((address + size - 1) // 4096 < begin // 4096 or (
-                    begin + length - 1) // 4096 < address // 4096):
-                raise self.CUDARuntimeError(
-                    'cudaErrorHostMemoryAlreadyRegistered')
-        self.registered[address] = size
-        self.calls.append(('register', address))
-
-    def hostUnregister(self, address):
-        if address not in self.registered:
-            raise self.CUDARuntimeError('cudaErrorHostMemoryNotRegistered')
-        del self.registered[address]
-        self.calls.append(('unregister', address))
-
-    def holds(self, array):
-        """Whether all of an array is registered."""
-        begin = array.ctypes.data
-        return any(address <= begin
-                   and begin + array.nbytes <= address + size
-                   for address, size in self.registered.items())
-
-
-def _note(what, array):
-    sys.modules['cupy'].cuda.runtime.calls.append((what, array.ctypes.data))
 
 
 # Uploads from pinned memory that nobody has waited for.
@@ -172,14 +124,11 @@ def modules():
     cupy.lib = types.SimpleNamespace(stride_tricks=types.SimpleNamespace(
         as_strided=lambda array, *layout: ndarray(
             numpy.lib.stride_tricks.as_strided(array._array, *layout))))
-    cupy.stack = lambda arrays: ndarray(numpy.stack(
-        [*map(_unwrap, arrays)]))
     ndarray.__int__ = lambda self: int(self._array)
     ndarray.__float__ = lambda self: float(self._array)
     ndarray.__bool__ = lambda self: bool(self._array)
     stream = types.SimpleNamespace(synchronize=_synchronize)
-    cupy.cuda = types.SimpleNamespace(
-        get_current_stream=lambda: stream, runtime=Runtime())
+    cupy.cuda = types.SimpleNamespace(get_current_stream=lambda: stream)
     cupyx = types.ModuleType('cupyx')
     cupyx.empty_pinned = numpy.empty
     return {'cupy': cupy, 'cupyx': cupyx}
@@ -189,7 +138,6 @@ def modules():
 def installed():
     """Stands for CuPy, in a ``with`` block; leaves nothing behind."""
     made = modules()
-    made['cupy'].cuda.runtime = Runtime()
     replaced = {name: sys.modules.pop(name, None) for name in made}
     gpu.kernel.cache_clear()
     sys.modules.update(made)

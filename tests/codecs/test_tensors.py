@@ -37,12 +37,6 @@ def test_overlaps_visit_every_entry_of_a_range_once_in_order(sizes, grain,
     assert found == entries[start:stop]
 
 
-def test_a_fused_vector_without_tensors_is_empty_and_numpys():
-    tensors = make([])
-    assert (tensors.size, tensors.xp) == (0, numpy)
-    assert list(tensors.overlaps(0, 0)) == []
-
-
 def address(array):
     return array.__array_interface__['data'][0]
 
@@ -88,18 +82,6 @@ def test_means_are_not_decoded_into_what_cannot_be_written():
     tensors.gradients[0].flags.writeable = False
     with pytest.raises(ValueError, match='writeable'):
         tensors.decode_into(tensors.gradients)
-
-
-def test_arrays_live_as_long_as_their_addresses_are_known():
-    state, tensors = Fp8Ratio().init(), random_tensors(SIZES)
-    _, coding = encode(state, tensors)
-    mean = coding.means([('there', (3, 100))])[0]
-    kept = {address(array) for array in coding._kept if array.size}
-    for column in (2, 3, 5):
-        assert {coding._rows[0, column], coding._rows[2, column]} <= kept
-    # Of the first element, which this rank does not look after.
-    assert {*mean[0] + 4 * 3, *mean[2]} <= kept
-    assert not mean[1].any()
 
 
 def test_what_is_counted_grows_with_every_conclusion():

@@ -48,38 +48,6 @@ def train(communicator, steps=3):
 
 # --- training --------------------------------------------------------------
 
-@pytest.mark.parametrize('name', TOLERANCE)
-@on_ranks(2, 5)
-def test_workers_are_a_communicator_of_their_own_and_get_the_mean(comm,
-                                                                  name):
-    for aggregators in {1, min(3, comm.size - 1)}:
-        communicator = divide(comm, name, aggregators)
-        workers = comm.size - aggregators
-        assert (communicator is None) == (comm.rank >= workers)
-        if communicator:
-            assert (communicator.rank, communicator.size) == (
-                comm.rank, workers)
-            assert communicator.mpi_comm.allreduce(1) == workers
-            train(communicator)
-            communicator.finalize()
-
-
-@pytest.mark.parametrize('options', [
-    {'partial_sums': 'float32', 'error_feedback': False},
-    {'partial_sums': 'float16', 'frame_bytes': 0},
-    {'frame_bytes': 64, 'period': 1, 'ranks_per_node': 2},
-    {'error_feedback': False, 'period': 1, 'warmup': 0}])
-@on_ranks(5)
-def test_every_option_works_and_gives_the_same_bits_again(comm, options):
-    results = []
-    for _ in range(2):
-        communicator = divide(comm, 'fp8', 1, **options)
-        if communicator:
-            results.append(train(communicator, 4))
-            communicator.finalize()
-    assert results[1:] == results[:1] * (comm.rank < 4)
-
-
 @on_ranks(6)
 def test_two_levels_send_a_group_s_mean_to_the_aggregators_only(comm):
     """1/2 + 1/2 in a node of two; half a vector goes to the aggregators."""

@@ -1,12 +1,8 @@
-import gc
 import warnings
-import weakref
 from functools import partial
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.allreduce.plan import Opcode, steps_of
 from chainer_fp8pipe.codecs import CODECS
-from chainer_fp8pipe.exchange import exchange as exchange_module
 
 import chainer
 import chainer.functions as F
@@ -16,7 +12,6 @@ import numpy
 import pytest
 from chainer.training import extensions
 
-from tests.images.processes import eventually
 from tests.mpi.scarcity import communicators_left
 from tests.ranks import on_ranks
 from tests.training.trainers import make_trainer
@@ -44,25 +39,6 @@ def make(name, comm, **options):
 
 
 NODES = {'two_level': 'yes', 'ranks_per_node': 2}
-
-
-@pytest.mark.parametrize(('name', 'options'), [
-    *((name, {}) for name in NAMES),
-    ('float32', {'algorithm': 'mpi_op'}), ('float32', NODES),
-    ('fp8', {'algorithm': 'mpi_op', **NODES}), ('fp8', NODES),
-    ('int4', {'algorithm': 'ring', **NODES})])
-@on_ranks(1, 3, 4)
-def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, options):
-    if 'ranks_per_node' in options and comm.size < 4:
-        return
-    communicator, model = make(name, comm, **options), Model()
-    for step in range(1 if options else 3):
-        set_gradients(model, comm.rank, step)
-        communicator.multi_node_mean_grad(model)
-        assert set(comm.allgather(bits(model))) == {bits(model)}
-        if name in TOLERANCE:
-            # With feedback, what an earlier step left out comes on top.
-            check_means(model, comm.size, TOLERANCE[name] * 3, step)
 
 
 @pytest.mark.parametrize('name', ['float32', 'fp8'])
@@ -212,27 +188,6 @@ def test_chainermns_snapshot_works_with_it(comm, tmp_path):
     trainer.run()
     comm.Barrier()
     assert (tmp_path / f'snapshot_iter_10.{comm.rank}').exists()
-
-
-@pytest.mark.parametrize('two_level', ['yes', 'no'])
-@on_ranks(4)
-def test_two_levels_send_less_between_nodes_than_one(comm, two_level):
-    """A rank's share: 1/2 + 1/2 in the node, 1/4 + 1/4 between."""
-    model = Model(shapes=((8000,),))
-    communicator = make('float32', comm, ranks_per_node=2,
-                        two_level=two_level)
-    set_gradients(model, comm.rank)
-    communicator.multi_node_mean_grad(model)
-    assert communicator.events.bytes_sent == 2 * 3 / 4 * 4 * 8000
-    node = comm.rank // 2
-    blocks = {True: 0.0, False: 0.0}
-    plan = communicator._setup.engines[0].plan
-    for action, *_ in steps_of(plan, comm.rank):
-        if action.kind in (Opcode.SEND_PARTIAL, Opcode.SEND_RESULT):
-            blocks[action.peer // 2 == node] += (
-                action.stop - action.start) / plan.blocks
-    assert blocks[True] / sum(blocks.values()) == pytest.approx(
-        2 / 3 if two_level == 'yes' else 1 / 3)
 
 
 # --- warm-up, statistics, state --------------------------------------------
@@ -418,38 +373,6 @@ def test_finalize_gives_mpis_communicators_back(comm):
         for _ in range(40):
             communicator.split(0, 0).finalize()
     communicator.finalize()
-
-
-@pytest.mark.parametrize('overlap', [False, True])
-@on_ranks(2)
-def test_finalize_gives_residuals_and_the_memory_of_wires_up(comm, overlap):
-    """On a GPU's host it must be unregistered then."""
-    lent = []
-    empty = exchange_module.empty_wire
-
-    def lend(*arguments):
-        wire = empty(*arguments)
-        lent.append(weakref.ref(wire))
-        return wire
-    gc.collect()
-    gc.disable()        # cycles would wait for it, with all they refer to
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exchange_module, 'empty_wire', lend)
-            communicator, model = make('fp8', comm, overlap=overlap), Model()
-            for step in range(3):
-                set_gradients(model, comm.rank, step)
-                communicator.multi_node_mean_grad(model)
-            lent.append(weakref.ref(communicator._known(model)))
-            assert all(kept() is not None for kept in lent[-2:])
-            communicator.finalize()
-            del communicator
-            # The thread, which has other models, too, may be looking at it.
-            assert eventually(lambda: lent[-1]() is None)
-    finally:
-        gc.enable()
-    gc.collect()
-    assert all(wire() is None for wire in lent)
 
 
 @on_ranks(2)

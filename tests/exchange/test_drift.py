@@ -9,7 +9,7 @@ import pytest
 from tests.ranks import on_ranks
 from tests.training import trainers
 
-from ..communicators.networks import NETWORKS, Plain
+from ..communicators.networks import Plain
 from .jobs import make, wrapped
 
 
@@ -116,22 +116,6 @@ def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
                       lambda *_: compared.append(1))
         job.update(*range(1, 6))
     assert len(compared) == (0 if options else 2)
-    job.communicator.finalize()
-
-
-@on_ranks(4)
-@pytest.mark.parametrize(('network', 'overlap', 'name', 'options'), [
-    ('Plain', True, 'fp8', {'period': 1}),
-    ('Mixed', False, 'fp8', {'algorithm': 'mpi_op'}),
-    ('Convolutions', True, 'fp8', {}),
-    ('Shared', True, 'int4', {'algorithm': 'ring'}),
-    ('Lazy', True, 'float16', {'algorithm': 'torus2d'}),
-    ('Changing', False, 'fp8', {})])
-def test_what_is_trained_alike_never_differs(comm, network, overlap, name,
-                                             options):
-    job = Job(comm, name, overlap, NETWORKS[network], check_every=1,
-              optimizer=chainer.optimizers.MomentumSGD, **options)
-    job.update(*range(1, 6))
     job.communicator.finalize()
 
 

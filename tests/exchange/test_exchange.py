@@ -3,7 +3,7 @@ import weakref
 from unittest import mock
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.codecs import Fp8Ratio
 from chainer_fp8pipe.exchange import exchange as exchange_module
 
 import chainer
@@ -41,31 +41,6 @@ def test_a_state_that_is_none_changes_nothing(change):
     exchange.load({})           # of a model that was not averaged yet
     assert exchange.updates == 0
     assert exchange.state is not state
-
-
-def test_a_wire_is_kept_while_it_fits(monkeypatch):
-    lent, device = [], object()
-
-    def lend(xp, size, dtype):
-        lent.append((xp, size, numpy.dtype(dtype).name))
-        return numpy.empty(size, dtype)
-    monkeypatch.setattr(exchange_module, 'empty_wire', lend)
-    exchange = exchange_of(Cast('float16'))
-    half, fp8 = exchange.state, Fp8Ratio().init()
-    for bucket, state, xp, size in [
-            (0, half, numpy, 100), (0, half, numpy, 60), (1, half, numpy, 9),
-            (0, half, numpy, 101), (0, fp8, numpy, 50), (0, fp8, device, 50),
-            (0, fp8, device, 50)]:
-        exchange.state = state
-        wire = exchange.wire(bucket, xp, size)
-        assert (wire.shape, wire.dtype) == ((size,), state.codec.wire_dtype)
-    assert lent == [
-        (numpy, 100, 'float16'), (numpy, 9, 'float16'),
-        (numpy, 101, 'float16'), (numpy, 50, 'uint8'), (device, 50, 'uint8')]
-    kept = weakref.ref(wire.base)
-    del wire
-    exchange.leave()
-    assert kept() is None
 
 
 def average(communicator, model):

@@ -20,7 +20,6 @@ from tests.ranks import on_ranks, run_script
 
 from ..communicators.networks import Plain
 from .jobs import (
-    counting,
     early,
     make,
     optimizer_of,
@@ -67,17 +66,6 @@ def test_means_arrive_while_backward_still_runs(comm, algorithm):
     events = communicator.events
     assert events.hidden['encode'] > 0
     assert events.waited == sum(events.seconds.values()) > 0
-    communicator.finalize()
-
-
-@on_ranks(2)
-def test_who_has_something_to_send_lets_others_have_the_core(comm):
-    """Its own thread, which sends it, or a rank that is behind."""
-    communicator, model, optimizer = warm(comm)
-    with counting(communicator) as sent, mock.patch(
-            'chainer_fp8pipe.exchange.early.give_way') as given:
-        update(optimizer, model, 4, comm.rank)
-    assert 1 < given.call_count <= sent[0]
     communicator.finalize()
 
 
@@ -169,30 +157,6 @@ def test_an_interrupt_while_the_thread_is_waited_for_leaves_it_working(comm):
         with pytest.raises(KeyboardInterrupt), setup.taken():
             pass
     assert not setup.turn._main_waits
-    communicator.finalize()
-
-
-@on_ranks(2)
-def test_the_thread_does_not_walk_over_what_backward_fills(comm):
-    """A dictionary that grows meanwhile would end the walk with an error."""
-    class Growing(dict):
-        def values(self):
-            raise AssertionError('walked over')
-        __iter__ = items = values
-
-    communicator, model, optimizer = warm(comm)
-    sender = early(communicator, model)
-    begin = sender.begin
-
-    def begin_growing(*arguments):
-        found = begin(*arguments)
-        sender.early.arrays = Growing()
-        return found
-    with mock.patch.object(sender, 'begin', begin_growing):
-        for step in range(3):
-            update(optimizer, model, step, comm.rank)
-    # The thread, which was woken, gets the core at some time.
-    assert eventually(lambda: communicator.events.hidden['exchange'] > 0)
     communicator.finalize()
 
 

@@ -74,15 +74,6 @@ def test_sums_of_all_pairs_are_rounded_once(summands, rounding, expected):
     assert set(sums[~ok] & 0x7F) <= {0x7E}
 
 
-@pytest.mark.parametrize('size', [0, 1, 7, 127, 128, 129, 70_001])
-@pytest.mark.parametrize('offset', [0, 1, 3])
-def test_any_length_from_any_address(size, offset):
-    values = reference.random_in_range(size + offset)[offset:]
-    codes = encode(values)
-    assert np.array_equal(codes, reference.nearest(values))
-    assert reference.same_bits(decode(codes), reference.decode(codes))
-
-
 # --- arguments ---------------------------------------------------------------
 
 FLOATS, CODES = np.zeros(4, 'f'), np.zeros(4, 'u1')

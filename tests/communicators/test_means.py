@@ -1,0 +1,121 @@
+"""The mean, with the same bits, whatever way bytes and work take."""
+from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.allreduce import memory
+from chainer_fp8pipe.codecs import CODECS
+from chainer_fp8pipe.communicators.options import without_warmup
+
+import numpy
+import pytest
+
+from tests.allreduce.library import refused
+from tests.ranks import on_ranks
+
+from .helpers import (
+    Model,
+    bits,
+    bits_of_updates,
+    mean_gradients,
+    set_gradients,
+    with_aggregators,
+)
+
+#: Around a record of 32, and more than a frame has.
+SHAPES = (1,), (31,), (32,), (33,), (), (3, 5, 7), (6000,)
+#: Of an update's mean of normal gradients, relative; fp8_paper truncates at
+#: every sum and clips above the quantile, so only its bits are checked.
+ERRORS = {'float32': 1e-6, 'float16': 2e-3, 'bfloat16': 1e-2, 'fp8': .2,
+          'int4': .5}
+ALGORITHMS = {
+    'direct': {'algorithm': 'direct'}, 'ring': {'algorithm': 'ring'},
+    'ring, float32 sums': {'algorithm': 'ring', 'partial_sums': 'float32'},
+    'torus2d': {'algorithm': 'torus2d', 'shape': (2, 2)},
+    'mpi_op': {'algorithm': 'mpi_op'}, 'aggregator': {
+        'algorithm': 'aggregator', 'aggregators': 1}}
+NODES = {'one level': {}, 'two levels': {
+    'ranks_per_node': 2, 'two_level': 'yes'}}
+#: None of them changes a bit.
+SAME = [{}, {'frame_bytes': 17}, {'frame_bytes': 0},
+        {'shared_memory': False}, {'overlap': True}]
+#: What may not go together.
+IMPOSSIBLE = {('int4', 'mpi_op'), ('torus2d', 'two levels')}
+
+
+def make(comm, name, **options):
+    """A communicator without warm-up; None on an aggregator that is done."""
+    options = {**without_warmup(name), **options}
+    return (with_aggregators if options.get('algorithm') == 'aggregator'
+            else lambda comm, name, **given: create_communicator(
+                name, comm, **given))(comm, name, **options)
+
+
+def error(found, mean):
+    """Of all gradients together, relative."""
+    true = numpy.concatenate([mean[name].ravel() for name in sorted(mean)])
+    return numpy.linalg.norm(found - true) / numpy.linalg.norm(true)
+
+
+@pytest.mark.parametrize('nodes', NODES)
+@pytest.mark.parametrize('algorithm', ALGORITHMS)
+@pytest.mark.parametrize('name', CODECS)
+@on_ranks(4)
+def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, algorithm,
+                                                   nodes):
+    if IMPOSSIBLE & {(name, algorithm), (algorithm, nodes)}:
+        return
+    by_frames = algorithm != 'mpi_op'
+    served = algorithm == 'aggregator' and nodes == 'one level'
+    way = {**ALGORITHMS[algorithm], **({} if served else NODES[nodes])}
+    if algorithm == 'aggregator' and not served:
+        way['ranks_per_node'] = 3
+    found = []
+    for options in SAME if by_frames else [{}]:
+        communicator = make(comm, name, **{
+            **({'frame_bytes': 700} if by_frames else {}), **way, **options})
+        if communicator is None:
+            continue
+        workers = communicator.mpi_comm.Dup()
+        found.append(bits_of_updates(communicator, SHAPES))
+        assert len({*workers.allgather(b''.join(found[-1]))}) == 1
+        for step, one in enumerate(found[-1]):
+            assert error(numpy.frombuffer(one, 'f4'), mean_gradients(
+                workers.size, step, shapes=SHAPES)) < ERRORS.get(name, 9)
+    assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize('name', ['float32', 'int4'])
+@on_ranks(2, 3)
+def test_no_message_of_mpis_is_sent_inside_a_node(comm, name):
+    """A library that cannot send anything would not be missed."""
+    with refused():
+        communicator = make(comm, name)
+    model = Model(SHAPES)
+    set_gradients(model, comm.rank)
+    communicator.multi_node_mean_grad(model)
+    assert len(set(comm.allgather(bits(model)))) == 1
+
+
+@on_ranks(2)
+def test_ranks_that_cannot_read_each_other_send_messages(comm):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory.SharedMemory, '_open', lambda *args: 0)
+        without = bits_of_updates(make(comm, 'fp8'), SHAPES)
+    assert without == bits_of_updates(make(comm, 'fp8'), SHAPES)
+
+
+@on_ranks(1, 3)
+def test_what_one_update_leaves_out_the_next_ones_bring(comm):
+    """The mean of many updates of the same gradients comes near the truth."""
+    true, updates = mean_gradients(comm.size, shapes=SHAPES), 20
+    for feedback in True, False:
+        communicator = make(comm, 'int4', error_feedback=feedback)
+        model, found = Model(SHAPES), []
+        for _ in range(updates):
+            set_gradients(model, comm.rank)
+            communicator.multi_node_mean_grad(model)
+            found.append(numpy.frombuffer(bits(model), 'f4'))
+            assert error(found[-1], true) < .35
+        if feedback:
+            assert error(numpy.mean(found, 0), true) < .035
+        else:
+            assert (found[0] == found[-1]).all()
+        communicator.finalize()
