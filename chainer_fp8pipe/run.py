@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
@@ -27,12 +29,11 @@ from .pipeline.schedules import SCHEDULES
 from .planner.job_plan import JobPlan, shapes_of
 from .report.launch_protocol import is_launched
 from .report.quantities import parse_bytes
-from .training.unmodified.jobs import Options, PipelineJob
+from .training.unmodified.averaging import RankAware
+from .training.unmodified.job import Options, PipelineJob
 from .training.unmodified.launch import (
-    RankAware,
     Refusal,
     add_script,
-    check_writable,
     launch,
     refuse_together,
     refusing,
@@ -131,58 +132,53 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
     Raises:
         ValueError: Options do not go together, or with these ranks; on all.
     """
-    job = (_as_given if options.plan is None else _as_planned)(options)
-    return [*_reporting(options, job), *_restarting(options, job), job]
+    if options.snapshots is None and options.every is not None:
+        raise ValueError('--every is an option of --snapshots DIR')
+    jobs = (_as_given if options.plan is None else _as_planned)(options)
+    comm = _ranks_of(jobs)
+    for name in 'snapshots', 'report':
+        _check_writable(f'--{name}', getattr(options, name))
+    if options.snapshots is not None or is_launched():
+        from .training.unmodified.additions import Restarting
+        jobs.insert(0, Restarting(comm, '--snapshots', options.snapshots,
+                                  options.every or parse_interval('5m')))
+    if options.report is not None:
+        from .training.unmodified.additions import Reporting
+        jobs.insert(0, Reporting(comm, '--report', options.report))
+    return jobs
 
 
 def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
-    if not isinstance(jobs[-1], _OneProcess):
-        launch(options.script, options.arguments, 'run', *jobs)
-        return
-    comm = MPI.COMM_WORLD       # the others wait, without taking a core
-    before_finalize(lambda: wait_until(comm.Ibarrier().Test))
-    if comm.rank == 0:
-        launch(options.script, options.arguments, 'run', *jobs,
-               comm=MPI.COMM_SELF)
+    comm = _ranks_of(jobs)
+    if comm.size < MPI.COMM_WORLD.size:     # who waits takes no core
+        before_finalize(lambda: wait_until(MPI.COMM_WORLD.Ibarrier().Test))
+        if MPI.COMM_WORLD.rank:
+            return
+    launch(options.script, options.arguments, 'run', *jobs, comm=comm)
 
 
-def _ranks_of(job: Any) -> MPI.Comm:
+def _ranks_of(jobs: list[Any]) -> MPI.Comm:
     """The ranks that run the script."""
-    return MPI.COMM_SELF if isinstance(job, _OneProcess) else MPI.COMM_WORLD
+    return (MPI.COMM_SELF if any(isinstance(one, _OneProcess) for one in jobs)
+            else MPI.COMM_WORLD)
 
 
-def _check_writable(option: str, directory: str) -> None:
-    comm = MPI.COMM_WORLD
-    refuse_together(comm, lambda: None if comm.rank else check_writable(
-        option, directory), ValueError)
-
-
-def _reporting(options: argparse.Namespace, job: Any) -> list[Any]:
-    """What adds reports to a script's Trainers, if anything does."""
-    if options.report is None:
-        return []
-    from .training.unmodified.reporting import Reporting
-    _check_writable('--report', options.report)
-    return [Reporting(_ranks_of(job), options.report)]
-
-
-def _restarting(options: argparse.Namespace, job: Any) -> list[Any]:
-    """What adds snapshots to a script's Trainers, if anything does."""
-    if options.snapshots is None and options.every is not None:
-        raise ValueError('--every is an option of --snapshots DIR')
-    if options.snapshots is None and not is_launched():
-        return []
-    from .training.unmodified.restarting import Restarting
-    if options.snapshots is not None:
-        _check_writable('--snapshots', options.snapshots)
-    return [Restarting(_ranks_of(job), options.snapshots,
-                       options.every or parse_interval('5m'))]
+def _check_writable(option: str, directory: str | None) -> None:
+    def check() -> None:
+        try:
+            if directory is not None and MPI.COMM_WORLD.rank == 0:
+                os.makedirs(directory, exist_ok=True)
+                tempfile.TemporaryFile(dir=directory).close()
+        except OSError as error:
+            raise ValueError(
+                f'{option} {directory}: {error.strerror}') from error
+    refuse_together(MPI.COMM_WORLD, check, ValueError)
 
 
 # --- with options of its own ------------------------------------------------
 
-def _as_given(options: argparse.Namespace) -> Any:
-    """The job that the options of the command line say, but for ``--plan``."""
+def _as_given(options: argparse.Namespace) -> list[Any]:
+    """What the options of the command line say, but for ``--plan``."""
     given, name = _communicator_options(options), options.communicator
     pipeline, comm = _pipeline_options(options, given), MPI.COMM_WORLD
 
@@ -200,9 +196,9 @@ def _as_given(options: argparse.Namespace) -> Any:
         with refusing():
             return create_communicator(wanted, mpi_comm, **kwargs)
     if pipeline is None:
-        return RankAware(comm, options.script, create)
-    return PipelineJob(comm, pipeline, lambda replicas: create_communicator(
-        name or 'float32', replicas, **given), create)
+        return [RankAware(comm, options.script, create)]
+    return [PipelineJob(comm, pipeline, lambda replicas: create_communicator(
+        name or 'float32', replicas, **given), create)]
 
 
 def _communicator_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -251,8 +247,8 @@ _BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'report',
            'call', 'parser'}
 
 
-def _as_planned(options: argparse.Namespace) -> Any:
-    """The job that a plan says; call it on all ranks."""
+def _as_planned(options: argparse.Namespace) -> list[Any]:
+    """What a plan says; call it on all ranks."""
     comm, file = MPI.COMM_WORLD, options.plan
     for name, value in vars(options).items():
         if name not in _BESIDE and value is not None:
@@ -267,119 +263,62 @@ def _as_planned(options: argparse.Namespace) -> Any:
             raise ValueError(f'{file}: {problem}')
         return found
     plan = of_first_rank(comm, read)
+    choice = plan.choice
     if comm.rank == 0:
-        print(f'chainer_fp8pipe run: as planned: {plan.choice}',
-              file=sys.stderr)
-    return (_OneProcess if plan.choice.ranks < comm.size
-            else _PlannedScript)(plan, file, options.script)
+        print(f'chainer_fp8pipe run: as planned: {choice}', file=sys.stderr)
+
+    def communicator(ranks: MPI.Comm) -> Any:
+        with refusing():
+            return create_communicator(choice.communicator, ranks,
+                                       **choice.options)
+
+    def create(communicator_name: str = '', mpi_comm: Any = None,
+               **options: Any) -> Any:
+        ranks = comm if mpi_comm is None else mpi_comm
+        if not plan.communicates or choice.cut or choice.ranks < comm.size:
+            raise Refusal(
+                f'{file} has {choice}, and is of a script that creates no '
+                'communicator; make a plan of this script: python -m '
+                'chainer_fp8pipe plan -o FILE SCRIPT')
+        if ranks.size != comm.size:
+            raise Refusal(
+                f'the script creates a communicator of {ranks.size} of the '
+                f'{comm.size} ranks, but {file} is for all; give '
+                '--communicator in place of --plan')
+        return communicator(ranks)
+    job: Any = (
+        _OneProcess(create) if choice.ranks < comm.size else
+        RankAware(comm, options.script, create) if plan.communicates else
+        PipelineJob(comm, Options(
+            choice.stages, choice.micro_batches, schedule=choice.cut.schedule
+            if choice.cut else '1f1b', cut=choice.cut), communicator, create))
+    return [job, _OfModel(plan, file, job)]
 
 
-class _Planned:
-    """Has a script's objects made as a plan says.
+class _OfModel(Originals):
+    """Refuses models that a plan is not for, before the job has them."""
 
-    Args:
-        plan: For as many ranks.
-        file: Where the plan is from, for messages.
-        script: The script's path.
-    """
+    def __init__(self, plan: JobPlan, file: str, job: Any) -> None:
+        self._plan, self._file = plan, file
+        self.block, self.create = job.block, job.create
 
-    def __init__(self, plan: JobPlan, file: str, script: str) -> None:
-        self._plan, self._file, self._script = plan, file, script
-
-    def check(self, model: Any) -> None:
-        """Raises Refusal about a model that the plan is not for."""
-        # Not together: a script may have models on some ranks only.
-        if problem := self._plan.problem(shapes_of(model), None):
-            raise Refusal(f'{self._file}: {problem}')
-
-    def check_all(self, updater: Any) -> None:
-        """Raises Refusal about a model of an updater's."""
-        for optimizer in updater.get_all_optimizers().values():
-            if isinstance(optimizer.target, chainer.Link):
-                self.check(optimizer.target)
-
-    def refuse_communicator(self) -> None:
-        """Raises Refusal: the plan has none for a ChainerMN script."""
-        raise Refusal(
-            f'{self._file} has {self._plan.choice}, and a ChainerMN script '
-            'trains replicas; make a plan of this script: python -m '
-            'chainer_fp8pipe plan -o FILE SCRIPT')
+    def make_updater(self, original: Callable, updater: Any, *args: Any,
+                     **kwargs: Any) -> None:
+        """Refuses another model than the plan's."""
+        given: Any = args[1] if len(args) > 1 else kwargs.get('optimizer')
+        for one in given.values() if isinstance(given, Mapping) else [given]:
+            # Not together: a script may have models on some ranks only.
+            if isinstance(getattr(one, 'target', None), chainer.Link) and (
+                    problem := self._plan.problem(
+                        shapes_of(one.target), None)):
+                raise Refusal(f'{self._file}: {problem}')
+        original(updater, *args, **kwargs)
 
 
-class _OneProcess(_Planned, Originals):
+class _OneProcess(Originals):
     """Rank 0 runs the script as it is, and the others wait for it."""
 
     block = contextlib.nullcontext
 
-    def make_updater(self, original: Callable, updater: Any, *args: Any,
-                     **kwargs: Any) -> None:
-        """Chainer's."""
-        original(updater, *args, **kwargs)
-        self.check_all(updater)
-
-    def create(self, *args: Any, **options: Any) -> Any:
-        """In place of ``chainermn.create_communicator``."""
-        self.refuse_communicator()
-
-    def finish(self) -> None:
-        """The script has ended."""
-
-
-class _PlannedScript(_Planned):
-    """Trains a script as stages or replicas.
-
-    A script that creates a communicator gets that of the plan, and Chainer
-    makes everything else; any other script is trained by a
-    :class:`.PipelineJob`.
-    """
-
-    def __init__(self, plan: JobPlan, file: str, script: str) -> None:
-        super().__init__(plan, file, script)
-        self._block = contextlib.ExitStack()
-        choice = plan.choice
-        self._job: Any = PipelineJob(MPI.COMM_WORLD, Options(
-            choice.stages, choice.micro_batches, schedule=choice.cut.schedule
-            if choice.cut else '1f1b', cut=choice.cut),
-            self._communicator, self.create, self.check)
-
-    def __getattr__(self, name: str) -> Callable:
-        """What is done for this kind of script, when that is known."""
-        def act(*args: Any, **kwargs: Any) -> Any:
-            return getattr(self._job, name)(*args, **kwargs)
-        return act
-
-    def block(self) -> contextlib.ExitStack:
-        """A block for the script."""
-        self._block.enter_context(self._job.block())
-        return self._block
-
-    def make_updater(self, original: Callable, updater: Any, *args: Any,
-                     **kwargs: Any) -> None:
-        """The job's, or, of a ChainerMN script, Chainer's."""
-        self._job.make_updater(original, updater, *args, **kwargs)
-        if isinstance(self._job, RankAware):
-            self.check_all(updater)
-
-    def create(self, communicator_name: str = '', mpi_comm: Any = None,
-               **options: Any) -> Any:
-        """In place of ``chainermn.create_communicator``."""
-        every = MPI.COMM_WORLD
-        ranks = every if mpi_comm is None else mpi_comm
-        if self._plan.choice.cut is not None:
-            self.refuse_communicator()
-        if ranks.size != every.size:
-            raise Refusal(
-                f'the script creates a communicator of {ranks.size} of the '
-                f'{every.size} ranks, but {self._file} is for all; give '
-                '--communicator in place of --plan')
-        if not isinstance(self._job, RankAware):
-            self._block.close()
-            self._job = RankAware(every, self._script, self._communicator)
-            self.block()
-        return self._job.create(ranks)
-
-    def _communicator(self, comm: MPI.Comm) -> Any:
-        choice = self._plan.choice
-        with refusing():
-            return create_communicator(choice.communicator, comm,
-                                       **choice.options)
+    def __init__(self, create: Callable[..., Any]) -> None:
+        self.create = create

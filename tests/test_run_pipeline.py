@@ -160,8 +160,10 @@ REFUSED = [
      'trains with a MultiprocessParallelUpdater'),
     ('class Mine(training.StandardUpdater): pass\n'
      'Mine(iterator, optimizer)', 'trains with a Mine'),
-    ('class Mine(training.Updater): pass\n'
-     "training.Trainer(Mine(), (1, 'epoch'))", 'the Trainer gets a Mine'),
+    ('class Mine(training.Updater):\n'
+     '    get_all_optimizers = dict\n'
+     "training.Trainer(Mine(), (1, 'epoch')).run()",
+     'the Trainer gets a Mine'),
     ("training.StandardUpdater(iterator, {'a': optimizer, 'b': optimizer})",
      'has 2 optimizers (a, b)'),
     ("training.StandardUpdater({'main': iterator, 'x': iterator}, optimizer)",
@@ -179,7 +181,8 @@ REFUSED = [
      'call optimizer.setup(model)'),
     ('training.StandardUpdater(chainer.iterators.SerialIterator(data, 2), '
      'optimizer)', 'lower --micro-batches'),
-    (_UPDATER + 'trainer.extend(extensions.snapshot(savefun=print))',
+    (_UPDATER + 'trainer.extend(extensions.snapshot(savefun=print))\n'
+     'trainer.run()',
      'another function than save_npz'),
     (_UPDATER + "chainer.serializers.save_hdf5('x', model)",
      'saved by save_npz only'),
@@ -298,8 +301,8 @@ def test_a_script_makes_files_and_values_as_in_one_process(
                                  chainer.links.Linear(5, 6))
     (tmp_path / 'script.py').write_text('''
 import os
-from chainer_fp8pipe.training.unmodified import undrawn
-undrawn._SMALL = 0
+from chainer_fp8pipe.chains import deferred
+deferred._SMALL = 0
 ''' + IN_ONE_PROCESS + '''
 os.makedirs('made/here')
 os.mkdir('made/there')

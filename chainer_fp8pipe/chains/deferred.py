@@ -1,11 +1,12 @@
 """Parameters without values: to be drawn later, or on another rank."""
 # A model may be larger than the memory of a rank, so there must be a way to
-# build it without values: in a block of `deferred`, a parameter with a shape
-# gets a placeholder, and the place in the sequence of parameters from which
-# its values are drawn.  partition() has each rank draw its own, which gives
-# the same values whatever rank draws them and however many there are.  Without
-# partition(), whoever asks for the array draws it: `DeferredParameter` is the
-# class of such a parameter until it has values.
+# build it without values: in a block of `deferred`, or of a script under "run
+# --pipeline", a large parameter with a shape gets a placeholder and a note of
+# how its values are made: the state of NumPy's generator, which moves on as if
+# the values had been drawn.  partition() has rank 0 draw one parameter after
+# the other, and send it to its stage.  Without partition(), whoever asks for
+# the array draws it: `DeferredParameter` is the class of such a parameter
+# until it has values.  Values are those of a model that is built at once.
 #
 # Chainer gives a parameter its shape in the first forward pass.  A pass that
 # is recorded must not draw (`initialize` of the interceptors): it leaves a
@@ -21,14 +22,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import chainer
 import numpy
-from chainer.initializers import generate_array
+from chainer.initializers import constant, generate_array, normal, uniform
 
 from ..intercept.function_calls import (
     Creation,
@@ -39,6 +39,12 @@ from ..intercept.function_calls import (
 from ..intercept.patching import Current, Patch
 from ..pipeline.randomness import preserved
 from .placeholder import is_placeholder, placeholder
+
+#: Bytes of a parameter that gets its values at once.
+_SMALL = 1 << 16
+#: Random numbers that are drawn at a time where none is kept.
+_CHUNK = 1 << 16
+_LATER = 'that is yet to be drawn'
 
 
 def place_array(parameter: chainer.Parameter, array: Any) -> None:
@@ -88,9 +94,7 @@ def notice_looks(owner: Any) -> None:
 class DeferredParameter(chainer.Parameter):
     """A parameter that is drawn when its array is first asked for."""
 
-    _draw_from: tuple[int, ...]
-    _draw_dtype: Any
-    #: Makes the values in place of the initializer, given their shape.
+    #: Makes the values, given their shape.
     _values_from: Callable[[tuple[int, ...]], Any] | None = None
 
     @property
@@ -103,15 +107,17 @@ class DeferredParameter(chainer.Parameter):
         return _fetched(self)
 
     def initialize(self, shape: Any) -> None:
-        """Draws values for a shape that is known only now."""
-        self._values_from = None
-        if not hasattr(self, '_draw_from'):
-            super().initialize(shape)
+        """Draws values: anew, or for a shape that is known only now."""
+        source = None if self._data[0] is not None else self._values_from
+        self._values_from, state = None, numpy.random.get_state()
+        super().initialize(shape)       # in a pass: a placeholder
+        if (source is None or type(self) is not DeferredParameter
+                or self._values_from is not None):
             return
-        with preserved():       # whoever draws in forward goes on as before
-            super().initialize(shape)   # `deferred`: a placeholder
+        numpy.random.set_state(state)   # forward draws on as before
+        self._values_from = source
         if not is_placeholder(self._data[0]):
-            place_array(self, placeholder(_shape(shape), self._data[0].dtype))
+            set_placeholder(self, shape, _LATER)
             draw(self)
 
     def to_device(self, device: Any) -> None:
@@ -133,8 +139,8 @@ class DeferredParameter(chainer.Parameter):
         if not is_placeholder(array) or current() is not None:
             reduced: Any = self.__reduce__()
             made = reduced[0](*copy.deepcopy(reduced[1], memo))
-            if array is None and hasattr(self, '_draw_from'):
-                draw_later(made, *self._draw_from)
+            if array is None and self._values_from is not None:
+                place_values_later(made, self._values_from)
         else:
             made = copy.copy(self)
             made._data = [placeholder(
@@ -145,29 +151,75 @@ class DeferredParameter(chainer.Parameter):
         return made
 
 
-class _Deferring(Creation):
-    """Makes parameters without values."""
+class Drawn:
+    """Values by an initializer, from a state of NumPy's generator.
+
+    Args:
+        initializer: Chainer's.
+        state: In a list; of several parameters with the same list each goes
+            on where the one before has ended.
+        is_shared: Whether there may be several.
+    """
+
+    def __init__(self, initializer: Any, state: list[Any],
+                 is_shared: bool = False) -> None:
+        self._initializer, self._state = initializer, state
+        self._is_shared, self._dtype = is_shared, chainer.config.dtype
+
+    def __call__(self, shape: tuple[int, ...]) -> Any:
+        with preserved(), suspended(), chainer.using_config(
+                'dtype', self._dtype):
+            numpy.random.set_state(self._state[0])
+            values = generate_array(self._initializer, shape, numpy)
+            if self._is_shared:
+                self._state[0] = numpy.random.get_state()
+            return values
+
+
+class Deferral(Creation):
+    """Notes how the values of large parameters are to be made.
+
+    Args:
+        everything: See :func:`deferred`.
+
+    Attributes:
+        state: From where parameters are drawn that get their shape in
+            forward, one after the other.
+    """
 
     creates = True
 
-    def __init__(self, seed: int) -> None:
-        self._seed, self._numbers = int(seed), itertools.count(1)
+    def __init__(self, everything: bool = False) -> None:
+        self._everything = everything
+        self.state = [numpy.random.get_state()]
 
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        draw_later(parameter, self._seed, next(self._numbers))
-        parameter._draw_dtype = chainer.config.dtype
         if shape is not None:
-            parameter._grad_initializer = None
-            set_placeholder(parameter, shape, 'that is yet to be drawn')
+            parameter.initialize(shape)
+        else:
+            place_values_later(parameter, self._in_turn(parameter))
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
-        # Of a copy with values of its own (Link.repeat).
-        self.created(parameter, shape)
+        shape, initializer = _shape(shape), parameter.initializer
+        if self._everything:
+            place_values_later(parameter, self._in_turn(parameter), shape)
+            return True
+        if not is_large(parameter, shape) or not _can_be_drawn_again(
+                initializer, shape):
+            if type(parameter) is DeferredParameter:
+                parameter.__class__ = chainer.Parameter
+            return False
+        place_values_later(parameter, Drawn(
+            initializer, [numpy.random.get_state()]), shape)
+        _draw_and_forget(initializer, shape)
         return True
+
+    def _in_turn(self, parameter: chainer.Parameter) -> Drawn:
+        return Drawn(parameter.initializer, self.state, True)
 
 
 @contextlib.contextmanager
-def deferred(seed: int = 0) -> Iterator[None]:
+def deferred(seed: int = 0, *, everything: bool = False) -> Iterator[None]:
     """Links that are made in the block have parameters without values.
 
     ::
@@ -175,52 +227,49 @@ def deferred(seed: int = 0) -> Iterator[None]:
         with deferred(seed=0):
             model = L.Classifier(MyChain())
 
-    :func:`partition` has each rank draw its own; without it, a parameter is
-    drawn at its first use.  Values depend on the seed and on the number of
-    parameters made before, not on the rank.  NumPy's generator is seeded in
-    the block, and gets its state back.  A parameter that is made of an array
-    has this array at once.
+    :func:`partition` draws them when each rank has its own; without it, a
+    parameter is drawn at its first use.  Values are those of
+    ``numpy.random.seed(seed)`` before the same lines.  NumPy's generator gets
+    its state back.  A parameter has its values at once if it is smaller than
+    64 kB, is made of an array, or by an initializer that is not Chainer's or
+    has a generator of its own.
 
     Args:
         seed: Of the initial values.
+        everything: Whether no parameter has its values at once.  Each is
+            drawn in its turn, when it is first used.
     """
-    seed = operator.index(seed)
-    with preserved(), creating(_Deferring(seed)):
-        numpy.random.seed([int(seed) & 0xffffffff, 0])
-        yield
+    with preserved():
+        numpy.random.seed(operator.index(seed) & 0xffffffff)
+        deferral = Deferral(everything)
+        with creating(deferral):
+            yield
+        if not everything:
+            deferral.state[0] = numpy.random.get_state()
 
 
 def draw_later(parameter: chainer.Parameter, *seed: int) -> None:
     """Has a parameter drawn from these seeds when its array is read."""
-    parameter._draw_from = seed
-    parameter._grad_valid = True        # as the initializer's has come
-    if type(parameter) is chainer.Parameter:
-        parameter.__class__ = DeferredParameter
+    state = numpy.random.RandomState([
+        number & 0xffffffff for number in seed]).get_state()
+    place_values_later(parameter, Drawn(parameter.initializer, [state]))
 
 
 def draw(parameter: chainer.Parameter) -> None:
     """Gives a parameter of known shape its initial values.
 
-    If it was not made in :func:`deferred`, they come from NumPy's generator.
+    If no note says how, they come from NumPy's generator.
     """
-    array = parameter._data[0]
+    shape = parameter._data[0].shape
     source = getattr(parameter, '_values_from', None)
-    if source is not None:
-        settle(parameter, parameter._initial_device.send(source(array.shape)))
-        return
-    draw_from = getattr(parameter, '_draw_from', None)
-    state = numpy.random.get_state()
-    if draw_from is not None:
-        numpy.random.seed([number & 0xffffffff for number in draw_from])
     device = parameter._initial_device
-    try:
+    if source is not None:
+        values = device.send(source(shape))
+    else:
         with suspended(), chainer.using_config(
-                'dtype', getattr(parameter, '_draw_dtype', array.dtype)):
-            values = generate_array(parameter.initializer, array.shape,
-                                    device.xp, device=device)
-    finally:
-        if draw_from is not None:
-            numpy.random.set_state(state)
+                'dtype', parameter._data[0].dtype):
+            values = generate_array(parameter.initializer, shape, device.xp,
+                                    device=device)
     settle(parameter, values)
 
 
@@ -243,23 +292,23 @@ def take_away(name: str, parameter: chainer.Parameter) -> None:
     parameter.update_rule = None
 
 
-def place_values_later(parameter: chainer.Parameter, shape: tuple[int, ...],
-                       dtype: Any, source: Callable[[tuple[int, ...]], Any]
-                       ) -> None:
+def place_values_later(parameter: chainer.Parameter,
+                       source: Callable[[tuple[int, ...]], Any],
+                       shape: Any = None) -> None:
     """Has a parameter get its values when they are first asked for.
 
     Args:
-        parameter: Of Chainer's class, on the CPU.
-        shape: Of the parameter.
-        dtype: Of the parameter.
+        parameter: Of Chainer's class.
         source: Is given the shape, and returns the values in a NumPy array.
+        shape: None: as it is, or not known yet.
     """
-    assert type(parameter) in (chainer.Parameter, DeferredParameter)
-    parameter.__class__ = DeferredParameter
+    if type(parameter) is chainer.Parameter:
+        parameter.__class__ = DeferredParameter
     parameter._values_from = source
-    parameter._grad_initializer, parameter._grad_valid = None, True
-    place_array(parameter,
-                placeholder(shape, dtype, 'that is yet to be drawn'))
+    parameter._grad_valid = True        # as the initializer's has come
+    if shape is not None:
+        parameter._grad_initializer = None
+        set_placeholder(parameter, shape, _LATER)
 
 
 @contextlib.contextmanager
@@ -299,3 +348,33 @@ def set_placeholder(parameter: chainer.Parameter, shape: Any, name: str
 def _shape(shape: Any) -> tuple[int, ...]:
     return (tuple(shape) if isinstance(shape, (tuple, list))
             else (int(shape),))
+
+
+def is_large(parameter: chainer.Parameter, shape: tuple[int, ...]) -> bool:
+    """Whether a parameter is worth a note in place of its values."""
+    dtype = chainer.get_dtype(getattr(parameter.initializer, 'dtype', None))
+    return (type(parameter) in (chainer.Parameter, DeferredParameter)
+            and parameter.layout is None
+            and parameter._initial_device.xp is numpy
+            and numpy.prod(shape, dtype=float) * dtype.itemsize >= _SMALL)
+
+
+def _can_be_drawn_again(initializer: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a second call gives the same values from the same state."""
+    return (type(initializer).__module__.startswith('chainer.initializers.')
+            and getattr(initializer, 'rng', None) is None
+            # Or the error would come too late.
+            and (len(shape) > 1 or isinstance(initializer, (
+                constant.Constant, normal.Normal, uniform.Uniform))))
+
+
+def _draw_and_forget(initializer: Any, shape: tuple[int, ...]) -> None:
+    """Moves NumPy's generator on, as if the values had been drawn."""
+    kind, count = type(initializer).__module__, int(numpy.prod(shape))
+    known: dict[str, Any] = {normal.__name__: numpy.random.normal,
+                             uniform.__name__: numpy.random.uniform}
+    if kind in known:
+        for start in range(0, count, _CHUNK):
+            known[kind](size=min(_CHUNK, count - start))
+    elif kind != constant.__name__:
+        generate_array(initializer, shape, numpy)

@@ -349,10 +349,16 @@ def _check_memory(plan: PartitionPlan, intervals: Intervals,
 def _distribute(names: Names, part: Partition, comm: Any) -> None:
     """Gives each rank its own parameters' values, and takes away the others'.
 
-    Values that were not deferred are those of the first rank; so are the
-    persistent values of links.
+    Values are those of the first rank, which draws what is yet to be drawn;
+    so are the persistent values of links.
     """
-    values = _values(names, part, comm, *_as_on_the_first_rank(names, comm))
+    # As in serial training: what gets its shape in forward is drawn last.  A
+    # parameter that its link makes in forward has no values yet.
+    order = comm.bcast([name for name in sorted(
+        names.parameters, key=lambda name: names.shaped.index(name) + 1
+        if name in names.shaped else 0)
+        if names.parameters[name]._data[0] is not None])
+    values = _values(names, part, comm, order)
     # What a rank does with a value is a part of what it agrees on next.
     while (host := _together(comm, lambda: next(values, None))) is not None:
         if comm.size > 1:
@@ -362,50 +368,16 @@ def _distribute(names: Names, part: Partition, comm: Any) -> None:
     _together(comm, lambda: _set_persistent(names, plain, arrays))
 
 
-def _values(names: Names, part: Partition, comm: Any, deferred: list[str],
-            sent: dict[str, None]) -> Iterator[numpy.ndarray]:
-    """Draws what is deferred; gives memory for each value that is sent.
+def _values(names: Names, part: Partition, comm: Any, order: list[str]
+            ) -> Iterator[numpy.ndarray]:
+    """Gives memory for each value that is sent.
 
     When it goes on, the first rank's value has come.
     """
-    for name in deferred:
-        if name in part.own:
-            _draw(name, names.parameters[name])
-        else:
-            take_away(name, names.parameters[name])
-    for name in sent:
+    for name in order:
         host = _to_send(comm, name, names.parameters[name])
         yield host
         _keep(name, names.parameters[name], host, name in part.own)
-
-
-def _as_on_the_first_rank(names: Names, comm: Any
-                          ) -> tuple[list[str], dict[str, None]]:
-    """Parameters that their ranks draw, and those that the first one sends.
-
-    A parameter that its link makes in forward is among neither.  A rank that
-    has read the array of a deferred parameter has drawn it, others have not.
-    """
-    # As in serial training: what gets its shape in forward is drawn last.
-    order = sorted(names.parameters, key=lambda name: (
-        names.shaped.index(name) + 1 if name in names.shaped else 0))
-    deferred: list[str] = []
-    sent: dict[str, None] = {}
-    numbers: dict[str, Any] = {}
-    for name in order:
-        parameter = names.parameters[name]
-        numbers[name] = getattr(parameter, '_draw_from', None)
-        if is_placeholder(parameter._data[0]) and numbers[name] is not None:
-            deferred.append(name)
-        elif parameter._data[0] is not None:
-            sent[name] = None
-    deferred, sent, numbers = comm.bcast((deferred, sent, numbers))
-    # Links copy themselves in the order of a set, which differs between
-    # processes.
-    for name, number in numbers.items():
-        if number is not None:
-            names.parameters[name]._draw_from = number
-    return deferred, sent
 
 
 def _draw(name: str, parameter: chainer.Parameter) -> None:

@@ -3,9 +3,8 @@
 # threads (see `Patch`): `StandardUpdater.__init__` and `update`
 # (chainer/training/updaters/standard_updater.py, lines 80 and 230), `__init__`
 # of `MultiprocessParallelUpdater` (multiprocess_parallel_updater.py, 121),
-# `Trainer.__init__`, `extend` and `run` (chainer/training/trainer.py, lines
-# 142, 200 and 293), `Evaluator.__init__` and `evaluate`
-# (chainer/training/extensions/evaluator.py, lines 95 and 185), and the
+# `Trainer.run` (chainer/training/trainer.py, line 293), `Evaluator.evaluate`
+# (chainer/training/extensions/evaluator.py, line 185), and the
 # functions that save and load files (chainer/serializers/npz.py, lines 84 and
 # 213; hdf5.py, lines 68 and 172), under both names that they have, and
 # `GradientMethod.update` (chainer/optimizer.py, line 857), which Chainer's
@@ -65,10 +64,8 @@ class Originals:
     - ``make_updater``, ``update``: ``__init__`` and ``update`` of
       ``StandardUpdater``.
     - ``update_optimizer``: ``GradientMethod.update``.
-    - ``make_trainer``, ``extend``, ``run_trainer``: ``__init__``, ``extend``
-      and ``run`` of ``Trainer``.
-    - ``make_evaluator``, ``evaluate``: ``__init__`` and ``evaluate`` of
-      ``Evaluator``.
+    - ``run_trainer``: ``Trainer.run``.
+    - ``evaluate``: ``Evaluator.evaluate``.
     - ``save``, ``load``: ``save_npz`` and ``save_hdf5``, ``load_npz`` and
       ``load_hdf5``.
     - ``scatter``: ``chainermn.scatter_dataset``.
@@ -77,9 +74,11 @@ class Originals:
     def _original(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    make_updater = update = update_optimizer = _original
-    make_trainer = extend = run_trainer = _original
-    make_evaluator = evaluate = save = load = scatter = _original
+    make_updater = update = update_optimizer = run_trainer = _original
+    evaluate = save = load = scatter = _original
+
+    def finish(self) -> None:
+        """The script has ended."""
 
 
 #: What is replaced, by the substitute's method.
@@ -88,10 +87,7 @@ _METHODS = (
     (MultiprocessParallelUpdater, '__init__', 'make_updater'),
     (StandardUpdater, 'update', 'update'),
     (chainer.GradientMethod, 'update', 'update_optimizer'),
-    (chainer.training.Trainer, '__init__', 'make_trainer'),
-    (chainer.training.Trainer, 'extend', 'extend'),
     (chainer.training.Trainer, 'run', 'run_trainer'),
-    (Evaluator, '__init__', 'make_evaluator'),
     (Evaluator, 'evaluate', 'evaluate'),
     (chainermn, 'scatter_dataset', 'scatter'),
     (chainermn.datasets, 'scatter_dataset', 'scatter'))

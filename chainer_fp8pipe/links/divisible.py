@@ -83,7 +83,7 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
         raise TypeError('lazy takes a class or function that makes a layer, '
                         f'not {factory!r}')
     # A model gives seeds of its own; elsewhere no two layers are equal.
-    with deferred(next(_made)):
+    with deferred(next(_made), everything=True):
         layer = factory(*args, **kwargs)
     if not callable(layer):
         raise TypeError(f'{factory!r} returned {layer!r}, which is not a '

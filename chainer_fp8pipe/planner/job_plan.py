@@ -134,6 +134,8 @@ class JobPlan:
         model: Shapes of the model's parameters, by path; None: unknown.
         trials: What was tried, the fastest first.
         remarks: What was not, and why; and more for the user.
+        communicates: Whether it is of a script that creates a communicator,
+            as ChainerMN's do.
 
     Raises:
         ValueError: The parts contradict each other.
@@ -145,6 +147,7 @@ class JobPlan:
     model: Mapping[str, tuple[int, ...] | None] = field(default_factory=dict)
     trials: tuple[Trial, ...] = ()
     remarks: tuple[str, ...] = ()
+    communicates: bool = False
 
     def __post_init__(self) -> None:
         choice = self.choice

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -18,25 +19,23 @@ from ..command_line import as_type, some_of, unwritable
 from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
+from ..pipeline.whole_model import decisions
 from ..report.quantities import parse_bytes, parse_seconds
-from ..training.unmodified.dividing import obstacle
-from ..training.unmodified.jobs import (
+from ..training.unmodified.checks import (
     OWN_LOOP,
-    check_loss,
+    check,
     check_updater,
-    first_batch,
-    initialise,
-    the_iterator,
-    the_optimizer,
+    given_to,
 )
+from ..training.unmodified.job import first_batch, initialise
 from ..training.unmodified.launch import (
     Refusal,
     add_script,
-    as_one_process,
     launch,
     refuse_together,
     refusing,
 )
+from ..training.unmodified.one_process import as_one_process
 from .example import Data, Endless, Example
 from .job_plan import JobPlan, Way
 from .plan import TRIED, USUAL_CODECS, plan
@@ -215,13 +214,14 @@ class ScriptPlan(Originals):
                       'model on each rank: no pipeline is looked at')
         self._is_trying = True
         with refusing():
-            return plan(
+            made = plan(
                 model, share, comm, batch=samples, memory=options.memory,
                 optimizer=optimizer, codecs=options.codecs,
                 stages=() if is_shared else (1,), budget=options.seconds,
                 show=True, as_it_is=as_it_is, data=Data(
                     Endless(iterator), updater.converter, is_shared,
                     updater.input_device))
+        return dataclasses.replace(made, communicates=bool(self._made))
 
     def _optimizer(self) -> tuple[Any, Way | None]:
         """Chainer's optimizer, and how the script trains.
@@ -252,13 +252,11 @@ class ScriptPlan(Originals):
             found = found.actual_optimizer
         elif not self._made and not (
                 found.target and communicators_in(found.target)):
-            the_iterator(self._updater.get_iterator('main'))
-            the_optimizer(found, 1)
             as_it_is = Way()
-        if found.target is None:
-            raise ValueError('the optimizer has no model; call '
-                             'optimizer.setup(model) before training')
-        check_loss(self._updater.loss_func, found.target)
+            check(given_to(self._updater.get_iterator('main'), found),
+                  ('iterator', 'optimizer', 'model'))
+            decisions(found, 1)
+        check(given_to({}, found, self._updater.loss_func), ('model', 'loss'))
         return found, as_it_is
 
     def _say(self, text: str) -> None:
@@ -275,10 +273,10 @@ def _exists(communicator: str) -> bool:
 
 def _check_copies(model: Any) -> None:
     """Raises ValueError about a model that cannot be tried on copies."""
-    memo = {**communicators_in(model),
-            **{id(one): one for one in model.params()}}
-    if problem := obstacle(model, 'model', lambda value: copy.deepcopy(
-            value, dict(memo))):
+    try:
+        copy.deepcopy(model, {**communicators_in(model),
+                              **{id(one): one for one in model.params()}})
+    except Exception as error:
         raise ValueError(
-            f'the model cannot be copied for trying: {problem}; have '
-            'forward() open it, or keep it outside of the model')
+            f'the model cannot be copied for trying: {error}; have forward() '
+            'open it, or keep it outside of the model') from error

@@ -1,17 +1,29 @@
-"""Parameters that are drawn when somebody looks, and only there."""
+"""Parameters that are drawn when somebody looks, with NumPy's values."""
+import contextlib
 import copy
+import pickle
 import tracemalloc
 
 from chainer_fp8pipe import deferred
+from chainer_fp8pipe.chains import deferred as module
 from chainer_fp8pipe.chains.placeholder import is_placeholder
+from chainer_fp8pipe.training.unmodified import undrawn
+from chainer_fp8pipe.training.unmodified.undrawn import Undrawn
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
 import pytest
+from chainer import initializers
 
 from tests.ranks import on_ranks
+
+
+@pytest.fixture(autouse=True)
+def every_parameter_is_large(monkeypatch):
+    monkeypatch.setattr(module, '_SMALL', 0)
+    monkeypatch.setattr(module, '_CHUNK', 5)
 
 
 class Net(chainer.Chain):
@@ -21,17 +33,95 @@ class Net(chainer.Chain):
             self.conv = L.Convolution2D(2, 3, 3)
             self.norm = L.BatchNormalization(3)
             self.lazy = L.Linear(None, 5)
+            self.lazier = L.Linear(None, 5)
             self.cells = L.Linear(5, 5).repeat(2)
-            self.out = L.EmbedID(4, 5, chainer.initializers.Normal(2))
-            self.free = chainer.Parameter(chainer.initializers.Uniform(3),
-                                          (2, 2))
+            self.out = L.EmbedID(4, 5, initializers.Normal(2))
             self.scalar = chainer.Parameter(.5, (3,))
 
     def forward(self, x):
-        return self.lazy(self.norm(self.conv(x)))
+        return self.lazier(self.lazy(self.norm(self.conv(x))))
 
 
 X = numpy.ones((2, 2, 4, 4), 'f')
+
+
+class Rewritten(chainer.Link):
+    """Reads its values while it is built, and writes to them."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.W = chainer.Parameter(initializers.Normal(), (3, 4))
+        self.W.array[0] = 7
+
+
+class Vector(chainer.Link):
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.v = chainer.Parameter(initializers.Uniform(2), 11)
+
+
+class Projection(chainer.Link):
+    """Draws itself."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.W = chainer.Parameter(numpy.random.rand(3))
+
+
+def doubled(array):
+    array[...] = numpy.random.rand(*array.shape) * 2
+
+
+def in_half_precision():
+    with chainer.using_config('dtype', numpy.float16):
+        return L.Linear(5, 3)
+
+
+#: By name, what makes a model with a parameter that has no values yet.
+MODELS = {
+    'layers': lambda: chainer.Sequential(
+        L.Linear(7, 5), L.Convolution2D(2, 3, 3), L.BatchNormalization(4),
+        L.EmbedID(5, 3), L.LSTM(3, 4)),
+    **{kind.__name__: lambda kind=kind: L.Linear(7, 3, initialW=kind())
+       for kind in (
+           initializers.Normal, initializers.LeCunNormal,
+           initializers.Uniform, initializers.HeUniform,
+           initializers.Orthogonal)},
+    'repeated': lambda: L.Linear(4, 4).repeat(3),
+    'repeated copies': lambda: L.Linear(4, 4).repeat(3, mode='copy'),
+    'shared': lambda: L.Linear(4, 4).repeat(3, mode='share'),
+    'a deep copy': lambda: copy.deepcopy(chainer.Sequential(L.Linear(4, 4))),
+    'a vector': Vector,
+    'an array': lambda: L.Linear(3, 2, initialW=numpy.ones((2, 3), 'f')),
+    'half precision': in_half_precision,
+    'moved to the CPU': lambda: chainer.Sequential(L.Linear(3, 3)).to_cpu(),
+}
+WITH_VALUES = {
+    "an initializer of one's own": lambda: L.Linear(
+        3, 2, nobias=True, initialW=doubled),
+    'a generator of its own': lambda: L.Linear(
+        3, 2, nobias=True,
+        initialW=initializers.Normal(rng=numpy.random.RandomState(3))),
+    'pickled': lambda: pickle.loads(pickle.dumps(L.Linear(4, 4, nobias=True))),
+    'read while it is built': Rewritten,
+    'drawn by the link': Projection,
+}
+#: Blocks in which models are made, with the seed 5.
+BLOCKS = {'deferred': lambda: deferred(5),
+          'of a script': lambda: Undrawn(lambda: True).building(),
+          'of one that has made its updater':
+          lambda: Undrawn(lambda: False).building()}
+
+
+def made(make, block=contextlib.nullcontext):
+    """The model, and what the generator gives after it was made."""
+    numpy.random.seed(5)
+    with block():
+        model = make()
+        return model, numpy.random.rand(3).tolist()
 
 
 def values(model):
@@ -42,111 +132,70 @@ def values(model):
 
 def same(found, expected):
     assert found.keys() == expected.keys()
-    for name, value in found.items():
-        numpy.testing.assert_array_equal(value, expected[name], name)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        numpy.testing.assert_array_equal(found[name], value, name)
 
 
-def made(seed=0):
-    with deferred(seed):
-        return Net()
+@pytest.mark.parametrize('block', BLOCKS)
+@pytest.mark.parametrize('name', [*MODELS, *WITH_VALUES])
+def test_values_and_the_generator_are_those_of_one_process(name, block):
+    make = {**MODELS, **WITH_VALUES}[name]
+    expected, after = made(make)
+    found, found_after = made(make, BLOCKS[block])
+    assert found_after == after
+    assert any(is_placeholder(one._data[0]) for one in found.params()) == (
+        name in MODELS and 'updater' not in block)
+    numpy.random.seed(0)            # whoever looks when
+    for _, parameter in reversed(list(found.namedparams())):
+        _ = parameter.array
+    same(values(found), values(expected))
+    numpy.random.seed(0)
+    assert numpy.random.rand() == pytest.approx(0.5488135)
 
 
-def test_a_large_model_takes_no_memory_until_it_is_used():
+def test_a_shape_that_is_found_in_forward_is_drawn_as_in_one_process():
+    numpy.random.seed(5)
+    expected = Net()
+    expected(X)
+    with deferred(5):
+        model = Net()
+    numpy.random.rand(7)            # is nothing to it
+    after = numpy.random.get_state()[2]
+    other = copy.deepcopy(model)
+    model(X)
+    assert numpy.random.get_state()[2] == after
+    same(values(model), values(expected))
+    assert type(other.lazy.W) is not chainer.Parameter
+
+
+def test_a_large_model_takes_no_memory_until_it_is_used(monkeypatch):
+    monkeypatch.undo()
     tracemalloc.start()
     try:
         with deferred():
             model = chainer.Sequential(*(
                 L.Linear(3000, 3000) for _ in range(3)))
         assert sum(p.size for p in model.params()) == 3 * 3000 * 3001
-        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        assert tracemalloc.get_traced_memory()[1] < 3_000_000
+        assert not is_placeholder(model[0].b._data[0])      # it is small
         model[1].W.array[0, 0] = 3
         assert 36e6 < tracemalloc.get_traced_memory()[0] < 37e6
     finally:
         tracemalloc.stop()
 
 
-def test_values_do_not_depend_on_who_looks_when():
-    first, second = made(), made()
-    expected = values(first)
-    numpy.random.seed(7)
-    for _, parameter in reversed(list(second.namedparams())):
-        numpy.random.rand(3)
-        assert (parameter.array is None) == (not parameter.is_initialized)
-    same(values(second), expected)
-    assert any(numpy.any(value != expected[name])
-               for name, value in values(made(1)).items())
-
-
-def test_each_parameter_is_drawn_by_its_own_initializer():
-    model = made()
-    assert model.scalar.array.tolist() == [.5] * 3
-    assert model.norm.gamma.array.tolist() == [1] * 3
-    assert abs(model.free.array).max() <= 3
-    assert not numpy.array_equal(model.cells[0].W.array,
-                                 model.cells[1].W.array)
-    assert model.conv.b.array.tolist() == [0] * 3
-
-
-def test_a_link_that_finds_its_shape_in_forward_is_drawn_alike():
-    first, second = made(), made()
-    first(X)
-    second.free.array[...] = 0          # drawn before; that one after
-    second(X)
-    numpy.testing.assert_array_equal(first.lazy.W.array, second.lazy.W.array)
-    assert first.lazy.W.shape == (5, 12)
-    assert numpy.std(first.lazy.W.array) > .1
-
-
-def test_the_generator_of_numpy_stays_as_it_is():
-    numpy.random.seed(3)
-    expected = numpy.random.rand(4)
-    numpy.random.seed(3)
-    model = made()
-    _ = model.conv.W.array
-    numpy.testing.assert_array_equal(numpy.random.rand(4), expected)
-
-
-def test_what_a_constructor_draws_itself_is_seeded():
-    class Projection(chainer.Link):
-        def __init__(self):
-            super().__init__()
-            with self.init_scope():
-                self.W = chainer.Parameter(numpy.random.rand(3))
-    found = []
-    for state in (1, 2):
-        numpy.random.seed(state)
-        with deferred(5):
-            found.append(Projection().W.array)
-    numpy.testing.assert_array_equal(*found)
-
-
-def test_a_deferred_model_trains_as_one_with_these_values(tmp_path):
-    model, other = made(), Net()
-    other(X)
-    with chainer.using_config('train', False):
-        model(X)
-    chainer.serializers.save_npz(tmp_path / 'model.npz', model)
-    chainer.serializers.load_npz(tmp_path / 'model.npz', other)
-    model = made()
+def test_a_deferred_model_trains_as_one_with_these_values():
+    numpy.random.seed(5)
+    other = Net()
+    with deferred(5):
+        model = Net()
     for one in (model, other):
-        one.norm.avg_mean[...], one.norm.avg_var[...] = 0, 1
-    optimizers = [chainer.optimizers.Adam().setup(one)
-                  for one in (model, other)]
-    for optimizer in optimizers:
+        optimizer = chainer.optimizers.Adam().setup(one)
         for _ in range(3):
-            optimizer.update(lambda one: F.sum(one(X) ** 2),
-                             optimizer.target)
+            optimizer.update(lambda one: F.sum(one(X) ** 2), one)
     same(values(model), values(other))
-
-
-@pytest.mark.parametrize('mode', ['init', 'copy', 'share'])
-def test_repeated_links_are_alike_as_their_mode_says(mode):
-    with deferred():
-        first, second = L.Linear(3, 4).repeat(2, mode)
-    assert numpy.array_equal(first.W.array, second.W.array) == (
-        mode != 'init')
-    first.W.array[...] = 0
-    assert (not second.W.array.any()) == (mode == 'share')
+    assert type(model.conv.W) is chainer.Parameter
 
 
 @pytest.mark.parametrize('make', [copy.deepcopy, lambda link: link.copy()])
@@ -156,32 +205,6 @@ def test_a_copy_made_outside_has_the_same_values(make):
     other = make(link)
     numpy.testing.assert_array_equal(other.W.array, link.W.array)
     assert other.W is not link.W
-
-
-def test_gradients_and_updates_find_values():
-    with deferred():
-        link = L.Linear(3, 1, initialW=2)
-    assert is_placeholder(link.W._data[0])
-    link.cleargrads()
-    link(numpy.ones((1, 3), 'f')).backward()
-    assert link.W.array.tolist() == [[2, 2, 2]]
-    assert link.W.grad.tolist() == [[1, 1, 1]]
-    assert type(link.W) is chainer.Parameter
-
-
-def test_a_dtype_is_that_of_the_time_when_it_was_made():
-    with chainer.using_config('dtype', numpy.float16), deferred():
-        link = L.Linear(3, 2)
-    assert link.W.dtype == link.W.array.dtype == numpy.float16
-
-
-def test_a_model_with_values_is_none_of_its_business():
-    with deferred():
-        link = L.Linear(2, 2, initialW=numpy.eye(2, dtype='f'))
-        parameter = chainer.Parameter(numpy.arange(3.))
-    assert link.W.array.tolist() == [[1, 0], [0, 1]]
-    assert parameter.array.tolist() == [0, 1, 2]
-    assert not is_placeholder(parameter._data[0])
 
 
 def test_nested_blocks_and_errors_leave_chainer_as_it_was():
@@ -194,14 +217,43 @@ def test_nested_blocks_and_errors_leave_chainer_as_it_was():
     assert not is_placeholder(L.Linear(2, 2).W._data[0])
 
 
-@on_ranks(3)
+@on_ranks(2)
 def test_all_ranks_draw_the_same(comm):
     numpy.random.seed(comm.rank)
-    model = made(11)
-    names = [name for name, parameter in model.namedparams()
-             if parameter.is_initialized]
-    found = dict(model.namedparams())
-    drawn = {name: found[name].array for name in names[comm.rank:]}
-    for other in comm.allgather(drawn):
-        for name in set(drawn) & set(other):
-            numpy.testing.assert_array_equal(drawn[name], other[name])
+    with deferred(11):
+        model = Net()
+    found = values(model)
+    for other in comm.allgather(found):
+        same(found, other)
+
+
+# --- scripts ----------------------------------------------------------------
+
+def test_to_count_parameters_is_not_to_look_at_them():
+    block = Undrawn(lambda: True)
+    model, _ = made(lambda: chainer.Sequential(
+        L.Linear(3, 2), L.Linear(None, 2)), block.building)
+    with block.building(), pytest.warns(UserWarning, match='W'):
+        assert model.count_params() == 10
+    with block.building():
+        assert len(list(model.params(include_uninit=False))) == 3
+        assert len(dict(model.namedparams(False))) == 3
+    assert is_placeholder(model[0].W._data[0])
+
+
+def test_what_is_not_of_the_model_is_drawn_before_it_is_traced():
+    block = Undrawn(lambda: True)
+    model, _ = made(lambda: L.Linear(3, 2), block.building)
+    teacher, _ = made(lambda: L.Linear(3, 2), block.building)
+    block.draw_others(model)
+    assert is_placeholder(model.W._data[0])
+    assert not is_placeholder(teacher.W._data[0])
+
+
+def test_a_model_that_every_rank_holds_is_said(monkeypatch):
+    block = Undrawn(lambda: True)
+    model, _ = made(lambda: L.Linear(40, 40), block.building)
+    monkeypatch.setattr(undrawn, '_WORTH_A_WORD', 1000)
+    assert block.held(model) == ''
+    _ = model.W.array
+    assert "6.4 kB of the model's 6.56 kB" in block.held(model)

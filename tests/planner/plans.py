@@ -8,9 +8,11 @@ SHAPES = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
           '/predictor/l3/W': (10, 32), '/predictor/l3/b': (10,)}
 
 
-def replicas(ranks, model=SHAPES, communicator='float32', **options):
+def replicas(ranks, model=SHAPES, communicator='float32', communicates=False,
+             **options):
     """A plan without stages."""
-    return JobPlan(Way(ranks, None, communicator, options), ranks, 60, model)
+    return JobPlan(Way(ranks, None, communicator, options), ranks, 60, model,
+                   communicates=communicates)
 
 
 def stages(ranks, **options):

@@ -60,7 +60,7 @@ def test_a_chainermn_script_gets_the_communicator_of_the_plan(tmp_path):
     shapes = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),
               '/predictor/l2/W': (10, 32), '/predictor/l2/b': (10,)}
     done = run(tmp_path, 2, '--epoch', '1', script='train.py', plan=replicas(
-        2, shapes, 'fp8', overlap=True, warmup=7))
+        2, shapes, 'fp8', True, overlap=True, warmup=7))
     assert done.returncode == 0, done.stderr
     assert "overlap=True" in done.stdout
     assert 'warmup=7' in done.stdout
@@ -115,7 +115,8 @@ def test_rank_0_trains_alone_if_one_process_was_the_fastest(tmp_path, serial):
     assert done.stderr.count('run: as planned: one process') == 1
     for lines, code, said in (
             ('import sys; sys.exit(3)', 3, ''),
-            ('chainermn.create_communicator()', 2, 'trains replicas'),
+            ('chainermn.create_communicator()', 2,
+             'is of a script that creates no communicator'),
             ('training.StandardUpdater(iterator, optimizer)', 2,
              'made for another model'), ('1 / 0', 1, 'ZeroDivisionError')):
         (tmp_path / 'train.py').write_text(_HEAD + lines)
@@ -137,7 +138,8 @@ REFUSED = [
      'in the plan (2, 3)'),
     ("comm = chainermn.create_communicator('naive')\n"
      'training.StandardUpdater(iterator, chainermn.'
-     'create_multi_node_optimizer(optimizer, comm))', replicas(1),
+     'create_multi_node_optimizer(optimizer, comm))',
+     replicas(1, communicates=True),
      'the plan was made for another model'),
     ("""
 class Looks(Net):
@@ -177,7 +179,7 @@ def test_what_cannot_be_done_is_refused_in_one_line(refusals, case):
      'or edit "choice" in plan.json'),
     (['--plan', 'no.json'], 'no.json cannot be read (No such file'),
     (['--plan', 'plan.json'], 'plan.json has 2 stages, 3 micro-batches, 1f1b, '
-     'and a ChainerMN script trains replicas')])
+     'and is of a script that creates no communicator')])
 def test_all_ranks_refuse_together(tmp_path, before, message):
     """Other options, a plan that is not there, stages of a ChainerMN script.
     """

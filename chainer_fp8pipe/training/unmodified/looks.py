@@ -7,24 +7,24 @@
 # about to communicate (`closed`), and hears there that somebody waits.  So
 # each stretch of such code costs one sum of a number where nobody looks, and
 # no rank has to look when another one does.
+#
+# After an error the other ranks may be anywhere: a look is an error then.
 from __future__ import annotations
 
 import contextlib
 import functools
-import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
+import chainer
 import numpy
-from chainer.training.extensions import Evaluator
 from mpi4py import MPI
 
 from ...chains.deferred import fetching, notice_looks
 from ...chains.partitioned import Partition
+from ...chains.placeholder import PlaceholderError, user_line
+from ...intercept.patching import Patch
 from ...mpi.waiting import wait_until
-
-#: Packages whose extensions are known to look at no parameter.
-_KNOWN = 'chainer', 'chainermn', 'chainer_fp8pipe'
 
 
 class WholeModel:
@@ -37,7 +37,22 @@ class WholeModel:
     def __init__(self, partition: Partition) -> None:
         self._partition, self._is_here = partition, False
         self._comm: MPI.Comm = partition.grid.pipeline
+        self._elsewhere = {id(parameter) for name, parameter
+                           in partition.names.parameters.items()
+                           if name not in partition.own}
         notice_looks(partition)
+        Patch(chainer.Parameter, 'grad', self._noticing).hold(partition)
+
+    def _noticing(self, original: property) -> property:
+        """A gradient that refuses looks where it is on another rank."""
+        def read(parameter: chainer.Parameter) -> Any:
+            if fetching.now is not None and id(parameter) in self._elsewhere:
+                raise PlaceholderError(
+                    f'{user_line()}: the gradient is on another rank; look at '
+                    'it in a hook of the optimizer that is called for each '
+                    'parameter (call_for_each_param = True)')
+            return original.__get__(parameter)
+        return property(read, original.fset)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[None]:
@@ -107,44 +122,40 @@ class WholeModel:
             self._is_here = False
 
 
-def evaluates_itself(kind: type) -> bool:
-    """Whether a kind of Evaluator does not ask Chainer's ``evaluate()``."""
-    function = next(vars(one)['evaluate'] for one in kind.__mro__
-                    if 'evaluate' in vars(one))
-    return (function is not vars(Evaluator)['evaluate']
-            and 'evaluate' not in function.__code__.co_names)
-
-
-def looking(extension: Any, job: Any) -> Any:
-    """A script's own extension, whose calls may look at the model.
+class Looking:
+    """A script's own extension or trigger, which may look at the model.
 
     Args:
-        extension: Stays the same object, if it is no function.
-        job: The :class:`.PipelineJob`.
+        own: The extension or trigger.
+        whole: The model.
     """
-    if isinstance(extension, (types.FunctionType, types.MethodType,
-                              functools.partial)):
-        found = _looking(extension, job)
-        if begin := getattr(extension, 'initialize', None):
-            found.initialize = _looking(begin, job)
-        return found
-    kind: Any = type(extension)
-    if kind.__module__.partition('.')[0] in _KNOWN:
-        return extension
-    methods = {name: _looking(getattr(kind, name), job)
-               for name in ('__call__', 'initialize') if hasattr(kind, name)}
-    if isinstance(extension, Evaluator) and evaluates_itself(kind):
-        methods['evaluate'] = lambda self: job.as_rank_0(kind.evaluate(self))
-    with contextlib.suppress(TypeError):    # a class of C code
-        extension.__class__ = type(kind.__name__, (kind,), {
-            '__module__': kind.__module__, '__doc__': kind.__doc__,
-            **methods})
-    return extension
+
+    def __init__(self, own: Any, whole: WholeModel) -> None:
+        self._own, self._whole, self._has_failed = own, whole, False
+
+    def __call__(self, *args: Any) -> Any:
+        with self._whole.opened():
+            return self._own(*args)
+
+    def on_error(self, *args: Any) -> None:
+        """Looks are errors from now on."""
+        self._has_failed = True
+        if hasattr(self._own, 'on_error'):
+            with fetching.set_to(_refuse):
+                self._own.on_error(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._own, name)
+        return (functools.partial(self._call, value)
+                if name in ('initialize', 'finalize') else value)
+
+    def _call(self, method: Callable, *args: Any) -> Any:
+        with (fetching.set_to(_refuse) if self._has_failed
+              else self._whole.opened()):
+            return method(*args)
 
 
-def _looking(function: Callable, job: Any) -> Any:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with job.whole.opened():
-            return function(*args, **kwargs)
-    return call
+def _refuse() -> NoReturn:
+    raise PlaceholderError(
+        f'{user_line()}: after an error each rank has a part of the model '
+        'only')
