@@ -233,7 +233,10 @@ def test_what_cannot_be_done_is_refused_in_one_line(comm, case, tmp_path):
      'optimizer.add_hook(Mine(1))' + _UPDATER, 2, 'a Mine, would see'),
     ('def norm(optimizer): pass\n'
      "optimizer.add_hook(norm, 'norm', 'pre')" + _UPDATER, 2,
-     "the hook 'norm', a function, would see")])
+     "the hook 'norm', a function, would see"),
+    (_UPDATER + 'trainer.extend(lambda _: [p.grad for p in model.params()], '
+     "name='look', trigger=(1, 'iteration'))\ntrainer.run()", 2,
+     'the gradient is on another rank')])
 def test_all_ranks_refuse_together(tmp_path, lines, ranks, message):
     check_refusal(run_lines(tmp_path, '''
 from chainer_fp8pipe.training.unmodified import launch
@@ -380,6 +383,9 @@ class OneLayer(training.Extension):
     def __call__(self, trainer):
         look('the first layer', model.predictor[0](inputs))
         look('the last layer', model.predictor[-1].b)
+    def finalize(self):
+        look('at the end', sum(float((p.array ** 2).sum())
+                               for p in model.params()))
 @training.make_extension(trigger=(1, 'iteration'))
 def whole(trainer):
     look('loss', infer(model, inputs, labels))

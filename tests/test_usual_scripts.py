@@ -2,26 +2,21 @@
 
 Each works with the numbers of one process, or is refused in a line.
 """
-import importlib.util
 import json
 import os
-import sys
 
-import chainer
 import numpy as np
 import pytest
 
-from tests.ranks import on_ranks, run_script
+from tests.ranks import run_script
 from tests.test_run_pipeline import check_refusal as refused_in_a_line
 
 FOLDER = os.path.join(os.path.dirname(__file__), 'usual_scripts')
 #: By script: what --pipeline 2 refuses; '': it works.
 SCRIPTS = {
     'call_links': '',
-    'detection': '',
     'forkserver': "is ChainerMN's multi-node optimizer",
     'graph_network': "is ChainerMN's multi-node optimizer",
-    'language_model': 'trains with a BPTTUpdater',
     'own_loop': 'in a loop of its own',
     'sampling': '',
     'segmentation': '',
@@ -143,128 +138,3 @@ def test_several_ranks_without_a_pipeline_are_for_chainermn(
         tmp_path, options):
     done = run(tmp_path / 'here', 'own_loop', 2, *options)
     check_refusal(done, 'creates no communicator', tmp_path / 'here')
-
-
-# --- partition() ------------------------------------------------------------
-
-def detection(script, rand):
-    data = script.Images(8)
-    return script.MultiboxTrainChain(script.SSD()), (
-        chainer.dataset.concat_examples(data[:]))
-
-
-def forkserver(script, rand):
-    return script.NIN(), (rand.rand(8, 3, 6, 6).astype('f'),
-                          np.arange(8, dtype='i') % 4)
-
-
-def graph_network(script, rand):
-    return script.Regressor(script.GGNN()), chainer.dataset.concat_examples(
-        list(script.molecules(8)))
-
-
-def segmentation(script, rand):
-    return script.PixelwiseSoftmaxClassifier(script.SegNet(3)), (
-        rand.rand(8, 3, 8, 8).astype('f'),
-        rand.randint(-1, 3, (8, 8, 8)).astype('i'))
-
-
-def transformer(script, rand):
-    sentences = [rand.randint(3, 12, 2 + place % 3).astype('i')
-                 for place in range(8)]
-    return script.Transformer(1, 12, 8), (
-        script.seq2seq_pad_concat_convert(
-            list(zip(sentences, sentences, strict=True)), None))
-
-
-def sampling(script, rand):
-    return script.CharLM(9, 8), {
-        'xs': [np.arange(4 + place % 3, dtype='i') for place in range(8)]}
-
-
-def classifier(net, shape):
-    def make(script, rand):
-        return chainer.links.Classifier(net(script)), (
-            rand.rand(8, *shape).astype('f'), np.arange(8, dtype='i') % 3)
-    return make
-
-
-def words(script, rand):
-    return chainer.links.Classifier(script.RNNForLM(10, 8)), (
-        rand.randint(0, 10, 8).astype('i'), rand.randint(0, 10, 8).astype('i'))
-
-
-#: By script, what makes its model and a batch.
-MODELS = {
-    'call_links': classifier(lambda script: script.MLP(8, 3), (6,)),
-    'detection': detection,
-    'forkserver': forkserver,
-    'graph_network': graph_network,
-    'language_model': words,
-    'own_loop': classifier(lambda script: script.ConvNet(), (1, 8, 8)),
-    'sampling': sampling,
-    'segmentation': segmentation,
-    'transformer': transformer,
-}
-
-
-def made(name):
-    """A script's model and batch, the same each time."""
-    spec = importlib.util.spec_from_file_location(f'usual_{name}',
-                                                  path_of(name))
-    script = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, 'argv', [name])
-        patch.setattr(np, 'int', int, raising=False)
-        if name == 'own_loop':      # without a guard; before it trains
-            with open(path_of(name)) as file:
-                text = file.read()
-            start, net, data = map(text.index, (
-                'parser =', 'class ConvNet', 'x_train ='))
-            exec(text[:start] + text[net:data], vars(script))
-        else:
-            spec.loader.exec_module(script)
-    np.random.seed(5)
-    model, batch = MODELS[name](script, np.random.RandomState(5))
-    if name == 'own_loop':
-        model.predictor.train = False       # no dropout
-    return model, batch
-
-
-#: Inside of an LSTM, whose state is where the cell is, and used after the cut.
-IN_THE_LSTM = [{'before': '/predictor/l1/upward/W', 'calls_later': 2}]
-
-
-@pytest.mark.parametrize(('name', 'cuts'), [
-    *[(name, None) for name in MODELS], ('language_model', IN_THE_LSTM)])
-@on_ranks(2)
-def test_partition_gives_the_numbers_of_one_process(
-        comm, name, cuts):
-    from chainer_fp8pipe import partition
-    from chainer_fp8pipe.pipeline.step import Pipeline
-    model, batch = made(name)
-    partition(model, batch, comm, micro_batches=1)
-    if cuts:
-        plan = dict(model.plan.as_dict(), cuts=cuts)
-        model, _ = made(name)
-        partition(model, batch, comm, micro_batches=1, plan=plan)
-    # Its gradients explode: rounding alone would make other numbers.
-    rate = 1e-4 if name == 'graph_network' else 0.1
-    pipeline = Pipeline(chainer.optimizers.SGD(rate).setup(model), comm,
-                        micro_batches=1)
-    named = isinstance(batch, dict)
-    args, kwargs = ((), batch) if named else (batch, {})
-    losses = [pipeline.step(*args, **kwargs)['loss'] for _ in range(3)]
-    plain, _ = made(name)
-    optimizer = chainer.optimizers.SGD(rate).setup(plain)
-    for found in losses:
-        loss = plain(*args, **kwargs)
-        assert float(found) == pytest.approx(float(loss.array), rel=1e-4)
-        plain.cleargrads()
-        loss.backward()
-        loss.unchain_backward()
-        optimizer.update()
-    serial = dict(plain.namedparams())
-    for path, parameter in model.namedparams():
-        np.testing.assert_allclose(parameter.array, serial[path].array,
-                                   1e-4, 1e-5, err_msg=path)

@@ -187,16 +187,13 @@ class Deferral(Creation):
             forward, one after the other.
     """
 
-    creates = True
-
     def __init__(self, everything: bool = False) -> None:
         self._everything = everything
         self.state = [numpy.random.get_state()]
 
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        if shape is not None:
-            parameter.initialize(shape)
-        else:
+        super().created(parameter, shape)
+        if shape is None:
             place_values_later(parameter, self._in_turn(parameter))
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:

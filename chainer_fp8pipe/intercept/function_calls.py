@@ -73,11 +73,10 @@ class Creation:
     This one has Chainer draw the values, as usual.
     """
 
-    #: Whether parameters are made without values, and :meth:`created` called.
-    creates = False
-
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
         """A parameter was made; its shape is None if it is not known yet."""
+        if shape is not None:
+            parameter.initialize(shape)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         """A parameter gets its shape; False: Chainer is to draw values."""
@@ -406,8 +405,8 @@ def _init(original: Any) -> Any:
     def init(self: Any, initializer: Any = None, shape: Any = None,
              name: Any = None, *, layout: Any = None) -> None:
         creation: Creation | None = _creation.now
-        if (creation is None or not creation.creates
-                or isinstance(initializer, chainer.get_array_types())):
+        if creation is None or isinstance(
+                initializer, chainer.get_array_types()):
             original(self, initializer, shape, name, layout=layout)
             return
         original(self, initializer, None, name, layout=layout)

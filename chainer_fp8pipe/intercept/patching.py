@@ -6,19 +6,9 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 _ABSENT: Any = object()
-
-
-class _Standing(NamedTuple):
-    """A replacement in its place."""
-
-    before: Any         # the owner's own attribute, or _ABSENT
-    original: Any       # the attribute, inherited or not
-    made: Any           # what ``make`` has returned
-    replacement: Any    # what the attribute was set to
-    target: list[Any]   # the function that the replacement may call
 
 
 class Current(threading.local):
@@ -70,9 +60,6 @@ class Patch:
         self._owner, self._name = owner, name
         self._make, self._direct = make, direct
         self._users = 0
-        self._standing: _Standing | None = None
-        # Below patches of others that were there when the last user left.
-        self._left: list[_Standing] = []
         # The garbage collector may remove a user in the middle of this.
         self._lock = threading.RLock()
 
@@ -89,9 +76,10 @@ class Patch:
         Without any user, nothing is done.
         """
         with self._lock:
-            self._users = max(self._users - 1, 0)
+            self._users -= 1
             if not self._users:
                 self._take_off()
+            self._users = max(self._users, 0)
 
     def hold(self, owner: Any) -> weakref.finalize:
         """Installs the patch for as long as an object lives.
@@ -111,34 +99,23 @@ class Patch:
         self.remove()
 
     def _put_on(self) -> None:
-        before = vars(self._owner).get(self._name, _ABSENT)
-        for standing in self._left:
-            if before is standing.replacement:      # theirs is gone
-                self._left.remove(standing)
-                self._standing = standing
-                standing.target[0] = standing.made
-                return
-        original = getattr(self._owner, self._name)
-        made = replacement = self._make(original)
-        target = [made]
+        self._before = vars(self._owner).get(self._name, _ABSENT)
+        self._original = getattr(self._owner, self._name)
+        made = self._replacement = self._make(self._original)
+        self._target = [made]
         if callable(made):
-            replacement = functools.wraps(original)(
-                made if self._direct else _calling(target))
-        self._standing = _Standing(before, original, made, replacement,
-                                   target)
-        setattr(self._owner, self._name, replacement)
+            self._replacement = functools.wraps(self._original)(
+                made if self._direct else _calling(self._target))
+        setattr(self._owner, self._name, self._replacement)
 
     def _take_off(self) -> None:
-        standing, self._standing = self._standing, None
-        if standing is None:
-            return
-        if vars(self._owner).get(self._name) is not standing.replacement:
-            self._left.append(standing)
-        elif standing.before is _ABSENT:
+        if vars(self._owner).get(self._name) is not self._replacement:
+            pass                # a later patch of others, which may call it
+        elif self._before is _ABSENT:
             delattr(self._owner, self._name)
         else:
-            setattr(self._owner, self._name, standing.before)
-        standing.target[0] = standing.original
+            setattr(self._owner, self._name, self._before)
+        self._target[0] = self._original
 
 
 def _calling(target: list[Any]) -> Any:

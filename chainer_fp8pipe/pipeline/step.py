@@ -37,12 +37,11 @@ from chainermn.optimizers import (
 
 from ..channel.channel import describe
 from ..mpi.agreement import agree, raise_together
-from ..mpi.grid import ProcessGrid, grid_of
+from ..mpi.grid import Group, ProcessGrid, grid_of
 from ..mpi.watch import updates
 from ..mpi.world import enter_world
 from ..report.stream import stream_of
 from .backprop import Arrays
-from .group_failures import give_up, hear_failures
 from .layers import blame
 from .meetings import NotTraced, Together, show_traceback
 from .randomness import Place, preserved
@@ -145,7 +144,6 @@ class Pipeline:
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
         self._together = Together(grid.comm, self.events, 'receive')
-        hear_failures(model)
         self._stage = Stage(
             grid.stage_index, Channels(grid.pipeline, last, model.xp), last,
             again, self.events)
@@ -460,8 +458,11 @@ class Pipeline:
         """
         def tell(text: str) -> None:
             self._channels.fail(text)
-            if step == 'train':
-                give_up(self._model, text)
+            if step == 'train':     # ranks may normalise with this one
+                for group in {vars(link).get('group')
+                              for link in self._model.links()}:
+                    if isinstance(group, Group):
+                        group.give_up(text)
             self._stage.forget()
             self._work.forget(step)
         try:

@@ -229,19 +229,11 @@ class PipelineUpdater(StandardUpdater):
         """
         return self.pipeline.predict(*inputs, wanted=wanted, method=method)
 
-    def serialize(self, serializer: Any) -> None:
-        """As in ``StandardUpdater``; how far the data are, on all ranks."""
-        super().serialize(serializer)
-        iterator = self.get_iterator('main')
-        now = [serializer(f'progress_{number}', value)
-               for number, value in enumerate(progress(iterator))]
-        follow(iterator, tuple(map(float, now)))
-
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.
 
-        ``resume`` calls this on all ranks, as a snapshot of serial training
-        does not say so in this updater's way.
+        Who has loaded a snapshot calls this on all ranks: the iterators of
+        the first stage say how far they are.
         """
         iterator, grid = self.get_iterator('main'), self.grid
         now = raise_together(grid.comm, lambda: progress(iterator))

@@ -172,12 +172,13 @@ def test_the_innermost_of_nested_blocks_wins_and_errors_end_them(model, x):
 class Noting(Creation):
     """Notes what it is asked."""
 
-    def __init__(self, creates=False, initializes=False):
-        self.creates, self._initializes = creates, initializes
+    def __init__(self, initializes=False):
+        self._initializes = initializes
         self.made, self.shaped = [], []
 
     def created(self, parameter, shape):
         self.made.append(shape)
+        super().created(parameter, shape)
 
     def initialize(self, parameter, shape):
         self.shaped.append(shape)
@@ -189,13 +190,13 @@ def test_by_default_chainer_goes_on_as_usual():
     with creating(creation):
         link = L.Linear(None, 2)
         link(numpy.ones((1, 3), 'f'))
-    assert creation.made == []
+    assert creation.made == [None, 2]
     assert (2, 3) in creation.shaped
     assert link.W.array.any()
 
 
 def test_who_creates_gets_parameters_without_values():
-    creation, found = Noting(creates=True), []
+    creation, found = Noting(initializes=True), []
     with creating(creation):
         made = [chainer.Parameter(0, (2, 3)), chainer.Parameter(0)]
         given = chainer.Parameter(numpy.ones(3))

@@ -121,21 +121,6 @@ def test_a_foreign_patch_is_called_and_stays(before):
         assert owner.method is theirs
 
 
-def test_what_a_foreign_patch_brings_back_is_used_again():
-    owner, _ = fresh()
-    original = owner.method
-    patch = Patch(owner, 'method', tenfold)
-    with patch:
-        undo = foreign(owner)
-    with patch:
-        assert owner().method(1) == ['ours', 'foreign', 'original', 10]
-    undo()
-    assert owner().method(1) == ['original', 1]
-    with patch:
-        assert owner().method(1) == ['ours', 'original', 10]
-    assert owner.method is original
-
-
 def test_a_call_that_has_begun_ends_as_it_began():
     owner, _ = fresh()
     patch = Patch(owner, 'method', lambda original: lambda self: (

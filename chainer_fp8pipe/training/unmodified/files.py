@@ -5,7 +5,6 @@ model or optimizer of which each rank has a part has all parameters.
 """
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -144,13 +143,10 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
     A rank's own error stays as it is, as a script may expect it; the others
     raise, too.
     """
-    is_trainer = isinstance(obj, chainer.training.Trainer)
     if _place(job, obj):
         raise Refusal(
             'the updater has divided the model over ranks, so a part of it '
             'cannot be loaded now; load it before, or load the whole model')
-    if is_trainer and original.__name__ == 'load_npz':
-        original = functools.partial(_load_trainer, original)
     problem: Exception | None = None
     try:
         original(file, obj, *args, **kwargs)
@@ -163,22 +159,8 @@ def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
     for rank, text in enumerate(everyone):
         if text:
             raise ValueError(f'{file} was not loaded on rank {rank}: {text}')
-    if is_trainer:
+    if isinstance(obj, chainer.training.Trainer):
         go_on(obj.updater)
-
-
-def _load_trainer(original: Callable, file: Any, trainer: Any,
-                  path: str = '', strict: bool = True,
-                  ignore_names: Any = None) -> None:
-    """Loads what one process has saved, too.
-
-    It does not say how far the data are in the updater's way, which is known
-    from the iterator (go_on).
-    """
-    ignored = ignore_names if isinstance(ignore_names, (list, tuple)) else (
-        [] if ignore_names is None else [ignore_names])
-    original(file, trainer, path, strict, [
-        *ignored, lambda key: key.startswith(f'{path}updater/progress_')])
 
 
 def _write_arrays(job: Any, obj: Any,

@@ -20,7 +20,7 @@ from ...chains.deferred import (
     without_drawing,
 )
 from ...chains.placeholder import is_placeholder
-from ...intercept.function_calls import creating
+from ...intercept.function_calls import Creation, creating
 from ...intercept.patching import Patch
 from ...report.quantities import size
 
@@ -64,9 +64,7 @@ class Undrawn(Deferral):
                 return found if isinstance(found, int) else iter(list(found))
         return call
 
-    def created(self, parameter: chainer.Parameter, shape: Any) -> None:
-        if shape is not None:
-            parameter.initialize(shape)
+    created = Creation.created
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         return self._is_building() and super().initialize(parameter, shape)

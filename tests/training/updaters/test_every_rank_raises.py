@@ -305,19 +305,16 @@ class Normalised(Chain):
         return self.last(self.normalise(trapped(self.first(x))))
 
 
-@pytest.mark.parametrize('kind', ['grouped', 'multi-node'])
 @pytest.mark.parametrize('way', ['layers', 'chain'])
 @pytest.mark.parametrize('place', ['layer', 'loss', 'backward'])
 @on_ranks(2, timeout=60)
-def test_while_a_replica_waits_in_batch_normalisation(comm, kind, way, place):
+def test_while_a_replica_waits_in_batch_normalisation(comm, way, place):
     grid = ProcessGrid(comm, pipeline=1)
     ranks = chainer_fp8pipe.create_communicator('float32', grid.data)
-    link = (L.BatchNormalization(6) if kind == 'grouped'
-            else MultiNodeBatchNormalization(6, ranks))
-    model = (Divisible(first(), trapped, link, last()) if way == 'layers'
-             else Normalised(link))
-    if kind == 'grouped':
-        model = create_grouped_bn_model(model, grid.data)
+    link = L.BatchNormalization(6)
+    model = create_grouped_bn_model(
+        Divisible(first(), trapped, link, last()) if way == 'layers'
+        else Normalised(link), grid.data)
     if way == 'layers':
         model = model.stage(grid)
     if way == 'chain':
