@@ -140,14 +140,14 @@ class Looking:
     def on_error(self, *args: Any) -> None:
         """Looks are errors from now on."""
         self._has_failed = True
-        if hasattr(self._own, 'on_error'):
+        if getattr(self._own, 'on_error', None):
             with fetching.set_to(_refuse):
                 self._own.on_error(*args)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._own, name)
         return (functools.partial(self._call, value)
-                if name in ('initialize', 'finalize') else value)
+                if value and name in ('initialize', 'finalize') else value)
 
     def _call(self, method: Callable, *args: Any) -> Any:
         with (fetching.set_to(_refuse) if self._has_failed
