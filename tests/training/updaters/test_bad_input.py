@@ -1,5 +1,4 @@
 """Whatever is wrong on one rank is a clear error on every rank."""
-import contextlib
 import itertools
 import json
 
@@ -217,30 +216,17 @@ def test_a_plan_that_is_not_this_models_is_refused(comm, tmp_path):
             plan=str(tmp_path / 'no_such.json'))
 
 
-@pytest.mark.parametrize('deferring', [True, False])
 @on_ranks(2)
-def test_initial_values_that_one_rank_cannot_draw_fail_on_all(comm,
-                                                              deferring):
+def test_initial_values_that_one_rank_cannot_draw_fail_on_all(comm):
     """The last layer's weights are no square."""
-    with deferred() if deferring else contextlib.nullcontext():
+    with deferred():
         model = Net()
         del model.l3
         with model.init_scope():
-            model.l3 = L.Linear(5 if deferring else None, 1,
-                                initialW=chainer.initializers.Identity())
+            model.l3 = L.Linear(
+                None, 1, initialW=chainer.initializers.Identity())
     refused(comm, 'rank [01]: ValueError: the initial values of /l3/W: '
             'ValueError: Identity matrix', model=model)
-
-
-@on_ranks(2)
-def test_a_parameter_that_one_rank_has_drawn_is_still_deferred(comm):
-    with deferred():
-        model = Net()
-    if comm.rank:
-        model.l1.W.array, model.l3.W.array  # noqa: B018
-    cut(comm, model)
-    assert all(parameter.array.any() for name, parameter
-               in model.namedparams() if name.endswith('W'))
 
 
 @on_ranks(2)
