@@ -13,6 +13,7 @@ import chainer
 from chainer.serializers import npz
 from chainer.training import extensions
 from chainer.training.extensions import _snapshot
+from mpi4py import MPI
 
 from ...chains.saving import saving_parts
 from ...mpi.agreement import raise_together
@@ -138,29 +139,34 @@ def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
 
 def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
-    """Replaces ``load_npz`` and ``load_hdf5`` of the script; on all ranks.
-
-    A rank's own error stays as it is, as a script may expect it; the others
-    raise, too.
-    """
+    """Replaces ``load_npz`` and ``load_hdf5`` of the script; on all ranks."""
     if _place(job, obj):
         raise Refusal(
             'the updater has divided the model over ranks, so a part of it '
             'cannot be loaded now; load it before, or load the whole model')
+    load_everywhere(job.comm, original, file, obj, *args, **kwargs)
+    if isinstance(obj, chainer.training.Trainer):
+        go_on(obj.updater)
+
+
+def load_everywhere(comm: MPI.Comm, original: Callable, file: Any, obj: Any,
+                    *args: Any, **kwargs: Any) -> None:
+    """Loads a file on each rank, or raises on all: one may not have it.
+
+    A rank's own error stays as it is, as a script may expect it.
+    """
     problem: Exception | None = None
     try:
         original(file, obj, *args, **kwargs)
     except Exception as error:
         problem = error
-    everyone = job.comm.allgather(
+    everyone = comm.allgather(
         problem and f'{type(problem).__name__}: {problem}')
     if problem is not None:
         raise problem
     for rank, text in enumerate(everyone):
         if text:
             raise ValueError(f'{file} was not loaded on rank {rank}: {text}')
-    if isinstance(obj, chainer.training.Trainer):
-        go_on(obj.updater)
 
 
 def _write_arrays(job: Any, obj: Any,
