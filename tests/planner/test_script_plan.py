@@ -39,7 +39,7 @@ REFUSED = [
     ('optimizer.update(model, *chainer.dataset.concat_examples(data))\n'
      'os.mkdir("went on")', 'in a loop of its own; a plan needs'),
     ('model.log = open(os.devnull)\ntrain()',
-     'model.log (TextIOWrapper): cannot pickle'),
+     'cannot be copied for trying: cannot pickle'),
 ]
 
 
