@@ -29,7 +29,6 @@ import warnings
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.training.extensions import Snapshot
-from chainer_fp8pipe.training.snapshots.snapshot import save
 
 import chainer
 import chainer.functions as F
@@ -41,7 +40,7 @@ from chainer.training.updaters import StandardUpdater
 from environment import as_rank, describe, parser, ranks_of, write_json
 from mpi4py import MPI
 
-WAYS = 'Snapshot', 'save'
+WAYS = 'Snapshot', 'waiting'
 WIDTH, LAYERS, BATCH = 1024, 24, 64
 FIRST, APART = 6, 24        # updates before the first snapshot, and between
 
@@ -103,9 +102,8 @@ def measure(comm: MPI.Comm, way: str, out: str, snapshots: int) -> dict:
         trainer.extend(Snapshot(communicator, retain=1), trigger=due)
     else:
         trainer.extend(
-            lambda trainer: save(trainer, communicator, os.path.join(
-                out, f'snapshot_iter_{trainer.updater.iteration}.ranks')),
-            trigger=due, priority=-100, name='save')
+            lambda trainer: Snapshot(communicator, retain=1)(trainer),
+            trigger=due, priority=-100, name='waiting')
     clock = Clock()
     trainer.extend(clock)
     comm.Barrier()

@@ -117,14 +117,6 @@ def _is_complete(folder: str) -> bool:
     return False
 
 
-def remove_unfinished(directory: str | None) -> None:
-    """Removes what a job was writing in its directory when it ended."""
-    for _, path in _snapshots(directory):
-        if os.path.basename(path).startswith('snapshot.partial'):
-            with contextlib.suppress(OSError):
-                os.remove(path)
-
-
 def _snapshots(directory: str | None) -> Iterator[tuple[int, str]]:
     """Files, with the numbers of Trainers; none of a disk that is away."""
     if directory is not None:
@@ -268,7 +260,6 @@ class Supervisor:
                 say(f'trains: update {attempt.output.update} is done, '
                     f'{time.monotonic() - began:.1f} s after the start')
         code = attempt.watch(tick, () if has_hosts else job.program, ranks)
-        remove_unfinished(job.snapshots)
         ending = ending_of(attempt.output, code, has_hosts)._replace(
             progressed=self._has_progressed(attempt.output.update, saved),
             at=at, seconds=time.monotonic() - began)

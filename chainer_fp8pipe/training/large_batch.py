@@ -18,6 +18,8 @@ import chainer
 import numpy
 from chainer.training import extension
 
+from ..mpi.agreement import agree
+from ..mpi.waiting import wait_until
 from .checks import check_count, check_number
 
 
@@ -113,49 +115,22 @@ def _add(optimizer: Any, hooks: list[Any]) -> None:
 Decay = Callable[[float, float, float], float]
 
 
-@dataclasses.dataclass(frozen=True)
-class Polynomial:
-    """``(1 - share)^power``, with the share of the time after the warm-up.
-
-    You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
-    (2017), section 5, with a power of 2.
-    """
-
-    power: float = 2.0
-
-    def __post_init__(self) -> None:
-        check_number('power', self.power)
-
-    def __call__(self, epoch: float, warmup_epochs: float, epochs: float
-                 ) -> float:
-        left = (epochs - epoch) / (epochs - warmup_epochs)
-        return min(max(left, 0.0), 1.0) ** self.power
+def _polynomial(epoch: float, warmup_epochs: float, epochs: float) -> float:
+    left = (epochs - epoch) / (epochs - warmup_epochs)
+    return min(max(left, 0.0), 1.0) ** 2
 
 
-@dataclasses.dataclass(frozen=True)
-class Steps:
-    """One step down at each of a few epochs.
+def _step(epoch: float, warmup_epochs: float, epochs: float) -> float:
+    return 0.1 ** sum(epoch >= place for place in (
+        epochs / 3, 2 * epochs / 3, 8 * epochs / 9))
 
-    Goyal et al., *Accurate, Large Minibatch SGD* (2017), section 5.1: to a
-    tenth at 30, 60 and 80 of 90 epochs.
 
-    Args:
-        milestones: Epochs, counted from the start of the training.
-        factor: Of the rate, at each.
-    """
+def _constant(epoch: float, warmup_epochs: float, epochs: float) -> float:
+    return 1.0
 
-    milestones: tuple[float, ...]
-    factor: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_number('factor', self.factor)
-        for milestone in self.milestones:
-            check_number('a milestone', milestone)
-
-    def __call__(self, epoch: float, warmup_epochs: float, epochs: float
-                 ) -> float:
-        return self.factor ** sum(epoch >= milestone
-                                  for milestone in self.milestones)
+_DECAYS: dict[str, Decay] = {
+    'polynomial': _polynomial, 'step': _step, 'constant': _constant}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +138,8 @@ class LearningRate:
     """Linear scaling, gradual warm-up and decay.
 
     The rate rises in a straight line from ``base_lr`` to ``base_lr * batch /
-    base_batch`` (Goyal et al. 2017, sections 2.1 and 2.2), and then decays.
+    base_batch`` (Goyal et al., *Accurate, Large Minibatch SGD*, 2017, sections
+    2.1 and 2.2), and then decays.
     After ``epochs`` it stays constant.
 
     Args:
@@ -172,9 +148,11 @@ class LearningRate:
         base_batch: As many or fewer.
         warmup_epochs: How long the rate rises; 0: not at all.
         epochs: How long the training is.
-        decay: ``'polynomial'`` (:class:`Polynomial`, power 2), ``'step'``
-            (:class:`Steps`, to a tenth after 1/3, 2/3 and 8/9 of all epochs),
-            ``'constant'``, or a function like these.
+        decay: ``'polynomial'`` (the square of the share of time that is left,
+            You et al., *Large Batch Training of Convolutional Networks*, 2017,
+            section 5), ``'step'`` (to a tenth after 1/3, 2/3 and 8/9 of all
+            epochs, Goyal et al., section 5.1), ``'constant'``, or a function
+            of epoch, warm-up epochs and epochs: a factor of the highest rate.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.
@@ -218,16 +196,8 @@ class LearningRate:
             risen = epoch / self.warmup_epochs
             return self.base_lr + (self.peak - self.base_lr) * risen
         decay = (self.decay if callable(self.decay)
-                 else _DECAYS[self.decay](self.epochs))
+                 else _DECAYS[self.decay])
         return self.peak * decay(epoch, self.warmup_epochs, self.epochs)
-
-
-_DECAYS: dict[str, Callable[[float], Decay]] = {
-    'polynomial': lambda epochs: Polynomial(),
-    'step': lambda epochs: Steps((epochs / 3, 2 * epochs / 3,
-                                  8 * epochs / 9)),
-    'constant': lambda epochs: lambda *_: 1.0,
-}
 
 
 # --- hooks of optimizers -----------------------------------------------------
@@ -409,7 +379,8 @@ class FollowEpochs(extension.Extension):
     different rates the ranks' weights would diverge.
 
     Raises:
-        ValueError: No optimizer of the trainer has a schedule.
+        ValueError: No optimizer of the trainer has a schedule, or not all
+            ranks have the extension.
     """
 
     trigger = 1, 'iteration'
@@ -417,51 +388,28 @@ class FollowEpochs(extension.Extension):
     default_name = 'FollowEpochs'
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        optimizers = trainer.updater.get_all_optimizers().values()
-        if not any(map(_schedule, optimizers)):
+        self._followed = []
+        for optimizer in trainer.updater.get_all_optimizers().values():
+            for hook in optimizer._hookable._pre_update_hooks.values():
+                if isinstance(hook, RateSchedule):
+                    ranks = getattr(getattr(optimizer, 'communicator', None),
+                                    'mpi_comm', None)
+                    self._followed.append((hook, ranks))
+                    if ranks is not None:
+                        agree(ranks, {'the extension FollowEpochs': 'there'},
+                              remedy='Extend the trainer with it on all ranks')
+        if not self._followed:
             raise ValueError('FollowEpochs has nothing to follow for: no '
                              'optimizer was prepared by large_batch, or has '
                              'a hook Schedule')
         self(trainer)
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        for optimizer in trainer.updater.get_all_optimizers().values():
-            schedule = _schedule(optimizer)
-            if schedule is None:
-                continue
-            schedule.epoch = _epoch_of_first_rank(
-                getattr(optimizer, 'communicator', None),
-                float(trainer.updater.epoch_detail))
-
-
-def _epoch_of_first_rank(communicator: Any, epoch: float) -> float:
-    """Rank 0's epoch.
-
-    Raises:
-        RuntimeError: Other ranks do something else.
-    """
-    if communicator is None or communicator.size == 1:
-        return epoch
-    from ..mpi.agreement import Meeting, are_equal
-    ranks = communicator.mpi_comm
-    if are_equal(ranks, int(numpy.float64(epoch).view(numpy.uint64))):
-        return epoch
-    # What others tell each other, where they do something else.
-    told = Meeting(ranks).say(('', {'FollowEpochs': epoch}))
-    there = [rank for rank, (_, entries) in enumerate(told)
-             if 'FollowEpochs' in entries]
-    if len(there) < ranks.size:
-        raise RuntimeError(
-            f'FollowEpochs is on rank{"s"[:len(there) - 1]} '
-            f'{", ".join(map(str, there))} of {ranks.size} only; extend the '
-            'trainer with it on all ranks')
-    return told[0][1]['FollowEpochs']
-
-
-def _schedule(optimizer: Any) -> RateSchedule | None:
-    return next((hook for hook
-                 in optimizer._hookable._pre_update_hooks.values()
-                 if isinstance(hook, RateSchedule)), None)
+        for hook, ranks in self._followed:
+            epoch = numpy.array([trainer.updater.epoch_detail], float)
+            if ranks is not None:
+                wait_until(ranks.Ibcast(epoch).Test)
+            hook.epoch = float(epoch[0])
 
 
 class StopWhenDiverged(UpdateHook):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import json
 import math
 import os
@@ -20,10 +19,11 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import chainer
+import mpi4py
 import numpy
 from chainer.training import extension
 from mpi4py import MPI
@@ -46,14 +46,13 @@ from ..report.record import (
     RunStart,
     read_record,
 )
-from ..report.stream import EventStream, Section, events_of, stream_of
+from ..report.stream import EventStream, events_of, stream_of
 from ..report.verdict import TO_STAGES, text
-from .extensions.update_marks import CallMark, EveryUpdate, mark_update
+from .triggers import EveryUpdate
 
-_NAME = 'RunReport'
-#: Seconds from one write to the next, which double after so many writes; and
-#: from one page to the next.
-_SECONDS, _OFTEN, _PAGES = 10.0, 256, 60.0
+#: Seconds from one write to the next, at least, and from one page to the next;
+#: and the share of the time so far, so that the files of long runs stay small.
+_SECONDS, _PAGES, _SHARE = 10.0, 60.0, 1 / 256
 #: Updates whose times are kept until they are written, at most.
 _MOST = 10_000
 #: The events of an update are kept if it is the so-many-th of a start, twice,
@@ -75,16 +74,14 @@ class RunReport(extension.Extension):
         trainer.extend(RunReport(comm))
 
     At the end rank 0 prints the verdict: final loss and accuracy, times,
-    bytes, restarts, and the costliest part of an update.  The page is the file
-    ``report.html`` in the result folder.  It shows the verdict, curves, the
-    phases of each rank's updates, slow ranks, bytes, and two updates as
-    timelines.
+    bytes, restarts, and the costliest part of an update.  ``report.html`` in
+    the result folder also has curves, the phases of each rank's updates, slow
+    ranks, and two updates as timelines.
 
-    Each rank appends to its file in the folder ``report`` every 10 seconds
-    and at the end.  A job that is started again goes on with them, and
-    ``python -m chainer_fp8pipe report`` makes pages of them later.  A report
-    that cannot be written is a warning.  No messages are sent: the page has
-    the ranks whose files are on rank 0's disk.
+    Each rank appends to a file in the folder ``report`` every 10 seconds and
+    at the end, also where a job is started again.  A report that cannot be
+    written is a warning.  No messages are sent: the page has the ranks whose
+    files are on rank 0's disk.
 
     Args:
         comm: All ranks: a communicator of this package, ChainerMN's or
@@ -103,7 +100,7 @@ class RunReport(extension.Extension):
     trigger = EveryUpdate()
     # After all that reports values and writes files.
     priority = extension.PRIORITY_READER - 50
-    default_name = _NAME
+    default_name = 'RunReport'
 
     def __init__(self, comm: Any = None, filename: str | None = 'report.html',
                  prints: bool = True, directory: str | None = None) -> None:
@@ -130,7 +127,7 @@ class RunReport(extension.Extension):
         self._out = (trainer.out if self._directory is None
                      else self._directory)
         # What is being handled now is not what will end the training.
-        self._handled, self._error = sys.exc_info()[1], ''
+        self._handled = sys.exc_info()[1]
         try:
             self._writer = RecordWriter(self._out, self._rank)
         except OSError as error:
@@ -138,58 +135,54 @@ class RunReport(extension.Extension):
             return
         self._curves = _CurveMeans(updater.iteration)
         self._times = _UpdateTimes(updater, self._rank)
-        self._writes, self._next = 0, time.monotonic() + _SECONDS
-        self._page_at = time.monotonic() + _PAGES
+        self._began = time.monotonic()
+        self._next, self._page_at = self._began + _SECONDS, (
+            self._began + _PAGES)
         ended = json.loads(os.environ.get(ENDED, '[]'))
         self._write([RunStart(
             time.time(), updater.iteration, ranks.size, platform.node(),
             None if grid is None else grid.stage_index, tuple(sys.argv),
-            _versions(), _options(updater),
-            len(ended) if is_launched() else None, ended[-1] if ended else ''
-        )])
+            {'Python': platform.python_version(),
+             'chainer_fp8pipe': __version__, 'chainer': chainer.__version__,
+             'numpy': numpy.__version__, 'mpi4py': mpi4py.__version__,
+             'MPI': MPI.Get_library_version().strip('\0').split('\n')[0]},
+            _options(updater), len(ended) if is_launched() else None,
+            ended[-1] if ended else '')])
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._writer is None:
             return
+        now = time.monotonic()
         if not self._rank:
             self._curves.add(trainer)
-        if time.monotonic() >= self._next or self._times.updates >= _MOST:
+        if now >= self._next or self._times.updates >= _MOST:
             self._write([*self._curves.take(), *self._times.take()])
-            self._writes += 1
-            self._next = time.monotonic() + _SECONDS * (
-                1 << self._writes // _OFTEN)
-            if not self._rank and time.monotonic() >= self._page_at:
+            self._next = now + max(_SECONDS, _SHARE * (now - self._began))
+            if not self._rank and now >= self._page_at:
                 self._page()
-                self._page_at = time.monotonic() + _PAGES
-
-    def on_error(self, trainer: chainer.training.Trainer, exc: Exception,
-                 tb: Any) -> None:
-        self._error = f'{type(exc).__name__}: {exc}'
+                self._page_at = now + _PAGES
 
     def finalize(self) -> None:
         """Ends the record, and prints the verdict."""
         if self._writer is None:
             return
         self._times.end()
-        # Such as KeyboardInterrupt, of which a trainer tells nobody.
         found = sys.exc_info()[1]
-        if found not in (None, self._handled) and not self._error:
-            self._error = f'{type(found).__name__}: {found}'
+        error = '' if found in (None, self._handled) else (
+            f'{type(found).__name__}: {found}')
         self._write([*self._curves.take(), *self._times.take(), RunEnd(
-            time.time(), self._updater.iteration, self._error)])
+            time.time(), self._updater.iteration, error)])
         self._writer = None
         if self._rank:
             return
-        if not self._error:
+        if not error:
             self._wait_for_others()
         has_page = self._page()
-        if self._prints and not self._error:
+        if self._prints and not error:
             with self._warns():
                 print(text(read_record(self._out)))
                 if has_page:
                     print(f'page: {os.path.join(self._out, has_page)}')
-
-    # --- files ---------------------------------------------------------------
 
     def _write(self, parts: list[Part]) -> None:
         with self._warns():
@@ -245,66 +238,49 @@ class _CurveMeans:
     def __init__(self, iteration: int) -> None:
         self._begin, self._updates, self._made = iteration, 1, 0
         self._points: list[CurvePoint] = []
-        self._clear()
+        self._summary = chainer.reporter.DictSummary()
 
     def add(self, trainer: Any) -> None:
         """Takes over what an update and extensions have reported."""
         updater = trainer.updater
         for name, value in trainer.observation.items():
-            self._add(name, value)
+            value = getattr(value, 'array', value)
+            # What is on a GPU is not waited for.
+            if not isinstance(value, chainer.get_array_types()):
+                with contextlib.suppress(ValueError):   # of several shapes
+                    value = numpy.asarray(value)
+            if getattr(value, 'ndim', 1) == 0 and value.dtype.kind in 'biuf':
+                self._summary.add({name: float(value) if isinstance(
+                    value, numpy.ndarray) else value})
         if (updater.iteration - self._begin) % self._updates:
             return
-        values = {name: total / count for name, (total, count)
-                  in self._sums.items()}
-        values |= {name: float(value) for name, value
-                   in self._summary.compute_mean().items()}
-        self._clear()
-        if not values:
-            return
-        self._points.append(CurvePoint(
-            updater.iteration, float(getattr(updater, 'epoch_detail', 0.0)),
-            trainer.elapsed_time, values, time.time()))
-        self._made += 1
-        if self._made % _POINTS == 0:
-            self._updates *= 2
+        values = {name: float(value) for name, value
+                  in self._summary.compute_mean().items()}
+        self._summary = chainer.reporter.DictSummary()
+        if values:
+            self._points.append(CurvePoint(
+                updater.iteration,
+                float(getattr(updater, 'epoch_detail', 0.0)),
+                trainer.elapsed_time, values, time.time()))
+            self._made += 1
+            if self._made % _POINTS == 0:
+                self._updates *= 2
 
     def take(self) -> list[CurvePoint]:
         """The points since the last call."""
         points, self._points = self._points, []
         return points
 
-    def _clear(self) -> None:
-        # By name, the sum of values on the CPU, and how many there were.
-        self._sums: dict[str, tuple[float, int]] = {}
-        self._summary = chainer.reporter.DictSummary()
-
-    def _add(self, name: str, value: Any) -> None:
-        value = getattr(value, 'array', value)
-        if isinstance(value, chainer.backend.cuda.ndarray):
-            self._summary.add({name: value})    # is not waited for
-            return
-        if isinstance(value, (str, bytes)) or numpy.ndim(value):
-            return
-        try:
-            value = float(value)
-        except (TypeError, ValueError, OverflowError):
-            return
-        total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = total + value, count + 1
-
 
 # --- times of updates --------------------------------------------------------
 
 class _Lap(NamedTuple):
-    """The end of an update, and what the stream had counted by then."""
+    """An update: its end, and seconds, all of them and by section."""
 
     iteration: int
     end: float
-    busy: float                 # from the update's begin to its end
-    seconds: dict[str, float]   # by section, since the stream began
-    outside: dict[str, float]   # the same when the update began
-    hidden: dict[str, float]
-    bytes: tuple[int, int, int]     # gradients; to stages: sent, whole
+    busy: float
+    seconds: dict[str, float]
 
 
 class _UpdateTimes:
@@ -315,14 +291,19 @@ class _UpdateTimes:
         self._stream = stream_of(updater, *(
             getattr(optimizer, 'communicator', None)
             for optimizer in updater.get_all_optimizers().values()))
-        self._begun = updater.iteration
-        self._written = self._stream.keep()
-        self._sections: _Sections | None = None
-        self._before: _Lap | None = None
+        self._begun, self._kept = updater.iteration, self._stream.keep()
+        # The end of the last update of the interval before, and what the
+        # stream had counted by then.
+        self._end, self._counted = 0.0, dict[str, float]()
         self._clear()
         # Of this object alone: a training that never begins leaves nothing.
         self._calls = AroundCalls()
         self._calls.add(updater, 'update', self._update)
+
+    def _clear(self) -> None:
+        self._laps: list[_Lap] = []
+        self._regular: list[RecordedUpdate] = []
+        self._slow: RecordedUpdate | None = None
 
     @property
     def updates(self) -> int:
@@ -332,151 +313,105 @@ class _UpdateTimes:
     def end(self) -> None:
         """Notes nothing any more."""
         self._calls.remove()
-        self._stream.keep_no_more(self._written)
-        if self._sections is not None:
-            self._sections.remove()
-            self._sections = None
+        self._stream.keep_no_more(self._kept)
 
     def take(self) -> list[Part]:
         """The interval since the last call, and updates with their events."""
-        if not self._laps or self._before is None:
+        laps, before, now = self._laps, self._counted, self._counts()
+        if not laps:
             return []
-        laps = [self._before, *self._laps]
-        steps = numpy.diff([lap.end for lap in laps])
-        busy = numpy.array([lap.busy for lap in laps[1:]])
-        sections = {name: numpy.array([
-            lap.seconds.get(name, 0.0) - lap.outside.get(name, 0.0)
-            for lap in laps[1:]]) for name in laps[-1].seconds}
-        means = {name: float(values.mean())
-                 for name, values in sections.items()}
+        steps = numpy.diff([self._end, *(lap.end for lap in laps)])
+        busy = numpy.array([lap.busy for lap in laps])
+        sections = {name: numpy.array([lap.seconds.get(name, 0.0)
+                                       for lap in laps])
+                    for name in PHASES}
         # Measuring takes time, too, so that sections may add up to more than
         # the update.
-        means['other'] = max(0.0, float(busy.mean()) - sum(means.values()))
-        means['between'] = float((steps - busy).mean())
-        hidden = {name: (seconds - laps[0].hidden.get(name, 0.0)) / len(steps)
-                  for name, seconds in laps[-1].hidden.items()}
-        own = busy - sum((sections[name] for name in COMMUNICATION
-                          if name in sections), numpy.zeros(len(steps)))
-        interval = RankInterval(
-            self._rank, laps[1].iteration, laps[-1].iteration,
-            _quartiles(steps), _quartiles(own),
-            {name: means[name] for name in PHASES if means.get(name)},
+        sections['other'] = numpy.maximum(0.0, busy - sum(sections.values()))
+        sections['between'] = steps - busy
+        means = {name: float(values.mean())
+                 for name, values in sections.items()}
+        hidden = {name: (now[name] - before.get(name, 0.0)) / len(laps)
+                  for name in now if name in PHASES}
+        parts: list[Part] = [RankInterval(
+            self._rank, laps[0].iteration, laps[-1].iteration,
+            _quartiles(steps), _quartiles(
+                busy - sum(sections[name] for name in COMMUNICATION)),
+            {name: mean for name, mean in means.items() if mean},
             {name: seconds for name, seconds in hidden.items() if seconds},
             _sent(self._updater, *(
-                (numpy.array(laps[-1].bytes) - laps[0].bytes) / len(steps))),
-            int(bytes_in('VmHWM') or 0), time.time())
-        kept = self._regular
+                (now[name] - before[name]) / len(laps) for name in _BYTES)),
+            int(bytes_in('VmHWM') or 0), time.time()), *self._regular]
         if self._slow and self._slow.seconds > _SLOW * numpy.median(busy):
-            kept = [*kept, self._slow]
-        self._before = laps[-1]
+            parts.append(self._slow)
+        self._end, self._counted = laps[-1].end, now
         self._clear()
-        return [interval, *kept]
+        return parts
 
-    def _clear(self) -> None:
-        self._laps: list[_Lap] = []
-        self._regular: list[RecordedUpdate] = []
-        self._slow: RecordedUpdate | None = None
+    def _counts(self) -> dict[str, float]:
+        """What the stream has counted: hidden seconds, and bytes."""
+        return {**self._stream.hidden, **{
+            name: getattr(self._stream, name) for name in _BYTES}}
 
     @contextlib.contextmanager
     def _update(self) -> Iterator[None]:
-        if self._sections is None:
-            self._sections = _Sections(self._stream, self._updater)
-        begin, outside = time.monotonic(), dict(self._stream.seconds)
+        if not self._end:
+            _watch(self._calls, self._stream, self._updater)
+        begin, before = time.monotonic(), dict(self._stream.seconds)
         yield
-        now, stream = time.monotonic(), self._stream
-        if self._sections is None:
-            return
-        self._sections.settle()
-        events, iteration = self._events(begin), self._updater.iteration
-        lap = _Lap(iteration, now, now - begin, dict(stream.seconds), outside,
-                   dict(stream.hidden), (stream.bytes_sent,
-                                         stream.stage_bytes,
-                                         stream.stage_arrays))
-        if self._before is None:
-            # The first update connects and allocates: like no other.
-            self._before = lap
-            return
-        self._laps.append(lap)
-        count = iteration - self._begun
-        made = functools.partial(RecordedUpdate, iteration, now - begin)
-        if len(events) > _MOST_EVENTS:
-            return
-        if not count % _REGULAR and (count // _REGULAR).bit_count() == 1:
-            self._regular.append(made(events))
-        elif self._slow is None or now - begin > self._slow.seconds:
-            self._slow = made(events)
-
-    def _events(self, begin: float) -> tuple[Any, ...]:
-        """What was kept of an update, in seconds since 1970."""
-        taken = self._written[:]
+        end, iteration = time.monotonic(), self._updater.iteration
+        taken = self._kept[:]
         # The exchange's thread may have appended meanwhile.
-        del self._written[:len(taken)]
-        origin = time.monotonic() - time.time()
-        found = events_of(taken, self._rank, 0.0)
-        return tuple(event._replace(start=event.start - origin,
-                                    end=event.end - origin)
-                     for event in found if event.end > begin)
+        del self._kept[:len(taken)]
+        if not self._end:
+            # The first update connects and allocates: like no other.
+            self._end, self._counted = end, self._counts()
+            return
+        self._laps.append(_Lap(iteration, end, end - begin, {
+            name: seconds - before.get(name, 0.0)
+            for name, seconds in self._stream.seconds.items()}))
+        count = iteration - self._begun
+        is_regular = not count % _REGULAR and (
+            count // _REGULAR).bit_count() == 1
+        if len(taken) <= _MOST_EVENTS and (
+                is_regular or self._slow is None
+                or end - begin > self._slow.seconds):
+            origin = time.monotonic() - time.time()
+            made = RecordedUpdate(iteration, end - begin, tuple(
+                event._replace(start=event.start - origin,
+                               end=event.end - origin)
+                for event in events_of(taken, self._rank, 0.0)
+                if event.end > begin))
+            if is_regular:
+                self._regular.append(made)
+            else:
+                self._slow = made
 
 
-class _Sections:
-    """Writes down input, passes, exchange and update, until removed.
+_BYTES = 'bytes_sent', 'stage_bytes', 'stage_arrays'
+
+
+def _watch(calls: AroundCalls, stream: EventStream, updater: Any) -> None:
+    """Writes down input, passes, exchange and update.
 
     A pipeline writes its passes, exchange and update itself.  Elsewhere,
-    ``forward`` is the outermost call of an optimizer's model in training, and
-    what a loss function computes outside of it is in no section.
+    ``forward`` is the call of an optimizer's model, and ``update`` what else
+    the optimizer does.
     """
-
-    def __init__(self, stream: EventStream, updater: Any) -> None:
-        self._stream, self._calls = stream, AroundCalls()
-        self._open: list[Section] = []
-        self._undo: list[Callable[[], None]] = []
-        for iterator in (getattr(updater, '_iterators', None) or {}).values():
-            self._watch(iterator, 'input', 'next', '__next__')
-        if getattr(updater, 'grid', None) is not None:
-            return
-        self._watch(chainer.Variable, 'backward', 'backward')
-        for optimizer in updater.get_all_optimizers().values():
-            self._watch(getattr(optimizer, 'communicator', None), 'exchange',
-                        'bcast_data', 'multi_node_mean_grad')
-            actual = getattr(optimizer, 'actual_optimizer', optimizer)
-            actual.target.add_hook(CallMark(*self._ends_of('forward')), _NAME)
-            self._undo += [
-                functools.partial(actual.target.delete_hook, _NAME),
-                mark_update(actual, _NAME, *self._ends_of('update'))]
-
-    def settle(self) -> None:
-        """An update is over: ends what an error has left open."""
-        while self._open:
-            self._open.pop().__exit__(None, None, None)
-
-    def remove(self) -> None:
-        """Writes nothing any more."""
-        self.settle()
-        self._calls.remove()
-        while self._undo:
-            # A user may have removed the hook as well.
-            with contextlib.suppress(KeyError):
-                self._undo.pop()()
-
-    def _watch(self, owner: Any, section: str, *methods: str) -> None:
+    def watch(owner: Any, section: str, *methods: str) -> None:
         for name in methods:
-            self._calls.add(owner, name,
-                            functools.partial(self._stream.section, section))
-
-    def _ends_of(self, name: str) -> tuple[Callable[[], None], ...]:
-        """What begins a section, and what ends it."""
-        return tuple(functools.partial(act, name)
-                     for act in (self._begin, self._end))
-
-    def _begin(self, name: str) -> None:
-        section = self._stream.section(name)
-        section.__enter__()
-        self._open.append(section)
-
-    def _end(self, name: str) -> None:
-        # What an error has left open inside of it ends with it.
-        while any(section.name == name for section in self._open):
-            self._open.pop().__exit__(None, None, None)
+            calls.add(owner, name, functools.partial(stream.section, section))
+    for iterator in (getattr(updater, '_iterators', None) or {}).values():
+        watch(iterator, 'input', 'next', '__next__')
+    if getattr(updater, 'grid', None) is not None:
+        return
+    watch(chainer.Variable, 'backward', 'backward')
+    for optimizer in updater.get_all_optimizers().values():
+        watch(getattr(optimizer, 'communicator', None), 'exchange',
+              'bcast_data', 'multi_node_mean_grad')
+        watch(optimizer.target, 'forward', '__call__')
+        watch(getattr(optimizer, 'actual_optimizer', optimizer), 'update',
+              'update')
 
 
 def _quartiles(numbers: numpy.ndarray) -> tuple[float, float, float]:
@@ -484,25 +419,19 @@ def _quartiles(numbers: numpy.ndarray) -> tuple[float, float, float]:
     return low, median, high
 
 
-# --- what a job is, in words -------------------------------------------------
-
 def _sent(updater: Any, gradients: float, to_stages: float, whole: float
           ) -> dict[str, tuple[float, float]]:
     """See :attr:`.RankInterval.sent`, of the mean bytes of an update."""
-    found = {}
-    communicator = getattr(updater.get_all_optimizers().get('main'),
-                           'communicator', None)
+    found = {TO_STAGES: (float(to_stages), float(whole))}
+    optimizer = updater.get_all_optimizers().get('main')
+    communicator = getattr(optimizer, 'communicator', None)
     if communicator is not None:
         size = communicator.size
         # Elements of 4 bytes, which go out and come back.
-        float32 = 8.0 * (size - 1) / size * _elements(
-            updater.get_optimizer('main').target)
+        float32 = 8.0 * (size - 1) / size * _elements(optimizer.target)
         if not isinstance(getattr(communicator, 'events', None), EventStream):
             gradients = float32     # ChainerMN's, which counts nothing
-        found[getattr(communicator, 'name', type(communicator).__name__)] = (
-            float(gradients), float32)
-    if to_stages:
-        found[TO_STAGES] = float(to_stages), float(whole)
+        found[_name_of(communicator)] = float(gradients), float32
     return {codec: both for codec, both in found.items() if both[1]}
 
 
@@ -512,18 +441,15 @@ def _options(updater: Any) -> dict[str, str]:
     for name, optimizer in updater.get_all_optimizers().items():
         suffix = '' if name == 'main' else f' {name}'
         actual = getattr(optimizer, 'actual_optimizer', optimizer)
-        found[f'optimizer{suffix}'] = type(actual).__name__
-        found[f'hyperparameters{suffix}'] = ', '.join(
+        found[f'optimizer{suffix}'] = ', '.join([type(actual).__name__, *(
             f'{key}={number(value)}' for key, value
             in sorted(actual.hyperparam.get_dict().items())
-            if isinstance(value, (int, float)))
-        target = actual.target
-        found[f'model{suffix}'] = (
-            f'{type(target).__name__}, {_elements(target):,} parameters')
+            if isinstance(value, (int, float)))])
+        found[f'model{suffix}'] = (f'{type(actual.target).__name__}, '
+                                   f'{_elements(actual.target):,} parameters')
         communicator = getattr(optimizer, 'communicator', None)
         if communicator is not None:
-            found[f'communicator{suffix}'] = getattr(
-                communicator, 'name', type(communicator).__name__)
+            found[f'communicator{suffix}'] = _name_of(communicator)
             if hasattr(communicator, 'options'):
                 found |= {option: str(value) for option, value
                           in vars(communicator.options).items()
@@ -531,25 +457,13 @@ def _options(updater: Any) -> dict[str, str]:
     if (schedule := getattr(updater, 'schedule', None)) is not None:
         found |= {'schedule': schedule.name, 'stages': str(schedule.stages),
                   'micro-batches': str(schedule.micro_batches)}
-    if (grid := getattr(updater, 'grid', None)) is not None:
-        found['replicas'] = str(grid.replicas)
-    for name, iterator in getattr(updater, '_iterators', {}).items():
-        found[f'iterator {name}'] = type(iterator).__name__
-        if isinstance(getattr(iterator, 'batch_size', None), int):
-            found[f'batch of a rank, {name}'] = str(iterator.batch_size)
     return found
+
+
+def _name_of(communicator: Any) -> str:
+    return getattr(communicator, 'name', type(communicator).__name__)
 
 
 def _elements(target: Any) -> int:
     return sum(math.prod(parameter.shape) for parameter in target.params()
                if parameter.array is not None)
-
-
-def _versions() -> dict[str, str]:
-    found = {'Python': platform.python_version(),
-             'chainer_fp8pipe': __version__, 'chainer': chainer.__version__}
-    for name in 'numpy', 'mpi4py', 'cupy':
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    found['MPI'] = MPI.Get_library_version().replace('\0', '').split('\n')[0]
-    return found

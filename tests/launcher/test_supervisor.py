@@ -6,12 +6,10 @@ from chainer_fp8pipe.launcher.attempt import Ending
 from chainer_fp8pipe.launcher.supervisor import (
     RestartPolicy,
     SavedProgress,
-    remove_unfinished,
     saved_progress,
     table,
 )
 from chainer_fp8pipe.training.snapshots.file import (
-    _UNFINISHED,
     file_of,
     folder_of,
 )
@@ -96,7 +94,7 @@ def test_the_snapshot_that_is_furthest_is_found(tmp_path):
         for rank in range(written):
             open(file_of(path, rank, 2), 'w').close()
         return path
-    for name in 'snapshot_iter_200', 'snapshot.partial', 'log':
+    for name in 'snapshot_iter_200', 'log':
         (tmp_path / name).touch()
     saved(tmp_path, 9)
     saved(tmp_path, 100)
@@ -114,12 +112,3 @@ def test_the_snapshot_that_is_furthest_is_found(tmp_path):
     assert saved_progress(str(tmp_path))[:2] == (1, 300)
 
 
-def test_what_a_job_was_writing_is_removed_and_nothing_else(tmp_path):
-    (tmp_path / '2').mkdir()
-    for name in (f'{_UNFINISHED}.7.0', f'{_UNFINISHED}.7.1',
-                 f'2/{_UNFINISHED}.8.0', 'log'):
-        (tmp_path / name).touch()
-    remove_unfinished(None)
-    remove_unfinished(str(tmp_path / 'nowhere'))
-    remove_unfinished(str(tmp_path))
-    assert {path.name for path in tmp_path.rglob('*')} == {'2', 'log'}

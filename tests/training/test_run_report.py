@@ -271,19 +271,20 @@ class TwoModels(StandardUpdater):
             optimizer.update()
 
 
-@pytest.mark.parametrize(('updater', 'models', 'passes'), [
-    (StandardUpdater, ('main',), 1), (TwoModels, ('main', 'other'), 2)])
+@pytest.mark.parametrize(('updater', 'models', 'expected'), [
+    (StandardUpdater, ('main',), ['update', 'forward', 'backward']),
+    (TwoModels, ('main', 'other'), ['forward', 'backward', 'update'] * 2)])
 def test_a_training_of_chainer_alone_is_recorded(
-        tmp_path, updater, models, passes):
+        tmp_path, updater, models, expected):
     trainer = trainer_of(tmp_path, updater, models)
     trainer.extend(RunReport(filename=None, prints=False))
     trainer.run()
     record = read_record(str(tmp_path))
     regular, = (one for one in record.updates if one.iteration == 5)
     assert [event.name for event in regular.events] == [
-        'input', *['forward', 'backward', 'update'] * passes]
+        'input', *expected]
     assert not record.intervals[0][0].sent
-    assert record.starts[0].options['optimizer'] == 'SGD'
+    assert record.starts[0].options['optimizer'] == 'SGD, lr=0.01'
 
 
 @pytest.mark.parametrize('value', [

@@ -14,8 +14,8 @@ from chainer_fp8pipe import Divisible, create_communicator, partition
 from chainer_fp8pipe.chains.saving import saving_parts
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.mpi.ranks import once
+from chainer_fp8pipe.training.extensions import Snapshot, find_snapshots
 from chainer_fp8pipe.training.iterators import ReplicaIterator
-from chainer_fp8pipe.training.snapshots.snapshot import find_snapshots
 from chainer_fp8pipe.training.updater import PipelineUpdater
 
 import chainer
@@ -226,6 +226,11 @@ def decay(trainer):
     name = 'alpha' if hasattr(hyperparam, 'alpha') else 'lr'
     setattr(hyperparam, name, numpy.float64(
         0.02 / (1 + trainer.updater.iteration)))
+
+
+def save(trainer, comm, out):
+    """Writes a snapshot of what a trainer is now; an error if it fails."""
+    Snapshot(comm, failures=1, directory=str(out))(trainer)
 
 
 def names(folder):

@@ -3,21 +3,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import chainer
 import numpy
 from chainer.training import extension
 
 from ..checks import check_number
-
-
-class _Place(NamedTuple):
-    """Where a model has an array."""
-
-    key: str            # '/l1/W'
-    owner: Any          # a parameter, or the link of a persistent value
-    attribute: str
 
 
 class MovingAverage(extension.Extension):
@@ -63,17 +55,20 @@ class MovingAverage(extension.Extension):
                  ) -> None:
         """Adds the present weights to the average."""
         new = 1 - min(self._decay, (1 + self._updates) / (10 + self._updates))
-        for place in _places(self._model):
-            with chainer.using_device(place.owner.device):
-                latest = _latest(place)
-                average = self._averages.get(place.key)
+        for key, owner, name in _places(self._model):
+            # The optimizer may update a float32 copy.
+            copy = getattr(getattr(owner, 'update_rule', None), '_fp32_param',
+                           None)
+            latest = getattr(owner, name) if copy is None else copy.array
+            with chainer.using_device(owner.device):
+                average = self._averages.get(key)
                 if average is None or average.shape != latest.shape:
                     average = latest.astype(numpy.promote_types(
                         latest.dtype, numpy.float32))
                 else:
-                    average = place.owner.device.send(average)
+                    average = owner.device.send(average)
                     average += (latest - average) * new
-                self._averages[place.key] = average
+                self._averages[key] = average
         self._updates += 1
 
     @contextlib.contextmanager
@@ -85,19 +80,17 @@ class MovingAverage(extension.Extension):
         """
         own = []
         try:
-            for place in _places(self._model):
-                average = self._averages.get(place.key)
-                if average is not None:
-                    array = getattr(place.owner, place.attribute)
-                    own.append((place, array))
+            for key, owner, name in _places(self._model):
+                if key in self._averages:
+                    array = getattr(owner, name)
+                    own.append((owner, name, array))
                     # A copy: what is done to it is not done to the average.
-                    setattr(place.owner, place.attribute,
-                            place.owner.device.send(average).astype(
-                                array.dtype))
+                    setattr(owner, name, owner.device.send(
+                        self._averages[key]).astype(array.dtype))
             yield
         finally:
-            for place, array in reversed(own):      # two may be the same
-                setattr(place.owner, place.attribute, array)
+            for owner, name, array in reversed(own):    # two may be the same
+                setattr(owner, name, array)
 
     def evaluator(self, evaluator: Any) -> Any:
         """Makes an evaluator use the averaged weights, and returns it.
@@ -124,34 +117,27 @@ class MovingAverage(extension.Extension):
                            chainer.backends.cuda.to_cpu(average))
             return
         self._averages.clear()
-        for place in _places(self._model) if self._updates else ():
+        for key, *_ in _places(self._model) if self._updates else ():
             # An array that the snapshot lacks starts with its first value.
             with contextlib.suppress(KeyError):
-                average = serializer(f'average{place.key}', None)
+                average = serializer(f'average{key}', None)
                 if average is not None:
-                    self._averages[place.key] = numpy.array(average)
+                    self._averages[key] = numpy.array(average)
 
 
-def _places(model: chainer.Link) -> Iterator[_Place]:
-    """Every initialised floating-point array, shared ones once."""
+def _places(model: chainer.Link) -> Iterator[tuple[str, Any, str]]:
+    """Every initialised floating-point array, shared ones once.
+
+    Yields its key, the parameter or link that has it, and as what.
+    """
     seen: set[int] = set()
-    for name, parameter in model.namedparams(False):
+    for key, parameter in model.namedparams(False):
         if id(parameter) not in seen:
             seen.add(id(parameter))
-            yield _Place(name, parameter, 'array')
+            yield key, parameter, 'array'
     for path, link in model.namedlinks():
-        if id(link) in seen:
-            continue
-        seen.add(id(link))
-        for name in sorted(link._persistent):
+        for name in sorted(link._persistent) if id(link) not in seen else ():
             dtype = getattr(getattr(link, name), 'dtype', None)
             if dtype is not None and dtype.kind == 'f':
-                yield _Place(f'{path.rstrip("/")}/{name}', link, name)
-
-
-def _latest(place: _Place) -> Any:
-    """The array, or the float32 copy that the optimizer updates."""
-    copy = getattr(getattr(place.owner, 'update_rule', None),
-                   '_fp32_param', None)
-    return (getattr(place.owner, place.attribute) if copy is None
-            else copy.array)
+                yield f'{path.rstrip("/")}/{name}', link, name
+        seen.add(id(link))

@@ -1,12 +1,12 @@
 """What the gradient exchange costs, and what fp8 does to each tensor."""
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
 
 import chainer
-import numpy
 from chainer.training import extension
 
 from ...codecs import TensorReport
@@ -62,19 +62,16 @@ class CommunicationReport(extension.Extension):
 
 
 class CompressionReport(extension.Extension):
-    """Records the fp8 codec's effect on each tensor.
+    """Writes the fp8 codec's effect on each tensor as JSON.
 
-    Each call records, per tensor, the ratio q that sets its scale, and the
-    share of this rank's elements that were clipped since the last call.  The
-    record is written as JSON at each call.  With several optimizers on the
-    communicator, tensors' names begin with their optimizer's:
-    ``'critic:/l1/W'``.
-
-    Its default trigger is every 10 iterations.
+    An entry has, per tensor, the ratio q that sets its scale, and the share of
+    this rank's elements that were clipped since the last one.  The file is
+    written at each call, every 10 iterations by default.  With several
+    optimizers tensors' names begin with theirs: ``'critic:/l1/W'``.
 
     Args:
         comm: An fp8 communicator of this package.
-        filename: Of the record, in the trainer's output directory.
+        filename: In the trainer's output directory.
 
     Raises:
         TypeError: The communicator is not an fp8 one of this package.
@@ -90,73 +87,36 @@ class CompressionReport(extension.Extension):
             raise TypeError('CompressionReport needs a communicator made by '
                             "chainer_fp8pipe.create_communicator('fp8'), "
                             f'not {comm!r}')
-        self._comm = comm
-        self._filename = filename
-        self._out = ''
-        self._record: list[dict[str, Any]] = []
-        self._last: dict[str, tuple[float, float]] = {}
+        self._comm, self._filename = comm, filename
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
-        self._out = trainer.out
+        """Goes on with the file of a run that goes on."""
+        self._path = os.path.join(trainer.out, self._filename)
+        self._last, self._record = self._reports(trainer), []
+        with contextlib.suppress(FileNotFoundError), open(self._path) as file:
+            self._record = [entry for entry in json.load(file) if entry[
+                'iteration'] <= trainer.updater.iteration]
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
-        tensors = {}
-        for name, report in self._reports(trainer).items():
-            share = clipped_share(self._last, name, report.clipped,
-                                  report.encoded)
-            if share is not None:
-                tensors[name] = {'q': report.q, 'clipped': share}
+        now, tensors = self._reports(trainer), {}
+        for name, report in now.items():
+            last = self._last.get(name, report._replace(clipped=0, encoded=0))
+            if encoded := report.encoded - last.encoded:
+                tensors[name] = {'q': report.q, 'clipped': (
+                    report.clipped - last.clipped) / encoded}
                 self._comm.events.mark('compression', name, **tensors[name])
+        self._last = now
         if tensors and self._comm.rank == 0:
             self._record.append({'iteration': trainer.updater.iteration,
                                  'tensors': tensors})
-        self._write()
+            with written_whole(self._path) as file:
+                json.dump(self._record, file, indent=1)
 
     def _reports(self, trainer: chainer.training.Trainer
                  ) -> dict[str, TensorReport]:
-        models = {name: optimizer.target for name, optimizer
-                  in trainer.updater.get_all_optimizers().items()
-                  if getattr(optimizer, 'communicator', None) is self._comm}
-        return {f'{owner}:{name}' if models.keys() - {owner} else name: report
-                for owner, model in models.items()
-                for name, report in self._comm.report(model).items()}
-
-    def finalize(self) -> None:
-        self._write()
-
-    def serialize(self, serializer: chainer.AbstractSerializer) -> None:
-        # As bytes: NumPy takes four of them for each character of a text.
-        if isinstance(serializer, chainer.serializer.Serializer):
-            text = json.dumps([self._record, self._last]).encode()
-            serializer('record', numpy.frombuffer(text, numpy.uint8))
-        else:
-            saved = serializer('record', None)
-            self._record, last = json.loads(saved.tobytes())
-            self._last = {name: (clipped, encoded) for name, (
-                clipped, encoded) in last.items()}
-
-    def _write(self) -> None:
-        if not self._record or self._comm.rank:
-            return
-        os.makedirs(self._out, exist_ok=True)
-        with written_whole(os.path.join(self._out, self._filename)) as file:
-            json.dump(self._record, file, indent=1)
-
-
-def clipped_share(last: dict[str, tuple[float, float]], name: str,
-                  clipped: float, encoded: float) -> float | None:
-    """Which share of a tensor's elements was clipped since the last look.
-
-    Args:
-        last: By tensor, the clipped and the encoded elements at the last
-            look; is kept up to date.
-        name: The tensor's.
-        clipped: Elements so far.
-        encoded: Elements so far.
-
-    Returns:
-        None: nothing was encoded since.
-    """
-    before, seen = last.get(name, (0, 0))
-    last[name] = clipped, encoded
-    return (clipped - before) / (encoded - seen) if encoded > seen else None
+        return {('' if owner == 'main' else f'{owner}:') + name: report
+                for owner, optimizer
+                in trainer.updater.get_all_optimizers().items()
+                for comm in [getattr(optimizer, 'communicator', None)]
+                if comm is not None and comm is self._comm
+                for name, report in comm.report(optimizer.target).items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import numbers
 import os
 import time
 import warnings
@@ -18,10 +17,10 @@ from mpi4py import MPI
 from ...intercept.patching import AroundCalls
 from ...mpi.agreement import raise_together
 from ...report.events import Event, chrome_trace
-from ...report.quantities import counted
 from ...report.record import written_whole
-from ...report.stream import Kept, events_of
+from ...report.stream import events_of
 from ...report.timeline import picture
+from ..checks import check_count
 
 
 class PipelineTimeline(extension.Extension):
@@ -42,7 +41,7 @@ class PipelineTimeline(extension.Extension):
             allocate and make connections.  A training that ends before it
             warns.
         name: Of the files, without ending.
-        title: Above the picture; default: the schedule and its numbers.
+        title: Above the picture; default: the schedule.
 
     Raises:
         ValueError: ``iteration`` is less than 1, or no integer.
@@ -52,31 +51,40 @@ class PipelineTimeline(extension.Extension):
     priority = extension.PRIORITY_READER
     default_name = 'PipelineTimeline'
 
-    def __init__(self, updater: Any, iteration: Any = 10,
+    def __init__(self, updater: Any, iteration: int = 10,
                  name: str = 'timeline', title: str | None = None) -> None:
-        if not isinstance(iteration, numbers.Integral) or iteration < 1:
-            raise ValueError(
-                'iteration must be an integer of at least 1, not '
-                f'{iteration!r}')
-        self._updater, self._iteration = updater, int(iteration)
+        check_count('iteration', iteration)
+        self._updater, self._iteration = updater, iteration
         self._name, self._title = name, title
-        self._calls = AroundCalls()
-        self._kept: Kept = []
-        self._origin = 0.0
+        self._calls, self._events = AroundCalls(), list[Event]()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         self._calls.add(self._updater, 'update', lambda: (
-            self._record() if self._updater.iteration + 1 == self._iteration
+            self._recorded() if self._updater.iteration + 1 == self._iteration
             else contextlib.nullcontext()))
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        comm, stream = self._updater.grid.comm, self._updater.events
+        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        comm.Barrier()
+        origin = node.bcast(time.monotonic())
+        node.Free()
+        kept = stream.keep()
+        try:
+            yield
+        finally:
+            stream.keep_no_more(kept)
+            self._events = [event._replace(iteration=self._iteration)
+                            for event in events_of(kept, comm.rank, origin)]
 
     def __call__(self, trainer: chainer.training.Trainer) -> None:
         if self._updater.iteration == self._iteration:
             comm = self._updater.grid.comm
-            everyone = comm.gather(events_of(self._kept, comm.rank,
-                                             self._origin))
+            everyone = comm.gather(self._events)
             raise_together(comm, lambda: self._write(
-                trainer.out, [*itertools.chain(*(everyone or ()))]))
-            self._calls.remove()
+                os.path.join(trainer.out, self._name),
+                [*itertools.chain(*(everyone or ()))]))
 
     def finalize(self) -> None:
         """Records nothing any more."""
@@ -88,37 +96,13 @@ class PipelineTimeline(extension.Extension):
                 f'after update {self._updater.iteration}, before update '
                 f'{self._iteration}; pass a smaller iteration', stacklevel=2)
 
-    @contextlib.contextmanager
-    def _record(self) -> Iterator[None]:
-        comm = self._updater.grid.comm
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        comm.Barrier()
-        self._origin = node.bcast(time.monotonic())
-        node.Free()
-        self._kept = self._updater.events.keep()
-        try:
-            yield
-        finally:
-            self._updater.events.keep_no_more(self._kept)
-
-    def _write(self, directory: str, events: list[Event]) -> None:
+    def _write(self, path: str, events: list[Event]) -> None:
         if not events:      # but rank 0 has none
             return
-        os.makedirs(directory, exist_ok=True)
-        path = os.path.join(directory, self._name)
-        events = [event._replace(iteration=self._iteration)
-                  for event in events]
+        schedule = self._updater.schedule
         with written_whole(f'{path}.json') as file:
             json.dump(chrome_trace(events), file)
         with written_whole(f'{path}.svg') as file:
-            file.write(picture(events, self._title or self._describe()))
-
-    def _describe(self) -> str:
-        schedule, grid = self._updater.schedule, self._updater.grid
-        parts = [schedule.name, counted(schedule.stages, 'stage'),
-                 counted(schedule.micro_batches, 'micro-batch')]
-        if schedule.chunks > 1:
-            parts.insert(2, f'{schedule.chunks} chunks each')
-        if grid.replicas > 1:
-            parts.append(f'{grid.replicas} replicas')
-        return ', '.join(parts)
+            file.write(picture(events, self._title or (
+                f'{schedule.name}, stages: {schedule.stages}, micro-batches: '
+                f'{schedule.micro_batches}')))

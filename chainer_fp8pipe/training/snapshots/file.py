@@ -1,4 +1,4 @@
-"""The files of a snapshot, one of each rank: whole, or passed over."""
+"""The files of a snapshot, one of each rank: whole, or refused."""
 # A snapshot is a folder, ``snapshot_iter_100.ranks``, with a file of each
 # rank, ``rank0of4.npz``, a zip archive that NumPy opens as any other.  No rank
 # waits for another one to write, and nothing is sent: on hosts that share no
@@ -6,44 +6,38 @@
 # ranks, hosts must see one disk, as a rank then reads others' files.
 #
 # A file gets its name when all of it is on the disk.  A snapshot is whole when
-# the files of all ranks are there and have the same identity, which is at the
-# very end of each file, so that a crash between the first and the last one
-# leaves no snapshot.  The manifest in a file has a digest of each value.  No
-# value is a pickle, so nothing in a file is run.
+# the files of all ranks are there and have the same identity, so that a crash
+# between the first and the last one leaves no snapshot.  The manifest in a
+# file has a digest of each value.  No value is a pickle, so nothing in a file
+# is run.
 #
 # Keys are those of Chainer's ``save_npz(path, trainer)``, and below ``job/``
 # what that leaves out: ``load_npz`` reads the model, or the whole trainer.
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import hashlib
-import itertools
 import json
 import os
 import re
-import threading
-import uuid
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy
 from numpy.lib import format as npy
 
-_FORMAT = 6
-_FOLDER = 'snapshot_iter_{}.ranks'
+from ...report.record import written_whole
+
+_FORMAT = 7
 _MANIFEST = 'job/manifest.json'
-_UNFINISHED = 'snapshot.partial'
-_PIECE = 1 << 20            # bytes that are written at once
-_IDENTITY = 32              # letters at the end of a file
 
 State = dict[str, numpy.ndarray]
 
 
 class DamagedSnapshot(ValueError):
-    """A file that is no whole file of a snapshot."""
+    """A snapshot that is not whole, or a file that is none of one."""
 
 
 class Manifest(NamedTuple):
@@ -52,23 +46,24 @@ class Manifest(NamedTuple):
     path: str
     rank: int
     ranks: int
+    identity: str               # what the files of one snapshot have in common
     communicator: str           # the names of the job's communicators
     digests: dict[str, str]     # by key
 
 
-def new_identity() -> str:
-    """What the files of one snapshot, and no other, have in common."""
-    return uuid.uuid4().hex
-
-
 def folder_of(directory: str, iteration: int) -> str:
     """Where the files of a snapshot are."""
-    return os.path.join(directory, _FOLDER.format(iteration))
+    return os.path.join(directory, f'snapshot_iter_{iteration}.ranks')
 
 
 def file_of(folder: str, rank: int, ranks: int) -> str:
     """The file of a rank."""
     return os.path.join(folder, f'rank{rank}of{ranks}.npz')
+
+
+def files_in(folder: str) -> list[str]:
+    """The files of all ranks that this host sees."""
+    return sorted(glob.glob(os.path.join(glob.escape(folder), 'rank*.npz')))
 
 
 def find_snapshots(directory: str) -> list[str]:
@@ -83,58 +78,10 @@ def find_snapshots(directory: str) -> list[str]:
 
 def iteration_of(folder: str) -> int:
     """The iteration of a snapshot, by its name; -1: it is something else."""
-    found = re.fullmatch(re.escape(_FOLDER).replace(r'\{\}', r'(\d+)'),
+    found = re.fullmatch(r'snapshot_iter_(\d+)\.ranks',
                          os.path.basename(os.path.normpath(folder)))
     return int(found[1]) if found else -1
 
-
-def identities(folder: str) -> list[tuple[int, int, str]]:
-    """Rank, number of ranks and identity of each file in a folder.
-
-    Those that cannot be read are left out.
-    """
-    found = []
-    for path in glob.glob(os.path.join(glob.escape(folder), 'rank*.npz')):
-        name = re.fullmatch(r'rank(\d+)of(\d+)\.npz', os.path.basename(path))
-        with contextlib.suppress(OSError, ValueError), open(path, 'rb') as one:
-            if name and one.seek(-_IDENTITY, os.SEEK_END):
-                found.append((int(name[1]), int(name[2]),
-                              one.read().decode('ascii')))
-    return found
-
-
-def remove_others(folder: str, ranks: int, identity: str) -> None:
-    """Removes files of a folder that are not of this snapshot."""
-    for rank, number, other in identities(folder):
-        if (number, other) != (ranks, identity):
-            with contextlib.suppress(OSError):
-                os.remove(file_of(folder, rank, number))
-
-
-def rename(folder: str, ending: str) -> None:
-    """Sets a snapshot aside; of all ranks that call it the first one does."""
-    for number in itertools.count():
-        try:
-            os.rename(folder, f'{folder}{ending}' + f'.{number}' * bool(
-                number))
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                continue
-            raise
-        return
-
-
-def remove_unfinished(directory: str) -> None:
-    """Removes what killed runs have left of snapshots in a directory."""
-    for name in glob.glob(os.path.join(glob.escape(directory),
-                                       f'{_UNFINISHED}*')):
-        with contextlib.suppress(OSError):
-            os.remove(name)
-
-
-# --- writing -----------------------------------------------------------------
 
 def write(folder: str, state: State, rank: int, ranks: int, identity: str,
           communicator: str) -> None:
@@ -142,32 +89,27 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str,
 
     When this returns, file and names are on the disk.
     """
-    directory = os.path.dirname(folder) or '.'
-    os.makedirs(directory, exist_ok=True)
-    # Beside the folder, where the launcher removes it, too.
-    temporary = os.path.join(directory, f'{_UNFINISHED}.rank{rank}.'
-                             f'{os.getpid()}.{threading.get_ident()}')
+    os.makedirs(folder, exist_ok=True)
     try:
-        with open(temporary, 'wb') as file:
+        with written_whole(file_of(folder, rank, ranks), 'wb') as file:
             with zipfile.ZipFile(file, 'w') as archive:
-                archive.comment = identity.encode()
                 digests = {}
                 for key, value in state.items():
                     digests[key] = digest_of(value)
-                    _write_member(archive, key, value)
+                    with archive.open(f'{key}.npy', 'w', force_zip64=True
+                                      ) as member:
+                        npy.write_array(member, value, allow_pickle=False)
                 archive.writestr(_MANIFEST, json.dumps({
                     'format': _FORMAT, 'rank': rank, 'ranks': ranks,
-                    'communicator': communicator, 'digests': digests}))
+                    'identity': identity, 'communicator': communicator,
+                    'digests': digests}))
             file.flush()
             os.fsync(file.fileno())
-        os.makedirs(folder, exist_ok=True)
-        os.replace(temporary, file_of(folder, rank, ranks))
     except BaseException:
         with contextlib.suppress(OSError):
-            os.remove(temporary)
             os.rmdir(folder)        # if it has no other file
         raise
-    for one in folder, directory:
+    for one in folder, os.path.dirname(folder) or '.':
         with contextlib.suppress(OSError):      # not every system can
             number = os.open(one, os.O_RDONLY)
             try:
@@ -176,32 +118,14 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str,
                 os.close(number)
 
 
-def _write_member(archive: zipfile.ZipFile, key: str, value: numpy.ndarray
-                  ) -> None:
-    with archive.open(f'{key}.npy', 'w', force_zip64=True) as member:
-        npy.write_array_header_1_0(
-            member, {**npy.header_data_from_array_1_0(value),
-                     'fortran_order': False})
-        data = _bytes_of(value)
-        # In pieces, between which other threads go on.
-        for place in range(0, len(data), _PIECE):
-            member.write(data[place:place + _PIECE])
-
-
 def digest_of(value: numpy.ndarray) -> str:
     """BLAKE2b, 128 bits, of a value's dtype, shape and bytes."""
     found = hashlib.blake2b(f'{value.dtype.str} {value.shape}'.encode(),
                             digest_size=16)
-    found.update(_bytes_of(value))
+    found.update(numpy.asarray(value, order='C').reshape(-1).view(
+        numpy.uint8).data)
     return found.hexdigest()
 
-
-def _bytes_of(value: numpy.ndarray) -> memoryview:
-    """The bytes of an array in C order, in its memory if it has that."""
-    return numpy.asarray(value, order='C').reshape(-1).view(numpy.uint8).data
-
-
-# --- reading -----------------------------------------------------------------
 
 def manifest_of(path: str) -> Manifest:
     """Opens a file.
@@ -210,7 +134,7 @@ def manifest_of(path: str) -> Manifest:
         DamagedSnapshot: It is damaged, or of another version.
         OSError: It cannot be read.
     """
-    with _explained(path), zipfile.ZipFile(path) as archive:
+    with _opened(path) as archive:
         about: dict[str, Any] = json.loads(archive.read(_MANIFEST))
         if (number := about.pop('format')) != _FORMAT:
             raise ValueError(
@@ -222,7 +146,7 @@ def manifest_of(path: str) -> Manifest:
 def read(manifest: Manifest, keys: Iterable[str]) -> State:
     """Values of a file, compared with their digests; errors as above."""
     found = {}
-    with _explained(manifest.path), zipfile.ZipFile(manifest.path) as archive:
+    with _opened(manifest.path) as archive:
         for key in keys:
             with archive.open(f'{key}.npy') as member:
                 found[key] = npy.read_array(member, allow_pickle=False)
@@ -232,10 +156,10 @@ def read(manifest: Manifest, keys: Iterable[str]) -> State:
 
 
 @contextlib.contextmanager
-def _explained(path: str) -> Any:
-    """Names the file in the error about it."""
+def _opened(path: str) -> Iterator[zipfile.ZipFile]:
     try:
-        yield
+        with zipfile.ZipFile(path) as archive:
+            yield archive
     # A damaged archive makes zipfile raise almost anything, also OSError
     # without a number.
     except Exception as error:

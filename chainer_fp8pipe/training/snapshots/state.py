@@ -2,19 +2,21 @@
 # A state is a flat dictionary of arrays.  Its keys are what Chainer calls
 # them, or below ``job/`` what Chainer's serializers leave out:
 #
-#     job/optimizer/main              an optimizer and its hooks
-#     job/optimizer/main/l1/W         the update rule of a parameter
-#     job/extension/NAME ...          objects of the script's own classes
-#     job/communicator/main           residuals and scales
-#     job/iterator/main               the number of its samples
-#     job/random                      NumPy's and Python's generators
+#     job/optimizer/main/own            attributes of an optimizer
+#     job/optimizer/main/hyperparam     its hyperparameters
+#     job/optimizer/main/hook NAME      and one of its hooks
+#     job/optimizer/main/l1/W/own       the same of a parameter's update rule
+#     job/extension/NAME ...            objects of the script's own classes
+#     job/communicator/main             residuals and scales
+#     job/iterator/main                 the number of its samples
+#     job/random                        NumPy's and Python's generators
 #
-# Of optimizers, rules and hooks all attributes are kept that are values
-# (values.py).  Chainer's own extensions and iterators save what they need; of
-# those of the script's classes, and of its links the generators, what the
-# training has changed is kept, too.  What it has changed and is no value is
-# named in a warning.  What has changed is found by comparison with the
-# fingerprints at the start (note_beginning).
+# Of optimizers, rules and hooks all attributes are kept that are numbers,
+# texts, arrays, or arrays by name in a dictionary.  Chainer's own extensions
+# and iterators save what they need; of those of the script's classes what the
+# training has changed is kept, too.  What it has changed and is something
+# else, also in a link a generator of random numbers, is named in a warning.
+# What has changed is found by comparison with the start (note_beginning).
 #
 # The snapshot's values count.  Extensions, however, expect those of the script
 # where a training goes on: ``ExponentialShift`` takes the learning rate that
@@ -25,7 +27,9 @@
 # What is below ``job/communicator`` and ``job/random`` is of one rank.
 from __future__ import annotations
 
-import copy
+import contextlib
+import json
+import pickle
 import random
 import weakref
 from collections.abc import Collection, Iterator
@@ -34,18 +38,24 @@ from typing import Any
 import chainer
 import numpy
 from chainer import training
+from chainer.training import trainer as trainer_module
 
-from ..extensions.update_marks import EveryUpdate
+from ..triggers import EveryUpdate
 from .file import Manifest, State
-from .values import GENERATORS, JSON, fingerprint, is_value, pack, put, unpack
 
 MODEL = 'updater/model:'
 _ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
 _RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
     'job/random/', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
-# What Chainer's serializers save of optimizers, or other objects' are.
-_OF_CHAINER = frozenset(('t', 'epoch', 'target', '_state', '_parent',
-                         '_fp32_param'))
+#: By class: attributes that Chainer's serializers save, or another object's.
+_ELSEWHERE: dict[Any, frozenset[str]] = {
+    (chainer.Optimizer, chainer.UpdateRule): frozenset((
+        't', 'epoch', 'target', '_state', '_parent', '_fp32_param')),
+    chainer.dataset.Iterator: frozenset(('dataset',))}
+#: None, and what Python has in place of arrays, is JSON in an array of this.
+_JSON = numpy.dtype('V1')
+_SIMPLE = bool, int, float, str, type(None)
+_GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
 _KNOWN = 'chainer', 'chainermn', 'chainer_fp8pipe'
 _beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
     weakref.WeakKeyDictionary())
@@ -53,7 +63,7 @@ _beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
 
 # --- what is kept besides what Chainer saves ---------------------------------
 
-def optimizers(trainer: training.Trainer) -> Iterator[tuple[str, Any, Any]]:
+def _optimizers(trainer: training.Trainer) -> Iterator[tuple[str, Any, Any]]:
     """Optimizers and update rules: key, owner, and parameter or None."""
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         # ChainerMN's proxy has the real one inside.
@@ -63,61 +73,59 @@ def optimizers(trainer: training.Trainer) -> Iterator[tuple[str, Any, Any]]:
                 yield name + place, one.update_rule, one
 
 
-def _parts(owner: Any) -> dict[str, Any]:
-    """An owner, its hyperparameters and hooks, by their prefixes."""
-    found = {'': owner}
-    if getattr(owner, 'hyperparam', None) is not None:
-        found['hyperparam.'] = owner.hyperparam
-    hooks = getattr(owner, '_hookable', None)
-    for name, hook in () if hooks is None else (
-            *hooks._pre_update_hooks.items(),
-            *hooks._post_update_hooks.items()):
-        # One that another one calls, or whose method is called.
-        hook = getattr(hook, '_hook', hook)
-        hook = getattr(hook, '__self__', hook)
-        if hasattr(hook, '__dict__'):
-            found[f'hook {name}.'] = hook
-    return found
-
-
-def _is_known(one: Any) -> bool:
-    """Whether its class saves what it needs: it is none of the script's."""
-    return str(getattr(one, '__module__', '')).partition('.')[0] in _KNOWN
-
-
-def _own(trainer: training.Trainer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Attributes of objects of the script's classes, by their names."""
+def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
+    """Objects whose attributes are kept, by their keys."""
+    for key, owner, _ in _optimizers(trainer):
+        yield f'{_KEPT}{key}/own', owner
+        yield f'{_KEPT}{key}/hyperparam', owner.hyperparam
+        for name, hook in (*owner._hookable._pre_update_hooks.items(),
+                           *owner._hookable._post_update_hooks.items()):
+            # One that another one calls, or whose method is called.
+            hook = getattr(hook, '_hook', hook)
+            yield (f'{_KEPT}{key}/hook {name.replace("/", ":")}',
+                   getattr(hook, '__self__', hook))
     updater = trainer.updater
-    found = [('updater', updater), ('stop trigger', trainer.stop_trigger)]
-    found += [(f'iterator {name}', one) for name, one in getattr(
-        updater, '_iterators', {}).items()]
+    found = {'updater/own': updater, 'trigger/stop': trainer.stop_trigger}
+    for name, iterator in getattr(updater, '_iterators', {}).items():
+        found[f'of iterator/{name}'] = iterator
     for name, entry in trainer._extensions.items():
-        found += [(f'extension {name}', getattr(
-            entry.extension, '__self__', entry.extension)),
-            (f'trigger of {name}', entry.trigger)]
-    for name, one in found:
-        if not _is_known(one) and hasattr(one, '__dict__'):
-            yield name, vars(one)
+        found[f'extension/{name}'] = getattr(
+            entry.extension, '__self__', entry.extension)
+        found[f'trigger of/{name}'] = entry.trigger
+    for key, one in found.items():
+        if str(getattr(one, '__module__', '')).partition('.')[0] not in _KNOWN:
+            yield f'job/{key}', one
     for name, optimizer in updater.get_all_optimizers().items():
         for place, link in optimizer.target.namedlinks():
-            generators = {key: value for key, value in vars(link).items()
-                          if isinstance(value, GENERATORS)}
-            if generators:
-                yield f'link {name}{place}', generators
+            yield f'job/link/{name}{place}', link
 
 
-def _prefix(name: str) -> str:
-    return f'job/{name.replace(" ", "/", 1)}/'
+def _attributes(owner: Any) -> dict[str, Any]:
+    """Those that may be kept."""
+    left_out = [name for kind, names in _ELSEWHERE.items()
+                if isinstance(owner, kind) for name in names]
+    return {name: value for name, value in getattr(
+        owner, '__dict__', {}).items() if name not in left_out
+        and (not isinstance(owner, chainer.Link)
+             or isinstance(value, _GENERATORS))}
 
 
-def _script_parts(trainer: training.Trainer
-                  ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """All of whose attributes the training may change, by their names."""
-    yield from _own(trainer)
-    for key, owner, _ in optimizers(trainer):
-        for prefix, part in _parts(owner).items():
-            if not _is_known(part):
-                yield f'{prefix}{key}', vars(part)
+def _array_of(value: Any) -> numpy.ndarray | None:
+    """What NumPy's files can hold; None: it is something else."""
+    if not isinstance(value, (numpy.generic, *chainer.get_array_types())):
+        return None
+    array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
+    return array if array.dtype.kind in 'biufcSUmM' and numpy.dtype(
+        array.dtype.str) == array.dtype and array.dtype.itemsize else None
+
+
+def _fingerprint(value: Any) -> int:
+    """A number that changes when a value does; objects are only told apart."""
+    if isinstance(value, (*_SIMPLE, *_GENERATORS, list, dict, tuple, set,
+                          numpy.generic, *chainer.get_array_types())):
+        with contextlib.suppress(Exception):    # of an object in it
+            return hash(pickle.dumps(value))
+    return id(value)
 
 
 def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
@@ -127,72 +135,71 @@ def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     each object that may have been added since.
     """
     first = _beginnings.setdefault(trainer, {})
-    for name, attributes in _script_parts(trainer):
-        if name not in first:
-            first[name] = {attribute: fingerprint(value)
-                           for attribute, value in attributes.items()}
+    for key, owner in _owners(trainer):
+        if key not in first:
+            first[key] = {name: _fingerprint(value)
+                          for name, value in _attributes(owner).items()}
     return first
 
 
 def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     """Attributes that Chainer does not save; and the names of the others."""
-    first, state = note_beginning(trainer), State()
-    left_out = [
-        f'{attribute} of {name}, a {type(value).__name__}'
-        for name, attributes in _script_parts(trainer)
-        for attribute, value in attributes.items()
-        if attribute not in _OF_CHAINER and not is_value(value)
-        and first[name].get(attribute) != fingerprint(value)]
-    for name, attributes in _own(trainer):
-        for attribute, value in attributes.items():
-            if is_value(value) and (
-                    first[name].get(attribute) != fingerprint(value)):
-                state |= pack(_prefix(name) + attribute, value)
-    for key, owner, _ in optimizers(trainer):
-        values = {prefix + attribute: value
-                  for prefix, part in _parts(owner).items()
-                  for attribute, value in vars(part).items()
-                  if attribute not in _OF_CHAINER and is_value(value)}
-        state |= pack(f'{_KEPT}{key}/values', [type(owner).__name__, values])
-        if (master := getattr(owner, '_fp32_param', None)) is not None:
-            state[f'{_KEPT}{key}/float32'] = chainer.backends.cuda.to_cpu(
-                master.array)
+    first, state, left_out = note_beginning(trainer), State(), []
+    for key, owner in _owners(trainer):
+        simple: dict[str, Any] = {}
+        arrays, tables = [], {}
+        for name, value in _attributes(owner).items():
+            if not key.startswith(_KEPT) and (
+                    first[key].get(name) == _fingerprint(value)):
+                continue
+            if type(value) in _SIMPLE:
+                simple[name] = value
+            elif (array := _array_of(value)) is not None:
+                arrays.append(name)
+                state[f'{key}#{name}'] = array
+            elif type(value) is dict and all(
+                    isinstance(place, str) and _array_of(one) is not None
+                    for place, one in value.items()):
+                tables[name] = [*value]
+                state |= {f'{key}#{name}#{place}': numpy.asarray(
+                    _array_of(one)) for place, one in value.items()}
+            elif first[key].get(name) != _fingerprint(value):
+                left_out.append(f'{name} of {key[4:].replace("/", " ", 1)}, a '
+                                f'{type(value).__name__}')
+        if simple or arrays or tables or key.startswith(_KEPT):
+            state[key] = _json([type(owner).__name__, simple, arrays, tables])
     return state, left_out
 
 
-def _restore_own(state: State, trainer: training.Trainer) -> None:
-    for name, attributes in _own(trainer):
-        for attribute in below(_prefix(name), state):
-            if '#' not in attribute and '/' not in attribute:
-                put(attributes, attribute,
-                    unpack(_prefix(name) + attribute, state))
+def _json(value: Any) -> numpy.ndarray:
+    return numpy.frombuffer(json.dumps(value).encode(), _JSON)
 
 
-def _restore_optimizers(state: State, trainer: training.Trainer) -> None:
-    script: list[tuple[dict[str, Any], str, Any, Any]] = []
-    for key, owner, parameter in optimizers(trainer):
-        parts, values = _parts(owner), f'{_KEPT}{key}/values'
-        for name, value in (unpack(values, state)[1] if values in state
-                            else {}).items():
-            prefix, dot, attribute = name.rpartition('.')
-            if prefix + dot not in parts:
-                continue
-            attributes = vars(parts[prefix + dot])
-            before = attributes.get(attribute)
-            put(attributes, attribute, value)
-            if attribute in attributes and isinstance(
-                    value, (bool, int, float, str, numpy.generic)):
-                script.append((attributes, attribute, before, value))
-        if parameter is not None and f'{_KEPT}{key}/float32' in state:
-            owner._fp32_param = chainer.Parameter(parameter.xp.asarray(
-                state[f'{_KEPT}{key}/float32']), name=parameter.name)
-        if any(value is None for value in (
-                getattr(owner, 'state', None) or {}).values()):
-            owner._state = None     # it makes one at its first update
+def _restore_kept(state: State, trainer: training.Trainer) -> None:
+    script = []
+    for key, owner in _owners(trainer):
+        if key not in state:
+            continue
+        _, values, arrays, tables = json.loads(state[key].tobytes())
+        attributes = vars(owner)
+        for name in arrays:
+            array, now = state[f'{key}#{name}'], attributes.get(name)
+            values[name] = (
+                chainer.backend.get_device_from_array(now).send(array)
+                if isinstance(now, chainer.get_array_types()) else array[()])
+        for name, places in tables.items():
+            values[name] = {place: state[f'{key}#{name}#{place}']
+                            for place in places}
+        for name, value in values.items():
+            if key.startswith(_KEPT) and name in attributes:
+                script.append((attributes, name, attributes[name], value))
+            attributes[name] = value
     _show_script_values(trainer, script)
 
 
-def _show_script_values(trainer: training.Trainer, script: list[Any]) -> None:
+def _show_script_values(trainer: training.Trainer,
+                        script: list[tuple[dict[str, Any], str, Any, Any]]
+                        ) -> None:
     """Extensions are initialised with the values of the script."""
     def begin(_: Any) -> None:
         # But for what was set since, which counts.
@@ -221,40 +228,83 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
     Raises:
         TypeError: An object cannot be saved; its key is named.
     """
-    state: State = {}
-    _Saver(state).save(trainer)
+    started = trainer._start_at
+    if started is None:     # one that has not run yet raises
+        trainer._start_at = trainer_module._get_time()
+    try:
+        state = _arrays_of(trainer)
+    finally:
+        trainer._start_at = started
     kept, left_out = _keep(trainer)
     state |= kept
-    for prefix, communicator, model in _stateful(trainer, comm):
-        state |= {prefix + key: value for key, value
-                  in communicator.state(model).items()}
+    for key, _, parameter in _optimizers(trainer):
+        rule = getattr(parameter, 'update_rule', None)
+        if (master := getattr(rule, '_fp32_param', None)) is not None:
+            state[f'{_KEPT}{key}/float32'] = chainer.backends.cuda.to_cpu(
+                master.array)
+    for prefix, communicator, model in _communicators(trainer, comm):
+        if hasattr(communicator, 'state'):
+            state |= {prefix + key: value for key, value
+                      in communicator.state(model).items()}
     for name, iterator in getattr(trainer.updater, '_iterators', {}).items():
         samples = getattr(getattr(iterator, 'dataset', None), '__len__', None)
         if samples is not None:
             state[f'{_LENGTH}{name}'] = numpy.asarray(samples())
-    return state | pack(_RANDOM + 'numpy', numpy.random.get_state()) | pack(
-        _RANDOM + 'python', random.getstate()), left_out
+    _, numbers, *rest = numpy.random.get_state()
+    state[f'{_RANDOM}numpy'] = numpy.asarray(numbers)
+    state[f'{_RANDOM}rest'] = _json([rest, *random.getstate()])
+    return state, left_out
 
 
 def stop_state(trainer: training.Trainer) -> State:
     """The part of a state that is the stop trigger's."""
+    trigger = trainer.stop_trigger
+    return _arrays_of(trigger, 'stop_trigger/') if hasattr(
+        trigger, 'serialize') else {}
+
+
+def _arrays_of(thing: Any, path: str = '') -> State:
+    """What Chainer saves of it, without pickles."""
+    serializer = chainer.serializers.DictionarySerializer(path=path)
+    thing.serialize(serializer)
     state: State = {}
-    if hasattr(trainer.stop_trigger, 'serialize'):
-        trainer.stop_trigger.serialize(_Saver(state)['stop_trigger'])
+    for key, value in serializer.target.items():
+        array = numpy.asarray(value)
+        if array.dtype == object and array[()] is None:
+            state[key] = _json(None)
+        elif array.dtype.itemsize == 0:     # NumPy's files know no empty texts
+            state[key] = array.astype(f'{array.dtype.kind}1')
+        elif (found := _array_of(array)) is not None:
+            state[key] = found
+        else:
+            raise TypeError(f'{key} cannot be saved; serialize arrays, '
+                            'numbers and texts')
     return state
 
 
 def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
     """Gives a trainer the state of :func:`collect`, or a part of one."""
-    _restore_own(state, trainer)
-    trainer.serialize(_Loader(state, trainer))
-    _restore_optimizers(state, trainer)
-    for prefix, communicator, model in _stateful(trainer, comm):
+    _restore_kept(state, trainer)
+    # Not strict: an optimizer that had not updated a parameter yet has no
+    # state of it; necessary keys were checked before.
+    trainer.serialize(chainer.serializers.NpzDeserializer({
+        key: numpy.asarray(None) if value.dtype == _JSON else value
+        for key, value in state.items()}, strict=False))
+    for key, owner, parameter in _optimizers(trainer):
+        if (master := state.get(f'{_KEPT}{key}/float32')) is not None:
+            owner._fp32_param = chainer.Parameter(
+                parameter.xp.asarray(master), name=parameter.name)
+        if any(value is None for value in (
+                getattr(owner, 'state', None) or {}).values()):
+            owner._state = None     # it makes one at its first update
+    for prefix, communicator, model in _communicators(trainer, comm):
         if own := below(prefix, state):
             communicator.load_state(own, model)
-    if _RANDOM + 'numpy' in state:
-        numpy.random.set_state(unpack(_RANDOM + 'numpy', state))
-        random.setstate(unpack(_RANDOM + 'python', state))
+    if f'{_RANDOM}rest' in state:
+        rest, version, words, gauss = json.loads(
+            state[f'{_RANDOM}rest'].tobytes())
+        numpy.random.set_state(('MT19937', state[f'{_RANDOM}numpy'], *rest))
+        random.setstate((version, tuple(words), gauss))
 
 
 def below(prefix: str, state: State) -> State:
@@ -263,97 +313,21 @@ def below(prefix: str, state: State) -> State:
             if key.startswith(prefix)}
 
 
-class _Saver(chainer.serializers.DictionarySerializer):
-    """Chainer's, without pickles."""
-
-    def __getitem__(self, key: str) -> Any:
-        return _Saver(self.target, f'{self.path}{key.strip("/")}/')
-
-    def save(self, trainer: Any) -> None:
-        started = trainer._start_at
-        if started is None:     # one that has not run yet raises
-            trainer._start_at = 0.0
-        try:
-            trainer.serialize(self)
-        finally:
-            trainer._start_at = started
-        if started is None:
-            self('_snapshot_elapsed_time', trainer._snapshot_elapsed_time)
-
-    def __call__(self, key: str, value: Any) -> Any:
-        name, found = self.path + key.lstrip('/'), value
-        try:
-            super().__call__(key, value)
-            array = numpy.asarray(self.target.pop(name))
-            found = value if array.dtype == object else array
-        except (TypeError, ValueError):     # it has no shape, say
-            pass
-        try:
-            self.target.update(pack(name, found))
-        except TypeError as error:
-            raise TypeError(
-                f'{name} cannot be saved: {error}; serialize arrays, numbers, '
-                'texts, and lists and dictionaries of them') from None
-        return value
-
-
-class _Loader(chainer.serializers.NpzDeserializer):
-    """Chainer's, which also loads persistent values that have changed.
-
-    Chainer refuses a number in place of an integer, an array of another
-    shape, and what is neither array, number nor text.
+def _communicators(trainer: training.Trainer, comm: Any
+                   ) -> Iterator[tuple[str, Any, chainer.Link]]:
+    """ChainerMN's and this package's: prefix of the state, and of which model.
     """
-
-    # Not strict: an optimizer that had not updated a parameter yet has no
-    # state of it; necessary keys were checked before.
-    def __init__(self, state: State, trainer: training.Trainer) -> None:
-        super().__init__(state, strict=False)
-        self._parameters = parameters_of(trainer)
-
-    def __getitem__(self, key: str) -> Any:
-        child = copy.copy(self)
-        child.path = f'{self.path}{key.strip("/")}/'
-        return child
-
-    def __call__(self, key: str, value: Any) -> Any:
-        name = self.path + key.lstrip('/')
-        saved = self.npz.get(name)
-        if saved is None:
-            return value
-        if saved.dtype == JSON:
-            return unpack(name, self.npz)
-        try:
-            return super().__call__(key, value)
-        except (TypeError, ValueError):
-            if not name.startswith(MODEL) or name in self._parameters:
-                raise
-        if isinstance(value, chainer.get_array_types()):
-            return chainer.backend.get_device_from_array(value).send(saved)
-        return saved if saved.shape else saved.item()
-
-
-def _stateful(trainer: training.Trainer, comm: Any
-              ) -> Iterator[tuple[str, Any, chainer.Link]]:
-    """Communicators that have a state, its prefix, and of which model."""
     for name, optimizer in trainer.updater.get_all_optimizers().items():
         communicator = getattr(optimizer, 'communicator', comm)
-        if hasattr(communicator, 'state'):
+        if hasattr(communicator, 'mpi_comm'):
             yield f'{_COMMUNICATOR}{name}/', communicator, optimizer.target
 
 
 def names_of_communicators(trainer: training.Trainer, comm: Any) -> str:
-    """The names of the job's communicators, as a snapshot has them.
-
-    Of ``comm``, and of multi-node optimizers.
-    """
-    found = [comm] if hasattr(comm, 'mpi_comm') else []
-    for optimizer in trainer.updater.get_all_optimizers().values():
-        communicator = getattr(optimizer, 'communicator', None)
-        if communicator is not None and not any(
-                communicator is other for other in found):
-            found.append(communicator)
-    return ', '.join(getattr(one, 'name', type(one).__name__)
-                     for one in found) or 'none'
+    """The names of the job's communicators, as a snapshot has them."""
+    return ', '.join(sorted({
+        getattr(one, 'name', type(one).__name__)
+        for _, one, _ in _communicators(trainer, comm)})) or 'none'
 
 
 # --- what a rank takes of a snapshot, and whether it fits --------------------
@@ -370,16 +344,11 @@ def layout(keys: Collection[str]) -> set[str]:
 
     Two ranks with equal ones do the same part of the same job.
     """
-    return {value_of(key) for key in keys
-            if key.startswith(MODEL) or _of_updater(key)}
+    return {key for key in keys
+            if key.startswith(MODEL) or _is_of_updater(key)}
 
 
-def value_of(key: str) -> str:
-    """The key of the value that an array is a part of."""
-    return key.partition('#')[0]
-
-
-def _of_updater(key: str) -> bool:
+def _is_of_updater(key: str) -> bool:
     """Whether this is an updater's own value, such as ``iteration``."""
     return key.startswith('updater/') and ':' not in key
 
@@ -398,26 +367,27 @@ def wanted(parts: list[Manifest], rank: int, current: State,
     for key, first in {key: part.rank for part in reversed(parts)
                        for key in part.digests}.items():
         source = first
-        if key.startswith(('job/iterator', _ITERATOR, _RANDOM)):
+        if key.startswith((_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
             if rank < len(parts) and key in parts[rank].digests:
                 source = rank
             elif key.startswith(_RANDOM):
                 continue
         elif key.startswith(_COMMUNICATOR) or (
-                key.startswith(MODEL) and value_of(key) not in current) or (
+                key.startswith(MODEL) and key not in current) or (
                 key.startswith((_OPTIMIZER, _KEPT))
-                and parameter_of(key) not in here):
+                and _parameter_of(key) not in here):
             continue
         found.setdefault(source, []).append(key)
     return found
 
 
-def parameter_of(key: str) -> str:
+def _parameter_of(key: str) -> str:
     """The parameter that an optimizer's key is about, as in ``main/l1/W``.
 
     '' if the key is about the optimizer as a whole.
     """
-    owner = key.removeprefix(_OPTIMIZER).removeprefix(_KEPT).rpartition('/')[0]
+    owner = key.partition('#')[0].removeprefix(_OPTIMIZER).removeprefix(
+        _KEPT).rpartition('/')[0]
     return owner if '/' in owner else ''
 
 
@@ -460,45 +430,30 @@ def incompatible(saved: State, current: State, trainer: training.Trainer,
     If the layout is not exactly that of the snapshot, the updater may have
     other values.
     """
-    lacks = [key for key in current if key not in saved
-             and not key.startswith('job/') and '#' not in key
-             and (exact or not _of_updater(key))]
-    lacks.sort(key=lambda key: not key.startswith(MODEL))    # the model first
-    if lacks:
-        return f'{describe(lacks[0])} is not in the snapshot; build the ' + (
-            'model as it was' if lacks[0].startswith(MODEL) else
-            'trainer as it was, with the same extensions')
     parameters = parameters_of(trainer)
-    for key, value in sorted(saved.items(), key=lambda item: item[0]):
-        now = current.get(key)
-        if now is None or JSON in (now.dtype, value.dtype):
-            continue
-        if key in parameters and (now.shape, now.dtype) != (
-                value.shape, value.dtype):
-            return (f'{describe(key)} is {value.dtype} {value.shape} in the '
-                    f'snapshot but {now.dtype} {now.shape} in the model')
-        if key.startswith(_ITERATOR) and now.shape != value.shape:
-            return (f'{describe(key)} has shape {value.shape} in the snapshot '
-                    f'but {now.shape} here; use the same data set')
-    for key in current:
-        if key.startswith(_KEPT) and key.endswith('/values'):
-            now, was = (unpack(key, state)[0] if key in state else None
-                        for state in (current, saved))
-            if now != was:
-                name, _, parameter = parameter_of(key).partition('/')
-                return (f'the update rule of /{parameter}' if parameter else
-                        f'optimizer {key[len(_KEPT):-7]!r}') + (
-                    f' is {now}, in the snapshot it is {was}')
+    # The model first.
+    for key, now in sorted(current.items(), key=lambda item: (
+            not item[0].startswith(MODEL), item[0])):
+        was = saved.get(key)
+        if was is None:
+            if not key.startswith('job/') and (
+                    exact or not _is_of_updater(key)):
+                return (f'{describe(key)} is not in the snapshot; build model '
+                        'and trainer as they were, with the same extensions')
+        elif key.startswith(_KEPT) and key.endswith('/own'):
+            kind, before = (json.loads(state[key].tobytes())[0]
+                            for state in (current, saved))
+            if kind != before:
+                return (f'{key[len(_KEPT):-4]} has {kind}, in the snapshot '
+                        f'{before}')
+        elif _JSON not in (now.dtype, was.dtype) and (
+                (now.shape, now.dtype) != (was.shape, was.dtype)
+                if key in parameters else
+                key.startswith(_ITERATOR) and now.shape != was.shape):
+            return (f'{describe(key)} is {was.dtype} {was.shape} in the '
+                    f'snapshot but {now.dtype} {now.shape} here; use the '
+                    'same model and data')
     return ''
-
-
-def lost_rules(saved: Collection[str], current: Collection[str]) -> str:
-    """What to say of parameters that have no update rule any more."""
-    lost = {parameter_of(key) for key in saved if key.startswith(_KEPT)} - {
-        parameter_of(key) for key in current if key.startswith(_KEPT)}
-    return (f'{", ".join(sorted(lost))} had an update rule in the snapshot, '
-            'and have none in the script: they are not updated any more'
-            if lost else '')
 
 
 def describe(key: str) -> str:

@@ -17,7 +17,8 @@ from mpi4py import MPI
 
 from ...chains.saving import saving_parts
 from ...mpi.agreement import raise_together
-from ..snapshots.snapshot import Followed, counts, go_on
+from ..snapshots.snapshot import go_on
+from ..triggers import Followed, counts
 from .launch import Refusal
 from .looks import Looking
 

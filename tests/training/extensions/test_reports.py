@@ -4,10 +4,10 @@ from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.training.extensions import (
     CommunicationReport,
     CompressionReport,
+    Snapshot,
+    resume,
 )
 
-import chainer
-import numpy
 import pytest
 from chainer.training import extensions
 
@@ -36,36 +36,27 @@ def test_bytes_and_times_reach_the_log(comm, tmp_path):
 
 
 @on_ranks(2)
-def test_q_and_clipped_share_of_every_tensor_are_recorded(
-        comm, tmp_path):
-    trainer, communicator = make_trainer(comm, tmp_path, 2)
-    trainer.extend(CompressionReport(communicator), trigger=(2, 'iteration'))
-    trainer.run()
-    comm.Barrier()
-    record = json.loads((tmp_path / 'compression.json').read_text())
-    assert [entry['iteration'] for entry in record] == [6, 8, 10]
-    names = {f'/predictor/{name}' for name in (
-        'l1/W', 'l1/b', 'bn/gamma', 'bn/beta', 'l2/W', 'l2/b')}
-    for entry in record:
-        assert set(entry['tensors']) == names
-        for tensor in entry['tensors'].values():
-            assert tensor['q'] > 0
-            assert 0 <= tensor['clipped'] <= 1
-
-
-@on_ranks(1)
-def test_a_resumed_record_goes_on(comm, tmp_path):
-    communicator = create_communicator('fp8', comm)
-    first = CompressionReport(communicator)
-    first._record.append({'iteration': 3, 'tensors': {}})
-    first._last['/l1/W'] = (5, 100)
-    saved = chainer.serializers.DictionarySerializer()
-    first.serialize(saved)
-    second = CompressionReport(communicator)
-    second.serialize(chainer.serializers.NpzDeserializer(
-        {key: numpy.asarray(value) for key, value in saved.target.items()}))
-    assert second._record == first._record
-    assert second._last == first._last
+def test_q_and_clipped_share_of_every_tensor_are_recorded(comm, tmp_path):
+    """A run that goes on goes on with the file."""
+    for epochs, iterations in (2, [6, 8, 10]), (3, [6, 8, 10, 12, 14]):
+        trainer, communicator = make_trainer(comm, tmp_path, epochs)
+        trainer.extend(CompressionReport(communicator),
+                       trigger=(2, 'iteration'))
+        trainer.extend(Snapshot(communicator))
+        if epochs == 3:
+            resume(trainer, communicator, str(tmp_path))
+        trainer.run()
+        comm.Barrier()
+        record = json.loads((tmp_path / 'compression.json').read_text())
+        assert [entry['iteration'] for entry in record] == iterations
+        names = {f'/predictor/{name}' for name in (
+            'l1/W', 'l1/b', 'bn/gamma', 'bn/beta', 'l2/W', 'l2/b')}
+        for entry in record:
+            assert set(entry['tensors']) == names
+            for tensor in entry['tensors'].values():
+                assert tensor['q'] > 0
+                assert 0 <= tensor['clipped'] <= 1
+        comm.Barrier()
 
 
 @on_ranks(1)

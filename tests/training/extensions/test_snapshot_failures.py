@@ -76,17 +76,13 @@ SAVING = {
     'open': (1, os, 'makedirs', fails),
     'fsync': (2, os, 'fsync', fails),
     'replace': (0, os, 'replace', fails),
-    'no thread': (1, threading.Thread, 'start', mock.Mock(
-        side_effect=RuntimeError("can't start new thread"))),
 }
 
 
 @pytest.mark.parametrize('what', SAVING)
 @on_ranks(3)
 def test_a_failure_of_one_rank_in_saving_is_one_of_all(comm, what, tmp_path):
-    """But of a thread, whose work the training does then."""
     rank, place, name, failure = SAVING[what]
-    is_written = what == 'no thread'
     trainer, communicator = make(comm, tmp_path, 6, failures=1)
     with contextlib.ExitStack() as stack:
         def begin():
@@ -95,15 +91,13 @@ def test_a_failure_of_one_rank_in_saving_is_one_of_all(comm, what, tmp_path):
             if comm.rank == rank:
                 stack.enter_context(mock.patch.object(place, name, failure))
         at(trainer, 4, begin)
-        with contextlib.nullcontext() if is_written else pytest.raises(
-                RuntimeError, match=f'rank {rank}: '):
+        with pytest.raises(RuntimeError, match=f'rank {rank}: '):
             trainer.run()
     comm.Barrier()
     assert not list(tmp_path.glob('*partial*'))
     trainer, communicator = make(comm, tmp_path, 6)
     with recorded() as caught:
-        assert resume(trainer, communicator, str(tmp_path)) == (
-            6 if is_written else 3)
+        assert resume(trainer, communicator, str(tmp_path)) == 3
     assert all(f'the file of rank {rank} of 3 is not there'
                in str(one.message) for one in caught)
 
@@ -111,7 +105,6 @@ def test_a_failure_of_one_rank_in_saving_is_one_of_all(comm, what, tmp_path):
 READING = {
     'an extension does not load': (
         2, Own, 'serialize', lambda self, serializer: {}['x']),
-    'a file cannot be opened': (1, 'builtins', 'open', fails),
     'a warning is an error': (0, warnings, 'warn', fails),
 }
 
@@ -126,7 +119,6 @@ def test_a_failure_of_one_rank_in_reading_is_one_of_all(comm, what, tmp_path):
         (tmp_path / 'snapshot_iter_9.ranks').mkdir()
     comm.Barrier()
     trainer, communicator = make(comm, tmp_path, 6)
-    place = __import__(place) if isinstance(place, str) else place
     with (mock.patch.object(place, name, failure) if comm.rank == rank
           else contextlib.nullcontext()), recorded(), pytest.raises(
               ValueError, match=r'rank|file') as caught:
@@ -176,7 +168,7 @@ def test_training_goes_on_while_the_file_is_written(comm, tmp_path):
     trainer, _ = make(comm, tmp_path, 6)
     kept = []
     at(trainer, 3, lambda: kept.append(weights(trainer)))
-    at(trainer, 4, lambda: seen.extend(tmp_path.glob('*.ranks/*')))
+    at(trainer, 4, lambda: seen.extend(tmp_path.glob('*.ranks/*.npz')))
 
     def let_go():
         comm.Barrier()
@@ -217,7 +209,7 @@ def test_a_full_disk_is_a_warning_and_the_run_goes_on(comm, tmp_path):
     for text, iteration in zip(texts, (6, 9), strict=False):
         assert f'snapshot_iter_{iteration}.ranks could not be written (rank ' \
             '0: OSError: [Errno 28] No space left on device; rank 1: ' in text
-        assert 'snapshot_iter_3.ranks is still there' in text
+        assert 'older snapshots are still there' in text
     assert names(tmp_path) == ['snapshot_iter_12.ranks']
 
 
@@ -244,8 +236,6 @@ def test_an_error_leaves_what_is_whole_and_goes_on_from_there(comm, tmp_path):
     assert names(tmp_path) == ['snapshot_iter_4.ranks']
     comm.Barrier()
     if comm.rank == 0:
-        for name in 'snapshot.partial.rank1.7.8', 'else.partial':
-            (tmp_path / name).write_bytes(b'half a file')
         # Written by rank 0 when rank 1 had died.
         os.makedirs(tmp_path / 'snapshot_iter_8.ranks')
         (tmp_path / 'snapshot_iter_8.ranks/rank0of2.npz').write_bytes(
@@ -260,7 +250,7 @@ def test_an_error_leaves_what_is_whole_and_goes_on_from_there(comm, tmp_path):
     trainer.run()
     comm.Barrier()
     assert {path.name for path in tmp_path.iterdir()} == {
-        'else.partial', 'snapshot_iter_4.ranks', 'snapshot_iter_6.ranks'}
+        'snapshot_iter_4.ranks', 'snapshot_iter_6.ranks'}
 
 
 @on_ranks(2)
@@ -283,7 +273,7 @@ def damage(folder, rank, how):
     path.write_bytes({
         'empty': b'', 'cut off': data[:-2000],
         'flipped': data[:place] + bytes([data[place] ^ 1]) + data[place + 1:],
-        'another': data[:-1] + b'g',
+        'another': data.replace(b'"identity": "', b'"identity": "f'),
     }[how])
 
 
@@ -329,10 +319,13 @@ def test_where_no_snapshot_is_whole_all_are_named_or_set_aside(
         assert resume(trainer, communicator, str(tmp_path),
                       damaged='aside') == 0
     assert weights(trainer) == before
-    assert len(caught) == (comm.rank == 0)
+    assert bool(caught) == (comm.rank == 0)
     comm.Barrier()
-    assert {name for name in os.listdir(tmp_path) if 'iter' in name} == {
-        'snapshot_iter_3.ranks.damaged', 'snapshot_iter_6.ranks.damaged'}
+    trainer.run()
+    comm.Barrier()
+    assert names(tmp_path) == ['snapshot_iter_3.ranks',
+                               'snapshot_iter_6.ranks']
+    assert resume(trainer, communicator, str(tmp_path)) == 6
 
 
 @on_ranks(2)

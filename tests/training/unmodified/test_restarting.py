@@ -133,7 +133,7 @@ def test_a_run_whose_snapshots_are_all_damaged_begins_anew(
     assert 'snapshot_iter_6.ranks is not whole' in again.stderr
     assert 'the training begins\n' in again.stderr
     assert ends(again) == undisturbed[:1]
-    assert (tmp_path / 'saved' / 'snapshot_iter_6.ranks.damaged').exists()
+    assert [*(tmp_path / 'saved').glob('snapshot_iter_6.ranks.given_up.*')]
 
 
 #: By name: lines of the script, where it stops, what is said, and the update

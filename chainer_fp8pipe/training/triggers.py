@@ -1,0 +1,55 @@
+"""Triggers that are those of all ranks, or have no state."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+from chainer.training.triggers import IntervalTrigger, ManualScheduleTrigger
+from mpi4py import MPI
+
+from ..mpi.waiting import wait_until
+
+
+class EveryUpdate:
+    """Fires after each update.
+
+    Unlike ``(1, 'iteration')`` it has no state, which snapshots would have,
+    so that a run can go on from the snapshot of one without the extension.
+    """
+
+    def __call__(self, trainer: Any) -> bool:
+        return True
+
+
+class Followed:
+    """Fires where rank 0's trigger does; all ranks must ask.
+
+    Clocks differ between ranks, and so may what an extension reports.
+
+    Args:
+        own: This rank's trigger.
+        comm: The ranks.
+        before: Called before each question.
+    """
+
+    def __init__(self, own: Any, comm: MPI.Comm,
+                 before: Callable[[], None] = lambda: None) -> None:
+        self.own, self._comm, self._before = own, comm, before
+
+    def __call__(self, trainer: Any) -> bool:
+        self._before()
+        fires = numpy.array([bool(self.own(trainer))])
+        if not counts(self.own):
+            # MPI's own wait would keep the core from other ranks.
+            wait_until(self._comm.Ibcast(fires).Test)
+        return bool(fires[0])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def counts(trigger: Any) -> bool:
+    """Whether a trigger depends on the number of updates alone."""
+    return type(trigger) in (IntervalTrigger, ManualScheduleTrigger,
+                             EveryUpdate, Followed)
