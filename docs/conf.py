@@ -22,8 +22,7 @@ extensions = [
 exclude_patterns = ['_build']
 nitpicky = False
 autodoc_member_order = 'bysource'
-autodoc_typehints = 'description'
-autodoc_typehints_description_target = 'documented'
+autodoc_typehints = 'none'    # docstrings say what is meant
 napoleon_use_ivar = True
 smartquotes = False         # --plan is no dash
 
@@ -61,10 +60,6 @@ _RESULTS = re.compile(
 _PROSE = re.compile(r'^ *\S+(?: \S+){9,}$', re.MULTILINE)
 
 
-#: A type that tells a reader nothing.
-_ANY = re.compile(r' \(<em>Any</em>\)|<dt[^>]*>Return type<span class="colon">'
-                  r':</span></dt>\s*<dd[^>]*><p><em>Any</em></p>\s*</dd>')
-
 
 def _tidy(app, page, template, context, doctree):
     """Lines of prose in results go on in the next line; tables do not."""
@@ -72,7 +67,7 @@ def _tidy(app, page, template, context, doctree):
         context['body'] = _RESULTS.sub(
             lambda block: block[1] + _PROSE.sub(
                 r'<span class="prose">\g<0></span>', block[2]),
-            _ANY.sub('', context['body']))
+            context['body'])
 
 
 def setup(app):
