@@ -21,6 +21,7 @@ from .communicators.options import (
     make_options,
     parse_option,
 )
+from .compat.numpy_for_cupy import stand_in
 from .intercept.training_objects import Originals
 from .mpi.agreement import of_first_rank
 from .mpi.finalizing import before_finalize
@@ -94,6 +95,9 @@ def add_run(commands: Any) -> None:
     first.add_argument(
         '--report', metavar='DIR', help='directory for a report: times of '
         'each rank, bytes, losses; DIR/report.html shows it')
+    first.add_argument(
+        '--cpu', action='store_true', help="give a script that imports CuPy "
+        "NumPy's names for it, where there is no GPU")
     divided = run.add_argument_group('with --pipeline')
     divided.add_argument(
         '--micro-batches', metavar='N', type=count,
@@ -149,6 +153,8 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
 
 
 def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
+    if options.cpu:
+        stand_in()
     comm = _ranks_of(jobs)
     if comm.size < MPI.COMM_WORLD.size:     # who waits takes no core
         before_finalize(lambda: wait_until(MPI.COMM_WORLD.Ibarrier().Test))

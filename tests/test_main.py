@@ -1,5 +1,6 @@
 """``python -m chainer_fp8pipe run``, with a script that knows nothing of it.
 """
+import importlib.util
 import json
 import re
 
@@ -209,3 +210,20 @@ def test_help_lists_every_communicator_and_option():
                  '--ranks-per-node', 'SCRIPT', '--pipeline 4', '--memory',
                  'Rank 0 decides the order of the data'):
         assert word in done.stdout
+
+
+@pytest.mark.skipif(importlib.util.find_spec('cupy') is not None,
+                    reason='CuPy is installed')
+@pytest.mark.parametrize(('options', 'said'), [
+    (['--cpu'], '3.0 True'), ([], 'run --cpu" gives a script NumPy')])
+def test_a_script_that_imports_cupy_gets_numpys_names(
+        options, said, tmp_path):
+    script = tmp_path / 'train.py'
+    script.write_text(
+        'import cupy, numpy, chainer\n'
+        'x = chainer.backends.cuda.cupy.ones(3)\n'
+        'print(x.sum(), chainer.backend.get_array_module(x) is numpy)\n'
+        'assert cupy is not numpy\n')
+    done = run(script, *options, ranks=1)
+    assert said in done.stdout + done.stderr
+    assert done.returncode == (0 if options else 1)

@@ -18,6 +18,10 @@ _CHAINER = (
     'python -m chainer_fp8pipe install-chainer')
 _ONNX = ("{} is not installed; this line brings it:  "
          "python -m pip install 'chainer_fp8pipe[onnx]'")
+_CUPY = ('cupy is not installed; where there is no GPU '
+         '"python -m chainer_fp8pipe run --cpu" gives a script NumPy\'s names '
+         "for it, and this line brings it:  python -m pip install "
+         "'chainer_fp8pipe[cuda13]'")
 _COMPILED = (
     'the compiled part {} is missing: chainer_fp8pipe was not, or could not '
     'be, compiled.  With a C compiler and Python.h (Debian, Ubuntu: '
@@ -31,6 +35,7 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(
 ABSENT = {
     **{name: _CHAINER.format(name) for name in ('chainer', 'chainermn')},
     **{name: _ONNX.format(name) for name in ('onnx', 'onnxruntime')},
+    'cupy': _CUPY,
     'mpi4py': 'mpi4py is not installed, and what works over ranks needs MPI; '
               'this line brings it:  '
               "python -m pip install 'chainer_fp8pipe[mpich]'  "

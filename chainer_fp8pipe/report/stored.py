@@ -1,9 +1,9 @@
-"""Objects as JSON, which people may edit and a kill may cut."""
-# A plan or a part of a record is stored as what it is, field by field, and
-# what may stand in a field is what its class says in its annotations.  So
-# there is one reader for all classes, and none of them has a second list of
-# its fields.  What fields mean together (stages times replicas are the ranks)
-# is checked by the classes themselves when an object is made.
+"""Plans as JSON, which people may edit."""
+# A plan is stored as what it is, field by field, and what may stand in a field
+# is what its class says in its annotations.  So there is one reader for all
+# classes, and none of them has a second list of its fields.  What fields mean
+# together (stages times replicas are the ranks) is checked by the classes
+# themselves when an object is made.
 from __future__ import annotations
 
 import functools
@@ -60,7 +60,7 @@ def save(path: str, data: Any) -> None:
         file.write('\n')
 
 
-def made(kind: Any, data: Any, where: str = '', strict: bool = True) -> Any:
+def made(kind: Any, data: Any, where: str = '') -> Any:
     """An object of a type, of what JSON has of it.
 
     Args:
@@ -70,8 +70,6 @@ def made(kind: Any, data: Any, where: str = '', strict: bool = True) -> Any:
         data: Of a JSON file; what is an object already, of a class or another
             one, is taken as it is.
         where: Path of fields, for messages.
-        strict: Numbers are finite and not negative, and a field that the
-            class does not have is an error; or else it is left out.
 
     Raises:
         ValueError: The data is no such object; the message says where.
@@ -80,7 +78,7 @@ def made(kind: Any, data: Any, where: str = '', strict: bool = True) -> Any:
         return data
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:       # of a type and None
-        return None if data is None else made(inner[0], data, where, strict)
+        return None if data is None else made(inner[0], data, where)
     if origin is typing.Literal:
         if not any(type(data) is type(one) and data == one for one in inner):
             raise ValueError(f'{where} must be one of '
@@ -91,17 +89,17 @@ def made(kind: Any, data: Any, where: str = '', strict: bool = True) -> Any:
             data, (list, tuple)) else inner
         _check(isinstance(data, (list, tuple)) and len(kinds) == len(data),
                where, 'a list', data)
-        return tuple(made(one, value, f'{where}.{number}', strict)
+        return tuple(made(one, value, f'{where}.{number}')
                      for number, (one, value) in enumerate(
                          zip(kinds, data, strict=True)))
     if origin is Mapping:
         _check(isinstance(data, Mapping), where, 'an object', data)
-        return {key: made(inner[1], value, f'{where}.{key}', strict)
+        return {key: made(inner[1], value, f'{where}.{key}')
                 for key, value in data.items()}
-    return (_value if kind in _NAMES else _object)(kind, data, where, strict)
+    return (_value if kind in _NAMES else _object)(kind, data, where)
 
 
-def _object(kind: Any, data: Any, where: str, strict: bool) -> Any:
+def _object(kind: Any, data: Any, where: str) -> Any:
     if hasattr(kind, 'before_made'):
         data = kind.before_made(data, where)
     _check(isinstance(data, Mapping), where, 'an object', data)
@@ -110,10 +108,10 @@ def _object(kind: Any, data: Any, where: str, strict: bool) -> Any:
     for name in (*needed, *data):
         if name not in data:
             raise ValueError(f'{prefix}{name} is missing')
-        if strict and name not in kinds:
+        if name not in kinds:
             raise ValueError(f'{prefix}{name} is no field of a plan')
-    return kind(**{name: made(kinds[name], value, f'{prefix}{name}', strict)
-                   for name, value in data.items() if name in kinds})
+    return kind(**{name: made(kinds[name], value, f'{prefix}{name}')
+                   for name, value in data.items()})
 
 
 @functools.cache
@@ -124,14 +122,14 @@ def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
         if one.default is one.empty]
 
 
-def _value(kind: Any, data: Any, where: str, strict: bool) -> Any:
+def _value(kind: Any, data: Any, where: str) -> Any:
     if kind is float and type(data) is int:
         try:
             data = float(data)
         except OverflowError:
             data = math.inf
     _check(type(data) is kind, where, _NAMES[kind], data)
-    if strict and kind in (int, float) and not 0 <= data < math.inf:
+    if kind in (int, float) and not 0 <= data < math.inf:
         raise ValueError(f'{where} must be 0 or more, and finite, not '
                          f'{data!r}')
     return data
