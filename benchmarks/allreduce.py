@@ -13,6 +13,7 @@ timed in turns in one run.
 """
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 
@@ -116,31 +117,27 @@ def main() -> None:
     if any(case['kind'] == 'gloo' for case in cases) and not with_torch(
             not options.without_torch):
         cases = [case for case in cases if case['kind'] != 'gloo']
-    if options.what == 'node':      # no network, which would set a limit
+    job = {'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
+           'aggregators': int(options.what == 'aggregator')}
+    payload = math.inf      # on one host no network sets a limit
+    if options.what == 'node':
         print(describe(), flush=True)
-        ranks_of('allreduce_ranks.py', {
-            'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
-            'aggregators': 0}, 4, env={**RANKS, **ALONE})
-        return
-    aggregators = options.what == 'aggregator'
-    begin()
-    print(describe(), flush=True)
-    with (Torus(3, 3, rate) if options.what == 'torus'
-          else Star(4, rate, switch=aggregators)) as network:
-        payload = network.payload()
-        print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of payload '
-              'measured in both directions at once', flush=True)
-        found = ranks_of('allreduce_ranks.py', {
-            'cases': cases, 'sizes': sizes, 'repeats': options.repeats,
-            'aggregators': int(aggregators)}, network=network,
-            each=2 if options.what == 'two-level' else 1)
+        found = ranks_of('allreduce_ranks.py', job, 4, env={**RANKS, **ALONE})
+    else:
+        begin()
+        print(describe(), flush=True)
+        with (Torus(3, 3, rate) if options.what == 'torus' else Star(
+                4, rate, switch=options.what == 'aggregator')) as network:
+            payload = network.payload()
+            print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of '
+                  'payload measured in both directions at once', flush=True)
+            found = ranks_of('allreduce_ranks.py', job, network=network,
+                             each=2 if options.what == 'two-level' else 1)
     print()
     print(_table(found, cases, payload, options.what))
     if options.json:
         write_json(options.json, {'network': options.what, 'rate': rate,
-                                  'payload': payload,
-                                  'burst': network.burst, 'cases': cases,
-                                  **found})
+                                  'payload': payload, 'cases': cases, **found})
 
 
 def seconds_at_the_limit(case, size, payload, what, workers):

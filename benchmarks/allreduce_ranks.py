@@ -13,7 +13,7 @@ import statistics
 import time
 
 from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.bench import model
+from chainer_fp8pipe.bench import gradients
 from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import create_communicator
 from chainer_fp8pipe.communicators.algorithms import (
@@ -58,7 +58,7 @@ def _in_turns(todo, repeats, everyone, workers, is_worker):
     """Seconds by size and label, measured in another order each time."""
     times = {name: [] for name in todo}
     with contextlib.ExitStack() as stack:
-        links = {size: model(workers, size) if is_worker else None
+        links = {size: gradients(workers, size) if is_worker else None
                  for size in {size for size, _ in todo}}
         kept = {}
         for repeat in range(repeats + 1):

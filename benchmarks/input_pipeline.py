@@ -16,7 +16,7 @@ import tempfile
 import time
 
 from chainer_fp8pipe.images import ImageFolder
-from chainer_fp8pipe.images.decoding import create_decoder
+from chainer_fp8pipe.images.decoding import Decoder
 from chainer_fp8pipe.images.transforms import RandomResizedCrop
 
 import numpy
@@ -60,7 +60,7 @@ def decoders(options, paths):
     plans = [transform.plan(*Image.open(io.BytesIO(data)).size, rng)
              for data in files]
     found = {'Pillow, whole': PlainPillow(), **{
-        name: create_decoder(name) for name in ('pillow', 'turbojpeg')}}
+        name: Decoder(name) for name in ('pillow', 'turbojpeg')}}
 
     def decoded(decoder, number):
         return decoder.decode(files[number], lambda *size: plans[number])

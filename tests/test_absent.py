@@ -86,6 +86,9 @@ USES = {
             'PipelineUpdater', 'ProcessGrid', 'RunReport',
             'create_grouped_bn_model', 'partition', 'plan')},
         'from chainer_fp8pipe.training.extensions import Snapshot': MPI},
+    ('PIL',): {
+        'from chainer_fp8pipe.images import Decoder; Decoder()':
+            r"'chainer_fp8pipe\[images\]'"},
     (FORMATS, ENGINE): {
         TRAIN: WORKS, NAMES: WORKS, PIPELINE: WORKS,
         'from chainer_fp8pipe.formats import _formats\n'

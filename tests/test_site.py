@@ -1,4 +1,4 @@
-"""The built documentation: how long it is, and how a browser shows it."""
+"""The built documentation: how long it is."""
 import html
 import re
 import statistics
@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tests.report.browser import Browser, program
 
 DOCS = Path(__file__).parent.parent / 'docs'
 #: Words of an article that anybody should be asked to read, by folder.
@@ -65,40 +63,3 @@ def test_sentences_are_short(site):
             lengths += [len(one.split()) for one in
                         re.split(r'(?<=[.:!?])\s+(?=[A-Z("])', plain)]
     assert statistics.median(lengths) <= 16
-
-
-#: What would be seen to be wrong; run in the page.
-LOOK = """(() => {
-  const wide = document.documentElement.clientWidth;
-  const wrong = [...document.querySelectorAll('.contents')].filter(
-      one => getComputedStyle(one, '::before').content !== 'none').map(
-      one => 'the theme paints an error over ' + one.textContent.trim());
-  if (document.documentElement.scrollWidth > wide)
-    for (const one of document.querySelectorAll('article *'))
-      if (one.getBoundingClientRect().right > wide + 1
-          && !one.parentElement.closest(
-              'pre, .table-wrapper, .equation, .sidebar-drawer'))
-        wrong.push('beyond the right edge: ' + one.tagName + ' '
-                   + one.textContent.trim().slice(0, 60));
-  for (const one of document.querySelectorAll('article img'))
-    if (!one.naturalWidth) wrong.push('no picture: ' + one.src);
-  return wrong;
-})()"""
-
-
-def test_every_page_in_a_browser(site):
-    """Wide and on a phone, light and dark."""
-    if program() is None:
-        pytest.skip('no Chromium is installed')
-    wrong = []
-    with Browser() as browser:
-        for path in pages_of(site):
-            browser.open(site / path)
-            for width in 1280, 400:
-                browser.size(width, 900)
-                for scheme in 'light', 'dark':
-                    browser.prefer(scheme)
-                    wrong += [(str(path), width, scheme, what)
-                              for what in browser.run(LOOK)]
-            wrong += [(str(path), error) for error in browser.errors]
-    assert not wrong, '\n'.join(map(str, wrong))

@@ -35,6 +35,8 @@ _HOME = os.path.dirname(os.path.dirname(os.path.dirname(
 ABSENT = {
     **{name: _CHAINER.format(name) for name in ('chainer', 'chainermn')},
     **{name: _ONNX.format(name) for name in ('onnx', 'onnxruntime')},
+    'PIL': 'images are decoded with Pillow; this line brings it:  '
+           "python -m pip install 'chainer_fp8pipe[images]'",
     'cupy': _CUPY,
     'mpi4py': 'mpi4py is not installed, and what works over ranks needs MPI; '
               'this line brings it:  '

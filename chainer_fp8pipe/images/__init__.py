@@ -5,13 +5,13 @@ from .._on_demand import on_demand
 _HOMES = {
     'Batch': 'chainer_fp8pipe.images.iterator',
     'CenterCrop': 'chainer_fp8pipe.images.transforms',
+    'Decoder': 'chainer_fp8pipe.images.decoding',
     'ImageError': 'chainer_fp8pipe.images.decoding',
     'ImageFolder': 'chainer_fp8pipe.images.folder',
     'ImageIterator': 'chainer_fp8pipe.images.iterator',
     'Normalise': 'chainer_fp8pipe.images.transforms',
     'RandomResizedCrop': 'chainer_fp8pipe.images.transforms',
     'batch_arrays': 'chainer_fp8pipe.images.iterator',
-    'create_decoder': 'chainer_fp8pipe.images.decoding',
 }
 
 __all__ = [*_HOMES]

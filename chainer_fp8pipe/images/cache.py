@@ -119,33 +119,25 @@ class Cache:
 
 # --- how much there is -------------------------------------------------------
 
-_GROUPS = '/sys/fs/cgroup'
-
-
 def available_bytes() -> int:
     """Bytes that can still be used without swapping or a kill.
 
-    Of the machine, and of each control group around this process.
+    Of the machine, and of each control group (version 2) around this process.
     """
     found = [_fields('/proc/meminfo')['MemAvailable'] * 1024]
-    for line in _read('/proc/self/cgroup').splitlines():
-        _, kind, path = line.split(':', 2)
-        root, limit, used = (
-            (_GROUPS + '/memory', 'memory.limit_in_bytes',
-             'memory.usage_in_bytes') if kind == 'memory'
-            else (_GROUPS, 'memory.max', 'memory.current'))
-        folders = [path.rstrip('/')]
-        while folders[-1]:
-            folders.append(folders[-1].rpartition('/')[0])
-        for folder in folders:
-            # 'max' in place of a number means no limit.
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                most, now = (int(_read(f'{root}{folder}/{name}'))
-                             for name in (limit, used))
-                parts = _fields(f'{root}{folder}/memory.stat')
-                # Pages of files are given back when memory is short.
-                found.append(max(0, most - now + parts['active_file']
-                                 + parts['inactive_file']))
+    folder = next((line[3:] for line in _read(
+        '/proc/self/cgroup').splitlines() if line.startswith('0::')), '')
+    while folder:
+        folder = folder.rstrip('/')
+        # 'max' in place of a number means no limit.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            most, now = (int(_read(f'/sys/fs/cgroup{folder}/memory.{name}'))
+                         for name in ('max', 'current'))
+            parts = _fields(f'/sys/fs/cgroup{folder}/memory.stat')
+            # Pages of files are given back when memory is short.
+            found.append(max(0, most - now + parts['active_file']
+                             + parts['inactive_file']))
+        folder = folder.rpartition('/')[0]
     return min(found)
 
 

@@ -13,8 +13,8 @@
 # instructions, about four times as fast; single values differ by 1 of 255,
 # very few by 2, as both round twice.
 #
-# libjpeg-turbo, Pillow and cykooz_resizer release the interpreter while they
-# compute, so that threads decode at the same time.
+# All three release the interpreter while they compute, so that threads decode
+# at the same time.
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +23,6 @@ import io
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy
 
@@ -40,8 +39,6 @@ _local = threading.local()      # a thread's resizer
 
 #: As Pillow has it: a quarter of a gigabyte of pixels.
 MAX_PIXELS = 89_478_485
-
-_JPEG, _PNG = b'\xff\xd8', b'\x89PNG\r\n\x1a\n'
 
 
 class ImageError(ValueError):
@@ -68,20 +65,39 @@ class Decoder:
     A decoder of one's own is any object that has ``decode``, which several
     threads call.
 
-    Attributes:
-        name: Makes an equal decoder with :func:`create_decoder`; never
-            'auto'.
+    Args:
+        name: ``'turbojpeg'`` decodes only the part of a JPEG that is needed,
+            with libjpeg-turbo 3, and other files as ``'pillow'`` does, which
+            decodes the whole image, only as finely as needed.  ``'auto'``
+            takes ``'turbojpeg'`` if its library is there; the log names
+            missing libraries once.
+
+    Raises:
+        ValueError: There is no such decoder.
+        RuntimeError: ``'turbojpeg'`` was asked for and is not there.
+        ImportError: Pillow is not installed.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str = 'auto') -> None:
+        from PIL import Image  # not with this module, which all ranks import
+        self._open = functools.partial(Image.open, formats=('JPEG', 'PNG'))
+        if name not in ('auto', 'turbojpeg', 'pillow'):
+            raise ValueError(f'no decoder {name!r}; there are auto, '
+                             'turbojpeg, pillow')
+        if name == 'turbojpeg' and libturbojpeg.library() is None:
+            raise RuntimeError(
+                f'the decoder {name!r} needs libturbojpeg 3: install '
+                "chainer_fp8pipe[images], or use the decoder 'pillow'")
+        if name == 'auto':
+            _tell_what_is_missing()
+        self._is_fast = name != 'pillow' and libturbojpeg.library() is not None
 
     def decode(self, data: bytes, choose: Callable[[int, int], Crop]
                ) -> numpy.ndarray:
         """Decodes, crops, resizes and mirrors.
 
         Args:
-            data: The file.
+            data: The file, JPEG or PNG.
             choose: Returns the part, for the width and height in pixels.
 
         Returns:
@@ -107,46 +123,55 @@ class Decoder:
                     f'the part (left, top, width, height) = {plan.box} is '
                     f'not inside an image of {width} x {height}')
             return plan, shrink_for(plan)
-        is_jpeg = data.startswith(_JPEG)
-        if not is_jpeg and not data.startswith(_PNG):
-            raise ImageError('', 'the file is empty' if not data else
-                             'is neither JPEG nor PNG: it starts with '
+        is_jpeg = data.startswith(b'\xff\xd8')
+        if not is_jpeg and not data.startswith(b'\x89PNG'):
+            raise ImageError('', 'is neither JPEG nor PNG: it starts with '
                              f'{data[:8]!r}')
-        if is_jpeg and self.name == 'turbojpeg' and (
+        if is_jpeg and self._is_fast and (
                 found := libturbojpeg.decode(data, checked)):
             pixels, (plan, shrink) = found
             return resize(pixels, plan, shrink, plan.box[0] // shrink,
                           plan.box[1] // shrink)
-        return _decode_with_pillow(data, is_jpeg, checked)
+        return self._with_pillow(data, is_jpeg, checked)
+
+    def _with_pillow(self, data: bytes, is_jpeg: bool,
+                     checked: Callable[[int, int], tuple[Crop, int]]
+                     ) -> numpy.ndarray:
+        """Decodes the whole image, then crops and resizes."""
+        with _as_image_error():
+            image = self._open(io.BytesIO(data))
+        plan, shrink = checked(*image.size)
+        shrink = shrink if is_jpeg else 1
+        with _as_image_error():
+            if shrink > 1:
+                image.draft(None, (image.width // shrink,
+                                   image.height // shrink))
+            pixels = _of_three_colours(image)
+        left, top, width, height = plan.box
+        if shrink == 1:
+            pixels = pixels[top:top + height, left:left + width]
+        return resize(pixels, plan, shrink)
 
 
-def create_decoder(name: str = 'auto') -> Decoder:
-    """A decoder of JPEG and PNG files, which several threads may use.
+@contextlib.contextmanager
+def _as_image_error() -> Iterator[None]:
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:      # the kinds that Pillow raises are many
+        raise ImageError('', f'cannot be decoded: {error}') from error
 
-    Args:
-        name: ``'turbojpeg'`` decodes only the part that is needed, with
-            libjpeg-turbo 3; Pillow decodes other files.  ``'pillow'`` decodes
-            the whole image, only as finely as needed.  ``'auto'`` takes
-            ``'turbojpeg'`` if its library is there, else ``'pillow'``; the log
-            names missing libraries once.
 
-    Raises:
-        ValueError: There is no such decoder.
-        RuntimeError: ``'turbojpeg'`` was asked for and is not there.
-        ImportError: Pillow is not installed.
-    """
-    _pillow_files()
-    if name == 'auto':
-        name = 'turbojpeg' if libturbojpeg.library() else 'pillow'
-        _tell_what_is_missing()
-    if name not in ('turbojpeg', 'pillow'):
-        raise ValueError(f'no decoder {name!r}; there are auto, turbojpeg, '
-                         'pillow')
-    if name == 'turbojpeg' and libturbojpeg.library() is None:
-        raise RuntimeError(
-            f'the decoder {name!r} needs libturbojpeg 3: install '
-            "chainer_fp8pipe[images], or use the decoder 'pillow'")
-    return Decoder(name)
+def _of_three_colours(image):
+    """An image's pixels: grey tripled, ink as light, no transparency."""
+    image.load()
+    if image.mode.startswith('I'):
+        # 16 bits of grey; Pillow's own conversion cuts off all above 255.
+        grey = (numpy.asarray(image) >> 8).astype(numpy.uint8)
+        return numpy.repeat(grey[:, :, None], 3, axis=2)
+    return numpy.asarray(image if image.mode == 'RGB'
+                         else image.convert('RGB'))
 
 
 @functools.cache
@@ -160,57 +185,6 @@ def _tell_what_is_missing() -> None:
             'images are decoded and resized without %s, by Pillow, which is '
             "slower: pip install 'chainer_fp8pipe[images]'",
             ' and '.join(missing))
-
-
-def _pillow_files() -> tuple[Any, Any]:
-    """Pillow's classes of PNG and JPEG files.
-
-    These and not Image.open, which tries every format it knows and has a
-    limit of its own on the number of pixels.
-    """
-    # Not with this module, which is imported before ranks know each other.
-    try:
-        from PIL.JpegImagePlugin import JpegImageFile
-        from PIL.PngImagePlugin import PngImageFile
-    except ImportError:
-        raise ImportError('images are decoded with Pillow: pip install '
-                          "'chainer_fp8pipe[images]'") from None
-    return PngImageFile, JpegImageFile
-
-
-def _decode_with_pillow(data: bytes, is_jpeg: bool,
-                        checked: Callable[[int, int], tuple[Crop, int]]
-                        ) -> numpy.ndarray:
-    """Decodes the whole image, then crops and resizes."""
-    with _as_image_error():
-        image = _pillow_files()[is_jpeg](io.BytesIO(data))
-    plan, shrink = checked(*image.size)
-    shrink = shrink if is_jpeg else 1
-    left, top, width, height = plan.box
-    with _as_image_error():
-        if shrink > 1:
-            image.draft(None, (image.width // shrink, image.height // shrink))
-        image.load()
-        if image.mode.startswith('I'):
-            # 16 bits of grey; Pillow's own conversion cuts off all above 255.
-            grey = (numpy.asarray(image) >> 8).astype(numpy.uint8)
-            pixels = numpy.repeat(grey[:, :, None], 3, axis=2)
-        else:       # grey tripled, ink as light, transparency ignored
-            pixels = numpy.asarray(image if image.mode == 'RGB'
-                                   else image.convert('RGB'))
-    if shrink == 1:
-        pixels = pixels[top:top + height, left:left + width]
-    return resize(pixels, plan, shrink)
-
-
-@contextlib.contextmanager
-def _as_image_error() -> Iterator[None]:
-    try:
-        yield
-    except MemoryError:
-        raise
-    except Exception as error:      # the kinds that Pillow raises are many
-        raise ImageError('', f'cannot be decoded: {error}') from error
 
 
 # --- resizing ----------------------------------------------------------------
@@ -239,24 +213,26 @@ def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
     Returns:
         Shape ``(*plan.size, 3)``, uint8; maybe read-only.
     """
-    box = None      # left, top, right, bottom; edges may lie within pixels
+    # Left, top, width, height; edges may lie within pixels.
+    box = 0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0])
     if shrink > 1:
         x, y, width, height = plan.box
-        box = (x / shrink - left, y / shrink - top,
-               (x + width) / shrink - left, (y + height) / shrink - top)
-    if box is None and pixels.shape[:2] == plan.size:
+        box = (x / shrink - left, y / shrink - top, width / shrink,
+               height / shrink)
+    if shrink == 1 and pixels.shape[:2] == plan.size:
         result = pixels
     elif cykooz_resizer:
         result = _resize_fast(pixels, plan.size, box)
     else:
         from PIL import Image
         result = numpy.asarray(Image.fromarray(pixels).resize(
-            plan.size[::-1], Image.Resampling.BILINEAR, box))
+            plan.size[::-1], Image.Resampling.BILINEAR,
+            (box[0], box[1], box[0] + box[2], box[1] + box[3])))
     return result[:, ::-1] if plan.flip else result
 
 
 def _resize_fast(pixels: numpy.ndarray, size: tuple[int, int],
-                 box: tuple[float, ...] | None) -> numpy.ndarray:
+                 box: tuple[float, float, float, float]) -> numpy.ndarray:
     if not hasattr(_local, 'resizer'):      # they have scratch space
         _local.resizer = (
             cykooz_resizer.Resizer(),
@@ -264,10 +240,8 @@ def _resize_fast(pixels: numpy.ndarray, size: tuple[int, int],
                 cykooz_resizer.ResizeAlg.convolution(
                     cykooz_resizer.FilterType.bilinear)))
     resizer, options = _local.resizer
-    if box is not None:
-        options = options.copy()
-        options.crop_box = cykooz_resizer.CropBox(
-            box[0], box[1], box[2] - box[0], box[3] - box[1])
+    options = options.copy()
+    options.crop_box = cykooz_resizer.CropBox(*box)
     height, width = pixels.shape[:2]
     kind = cykooz_resizer.PixelType.U8x3
     source = cykooz_resizer.ImageData(width, height, kind, pixels.tobytes())

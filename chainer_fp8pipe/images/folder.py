@@ -12,7 +12,7 @@ import chainer
 import numpy
 
 from .cache import Cache, available_bytes
-from .decoding import Decoder, create_decoder
+from .decoding import Decoder
 from .iterator import ImageIterator
 from .reading import Reader, check_folder, find_images
 from .transforms import Transform
@@ -48,8 +48,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         on_error: ``'skip'`` leaves an image that cannot be decoded out of
             its batch, counts it, and names it in the log.  ``'raise'`` makes
             it an error, as ``dataset[i]`` always does.
-        decoder: A :class:`~.decoding.Decoder`, or the name of one for
-            :func:`~.decoding.create_decoder`.
+        decoder: ``'auto'``, ``'turbojpeg'`` or ``'pillow'``, or a
+            :class:`~.decoding.Decoder`.
 
     Attributes:
         classes: Their names; the index is the label.
@@ -75,7 +75,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             _check(cache, cache_bytes, on_error, transform, decoder)
             check_folder(where)
             return (_whole('seed', seed, 0), _budget(cache_bytes), where,
-                    create_decoder(decoder) if isinstance(decoder, str)
+                    Decoder(decoder) if isinstance(decoder, str)
                     else decoder)
         whole_seed, budget, where, made = self._together(
             check, lambda found: _described(

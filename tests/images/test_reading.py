@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from chainer_fp8pipe.images import cache as memory
 from chainer_fp8pipe.images.cache import Cache, available_bytes
-from chainer_fp8pipe.images.decoding import ImageError, create_decoder
+from chainer_fp8pipe.images.decoding import Decoder, ImageError
 from chainer_fp8pipe.images.reading import Reader, find_images
 
 import numpy
@@ -26,7 +26,7 @@ every_cache = pytest.mark.parametrize('is_cached', [False, True])
 
 def reader(root, is_cached=False, budget=10 ** 6, seed=5, transform=None):
     table = find_images(str(root))
-    return Reader(table, transform or crop(), create_decoder('pillow'),
+    return Reader(table, transform or crop(), Decoder('pillow'),
                   Cache.create(12, budget) if is_cached else None, seed)
 
 
@@ -104,7 +104,7 @@ class Own:
     """A user's decoder."""
 
     def __init__(self):
-        self.decode = create_decoder('pillow').decode
+        self.decode = Decoder('pillow').decode
 
 
 @every_cache
@@ -259,8 +259,6 @@ def test_memory_is_taken_as_it_is_written_and_gone_with_the_cache():
     ('0::/slurm/job7\n', [('/slurm/job7', 4 * GIB, 3 * GIB, GIB // 2)], 2),
     ('0::/slurm/job7\n', [('/slurm/job7', 'max', GIB, 0),
                           ('/slurm', 3 * GIB, GIB, 0)], 2),
-    ('9:name=systemd:/\n4:memory:/a\n0::/\n',
-     [('/memory/a', 2 * GIB, GIB, 0)], 1),
     ('0::/\n', [('', GIB, 2 * GIB, 0)], 0),
 ])
 def test_memory_is_what_the_machine_and_its_control_groups_leave(
@@ -269,9 +267,7 @@ def test_memory_is_what_the_machine_and_its_control_groups_leave(
              '/proc/meminfo': 'MemTotal: 16777216 kB\n'
                               'MemAvailable:    8388608 kB\n'}
     for folder, limit, used, cached in groups:
-        names = (('memory.limit_in_bytes', 'memory.usage_in_bytes')
-                 if folder.startswith('/memory')
-                 else ('memory.max', 'memory.current'))
+        names = 'memory.max', 'memory.current'
         folder = '/sys/fs/cgroup' + folder
         for name, value in zip(names, (limit, used), strict=True):
             files[f'{folder}/{name}'] = f'{value}\n'
