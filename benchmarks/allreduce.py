@@ -137,7 +137,8 @@ def main() -> None:
     print(_table(found, cases, payload, options.what))
     if options.json:
         write_json(options.json, {'network': options.what, 'rate': rate,
-                                  'payload': payload, 'cases': cases, **found})
+                                  'payload': payload if payload < math.inf
+                                  else None, 'cases': cases, **found})
 
 
 def seconds_at_the_limit(case, size, payload, what, workers):
