@@ -30,7 +30,7 @@ from ..intercept.function_calls import current, hold
 from ..mpi.agreement import raise_together
 from ..mpi.arrays import receive_array, send_array
 from ..pipeline.backprop import Arrays, Tape
-from ..pipeline.randomness import Place, at, preserved
+from ..pipeline.randomness import Place, preserved, seed_at
 from ..planning.partition_plan import PartitionPlan, table
 from . import nested
 from .attributes import saved
@@ -356,8 +356,9 @@ class Partition:
             self.state.end()
         for number, name in enumerate(self.names.shaped[shaped:]):
             if name in self.own:    # with the same values on every replica
-                with preserved(), at(places[0]._replace(
-                        iteration=0, first_sample=0, layer=number)):
+                with preserved():
+                    seed_at(places[0]._replace(
+                        iteration=0, first_sample=0, layer=number))
                     draw(self.names.parameters[name])
 
     def _record(self, step: str, function: Callable,

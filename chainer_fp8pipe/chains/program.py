@@ -29,7 +29,7 @@ from ..intercept.function_calls import (
     suspended,
 )
 from ..pipeline.backprop import Arrays, Tape
-from ..pipeline.randomness import Place, at, preserved
+from ..pipeline.randomness import Place, preserved, seed_at
 from ..planning.calls import Assignment, Call, Source, assign
 from ..planning.partition_plan import PartitionPlan
 from . import nested
@@ -387,13 +387,13 @@ class Program:
         nodes = {self.names.parameters[name].node for name in inner}
         calls = self.calls
 
-        def said(function: Any) -> str:
+        def describe(function: Any) -> str:
             number = numbers.get(id(function))
             return name if number is None else (
                 f'{calls[number].name} in {calls[number].link}, on {name}')
         tape = Tape(inputs, outputs, {
             node: count for node, count in uses.items() if node not in nodes},
-            said=said, numbers=numbers)
+            describe=describe, numbers=numbers)
         return tape, tuple([one.array for one in outputs]), normalised
 
     def _make(self, number: int, call: RecordedCall, values: dict,
@@ -554,7 +554,8 @@ class Program:
                 parameter._data[0] is None for parameter in link.params()):
             # Initial values, which are the same on every replica.
             place = place._replace(iteration=0, first_sample=0)
-        with preserved(), at(place._replace(layer=number), xp):
+        with preserved():
+            seed_at(place._replace(layer=number), xp)
             yield
 
 

@@ -30,7 +30,7 @@ from mpi4py import MPI
 
 from ..intercept.function_calls import _variable, hold_calls, intercepting
 from ..pipeline.batch_statistics import why_once
-from ..pipeline.randomness import Place, at, preserved
+from ..pipeline.randomness import Place, preserved, seed_at
 from ..planning.calls import Source, Value
 from . import collectives, nested
 from .attributes import saved
@@ -718,7 +718,8 @@ def between_calls(place: Place) -> Iterator[None]:
     state = random.getstate()
     random.seed(repr(place))
     try:
-        with preserved(), at(place._replace(layer=_BETWEEN)):
+        with preserved():
+            seed_at(place._replace(layer=_BETWEEN))
             yield
     finally:
         random.setstate(state)

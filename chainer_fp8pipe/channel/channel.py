@@ -1,33 +1,25 @@
 """Arrays from one rank to another: a header, and the arrays behind it."""
 # A transfer is a message of text (JSON; reading it runs nothing that a rank
-# has sent) and one message per array.  The header describes the arrays, or
-# says that the sender has failed: so an error of the other rank takes the
-# place of what this one waits for.
+# has sent) that describes the arrays, and one message per array.
 #
 # Arrays are best received into memory that waits for them: MPI then moves
 # them while both ranks compute, and copies nothing.  So the receiver posts
 # the receives of the next transfer ahead.  It can do so for arrays of one
-# description, the *usual* one, which have a tag of their own: others are
-# received when their header is there, and leave what is posted as it is.
-# The first arrays are usual.  What is sent twice in a row becomes so, and
-# gets the other of two tags, as receives are posted for what was usual
-# before.  Such a change is made once between two calls of ``flush``, which
-# says that the receiver has received everything, and so has nothing posted
-# under the first of the tags.
+# description, the *usual* one, which is that of the first arrays and has a tag
+# of its own; others are received when their header is there, and leave what
+# is posted as it is.
 #
 # One message with a header and the arrays in it would save a few
 # microseconds, and cost a copy of everything on each side.
 #
-# After a failure a channel cannot be used again, and messages may be left
-# under way for ever.  MPI keeps their memory; a new start needs a duplicate
-# of the communicator.
+# A channel knows nothing of failures.  Who waits is given a function that
+# does, and may raise; then the channel cannot be used again, and messages may
+# be left under way for ever.  MPI keeps their memory (`HeldRequest`).
 from __future__ import annotations
 
 import functools
 import json
 import math
-import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -36,13 +28,12 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs.staging import array_module, download, empty_wire, upload_now
-from ..mpi.finalizing import keep_forever
+from ..mpi.finalizing import HeldRequest
 from ..mpi.waiting import Wait, wait_until, waiting, world_ranks
 from .progress import progress
 
-#: MPI's tags of a channel: of headers, of unusual arrays, and two of usual
-#: ones.
-_HEADER, _UNUSUAL, _USUAL, _TAGS = 0, 1, (2, 3), 4
+#: MPI's tags of a channel: of headers, of unusual and of usual arrays.
+_HEADER, _UNUSUAL, _USUAL, TAGS = range(4)
 
 
 class RemoteError(RuntimeError):
@@ -91,25 +82,34 @@ def describe(arrays: Sequence[Any]) -> Specs:
 class _End:
     """One of the two ends of a channel.
 
+    Args:
+        comm: The ranks.
+        peer: The rank of the other end.
+        tag: Which of the channels between the two it is.
+        far: Whether the other rank is on another node, so that messages
+            need help to move while this rank computes.
+        wait: Waits until a function returns a true value.
+
+    Raises:
+        ValueError: The tag is out of range.
+
     Attributes:
         world_peer: The rank of the other end, in ``MPI.COMM_WORLD``.
     """
 
-    def __init__(self, comm: MPI.Comm, peer: int, tag: int, far: bool
+    def __init__(self, comm: MPI.Comm, peer: int, tag: int, far: bool = False,
+                 wait: Callable[[Callable[[], bool]], object] = wait_until
                  ) -> None:
         largest: Any = comm.Get_attr(MPI.TAG_UB)
-        if not 0 <= tag <= largest // _TAGS - 1:
+        if not 0 <= tag <= largest // TAGS - 1:
             raise ValueError(f'tag is {tag}, expected 0 to '
-                             f'{largest // _TAGS - 1}')
+                             f'{largest // TAGS - 1}')
         self._comm, self._peer, self._far = comm, peer, far
-        self._first_tag = _TAGS * tag
+        self._first_tag, self._wait = TAGS * tag, wait
         self.world_peer = world_ranks(comm)[peer]
         self._usual: Specs | None = None
-        self._usual_tag = _USUAL[1]
-        # Of the last transfer.
-        self._header, self._specs, self._tag = b'', (), _UNUSUAL
-
-    _specs: Specs
+        self._specs: Specs = ()         # of the last transfer
+        self._header = b''
 
     def _mark(self, busy: bool) -> None:
         """Keeps messages moving in the background, or stops to."""
@@ -118,25 +118,11 @@ class _End:
 
 
 class Sender(_End):
-    """Sends tuples of arrays to the :class:`Receiver` of another rank.
+    """Sends tuples of arrays to the :class:`Receiver` of another rank."""
 
-    Args:
-        comm: The ranks.
-        dest: The receiving rank.
-        tag: Which of the channels from this rank to ``dest`` it is.
-        far: Whether the other rank is on another node, so that messages
-            need help to move while this rank computes.
-
-    Raises:
-        ValueError: The tag is out of range.
-    """
-
-    def __init__(self, comm: MPI.Comm, dest: int, tag: int,
-                 far: bool = False) -> None:
-        super().__init__(comm, dest, tag, far)
-        self._leaving: deque[tuple[MPI.Request, Any]] = deque()
-        weakref.finalize(self, keep_forever, self._leaving)
-        self._failed, self._changed = False, False
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._leaving: deque[HeldRequest] = deque()
 
     def send(self, arrays: Sequence[Any]) -> int:
         """Starts to send and returns at once.
@@ -150,60 +136,39 @@ class Sender(_End):
             Bytes of the arrays on their way.
 
         Raises:
-            RuntimeError: :meth:`fail` was called before.
             TypeError: Something cannot be sent; nothing was.
         """
-        if self._failed:
-            raise RuntimeError(
-                f'the channel to rank {self._peer} was closed by a failure')
         specs = describe(arrays)
         wires = [_wire(array, spec) for array, spec in zip(
             arrays, specs, strict=True) if spec and spec.size]
-        if specs != self._usual and not self._changed and (
-                self._usual is None or specs == self._specs):
-            self._usual, self._changed = specs, True
-            self._usual_tag = sum(_USUAL) - self._usual_tag
-        tag = self._usual_tag if specs == self._usual else _UNUSUAL
-        if not self._header or (specs, tag) != (self._specs, self._tag):
-            self._specs, self._tag = specs, tag
-            self._header = json.dumps([tag, *specs]).encode()
+        if not self._header or specs != self._specs:
+            self._specs, self._header = specs, json.dumps(specs).encode()
+        if self._usual is None:
+            self._usual = specs
         self._start(self._header, _HEADER)
         for wire in wires:
-            self._start(wire, tag)
+            self._start(wire, _USUAL if specs == self._usual else _UNUSUAL)
         return sum(wire.nbytes for wire in wires)
-
-    def fail(self, text: str) -> None:
-        """Sends an error instead of arrays and returns at once.
-
-        The receiver gets what was sent before, and then raises ``text`` as
-        :class:`RemoteError`.  Nothing can be sent afterwards.
-        """
-        if not self._failed:
-            self._failed = True
-            self._start(json.dumps({'failed': text}).encode(), _HEADER)
 
     def flush(self) -> None:
         """Waits until all that was sent has left; arrays may be changed then.
-
-        Call it where the receiver is known to have received everything.
         """
-        self._changed = False
         if not self._have_left():
             with waiting(lambda: [Wait(
                     f'rank {self.world_peer} to take what was sent',
                     (self.world_peer,))]):
-                wait_until(self._have_left)
+                self._wait(self._have_left)
 
     def _start(self, wire: Any, tag: int) -> None:
-        request = self._comm.Isend([wire, MPI.BYTE], self._peer,
-                                   self._first_tag + tag)
-        if not self._have_left() or not request.Test():
-            self._leaving.append((request, wire))
+        request = HeldRequest(self._comm.Isend(
+            [wire, MPI.BYTE], self._peer, self._first_tag + tag), wire)
+        if not self._have_left() or not request.test():
+            self._leaving.append(request)
             self._mark(busy=True)
 
     def _have_left(self) -> bool:
         leaving = self._leaving
-        while leaving and leaving[0][0].Test():
+        while leaving and leaving[0].test():
             leaving.popleft()
             if not leaving:
                 self._mark(busy=False)
@@ -213,28 +178,20 @@ class Sender(_End):
 class Receiver(_End):
     """Receives what the :class:`Sender` of another rank sends.
 
-    Arguments are as the sender's, but for:
+    Further arguments are as the sender's.
 
     Args:
-        source: The sending rank.
         xp: ``numpy`` or ``cupy``: of which kind the arrays shall be,
             whatever they are where they come from.
     """
 
-    def __init__(self, comm: MPI.Comm, source: int, tag: int,
-                 xp: Any = numpy, far: bool = False) -> None:
-        super().__init__(comm, source, tag, far)
-        self._xp = xp
-        self._expected = 0
+    def __init__(self, *args: Any, xp: Any = numpy, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._xp, self._expected = xp, 0
         self._posted: deque[_Posted] = deque()      # for the usual arrays
-        weakref.finalize(self, _withdraw, self._posted, os.getpid(), False)
-        self._failure: str | None = None
 
     def expect(self, count: int) -> None:
-        """Announces ``count`` more transfers, which are received ahead.
-
-        The sender sends no others before the last of them was received.
-        """
+        """Announces ``count`` more transfers, which are received ahead."""
         self._expected += count
         self._post(1)
 
@@ -249,62 +206,42 @@ class Receiver(_End):
             Its arrays, which are the caller's to keep and to change, and
             None where there was none.  Arrays without gaps keep the order
             of their axes in memory; others come in C order.
-
-        Raises:
-            RemoteError: The sender failed; the message is what it said.
         """
-        if self._failure is not None:
-            raise RemoteError(self._failure)
         with waiting(lambda: [Wait(
                 what() if what else f'a message from rank {self.world_peer}',
                 (self.world_peer,))]):
             self._read_header()
-            if not self._expected or self._tag == _UNUSUAL:
-                coming = self._receives(self._specs, self._tag)
-            else:
-                self._post(2)
+            if self._specs == self._usual:
+                # Into memory that waits, and memory for the next one.
+                self._post(1 + (self._expected > 1))
                 coming = self._posted.popleft()
+            else:
+                coming = self._receives(self._specs, _UNUSUAL)
             self._expected -= bool(self._expected)
-            wait_until(coming.have_arrived)
+            self._wait(coming.have_arrived)
         if not self._expected:
-            self.cancel()
+            self._mark(busy=False)
         return coming.arrays(self._xp)
-
-    def cancel(self) -> None:
-        """Gives up what is still expected."""
-        self._expected = 0
-        _withdraw(self._posted, os.getpid())
-        self._mark(busy=False)
 
     def _read_header(self) -> None:
         status = MPI.Status()
         tag = self._first_tag + _HEADER
-        wait_until(lambda: self._comm.Iprobe(self._peer, tag, status))
+        self._wait(lambda: self._comm.Iprobe(self._peer, tag, status))
         header = bytearray(status.Get_count(MPI.BYTE))
         self._comm.Recv([header, MPI.BYTE], self._peer, tag)
-        if header == self._header:
-            return
-        self._header = bytes(header)
-        said = json.loads(self._header)
-        if isinstance(said, dict):
-            self.cancel()
-            self._failure = said['failed']
-            raise RemoteError(self._failure)
-        self._tag, *specs = said
-        # JSON has lists where specs have tuples.
-        self._specs = tuple([spec and _Spec(
-            spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]))
-            for spec in specs])
-        if self._tag != _UNUSUAL and (
-                self._usual is None or self._tag != self._usual_tag):
-            _withdraw(self._posted, os.getpid())
-            self._usual, self._usual_tag = self._specs, self._tag
+        if header != self._header:
+            self._header = bytes(header)
+            # JSON has lists where specs have tuples.
+            self._specs = tuple([spec and _Spec(
+                spec[0], tuple(spec[1]), spec[2] and tuple(spec[2]))
+                for spec in json.loads(self._header)])
+            if self._usual is None:
+                self._usual = self._specs
 
-    def _post(self, ahead: int) -> None:
+    def _post(self, count: int) -> None:
         """Has the receives of so many usual transfers posted."""
-        while self._usual is not None and (
-                len(self._posted) < min(ahead, self._expected)):
-            self._posted.append(self._receives(self._usual, self._usual_tag))
+        while self._usual is not None and len(self._posted) < count:
+            self._posted.append(self._receives(self._usual, _USUAL))
             self._mark(busy=True)
 
     def _receives(self, specs: Specs, tag: int) -> _Posted:
@@ -317,41 +254,22 @@ class _Posted:
 
     def __init__(self, comm: MPI.Comm, source: int, tag: int, specs: Specs,
                  xp: Any) -> None:
-        self._specs, self.requests = specs, deque[MPI.Request]()
+        self._specs = specs
         self._wires = [empty_wire(xp, spec.size, spec.dtype)
                        if spec and spec.size else None for spec in specs]
-        for wire in self._wires:
-            if wire is not None:
-                self.requests.append(comm.Irecv(
-                    [wire.view(numpy.uint8), MPI.BYTE], source, tag))
+        self._requests = deque(
+            HeldRequest(comm.Irecv([wire.view(numpy.uint8), MPI.BYTE],
+                                   source, tag), wire)
+            for wire in self._wires if wire is not None)
 
     def have_arrived(self) -> bool:
-        while self.requests and self.requests[0].Test():
-            self.requests.popleft()
-        return not self.requests
+        while self._requests and self._requests[0].test():
+            self._requests.popleft()
+        return not self._requests
 
     def arrays(self, xp: Any) -> tuple[Any, ...]:
         return tuple([spec and _read(wire, spec, xp) for spec, wire in zip(
             self._specs, self._wires, strict=True)])
-
-
-def _withdraw(posted: deque[_Posted], owner: int, frees: bool = True
-              ) -> None:
-    """Gives up receives, without waiting for anybody.
-
-    A fork of the process that has posted them, ``owner``, does not.  Without
-    ``frees`` nothing is given back to MPI, as garbage is collected at any
-    time: with the last request of a communicator that was freed MPI would
-    call what frees others, and wait for itself.
-    """
-    if not MPI.Is_finalized() and os.getpid() == owner:
-        for request in [one for several in posted
-                        for one in several.requests]:
-            request.Cancel()
-            # Or something is on its way already.
-            if not frees or not request.Test():
-                keep_forever(tuple(posted))
-    posted.clear()
 
 
 def _spec(array: Any, number: int) -> _Spec:

@@ -83,7 +83,7 @@ class Tape:
         uses: How many functions use a parameter, by its node: the gradient
             is handed over when all of them are through.  Gradients of the
             other parameters are handed over at the end.
-        said: Names the layer or call that has made a function.
+        describe: Names the layer or call that has made a function.
         numbers: In which order functions were called, by their ids; None:
             Chainer's order.
     """
@@ -91,12 +91,12 @@ class Tape:
     def __init__(self, inputs: tuple[chainer.Variable, ...],
                  outputs: tuple[chainer.Variable, ...],
                  uses: Mapping[Any, int] | None = None,
-                 said: Callable[[Any], str] = lambda function: '',
+                 describe: Callable[[Any], str] = lambda function: '',
                  numbers: Mapping[int, int] | None = None) -> None:
         self._inputs = tuple([variable.node for variable in inputs])
         self._outputs = tuple([output.node for output in outputs])
         self._uses = dict(uses or {})
-        self._said, self._numbers = said, numbers
+        self._describe, self._numbers = describe, numbers
         self._now: Any = None       # the function that was visited last
         self._leaves: dict[Any, Any] = {}
         self._gradients: dict[Any, list[Any]] = {}
@@ -107,7 +107,7 @@ class Tape:
     @property
     def at(self) -> str:
         """The layer or call that the way has come to, where it is known."""
-        return '' if self._now is None else self._said(self._now)
+        return '' if self._now is None else self._describe(self._now)
 
     def backward(self, gradients: Arrays, take: Take,
                  take_product: TakeProduct | None = None,

@@ -8,17 +8,15 @@ its parts (Chan, Golub, LeVeque: parallel variance).
 """
 from __future__ import annotations
 
+import collections
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
 import numpy
 from chainer.link_hooks import SpectralNormalization
 from chainer.links import BatchNormalization, BatchRenormalization
-from chainermn.links import MultiNodeBatchNormalization
-
-Parts = list[tuple[int, Any, Any]]      # elements per channel, mean, variance
 
 
 class BatchStatistics(chainer.LinkHook):
@@ -31,10 +29,12 @@ class BatchStatistics(chainer.LinkHook):
     name = 'BatchStatistics of chainer_fp8pipe'
 
     def __init__(self) -> None:
-        # By link, chunk, and its how-manieth use there in one micro-batch.
-        self._parts: dict[tuple[Any, int, int], Parts] = {}
+        # By link, chunk, and its how-manieth use there in one micro-batch:
+        # elements of each channel, mean, biased variance.
+        self._parts: dict[tuple[Any, int, int],
+                          list[tuple[int, Any, Any]]] = {}
         self._finetune: dict[Any, bool] = {}
-        self._uses: dict[Any, int] = {}
+        self._uses: collections.Counter[Any] = collections.Counter()
         self._before: list[tuple[Any, ...]] = []
 
     @contextlib.contextmanager
@@ -54,10 +54,9 @@ class BatchStatistics(chainer.LinkHook):
         link = args.link
         if not _counts(link):
             return
-        x = _input(args)
         if link.avg_mean is None:
             link._initialize_params(tuple(
-                length for axis, length in enumerate(x.shape)
+                length for axis, length in enumerate(_input(args).shape)
                 if axis not in link.axis))
         self._before.append(
             (link, link.avg_mean, link.avg_var, link.decay, link.N))
@@ -71,7 +70,13 @@ class BatchStatistics(chainer.LinkHook):
         if not _counts(link):
             return
         if self._here(link):
-            self._note(link, _input(args))
+            # A link that normalises over several ranks knows how many there
+            # are.
+            count = getattr(link, 'group_elements', 0) or (
+                _input(args).size // max(link.avg_mean.size, 1))
+            self.note(link, self._chunk, self._uses[link], count,
+                      link.avg_mean, link.avg_var, link.N > 0)
+            self._uses[link] += 1
         self._restore()
 
     def note(self, link: Any, chunk: int, use: int, count: int, mean: Any,
@@ -92,25 +97,27 @@ class BatchStatistics(chainer.LinkHook):
             variance.astype(numpy.float64) / _unbiased(count)))
         self._finetune[link] = finetuned
 
-    def _note(self, link: Any, x: Any) -> None:
-        # A link that normalises over several ranks knows how many there are.
-        count = getattr(link, 'group_elements', 0) or (
-            x.size // max(link.avg_mean.size, 1))
-        use = self._uses[link] = self._uses.get(link, -1) + 1
-        self.note(link, self._chunk, use, count, link.avg_mean, link.avg_var,
-                  link.N > 0)
-
     def finish(self) -> None:
         """Updates the running averages at the end of a step."""
         for (link, *_), parts in self._parts.items():
-            _update(link, parts, self._finetune[link])
+            total = sum(count for count, _, _ in parts)
+            mean = sum(count * part for count, part, _ in parts) / total
+            variance = sum(count * (part + (centre - mean) ** 2)
+                           for count, centre, part in parts) / total
+            decay = link.decay
+            if self._finetune[link]:
+                link.N += 1
+                decay = 1.0 - 1.0 / link.N
+            for average, now in ((link.avg_mean, mean),
+                                 (link.avg_var, variance * _unbiased(total))):
+                average *= decay
+                average += ((1 - decay) * now).astype(average.dtype)
         self.forget()
 
     def forget(self) -> None:
         """Drops the statistics of a failed step."""
         self._parts.clear()
         self._finetune.clear()
-        self._uses.clear()
         while self._before:
             self._restore()
 
@@ -119,44 +126,14 @@ class BatchStatistics(chainer.LinkHook):
             self._before.pop())
 
 
-@contextlib.contextmanager
-def recomputing(links: Iterable[chainer.Link]) -> Iterator[None]:
-    """Has forward passes inside leave all running averages alone.
-
-    Chainer's links look at the configuration; ChainerMN's do not.  Batch
-    renormalisation reads other averages then.  A stage that computes it is
-    never recomputed, so any will do for stages that only call the link.
-    """
-    before: list[tuple[Any, ...]] = []
-    renormalising: list[Any] = []
-    for link in links:
-        if isinstance(link, MultiNodeBatchNormalization):
-            before.append((link, link.avg_mean.copy(), link.avg_var.copy(),
-                           link.N))
-        elif isinstance(link, BatchRenormalization):
-            renormalising.append(link)
-    for link in renormalising:
-        link._prev_avg_mean, link._prev_avg_var = link.avg_mean, link.avg_var
-    try:
-        with chainer.using_config('in_recomputing', True):
-            yield
-    finally:
-        for link in renormalising:
-            del link._prev_avg_mean, link._prev_avg_var
-        for link, mean, variance, number in before:
-            link.avg_mean[...], link.avg_var[...] = mean, variance
-            link.N = number
-
-
 def why_once(link: chainer.Link) -> str:
     """Why a link must not run forward twice for a batch; '' if it may."""
     if isinstance(link, BatchRenormalization):
         return ('batch renormalisation, which reads its running averages in '
                 'the forward pass')
     # The public attribute makes an empty dictionary where there is none.
-    hooks = link._local_link_hooks or {}
     if any(isinstance(hook, SpectralNormalization)
-           for hook in hooks.values()):
+           for hook in (link._local_link_hooks or {}).values()):
         return ('spectral normalisation, whose vectors move on with every '
                 'forward pass')
     return ''
@@ -175,18 +152,3 @@ def _input(args: Any) -> Any:
 def _unbiased(count: int) -> float:
     """Chainer's running variance is the unbiased one."""
     return count / max(count - 1.0, 1.0)
-
-
-def _update(link: Any, parts: Parts, finetune: bool) -> None:
-    total = sum(count for count, _, _ in parts)
-    mean = sum(count * part for count, part, _ in parts) / total
-    variance = sum(count * (part + (centre - mean) ** 2)
-                   for count, centre, part in parts) / total
-    decay = link.decay
-    if finetune:
-        link.N += 1
-        decay = 1.0 - 1.0 / link.N
-    for average, now in ((link.avg_mean, mean),
-                         (link.avg_var, variance * _unbiased(total))):
-        average *= decay
-        average += ((1 - decay) * now).astype(average.dtype)

@@ -2,10 +2,10 @@
 # A list of layers is cut where it was told, and each of its layers needs
 # nothing but what the one before it returns.  So a rank runs the layers that
 # it has, on variables of its own; unlike a Chain, whose calls are to be found
-# out first, it needs no trace, no stand-ins for what other ranks have, and
-# nothing of a batch but the inputs of its own layers.  (For a time every rank
-# went through all layers, as those of a Chain do: that cost the paper's
-# network 5 to 10 % of a step.)
+# out first, it needs no placeholders for what other ranks have, and nothing
+# of a batch but the inputs of its own layers.  (For a time every rank went
+# through all layers, as those of a Chain do: that cost the paper's network 5
+# to 10 % of a step.)
 #
 # All layers of a part are in one graph.  An interceptor sees their functions
 # as they are called: it calls them without Chainer's checks, counts how often
@@ -13,24 +13,23 @@
 # numbers them, so that it adds in the same order whatever the cut, and notes
 # which layer has called a function, for messages.
 #
-# Where a part is run forward again before backward, layers must do the same
-# again, and what they count must move once.  So objects that are layers get
-# the attributes and generators back that they had (`_Before`); and some
-# numbers of each layer's output are compared with those of the first time, as
-# a function may draw from a generator that nobody finds.
+# Where a part is to be run forward again before backward, the first pass
+# makes a graph that keeps no arrays: each function in it is a `_Later`, which
+# knows how to make the call once more.  So layers run once, whatever they
+# draw, count or keep, and their functions twice.
 #
 # Behind the last layer stands the loss, of which the arguments of Chainer's
-# functions say how much each micro-batch counts; a function that ignores
-# labels without such an argument is found in the loss's graph.
+# functions say how much each micro-batch counts; a function that leaves out
+# labels without such an argument is found as it is called.
 from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import functools
 import inspect
 import math
-import random
-import types
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,9 +37,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-from chainer.functions.normalization.batch_normalization import (
-    BatchNormalization,
-)
+from chainer.variable import VariableNode
 
 from ..intercept.function_calls import (
     Interceptor,
@@ -50,7 +47,7 @@ from ..intercept.function_calls import (
 )
 from .backprop import Arrays, Tape
 from .batch_statistics import BatchStatistics
-from .randomness import Place, at
+from .randomness import Place, seed_at
 
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
@@ -62,6 +59,9 @@ Count = Callable[[Any], float]
 _STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
                 L.BatchNormalization, L.LayerNormalization)
 _STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
+#: Chainer's functions that draw none, by module.
+_STILL_MODULES = tuple(f'chainer.functions.{name}.' for name in (
+    'activation', 'array', 'connection', 'math', 'normalization', 'pooling'))
 
 
 class LayerError(RuntimeError):
@@ -81,15 +81,14 @@ def layer_name(index: int, layer: Any) -> str:
 
 
 @contextlib.contextmanager
-def blame(name: str | Callable[[], str], micro_batch: int) -> Iterator[None]:
+def blame(name: Callable[[], str], micro_batch: int) -> Iterator[None]:
     """Turns an exception inside into a :class:`LayerError` with the name."""
     try:
         yield
     except LayerError:
         raise
     except Exception as error:
-        said = name if isinstance(name, str) else name()
-        raise LayerError(f'{said}, micro-batch {micro_batch}: '
+        raise LayerError(f'{name()}, micro-batch {micro_batch}: '
                          f'{type(error).__name__}: {error}') from error
 
 
@@ -106,16 +105,17 @@ def as_variables(value: Any) -> tuple[chainer.Variable, ...]:
     """
     if type(value) is chainer.Variable:
         return (value,)
-    for item in as_tuple(value):
+    items = as_tuple(value)
+    for item in items:
         if not isinstance(item, (chainer.Variable,
                                  *chainer.get_array_types())):
-            said = 'None' if item is None else f'a {type(item).__name__}'
+            kind = 'None' if item is None else f'a {type(item).__name__}'
             raise TypeError(
-                f'it returned {said}; a layer returns a variable, an array, '
+                f'it returned {kind}; a layer returns a variable, an array, '
                 'or a tuple of these')
-    if isinstance(value, (tuple, list)) and not value:
+    if not items:
         raise TypeError('it returned nothing, an empty tuple')
-    return tuple(map(chainer.as_variable, as_tuple(value)))
+    return tuple(map(chainer.as_variable, items))
 
 
 class LayersPart:
@@ -128,30 +128,27 @@ class LayersPart:
             references), with the names of the layers.
 
     Attributes:
-        loss: ``loss(micro_batch, outputs, seeded)`` behind the last layer;
-            ``seeded()`` is a block to draw in.  None: there is none, and the
-            outputs are those of the last layer.
+        loss: Behind the last layer; None: the outputs are the layer's.
     """
 
-    loss: Callable | None = None
+    links: Sequence[chainer.Link] = ()      # none forbids to run forward twice
+    loss: LayersLoss | None = None
 
     def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
                  foreign: Mapping[int, tuple[Any, str]] | None = None
                  ) -> None:
         self._layers = [(index, layer, layer_name(index, layer))
                         for index, layer in layers]
-        names = self._layers[0][2], self._layers[-1][2]
-        self.name = ' to '.join(dict.fromkeys(names))
-        links = [layer for _, layer in layers
-                 if isinstance(layer, chainer.Link)]
+        self.name = ' to '.join(dict.fromkeys(
+            [self._layers[0][2], self._layers[-1][2]]))
         self.parameters: list[chainer.Parameter] = list({
-            id(parameter): parameter for link in links
-            for parameter in link.params()}.values())
-        self.links = [one for link in links for one in link.links()]
+            id(parameter): parameter for _, layer in layers
+            if isinstance(layer, chainer.Link)
+            for parameter in layer.params()}.values())
         self._xp, self._foreign = xp, foreign or {}
         self._checked: set[tuple] = set()
-        # By micro-batch, for parts that are run again.
-        self._before: dict[int, _Before] = {}
+        # By micro-batch: the passes that are to be made again.
+        self._later: dict[int, _Pass] = {}
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -160,49 +157,45 @@ class LayersPart:
         # Also without a graph the layers are called with variables: for
         # arrays some functions return another dtype, and in-place operators
         # change the array, where those of a variable make a new one.
-        variables = values = tuple([
+        variables = tuple([
             chainer.Variable(array, requires_grad=index > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
-        calls, draws = (_Calls(self._checked, self._foreign),
-                        _hooks_may_draw())
-        with intercepting(calls), blame(
-                lambda: calls.now, micro_batch), self._once(
-                micro_batch) as check:
-            for index, layer, name in self._layers:
-                calls.now = name
-                if draws or _draws(layer):
-                    with at(place._replace(layer=index), self._xp):
-                        values = as_variables(layer(*values))
-                else:
-                    values = as_variables(layer(*values))
-                if check is not None:
-                    check(values)
-            if self.loss is not None:
-                calls.now = 'the loss'
-                values = self.loss(micro_batch, values, lambda: at(
-                    place._replace(layer=index + 1), self._xp))
-        return (Tape(variables, values, calls.final_uses(), said=calls.said,
-                     numbers=calls.numbers),
+        first = (self._later.pop(micro_batch)
+                 if chainer.config.in_recomputing else None)
+        calls = _Pass(self._checked, self._foreign, self._xp)
+        with intercepting(calls), blame(lambda: calls.now, micro_batch):
+            if first is not None:
+                values = first.again(calls, variables)
+            else:
+                if chainer.config.train and not chainer.config.enable_backprop:
+                    calls.begin(variables)
+                    self._later[micro_batch] = calls
+                values = self._run(calls, micro_batch, variables, place)
+        return (Tape(variables, values, calls.final_uses(),
+                     describe=calls.describe, numbers=calls.numbers),
                 tuple([value.array for value in values]))
 
-    @contextlib.contextmanager
-    def _once(self, micro_batch: int) -> Iterator[Callable | None]:
-        """A block of which two for a micro-batch have the effects of one.
-
-        Gives what is to be called with each layer's outputs, or None where
-        there is no other block.
-        """
-        if chainer.config.in_recomputing:
-            before = self._before.pop(micro_batch)
-            with before.again():
-                yield before.compare
-        elif chainer.config.train and not chainer.config.enable_backprop:
-            before = _Before([layer for _, layer, _ in self._layers])
-            self._before[micro_batch] = before
-            yield before.note
-        else:
-            yield None
+    def _run(self, calls: _Pass, micro_batch: int,
+             values: tuple[chainer.Variable, ...], place: Place
+             ) -> tuple[chainer.Variable, ...]:
+        """Runs the layers, and the loss."""
+        draws = _hooks_may_draw()
+        for index, layer, name in self._layers:
+            calls.now, calls.place = name, None
+            if draws or _draws(layer):
+                calls.place = place._replace(layer=index)
+                seed_at(calls.place, self._xp)
+            values = as_variables(layer(*values))
+        if self.loss is not None:
+            values = self.loss.run(calls, micro_batch, values,
+                                   place._replace(layer=index + 1))
+        if calls.later is not None:
+            calls.results = tuple([value.node for value in values])
+            calls.constants = {
+                value.node: value.array for value in values
+                if not calls.knows(value.node)}
+        return values
 
     def normalises(self, micro_batch: int) -> bool:
         """See :meth:`.Part.normalises`; a function may use any link."""
@@ -213,34 +206,108 @@ class LayersPart:
         return True
 
 
-class _Calls(Interceptor):
-    """Calls the functions of layers, numbers them, and counts parameters.
+class _Later(chainer.FunctionNode):
+    """A call in a graph without arrays, to be made again.
+
+    Attributes:
+        name: Of the layer.
+        arguments: Nodes of variables, parameters, and copies of arrays.
+        place: With which the layer began to draw; None: it draws nothing.
+        state: Of NumPy's generator before the call; None: the same.
+    """
+
+    def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
+                 ) -> None:
+        self.of, self.name, self.place = of, of.now, of.place
+        function = getattr(node, 'function', node)      # an old-style one
+        self._again = copy.copy(function)
+        # A function may write into what it has: running averages, say.
+        vars(self._again).update({
+            name: value.copy() for name, value in vars(function).items()
+            if isinstance(value, chainer.get_array_types())})
+        self.arguments = [
+            x if isinstance(x, chainer.Parameter)
+            else x.node if isinstance(x, chainer.Variable)
+            and of.knows(x.node) else getattr(x, 'array', x).copy()
+            for x in inputs]
+        self.reads = self.inputs = tuple([
+            x for x in self.arguments if isinstance(x, VariableNode)])
+        module = type(function).__module__
+        self.state = None if self.place is None or (
+            module.startswith(_STILL_MODULES)
+            and not module.endswith('.rrelu')) else numpy.random.get_state()
+
+    def make(self, values: Mapping[Any, Any]) -> tuple:
+        """The outputs, of variables by the nodes of the first ones."""
+        arguments = tuple([values[x] if isinstance(x, VariableNode) else x
+                           for x in self.arguments])
+        if isinstance(self._again, chainer.Function):
+            self._again._node = self._again._owned_node = None
+            return as_tuple(self._again(*arguments))
+        return self._again.apply(arguments)
+
+
+class _Pass(Interceptor):
+    """One pass forward: its functions, and what is known of each.
 
     Args:
         checked: Calls that Chainer has checked.  A wrong shape may not be an
             error of NumPy's, but broadcast.
-        foreign: As for :class:`LayersPart`.
+        foreign: As for :class:`LayersPart`, like ``xp``.
 
     Attributes:
         now: The name of the layer that runs.
+        place: With which it began to draw; None: it draws nothing.
+        left_out: Labels that functions leave out of a mean, as arrays and
+            numbers; None: nobody asks.
         numbers: In which order functions were called, by their ids.
+        later: The calls, if they are to be made again.
     """
 
     def __init__(self, checked: set[tuple],
-                 foreign: Mapping[int, tuple[Any, str]]) -> None:
+                 foreign: Mapping[int, tuple[Any, str]], xp: Any) -> None:
         self.now, self._checked, self._foreign = '', checked, foreign
+        self.place: Place | None = None
+        self.left_out: list[tuple[Any, Any]] | None = None
+        self.xp = xp
         self.numbers: dict[int, int] = {}
-        self._names: dict[int, str] = {}    # of layers, by such an id
-        self._number = 0        # ids are used again
+        self._names: list[str] = []
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
         self._inside = False
+        self.later: list[tuple[_Later, list[Any]]] | None = None
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
-        parameters = []
+        parameters = self._parameters(inputs)
+        if self._inside:        # of a function that calls others
+            self._inner.update(parameters)
+            return call_unchecked(node, inputs, original)
+        number = len(self._names)
+        key = (number, type(node), *[(x.shape, x.dtype) for x in inputs])
+        if key not in self._checked:
+            check_types(node, inputs)
+            self._checked.add(key)
+        if self.left_out is not None:
+            self._note_labels(node, inputs)
+        later = None if self.later is None else _Later(node, inputs, self)
+        self._inside = True
+        try:
+            outputs = call_unchecked(node, inputs, original)
+        finally:
+            self._inside = False
+        self._uses.update(set(parameters))
+        self.numbers[id(node)] = number
+        self._names.append(self.now)
+        if later is not None:
+            self._keep(later, outputs)
+        return outputs
+
+    def _parameters(self, inputs: Any) -> list[Any]:
+        """Nodes of parameters; variables must be of this pass."""
+        found = []
         for x in inputs:
             if isinstance(x, chainer.Parameter):
-                parameters.append(x.node)
+                found.append(x.node)
                 reference, owner = self._foreign.get(id(x), (None, ''))
                 if reference is not None and reference() is x:
                     raise ValueError(
@@ -250,165 +317,84 @@ class _Calls(Interceptor):
             elif isinstance(x, chainer.Variable) and not self._inside:
                 creator = x._node._creator_node
                 # Backward would go through another part's graph.
-                if creator is not None and id(creator) not in self.numbers:
+                if creator is not None and not (
+                        creator.of is self if isinstance(creator, _Later)
+                        else id(creator) in self.numbers):
                     raise ValueError(
                         'it uses a variable of another layer or of an '
                         'earlier batch; hand it on from layer to layer, as '
                         'one of a tuple')
-        if isinstance(node, BatchNormalization) and (
-                node.running_mean is not None
-                and chainer.config.in_recomputing):
-            # The layer's, which may be anybody's arrays, have moved.
-            node.running_mean, node.running_var = (
-                node.running_mean.copy(), node.running_var.copy())
-        if self._inside:        # of a function that calls others
-            self._inner.update(parameters)
-            return call_unchecked(node, inputs, original)
-        key = (self._number, type(node), *[(x.shape, x.dtype)
-                                           for x in inputs])
-        if key not in self._checked:
-            check_types(node, inputs)
-            self._checked.add(key)
-        self._inside = True
-        try:
-            outputs = call_unchecked(node, inputs, original)
-        finally:
-            self._inside = False
-        self._uses.update(set(parameters))
-        self.numbers[id(node)] = self._number
-        self._number += 1
-        self._names[id(node)] = self.now
-        return outputs
+        return found
 
-    def said(self, function: Any) -> str:
+    def leave_out(self, labels: Any, label: int) -> None:
+        if self.left_out is not None:
+            self.left_out.append((labels, label))
+
+    def _note_labels(self, node: Any, inputs: Any) -> None:
+        function = getattr(node, 'function', node)      # old style
+        label = getattr(function, 'ignore_label', None)
+        if label is not None and getattr(function, 'normalize', True):
+            self.leave_out(inputs[1], label)
+
+    def describe(self, function: Any) -> str:
         """The name of the layer that has called a function."""
-        return self._names[id(function)]
+        return self._names[self.numbers[id(function)]]
 
     def final_uses(self) -> dict[Any, int]:
         """How often a parameter is used, if all its gradient comes so."""
         return {node: count for node, count in self._uses.items()
                 if node not in self._inner}
 
+    # --- a pass that is made again -------------------------------------------
 
-# --- a second time -----------------------------------------------------------
+    def begin(self, variables: tuple[chainer.Variable, ...]) -> None:
+        """Has the pass on these inputs made again later."""
+        self.later, self._inputs = [], [one.node for one in variables]
+        self.results: tuple = ()
+        self.constants: dict[Any, Any] = {}
 
-#: How many numbers of an output are compared, and how near they must be.
-_SAMPLE, _NEAR = 1024, 1e-3
+    def knows(self, node: Any) -> bool:
+        """Whether a later pass will have a value for a variable's node."""
+        return node._creator_node is not None or any(
+            node is one for one in self._inputs)
 
+    def _keep(self, later: _Later, outputs: tuple) -> None:
+        # The nodes hold no arrays.  What the layer unchains stays a constant.
+        nodes = [output.node for output in outputs]
+        later.outputs = tuple(map(weakref.ref, nodes))
+        for node in nodes:
+            node._creator_node, node._rank = later, len(self._names)
+        assert self.later is not None
+        self.later.append((later, nodes))
 
-class _Before:
-    """Layers before a part was run, and some numbers of their outputs.
-
-    Of links and objects that are layers: attributes, what lists and
-    dictionaries among them hold, and states of random generators.
-    """
-
-    def __init__(self, layers: Sequence[Any]) -> None:
-        self._owners = list({
-            id(owner): owner for layer in layers
-            for owner in _owners(layer)}.values())
-        self._state = [_state(owner) for owner in self._owners]
-        self._outputs: collections.deque[list[Any]] = collections.deque()
-
-    def note(self, values: Sequence[chainer.Variable]) -> None:
-        """Notes the outputs of the next layer."""
-        self._outputs.append([_sample(value.array) for value in values])
-
-    def compare(self, values: Sequence[chainer.Variable]) -> None:
-        """Raises ValueError unless the next layer's outputs are as noted."""
-        now = [_sample(value.array) for value in values]
-        for one, other in zip(self._outputs.popleft(), now, strict=True):
-            if one.shape != other.shape or not (
-                    numpy.allclose(one, other, _NEAR, _NEAR * 1e-3 * float(
-                        numpy.abs(one).max(initial=0)), equal_nan=True)
-                    if one.dtype.kind in 'fc' else (one == other).all()):
-                raise ValueError(
-                    'it has given another result when it was run again, as '
-                    'it draws or counts by itself; draw from NumPy\'s global '
-                    "generator, or pass recompute='no stage'")
-
-    @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """A block with the layers as they were; then they are as now."""
-        now = [_state(owner) for owner in self._owners]
-        arrays = [(array, array.copy()) for owner in self._owners
-                  for array in vars(owner).values()
-                  if isinstance(array, chainer.get_array_types())]
-        for owner, (attributes, inner) in zip(self._owners, self._state,
-                                              strict=True):
-            mine = vars(owner)
-            # Not what was made in forward, such as parameters.
-            mine.update({
-                name: value for name, value in attributes.items()
-                if isinstance(value, _PLAIN)
-                and type(mine.get(name)) is type(value)})
-            _refill(mine, inner)
-        try:
-            yield
-        finally:
-            for owner, (attributes, inner) in zip(self._owners, now,
-                                                  strict=True):
-                vars(owner).clear()
-                vars(owner).update(attributes)
-                _refill(attributes, inner)
-            for array, values in arrays:
-                if (array != values).any():
-                    array[...] = values
-
-
-def _owners(layer: Any) -> Iterator[Any]:
-    """Objects with attributes that a layer may change."""
-    if isinstance(layer, functools.partial):
-        yield from _owners(layer.func)
-    elif isinstance(layer, types.MethodType):
-        yield from _owners(layer.__self__)
-    elif isinstance(layer, chainer.Link):
-        yield from layer.links()
-    elif hasattr(layer, '__dict__') and not isinstance(
-            layer, (type, types.FunctionType, types.ModuleType)):
-        yield layer
-
-
-#: What attributes are set back to, beside the inner state of others.
-_PLAIN = (bool, int, float, complex, str, bytes, tuple, numpy.generic,
-          *chainer.get_array_types())
-#: Attributes of Chainer's with names and children.
-_STRUCTURE = frozenset(('_params', '_persistent', '_children', '_layers'))
-
-
-def _state(owner: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Attributes, and what is inside of generators and containers."""
-    inner: dict[str, Any] = {}
-    for name, value in vars(owner).items():
-        if isinstance(value, numpy.random.RandomState):
-            inner[name] = value.get_state()
-        elif isinstance(value, numpy.random.Generator):
-            inner[name] = value.bit_generator.state
-        elif isinstance(value, random.Random):
-            inner[name] = value.getstate()
-        elif type(value) in (list, dict, set) and name not in _STRUCTURE:
-            inner[name] = value.copy()
-    return dict(vars(owner)), inner
-
-
-def _refill(attributes: dict[str, Any], inner: dict[str, Any]) -> None:
-    for name, kept in inner.items():
-        value = attributes[name]
-        if isinstance(value, numpy.random.RandomState):
-            value.set_state(kept)
-        elif isinstance(value, numpy.random.Generator):
-            value.bit_generator.state = kept
-        elif isinstance(value, random.Random):
-            value.setstate(kept)
-        elif type(value) is type(kept):
-            value.clear()
-            (value.extend if isinstance(value, list) else value.update)(kept)
-
-
-def _sample(array: Any) -> numpy.ndarray:
-    flat = array.reshape(-1)
-    return chainer.backends.cuda.to_cpu(
-        flat[::max(1, flat.size // _SAMPLE)].copy())
+    def again(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
+              ) -> tuple[chainer.Variable, ...]:
+        """Makes all calls once more, with a graph, and as another pass."""
+        assert self.later is not None
+        last: dict[Any, int] = {}
+        for number, (later, _) in enumerate(self.later):
+            last.update(dict.fromkeys(later.reads, number))
+        last.update(dict.fromkeys(self.results, len(self.later)))
+        values: dict[Any, Any] = dict(zip(self._inputs, variables,
+                                          strict=True))
+        seeded = None
+        for number, (later, nodes) in enumerate(self.later):
+            calls.now = later.name
+            if later.state is not None:
+                if seeded is not later.place is not None:   # for CuPy
+                    seeded = later.place
+                    seed_at(seeded, self.xp)
+                numpy.random.set_state(later.state)
+            outputs = later.make(values)
+            values.update({node: output for node, output in zip(
+                nodes, outputs, strict=True) if node in last})
+            for node in later.reads:
+                if last[node] == number:
+                    values.pop(node, None)
+        return tuple([
+            chainer.as_variable(self.constants[node])
+            if node in self.constants else values[node]
+            for node in self.results])
 
 
 # --- the loss ----------------------------------------------------------------
@@ -424,8 +410,6 @@ class LayersLoss:
             None: its labels that are not ignored, or else its samples.
 
     Attributes:
-        targets: Of the micro-batches of this step.
-        metrics: Their names.
         found: For each micro-batch and metric its name, value and weight.
     """
 
@@ -436,51 +420,66 @@ class LayersLoss:
             name: metric if isinstance(metric, tuple)
             else (metric, counting(metric))
             for name, metric in metrics.items()}
-        self.targets: list[Any] = []
+        self._targets: list[Any] = []
         self.found: list[tuple[str, float, float]] = []
 
     def begin(self, targets: list[Any]) -> list[float]:
         """Starts a batch; the weight of each micro-batch in the loss."""
-        self.targets, self.found = targets, []
+        self._targets, self.found = targets, []
         return [checked_weight(self._loss[1](target)) for target in targets]
 
-    def __call__(self, micro_batch: int, outputs: tuple,
-                 seeded: Callable) -> tuple[chainer.Variable]:
+    def run(self, calls: _Pass, micro_batch: int, outputs: tuple,
+            place: Place) -> tuple[chainer.Variable]:
         """The loss of a micro-batch; notes the metrics.
 
         Raises:
-            LayerError: The loss cannot be computed, or is no scalar.
+            TypeError: The loss is no variable.
+            ValueError: The loss or a metric is no mean over the samples.
         """
-        target = self.targets[micro_batch]
-        # With a graph, which shows the labels that are ignored.
-        with blame('the loss', micro_batch), seeded(), \
-                chainer.force_backprop_mode():
-            loss = self._loss[0](*outputs, target)
-            if not isinstance(loss, chainer.Variable):
-                raise TypeError(f'loss_func returned a {type(loss).__name__}; '
-                                'it must return a variable')
-            _check('loss', loss, target, self._loss[1])
+        target = self._targets[micro_batch]
+        calls.now = 'the loss'
+        loss = _called(calls, place, 'loss', self._loss, outputs, target)
+        if not isinstance(loss, chainer.Variable):
+            raise TypeError(f'loss_func returned a {type(loss).__name__}; '
+                            'it must return a variable')
+        later, calls.later = calls.later, None
         # No metric changes what the loss has been given.
         arrays = [output.array for output in outputs]
-        for name, (function, count) in self._metrics.items():
-            with blame(f'metric {name!r}', micro_batch), seeded(), \
-                    chainer.force_backprop_mode():
-                value = function(*map(chainer.Variable, arrays), target)
-                _check(name, value, target, count)
-                weight = checked_weight(count(target))
-                array = getattr(value, 'array', value)
-                self.found.append((name, float(
-                    array.item() if hasattr(array, 'item') else array
-                ) if weight else 0.0, weight))
+        for name, metric in self._metrics.items():
+            calls.now = f'metric {name!r}'
+            with chainer.no_backprop_mode():
+                value = _called(calls, place, name, metric,
+                                map(chainer.Variable, arrays), target)
+            weight = checked_weight(metric[1](target))
+            array = getattr(value, 'array', value)
+            self.found.append((name, float(
+                array.item() if hasattr(array, 'item') else array
+            ) if weight else 0.0, weight))
+        calls.later, calls.now = later, 'the loss'
         return (loss,)
 
 
-def _check(name: str, value: Any, target: Any, count: Count) -> None:
+def _called(calls: _Pass, place: Place, name: str,
+            both: tuple[Callable, Count], outputs: Any, target: Any) -> Any:
+    """What a loss or metric returns; only a mean that counts as is said."""
+    function, count = both
+    calls.place = place
+    seed_at(place, calls.xp)
+    calls.left_out = [] if count is samples else None
+    value = function(*outputs, target)
     if getattr(value, 'size', 1) != 1:
         raise ValueError(f'it returned shape {value.shape}; it must return a '
                          'scalar, the mean over a micro-batch')
-    if count is samples and isinstance(value, chainer.Variable):
-        refuse_hidden_labels(name, value, target)
+    for labels, label in calls.left_out or ():
+        if bool((getattr(labels, 'array', labels) == label).any()):
+            weight = f'lambda t: (t != {label}).sum()'
+            remedy = (f'loss_weight={weight}' if name == 'loss' else
+                      f'metrics={{{name!r}: (function, {weight})}}')
+            raise ValueError(
+                f'label {label} occurs and is ignored inside of a function '
+                f'that does not say how many count; pass {remedy}')
+    calls.left_out = None
+    return value
 
 
 def checked_weight(value: Any) -> float:
@@ -502,20 +501,15 @@ def counting(function: Callable) -> Count:
     Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
     functions, also when they were bound by :func:`functools.partial`.
     """
-    bound: dict[str, Any] = {}
-    inner = function
-    while isinstance(inner, functools.partial):
-        bound = {**inner.keywords, **bound}
-        inner = inner.func
     try:
-        known = inspect.signature(inner).parameters
+        known = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return samples
-    values = {name: known[name].default for name in (
-        'ignore_label', 'normalize') if name in known} | bound
-    if inner is F.sigmoid_cross_entropy:
-        values['ignore_label'] = -1     # built in
-    label = values.get('ignore_label')
+    values = {name: parameter.default for name, parameter in known.items()}
+    while isinstance(function, functools.partial):
+        function = function.func
+    label = (-1 if function is F.sigmoid_cross_entropy      # built in
+             else values.get('ignore_label'))
     if label is None or not values.get('normalize', True):
         return samples
     return functools.partial(_not_ignored, label)
@@ -524,42 +518,6 @@ def counting(function: Callable) -> Count:
 def samples(target: Any) -> float:
     """The number of samples in a micro-batch's target."""
     return len(target)
-
-
-def refuse_hidden_labels(name: str, value: chainer.Variable,
-                         target: Any) -> None:
-    """Refuses a mean over fewer than all samples that is weighted by samples.
-
-    Args:
-        name: ``'loss'``, or that of a metric.
-        value: The mean of a micro-batch, with its graph.
-        target: Of that micro-batch.
-
-    Raises:
-        ValueError: A function in the graph ignores a label that occurs; the
-            message names the label and the remedy.
-    """
-    for function in _functions(value):
-        label = getattr(function, 'ignore_label', None)
-        if (label is not None and getattr(function, 'normalize', True)
-                and bool((target == label).any())):
-            weight = f'lambda t: (t != {label}).sum()'
-            remedy = (f'loss_weight={weight}' if name == 'loss' else
-                      f'metrics={{{name!r}: (function, {weight})}}')
-            raise ValueError(
-                f'label {label} occurs and is ignored inside of a function '
-                f'that does not say how many count; pass {remedy}')
-
-
-def _functions(loss: chainer.Variable) -> Iterator[Any]:
-    """All functions in the graph of a loss."""
-    waiting, seen = [loss.creator_node], set()
-    while waiting:
-        function = waiting.pop()
-        if function is not None and id(function) not in seen:
-            seen.add(id(function))
-            yield getattr(function, 'function', function)   # old style
-            waiting += [node.creator_node for node in function.inputs]
 
 
 def _not_ignored(label: Any, target: Any) -> float:

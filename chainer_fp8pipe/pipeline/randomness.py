@@ -34,22 +34,22 @@ class Place(NamedTuple):
     first_sample: int
 
 
-@contextlib.contextmanager
-def at(place: Place, xp: Any = numpy) -> Iterator[None]:
-    """Makes random numbers drawn inside depend on ``place`` alone.
+def seed_at(place: Place, xp: Any = numpy) -> None:
+    """Makes the random numbers that follow depend on ``place`` alone.
 
     Seeds the global generator of NumPy (and of CuPy, for a stage on a GPU),
     from which Chainer's functions draw, and does not restore the generator:
     put :func:`preserved` around the whole step.
 
     Args:
-        place: Of the layer that runs inside.
+        place: Of the layer that runs next.
         xp: ``numpy`` or ``cupy``.
     """
-    numpy.random.seed(_words(place))
+    # Two words of 32 bits for each number, the low one first.
+    numpy.random.seed([int(number) >> shift & 0xffffffff
+                       for number in place for shift in (0, 32)])
     if xp is not numpy:
         xp.random.seed(int(numpy.random.randint(1 << 31)))
-    yield
 
 
 @contextlib.contextmanager
@@ -75,9 +75,3 @@ def preserved() -> Iterator[None]:
 def _device_state(device: int) -> Any:
     """The generator that draws on a device in blocks of :func:`preserved`."""
     return cuda.cupy.random.RandomState(0)
-
-
-def _words(place: Place) -> list[int]:
-    """The place as 32-bit words: two for each number, low word first."""
-    return [int(number) >> shift & 0xffffffff
-            for number in place for shift in (0, 32)]

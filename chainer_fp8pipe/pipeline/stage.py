@@ -11,8 +11,7 @@
 # it goes into the exchange while earlier parts are still computed.
 #
 # Sends do not wait, and receives are posted ahead, as the schedule says how
-# many will come.  A rank that fails tells its neighbours through the channels
-# in place of what they wait for; they pass it on in the same way.
+# many will come.  A rank that fails tells all others, whatever they wait for.
 #
 # A mean over a batch is not the mean of its micro-batches' means where one is
 # shorter or labels are ignored.  So each micro-batch is weighted by its number
@@ -20,30 +19,34 @@
 #
 # A chunk that recomputes keeps the inputs of a micro-batch only, and runs
 # forward again before backward (Griewank and Walther, Algorithm 799; Chen et
-# al. 2016, where it is called checkpointing of activations).  What it draws is
-# seeded by its place, and running averages are left alone the second time.
+# al. 2016, where it is called checkpointing of activations).  Only functions
+# run again, on what they were given: no code of the model's.
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import chainer
 import numpy
 from mpi4py import MPI
 
-from ..channel.channel import Receiver, Sender
+from ..channel.channel import TAGS, Receiver, RemoteError, Sender
 from ..intercept.function_calls import hold, unchecked
+from ..mpi.finalizing import keep_forever
 from ..mpi.ranks import nodes_of, once
+from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .backprop import Arrays, GradientSums, Tape
-from .batch_statistics import BatchStatistics, recomputing, why_once
+from .batch_statistics import BatchStatistics, why_once
 from .layers import LayerError, blame
 from .randomness import Place
 from .schedules import Action, Kind, Schedule
 
-_SENDS = Kind.SEND_ACTIVATION, Kind.SEND_GRADIENT
+_CROSSING = {kind: kind.value.partition('_')[2] for kind in (
+    Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION,
+    Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT)}
 _RECEIVES = Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT
 
 
@@ -53,7 +56,7 @@ class Part(Protocol):
     Attributes:
         name: In messages.
         parameters: Those that the part uses on this rank.
-        links: All of the part.
+        links: Those of which some may forbid to run the part twice.
         statistics: Where to note those of batch normalisations that no link
             hook sees.
     """
@@ -130,13 +133,9 @@ class _Shared:
     """The communicator that all pipelines on one communicator share."""
 
     def __init__(self, comm: MPI.Comm) -> None:
-        self.comm, self._nodes = comm, nodes_of(comm)
+        self.comm, self.nodes = comm, nodes_of(comm)
         self.tags = 0       # the next unused one
         self.spoilt = False
-
-    def is_far(self, rank: int) -> bool:
-        """Whether it is on another node than this rank."""
-        return self._nodes[rank] != self._nodes[self.comm.rank]
 
     def free(self) -> None:
         # MPI gives the numbers of freed communicators to new ones, which
@@ -145,98 +144,105 @@ class _Shared:
             self.comm.Free()
 
 
+#: Tags of arrays from any rank to any other, of batches, and of failures.
+#: Then come two for each boundary: of activations and of gradients.
+ANY, BATCH, _FAILURE, _BOUNDARIES = range(4)
+
+
 class Channels:
     """Senders and receivers of one rank, to all ranks of a pipeline.
 
-    Boundary b lies between chunks b and b + 1.  The first tags are those of
-    arrays from any rank to any other, and of batches; then come two per
-    boundary, for activations and for gradients.
+    Boundary b lies between chunks b and b + 1; rank r has the chunks c with
+    ``c % size == r``.  Who waits for a message of any rank raises
+    :class:`RemoteError` as soon as one has failed.
 
     Args:
-        comm: The ranks of one pipeline; rank r has the chunks c with
-            ``c % size == r``.  All channels get tags of their own: no
-            message that earlier ones left under way can arrive here.
+        comm: The ranks of one pipeline.  All channels get tags of their own:
+            no message that earlier ones left under way can arrive here.
         last: Number of the pipeline's last chunk.
         xp: ``numpy`` or ``cupy``: where received arrays lie.
-
-    Attributes:
-        senders: By kind of the action that sends and number of the chunk.
-        receivers: By kind of the action that receives and number of the
-            chunk.
-        batch_in: From the rank before: batches.
-        batch_out: To the next rank.
     """
 
     def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
-        self.senders: dict[tuple[Kind, int], Sender] = {}
-        self.receivers: dict[tuple[Kind, int], Receiver] = {}
-        self.batch_in: Receiver | None = None
-        self.batch_out: Sender | None = None
-        self._to: dict[int, Sender] = {}
-        self._from: dict[int, Receiver] = {}
-        self._all: list[Sender | Receiver] = []
-        self._shared: _Shared | None = None
-        size, rank = comm.size, comm.rank
-        if size == 1:
-            return
-        # Apart from whatever else is sent there.
-        shared = once(comm, 'channels', lambda: _Shared(comm.Dup()))
-        tag, shared.tags = shared.tags, shared.tags + 2 + 2 * last
-        self._shared = shared
+        self._size, self._xp = comm.size, xp
+        self._ends: dict[tuple[Any, int, int], Any] = {}
+        if comm.size > 1:
+            # Apart from whatever else is sent there.
+            self._shared = shared = once(comm, 'channels',
+                                         lambda: _Shared(comm.Dup()))
+            self._tag, shared.tags = shared.tags, (
+                shared.tags + _BOUNDARIES + 2 * last)
 
-        def end(kind: Any, peer: int, number: int, *how: Any) -> Any:
-            self._all.append(kind(shared.comm, peer, tag + number, *how,
-                                  shared.is_far(peer)))
-            return self._all[-1]
-        for peer in range(size):
-            if peer != rank:
-                self._to[peer] = end(Sender, peer, 0)
-                self._from[peer] = end(Receiver, peer, 0, xp)
-        if rank > 0:
-            self.batch_in = end(Receiver, rank - 1, 1, numpy)
-        if rank < size - 1:
-            self.batch_out = end(Sender, rank + 1, 1)
-        for chunk in range(rank, last + 1, size):
-            below, above = (chunk - 1) % size, (chunk + 1) % size
-            if chunk > 0:
-                self.receivers[Kind.RECEIVE_ACTIVATION, chunk] = end(
-                    Receiver, below, 2 * chunk, xp)
-                self.senders[Kind.SEND_GRADIENT, chunk] = end(
-                    Sender, below, 1 + 2 * chunk)
-            if chunk < last:
-                self.senders[Kind.SEND_ACTIVATION, chunk] = end(
-                    Sender, above, 2 + 2 * chunk)
-                self.receivers[Kind.RECEIVE_GRADIENT, chunk] = end(
-                    Receiver, above, 3 + 2 * chunk, xp)
+    def sender(self, rank: int, tag: int = ANY) -> Sender:
+        """The one to a rank."""
+        return self._end(Sender, rank, tag)
 
-    def send(self, rank: int, arrays: Arrays) -> None:
-        """Starts to send to any rank, beside the schedule."""
-        self._to[rank].send(arrays)
+    def receiver(self, rank: int, tag: int = ANY) -> Receiver:
+        """The one from a rank; batches stay in the host's memory."""
+        return self._end(Receiver, rank, tag,
+                         xp=numpy if tag == BATCH else self._xp)
 
-    def receive(self, rank: int) -> Arrays:
-        """Receives what a rank sends by :meth:`send`."""
-        return self._from[rank].receive()
+    def crossing(self, action: Action) -> Any:
+        """The sender or receiver of an action."""
+        kind, _, chunk = action
+        is_activation = kind in (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION)
+        tag = _BOUNDARIES + 2 * action.boundary + (not is_activation)
+        if kind in _RECEIVES:
+            return self.receiver((chunk + (-1 if is_activation else 1))
+                                 % self._size, tag)
+        return self.sender((chunk + (1 if is_activation else -1))
+                           % self._size, tag)
+
+    def _end(self, kind: Any, rank: int, tag: int, **options: Any) -> Any:
+        key = kind, rank, tag
+        if key not in self._ends:
+            comm, nodes = self._shared.comm, self._shared.nodes
+            self._ends[key] = kind(
+                comm, rank, self._tag + tag, nodes[rank] != nodes[comm.rank],
+                self._wait, **options)
+        return self._ends[key]
 
     def flush(self) -> None:
         """Waits until all that was sent has left."""
-        for end in self._all:
+        for end in self._ends.values():
             if isinstance(end, Sender):
                 end.flush()
 
     def fail(self, text: str) -> None:
         """Tells all ranks that this one cannot go on."""
-        for end in self._all:
-            if isinstance(end, Receiver):
-                end.cancel()
-        for end in self._all:
-            if isinstance(end, Sender):
-                with contextlib.suppress(MPI.Exception):
-                    end.fail(text)
+        for rank in range(self._size):
+            if self._size > 1 and rank != self._shared.comm.rank:
+                keep_forever(self._shared.comm.isend(
+                    text, rank, self._tag_of_failure))
 
     def spoil(self) -> None:
         """Has the communicator never freed; on all ranks of a failed step."""
-        if self._shared:
+        if self._size > 1:
             self._shared.spoilt = True
+
+    @property
+    def _tag_of_failure(self) -> int:
+        return TAGS * (self._tag + _FAILURE)
+
+    def _wait(self, done: Callable[[], bool]) -> None:
+        comm, tag = self._shared.comm, self._tag_of_failure
+
+        def done_or_failed() -> bool:
+            status = MPI.Status()
+            if done():
+                return True
+            if comm.Iprobe(MPI.ANY_SOURCE, tag, status):
+                raise RemoteError(comm.recv(source=status.source, tag=tag))
+            return False
+        wait_until(done_or_failed)
+
+
+class _Step(NamedTuple):
+    """What is the same for all actions of a step."""
+
+    places: list[Place]         # of the micro-batches
+    loss: MeanLoss | None       # None: the outputs are wanted
+    train: bool                 # whether backward follows
 
 
 class Stage:
@@ -261,19 +267,11 @@ class Stage:
         self._recomputed, self._events = recomputed, events
         self.sums, self._statistics = GradientSums(), BatchStatistics()
         self._parts: dict[int, Part] = {}
-        # By micro-batch and boundary: what has been made, and not been used.
-        self._activations: dict[tuple[int, int], Arrays] = {}
-        self._gradients: dict[tuple[int, int], Arrays] = {}
-        # By micro-batch and chunk: what backward needs.
-        self._inputs: dict[tuple[int, int], Arrays] = {}
-        self._tapes: dict[tuple[int, int], Tape] = {}
-        self._run = {
-            Kind.FORWARD: self._forward,
-            Kind.BACKWARD: self._backward,
-            Kind.BACKWARD_INPUT: self._backward,
-            Kind.BACKWARD_WEIGHT: self._backward_weight,
-            **dict.fromkeys(_SENDS, self._send),
-            **dict.fromkeys(_RECEIVES, self._receive)}
+        # What has been made or has come, and was not used yet.  By what it
+        # is, micro-batch and boundary: activations and their gradients; by
+        # chunk: inputs that are to run again, and tapes.
+        self._kept: dict[tuple[str, int, int], Any] = {}
+        self._step = _Step([], None, False)
         hold(self)
 
     def take(self, parts: Mapping[int, Part]) -> None:
@@ -304,23 +302,30 @@ class Stage:
             LayerError: A layer failed here.
             RemoteError: Another rank said that it failed.
         """
-        self._loss, self._places, self._train = loss, places, train
-        self._outputs: list[Arrays] = [()] * len(places)
         self.forget()
+        self._step = _Step(places, loss, train)
         if train:
             self.sums.begin([part.parameters for part in
-                              self._parts.values()], final)
+                             self._parts.values()], final)
         for micro_batch, arrays in enumerate(inputs):
-            self._activations[micro_batch, -1] = arrays
+            self._kept['activation', micro_batch, -1] = arrays
         actions = schedule.actions[self._rank]
-        for key, count in Counter(
-                (action.kind, action.chunk) for action in actions
+        for action, count in Counter(
+                action._replace(micro_batch=0) for action in actions
                 if action.kind in _RECEIVES).items():
-            self.channels.receivers[key].expect(count)
+            self.channels.crossing(action).expect(count)
         for action in actions:
-            self._run[action.kind](action)
-        outputs, self._outputs = self._outputs, []
-        return outputs
+            if action.kind is Kind.FORWARD:
+                self._forward(*action[1:])
+            elif action.kind is Kind.BACKWARD_WEIGHT:
+                self._backward_weight(*action[1:])
+            elif action.kind in _CROSSING:
+                self._transfer(action)
+            else:
+                self._backward(*action[1:],
+                               defer=action.kind is Kind.BACKWARD_INPUT)
+        return [self._kept.pop(('activation', number, self._last), ())
+                for number in range(len(places))]
 
     def finish(self, loss_scale: float | None) -> None:
         """Moves running averages, and hands over the parameters' gradients."""
@@ -331,134 +336,122 @@ class Stage:
         """Drops what a failed step has left."""
         self.sums.forget()
         self._statistics.forget()
-        for kept in (self._activations, self._gradients, self._inputs,
-                     self._tapes):
-            kept.clear()
+        self._kept.clear()
 
     # --- one action ---------------------------------------------------------
 
-    def _forward(self, action: Action) -> None:
-        _, micro_batch, number = action
-        key, part = (micro_batch, number), self._parts[number]
-        arrays = self._activations.pop((micro_batch, number - 1))
-        again = self._train and number in self._recomputed
+    def _forward(self, micro_batch: int, number: int) -> None:
+        part, (places, loss, train) = self._parts[number], self._step
+        arrays = self._kept.pop(('activation', micro_batch, number - 1))
+        again = train and number in self._recomputed
         if again:
-            self._refuse_moving_weights(number)
-            self._inputs[key] = arrays
-        counts = self._train and part.normalises(micro_batch)
-        with self._events.section('forward', *key), blame(
-                part.name, micro_batch), _if(
-                counts, self._statistics.counting(number, part.keeps)), _if(
-                again, chainer.no_backprop_mode()):
+            _check_may_repeat(part)
+            self._kept['inputs', micro_batch, number] = arrays
+        with self._events.section('forward', micro_batch, number), blame(
+                lambda: part.name, micro_batch), (
+                self._statistics.counting(number, part.keeps)
+                if train and part.normalises(micro_batch) else _NO_BLOCK), (
+                chainer.no_backprop_mode() if again else _NO_BLOCK):
             tape, arrays = part.record(micro_batch, arrays,
-                                       self._places[micro_batch])
-        if self._train and not again:
-            self._tapes[key] = tape
-        if number < self._last:
-            self._activations[key] = arrays
-        elif self._loss is None:
-            self._outputs[micro_batch] = arrays
+                                       places[micro_batch])
+        if train and not again:
+            self._kept['tape', micro_batch, number] = tape
+        if number == self._last and loss is not None:
+            loss.forward(micro_batch, arrays)
         else:
-            self._loss.forward(micro_batch, arrays)
+            self._kept['activation', micro_batch, number] = arrays
 
-    def _backward(self, action: Action) -> None:
-        kind, micro_batch, number = action
-        key, part = (micro_batch, number), self._parts[number]
-        if key in self._inputs:
-            with self._events.section('recompute', *key), blame(
-                    part.name, micro_batch), recomputing(part.links):
-                self._tapes[key], _ = part.record(
-                    micro_batch, self._inputs.pop(key),
-                    self._places[micro_batch])
-        defer = kind is Kind.BACKWARD_INPUT
-        with self._events.section('backward', *key):
+    def _backward(self, micro_batch: int, number: int, defer: bool) -> None:
+        part, tape = self._parts[number], None
+        inputs = self._kept.pop(('inputs', micro_batch, number), None)
+        if inputs is not None:
+            with self._events.section('recompute', micro_batch, number), \
+                    blame(lambda: part.name, micro_batch), \
+                    chainer.using_config('in_recomputing', True):
+                tape, _ = part.record(micro_batch, inputs,
+                                      self._step.places[micro_batch])
+        tape = tape or self._kept.pop(('tape', micro_batch, number))
+        with self._events.section('backward', micro_batch, number):
             if number == self._last:
-                assert self._loss is not None
-                gradients = self._loss.backward(micro_batch)
+                assert self._step.loss is not None
+                gradients = self._step.loss.backward(micro_batch)
             else:
-                gradients = self._gradients.pop(key)
-            tape = self._tapes[key] if defer else self._tapes.pop(key)
+                gradients = self._kept.pop(
+                    ('gradient', micro_batch, number))
             self.sums.last = not defer and self._is_last(micro_batch)
-            with self._blame_backward(key, tape), unchecked():
+            with _blame_backward(part, micro_batch, tape), unchecked():
                 gradients = tape.backward(gradients, self.sums.take,
                                           self.sums.take_product, defer)
-            self.sums.collect(self._parts[number].parameters)
-            if not defer:
-                self._through(key)
+            self.sums.collect(part.parameters)
+            if defer:
+                self._kept['tape', micro_batch, number] = tape
+            else:
+                self._through(micro_batch, part)
         if number > 0:
-            self._gradients[micro_batch, number - 1] = gradients
+            self._kept['gradient', micro_batch, number - 1] = gradients
 
-    def _backward_weight(self, action: Action) -> None:
-        key = action.micro_batch, action.chunk
-        with self._events.section('backward_weight', *key):
-            tape = self._tapes.pop(key)
-            self.sums.last = self._is_last(action.micro_batch)
-            with self._blame_backward(key, tape), unchecked():
+    def _backward_weight(self, micro_batch: int, number: int) -> None:
+        part = self._parts[number]
+        with self._events.section('backward_weight', micro_batch, number):
+            tape = self._kept.pop(('tape', micro_batch, number))
+            self.sums.last = self._is_last(micro_batch)
+            with _blame_backward(part, micro_batch, tape), unchecked():
                 tape.backward_weight()
-            self._through(key)
+            self._through(micro_batch, part)
 
-    def _through(self, key: tuple[int, int]) -> None:
+    def _through(self, micro_batch: int, part: Part) -> None:
         """Notes that a micro-batch is through a chunk.
 
         Products that were put off are made before the last micro-batch,
         which comes by itself, so that the end of the step is short.
         """
-        micro_batch, number = key
         if self._is_last(micro_batch):
-            self.sums.through(self._parts[number].parameters)
+            self.sums.through(part.parameters)
         elif self._is_last(micro_batch + 1):
-            self.sums.settle(self._parts[number].parameters)
+            self.sums.settle(part.parameters)
 
     def _is_last(self, micro_batch: int) -> bool:
-        return micro_batch == len(self._places) - 1
+        return micro_batch == len(self._step.places) - 1
 
-    def _send(self, action: Action) -> None:
-        with self._events.section('send', action.micro_batch, action.chunk):
-            arrays = self._crossing(action).pop(
-                (action.micro_batch, action.boundary))
+    def _transfer(self, action: Action) -> None:
+        kind, micro_batch, chunk = action
+        what = _CROSSING[kind]
+        key = what, micro_batch, action.boundary
+        if kind in _RECEIVES:
+            with self._events.section('receive', micro_batch, chunk):
+                receiver = self.channels.crossing(action)
+                self._kept[key] = receiver.receive(lambda: (
+                    ('its input' if what == 'activation'
+                     else 'the gradient of its output')
+                    + f' from rank {receiver.world_peer}, in stage '
+                    f'{self._rank}, micro-batch {micro_batch}'))
+            return
+        with self._events.section('send', micro_batch, chunk):
+            arrays = self._kept.pop(key)
             self._events.carried(
-                self.channels.senders[action.kind, action.chunk].send(
-                    arrays),
+                self.channels.crossing(action).send(arrays),
                 sum(getattr(array, 'nbytes', 0) for array in arrays))
 
-    def _receive(self, action: Action) -> None:
-        with self._events.section('receive', action.micro_batch,
-                                  action.chunk):
-            receiver = self.channels.receivers[action.kind, action.chunk]
-            self._crossing(action)[
-                action.micro_batch, action.boundary] = receiver.receive(
-                    lambda: self._said(action, receiver.world_peer))
 
-    def _crossing(self, action: Action) -> dict[tuple[int, int], Arrays]:
-        return (self._activations if action.kind in (
-            Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION)
-            else self._gradients)
+def _blame_backward(part: Part, micro_batch: int, tape: Tape
+                    ) -> contextlib.AbstractContextManager[None]:
+    return blame(lambda: f'the backward pass of {tape.at or part.name}',
+                 micro_batch)
 
-    # --- messages -----------------------------------------------------------
 
-    def _said(self, action: Action, rank: int) -> str:
-        what = ('its input' if action.kind is Kind.RECEIVE_ACTIVATION
-                else 'the gradient of its output')
-        return (f'{what} from rank {rank}, in stage {self._rank}, '
-                f'micro-batch {action.micro_batch}')
+def _check_may_repeat(part: Part) -> None:
+    """Raises LayerError if a part must not run forward twice."""
+    own = set(map(id, part.parameters))
+    for link in part.links:
+        reason = why_once(link)
+        found = [getattr(link, name) for name in link._params]
+        # A stage of a Chain has all links, but its own parameters only.
+        if reason and (not found or own.intersection(map(id, found))):
+            raise LayerError(f'{part.name} has {reason}; it cannot be '
+                             "recomputed: pass recompute='no stage'")
 
-    def _blame_backward(self, key: tuple[int, int], tape: Tape
-                        ) -> contextlib.AbstractContextManager[None]:
-        micro_batch, number = key
-        return blame(lambda: 'the backward pass of ' + (
-            tape.at or self._parts[number].name), micro_batch)
 
-    def _refuse_moving_weights(self, number: int) -> None:
-        part = self._parts[number]
-        own = set(map(id, part.parameters))
-        for link in part.links:
-            reason = why_once(link)
-            found = [getattr(link, name) for name in link._params]
-            # A stage of a Chain has all links, but its own parameters only.
-            if reason and (not found or own.intersection(map(id, found))):
-                raise LayerError(
-                    f'{part.name} has {reason}; it cannot be recomputed: '
-                    "pass recompute='no stage'")
+_NO_BLOCK: Any = contextlib.nullcontext()
 
 
 def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
@@ -502,11 +495,3 @@ def weights_of(labels: Sequence[Sequence[tuple[int, int]]],
     raise ValueError(
         'several losses ignore different numbers of labels; pass '
         'loss_weight=, a function of the batch, to PipelineUpdater')
-
-
-def _if(condition: bool, block: Any) -> Any:
-    """A block, if a condition holds."""
-    return block if condition else _NO_BLOCK
-
-
-_NO_BLOCK: Any = contextlib.nullcontext()

@@ -54,7 +54,7 @@ from .schedules import (
     make_schedule,
     recomputed,
 )
-from .stage import Channels, Stage
+from .stage import BATCH, Channels, Stage
 from .whole_model import TiedGradients, decide_together, decisions
 from .work import Batch, Work, samples_of, work_of
 
@@ -239,7 +239,7 @@ class Pipeline:
             nonlocal outputs
             asks = bool(wanted)
             if self._is_last:
-                with blame('the output', 0):
+                with blame(lambda: 'the output', 0):
                     outputs = self._work.joined(parts, batch.sizes)
                     # Sent, if anybody wants it, when all is well.
                     describe(outputs)
@@ -250,10 +250,10 @@ class Pipeline:
             if self._is_last:
                 for rank, asks in enumerate(asking[:-1]):
                     if asks:
-                        self._channels.send(rank, outputs)
+                        self._channels.sender(rank).send(outputs)
                 self._channels.flush()
             elif asking[self.grid.stage_index]:
-                found = self._channels.receive(self.grid.stages - 1)
+                found = self._channels.receiver(self.grid.stages - 1).receive()
             return (self._work.formed(found)
                     if asking[self.grid.stage_index] else None)
         return self._infer(
@@ -403,7 +403,10 @@ class Pipeline:
 
     def _pass_on(self, batch: Batch) -> Batch:
         """The batch, from each stage to the next."""
-        before, after = self._channels.batch_in, self._channels.batch_out
+        rank = self.grid.stage_index
+        before = (self._channels.receiver(rank - 1, BATCH) if rank else None)
+        after = (None if self._is_last
+                 else self._channels.sender(rank + 1, BATCH))
         if before is None:
             words = pickle.dumps(batch._replace(parts=[], target=None))
             message: Arrays = (numpy.frombuffer(words, numpy.uint8),)

@@ -182,10 +182,10 @@ class TiedGradients:
         """Sums at home; without replicas gives the sums back at once."""
         for parameter, (home, *others) in self._tied:
             if self._stage != home:
-                self._channels.send(home, (parameter.grad,))
+                self._channels.sender(home).send((parameter.grad,))
                 continue
             for stage in others:
-                gradient, = self._channels.receive(stage)
+                gradient, = self._channels.receiver(stage).receive()
                 if parameter.grad is None:
                     parameter.grad = gradient
                 elif gradient is not None:  # into the buffer of the sums
@@ -203,9 +203,9 @@ class TiedGradients:
         for parameter, (home, *others) in self._tied:
             if self._stage == home:
                 for stage in others:
-                    self._channels.send(stage, (parameter.grad,))
+                    self._channels.sender(stage).send((parameter.grad,))
                 continue
-            gradient, = self._channels.receive(home)
+            gradient, = self._channels.receiver(home).receive()
             if parameter.grad is None or gradient is None:
                 parameter.grad = gradient
             else:

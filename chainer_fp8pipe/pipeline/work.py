@@ -279,9 +279,9 @@ class LayersWork(Work):
         if step == 'predict':
             return inputs, []
         if self._grid.stages > 1 and self._grid.stage_index == 0:
-            channels.send(self._grid.stages - 1, (target,))
+            channels.sender(self._grid.stages - 1).send((target,))
         elif self._is_last and self._grid.stages > 1:
-            target, = channels.receive(0)
+            target, = channels.receiver(0).receive()
         if not self._end:
             return inputs, []
         return inputs, self._loss.begin(cut(target, batch.sizes))

@@ -1,12 +1,13 @@
-import contextlib
+"""The loss behind layers: its mean, gradient and weights, and metrics."""
 import functools
 
 from chainer_fp8pipe.pipeline.layers import (
     LayerError,
     LayersLoss,
+    LayersPart,
     counting,
-    refuse_hidden_labels,
 )
+from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.stage import MeanLoss, weights_of
 
 import chainer
@@ -16,21 +17,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+PLACE = Place(0, 0, 0, 0)
+
+
+def part_of(loss):
+    """A layer that does nothing, and is not the first one."""
+    part = LayersPart([(1, lambda x: x)])
+    part.loss = loss
+    return part
+
 
 def run(functions, outputs, target, sizes, scale=None):
     """Means and the gradient, micro-batch by micro-batch."""
-    ends = np.cumsum(sizes)
-    weights = functions.begin(np.split(target, ends[:-1]))
+    ends = np.cumsum(sizes)[:-1]
+    weights = functions.begin(np.split(target, ends))
     mean = MeanLoss()
     mean.begin(weights, sum(weights), scale)
-    losses, variables = [], [chainer.Variable(part) for part
-                             in np.split(outputs, ends[:-1])]
-    for number, y in enumerate(variables):
-        losses.append(functions(number, (y,), contextlib.nullcontext)[0])
-        mean.forward(number, (losses[-1].array,))
-    for number, loss in enumerate(losses):
-        loss.grad, = mean.backward(number)
-        loss.backward()
+    part, tapes = part_of(functions), []
+    for number, y in enumerate(np.split(outputs, ends)):
+        tape, loss = part.record(number, (y,), PLACE)
+        mean.forward(number, loss)
+        tapes.append(tape)
+    gradients = [tape.backward(mean.backward(number), None)[0]
+                 for number, tape in enumerate(tapes)]
     means = {'loss': mean.sum / mean.weight} if mean.weight else {}
     for name in {name for name, _, _ in functions.found}:
         found = [(value, weight) for one, value, weight in functions.found
@@ -38,7 +47,7 @@ def run(functions, outputs, target, sizes, scale=None):
         if total := sum(weight for _, weight in found):
             means[name] = sum(value * weight for value, weight
                               in found) / total
-    return means, np.concatenate([y.grad for y in variables])
+    return means, np.concatenate(gradients)
 
 
 @settings(max_examples=50)
@@ -97,10 +106,10 @@ def test_a_loss_or_metric_that_has_no_mean_is_an_error(loss, metrics, said,
     """Also in evaluation, where there is no graph."""
     functions = LayersLoss(loss, metrics, None)
     functions.begin([np.array([0, -1], 'i')])
-    with chainer.using_config('enable_backprop', graph), pytest.raises(
-            LayerError, match=said):
-        functions(0, (chainer.Variable(np.zeros((2, 3), 'f')),),
-                  contextlib.nullcontext)
+    with chainer.using_config('enable_backprop', graph), \
+            chainer.using_config('train', graph), \
+            pytest.raises(LayerError, match=said):
+        part_of(functions).record(0, (np.zeros((2, 3), 'f'),), PLACE)
 
 
 def test_weights_that_are_given_count_each_for_itself():
@@ -132,33 +141,37 @@ def test_what_a_function_counts_is_known_from_its_arguments(
     assert counting(function)(np.array([0, -1, 7, -1])) == expected
 
 
-@pytest.mark.parametrize(('name', 'remedy'), [
-    ('loss', r'pass loss_weight=lambda t: \(t != 7\)\.sum\(\)'),
-    ('acc', r"pass metrics={'acc': \(function, lambda t: \(t != 7\)"),
-])
-def test_an_ignored_label_is_found_behind_other_functions(name, remedy):
-    scores = chainer.Variable(np.zeros((3, 2), 'f'))
-    labels = np.array([0, 7, 1], 'i')
-    loss = F.softmax_cross_entropy(scores, labels, ignore_label=7)
-    with pytest.raises(ValueError, match=remedy):
-        refuse_hidden_labels(name, F.sum(scores) + 2 * loss, labels)
+#: Losses and metrics that hide what they leave out, and labels.
+HIDDEN = {
+    'a loss': (lambda y, t: F.sum(y) + 2 * F.softmax_cross_entropy(
+        y, t, ignore_label=7), [0, 7, 1],
+        r'pass loss_weight=lambda t: \(t != 7\)\.sum\(\)'),
+    'with weights of classes': (lambda y, t: F.softmax_cross_entropy(
+        y, t, ignore_label=7, class_weight=np.ones(9, 'f')), [0, 7, 1],
+        r'pass loss_weight=lambda t: \(t != 7\)\.sum\(\)'),
+    'a label that does not occur': (
+        lambda y, t: F.softmax_cross_entropy(y, t), [0, 1, 1], None),
+    'a mean over all samples': (lambda y, t: F.softmax_cross_entropy(
+        y, t, normalize=False), [0, -1, 1], None),
+    'another label': (lambda y, t: F.softmax_cross_entropy(
+        y, t, ignore_label=7), [0, -1, 1], None),
+}
 
 
-@pytest.mark.parametrize(('labels', 'options'), [
-    ([0, 1, 1], {}),                        # the label does not occur
-    ([0, -1, 1], {'normalize': False}),     # a mean over all samples
-    ([0, 7, 1], {'ignore_label': None}),
-])
-def test_a_mean_over_all_samples_is_not_refused(labels, options):
-    scores = chainer.Variable(np.zeros((3, 9), 'f'))
-    labels = np.array(labels, 'i')
-    refuse_hidden_labels('loss', F.softmax_cross_entropy(
-        scores, labels, **options), labels)
-
-
-def test_values_without_a_graph_are_not_refused():
-    refuse_hidden_labels('acc', chainer.Variable(np.zeros(())),
-                         np.array([-1]))
+@pytest.mark.parametrize('name', HIDDEN)
+def test_an_ignored_label_is_found_behind_other_functions(name):
+    function, labels, said = HIDDEN[name]
+    for functions, text in (
+            (LayersLoss(function, {}, None), said),
+            (LayersLoss(lambda y, t: F.sum(y), {'acc': function}, None),
+             said and r"pass metrics={'acc': \(function, lambda t: ")):
+        functions.begin([np.array(labels, 'i')])
+        part = part_of(functions)
+        if text is None:
+            part.record(0, (np.zeros((3, 9), 'f'),), PLACE)
+            continue
+        with pytest.raises(LayerError, match=text):
+            part.record(0, (np.zeros((3, 9), 'f'),), PLACE)
 
 
 def test_weights_are_labels_that_count_or_samples():

@@ -1,6 +1,6 @@
 import types
 
-from chainer_fp8pipe.pipeline.randomness import Place, at, preserved
+from chainer_fp8pipe.pipeline.randomness import Place, preserved, seed_at
 
 import numpy as np
 from chainer.backends import cuda
@@ -11,8 +11,8 @@ PLACES = st.builds(Place, *[st.integers(0, 2 ** 40)] * 4)
 
 
 def draw(place):
-    with at(place):
-        return np.random.rand(4).tolist()
+    seed_at(place)
+    return np.random.rand(4).tolist()
 
 
 def test_integers_of_numpy_seed_as_pythons():
@@ -64,9 +64,11 @@ def test_a_devices_generator_goes_on_as_if_nothing_was_drawn(monkeypatch):
     monkeypatch.setattr(cuda, 'cupy', device, raising=False)
     drawn = []
     for number in 0, 0, 1:
-        with preserved(), at(Place(0, number, 0, 0), device):
+        with preserved():
+            seed_at(Place(0, number, 0, 0), device)
             drawn.append(device.now.rand())
-            with preserved(), at(Place(0, 9, 9, 0), device):
+            with preserved():
+                seed_at(Place(0, 9, 9, 0), device)
                 device.now.rand()
     assert drawn[0] == drawn[1] != drawn[2]
     assert device.now is device.first

@@ -4,7 +4,11 @@ import random
 import weakref
 
 from chainer_fp8pipe.pipeline.backprop import GradientSums
-from chainer_fp8pipe.pipeline.layers import LayerError, LayersPart
+from chainer_fp8pipe.pipeline.layers import (
+    LayerError,
+    LayersLoss,
+    LayersPart,
+)
 from chainer_fp8pipe.pipeline.randomness import Place
 from chainer_fp8pipe.pipeline.schedules import make_schedule
 from chainer_fp8pipe.pipeline.stage import Channels, MeanLoss, Stage
@@ -25,8 +29,10 @@ def part(*layers):
     return LayersPart(list(enumerate(layers)))
 
 
-def mean(micro_batch, outputs, seeded):
-    return F.mean(outputs[0] ** 2),
+def mean():
+    loss = LayersLoss(lambda y, t: F.mean(y ** 2), {}, None)
+    loss.begin([X[:5]] * 4)
+    return loss
 
 
 def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
@@ -35,7 +41,7 @@ def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
     numbered = list(enumerate(layers))
     parts = [LayersPart(numbered[start:end])
              for start, end in itertools.pairwise(ends)]
-    parts[-1].loss = mean
+    parts[-1].loss = mean()
     loss, last = MeanLoss(), len(cut)
     loss.begin([1.] * 4, 4., None)
     stage = Stage(0, Channels(MPI.COMM_SELF, last), last,
@@ -47,41 +53,6 @@ def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
               [Place(0, 0, 0, start) for start in range(0, 20, 5)],
               loss, train=True)
     stage.finish(None)
-
-
-@pytest.mark.parametrize(('layer', 'said'), [
-    (lambda: L.Linear(8, 8).add_hook(
-        chainer.link_hooks.SpectralNormalization()),
-     r'layer 0 \(Linear\) has spectral normalisation'),
-    (lambda: L.BatchRenormalization(8), 'has batch renormalisation, which')])
-def test_what_moves_on_in_forward_is_not_recomputed(layer, said):
-    step([layer(), L.Linear(8, 3)], cut=(1,), recomputed={1})
-    with pytest.raises(LayerError, match=said):
-        step([layer(), L.Linear(8, 3)], cut=(1,), recomputed={0})
-
-
-def test_recomputation_repeats_masks_and_bits():
-    masks, found = [], []
-
-    def noisy(h):
-        y = F.dropout(h)
-        masks.append((y.array != 0).tobytes())
-        return y
-    for recomputed in ((), (0, 1)):
-        numpy.random.seed(1)
-        layers = [L.Linear(8, 8), noisy, L.BatchNormalization(8), F.tanh,
-                  L.Linear(8, 3)]
-        step(layers, cut=(3,), recomputed=recomputed)
-        found.append([(name, parameter.array.tobytes(),
-                       parameter.grad.tobytes())
-                      for name, parameter in chainer.Sequential(
-                          *layers).namedparams()])
-        found[-1].append(layers[2].avg_var.tobytes())
-        assert layers[2].avg_var.min() < 1
-    assert found[0] == found[1]
-    # 4 masks without, then 4 by forward and again before each backward.
-    assert len(masks) == 12
-    assert len(set(masks)) == 4
 
 
 class Scale(chainer.Link):
@@ -151,20 +122,73 @@ def test_a_parameter_that_a_layer_makes_while_it_runs_is_made_once():
     assert list(late._children) == ['inner']
 
 
-GENERATOR = numpy.random.default_rng(0)
-COUNTER = itertools.count()
+class Old(chainer.Function):
+    """An old-style function that draws."""
+
+    def forward(self, inputs):
+        self.mask = (numpy.random.rand(*inputs[0].shape) > .5).astype('f')
+        return inputs[0] * self.mask,
+
+    def backward(self, inputs, gradients):
+        return gradients[0] * self.mask,
 
 
-@pytest.mark.parametrize('layer', [
-    lambda x: x * (GENERATOR.random(x.shape) > .5).astype('f'),
-    lambda x: x * next(COUNTER),
-    lambda x: x * numpy.float32(random.random())])
-def test_a_function_that_gives_something_else_again_is_named(layer):
-    step([Scale(), layer], recomputed=())
-    with pytest.raises(LayerError, match=(
-            r'layer 1 \(<lambda>\), micro-batch 0: .*it has given another '
-            "result when it was run again.*recompute='no stage'")):
-        step([Scale(), layer], recomputed={0})
+def half_kept(x):
+    """Draws by functions and by itself, and keeps a value from backward."""
+    kept = F.tanh(x)
+    kept.unchain()
+    mask = (numpy.random.rand(*x.shape) > .3).astype('f')
+    return F.dropout(x) * mask + F.dropout(x, .2) * kept
+
+
+def looked_at(x):
+    return x * 2 if float(x.array.sum()) > 0 else (x, x.array > 0)[0]
+
+
+def spectral():
+    numpy.random.seed(2)
+    return L.Linear(8, 8).add_hook(chainer.link_hooks.SpectralNormalization())
+
+
+#: What is run again, made anew for each training.
+AGAIN = {
+    'dropout': lambda: F.dropout, 'a mask': lambda: half_kept,
+    'an old-style function': lambda: lambda x: Old()(x),
+    'rrelu': lambda: lambda x: F.rrelu(x),
+    'forgotten': lambda: lambda x: F.forget(F.dropout, x),
+    'a generator nobody finds': lambda: (lambda g: lambda x: x * (
+        g.random(x.shape) > .5).astype('f'))(numpy.random.default_rng(0)),
+    'a counter': lambda: (lambda c: lambda x: x * next(c))(
+        itertools.count(1)),
+    'a branch': lambda: looked_at,
+    'several values': lambda: chainer.Sequential(
+        lambda x: (x, x.array > 0, F.sin(x)), lambda x, up, y: F.where(
+            up, x, y)),
+    'batch normalisation': lambda: L.BatchNormalization(8),
+    'batch renormalisation': lambda: L.BatchRenormalization(8),
+    'spectral normalisation': spectral,
+    'nothing': lambda: lambda x: x,
+}
+
+
+@pytest.mark.parametrize('name', AGAIN)
+def test_recomputation_changes_no_bit(name):
+    found = []
+    for recomputed in ((), (0, 1), (0,)):
+        first, again, middle, last = (
+            L.Linear(8, 8, initialW=numpy.eye(8)), AGAIN[name](),
+            L.BatchNormalization(8), L.Linear(8, 3, initialW=1))
+        step([first, again, middle, F.tanh, last], cut=(3,),
+             recomputed=recomputed)
+        links = [one for one in (first, again, middle, last)
+                 if isinstance(one, chainer.Link)]
+        found.append([None if array is None else array.tobytes()
+                      for link in links for one in link.links()
+                      for array in [
+                          *[p.grad for p in one.params()],
+                          *[getattr(one, name) for name in one._persistent]]
+                      if array is None or hasattr(array, 'tobytes')])
+    assert found[0] == found[1] == found[2]
 
 
 class Noting(GradientSums):

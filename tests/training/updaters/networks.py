@@ -1,6 +1,6 @@
 """Networks and a serial reference for the tests of the pipeline."""
 from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.pipeline.randomness import Place, at
+from chainer_fp8pipe.pipeline.randomness import Place, seed_at
 
 import chainer
 import chainer.functions as F
@@ -119,8 +119,8 @@ def serial_gradients(network, batch, sizes):
         for size in sizes:
             value = (inputs[start:start + size],)
             for index, layer in layers:
-                with at(Place(0, 0, index, start)):
-                    value = layer(*value)
+                seed_at(Place(0, 0, index, start))
+                value = layer(*value)
                 value = value if isinstance(value, tuple) else (value,)
             part = labels[start:start + size]
             loss = F.softmax_cross_entropy(*value, part)
