@@ -7,14 +7,9 @@
 # one but through channels, groups of batch normalisation, or ``add``, which
 # is a meeting itself.  So a rank that fails anywhere says so in place of
 # whatever the others say next, and all raise.
-#
-# This replaced an all-reduce for each kind of news: a broadcast of the step's
-# head, the comparison of what ranks are about to do, the labels that losses
-# leave out, the sums of reported values, the failures.
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +22,6 @@ from ..channel.channel import RemoteError
 from ..mpi.agreement import Meeting, agree, digest
 from ..mpi.tracebacks import shown
 from ..mpi.world import wait_until_read
-from ..report.stream import EventStream
 
 _SAME = ('All ranks must do the same: iterators of equal length, the same '
          'hooks of the optimizer, one snapshot to resume from.')
@@ -37,22 +31,19 @@ class NotTraced(ValueError):
     """A model cannot be divided for a batch; raised before any work."""
 
 
-class Together:
+class Meetings:
     """The meetings of all ranks, or of one pipeline's alone.
 
     Args:
         comm: All ranks.
-        events: Where a rank writes that it waits for the others.
-        section: By this name.
+        waits: Gives a block in which this rank waits for the others.
 
     Attributes:
         broken: What has failed after it had begun; '' if nothing has.
     """
 
-    def __init__(self, comm: MPI.Comm, events: EventStream, section: str
-                 ) -> None:
-        self.comm, self.broken = comm, ''
-        self._waits = functools.partial(events.section, section)
+    def __init__(self, comm: MPI.Comm, waits: Callable[[], Any]) -> None:
+        self.comm, self.broken, self._waits = comm, '', waits
         self._meetings: dict[int, Meeting] = {}
         self._all_know = False      # of the error that is raised
 
@@ -62,7 +53,7 @@ class Together:
             raise ValueError('these ranks failed before '
                              f'({self.broken}); make a new updater')
 
-    def begin(self, comm: MPI.Comm, error: BaseException | None,
+    def open(self, comm: MPI.Comm, error: BaseException | None,
               entries: Mapping[str, str], value: Any = None) -> list[Any]:
         """The first meeting of a step.
 
@@ -109,7 +100,7 @@ class Together:
         return [value for _, value in said]
 
     @contextlib.contextmanager
-    def heard(self, comm: MPI.Comm, give_up: Callable[[str], object]
+    def failing_together(self, comm: MPI.Comm, give_up: Callable[[str], object]
               ) -> Iterator[None]:
         """A block that may fail on this rank alone.
 
@@ -143,7 +134,8 @@ class Together:
     def add(self, number: float) -> float:
         """Sums a number over all ranks, the same sum on each.
 
-        Inside a block of :meth:`heard`, for hooks that look at all stages.
+        For hooks that look at all stages, inside a block of
+        :meth:`failing_together`.
 
         Raises:
             RemoteError: Another rank has failed.

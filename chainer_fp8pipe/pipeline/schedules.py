@@ -19,9 +19,8 @@ from __future__ import annotations
 
 import enum
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 
@@ -64,10 +63,6 @@ class Action(NamedTuple):
         return self.chunk - (self.kind in (
             Kind.RECEIVE_ACTIVATION, Kind.SEND_GRADIENT))
 
-    def __str__(self) -> str:
-        return (f'{self.kind.value} of micro-batch {self.micro_batch} '
-                f'(chunk {self.chunk})')
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -107,13 +102,13 @@ def gpipe(rank: int, stages: int, micro_batches: int,
     With m micro-batches and d stages the ranks are idle for a share of
     (d - 1) / (m + d - 1); each keeps the activations of m micro-batches.
 
-    Source: Huang et al., GPipe: Efficient Training of Giant Neural Networks
-    using Pipeline Parallelism, NeurIPS 2019; backward in the order of forward
+    Source: Huang et al., GPipe, NeurIPS 2019; backward in the order of forward
     as in program 3 of Takisawa, Yazaki, Ishihata, Proposing an Implementation
     Method for Pipeline Parallelism Distributed Deep Learning.
     """
-    return (forwards(rank, stages, micro_batches, chunks)
-            + _backwards(rank, stages, micro_batches, chunks))
+    sizes = rank, stages, micro_batches, chunks
+    return _computations(Kind.FORWARD, *sizes) + _computations(
+        Kind.BACKWARD, *sizes)
 
 
 def one_forward_one_backward(rank: int, stages: int, micro_batches: int,
@@ -130,9 +125,8 @@ def one_forward_one_backward(rank: int, stages: int, micro_batches: int,
     As fast as :func:`gpipe`, but rank r of d keeps d - r micro-batches at
     most.
 
-    Source: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for
-    DNN Training, SOSP 2019; with one update per batch as in Narayanan et al.,
-    Memory-Efficient Pipeline-Parallel DNN Training, ICML 2021.
+    Source: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training,
+    ICML 2021.
     """
     return interleaved(rank, stages, micro_batches, chunks)
 
@@ -166,13 +160,13 @@ def interleaved(rank: int, stages: int, micro_batches: int,
         # last rank and back.
         warm_up = (2 * warm_up
                    + (chunks - 1) * len(_groups(stages, micro_batches)[0]))
-    forward = forwards(rank, stages, micro_batches, chunks)
-    backward = _backwards(rank, stages, micro_batches, chunks)
+    forward, backward = (
+        _computations(kind, rank, stages, micro_batches, chunks)
+        for kind in (Kind.FORWARD, Kind.BACKWARD))
     turns = max(0, len(forward) - warm_up)
-    order = forward[:warm_up]
-    for pair in zip(forward[warm_up:], backward[:turns], strict=True):
-        order.extend(pair)
-    return order + backward[turns:]
+    return [*forward[:warm_up],
+            *chain(*zip(forward[warm_up:], backward[:turns], strict=True)),
+            *backward[turns:]]
 
 
 def zero_bubble(rank: int, stages: int, micro_batches: int,
@@ -223,17 +217,16 @@ def forwards(rank: int, stages: int, micro_batches: int,
         2 | .. .. F0 F1 F2 F3 ..
         3 | .. .. .. F0 F1 F2 F3
     """
-    return [Action(Kind.FORWARD, micro_batch, chunk)
-            for group in _groups(stages, micro_batches)
-            for chunk in range(rank, stages * chunks, stages)
-            for micro_batch in group]
+    return _computations(Kind.FORWARD, rank, stages, micro_batches, chunks)
 
 
-def _backwards(rank: int, stages: int, micro_batches: int,
-               chunks: int) -> list[Action]:
-    return [Action(Kind.BACKWARD, micro_batch, chunk)
+def _computations(kind: Kind, rank: int, stages: int, micro_batches: int,
+                  chunks: int) -> list[Action]:
+    """All of one kind, group by group; backward the last chunk comes first."""
+    own = range(rank, stages * chunks, stages)
+    return [Action(kind, micro_batch, chunk)
             for group in _groups(stages, micro_batches)
-            for chunk in reversed(range(rank, stages * chunks, stages))
+            for chunk in (own if kind is Kind.FORWARD else reversed(own))
             for micro_batch in group]
 
 
@@ -250,22 +243,23 @@ def _groups(stages: int, micro_batches: int) -> list[range]:
 
 
 _ORDERS = {'gpipe': gpipe, '1f1b': one_forward_one_backward,
-           'interleaved': interleaved, 'zero_bubble': zero_bubble}
+           'interleaved': interleaved, 'zero_bubble': zero_bubble,
+           'forward': forwards}
 
 #: Names of the training schedules.
-SCHEDULES = tuple(_ORDERS)
+SCHEDULES = tuple(_ORDERS)[:-1]
 
 
 def make_schedule(name: str, stages: int, micro_batches: int,
                   chunks: int = 1) -> Schedule:
-    """A schedule for training.
+    """A schedule for training, or for evaluation and prediction.
 
     Args:
-        name: One of :data:`SCHEDULES`.
+        name: One of :data:`SCHEDULES`, or ``'forward'``: no backward passes.
         stages: Ranks of the pipeline, at least 1.
         micro_batches: At least 1; may be fewer than ``stages``.
-        chunks: Chunks of each rank; more than 1 only with ``interleaved``
-            and ``zero_bubble``.
+        chunks: Chunks of each rank; for training more than 1 only with
+            ``interleaved`` and ``zero_bubble``.
 
     Raises:
         ValueError: Saying what is allowed.
@@ -273,35 +267,18 @@ def make_schedule(name: str, stages: int, micro_batches: int,
     if name not in _ORDERS:
         raise ValueError(f'there is no schedule {name!r}; it must be one of '
                          f'{", ".join(SCHEDULES)}')
-    sizes = _sizes(stages, micro_batches, chunks)
-    if sizes[2] > 1 and name not in ('interleaved', 'zero_bubble'):
+    sizes = (at_least_one('stages', stages),
+             at_least_one('micro_batches', micro_batches),
+             at_least_one('chunks', chunks))
+    stages, _, chunks = sizes
+    if chunks > 1 and name in ('gpipe', '1f1b'):
         raise ValueError(f'schedule {name!r} has one chunk per rank, not '
                          f"{chunks}; only 'interleaved' and 'zero_bubble' "
                          'take several')
-    return _make(name, _ORDERS[name], *sizes)
-
-
-def forward_schedule(stages: int, micro_batches: int,
-                     chunks: int = 1) -> Schedule:
-    """A schedule for evaluation and prediction: no backward passes.
-
-    Args:
-        stages: Ranks of the pipeline, at least 1.
-        micro_batches: At least 1; may be fewer than ``stages``.
-        chunks: Chunks of each rank.
-
-    Raises:
-        ValueError: A number is too small.
-    """
-    return _make('forward', forwards,
-                 *_sizes(stages, micro_batches, chunks))
-
-
-def _sizes(stages: int, micro_batches: int,
-           chunks: int) -> tuple[int, int, int]:
-    return (at_least_one('stages', stages),
-            at_least_one('micro_batches', micro_batches),
-            at_least_one('chunks', chunks))
+    return Schedule(name, *sizes, tuple(
+        tuple(step for action in _ORDERS[name](rank, *sizes)
+              for step in _with_transfers(action, stages, stages * chunks - 1))
+        for rank in range(stages)))
 
 
 def at_least_one(name: str, value: int) -> int:
@@ -316,28 +293,18 @@ def at_least_one(name: str, value: int) -> int:
     return number
 
 
-def _make(name: str, order: Callable[[int, int, int, int], list[Action]],
-          stages: int, micro_batches: int, chunks: int) -> Schedule:
-    last = stages * chunks - 1
-    return Schedule(name, stages, micro_batches, chunks, tuple(
-        tuple(step for action in order(rank, stages, micro_batches, chunks)
-              for step in _with_transfers(action, stages, last))
-        for rank in range(stages)))
-
-
 def _with_transfers(action: Action, stages: int, last: int) -> list[Action]:
     """A computation between its receive and its send, where it has them."""
     if stages == 1 or action.kind is Kind.BACKWARD_WEIGHT:
         return [action]
-    has_below, has_above = action.chunk > 0, action.chunk < last
-    if action.kind is Kind.FORWARD:
-        receive = [Kind.RECEIVE_ACTIVATION] * has_below
-        send = [Kind.SEND_ACTIVATION] * has_above
-    else:
-        receive = [Kind.RECEIVE_GRADIENT] * has_above
-        send = [Kind.SEND_GRADIENT] * has_below
-    return [action._replace(kind=kind)
-            for kind in (*receive, action.kind, *send)]
+    before, after = (
+        (Kind.RECEIVE_ACTIVATION, Kind.SEND_ACTIVATION)
+        if action.kind is Kind.FORWARD
+        else (Kind.RECEIVE_GRADIENT, Kind.SEND_GRADIENT))
+    ends = action.chunk > 0, action.chunk < last
+    receives, sends = ends if action.kind is Kind.FORWARD else ends[::-1]
+    return [action._replace(kind=kind) for kind in (
+        *[before] * receives, action.kind, *[after] * sends)]
 
 
 # --- options ----------------------------------------------------------------

@@ -12,12 +12,12 @@
 # three are the only collective calls, unless a parameter is on several stages
 # or a model is traced anew; replicas exchange gradients and two numbers more.
 # Between two meetings a rank may fail anywhere, in what users have written or
-# here: ``Together.heard`` tells the others, and gives up the channels, for
-# which they may be waiting.
+# here: `Meetings.failing_together` tells the others, and gives up the
+# channels, for which they may be waiting.
 #
-# Ranks rehearse the micro-batches before the first meeting, each its share:
-# what a model calls may depend on the batch, and a rank that ran into that in
-# the middle of the schedule would leave the others with nothing to receive.
+# Ranks of a Chain record the micro-batches before the first meeting: what a
+# model calls may depend on the batch, and a rank that ran into that in the
+# middle of the schedule would leave the others with nothing to receive.
 from __future__ import annotations
 
 import contextlib
@@ -43,14 +43,13 @@ from ..mpi.world import enter_world
 from ..report.stream import stream_of
 from .backprop import Arrays
 from .layers import blame
-from .meetings import NotTraced, Together, show_traceback
+from .meetings import Meetings, NotTraced, show_traceback
 from .randomness import Place, preserved
 from .reported import means
 from .schedules import (
     Schedule,
     at_least_one,
     bounds,
-    forward_schedule,
     make_schedule,
     recomputed,
 )
@@ -97,15 +96,15 @@ class Pipeline:
         self.grid = grid = grid_of(comm)
         model: Any = getattr(optimizer, 'target', None)
         plan = getattr(model, 'plan', None)
-        if micro_batches is None:
-            micro_batches = plan.micro_batches if plan else 4
-        if schedule is None:
-            schedule = plan.schedule if plan else '1f1b'
-        if recompute is None:
-            recompute = plan.recompute if plan else 'no stage'
+        given = {'micro_batches': micro_batches, 'schedule': schedule,
+                 'recompute': recompute}
+        for name, usual in ('micro_batches', 4), ('schedule', '1f1b'), (
+                'recompute', 'no stage'):
+            if given[name] is None:
+                given[name] = getattr(plan, name, usual)
 
         def work() -> Work:
-            at_least_one('micro_batches', micro_batches)
+            at_least_one('micro_batches', given['micro_batches'])
             if not isinstance(seed, numbers.Integral):
                 raise TypeError(f'seed must be an integer, not {seed!r}')
             found = work_of(optimizer, grid, **options)
@@ -113,37 +112,34 @@ class Pipeline:
             if device is not None:
                 model.to_device(chainer.get_device(device))
             return found
-        self._work = raise_together(grid.comm, work, error=ValueError)
-        agree(grid.comm, {
-            'micro_batches': str(micro_batches), 'schedule': str(schedule),
-            'recompute': str(recompute), 'seed': str(seed),
-            'metrics': ', '.join(self._work.metrics)},
-            remedy='Pass the same to PipelineUpdater on all ranks.')
+        self._work = raise_together(
+            grid.comm, work, ValueError, lambda work: {
+                **{name: str(value) for name, value in given.items()},
+                'seed': str(seed), 'metrics': ', '.join(work.metrics)},
+            'Pass the same to PipelineUpdater on all ranks.')
         agree(grid.comm, {}, self._work.problem())
-        self.optimizer, self._seed = optimizer, int(seed)
-        self.iteration = 0
+        self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
         #: Told how far the first stage's data are, before forward runs.
         self.follow: Callable[[tuple[float, ...]], object] = _leave
         last = grid.stages * self._work.chunks - 1
 
         def order() -> tuple[Schedule, frozenset[int]]:
-            again = recomputed(recompute, last)
-            for name, differs in () if plan is None else (
-                    ('micro_batches', micro_batches != plan.micro_batches),
-                    ('schedule', schedule != plan.schedule),
-                    ('recompute', again != recomputed(plan.recompute, last))):
-                if differs:
+            again = recomputed(given['recompute'], last)
+            for name in given if plan else ():
+                planned = getattr(plan, name)
+                if (again != recomputed(planned, last) if name == 'recompute'
+                        else given[name] != planned):
                     raise ValueError(
-                        f'the model was planned for {name}='
-                        f'{getattr(plan, name)!r}; pass another to '
-                        'partition(), not to the updater')
-            return make_schedule(schedule, grid.stages, micro_batches,
+                        f'the model was planned for {name}={planned!r}; pass '
+                        'another to partition(), not to the updater')
+            return make_schedule(given['schedule'], grid.stages,
+                                 given['micro_batches'],
                                  self._work.chunks), again
-        self.schedule, again = raise_together(grid.comm, order,
-                                              error=ValueError)
+        self.schedule, again = raise_together(grid.comm, order, ValueError)
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
-        self._together = Together(grid.comm, self.events, 'receive')
+        self._meetings = Meetings(grid.comm, functools.partial(
+            self.events.section, 'receive'))
         self._stage = Stage(
             grid.stage_index, Channels(grid.pipeline, last, model.xp), last,
             again, self.events)
@@ -176,45 +172,19 @@ class Pipeline:
         Raises:
             StopIteration: ``read`` raised it; on all ranks.
         """
-        grid, comm = self.grid, self.grid.comm
-        optimizer = self.optimizer
+        grid, optimizer = self.grid, self.optimizer
         if grid.replicas > 1 and optimizer.is_changed(self._model):
             optimizer.communicator.bcast_data(self._model)
-        scale = optimizer._loss_scale
-        batch, problem = self._open(
-            'train', read, lambda: {
-                'the iteration': str(self.iteration),
-                'the loss scale': str(scale),
-                **decisions(optimizer, grid.stages, grid.replicas)})
-        with self._heard('train', comm):
-            weights: list[float] = []
-            try:
-                self._model.cleargrads()
-                if problem is not None:
-                    raise problem
-                inputs, weights = self._work.deal('train', batch,
-                                                  self._channels)
-            finally:        # the other replicas' last stages wait for it
-                total = self._total_weight(sum(weights))
-            self._work.mean.begin(weights, total, scale)
-            announced = getattr(getattr(optimizer, 'communicator', None),
-                                'announced', None)
-            exchange = (announced(self._model, scale) if announced
-                        else contextlib.nullcontext())
-            with _mode('train'), exchange as final:
-                self._stage.run(
-                    self.schedule, inputs,
-                    self._places(batch, self.iteration), self._work.mean,
-                    train=True, final=self._tied.but(final))
-            self._stage.finish(scale)
-            found = means(self._together.meet(comm, self._work.reported()))
-        with self._heard('train', comm):
-            self._channels.flush()
-            self._work.end()
+
+        def update(found: list[Any]) -> dict[str, Any]:
             with self.events.section('receive'):
                 self._tied.add_up()
-            named = self._update(found)
-            self._together.meet(comm)
+            return self._update(means(found))
+        named, batch = self._run('train', read, lambda: {
+            'the iteration': str(self.iteration),
+            'the loss scale': str(optimizer._loss_scale),
+            **decisions(optimizer, grid.stages, grid.replicas)},
+            lambda outputs, batch: self._work.reported(), update)
         self.iteration += 1
         updates.finished((id(self), 'pipeline'))
         return named, batch.progress
@@ -225,78 +195,44 @@ class Pipeline:
         Arguments and result are those of :meth:`step`, for the batch of this
         pipeline.
         """
-        return self._infer(
+        return self._run(
             'evaluate', lambda: self.read(_either(arrays, named)), dict,
             lambda outputs, batch: self._work.reported(),
-            lambda found: self._work.report(means(found)))
+            lambda found: self._work.report(means(found)))[0]
 
     def predict(self, *inputs: Any, wanted: bool = True,
                 method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
-        outputs: Arrays = ()
+        found: Arrays = ()
 
-        def say(parts: list[Arrays], batch: Batch) -> bool:
-            nonlocal outputs
-            asks = bool(wanted)
+        def join(parts: list[Arrays], batch: Batch) -> bool:
+            nonlocal found
             if self._is_last:
                 with blame(lambda: 'the output', 0):
-                    outputs = self._work.joined(parts, batch.sizes)
-                    # Sent, if anybody wants it, when all is well.
-                    describe(outputs)
-            return asks
+                    found = self._work.joined(parts, batch.sizes)
+                    describe(found)     # or it could not be sent
+            return bool(wanted)
 
         def hand_out(asking: list[bool]) -> Any:
-            found = outputs
+            nonlocal found
             if self._is_last:
                 for rank, asks in enumerate(asking[:-1]):
                     if asks:
-                        self._channels.sender(rank).send(outputs)
+                        self._channels.sender(rank).send(found)
                 self._channels.flush()
-            elif asking[self.grid.stage_index]:
-                found = self._channels.receiver(self.grid.stages - 1).receive()
-            return (self._work.formed(found)
-                    if asking[self.grid.stage_index] else None)
-        return self._infer(
+            elif wanted:
+                found = self._channels.receiver(
+                    self.grid.stages - 1).receive()
+            return self._work.formed(found) if wanted else None
+        return self._run(
             'predict', lambda: self._work.batch(
                 _given(inputs), with_target=False),
             lambda: {'the method that predicts': self._work.choose(method)},
-            say, hand_out)
+            join, hand_out)[0]
 
     def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
         return self._work.batch(arrays)
-
-    def _infer(self, step: str, read: Read,
-               entries: Callable[[], Mapping[str, str]],
-               say: Callable[[list[Arrays], Batch], Any],
-               then: Callable[[list[Any]], Any]) -> Any:
-        """Runs forward only; ``then`` of what ``say`` gives on each rank."""
-        comm = self.grid.pipeline
-        batch, problem = self._open(step, read, entries)
-        if isinstance(problem, NotTraced):      # on all ranks
-            self._work.forget(step)
-            raise problem
-        with self._heard(step, comm):
-            if problem is not None:
-                raise problem
-            inputs, weights = self._work.deal(step, batch, self._channels)
-            self._work.mean.begin(weights, sum(weights), None)
-            with _mode(step):
-                outputs = self._stage.run(
-                    _forward(self.grid.stages, len(batch.sizes),
-                             self.schedule.chunks),
-                    inputs, self._places(batch, 0),
-                    self._work.mean if step == 'evaluate' else None,
-                    train=False)
-            found = self._together.meet(comm, say(outputs, batch))
-        with self._heard(step, comm):
-            self._channels.flush()
-            self._work.end()
-            result = then(found)
-            self._together.meet(comm)
-        return result
-
-    # --- before a step ----------------------------------------------------
 
     @property
     def _model(self) -> Any:
@@ -315,145 +251,75 @@ class Pipeline:
             self.grid, self._work.tied(),
             [one for _, one in self._model.namedparams()], self._channels)
 
-    def _open(self, step: str, read: Read,
-              entries: Callable[[], Mapping[str, str]] = dict
-              ) -> tuple[Batch, BaseException | None]:
-        """All ranks learn what the first stage has read, or that it failed.
+    # --- a step -------------------------------------------------------------
+
+    def _run(self, step: str, read: Read,
+             entries: Callable[[], Mapping[str, str]],
+             found: Callable[[list[Arrays], Batch], Any],
+             then: Callable[[list[Any]], Any]) -> tuple[Any, Batch]:
+        """One step, and the batch.
 
         Args:
             step: ``'train'``, ``'evaluate'`` or ``'predict'``.
             read: Gives the batch; called on the first stage only.
             entries: Gives what else must be the same on all ranks.
-
-        Returns:
-            The batch, and the error that all ranks of this pipeline have
-            found in it; other pipelines hear of it in the next meeting.
-
-        Raises:
-            StopIteration: ``read`` raised it; on all ranks.
-            ValueError: It raised something else, ranks are about to do
-                different things, a rehearsal or an earlier step failed; on
-                all ranks.
-            BaseException: What is no Exception, on the rank that raised it.
+            found: Gives, of the last chunk's outputs, what the others hear
+                from this rank.
+            then: Gives the result, of what all ranks have found.
         """
-        grid, together = self.grid, self._together
-        error: BaseException | None = None
-        mine: dict[str, str] = {}
+        comm = self.grid.comm if step == 'train' else self.grid.pipeline
+        batch, problem = self._open(step, read, entries)
+        if step != 'train' and isinstance(problem, NotTraced):
+            self._work.forget(step)
+            raise problem                       # on all ranks
+        with self._failing_together(step, comm):
+            everyone = self._meetings.meet(comm, found(
+                self._carry_out(step, batch, problem), batch))
+        with self._failing_together(step, comm):
+            self._channels.flush()
+            self._work.end()
+            result = then(everyone)
+            self._meetings.meet(comm)
+        return result, batch
+
+    def _carry_out(self, step: str, batch: Batch,
+                   problem: BaseException | None) -> list[Arrays]:
+        """The schedule; the last chunk's outputs, if a prediction wants them.
+        """
+        train, work = step == 'train', self._work
+        weights: list[float] = []
         try:
-            mine = dict(entries())
-            together.must_go_on()       # other replicas may not know
-        except BaseException as reason:     # the others wait for this rank
-            error = reason
-        batch = Batch(step=step)
-        if not together.broken:
-            if grid.stage_index == 0:
-                batch, error = self._read(step, read, error)
-            with self.events.section('receive'):
-                batch = self._pass_on(batch)
-        value = None
-        if error is None and batch.sizes:
-            value, error = self._trying(step, lambda: self._rehearse(
-                step, batch))
-        comm = grid.comm if batch.step == 'train' else grid.pipeline
-        heard = together.begin(comm, error, {
-            'the step': (batch.step
-                         + ' although the data have ended' * batch.ended),
-            **mine}, value)
-        if batch.ended:
-            raise StopIteration
-        _, problem = self._trying(step, lambda: self._work.prepare(
-            step, batch, heard if comm is grid.pipeline else [
-                heard[ranks[grid.replica_index]]
-                for ranks in grid.ranks]))
-        return batch, problem
-
-    def _rehearse(self, step: str, batch: Batch) -> Any:
-        if batch.step != step:
-            raise ValueError(
-                f'this rank is about to {step}, but the first stage to '
-                f'{batch.step}; call the same on all ranks')
-        if step == 'train':
-            self.follow(batch.progress)    # forward may ask the iterator
-        return self._work.rehearse(step, batch, self._places(
-            batch, self.iteration * (step == 'train')))
-
-    def _read(self, step: str, read: Read, error: BaseException | None
-              ) -> tuple[Batch, BaseException | None]:
-        """The first stage's batch, cut."""
-        batch = Batch(step=step)
-        if error is None:
-            try:
-                new = read()
-                samples = samples_of(new.arrays or [new.target],
-                                     lists=True)
-                sizes = [end - start for start, end in bounds(
-                    samples, self._parts(step, samples))]
-                batch = self._work.cut(new._replace(step=step), sizes)
-            except StopIteration:
-                batch = Batch(step=step, ended=True)
-            except BaseException as reason:     # the others wait
-                error = reason
-                show_traceback(self.grid.comm)
-        if step == 'train' and self.grid.replicas > 1:
-            with self.events.section('receive'):
-                before = self.grid.data.allgather(sum(batch.sizes))[
-                    :self.grid.replica_index]
-            batch = batch._replace(first_sample=sum(before))
-        return batch, error
-
-    def _pass_on(self, batch: Batch) -> Batch:
-        """The batch, from each stage to the next."""
-        rank = self.grid.stage_index
-        before = (self._channels.receiver(rank - 1, BATCH) if rank else None)
-        after = (None if self._is_last
-                 else self._channels.sender(rank + 1, BATCH))
-        if before is None:
-            words = pickle.dumps(batch._replace(parts=[], target=None))
-            message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
-        else:
-            message = before.receive()
-            batch = pickle.loads(message[0].tobytes())
-        if after is not None:
-            after.send(message)
-        parts = batch.parts
-        for number in range(len(batch.trees)):
-            if before is not None:
-                parts.append(list(before.receive()))
-            if after is not None:
-                after.send(parts[number])
-        return batch
-
-    def _parts(self, step: str, samples: int) -> int:
-        """The number of micro-batches."""
-        parts = self.schedule.micro_batches
-        if step != 'train':
-            return min(samples, parts)
-        if samples < parts:
-            raise ValueError(
-                f'a batch of {samples} cannot be cut into {parts} '
-                'micro-batches; lower micro_batches, raise the batch size, '
-                'or let the iterator repeat')
-        return parts
-
-    def _places(self, batch: Batch, iteration: int) -> list[Place]:
-        return [Place(self._seed, iteration, 0, batch.first_sample + start)
-                for start, _ in bounds(sum(batch.sizes),
-                                       len(batch.sizes))]
-
-    # --- the work, and what follows it ------------------------------------
-
-    def _trying(self, step: str, action: Callable[[], Any]
-                ) -> tuple[Any, BaseException | None]:
-        """An action's result in the step's mode, or its exception."""
-        try:
-            with _mode(step):
-                return action(), None
-        except BaseException as error:      # the others wait for this rank
-            return None, error
+            if train:
+                self._model.cleargrads()
+            if problem is not None:
+                raise problem
+            inputs, weights = work.deal(step, batch, self._channels)
+        finally:        # the other replicas' last stages wait for it
+            total = sum(weights)
+            if train and self._is_last and self.grid.replicas > 1:
+                with self.events.section('receive'):
+                    # The mean over replicas divides once more.
+                    total = (self.grid.data.allreduce(total)
+                             / self.grid.replicas)
+        scale = self.optimizer._loss_scale if train else None
+        work.mean.begin(weights, total, scale)
+        announced = train and getattr(getattr(
+            self.optimizer, 'communicator', None), 'announced', None)
+        schedule = self.schedule if train else _forward(
+            self.grid.stages, len(batch.sizes), self.schedule.chunks)
+        with _mode(step), (announced(self._model, scale) if announced
+                           else contextlib.nullcontext()) as final:
+            outputs = self._stage.run(
+                schedule, inputs, self._places(batch),
+                None if step == 'predict' else work.mean, train,
+                self._tied.but(final))
+        if train:
+            self._stage.finish(scale)
+        return outputs
 
     @contextlib.contextmanager
-    def _heard(self, step: str, comm: Any) -> Any:
-        """As :meth:`.Together.heard`, for a part of a step.
+    def _failing_together(self, step: str, comm: Any) -> Iterator[None]:
+        """As :meth:`.Meetings.failing_together`, for a part of a step.
 
         After a training step that has failed ranks may have been updated, or
         not.  Any other has changed nothing: what follows it has new channels,
@@ -469,24 +335,17 @@ class Pipeline:
             self._stage.forget()
             self._work.forget(step)
         try:
-            with self._together.heard(comm, tell):
+            with self._meetings.failing_together(comm, tell):
                 yield
         except BaseException:       # on all ranks
             self._channels.spoil()
             if step != 'train':
-                self._together.broken = ''
+                self._meetings.broken = ''
                 self._stage.channels = Channels(
                     self.grid.pipeline, self.schedule.last_chunk,
                     self._model.xp)
                 self._tie()
             raise
-
-    def _total_weight(self, weight: float) -> float:
-        """A replica's divisor; the mean over replicas divides once more."""
-        if not self._is_last or self.grid.replicas == 1:
-            return weight
-        with self.events.section('receive'):
-            return self.grid.data.allreduce(weight) / self.grid.replicas
 
     def _update(self, found: dict[str, Any]) -> dict[str, Any]:
         """Exchange, reports and update, which call what users have written.
@@ -496,35 +355,154 @@ class Pipeline:
         has made are the same on all replicas.
         """
         optimizer = self.optimizer
+
+        def add(number: float) -> float:
+            # After an exchange the replicas have the same numbers: the first
+            # one's count.
+            return self._meetings.add(
+                0.0 if self.grid.replica_index else number)
         if type(optimizer) is _MultiNodeOptimizer:
             with self.events.section('exchange'):
                 optimizer.communicator.multi_node_mean_grad(
                     self._model, optimizer.zero_fill)
             if self._work.has_ties:
-                self._add(0.0)      # another stage's may have failed
+                add(0.0)        # another stage's may have failed
                 self._tied.hand_back()
             optimizer = optimizer.actual_optimizer
         named = self._work.report(found)
-        decide_together(optimizer, self._add)
+        decide_together(optimizer, add)
         with self.events.section('update'):
             optimizer.update()
         return named
 
-    def _add(self, number: float) -> float:
-        """Sums a number over the stages, the same sum on all ranks.
+    # --- before a step ------------------------------------------------------
 
-        After an exchange the replicas have the same numbers: the first one's
-        count.
+    def _open(self, step: str, read: Read,
+              entries: Callable[[], Mapping[str, str]]
+              ) -> tuple[Batch, BaseException | None]:
+        """All ranks learn what the first stage has read, or that it failed.
+
+        Returns:
+            The batch, and the error that all ranks of this pipeline have
+            found in it; other pipelines hear of it in the next meeting.
+
+        Raises:
+            StopIteration: ``read`` raised it; on all ranks.
+            ValueError: It raised something else, ranks are about to do
+                different things, the model cannot be recorded, or an earlier
+                step failed; on all ranks.
+            BaseException: What is no Exception, on the rank that raised it.
         """
-        return self._together.add(
-            0.0 if self.grid.replica_index else number)
+        grid, value = self.grid, None
+        mine: dict[str, str] = {}
+
+        def check() -> None:
+            mine.update(entries())
+            self._meetings.must_go_on()     # other replicas may not know
+        _, error = _tried(check)
+        batch = Batch(step=step)
+        if not self._meetings.broken:
+            if grid.stage_index == 0:
+                batch, error = self._read(step, read, error)
+            with self.events.section('receive'):
+                batch = self._pass_on(batch)
+        if error is None and batch.sizes:
+            value, error = _tried(lambda: self._rehearse(step, batch))
+        comm = grid.comm if batch.step == 'train' else grid.pipeline
+        heard = self._meetings.open(comm, error, {
+            'the step': (batch.step
+                         + ' although the data have ended' * batch.ended),
+            **mine}, value)
+        if batch.ended:
+            raise StopIteration
+        if comm is not grid.pipeline:
+            heard = [heard[ranks[grid.replica_index]] for ranks in grid.ranks]
+
+        def prepare() -> None:
+            with _mode(step):
+                self._work.prepare(step, batch, heard)
+        return batch, _tried(prepare)[1]
+
+    def _rehearse(self, step: str, batch: Batch) -> Any:
+        if batch.step != step:
+            raise ValueError(
+                f'this rank is about to {step}, but the first stage to '
+                f'{batch.step}; call the same on all ranks')
+        if step == 'train':
+            self.follow(batch.progress)    # forward may ask the iterator
+        with _mode(step):
+            return self._work.rehearse(step, batch, self._places(batch))
+
+    def _read(self, step: str, read: Read, error: BaseException | None
+              ) -> tuple[Batch, BaseException | None]:
+        """The first stage's batch, cut."""
+        batch = Batch(step=step)
+        if error is None:
+            try:
+                new = read()
+                samples = samples_of(new.arrays or [new.target], lists=True)
+                parts = self.schedule.micro_batches
+                if step != 'train':
+                    parts = min(samples, parts)
+                elif samples < parts:
+                    raise ValueError(
+                        f'a batch of {samples} cannot be cut into {parts} '
+                        'micro-batches; lower micro_batches, raise the batch '
+                        'size, or let the iterator repeat')
+                batch = self._work.cut(new._replace(step=step), [
+                    end - start for start, end in bounds(samples, parts)])
+            except StopIteration:
+                batch = Batch(step=step, ended=True)
+            except BaseException as reason:     # the others wait
+                error = reason
+                show_traceback(self.grid.comm)
+        if step == 'train' and self.grid.replicas > 1:
+            with self.events.section('receive'):
+                before = self.grid.data.allgather(sum(batch.sizes))[
+                    :self.grid.replica_index]
+            batch = batch._replace(first_sample=sum(before))
+        return batch, error
+
+    def _pass_on(self, batch: Batch) -> Batch:
+        """The batch, from each stage to the next."""
+        rank, receive = self.grid.stage_index, None
+        send = ((lambda arrays: None) if self._is_last
+                else self._channels.sender(rank + 1, BATCH).send)
+        if rank == 0:
+            words = pickle.dumps(batch._replace(parts=[], target=None))
+            message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
+        else:
+            receive = self._channels.receiver(rank - 1, BATCH).receive
+            message = receive()
+            batch = pickle.loads(message[0].tobytes())
+        send(message)
+        for number in range(len(batch.trees)):
+            if receive is not None:
+                batch.parts.append(list(receive()))
+            send(batch.parts[number])
+        return batch
+
+    def _places(self, batch: Batch) -> list[Place]:
+        iteration = self.iteration if batch.step == 'train' else 0
+        return [Place(self._seed, iteration, 0, batch.first_sample + start)
+                for start, _ in bounds(sum(batch.sizes), len(batch.sizes))]
 
 
-_forward = functools.lru_cache(16)(forward_schedule)
+@functools.lru_cache(16)
+def _forward(stages: int, micro_batches: int, chunks: int) -> Schedule:
+    return make_schedule('forward', stages, micro_batches, chunks)
 
 
 def _leave(progress: tuple[float, ...]) -> None:
     """Nobody asks how far the data are."""
+
+
+def _tried(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    """An action's result, or its exception: other ranks wait for this one."""
+    try:
+        return action(), None
+    except BaseException as error:
+        return None, error
 
 
 @contextlib.contextmanager
@@ -549,8 +527,7 @@ def _either(arrays: tuple, named: dict[str, Any]) -> Any:
 def _given(inputs: tuple) -> tuple:
     if not inputs or any(array is None for array in inputs):
         raise ValueError('the first stage of each pipeline needs arrays')
-    return tuple(array.array if isinstance(array, chainer.Variable)
-                 else array for array in inputs)
+    return tuple(getattr(array, 'array', array) for array in inputs)
 
 
 def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:

@@ -11,7 +11,6 @@ from chainer_fp8pipe.pipeline.schedules import (
     Kind,
     Schedule,
     bounds,
-    forward_schedule,
     make_schedule,
     recomputed,
 )
@@ -33,11 +32,8 @@ quick = settings(max_examples=30)
 @st.composite
 def schedules(draw):
     name = draw(st.sampled_from([*SCHEDULES, 'forward']))
-    stages, micro_batches = draw(STAGES), draw(MICRO_BATCHES)
-    if name == 'forward':
-        return forward_schedule(stages, micro_batches, draw(CHUNKS))
-    chunks = draw(CHUNKS) if name in ('interleaved', 'zero_bubble') else 1
-    return make_schedule(name, stages, micro_batches, chunks)
+    chunks = 1 if name in ('gpipe', '1f1b') else draw(CHUNKS)
+    return make_schedule(name, draw(STAGES), draw(MICRO_BATCHES), chunks)
 
 
 def idle(schedule):
@@ -176,7 +172,7 @@ def test_zero_bubble_interleaves_chunks_and_keeps_no_more(
 @quick
 @given(STAGES, MICRO_BATCHES, CHUNKS)
 def test_evaluation_only_goes_forward(stages, micro_batches, chunks):
-    schedule = forward_schedule(stages, micro_batches, chunks)
+    schedule = make_schedule('forward', stages, micro_batches, chunks)
     if chunks == 1 or micro_batches >= stages:
         assert length(schedule) == chunks * micro_batches + stages - 1
 
@@ -188,7 +184,7 @@ PICTURED = {
     'one_forward_one_backward': make_schedule('1f1b', 4, 4),
     'interleaved': make_schedule('interleaved', 4, 4, 2),
     'zero_bubble': make_schedule('zero_bubble', 4, 4),
-    'forwards': forward_schedule(4, 4),
+    'forwards': make_schedule('forward', 4, 4),
 }
 
 
@@ -254,11 +250,6 @@ def test_the_number_of_a_boundary_is_the_same_on_both_sides():
         (Kind.SEND_GRADIENT, 3), (Kind.RECEIVE_GRADIENT, 2))] == [2] * 4
 
 
-def test_an_action_reads_as_what_it_does():
-    assert (str(Action(Kind.SEND_GRADIENT, 3, 1))
-            == 'send_gradient of micro-batch 3 (chunk 1)')
-
-
 def test_integers_of_numpy_are_numbers_too():
     assert (make_schedule('gpipe', numpy.int64(2), numpy.int32(3))
             == make_schedule('gpipe', 2, 3))
@@ -278,13 +269,6 @@ def test_integers_of_numpy_are_numbers_too():
 def test_wrong_arguments_are_told_what_is_allowed(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_schedule(*arguments)
-
-
-@pytest.mark.parametrize(('arguments', 'name'), [
-    ((0, 1), 'stages'), ((1, 0), 'micro_batches'), ((1, 1, 0), 'chunks')])
-def test_evaluation_needs_positive_numbers_too(arguments, name):
-    with pytest.raises(ValueError, match=f'{name} is 0'):
-        forward_schedule(*arguments)
 
 
 @given(st.integers(1, 100), st.integers(1, 40))

@@ -101,7 +101,7 @@ def test_a_step_has_three_collective_calls(comm):
     for _ in range(3):
         pipeline.step(X, T)
     calls = []
-    for meeting in pipeline._together._meetings.values():
+    for meeting in pipeline._meetings._meetings.values():
         meeting.comm = Counting(meeting.comm, calls)
     grid = pipeline.grid
     grid.pipeline, grid.data = (Counting(one, calls)
