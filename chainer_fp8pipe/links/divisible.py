@@ -185,7 +185,7 @@ class Divisible(chainer.ChainList):
         # call it (as in the paper's Program 2).
         self = super().__new__(cls)
         chainer.ChainList.__init__(self)
-        self._bounds, self._sizes, self._seed = (), (), 0
+        self._bounds, self._seed = (), 0
         self.is_part, self.layout = False, None
         self.foreign = {}
         return self
@@ -266,15 +266,12 @@ class Divisible(chainer.ChainList):
         """
         seen: set[int] = set()
         found: list[int | None] = []
-        for number, child in enumerate(self):
+        for child in self:
             own = [parameter._data[0] for parameter in child.params()
                    if id(parameter) not in seen]
             seen.update(map(id, child.params()))
-            size = (None if any(array is None for array in own)
-                    else sum(array.size for array in own))
-            if self._sizes and (size is None or isinstance(child, Elsewhere)):
-                size = self._sizes[number]
-            found.append(size)
+            found.append(None if any(array is None for array in own)
+                         else sum(array.size for array in own))
         return found
 
     def forward(self, *xs: Any) -> Any:
@@ -390,10 +387,10 @@ class Divisible(chainer.ChainList):
         if start >= end:
             raise ValueError(f'divide({start}, {end}) has no layers: start '
                              'must be less than end, which is exclusive')
-        return self._cut(((start, end),), self.sizes())
+        return self._cut(((start, end),))
 
     def stage(self, comm: Any, balance: str | Sequence[int] = 'parameters',
-              chunks: int = 1, example: Any = None) -> Any:
+              chunks: int = 1) -> Any:
         """This rank's share of the whole model; call it on all ranks.
 
         Args:
@@ -401,14 +398,10 @@ class Divisible(chainer.ChainList):
                 communicator of mpi4py's or ChainerMN's, or a
                 ``ProcessGrid``.
             balance: The measure that is divided evenly: the numbers of
-                ``'parameters'`` (and so the memory) or of ``'layers'``, or
-                the ``'time'`` of forward and backward, which rank 0 measures
-                on ``example``.  Or the number of layers of each chunk.
+                ``'parameters'`` (and so the memory) or of ``'layers'``.  Or
+                the number of layers of each chunk.
             chunks: Chunks of each rank, for schedules with several.  Chunk
                 ``c`` goes to rank ``c % comm.size``.
-            example: An input, or a tuple of them, of the size of one
-                micro-batch, on the device to measure.  ``'time'`` needs it,
-                and ``'parameters'`` that learn their shape from an input.
 
         Returns:
             A model of the same class, as :meth:`divide` does.
@@ -416,17 +409,16 @@ class Divisible(chainer.ChainList):
         Raises:
             ValueError: On all ranks: ranks have other layers or arguments,
                 there are more chunks than layers, the counts do not fit,
-                layers on two ranks share parameters, the class has a
-                ``forward`` of its own, or the model hooks.
-            LayerError: A layer failed while it was measured, or values
-                cannot be drawn; on all ranks.
+                sizes are not known, layers on two ranks share parameters, the
+                class has a ``forward`` of its own, or the model hooks.
+            LayerError: Values cannot be drawn; on all ranks.
         """
         enter_world(comm)
         is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
         stage, stages = ((comm.stage_index, comm.stages) if is_grid
                          else (comm.rank, comm.size))
 
-        def check() -> tuple[int, str | list[int]]:
+        def check() -> tuple[int, str | list[int], list[int]]:
             self._refuse_own_ways()
             each = operator.index(chunks)
             if each < 1:
@@ -438,11 +430,11 @@ class Divisible(chainer.ChainList):
                        f'the {stages * each} chunks of {stages} ranks with '
                        f'{each} each')
                     + '; use fewer ranks, or more and smaller layers')
-            return each, check_balance(balance, stages * each, len(self))
-        each, measure = _together(
+            measure = check_balance(balance, stages * each, len(self))
+            return each, measure, chunk_counts(
+                measure, stages * each, self.numbered_layers(), self.sizes())
+        _, _, counts = _together(
             comm, check, lambda found: self._agreed(*found))
-        counts, sizes = chunk_counts(self, stages * each, measure, comm,
-                                     example)
         ends = list(itertools.accumulate(counts))
         layout = tuple(zip([0, *ends], ends, strict=False))
         owner = {number: chunk % stages
@@ -451,7 +443,7 @@ class Divisible(chainer.ChainList):
 
         def cut() -> Any:
             check_cut(self.numbered_layers(), owner.__getitem__)
-            part = self._cut(layout[stage::stages], sizes, lambda number: (
+            part = self._cut(layout[stage::stages], lambda number: (
                 f'on stage {owner[number]}'))
             part.layout = layout
             return part
@@ -484,8 +476,8 @@ class Divisible(chainer.ChainList):
         if self._local_link_hooks:
             raise ValueError(_NO_HOOKS)
 
-    def _agreed(self, chunks: int, balance: str | list[int]
-                ) -> dict[str, str]:
+    def _agreed(self, chunks: int, balance: str | list[int],
+                counts: list[int]) -> dict[str, str]:
         """What must be the same on all ranks."""
         return {
             'chunks': str(chunks), 'balance': str(balance),
@@ -498,14 +490,14 @@ class Divisible(chainer.ChainList):
                for name, parameter in self.namedparams()
                for array in parameter._data[:1]}}
 
-    def _cut(self, bounds: Bounds, sizes: Sequence[int | None],
+    def _cut(self, bounds: Bounds,
              place: Callable[[int], str] = lambda number: 'elsewhere') -> Any:
         inside = set(itertools.chain(*itertools.starmap(range, bounds)))
         check_cut(self.numbered_layers(), inside.__contains__)
         part = type(self).__new__(type(self))
         vars(part).update(vars(self))
         part.name, part.is_part = None, True
-        part._bounds, part._sizes = bounds, sizes
+        part._bounds = bounds
         if self._local_link_hooks is not None:
             part._local_link_hooks = self._local_link_hooks.copy()
         part._children = []

@@ -31,9 +31,9 @@ class Report(NamedTuple):
     def mean(self) -> Any:
         if self.kind == 'other':
             return self.total
+        mean = self.total / (self.weight or 1.0)
         if self.kind == 'array':
-            return (self.total / (self.weight or 1.0)).astype(self.dtype)
-        mean = float(self.total / self.weight) if self.weight else 0.0
+            return mean.astype(self.dtype)
         return (mean, self.weight) if self.kind == 'pair' else mean
 
 
@@ -62,22 +62,22 @@ def means(everyone: Iterable[Reports]) -> dict[str, Any]:
 
 def report_of(value: Any, weight: float) -> Report:
     """The report of a value with a weight in the mean."""
-    if (isinstance(value, tuple) and len(value) == 2
-            and all(map(_is_number, value))):
+    if isinstance(value, tuple) and len(value) == 2 and all(
+            _is_number(_host(item)) for item in value):
         number, own = (float(_host(item)) for item in value)
         return Report('pair', own * number if own else 0.0, own)
-    array = _host(value)
-    if _is_number(array):
-        return Report('number', weight * float(array) if weight else 0.0,
+    value = _host(value)
+    if _is_number(value):
+        # What counts nothing may be not a number.
+        return Report('number', weight * float(value) if weight else 0.0,
                       weight)
-    if isinstance(array, numpy.ndarray) and array.dtype.kind in 'biuf':
-        mean: Any = array.dtype if array.dtype.kind == 'f' else numpy.float64
-        total = array.astype(numpy.float64)
-        if not weight:          # whatever it is, not a number perhaps
-            total[...] = 0
-        return Report('array', weight * total, weight, numpy.dtype(mean).str)
-    pickle.dumps(array)     # the other ranks are given it
-    return Report('other', array, 1.0)
+    if isinstance(value, numpy.ndarray) and value.dtype.kind in 'biuf':
+        total = value.astype(numpy.float64) if weight else numpy.zeros(
+            value.shape)
+        dtype = value.dtype.str if value.dtype.kind == 'f' else 'f8'
+        return Report('array', weight * total, weight, dtype)
+    pickle.dumps(value)     # the other ranks are given it
+    return Report('other', value, 1.0)
 
 
 def _host(value: Any) -> Any:
@@ -89,7 +89,6 @@ def _host(value: Any) -> Any:
 
 
 def _is_number(value: Any) -> bool:
-    value = getattr(value, 'array', value)      # of a variable
     return isinstance(value, (bool, int, float)) or (
         getattr(value, 'ndim', -1) == 0
         and getattr(getattr(value, 'dtype', None), 'kind', '') in 'biuf')

@@ -7,7 +7,8 @@
 # each of them has found.
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -34,30 +35,11 @@ def decide_together(optimizer: Any, add: Add) -> None:
         optimizer.add_hook(_SkipTogether(), _NAME)
         hooks.move_to_end(_NAME, last=False)
     for name, hook in hooks.items():
-        if _clips_as(GradientClipping, hook):
+        # Chainer has a second class of it, chainer.optimizer's.
+        if type(hook).__call__ is GradientClipping.__call__:
             hook = hooks[name] = _ClipTogether(hook)
         if isinstance(hook, (_SkipTogether, _ClipTogether)):
             hook.add = add          # an optimizer may get other ranks
-
-
-def refuse_noise(optimizer: Any) -> None:
-    """Raises ValueError if an optimizer has a hook that draws: Chainer's.
-
-    Ranks draw different numbers, and parameters that several of them have
-    would go apart.
-    """
-    for owner in (optimizer, *(
-            parameter.update_rule for parameter in optimizer.target.params())):
-        hookable = getattr(owner, '_hookable', None)
-        for hooks in hookable and (hookable._pre_update_hooks,
-                                   hookable._post_update_hooks) or ():
-            for name, hook in hooks.items():
-                if isinstance(hook, GradientNoise):
-                    raise ValueError(
-                        f'the hook {name!r}, a GradientNoise, would draw '
-                        'other noise on each rank for a parameter that '
-                        'several of them have; leave it out, or train with '
-                        'one process')
 
 
 def decisions(optimizer: Any, stages: int, replicas: int = 1
@@ -70,9 +52,7 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
     """
     if stages * replicas > 1:
         refuse_noise(optimizer)
-    hooks = optimizer._hookable._pre_update_hooks
-    for name, hook in (*hooks.items(),
-                       *optimizer._hookable._post_update_hooks.items()):
+    for name, hook in _hooks(optimizer):
         if stages > 1 and not getattr(
                 hook, 'call_for_each_param', False) and (
                 getattr(hook, '__module__', '').partition('.')[0]
@@ -83,22 +63,39 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
                 'GradientClipping, which looks at all stages, or a hook of '
                 'each parameter (call_for_each_param = True)')
     return {'the gradient clipping': ', '.join(
-        name for name, hook in hooks.items()
+        name for name, hook in _hooks(optimizer)
         if isinstance(hook, GradientClipping)) or 'none',
         'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
 
 
-def _clips_as(kind: type[GradientClipping], hook: Any) -> bool:
-    """Chainer has a second class of it, ``chainer.optimizer``'s."""
-    return type(hook).__call__ is kind.__call__
+def refuse_noise(optimizer: Any) -> None:
+    """Raises ValueError if an optimizer has a hook that draws: Chainer's.
+
+    Ranks draw different numbers, and parameters that several of them have
+    would go apart.
+    """
+    for owner in (optimizer, *(
+            parameter.update_rule for parameter in optimizer.target.params())):
+        for name, hook in _hooks(owner):
+            if isinstance(hook, GradientNoise):
+                raise ValueError(
+                    f'the hook {name!r}, a GradientNoise, would draw other '
+                    'noise on each rank for a parameter that several of them '
+                    'have; leave it out, or train with one process')
+
+
+def _hooks(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Names and hooks of an optimizer or update rule."""
+    hookable = getattr(owner, '_hookable', None)
+    if hookable is not None:
+        yield from itertools.chain(hookable._pre_update_hooks.items(),
+                                   hookable._post_update_hooks.items())
 
 
 class _SkipTogether:
     """All stages skip an update if one stage's gradient is not finite."""
 
-    name = _NAME
-    timing = 'pre'
-    call_for_each_param = False
+    timing, call_for_each_param = 'pre', False
     add: Add
 
     def __call__(self, optimizer: Any) -> None:
@@ -164,23 +161,22 @@ class TiedGradients:
                  channels: Channels) -> None:
         self._stage, self._replicas = grid.stage_index, grid.replicas
         self._channels = channels
-        self._tied = [(parameter, ties[id(parameter)])
-                      for parameter in parameters if id(parameter) in ties]
-        self._ids = set(ties)
+        self._tied = {id(parameter): (parameter, ties[id(parameter)])
+                      for parameter in parameters if id(parameter) in ties}
 
     def but(self, final: Callable | None) -> Callable | None:
         """``final`` for the parameters that are not tied."""
-        if final is None or not self._ids:
+        if final is None or not self._tied:
             return final
 
         def call(parameter: chainer.Parameter, gradient: Any) -> None:
-            if id(parameter) not in self._ids:
+            if id(parameter) not in self._tied:
                 final(parameter, gradient)
         return call
 
     def add_up(self) -> None:
         """Sums at home; without replicas gives the sums back at once."""
-        for parameter, (home, *others) in self._tied:
+        for parameter, (home, *others) in self._tied.values():
             if self._stage != home:
                 self._channels.sender(home).send((parameter.grad,))
                 continue
@@ -194,13 +190,13 @@ class TiedGradients:
         if self._replicas == 1:
             self.hand_back()
             return
-        for parameter, (home, *_) in self._tied:
+        for parameter, (home, *_) in self._tied.values():
             if self._stage != home:
                 parameter.cleargrad()       # nothing to average here
 
     def hand_back(self) -> None:
         """Gives the gradients at home to the other stages."""
-        for parameter, (home, *others) in self._tied:
+        for parameter, (home, *others) in self._tied.values():
             if self._stage == home:
                 for stage in others:
                     self._channels.sender(stage).send((parameter.grad,))

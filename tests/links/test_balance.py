@@ -1,8 +1,7 @@
 import itertools
 
 from chainer_fp8pipe.links import Divisible, lazy
-from chainer_fp8pipe.links.balance import even_parts, measure
-from chainer_fp8pipe.pipeline.layers import LayerError
+from chainer_fp8pipe.links.balance import even_parts
 
 import chainer
 import chainer.functions as F
@@ -12,9 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.ranks import on_ranks
-
-from .helpers import Rank, bits, stages
+from .helpers import Rank, stages
 
 
 def sizes(part):
@@ -45,8 +42,7 @@ def test_parameters_are_the_measure_unless_said_otherwise():
     *((counts, '2 numbers of layers, one for each chunk, all 1 or more and 5 '
        'together') for counts in (
         [5], [2, 2], [2, 2, 1], [5, 0], [6, -1], [])),
-    ('memory', "unknown balance 'memory'.*'parameters', 'layers', 'time' and "
-     'a list')])
+    ('memory', "unknown balance 'memory'.*'parameters', 'layers' and a list")])
 def test_a_measure_that_cannot_be_is_an_error(balance, message):
     with pytest.raises(ValueError, match=message):
         wide(1, 1, 1, 1, 1).stage(Rank(0, 2), balance=balance)
@@ -74,86 +70,12 @@ def convolutional():
                      lazy(L.Linear, None, 5), F.dropout)
 
 
-EXAMPLE = np.ones((2, 3, 6, 6), np.float32)
-
-
-def test_shapes_that_come_with_the_input_take_an_example():
+def test_shapes_that_come_with_the_input_are_not_counted():
     with pytest.raises(ValueError, match=(
             r'layer 0 \(Convolution2D\) learns the shape of its parameters '
-            'from its first input; .*example=')):
+            "from its first input; .*balance='layers' or a list")):
         convolutional().stage(Rank(0, 1))
-    part = convolutional().stage(Rank(0, 1), chunks=2, example=EXAMPLE)
-    # 3 * 4 * 9 + 4 and 4 * 16 * 5 + 5
-    assert 112 in part.sizes()
-    assert 325 in part.sizes()
-    assert sizes(part) == [2, 2]
-
-
-@pytest.mark.parametrize('balance', ['time', 'parameters'])
-def test_measuring_leaves_the_model_alone(balance):
-    model = convolutional()
-    np.random.seed(4)
-    expected = np.random.rand()
-    np.random.seed(4)
-    part = model.stage(Rank(0, 1), balance, example=EXAMPLE)
-    assert np.random.rand() == expected
-    assert model[0].W.array is None
-    part(EXAMPLE)
-    untouched = convolutional()
-    untouched(EXAMPLE)
-    assert bits(part) == bits(untouched)
-
-
-def test_ranks_that_cannot_tell_each_other_cannot_measure():
-    with pytest.raises(ValueError, match='can broadcast.*a Rank cannot'):
-        convolutional().stage(Rank(0, 2), 'time', example=EXAMPLE)
-
-
-def plain(x):
-    return x
-
-
-@pytest.mark.parametrize('of', ['mpi4py', 'ChainerMN', 'ProcessGrid'])
-@pytest.mark.parametrize('balance', ['time', 'parameters'])
-@on_ranks(2, 4)
-def test_all_ranks_cut_where_rank_0_says(comm, of, balance):
-    """Nobody else measures; on a grid, rank 0 does so for all pipelines."""
-    ran = []
-
-    def noted(x):
-        ran.append(x)
-        return x
-
-    everyone = comm
-    if of == 'ChainerMN':
-        import chainermn
-        comm = chainermn.create_communicator('naive', mpi_comm=comm)
-    if of == 'ProcessGrid':
-        from chainer_fp8pipe.mpi.grid import ProcessGrid
-        comm = ProcessGrid(comm, pipeline=2)
-    model = Divisible(noted, lazy(L.Linear, None, 3), *[plain] * 4)
-    part = model.stage(
-        comm, balance, example=None if everyone.rank else EXAMPLE)
-    assert set(everyone.allgather(part.layout)) == {part.layout}
-    assert bool(ran) == (everyone.rank == 0)
-    if of == 'ProcessGrid':
-        assert part.bounds[0] == part.layout[comm.stage_index]
-        comm.free()
-
-
-@on_ranks(2)
-def test_a_failure_on_rank_0_is_raised_on_all_ranks(comm):
-    def attempt(message, example, *layers, balance='time'):
-        with pytest.raises(ValueError, match=message):
-            Divisible(*layers).stage(comm, balance, example=example)
-
-    attempt('there is no input to measure with',
-            EXAMPLE if comm.rank else None, plain, plain)
-    attempt(r'layer 1 \(Linear\) learns the shape',
-            EXAMPLE if comm.rank else None, plain, L.Linear(None, 2),
-            balance='parameters')
-    attempt(r"LayerError: layer 1 \(fails\), while it was measured: "
-            "KeyError: 'no'", EXAMPLE, plain, fails)
+    assert sizes(convolutional().stage(Rank(0, 2), 'layers')) == [2, 2]
 
 
 # --- dividing ----------------------------------------------------------
@@ -189,79 +111,3 @@ def test_no_other_cut_is_better(costs, data):
 def test_large_models_are_quick_and_equal_layers_get_equal_shares(
         costs, parts, counts):
     assert even_parts(costs, parts) == counts
-
-
-# --- measuring --------------------------------------------------------------
-
-X = np.ones((2, 3), np.float32)
-
-
-class Watched(chainer.Link):
-    """Says what was done with it."""
-
-    def __init__(self, log):
-        super().__init__()
-        self.log = log
-        with self.init_scope():
-            self.w = chainer.Parameter(np.ones(3, np.float32))
-
-    def __deepcopy__(self, memo):
-        return Watched(self.log)
-
-    def forward(self, x):
-        self.log.append(('forward', chainer.config.train, x.requires_grad))
-        y = F.scale(x, self.w)
-        y.node.creator_node.add_hook(self.Backward(self.log))
-        return y
-
-    class Backward(chainer.FunctionHook):
-        name = 'watched'
-
-        def __init__(self, log):
-            self.log = log
-
-        def backward_postprocess(self, function, inputs, gradients):
-            self.log.append('backward')
-
-
-def test_each_layer_runs_forward_and_backward_as_in_training():
-    first, second = [], []
-    with chainer.using_config('train', False), chainer.no_backprop_mode():
-        found = measure(Divisible(Watched(first), Watched(second)), X, True)
-    # Once before the time is taken, then three times.
-    assert first == [('forward', True, False), 'backward'] * 4
-    assert second == [('forward', True, True), 'backward'] * 4
-    assert [one.parameters for one in found] == [3, 3]
-    assert all(one.seconds > 0 for one in found)
-
-
-def test_forward_alone_is_enough_to_count():
-    log = []
-    assert measure(Divisible(Watched(log)), X, False) == [(3, 0.0)]
-    assert log == [('forward', True, False)]
-
-
-def test_any_layers_can_be_measured():
-    inner = Divisible(lazy(L.Linear, 3, 3))
-    model = Divisible(
-        lambda x: (x, x), lambda x, y: x + y, lazy(L.Linear, None, 3),
-        inner, L.BatchNormalization(3), F.dropout, F.argmax,
-        lambda x: x.array, lambda x: x.reshape(1, 1).array)
-    found = measure(model, (X,), True)
-    assert [one.parameters for one in found] == [0, 0, 12, 12, 6, 0, 0, 0, 0]
-    assert model[4].avg_mean.tolist() == [0, 0, 0]
-    assert [p.grad for p in model[4].params()
-            if not np.isnan(p.grad).all()] == []
-
-
-def fails(x):
-    raise KeyError('no')
-
-
-def test_a_layer_that_fails_is_named():
-    with pytest.raises(LayerError, match=r'layer 1 \(fails\).*KeyError'):
-        measure(Divisible(F.relu, fails), X, True)
-    with pytest.raises(LayerError, match=r'layer 0 \(<lambda>\).*None'):
-        measure(Divisible(lambda x: None), X, True)
-    with pytest.raises(ValueError, match='example=x'):
-        measure(Divisible(F.relu), None, True)

@@ -147,7 +147,7 @@ DIFFERENT = {
     'another function': (lambda last: dict(end=F.tanh if last else F.relu),
                          'layer 4 is relu on rank 0 but tanh on rank 1'),
     'another measure': (lambda last: dict(
-        balance='time' if last else 'layers'), 'balance is layers on rank 0'),
+        balance='parameters' if last else 'layers'), 'balance is layers on'),
     'other counts': (lambda last: dict(balance=[2 + last, 3 - last]),
                      r'balance is \[2, 3\] on rank 0 but \[3, 2\]'),
     'wrong counts': (lambda last: dict(balance=[9] if last else [2, 3]),
