@@ -8,15 +8,10 @@
 #
 # There is one message forward and one backward.  A rank whose input does not
 # fit sends a refusal in place of the former, so that all raise.
-#
-# A channel's elements lie apart in memory.  _ChannelView reads an input on a
-# CPU in blocks that stay in the cache from one operation to the next, where
-# NumPy's own mean and var would read all of it for each.
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -25,11 +20,6 @@ from chainer import backend
 from chainer.backends.cuda import to_cpu
 from chainer.functions.normalization import batch_normalization
 from chainer.utils import argument
-
-# Elements of a block: some 256 KiB in float32.
-_BLOCK = 1 << 16
-# Sums of more elements in float32 would lose digits.
-_LONGEST = 4096
 
 
 class GroupedBatchNormalization(chainer.links.BatchNormalization):
@@ -165,11 +155,15 @@ class GroupedBatchNormalizationFunction(
         self.retain_inputs((0, 1))
         x, gamma, beta = inputs
         view = self._view = _ChannelView(x, gamma, self.axis)
-        shift = self._shift = view.centre(x)
-        local = to_cpu(shift).astype(numpy.float64)
         count = max(view.elements, 1)       # a rank may have no samples
-        # Centred values are small, so their squares lose no digits.
-        sums, squares = to_cpu(view.moments(x, shift))
+        # About the mean of each channel, nearly: centred values are small, so
+        # their squares lose no digits.
+        shift = self._shift = view.column(to_cpu(view.sum(
+            view.seen(x))) / count)
+        local = to_cpu(shift)[:, 0].astype(numpy.float64)
+        centred = view.seen(x) - shift
+        sums, squares = (to_cpu(view.sum(one)) for one in (
+            centred, centred ** 2))
         numbers = numpy.concatenate([
             [view.elements], local + sums / count,
             numpy.maximum(squares - sums ** 2 / count, 0)])
@@ -184,8 +178,9 @@ class GroupedBatchNormalizationFunction(
         self._inverse = 1 / numpy.sqrt(variance + self.eps)
         self._update(mean, variance)
         scale = to_cpu(gamma).ravel() * self._inverse
-        return view.scaled(x, shift, scale,
-                           to_cpu(beta).ravel() + scale * self._off),
+        centred *= view.column(scale)
+        centred += view.column(to_cpu(beta).ravel() + scale * self._off)
+        return view.back(centred),
 
     def backward(self, indexes: tuple[int, ...],
                  grad_outputs: tuple[chainer.Variable]) -> Any:
@@ -197,7 +192,9 @@ class GroupedBatchNormalizationFunction(
                   ) -> tuple[Any, ...]:
         """Arrays: gradients of x, gamma and beta."""
         view, inverse = self._view, self._inverse
-        gbeta, products = to_cpu(view.products(gy, x, self._shift))
+        above, centred = view.seen(gy), view.seen(x) - self._shift
+        gbeta, products = (to_cpu(view.sum(one)) for one in (
+            above, above * centred))
         ggamma = inverse * (products + self._off * gbeta)
         shares = tuple(view.channels(share) for share in (ggamma, gbeta))
         if not of_x:
@@ -206,9 +203,10 @@ class GroupedBatchNormalizationFunction(
         ggamma, gbeta = everyone.sum(axis=0).reshape(2, -1) / self.elements
         scale = to_cpu(gamma).ravel() * inverse
         slope = -scale * inverse * ggamma
-        gx = view.scaled(x, self._shift, slope,
-                         slope * self._off - scale * gbeta, gy, scale)
-        return gx, *shares
+        centred *= view.column(slope)
+        centred += view.column(slope * self._off - scale * gbeta)
+        centred += above * view.column(scale)
+        return view.back(centred), *shares
 
     def _update(self, mean: numpy.ndarray, variance: numpy.ndarray) -> None:
         if self.running_mean is None:
@@ -248,8 +246,7 @@ class _Gradient(chainer.FunctionNode):
 class _ChannelView:
     """An input as an array of shape (outer, channels, inner).
 
-    Statistics are over the first and the last axis.  On a CPU the array is
-    read in blocks that stay in the cache from one operation to the next.
+    Statistics are over the first and the last axis.
 
     Args:
         x: The input.
@@ -262,7 +259,8 @@ class _ChannelView:
                  ) -> None:
         self._xp = backend.get_array_module(x)
         self._gamma = gamma.shape, gamma.dtype
-        # float16 sums would be too coarse.
+        # float16 would be too coarse.
+        self._result = x.dtype
         self._dtype = numpy.result_type(x.dtype, gamma.dtype, numpy.float32)
         keys = batch_normalization._compute_key_axis(x.ndim, gamma.ndim, axis)
         others = [item for item in range(x.ndim) if item not in keys]
@@ -273,89 +271,30 @@ class _ChannelView:
         after = [item for item in others if item not in before]
         self._order = *before, *keys, *after
         self._lengths = [x.shape[item] for item in self._order]
-        self._shape = outer, channels, inner = tuple(
-            math.prod(x.shape[item] for item in items)
-            for items in (before, keys, after))
-        self.elements = outer * inner       # of each channel
-        step = _BLOCK // max(channels * inner, 1)
-        step = min(max(step, 1), _LONGEST) if self._xp is numpy else outer
-        self._blocks = [slice(start, start + step)
-                        for start in range(0, outer, max(step, 1))]
-        step = _LONGEST if self._xp is numpy else max(inner, 1)
-        self._stretches = [slice(start, start + step)
-                           for start in range(0, inner, step)]
+        self._shape = tuple(math.prod(x.shape[item] for item in items)
+                            for items in (before, keys, after))
+        self.elements = self._shape[0] * self._shape[2]     # of each channel
 
-    def centre(self, x: Any) -> Any:
-        """About the mean of each channel, which :meth:`moments` corrects.
+    def seen(self, x: Any) -> Any:
+        """An array of the input's shape so; float32 or better."""
+        return x.transpose(self._order).reshape(self._shape).astype(
+            self._dtype, copy=False)
 
-        Zeros if there are no elements.
-        """
-        total = sum((self._sum(part) for part in self._parts(x)),
-                    self._zeros())
-        return (total / max(self.elements, 1)).astype(self._dtype)
+    def back(self, x: Any) -> Any:
+        """An array of this shape in the input's shape and dtype."""
+        order = sorted(range(len(self._order)), key=self._order.__getitem__)
+        return x.astype(self._result, copy=False).reshape(
+            self._lengths).transpose(order)
 
-    def moments(self, x: Any, shift: Any) -> Any:
-        """Sums of each channel's x - shift and of its squares; float64."""
-        sums = self._zeros(2)
-        for part in self._parts(x):
-            centred = part - shift[:, None]
-            sums[0] += self._sum(centred)
-            sums[1] += self._sum(centred, centred)
-        return sums
+    def sum(self, x: Any) -> Any:
+        """Each channel's sum, float64: in float32 it would lose digits."""
+        return x.sum(axis=(0, 2), dtype=numpy.float64)
 
-    def products(self, gy: Any, x: Any, shift: Any) -> Any:
-        """Sums of each channel's gy and of gy * (x - shift); float64."""
-        sums = self._zeros(2)
-        for above, part in zip(self._parts(gy), self._parts(x), strict=True):
-            sums[0] += self._sum(above)
-            sums[1] += self._sum(above, part - shift[:, None])
-        return sums
-
-    def scaled(self, x: Any, shift: Any, scale: numpy.ndarray,
-               offset: numpy.ndarray, gy: Any = None, of_gy: Any = None
-               ) -> Any:
-        """``(x - shift) * scale + offset`` in the shape and dtype of x.
-
-        And ``+ gy * of_gy``, where these are given.
-        """
-        factor, summand = self._column(scale), self._column(offset)
-        result = self._xp.empty(self._shape, x.dtype)
-        if gy is not None:
-            above, weight = self._parts(gy), self._column(of_gy)
-        for block, part in zip(self._blocks, self._parts(x), strict=True):
-            value = part - shift[:, None]
-            value *= factor
-            value += summand
-            if gy is not None:
-                value += next(above) * weight
-            result[block] = value
-        order = sorted(range(x.ndim), key=self._order.__getitem__)
-        return result.reshape(self._lengths).transpose(order)
+    def column(self, values: numpy.ndarray) -> Any:
+        """One value per channel, to be broadcast."""
+        return self._xp.asarray(values.astype(self._dtype))[:, None]
 
     def channels(self, values: numpy.ndarray) -> Any:
         """One value per channel, as gamma's."""
         shape, dtype = self._gamma
         return self._xp.asarray(values.reshape(shape).astype(dtype))
-
-    def _parts(self, x: Any) -> Iterator[Any]:
-        x = x.transpose(self._order).reshape(self._shape)
-        for block in self._blocks:
-            yield x[block].astype(self._dtype, copy=False)
-
-    def _zeros(self, *rows: int) -> Any:
-        return self._xp.zeros((*rows, self._shape[1]))
-
-    def _column(self, values: numpy.ndarray) -> Any:
-        """One value per channel, to be broadcast."""
-        return self._xp.asarray(values.astype(self._dtype))[:, None]
-
-    def _sum(self, *factors: Any) -> Any:
-        """Sums of the factors' product over each channel of a block."""
-        if self._shape[2] == 1:
-            axes = ','.join(['ok'] * len(factors))
-            return self._xp.einsum(f'{axes}->k', *(x[:, :, 0]
-                                                   for x in factors))
-        axes = ','.join(['oki'] * len(factors))
-        return sum(self._xp.einsum(
-            f'{axes}->ok', *(x[:, :, part] for x in factors)).sum(
-            axis=0, dtype=numpy.float64) for part in self._stretches)
