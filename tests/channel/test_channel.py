@@ -308,14 +308,3 @@ def test_tags_out_of_range_are_refused(comm):
         for tag in (-1, 2 ** 40):
             with pytest.raises(ValueError, match='tag is'):
                 kind(comm, 0, tag)
-
-
-@on_ranks(1)
-def test_a_rank_can_send_to_itself(comm):
-    tag = next(TAGS)
-    sender, receiver = Sender(comm, 0, tag), Receiver(comm, 0, tag)
-    receiver.expect(2)
-    for size in (3, BIG):
-        sender.send((numpy.ones(size),))
-        assert_same(receiver.receive(), (numpy.ones(size),))
-    sender.flush()

@@ -433,21 +433,6 @@ def test_a_part_keeps_the_users_attributes_but_no_other_layers_alive():
     assert first() is None
 
 
-def test_layers_are_replaced_and_keep_their_numbers():
-    part = Net().divide(1, 3)
-    part[1], part[2] = L.Linear(4, 4), F.tanh
-    assert [name for name, _ in part.namedparams()] == ['/1/W', '/1/b']
-    assert [one for _, one in part.numbered_layers()][1] is F.tanh
-
-
-def test_an_init_with_arguments_is_not_called_for_a_part():
-    class Sized(Divisible):
-        def __init__(self, width):
-            super().__init__(*linears(3, width))
-
-    assert type(Sized(2).divide(0, 2)) is Sized
-
-
 @pytest.mark.parametrize('duplicate', [
     copy.deepcopy, lambda model: model.copy('copy'), lambda model: model.copy()
 ], ids=['deepcopy', 'copy', 'share'])
@@ -560,50 +545,6 @@ def test_a_link_at_two_places_is_yielded_once_under_its_first_name():
     np.testing.assert_allclose(link[0].W.array, before - 0.25, rtol=1e-6)
 
 
-def test_parameters_without_a_shape_can_be_left_out():
-    model = Divisible(L.Linear(None, 2), L.Linear(2, 2))
-    assert len(list(model.params())) == 4
-    assert [name for name, _ in model.namedparams(include_uninit=False)] == [
-        '/0/b', '/1/W', '/1/b']
-    with pytest.warns(UserWarning, match='/0/W'):
-        assert model.count_params() == 2 + 6
-
-
-def test_gradients_and_values_come_from_the_same_numbers():
-    whole, other = Divisible(*linears(4)), Divisible(*linears(4))
-    for number, link in enumerate(whole):
-        link.W.grad = np.full((2, 2), number, np.float32)
-    part = other.divide(1, 3)
-    part.cleargrads()
-    part.addgrads(whole)
-    part.addgrads(whole)
-    assert [part[number].W.grad[0, 0] for number in (1, 2)] == [2, 4]
-    for factor, source in enumerate([whole, chainer.Sequential(*whole)], 2):
-        for link in whole:
-            link.W.array *= factor
-        part.copyparams(source)
-        assert [part[number].W.array[0, 0] for number in (1, 2)] == [
-            whole[number].W.array[0, 0] for number in (1, 2)]
-
-
-def test_a_device_is_for_all_layers():
-    model = Net()
-    assert model.to_device('@numpy') is model
-    assert model.to_cpu().xp is np
-    visited = []
-
-    class Visitor(chainer.device_resident.DeviceResidentsVisitor):
-        def visit_device_resident(self, resident):
-            visited.append(id(resident))
-
-        def visit_variable(self, parameter):
-            visited.append(id(parameter))
-
-    model.device_resident_accept(Visitor())
-    assert sorted(visited) == sorted(
-        map(id, [*model.links(), *model.params()]))
-
-
 # --- files ------------------------------------------------------------------
 
 def saved(model):
@@ -639,15 +580,6 @@ def test_any_part_loads_its_layers_from_the_file_of_the_whole():
         part = Net().divide(start, end)
         load(file, part)
         assert bits(part).items() <= bits(whole).items()
-
-
-def test_loading_more_than_a_file_has_is_an_error_when_strict():
-    file, _ = saved(Net().divide(2, 5))
-    with pytest.raises(KeyError, match='0/'):
-        load(file, Net())
-    part = Net()
-    load(file, part, strict=False)
-    assert bits(part) == bits(Net())
 
 
 @pytest.mark.parametrize('make', [L.Linear, functools.partial(lazy, L.Linear)])

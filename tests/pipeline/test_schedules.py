@@ -1,7 +1,6 @@
 """Schedules are complete, in order, and as good as they are said to be."""
 import inspect
 import re
-from collections import Counter
 from fractions import Fraction
 
 from chainer_fp8pipe.pipeline import schedules as module
@@ -9,7 +8,6 @@ from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     Action,
     Kind,
-    Schedule,
     bounds,
     make_schedule,
     recomputed,
@@ -47,7 +45,7 @@ def idle(schedule):
 @quick
 @given(schedules())
 def test_every_schedule_can_be_carried_out(schedule):
-    assert is_sound(schedule, schedule)
+    assert is_sound(schedule)
 
 
 @quick
@@ -212,37 +210,6 @@ def test_the_table_of_a_schedule_is_its_timeline(name, shown):
 
 
 # --- single cases -----------------------------------------------------------
-
-def test_two_stages_of_1f1b_are_as_derived_by_hand():
-    f, b = Kind.FORWARD, Kind.BACKWARD
-    sa, ra = Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION
-    sg, rg = Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT
-    first = [(f, 0), (sa, 0), (f, 1), (sa, 1), (rg, 0), (b, 0),
-             (f, 2), (sa, 2), (rg, 1), (b, 1), (rg, 2), (b, 2)]
-    second = [(ra, 0), (f, 0), (b, 0), (sg, 0), (ra, 1), (f, 1), (b, 1),
-              (sg, 1), (ra, 2), (f, 2), (b, 2), (sg, 2)]
-    assert make_schedule('1f1b', 2, 3) == Schedule('1f1b', 2, 3, 1, tuple(
-        tuple(Action(kind, number, rank) for kind, number in actions)
-        for rank, actions in enumerate((first, second))))
-
-
-def test_megatrons_order_goes_through_the_chunks_in_groups():
-    actions = make_schedule('interleaved', 2, 4, 2).actions[0]
-    forwards = [(number, chunk) for kind, number, chunk in actions
-                if kind is Kind.FORWARD]
-    backwards = [(number, chunk) for kind, number, chunk in actions
-                 if kind is Kind.BACKWARD]
-    assert forwards == [(0, 0), (1, 0), (0, 2), (1, 2),
-                        (2, 0), (3, 0), (2, 2), (3, 2)]
-    assert backwards == [(0, 2), (1, 2), (0, 0), (1, 0),
-                         (2, 2), (3, 2), (2, 0), (3, 0)]
-
-
-def test_one_stage_with_several_chunks_sends_nothing():
-    kinds = Counter(action.kind for action in make_schedule(
-        'interleaved', 1, 5, 3).actions[0])
-    assert kinds == {Kind.FORWARD: 15, Kind.BACKWARD: 15}
-
 
 def test_the_number_of_a_boundary_is_the_same_on_both_sides():
     assert [Action(kind, 0, chunk).boundary for kind, chunk in (
