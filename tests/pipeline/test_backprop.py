@@ -202,7 +202,7 @@ def test_a_function_that_adds_to_gradients_itself_may():
         found, 4 * SEED * (1 - numpy.tanh(X) ** 2), 1e-5)
 
 
-# --- cut out of a larger graph ------------------------------------------------
+# --- cut out of a larger graph -----------------------------------------------
 
 #: From two inputs to some outputs.
 GRAPHS = {
