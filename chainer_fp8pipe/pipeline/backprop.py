@@ -62,8 +62,6 @@ SEPARABLE = frozenset((
     embed_id.EmbedIDFunction,
 ))
 
-_PLAIN = chainer.FunctionNode.backward_accumulate
-
 #: Called with a parameter and its gradient, an array.
 Take = Callable[[chainer.Parameter, Any], None]
 
@@ -193,11 +191,8 @@ class Tape:
         lists = {inputs[index]: self._gradients.setdefault(inputs[index], [])
                  for index in indexes}
         if indexes:
-            (_watched_step if is_watched(function) else _step)(
-                function, tuple(indexes), gradients, lists)
+            _step(function, tuple(indexes), gradients, lists)
         for node, found in lists.items():
-            if not function.lazy_grad_sum:
-                _sum(found)
             if found:
                 _check(function, node, found)
                 if node._creator_node is not None:
@@ -260,41 +255,27 @@ class Tape:
                 self._hand_over(node)
 
 
-def _watched_step(function: Any, indexes: tuple[int, ...], gradients: tuple,
-                  lists: Mapping[Any, list[Any]]) -> None:
-    """As Chainer's loop: calls hooks, and finds NaN in debug mode."""
-    hooks = [*chainer.get_function_hooks().values()]
-    if function._n_local_function_hooks:
-        hooks += function.local_function_hooks.values()
-    data = tuple([node.data for node in function.inputs])
-    arrays = tuple([None if gradient is None else gradient.array
-                    for gradient in gradients])
+def _step(function: Any, indexes: tuple[int, ...], gradients: tuple,
+          lists: Mapping[Any, list[Any]]) -> None:
+    """Appends a function's gradients to those of its inputs, as Chainer does.
+
+    Calls hooks, and finds NaN in debug mode.
+    """
+    hooks = []
+    if is_watched(function):
+        hooks = [*chainer.get_function_hooks().values()]
+        if function._n_local_function_hooks:
+            hooks += function.local_function_hooks.values()
+    if hooks:
+        data = tuple([node.data for node in function.inputs])
+        arrays = tuple([None if gradient is None else gradient.array
+                        for gradient in gradients])
     for hook in hooks:
         hook.backward_preprocess(function, data, arrays)
     _backprop_utils.backprop_step(function, indexes, gradients, lists,
                                   chainer.is_debug())
     for hook in hooks:
         hook.backward_postprocess(function, data, arrays)
-
-
-def _step(function: Any, indexes: tuple[int, ...], gradients: tuple,
-          lists: Mapping[Any, list[Any]]) -> None:
-    """Appends a function's gradients to those of its inputs."""
-    if type(function).backward_accumulate is not _PLAIN:
-        _backprop_utils.backprop_step(function, indexes, gradients, lists,
-                                      False)
-        return
-    inputs = function.inputs
-    found = function.backward(indexes, gradients)
-    if len(found) == len(inputs):       # Chainer allows both
-        found = [found[index] for index in indexes]
-    elif len(found) != len(indexes):
-        raise ValueError(
-            f'backward of {function.label} returned {len(found)} gradients; '
-            f'{len(indexes)} or {len(inputs)} were expected')
-    for index, gradient in zip(indexes, found, strict=True):
-        if gradient is not None and gradient._data[0] is not None:
-            lists[inputs[index]].append(gradient)
 
 
 def _sum(gradients: list[Any] | None) -> Any:

@@ -226,9 +226,9 @@ class Channels:
 
     def _wait(self, done: Callable[[], bool]) -> None:
         comm, tag = self._shared.comm, self._tag_of_failure
+        status = MPI.Status()
 
         def done_or_failed() -> bool:
-            status = MPI.Status()
             if done():
                 return True
             if comm.Iprobe(MPI.ANY_SOURCE, tag, status):

@@ -179,7 +179,7 @@ class Wrong(chainer.FunctionNode):
 @pytest.mark.parametrize(('gradients', 'error', 'said'), [
     ((chainer.Variable(X[:2]),), ValueError, 'Shape of data and grad'),
     ((chainer.Variable(X.astype('d')),), TypeError, 'Dtype of data and grad'),
-    ((None, None), ValueError, 'returned 2 gradients; 1 or 1')])
+    ((None, None), ValueError, 'number of gradients returned .* 2 != ')])
 def test_a_wrong_gradient_is_an_error(gradients, error, said):
     y, = Wrong(*gradients).apply((chainer.Variable(X),))
     with pytest.raises(error, match=said):
