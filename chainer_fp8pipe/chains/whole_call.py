@@ -10,7 +10,7 @@ import chainer
 import numpy
 
 from ..intercept.function_calls import Interceptor, current
-from ..pipeline.backprop import Tape
+from ..pipeline.backprop import InParameters, Tape
 from . import nested
 
 _NOTHING = numpy.zeros(1, 'f')
@@ -125,14 +125,8 @@ class WholeCall(chainer.FunctionNode):
             None if gradient is None else gradient.array
             for gradient, is_variable in zip(gradients, self.variables,
                                              strict=True) if is_variable
-        ]), _leave)
+        ]), InParameters)
         return tuple([_variable(found[index]) for index in indexes])
-
-
-def _leave(parameter: chainer.Parameter, gradient: Any) -> None:
-    """Adds to ``grad``, from which the chunk collects such gradients."""
-    parameter.grad = (gradient if parameter.grad is None
-                      else parameter.grad + gradient)
 
 
 def _variable(array: Any) -> chainer.Variable | None:

@@ -65,10 +65,6 @@ SEPARABLE = frozenset((
 #: Called with a parameter and its gradient, an array.
 Take = Callable[[chainer.Parameter, Any], None]
 
-#: Called with a weight, its bias or None, and the factors of the gradient.
-TakeProduct = Callable[
-    [chainer.Parameter, 'chainer.Parameter | None', Any, Any], None]
-
 
 class Tape:
     """The way back through a graph for one micro-batch, to be gone once.
@@ -96,7 +92,6 @@ class Tape:
         self._uses = dict(uses or {})
         self._describe, self._numbers = describe, numbers
         self._now: Any = None       # the function that was visited last
-        self._leaves: dict[Any, Any] = {}
         self._gradients: dict[Any, list[Any]] = {}
         self._put_off: list[tuple[Any, list[int], tuple]] = []
         self._functions: list[tuple[int, int, Any]] = []
@@ -107,21 +102,19 @@ class Tape:
         """The layer or call that the way has come to, where it is known."""
         return '' if self._now is None else self._describe(self._now)
 
-    def backward(self, gradients: Arrays, take: Take,
-                 take_product: TakeProduct | None = None,
+    def backward(self, gradients: Arrays, taker: Any,
                  defer: bool = False) -> Arrays:
         """Gradients of the inputs, from those of the outputs.
 
         Args:
             gradients: One per output.
-            take: Called with each parameter's gradient; some may be left in
-                the parameters, by passes inside of functions.
-            take_product: Called with the factors of gradients, if not None.
+            taker: A :class:`GradientSums` or :class:`InParameters`, which
+                takes parameters' gradients; some may be left in the
+                parameters, by passes inside of functions.
             defer: Leave to :meth:`backward_weight` the gradients of weights
                 that can be put off, see :data:`SEPARABLE`.
         """
-        self._take, self._take_product = take, take_product
-        self._defer = defer
+        self._taker = taker
         starts: dict[Any, Any] = {}
         for node, gradient in zip(self._outputs, gradients, strict=True):
             if gradient is not None and node.requires_grad:
@@ -135,9 +128,10 @@ class Tape:
         if starts:
             with self._quietly(*starts.values()):
                 while self._functions:
-                    self._visit(heapq.heappop(self._functions)[2])
+                    self._visit(heapq.heappop(self._functions)[2], defer)
                 self._end()
-        return tuple([self._leaves.get(node) for node in self._inputs])
+        return tuple([None if found is None else found.array for found in [
+            _sum(self._gradients.pop(node, None)) for node in self._inputs]])
 
     def backward_weight(self) -> None:
         """Computes what :meth:`backward` with ``defer`` left out."""
@@ -165,14 +159,14 @@ class Tape:
                            (-after, len(self._seen), function))
             self._seen.add(function)
 
-    def _visit(self, function: Any) -> None:
+    def _visit(self, function: Any, defer: bool) -> None:
         inputs = function.inputs
         indexes = [index for index, node in enumerate(inputs)
                    if node._requires_grad]
         gradients = tuple([
             None if node is None else _sum(self._gradients.pop(node, None))
             for node in [output() for output in function.outputs]])
-        if self._defer and type(function) in SEPARABLE:
+        if defer and type(function) in SEPARABLE:
             later = [index for index in indexes if _is_parameter(
                 inputs[index])]
             if later:
@@ -208,7 +202,7 @@ class Tape:
 
         Returns the indexes of the inputs whose gradients are left to Chainer.
         """
-        if self._take_product is None or is_watched(function):
+        if self._taker.take_product is None or is_watched(function):
             return indexes
         gradient, = gradients
         nodes, parameters = function.inputs[1:], []
@@ -228,7 +222,7 @@ class Tape:
         for node in nodes:
             if node in self._uses:
                 self._uses[node] = 0
-        self._take_product(parameters[0],
+        self._taker.take_product(parameters[0],
                            parameters[1] if len(parameters) > 1 else None,
                            gradient.array, x)
         return [index for index in indexes if index == 0]
@@ -237,13 +231,9 @@ class Tape:
 
     def _hand_over(self, node: Any) -> None:
         gradient = _sum(self._gradients.pop(node))
-        if gradient is None:
-            return
         variable = node.get_variable_or_none()
-        if isinstance(variable, chainer.Parameter):
-            self._take(variable, gradient.array)
-        else:
-            self._leaves[node] = gradient.array
+        if gradient is not None and isinstance(variable, chainer.Parameter):
+            self._taker.take(variable, gradient.array)
 
     def _end(self) -> None:
         """Hands over the gradients to which nothing more will be added."""
@@ -251,7 +241,7 @@ class Tape:
                    for function, indexes, _ in self._put_off
                    for index in indexes}
         for node in tuple(self._gradients):
-            if node not in waiting:
+            if node not in waiting and node not in self._inputs:
                 self._hand_over(node)
 
 
@@ -301,6 +291,18 @@ def _is_parameter(node: Any) -> bool:
 
 
 # --- sums --------------------------------------------------------------------
+
+class InParameters:
+    """Adds gradients to ``parameter.grad``, from which others collect them."""
+
+    take_product = None
+
+    @staticmethod
+    def take(parameter: chainer.Parameter, gradient: Any) -> None:
+        """Adds one."""
+        parameter.grad = (gradient if parameter.grad is None
+                          else parameter.grad + gradient)
+
 
 class _Product(NamedTuple):
     """Factors of the gradients of a weight and a bias, put off."""

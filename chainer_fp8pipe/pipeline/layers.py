@@ -145,10 +145,12 @@ class LayersPart:
             id(parameter): parameter for _, layer in layers
             if isinstance(layer, chainer.Link)
             for parameter in layer.params()}.values())
-        self._xp, self._foreign = xp, foreign or {}
-        self._checked: set[tuple] = set()
+        self.xp, self.foreign = xp, foreign or {}
+        # Calls that Chainer has checked.  A wrong shape may not be an error
+        # of NumPy's, but broadcast.
+        self.checked: set[tuple] = set()
         # By micro-batch: the passes that are to be made again.
-        self._later: dict[int, _Pass] = {}
+        self._again: dict[int, _Again] = {}
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -161,17 +163,17 @@ class LayersPart:
             chainer.Variable(array, requires_grad=index > 0
                              and array.dtype.kind == 'f')
             for array in inputs])
-        first = (self._later.pop(micro_batch)
-                 if chainer.config.in_recomputing else None)
-        calls = _Pass(self._checked, self._foreign, self._xp)
+        calls = _Pass(self)
         with intercepting(calls), blame(lambda: calls.now, micro_batch):
-            if first is not None:
-                values = first.again(calls, variables)
+            if chainer.config.in_recomputing:
+                values = self._again.pop(micro_batch).make(calls, variables)
             else:
                 if chainer.config.train and not chainer.config.enable_backprop:
-                    calls.begin(variables)
-                    self._later[micro_batch] = calls
+                    calls.again = _Again(variables)
+                    self._again[micro_batch] = calls.again
                 values = self._run(calls, micro_batch, variables, place)
+                if calls.again is not None:
+                    calls.again.end(values)
         return (Tape(variables, values, calls.final_uses(),
                      describe=calls.describe, numbers=calls.numbers),
                 tuple([value.array for value in values]))
@@ -185,16 +187,11 @@ class LayersPart:
             calls.now, calls.place = name, None
             if draws or _draws(layer):
                 calls.place = place._replace(layer=index)
-                seed_at(calls.place, self._xp)
+                seed_at(calls.place, self.xp)
             values = as_variables(layer(*values))
         if self.loss is not None:
             values = self.loss.run(calls, micro_batch, values,
                                    place._replace(layer=index + 1))
-        if calls.later is not None:
-            calls.results = tuple([value.node for value in values])
-            calls.constants = {
-                value.node: value.array for value in values
-                if not calls.knows(value.node)}
         return values
 
     def normalises(self, micro_batch: int) -> bool:
@@ -216,13 +213,13 @@ class _Later(chainer.FunctionNode):
         state: Of NumPy's generator before the call; None: the same.
     """
 
-    def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
-                 ) -> None:
-        self.of, self.name, self.place = of, of.now, of.place
+    def __init__(self, node: chainer.FunctionNode, inputs: Any, calls: _Pass,
+                 of: _Again) -> None:
+        self.of, self.name, self.place = of, calls.now, calls.place
         function = getattr(node, 'function', node)      # an old-style one
-        self._again = copy.copy(function)
+        self._function = copy.copy(function)
         # A function may write into what it has: running averages, say.
-        vars(self._again).update({
+        vars(self._function).update({
             name: value.copy() for name, value in vars(function).items()
             if isinstance(value, chainer.get_array_types())})
         self.arguments = [
@@ -241,41 +238,100 @@ class _Later(chainer.FunctionNode):
         """The outputs, of variables by the nodes of the first ones."""
         arguments = tuple([values[x] if isinstance(x, VariableNode) else x
                            for x in self.arguments])
-        if isinstance(self._again, chainer.Function):
-            self._again._node = self._again._owned_node = None
-            return as_tuple(self._again(*arguments))
-        return self._again.apply(arguments)
+        if isinstance(self._function, chainer.Function):
+            self._function._node = self._function._owned_node = None
+            return as_tuple(self._function(*arguments))
+        return self._function.apply(arguments)
+
+
+class _Again:
+    """A pass forward that is made once more.
+
+    Attributes:
+        inputs: Nodes of the variables that go in.
+        calls: In their order, with the nodes of their outputs.
+        results: Nodes of the variables that come out, or arrays that follow
+            from none that goes in.
+    """
+
+    def __init__(self, variables: tuple[chainer.Variable, ...]) -> None:
+        self.inputs = [one.node for one in variables]
+        self.calls: list[tuple[_Later, list[Any]]] = []
+        self.results: list[Any] = []
+
+    def knows(self, node: Any) -> bool:
+        """Whether there will be a value for a variable's node."""
+        return node._creator_node is not None or any(
+            node is one for one in self.inputs)
+
+    def keep(self, later: _Later, outputs: tuple, rank: int) -> None:
+        """Notes a call that was made, in a graph without arrays.
+
+        What the layer unchains has no creator then, and is a constant.
+        """
+        nodes = [output.node for output in outputs]
+        later.outputs = tuple(map(weakref.ref, nodes))
+        for node in nodes:
+            node._creator_node, node._rank = later, rank
+        self.calls.append((later, nodes))
+
+    def end(self, values: tuple[chainer.Variable, ...]) -> None:
+        """Notes what has come out."""
+        self.results = [value.node if self.knows(value.node) else value.array
+                        for value in values]
+
+    def make(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
+             ) -> tuple[chainer.Variable, ...]:
+        """Makes all calls once more, in another pass."""
+        last: dict[Any, int] = {}
+        for number, (later, _) in enumerate(self.calls):
+            last.update(dict.fromkeys(later.reads, number))
+        results = [one for one in self.results
+                   if isinstance(one, VariableNode)]
+        last.update(dict.fromkeys(results, len(self.calls)))
+        values: dict[Any, Any] = dict(zip(self.inputs, variables, strict=True))
+        seeded = None
+        for number, (later, nodes) in enumerate(self.calls):
+            calls.now = later.name
+            if later.state is not None:
+                if seeded is not later.place is not None:   # for CuPy
+                    seeded = later.place
+                    seed_at(seeded, calls.part.xp)
+                numpy.random.set_state(later.state)
+            outputs = later.make(values)
+            values.update({node: output for node, output in zip(
+                nodes, outputs, strict=True) if node in last})
+            for node in later.reads:
+                if last[node] == number:
+                    values.pop(node, None)
+        return tuple([
+            values[one] if isinstance(one, VariableNode)
+            else chainer.as_variable(one) for one in self.results])
 
 
 class _Pass(Interceptor):
     """One pass forward: its functions, and what is known of each.
 
-    Args:
-        checked: Calls that Chainer has checked.  A wrong shape may not be an
-            error of NumPy's, but broadcast.
-        foreign: As for :class:`LayersPart`, like ``xp``.
-
     Attributes:
+        part: Whose pass it is.
         now: The name of the layer that runs.
         place: With which it began to draw; None: it draws nothing.
         left_out: Labels that functions leave out of a mean, as arrays and
             numbers; None: nobody asks.
         numbers: In which order functions were called, by their ids.
-        later: The calls, if they are to be made again.
+        again: Notes the calls, if they are to be made again.
     """
 
-    def __init__(self, checked: set[tuple],
-                 foreign: Mapping[int, tuple[Any, str]], xp: Any) -> None:
-        self.now, self._checked, self._foreign = '', checked, foreign
+    def __init__(self, part: LayersPart) -> None:
+        self.part, self.now = part, ''
         self.place: Place | None = None
         self.left_out: list[tuple[Any, Any]] | None = None
-        self.xp = xp
         self.numbers: dict[int, int] = {}
         self._names: list[str] = []
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
         self._inside = False
-        self.later: list[tuple[_Later, list[Any]]] | None = None
+        self.again: _Again | None = None
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
         parameters = self._parameters(inputs)
@@ -284,12 +340,13 @@ class _Pass(Interceptor):
             return call_unchecked(node, inputs, original)
         number = len(self._names)
         key = (number, type(node), *[(x.shape, x.dtype) for x in inputs])
-        if key not in self._checked:
+        if key not in self.part.checked:
             check_types(node, inputs)
-            self._checked.add(key)
+            self.part.checked.add(key)
         if self.left_out is not None:
             self._note_labels(node, inputs)
-        later = None if self.later is None else _Later(node, inputs, self)
+        again = self.again
+        later = None if again is None else _Later(node, inputs, self, again)
         self._inside = True
         try:
             outputs = call_unchecked(node, inputs, original)
@@ -298,8 +355,8 @@ class _Pass(Interceptor):
         self._uses.update(set(parameters))
         self.numbers[id(node)] = number
         self._names.append(self.now)
-        if later is not None:
-            self._keep(later, outputs)
+        if again is not None and later is not None:
+            again.keep(later, outputs, number + 1)
         return outputs
 
     def _parameters(self, inputs: Any) -> list[Any]:
@@ -308,7 +365,7 @@ class _Pass(Interceptor):
         for x in inputs:
             if isinstance(x, chainer.Parameter):
                 found.append(x.node)
-                reference, owner = self._foreign.get(id(x), (None, ''))
+                reference, owner = self.part.foreign.get(id(x), (None, ''))
                 if reference is not None and reference() is x:
                     raise ValueError(
                         f'it uses the parameter {x.name} of {owner}, which '
@@ -318,7 +375,7 @@ class _Pass(Interceptor):
                 creator = x._node._creator_node
                 # Backward would go through another part's graph.
                 if creator is not None and not (
-                        creator.of is self if isinstance(creator, _Later)
+                        creator.of is self.again if isinstance(creator, _Later)
                         else id(creator) in self.numbers):
                     raise ValueError(
                         'it uses a variable of another layer or of an '
@@ -344,57 +401,6 @@ class _Pass(Interceptor):
         """How often a parameter is used, if all its gradient comes so."""
         return {node: count for node, count in self._uses.items()
                 if node not in self._inner}
-
-    # --- a pass that is made again -------------------------------------------
-
-    def begin(self, variables: tuple[chainer.Variable, ...]) -> None:
-        """Has the pass on these inputs made again later."""
-        self.later, self._inputs = [], [one.node for one in variables]
-        self.results: tuple = ()
-        self.constants: dict[Any, Any] = {}
-
-    def knows(self, node: Any) -> bool:
-        """Whether a later pass will have a value for a variable's node."""
-        return node._creator_node is not None or any(
-            node is one for one in self._inputs)
-
-    def _keep(self, later: _Later, outputs: tuple) -> None:
-        # The nodes hold no arrays.  What the layer unchains stays a constant.
-        nodes = [output.node for output in outputs]
-        later.outputs = tuple(map(weakref.ref, nodes))
-        for node in nodes:
-            node._creator_node, node._rank = later, len(self._names)
-        assert self.later is not None
-        self.later.append((later, nodes))
-
-    def again(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
-              ) -> tuple[chainer.Variable, ...]:
-        """Makes all calls once more, with a graph, and as another pass."""
-        assert self.later is not None
-        last: dict[Any, int] = {}
-        for number, (later, _) in enumerate(self.later):
-            last.update(dict.fromkeys(later.reads, number))
-        last.update(dict.fromkeys(self.results, len(self.later)))
-        values: dict[Any, Any] = dict(zip(self._inputs, variables,
-                                          strict=True))
-        seeded = None
-        for number, (later, nodes) in enumerate(self.later):
-            calls.now = later.name
-            if later.state is not None:
-                if seeded is not later.place is not None:   # for CuPy
-                    seeded = later.place
-                    seed_at(seeded, self.xp)
-                numpy.random.set_state(later.state)
-            outputs = later.make(values)
-            values.update({node: output for node, output in zip(
-                nodes, outputs, strict=True) if node in last})
-            for node in later.reads:
-                if last[node] == number:
-                    values.pop(node, None)
-        return tuple([
-            chainer.as_variable(self.constants[node])
-            if node in self.constants else values[node]
-            for node in self.results])
 
 
 # --- the loss ----------------------------------------------------------------
@@ -442,7 +448,7 @@ class LayersLoss:
         if not isinstance(loss, chainer.Variable):
             raise TypeError(f'loss_func returned a {type(loss).__name__}; '
                             'it must return a variable')
-        later, calls.later = calls.later, None
+        again, calls.again = calls.again, None
         # No metric changes what the loss has been given.
         arrays = [output.array for output in outputs]
         for name, metric in self._metrics.items():
@@ -455,7 +461,7 @@ class LayersLoss:
             self.found.append((name, float(
                 array.item() if hasattr(array, 'item') else array
             ) if weight else 0.0, weight))
-        calls.later, calls.now = later, 'the loss'
+        calls.again, calls.now = again, 'the loss'
         return (loss,)
 
 
@@ -464,7 +470,7 @@ def _called(calls: _Pass, place: Place, name: str,
     """What a loss or metric returns; only a mean that counts as is said."""
     function, count = both
     calls.place = place
-    seed_at(place, calls.xp)
+    seed_at(place, calls.part.xp)
     calls.left_out = [] if count is samples else None
     value = function(*outputs, target)
     if getattr(value, 'size', 1) != 1:

@@ -380,8 +380,7 @@ class Stage:
                     ('gradient', micro_batch, number))
             self.sums.last = not defer and self._is_last(micro_batch)
             with _blame_backward(part, micro_batch, tape), unchecked():
-                gradients = tape.backward(gradients, self.sums.take,
-                                          self.sums.take_product, defer)
+                gradients = tape.backward(gradients, self.sums, defer)
             self.sums.collect(part.parameters)
             if defer:
                 self._kept['tape', micro_batch, number] = tape

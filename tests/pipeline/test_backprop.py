@@ -1,5 +1,9 @@
 """Passes through graphs, beside Chainer's own."""
-from chainer_fp8pipe.pipeline.backprop import GradientSums, Tape
+from chainer_fp8pipe.pipeline.backprop import (
+    GradientSums,
+    InParameters,
+    Tape,
+)
 
 import chainer
 import chainer.functions as F
@@ -24,10 +28,12 @@ FUNCTIONS = (F.add, lambda x, y: x * y, lambda x, y: F.tanh(x),
 class Taken:
     """What was handed over, in order."""
 
+    take_product = None
+
     def __init__(self):
         self.order, self.gradients = [], {}
 
-    def __call__(self, parameter, gradient):
+    def take(self, parameter, gradient):
         assert parameter.name not in self.gradients
         self.order.append(parameter.name)
         self.gradients[parameter.name] = gradient
@@ -92,11 +98,13 @@ def test_a_gradient_is_handed_over_when_the_last_function_is_through():
         def backward_preprocess(self, function, in_data, out_grad):
             order.append(function.label)
 
-    def take(parameter, gradient):
-        order.append(parameter.name)
+    class Taking(InParameters):
+        @staticmethod
+        def take(parameter, gradient):
+            order.append(parameter.name)
     with Note():
         Tape((), (y,), {first.W.node: 1, second.W.node: 2, third.W.node: 1}
-             ).backward((SEED,), take)
+             ).backward((SEED,), Taking)
     assert order == [
         'LinearFunction', 'Tanh', 'LinearFunction', 'W2', 'LinearFunction',
         'W1', 'LinearFunction', 'W0', *order[-3:]]
@@ -150,10 +158,10 @@ def test_hooks_see_the_pass(local):
     y = F.tanh(x)
     if local:
         y.creator_node.add_hook(hook)
-        Tape((), (y,)).backward((SEED,), None)
+        Tape((), (y,)).backward((SEED,), InParameters)
     else:
         with hook:
-            Tape((), (y,)).backward((SEED,), None)
+            Tape((), (y,)).backward((SEED,), InParameters)
     assert ('Tanh', 1) in hook.seen
     assert (3, 4) in hook.seen
 
@@ -162,7 +170,7 @@ def test_debug_mode_finds_nan():
     y = F.tanh(chainer.Variable(X))
     with chainer.using_config('debug', True), \
             pytest.raises(RuntimeError, match='NaN is detected'):
-        Tape((), (y,)).backward((SEED * numpy.float32('nan'),), None)
+        Tape((), (y,)).backward((SEED * numpy.float32('nan'),), InParameters)
 
 
 class Wrong(chainer.FunctionNode):
@@ -183,7 +191,7 @@ class Wrong(chainer.FunctionNode):
 def test_a_wrong_gradient_is_an_error(gradients, error, said):
     y, = Wrong(*gradients).apply((chainer.Variable(X),))
     with pytest.raises(error, match=said):
-        Tape((), (y,)).backward((SEED,), None)
+        Tape((), (y,)).backward((SEED,), InParameters)
 
 
 def test_a_function_that_adds_to_gradients_itself_may():
@@ -197,7 +205,7 @@ def test_a_function_that_adds_to_gradients_itself_may():
     x = chainer.Variable(X)
     h = F.tanh(x)
     y = Adds().apply((h,))[0] + h
-    found, = Tape((x,), (y,)).backward((SEED,), None)
+    found, = Tape((x,), (y,)).backward((SEED,), InParameters)
     numpy.testing.assert_allclose(
         found, 4 * SEED * (1 - numpy.tanh(X) ** 2), 1e-5)
 
@@ -226,7 +234,7 @@ def tape_gradients(make, seeds):
     tape = Tape((x, y), outputs)
     sums = GradientSums()
     del outputs
-    found = tape.backward(seeds, sums.take, sums.take_product)
+    found = tape.backward(seeds, sums)
     tape.backward_weight()
     sums.finish(None)
     return [*found, LINK.W.grad, LINK.b.grad]
@@ -271,6 +279,6 @@ def test_inputs_that_want_nothing_get_nothing():
     x = chainer.Variable(X)
     y = chainer.Variable(Y, requires_grad=False)
     first, second = Tape((x, y), (x * y, y)).backward(
-        (numpy.ones_like(X), None), None)
+        (numpy.ones_like(X), None), InParameters)
     numpy.testing.assert_array_equal(first, Y)
     assert second is None

@@ -1,6 +1,7 @@
 """The loss behind layers: its mean, gradient and weights, and metrics."""
 import functools
 
+from chainer_fp8pipe.pipeline.backprop import InParameters
 from chainer_fp8pipe.pipeline.layers import (
     LayerError,
     LayersLoss,
@@ -38,7 +39,7 @@ def run(functions, outputs, target, sizes, scale=None):
         tape, loss = part.record(number, (y,), PLACE)
         mean.forward(number, loss)
         tapes.append(tape)
-    gradients = [tape.backward(mean.backward(number), None)[0]
+    gradients = [tape.backward(mean.backward(number), InParameters)[0]
                  for number, tape in enumerate(tapes)]
     means = {'loss': mean.sum / mean.weight} if mean.weight else {}
     for name in {name for name, _, _ in functions.found}:
