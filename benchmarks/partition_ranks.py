@@ -7,8 +7,8 @@ import os
 import sys
 
 from chainer_fp8pipe import PipelineUpdater, deferred, partition
+from chainer_fp8pipe.chains.cuts import DoesNotFit
 from chainer_fp8pipe.planner.example import Repeating, as_it_is
-from chainer_fp8pipe.planning.cuts import DoesNotFit
 from chainer_fp8pipe.report.quantities import bytes_in, parse_bytes
 
 import chainer

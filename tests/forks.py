@@ -17,7 +17,7 @@ from tests.ranks import end_with_parent, environment
 _SCRIPT = '''
 import os, runpy, sys
 import chainer_fp8pipe, chainermn       # neither starts MPI
-import chainer_fp8pipe.planning.cuts
+import chainer_fp8pipe.chains.cuts
 import chainer.training.extensions
 split = sys.argv.index('--')
 folders, sys.argv[split:] = sys.argv[split + 1:], []

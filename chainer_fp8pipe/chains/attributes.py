@@ -1,19 +1,20 @@
-"""What links keep in attributes, put back after a look at the model."""
+"""What links keep in attributes, copied so that a look changes nothing."""
 # partition() runs forward on an example, and a link's own code on made-up
-# values; what links keep must be as before then: arrays, containers,
-# generators of random numbers, and attributes of objects that hold these, or
-# of what functions close over.  Each is put back in place, as others may hold
-# it, too.  Links, parameters, modules, threads and communicators are left
-# alone, and so are slots, variables of a closure and what only C code sees.
-# In training, where forward runs once for a micro-batch, nothing is put back.
+# values, and nothing must be seen of it later: a counter, a list, a generator
+# of random numbers, a running mean.  So links get copies of their attributes
+# for that time.  All are copied together, as links may share what is in them.
+# Links, parameters, variables, functions, modules and what has threads or
+# other ranks behind it are not copied, and so is an attribute that pickle
+# refuses.  In training, where forward runs once for a micro-batch, nothing is
+# copied but for a form of a batch that is new.
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
+import io
+import pickle
 import random
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import chainer
@@ -21,85 +22,122 @@ import numpy
 
 from .placeholder import is_placeholder
 
-#: In place of an attribute that a link has not got.
-_ABSENT: Any = object()
-_OWN = frozenset(('_params', '_persistent', '_children'))
 Attribute = tuple[str, str]     # path of a link, name
-#: What never changes in itself, or is left alone.
-_FIXED = (int, float, complex, str, bytes, slice, range, type, type(None),
-          types.ModuleType, numpy.dtype, numpy.generic, numpy.ufunc,
-          chainer.Link, chainer.Parameter)
+_OWN = frozenset(('_params', '_persistent', '_children', '_device'))
+State = dict[str, dict[str, Any]]   # attributes by path and name
+#: What never changes in itself, or is left alone; numbers and texts, too.
+_SIMPLE = frozenset((int, bool, float, str, type(None)))
+_SHARED = (type, types.FunctionType, types.ModuleType, numpy.ufunc,
+           numpy.dtype, chainer.Link, chainer.Variable)
 #: Modules whose objects have threads, locks or other ranks behind them.
 _FOREIGN = frozenset((
     'asyncio', 'chainer', 'chainer_fp8pipe', 'chainermn', 'concurrent',
     'logging', 'mpi4py', 'multiprocessing', 'queue', 'socket', 'subprocess',
     'threading'))
-_CONTAINERS: tuple[Any, ...] = (list, set, dict, collections.deque)
 _GENERATORS = (numpy.random.RandomState, numpy.random.BitGenerator,
                random.Random)
 #: Those behind NumPy's and Python's functions, which each pass seeds anew.
 _SEEDED = numpy.random.mtrand._rand, vars(random)['_inst']
 
 
-class saved:
-    """A ``with`` block after which links are as they were before.
+class _Writer(pickle.Pickler):
+    """Writes attributes, without arrays and what is not copied.
 
-    Args:
-        links: By path.
+    Attributes:
+        outside: These, by id.
+        generators: Of random numbers.
     """
 
-    def __init__(self, links: Mapping[str, chainer.Link]) -> None:
-        self._links = links
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+        super().__init__(self.file, 5)
+        self.outside: dict[int, Any] = {}
+        self.generators: list[Any] = []
 
-    def __enter__(self) -> saved:
-        return self.note()
+    def persistent_id(self, value: Any) -> int | None:
+        if is_placeholder(value) or isinstance(
+                value, (*_SHARED, *chainer.get_array_types())) or (
+                type(value).__module__.partition('.')[0] in _FOREIGN
+                or any(value is one for one in _SEEDED)):
+            self.outside[id(value)] = value
+            return id(value)
+        if isinstance(value, _GENERATORS) and not any(
+                value is one for one in self.generators):
+            self.generators.append(value)
+        return None
 
-    def __exit__(self, *_: Any) -> None:
-        self.put_back()
 
-    def note(self) -> saved:
-        """Notes the attributes as they are now."""
-        self._before = {(path, name): vars(self._links[path])[name]
-                        for path, name in self._names()}
-        # By id, what may change, and a copy of what is in it.
-        self._noted: dict[int, tuple[Any, list[Any]]] = {}
-        to_do = [value for (path, name), value in self._before.items()
-                 if name not in self._links[path]._params]
-        while to_do:
-            value = to_do.pop()
-            if id(value) not in self._noted and not isinstance(
-                    value, _FIXED) and not is_placeholder(value):
-                contents = _contents(value)
-                self._noted[id(value)] = value, contents
-                to_do += [item for content in contents
-                          for item in _items(content)]
-        return self
+class _Reader(pickle.Unpickler):
+    outside: dict[int, Any]
 
-    def put_back(self) -> None:
-        """Restores the attributes that were noted; may be repeated."""
-        for path, name in self._names():
-            if (path, name) not in self._before:
-                del vars(self._links[path])[name]
-        for (path, name), value in self._before.items():
-            vars(self._links[path])[name] = value
-        for value, contents in self._noted.values():
-            _write(value, contents)
+    def persistent_load(self, pid: int) -> Any:
+        return self.outside[pid]
 
-    def replaced(self) -> frozenset[Attribute]:
-        """The attributes that are other objects now."""
-        return frozenset(
-            (path, name) for path, name in self._names()
-            if self._before.get((path, name), _ABSENT)
-            is not vars(self._links[path])[name])
 
-    def generators(self) -> list[Any]:
-        """The generators of random numbers among what was noted."""
-        return [value for value, _ in self._noted.values()
-                if isinstance(value, _GENERATORS)]
+def _written(value: Any) -> _Writer | None:
+    writer = _Writer()
+    try:
+        writer.dump(value)
+    except Exception:       # of any class: it cannot be copied
+        return None
+    return writer
 
-    def _names(self) -> list[Attribute]:
-        return [(path, name) for path, link in self._links.items()
-                for name in vars(link) if name not in _OWN]
+
+def _all_written(links: Mapping[str, chainer.Link]) -> tuple[State, _Writer]:
+    """The attributes that can be copied, and these written."""
+    found = {path: own for path, link in links.items() if (own := {
+        name: value for name, value in vars(link).items()
+        if type(value) not in _SIMPLE and name not in _OWN
+        and not isinstance(value, _SHARED)})}
+    writer = _written(found)
+    if writer is None:
+        found = {path: {name: value for name, value in own.items()
+                        if _written(value)} for path, own in found.items()}
+        writer = _written(found)
+    assert writer is not None
+    return found, writer
+
+
+def attributes_of_links(links: Mapping[str, chainer.Link]) -> State:
+    """The attributes of links that are there now."""
+    return {path: dict(vars(link)) for path, link in links.items()}
+
+
+def copied(links: Mapping[str, chainer.Link]) -> State:
+    """Copies of the attributes that links have now."""
+    _, writer = _all_written(links)
+    reader = _Reader(io.BytesIO(writer.file.getvalue()))
+    # What cannot be written to may be large: a file in memory, say.
+    reader.outside = {pid: value.copy() if isinstance(
+        value, chainer.get_array_types()) and not is_placeholder(value)
+        and getattr(value.flags, 'writeable', True) else value
+        for pid, value in writer.outside.items()}
+    found = reader.load()
+    return {path: {**vars(link), **found.get(path, {})}
+            for path, link in links.items()}
+
+
+def set_attributes(links: Mapping[str, chainer.Link], state: State) -> None:
+    """Gives links these attributes and no others."""
+    for path, own in state.items():
+        vars(links[path]).clear()
+        vars(links[path]).update(own)
+
+
+@contextlib.contextmanager
+def on_copies(links: Mapping[str, chainer.Link]) -> Iterator[None]:
+    """A block in which links have copies of their attributes."""
+    before = attributes_of_links(links)
+    set_attributes(links, copied(links))
+    try:
+        yield
+    finally:
+        set_attributes(links, before)
+
+
+def generators_of(links: Mapping[str, chainer.Link]) -> list[Any]:
+    """The generators of random numbers in attributes of links."""
+    return _all_written(links)[1].generators
 
 
 def state_of(generator: Any) -> Any:
@@ -114,92 +152,9 @@ def state_of(generator: Any) -> Any:
 
 def set_state(generator: Any, state: Any) -> None:
     """Sets a generator to another one's state; None leaves it as it is."""
-    if state is None:
-        return
     if isinstance(generator, numpy.random.BitGenerator):
-        generator.state = state
+        generator.state = state or generator.state
     elif hasattr(generator, 'set_state'):
-        generator.set_state(state)
-    else:
+        generator.set_state(state or generator.get_state())
+    elif state is not None:
         generator.setstate(state)
-
-
-# --- the content of an object ------------------------------------------------
-
-class _Attributes(dict):
-    """Those of an object, of which it may have items as well."""
-
-
-class _State(tuple):
-    """That of a generator."""
-
-
-def _contents(value: Any) -> list[Any]:
-    """Copies of what is in an object; none if it is left alone."""
-    if isinstance(value, chainer.get_array_types()):
-        # What cannot be written to may be large: a file in memory, say.
-        return [value.copy()] if getattr(
-            value.flags, 'writeable', True) else []
-    if isinstance(value, chainer.Variable):
-        return [value._data[:1]]
-    if type(value).__module__.partition('.')[0] in _FOREIGN or any(
-            value is one for one in _SEEDED):
-        return []
-    if isinstance(value, _GENERATORS):
-        return [_State((state_of(value),))]
-    found: list[Any] = [_held(value)]
-    if isinstance(value, _CONTAINERS):
-        kind = next(one for one in _CONTAINERS if isinstance(value, one))
-        found.append(list(value) if kind is collections.deque
-                     else kind(value))
-    if hasattr(value, '__dict__') and not isinstance(
-            value, types.FunctionType):
-        found.append(_Attributes(vars(value)))
-    return found
-
-
-def _held(value: Any) -> tuple[Any, ...]:
-    """Objects that another one holds for good, as seen from here."""
-    if isinstance(value, tuple):
-        return value
-    if isinstance(value, numpy.random.Generator):
-        return value.bit_generator,
-    if isinstance(value, functools.partial):
-        return value.func, value.args, value.keywords
-    if isinstance(value, types.FunctionType):
-        return tuple([getattr(cell, 'cell_contents', None)
-                      for cell in value.__closure__ or ()])
-    if isinstance(value, (types.MethodType, types.BuiltinMethodType)):
-        return value.__self__,
-    return tuple([one.__get__(value, type(value))
-                  for kind in type(value).__mro__
-                  for name, one in vars(kind).items()
-                  if isinstance(one, types.MemberDescriptorType)
-                  and '__slots__' in vars(kind) and hasattr(value, name)])
-
-
-def _items(content: Any) -> Iterable[Any]:
-    """Objects in a content, which may change themselves."""
-    if isinstance(content, dict):
-        return content.values()
-    return content if isinstance(content, (list, set, tuple)) and not (
-        isinstance(content, _State)) else ()
-
-
-def _write(value: Any, contents: list[Any]) -> None:
-    for content in contents:
-        if isinstance(content, _Attributes):
-            vars(value).clear()
-            vars(value).update(content)
-        elif isinstance(content, _State):
-            set_state(value, *content)
-        elif type(content) is tuple:
-            continue            # what is in it has been written to itself
-        elif isinstance(value, chainer.Variable):
-            value._data[:1] = content
-        elif isinstance(value, _CONTAINERS):
-            value.clear()
-            (value.extend if isinstance(content, list)
-             else value.update)(content)
-        else:
-            value[...] = content

@@ -48,27 +48,32 @@ def refusal(name: str) -> ValueError:
         'cut. Average over replicas outside of the model')
 
 
-def check_ranks(comm: MPI.Comm, pipeline: MPI.Comm | None) -> None:
-    """Raises ValueError if an operation is of several stages.
+def answered(name: str, comm: MPI.Comm, answer: Callable[[], Any] | None,
+             pipeline: MPI.Comm | None) -> Any:
+    """What an operation gives if all ranks have sent the same.
 
     Args:
+        name: Of the operation.
         comm: Its ranks.
+        answer: See :meth:`.Interceptor.communicate`.
         pipeline: Over which the model is to be cut; None: unknown.
+
+    Raises:
+        ValueError: It is none of a batch normalisation, or of several stages.
     """
-    if pipeline is None:
-        return
-    groups = [comm.Get_group(), pipeline.Get_group()]
+    if answer is None:
+        raise refusal(name)
+    groups = [one.Get_group() for one in (comm, pipeline or MPI.COMM_SELF)]
     groups.append(MPI.Group.Intersection(*groups))
-    try:
-        if groups[-1].size > 1:
-            raise ValueError(
-                f'{user_line()}: a batch normalisation over several stages '
-                'of the pipeline, of which one does this call; use a '
-                'communicator of its replicas: '
-                'create_communicator(..., mpi_comm=grid.data)')
-    finally:
-        for group in groups:
-            group.Free()
+    several = groups[-1].size > 1
+    for group in groups:
+        group.Free()
+    if several:
+        raise ValueError(
+            f'{user_line()}: a batch normalisation over several stages of '
+            'the pipeline, of which one does this call; use a communicator '
+            'of its replicas: create_communicator(..., mpi_comm=grid.data)')
+    return answer()
 
 
 def hold(owner: Any) -> None:

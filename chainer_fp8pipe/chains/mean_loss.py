@@ -2,15 +2,14 @@
 # A pipeline takes the mean of its micro-batches' losses.  That is the loss of
 # the batch if that is a mean over samples, and not if it is a sum, or a mean
 # over what the model itself counts.  So partition() compares: plain Chainer
-# computes the loss of the example, and those of its halves, on the first rank.
-# It does so as in evaluation, without dropout and batch statistics.  Weights
-# matter little for this; those that are yet to be drawn are made up, as views
-# of a few numbers, so that they take no memory.
+# computes the loss of two samples of the example, and of each alone.  It does
+# so as in evaluation, without dropout and batch statistics.  Weights matter
+# little for this; those that are yet to be drawn are made up, as views of a
+# few numbers, so that they take no memory.
 from __future__ import annotations
 
 import contextlib
 import math
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +24,7 @@ from ..intercept.function_calls import (
 from ..pipeline.randomness import preserved
 from ..pipeline.stage import weights_of
 from . import nested
-from .attributes import saved
+from .attributes import on_copies
 from .deferred import place_array
 from .functions import ignored_label
 from .names import Names
@@ -35,35 +34,31 @@ from .placeholder import is_placeholder
 _ROUNDING = {2: 3e-2, 4: 1e-3, 8: 1e-6}
 
 
-def warn_if_no_mean(model: Any, example: Any, names: Names) -> None:
-    """Warns if the loss of a batch is not the mean of its parts'.
+def why_no_mean(model: Any, example: Any, names: Names) -> str:
+    """A warning if the loss of two samples is not the mean of theirs; or ''.
 
-    Says nothing where the model cannot be run so, or draws random numbers.
+    Also '' where the model cannot be run so, or draws random numbers.
     """
-    with _ready(names):
-        try:
-            found = _compared(model, example)
-        except Exception:       # what it takes to be run has been recorded
-            return
-    if found is not None:
-        whole, mean, samples = found
-        warnings.warn(
-            f'the loss of {samples} samples is {whole:.6g}, and the mean of '
-            f'the losses of their halves is {mean:.6g}: it is no mean over '
-            'samples, and micro-batches give another gradient than one '
-            'process. Train with --micro-batches 1 (micro_batches=1) and '
-            'without replicas, or pass loss_weight= to PipelineUpdater',
-            stacklevel=5)
+    try:
+        with _ready(names):
+            whole, mean = _compared(model, example)
+    except Exception:       # what it takes to be run has been recorded
+        return ''
+    if whole == mean:
+        return ''
+    return (f'the loss of 2 samples is {whole:.6g}, and the mean of their '
+            f'losses is {mean:.6g}: it is no mean over samples, and '
+            'micro-batches give another gradient than one process. Train '
+            'with --micro-batches 1 (micro_batches=1) and without replicas, '
+            'or pass loss_weight= to PipelineUpdater')
 
 
-def _compared(model: Any, example: Any) -> tuple[float, float, int] | None:
+def _compared(model: Any, example: Any) -> tuple[float, float]:
+    """The loss of two samples and the mean of theirs; equal if near."""
     args, kwargs = nested.arguments_of(example)
     every = [*args, *kwargs.values()]
-    samples = len(every[0])
-    if any(len(one) != samples for one in every):
-        return None
-    if samples == 1:        # twice the same
-        every, samples = list(map(_twice, every)), 2
+    if len(every[0]) == 1:      # twice the same
+        every = list(map(_twice, every))
 
     def loss(start: int, end: int) -> tuple[Any, list[tuple[int, int]]]:
         few = [one[start:end] for one in every]
@@ -74,11 +69,8 @@ def _compared(model: Any, example: Any) -> tuple[float, float, int] | None:
         labels = _Labels()
         with intercepting(labels):
             return model(*given, **named).array, labels.found
-    middle = samples // 2
-    (whole, _), *parts = (loss(0, samples), loss(0, middle),
-                          loss(middle, samples))
-    weights = weights_of([labels for _, labels in parts],
-                         [middle, samples - middle])
+    (whole, _), *parts = loss(0, 2), loss(0, 1), loss(1, 2)
+    weights = weights_of([labels for _, labels in parts], [1, 1])
     mean = float(sum(weight * float(part) for weight, (part, _) in zip(
         weights, parts, strict=True)) / sum(weights))
 
@@ -86,9 +78,9 @@ def _compared(model: Any, example: Any) -> tuple[float, float, int] | None:
         return math.isfinite(one - other) and abs(one - other) > 1e-6 + (
             _ROUNDING[whole.dtype.itemsize] * max(abs(one), abs(other)))
     if not differ(float(whole), mean) or differ(
-            float(whole), float(loss(0, samples)[0])):
-        return None
-    return float(whole), mean, samples
+            float(whole), float(loss(0, 2)[0])):
+        return mean, mean
+    return float(whole), mean
 
 
 class _Labels(Interceptor):
@@ -115,7 +107,7 @@ class _Labels(Interceptor):
 def _ready(names: Names) -> Iterator[None]:
     """A block in which all parameters have values, and links may be called."""
     before = [(one, one._data[0]) for one in names.parameters.values()]
-    with preserved(), saved(names.links), names.reporter.scope({}), \
+    with preserved(), on_copies(names.links), names.reporter.scope({}), \
             chainer.using_config('train', False), chainer.no_backprop_mode():
         for parameter, array in before:
             if is_placeholder(array):
@@ -129,8 +121,8 @@ def _ready(names: Names) -> Iterator[None]:
 
 def _made_up(array: Any) -> Any:
     """Small random numbers of a shape; many elements share one."""
-    steps = [1, 7, 5, 3][:array.ndim] + [1] * max(array.ndim - 4, 0)
-    steps.reverse()
+    steps = [3, 5, 7, 1][-array.ndim:] if array.ndim else []
+    steps = [1] * (array.ndim - len(steps)) + steps
     numbers = numpy.random.RandomState(0).uniform(-1, 1, 1 + sum(
         step * (length - 1) for step, length in zip(steps, array.shape,
                                                     strict=True)))
@@ -141,7 +133,5 @@ def _made_up(array: Any) -> Any:
 
 
 def _twice(value: Any) -> Any:
-    if hasattr(value, 'shape'):
-        return chainer.backend.get_array_module(value).concatenate(
-            [value, value])
-    return value + value
+    return chainer.backend.get_array_module(value).concatenate(
+        [value, value]) if hasattr(value, 'shape') else value + value

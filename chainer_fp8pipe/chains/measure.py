@@ -5,21 +5,23 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import time
 import tracemalloc
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import chainer
 import numpy
 
+from ..intercept.training_objects import own_work
 from ..pipeline.backprop import SEPARABLE
 from ..pipeline.randomness import preserved
-from ..planning.calls import Value
 from . import nested
+from .calls import Value
 from .functions import CHAINERS, PLAIN, again, attributes_of, kind_of
 from .placeholder import (
     PlaceholderError,
@@ -27,6 +29,7 @@ from .placeholder import (
     known,
     looked_at,
     made_up,
+    placeholder,
 )
 from .whole_call import WholeCall
 
@@ -45,9 +48,6 @@ _DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
              'Reshape': 'shape', 'Transpose': 'axes'}
 #: Module of the functions whose attribute ``value`` decides about no shape.
 _ARITHMETIC = 'chainer.functions.math.basic_math'
-#: The attribute with an index.
-_INDEX = 'slices'
-
 #: Seconds; a shorter call is timed several times.
 _SHORT, _TIMES = 2e-3, 3
 
@@ -59,7 +59,7 @@ class Figures:
     Attributes:
         name: Of the function.
         outputs: By index, or name of an attribute that is read afterwards.
-        modules: ``numpy`` or ``cupy``, by output.
+        forms: Placeholders like the outputs.
         forward: See :class:`.Call`, as of the others without a word here.
         kept_inputs: Numbers of the inputs that are kept for backward.
         kept_outputs: Numbers of the outputs that are kept for backward.
@@ -68,20 +68,18 @@ class Figures:
         inner: Paths of the parameters that are read inside of the call.
         form: Tree of the result of a :class:`.WholeCall`, and which of its
             leaves are variables.
-        ignored: The labels that losses inside leave out of their means, and
-            the index of the input that has the labels (None if unknown).
-        label: The label that the function leaves out of its mean, if any.
-        forms: Placeholders like the outputs.
+        ignored: Labels that losses leave out of their means, and the index
+            of the input that has the labels (None if unknown).
         normalises: Whether a batch normalisation runs inside.
         timed: Whether seconds are known.
     """
 
     name: str
     outputs: dict[int | str, Value] = field(default_factory=dict)
-    modules: dict[int | str, Any] = field(default_factory=dict)
+    forms: dict[int | str, Any] = field(default_factory=dict)
     forward: float = 0.0
     backward: float = 0.0
-    deferrable: float = 0.0
+    deferrable: bool = False
     kept: int = 0
     temporary: int = 0
     draws: bool = False
@@ -93,8 +91,6 @@ class Figures:
     inner: tuple[str, ...] = ()
     form: Any = None
     ignored: tuple[tuple[int, int | None], ...] = ()
-    label: int | None = None
-    forms: dict[int | str, Any] = field(default_factory=dict)
     normalises: bool = False
     timed: bool = False
 
@@ -109,55 +105,38 @@ def measured(node: Any, inputs: tuple, original: Callable, timed: bool
         original: Makes the call.
         timed: Whether it is timed, for which it is run again.
     """
-    call, whole = Figures(_label_of(node)), isinstance(node, WholeCall)
-    call.timed = timed
     own = dict(attributes_of(node))
+    try:
+        call = Figures(node.label)
+    except PlaceholderError:    # it would name a number that it computes with
+        call = Figures(kind_of(node).__name__)
+    call.timed = timed
+    call.deferrable = type(node) in SEPARABLE and any(
+        isinstance(x, chainer.Parameter) and x.requires_grad for x in inputs)
     arrays = {name: value.copy() for name, value in own.items() if isinstance(
         value, chainer.get_array_types()) and not is_placeholder(value)}
     with preserved():
-        state = numpy.random.get_state()
+        before: Any = numpy.random.get_state()
         with memory_traced():
             arguments, outs = _weighed(call, node, inputs, original)
+        after: Any = numpy.random.get_state()
         # Whether a whole function draws may depend on data.
-        call.draws = (_has_moved(state) or whole
-                      or kind_of(node).__name__ in _DRAWING)
-        _note_outputs(call, node, outs)
+        call.draws = bool(before[2] != after[2] or (
+            before[1] != after[1]).any()) or isinstance(node, WholeCall) or (
+            kind_of(node).__name__ in _DRAWING)
+        _note_outputs(call, node, arguments, outs)
         call.writes = tuple([
-            name for name, before in arrays.items()
-            if bool((own[name] != before).any())])
-        call.views = _shared(arguments, outs)
-        call.kept_inputs = tuple(node._input_indexes_to_retain or ())
-        call.kept_outputs = tuple(node._output_indexes_to_retain or ())
-        if whole:
-            call.form = node.result, node.variables
+            name for name, value in arrays.items()
+            if bool((own[name] != value).any())])
         if timed:
             _time(call, node, own, inputs, original)
     return call
 
 
-def returned_constants(node: Any, inputs: tuple, original: Callable,
-                       factor: float) -> list[str]:
-    """The numbers and texts in the result of a :class:`.WholeCall`.
-
-    Args:
-        node: Has not run.
-        inputs: Of the call.
-        original: Makes the call.
-        factor: The made-up floats are multiplied by it.
-
-    Returns:
-        Their ``repr``, among the names of the containers that hold them.
-    """
-    node = again(node, attributes_of(node))
-    with preserved():
-        original(node, _made_up(inputs, factor))
-    return _constants(node.result)
-
-
 def _weighed(call: Figures, node: Any, inputs: tuple, original: Callable
              ) -> tuple[tuple, tuple]:
     """Measures the bytes that a call keeps, and those of its peak."""
-    arguments = _made_up(inputs)
+    arguments = made_up_inputs(inputs)
     tracemalloc.reset_peak()
     start, _ = tracemalloc.get_traced_memory()
     outs = original(node, arguments)
@@ -175,38 +154,30 @@ def _weighed(call: Figures, node: Any, inputs: tuple, original: Callable
 
 def _time(call: Figures, node: Any, own: dict[str, Any], inputs: tuple,
           original: Callable) -> None:
-    """Times a call, its backward, and the weights' share of the latter."""
-    weights = tuple([
-        index for index, x in enumerate(inputs)
-        if isinstance(x, chainer.Parameter) and x.requires_grad]) if (
-        type(node) in SEPARABLE and chainer.config.enable_backprop) else ()
+    """Times a call and its backward."""
     now = clock_of(chainer.backend.get_device_from_array(
-        *map(nested.array_of, _made_up(inputs))))
-    best = [float('inf')] * 3
+        *map(nested.array_of, made_up_inputs(inputs))))
+    best = [float('inf')] * 2
     for _ in range(_TIMES):
-        node, arguments = again(node, own), _made_up(inputs)
+        node, arguments = again(node, own), made_up_inputs(inputs)
         times = [now()]
         outs = original(node, arguments)
         times.append(now())
         _backward(outs)
         times.append(now())
-        if weights:
-            with chainer.using_config('enable_backprop', False):
-                node.backward(weights, tuple(_gradients(outs)))
-        times.append(now())
         best = list(map(min, best, numpy.diff(times).tolist()))
         if times[2] - times[0] > _SHORT:
             break
-    call.forward, call.backward, separate = best
-    if weights and call.backward:
-        call.deferrable = min(separate / call.backward, 1.0)
+    call.forward, call.backward = best
 
 
 def _backward(outs: tuple) -> None:
     roots = [out for out in outs if out.requires_grad
              and out.dtype.kind == 'f' and out.creator_node is not None]
     if roots and chainer.config.enable_backprop:
-        chainer.backward(roots, _gradients(roots))
+        chainer.backward(roots, [
+            chainer.Variable(out.xp.full(out.shape, .01, out.dtype))
+            for out in roots])
 
 
 def clock_of(device: Any) -> Callable[[], float]:
@@ -238,13 +209,15 @@ def memory_traced() -> Iterator[None]:
             tracemalloc.stop()
 
 
-def _gradients(outs: Iterable[Any]) -> list[chainer.Variable]:
-    return [chainer.Variable(out.xp.full(out.shape, .01, out.dtype))
-            for out in outs]
-
-
-def _note_outputs(call: Figures, node: Any, outs: tuple) -> None:
+def _note_outputs(call: Figures, node: Any, arguments: tuple, outs: tuple
+                  ) -> None:
+    """Notes shapes of outputs, what is kept of them, and what they share."""
+    xp_of = chainer.backend.get_array_module
     found: dict[int | str, Any] = dict(enumerate(map(nested.array_of, outs)))
+    for number, array in list(found.items()):
+        for index, given in enumerate(map(nested.array_of, arguments)):
+            if xp_of(array).may_share_memory(array, given):
+                call.views[int(number)] = index
     for name in _READ_AFTERWARDS.get(kind_of(node).__name__, ()):
         array = attributes_of(node).get(name)
         if isinstance(array, chainer.get_array_types()):
@@ -253,16 +226,51 @@ def _note_outputs(call: Figures, node: Any, outs: tuple) -> None:
         call.outputs[key] = Value(
             tuple(array.shape), array.dtype,
             isinstance(key, int) and bool(outs[key].requires_grad))
-        call.modules[key] = chainer.backend.get_array_module(array)
+        call.forms[key] = placeholder(array.shape, array.dtype, None,
+                                      xp_of(array))
+    call.kept_inputs = tuple(node._input_indexes_to_retain or ())
+    call.kept_outputs = tuple(node._output_indexes_to_retain or ())
+    if isinstance(node, WholeCall):
+        call.form = node.result, node.variables
 
 
-def _shared(arguments: tuple, outs: tuple) -> dict[int, int]:
-    """See ``views`` of :class:`.Figures`."""
-    return {
-        number: index for number, out in enumerate(map(nested.array_of, outs))
-        for index, given in enumerate(map(nested.array_of, arguments))
-        if chainer.backend.get_array_module(out).may_share_memory(out, given)}
+def made_up_inputs(inputs: tuple, factor: float = 1.0) -> tuple:
+    """Inputs with made-up values for placeholders, floats times ``factor``."""
+    def real(array: Any) -> Any:
+        if not is_placeholder(array):
+            return array
+        found = made_up(array)
+        return found * found.dtype.type(factor) if (
+            factor != 1.0 and found.dtype.kind == 'f') else found
+    return tuple([
+        chainer.Variable(real(x._data[0]), requires_grad=x.requires_grad)
+        if isinstance(x, chainer.Variable) else real(x) for x in inputs])
 
+
+def constants(tree: Any) -> list[str]:
+    """Numbers and texts in the tree of a result, and its form."""
+    kind, content = tree
+    if kind == 'constant':
+        return [repr(content) if isinstance(content, PLAIN)
+                else type(content).__name__]
+    if kind == 'leaf':
+        return ['leaf']
+    items = [item for _, item in content] if kind is dict else content
+    return [kind.__name__, *(one for item in items for one in constants(item))]
+
+
+def with_real(value: Any) -> Any:
+    """A copy of an attribute with made-up arrays for placeholders."""
+    leaves, tree = nested.leaves(value)
+    if not leaves:
+        return value
+    return nested.rebuilt(tree, [
+        found if isinstance(leaf, chainer.Variable) or is_placeholder(leaf)
+        else found.copy() for leaf, found in zip(
+            leaves, made_up_inputs(tuple(leaves)), strict=True)])
+
+
+# --- the form of a call ------------------------------------------------------
 
 def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     """A key that only calls of equal shapes and cost share; None: none.
@@ -279,15 +287,19 @@ def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     config = chainer.config
     found: list[Any] = [kind, config.enable_backprop, config.train]
     theirs = kind.__module__.startswith('chainer.')
-    form = _shape if theirs else _hashable
+    form = _shape if theirs or kind is WholeCall else _hashable
     try:
         if kind is WholeCall:
             found += [_identity(node.run), nested.signature(node.tree)]
-            form = _shape
         elif theirs and kind.__name__ == 'Forget':
             found.append(_identity(own['func']))
         else:
-            _add_attributes(found, kind, own, theirs)
+            deciding = _DECIDING.get(kind.__name__)
+            for name, value in own.items():
+                if name not in CHAINERS:
+                    found.append(name)
+                    found.append(_hashable(value) if not theirs or (
+                        name == deciding) else _loose(kind, name, value))
         for x in inputs:
             if isinstance(x, chainer.Variable):
                 found.append((form(x._data[0]), x.requires_grad))
@@ -300,47 +312,22 @@ def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     return key
 
 
-def _add_attributes(found: list[Any], kind: Any, own: dict[str, Any],
-                    theirs: bool) -> None:
-    """Adds what decides about shapes in a function's attributes."""
-    deciding = _DECIDING.get(kind.__name__)
-    for name, value in own.items():
-        if name in CHAINERS:
-            continue
-        of = type(value)
-        if of in (int, float) and name == 'value' and (
-                kind.__module__ == _ARITHMETIC):
-            found.append(of)
-        elif not theirs or of is int or of is bool or of is str:
-            found.append((name, _hashable(value)))
-        elif of is float:
-            found.append(name)
-        elif name == _INDEX:
-            found.append(_index(value))
-        else:
-            found.append((name, _loose(value, name == deciding)))
-
-
-def _loose(value: Any, deciding: bool) -> Any:
+def _loose(kind: Any, name: str, value: Any) -> Any:
     """Equal for attributes with which Chainer's functions give one shape."""
-    if isinstance(value, chainer.Variable):
-        value = value._data[0]
-    if is_placeholder(value):
-        return _shape(value)
-    if isinstance(value, chainer.get_array_types()):
-        return _hashable(value) if deciding else _shape(value)
+    of = type(value)
+    if of is bool or of is str or (of is int and not (
+            name == 'value' and kind.__module__ == _ARITHMETIC)):
+        return of, value
+    if name == 'slices':
+        return tuple([_item(item) for item in (
+            value if of is tuple else (value,))])
+    if isinstance(value, (int, float, numpy.inexact)):
+        return of
     if isinstance(value, (list, tuple)):
-        return type(value), tuple([_loose(one, deciding) for one in value])
-    if isinstance(value, (float, numpy.inexact)):
-        return type(value)
-    return _hashable(value)
-
-
-def _index(index: Any) -> Any:
-    """Equal for indexes that give the same shape."""
-    return tuple([
-        _hashable(item) if isinstance(item, slice) else _item(item)
-        for item in (index if type(index) is tuple else (index,))])
+        return of, tuple([_loose(kind, '', one) for one in value])
+    array = nested.array_of(value)
+    return _shape(array) if is_placeholder(array) or isinstance(
+        array, chainer.get_array_types()) else _hashable(value)
 
 
 def _item(item: Any) -> Any:
@@ -352,13 +339,13 @@ def _item(item: Any) -> Any:
         item = numpy.array(item)
     kinds: Any = (nested.Dataless, *chainer.get_array_types())
     if not isinstance(item, kinds):
-        return type(item), item
+        return _hashable(item)
     if item.dtype.kind != 'b':
-        return item.shape, item.dtype
+        return _shape(item)
     value = known(item)
     if value is None:
         raise looked_at(item, 'indexing by a condition')
-    return item.shape, item.dtype, int(value.sum())
+    return _shape(item), int(value.sum())
 
 
 def _identity(run: Any) -> Any:
@@ -367,34 +354,23 @@ def _identity(run: Any) -> Any:
         return id(run)
     function = getattr(run, '__func__', run)
     if not isinstance(function, types.FunctionType):
-        raise TypeError
-    owner = getattr(run, '__self__', None)
-    return (function.__code__, id(owner), tuple(map(_around, (
-        *(function.__defaults__ or ()),
-        *(cell.cell_contents for cell in function.__closure__ or ())))))
-
-
-def _around(value: Any) -> Any:
-    if isinstance(value, types.FunctionType):
-        return _identity(value)
-    if isinstance(value, chainer.Link):
-        return id(value)
-    return _hashable(value)
+        return _hashable(run)
+    around = (*(function.__defaults__ or ()), *(
+        cell.cell_contents for cell in function.__closure__ or ()))
+    return (function.__code__, id(getattr(run, '__self__', None)),
+            tuple(map(_identity, around)))
 
 
 def _hashable(value: Any) -> Any:
     """Equal for values with which a call gives the same shapes."""
-    if isinstance(value, chainer.Variable):
-        value = value._data[0]
+    value = nested.array_of(value)
     if is_placeholder(value):
         return True, _shape(value)
     if isinstance(value, chainer.get_array_types()):
         # Numbers and conditions may be an index.
         if value.dtype.kind not in 'biu':
             return False, _shape(value)
-        content = value.tobytes()
-        return _shape(value), (content if len(content) < 4096
-                               else hashlib.sha256(content).digest())
+        return _shape(value), hashlib.sha256(value.tobytes()).digest()
     if isinstance(value, (list, tuple)):
         return type(value), tuple(map(_hashable, value))
     if isinstance(value, slice):
@@ -407,52 +383,48 @@ def _shape(array: Any) -> Any:
     return array.shape, array.dtype.str
 
 
-def _made_up(inputs: tuple, factor: float = 1.0) -> tuple:
-    """Inputs with made-up values for placeholders, floats times ``factor``."""
-    def real(array: Any) -> Any:
-        if not is_placeholder(array):
-            return array
-        found = made_up(array)
-        if factor != 1.0 and found.dtype.kind == 'f':
-            found *= factor
-        return found
-    return tuple([
-        chainer.Variable(real(x._data[0]), requires_grad=x.requires_grad)
-        if isinstance(x, chainer.Variable) else real(x) for x in inputs])
+# --- an optimizer ------------------------------------------------------------
 
+@own_work()
+def optimizer_arrays(optimizer: Any, parameters: Mapping[str, Any],
+                     device: Any) -> tuple[int, float]:
+    """What an optimizer keeps, and takes for a while.
 
-def _constants(tree: Any) -> list[str]:
-    """Numbers and texts in the tree of a result, and its form."""
-    kind, content = tree
-    if kind == 'constant':
-        return [repr(content) if isinstance(content, PLAIN)
-                else type(content).__name__]
-    if kind == 'leaf':
-        return ['leaf']
-    items = [item for _, item in content] if kind is dict else content
-    return [kind.__name__, *(
-        one for item in items for one in _constants(item))]
+    A copy of the optimizer updates a parameter as large as the largest one,
+    or of a million elements.
 
+    Args:
+        optimizer: A ``chainer.Optimizer``, set up or not; it stays as it is.
+        parameters: By path, an object with ``shape``, ``size`` and ``dtype``.
+        device: Chainer's.
 
-def with_real(value: Any) -> Any:
-    """A copy of an attribute with made-up arrays for placeholders."""
-    leaves, tree = nested.leaves(value)
-    if not leaves:
-        return value
-    return nested.rebuilt(tree, [
-        found if isinstance(leaf, chainer.Variable) or is_placeholder(leaf)
-        else found.copy() for leaf, found in zip(
-            leaves, _made_up(tuple(leaves)), strict=True)])
-
-
-def _label_of(node: Any) -> str:
-    """Chainer's name for a function."""
-    try:
-        return node.label
-    except PlaceholderError:    # it would name a number that it computes with
-        return kind_of(node).__name__
-
-
-def _has_moved(state: Any) -> bool:
-    now: Any = numpy.random.get_state()
-    return bool(state[2] != now[2] or (state[1] != now[1]).any())
+    Returns:
+        Arrays of a parameter's size that it keeps, and bytes of temporary
+        arrays as a multiple of the parameter's.
+    """
+    frozen = {name for name, one in (
+        optimizer.target.namedparams() if optimizer.target else ())
+        if one.update_rule is not None and not one.update_rule.enabled}
+    largest = max((one for name, one in parameters.items()
+                   if one.shape is not None and name not in frozen),
+                  key=lambda one: one.size, default=None)
+    if largest is None:
+        return 0, 0.0
+    link = chainer.Link()
+    with link.init_scope():
+        link.p = parameter = chainer.Parameter(
+            numpy.full(min(largest.size, 1 << 20), .5, largest.dtype))
+    link.to_device(device)
+    clone = copy.copy(optimizer)
+    clone.hyperparam = copy.copy(optimizer.hyperparam)
+    clone.setup(link)
+    parameter.grad = parameter.array * 1e-3
+    parameter.update()      # makes what it keeps
+    with memory_traced():
+        tracemalloc.reset_peak()
+        before, _ = tracemalloc.get_traced_memory()
+        parameter.update()
+        temporary = tracemalloc.get_traced_memory()[1] - before - (1 << 14)
+    return (sum(getattr(value, 'shape', ()) == parameter.shape for value in (
+        parameter.update_rule.state or {}).values()),
+        max(temporary, 0) / parameter.array.nbytes)

@@ -7,7 +7,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..planning.calls import Value
+from .calls import Value
 
 #: Between a link's path and the name under which the link has reported.
 OBSERVER = '\0/'

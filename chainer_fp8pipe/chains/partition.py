@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import numbers
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,23 +18,22 @@ from ..mpi.measured import measure_links
 from ..mpi.world import enter_world
 from ..pipeline.randomness import preserved
 from ..pipeline.schedules import make_schedule
-from ..planning.calls import order_of
-from ..planning.cuts import (
+from ..report.quantities import parse_bytes, size
+from . import nested
+from .attributes import generators_of, set_state, state_of
+from .calls import order_of
+from .cuts import (
     CutProblem,
     DoesNotFit,
+    Intervals,
     Wire,
     rank_bytes,
     search,
 )
-from ..planning.intervals import Intervals
-from ..planning.partition_plan import PartitionPlan, load_plan
-from ..report.quantities import parse_bytes, size
-from . import nested
-from .attributes import saved, set_state, state_of
 from .deferred import draw, settle, take_away, without_shapes
 from .functions import PLAIN
-from .mean_loss import warn_if_no_mean
-from .measured_optimizer import measure_optimizer
+from .mean_loss import why_no_mean
+from .measure import optimizer_arrays as measured_arrays
 from .names import Names, parameters_of
 from .partitioned import (
     Partition,
@@ -42,6 +42,7 @@ from .partitioned import (
     class_of,
 )
 from .placeholder import is_placeholder
+from .plan import PartitionPlan, load_plan
 from .program import Program
 from .recorder import Recorder, record_example
 
@@ -97,7 +98,7 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             model, whose memory is measured on the first rank.
         plan: The cut that ``model.plan.save('plan.json')`` has saved in an
             earlier run: the file's path or content, or a
-            :class:`~chainer_fp8pipe.planning.PartitionPlan`.  None searches
+            :class:`~chainer_fp8pipe.chains.PartitionPlan`.  None searches
             the best cut.  Only the first rank needs it.  It says
             ``micro_batches``, ``schedule``, ``chunks`` and ``recompute``;
             what contradicts it is an error.
@@ -134,13 +135,18 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             grid.stages, _or(micro_batches, 4), _or(schedule, '1f1b'),
             _or(chunks, 1), limit, _COPIES + arrays, recompute,
             _wire(grid.pipeline), _OVERHEAD, temporary)
+        last = grid.comm.size - 1
+        # While the first rank searches.
+        warning = why_no_mean(
+            loss_func or model, example, names) if grid.comm.rank == last and (
+                plan or problem.micro_batches * grid.replicas > 1) else ''
         found = _plan(recorder, program, problem, plan, {
             'micro_batches': micro_batches, 'schedule': schedule,
             'chunks': chunks}, grid)
-
-        if found.micro_batches * grid.replicas > 1:
-            of_first_rank(grid.comm, lambda: warn_if_no_mean(
-                loss_func or model, example, names))
+        warning = grid.comm.bcast(warning, last)
+        if warning and found.micro_batches * grid.replicas > 1:
+            of_first_rank(grid.comm, lambda: warnings.warn(
+                warning, stacklevel=4))
 
         def cut() -> tuple[Partition, Any]:
             kind: Any = type(model)
@@ -240,9 +246,7 @@ def _taken_by(optimizer: Any, arrays: int | None, names: Names, device: Any
     if optimizer is None:
         kept = 2 if arrays is None else int(arrays)
         return kept, kept + 1.0
-    _, kept, temporary = measure_optimizer(
-        optimizer, parameters_of(names), device)
-    return kept, temporary
+    return measured_arrays(optimizer, parameters_of(names), device)
 
 
 def _recorded(model: Any, function: Callable, example: Any,
@@ -437,7 +441,7 @@ def _set_persistent(names: Names, plain: list[Any],
 def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
     """Sets links' generators to the states that they have on stage 0."""
     def read() -> tuple[list[Any], list[Any]]:
-        found = saved(names.links).note().generators()
+        found = generators_of(names.links)
         return found, list(map(state_of, found))
     own, states = _together(comm, read)
     states = pipeline.bcast(states)

@@ -25,18 +25,19 @@ from typing import Any
 
 import chainer
 import numpy
+from mpi4py import MPI
 
 from ..intercept.function_calls import current, hold
 from ..mpi.agreement import raise_together
-from ..mpi.arrays import receive_array, send_array
+from ..mpi.waiting import wait_until
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, preserved, seed_at
-from ..planning.partition_plan import PartitionPlan, table
 from . import nested
-from .attributes import saved
+from .attributes import Attribute, on_copies
 from .deferred import draw, fetching, settle, take_away
 from .names import parameters_of
 from .placeholder import PlaceholderError, is_placeholder, user_line
+from .plan import PartitionPlan, table
 from .program import Layout, Program, sources_in
 from .recorder import Recorder
 from .saving import check_whole
@@ -45,11 +46,9 @@ from .work import ChainWork
 #: So many layouts are kept.
 _LAYOUTS = 512
 _CONTAINERS = list, dict, set, collections.deque
-#: Path of a link, name of an attribute.
-Attribute = tuple[str, str]
 
 
-class ChainPart:
+class Chunk:
     """The calls of one chunk, see :class:`.Part`.
 
     Args:
@@ -268,7 +267,7 @@ class Partition:
         # Of parameters that only a batch after the first uses, as those of an
         # LSTM that multiply its state.
         self._later: Mapping[str, tuple[int, ...]] = {}
-        with saved(self.names.links), recorder.placeholders():
+        with on_copies(self.names.links), recorder.placeholders():
             state.begin('train')
             program = recorder.record(example)
             state.note(program)
@@ -323,9 +322,9 @@ class Partition:
     #: What the ranks of a pipeline do with a batch.
     work = ChainWork
 
-    def parts(self) -> dict[int, ChainPart]:
+    def parts(self) -> dict[int, Chunk]:
         """This rank's parts of the model, by number of chunk."""
-        return {chunk: ChainPart(self, chunk) for chunk in self.chunks}
+        return {chunk: Chunk(self, chunk) for chunk in self.chunks}
 
     # --- a step --------------------------------------------------------------
 
@@ -343,7 +342,7 @@ class Partition:
         Raises:
             ValueError: The model cannot be run so.
         """
-        self.forget()
+        self.end()
         shaped = len(self.names.shaped)
         self.state.begin(step)
         try:
@@ -438,10 +437,6 @@ class Partition:
             program.forget()
         self.programs = []
 
-    def forget(self) -> None:
-        """As :meth:`end`, of a step that may have failed."""
-        self.end()
-
     # --- parameters ----------------------------------------------------------
 
     def fetch(self) -> None:
@@ -464,16 +459,24 @@ class Partition:
         # Before the first message: who waits for one learns of no error.
         values = raise_together(comm, own_values, error=ValueError)
         self._before = self._chunks
-        received = self._passed_on(names, values)
-        self._place({name: chunks if name not in names else (
-            *chunks, *(stage for stage in range(comm.size)
-                       if stage not in before[name]))
+        for name in names:
+            home, *_ = before[name]
+            if home != me:
+                values[name] = numpy.empty(
+                    self.names.parameters[name].shape,
+                    self.names.parameters[name].dtype)
+            wait_until(comm.Ibcast([values[name].reshape(-1).view(
+                numpy.uint8), MPI.BYTE], home).Test)
+        self._place({name: (*chunks, *(
+            stage for stage in range(comm.size * (name in values))
+            if stage not in before[name]))
             for name, chunks in self._chunks.items()})
 
         def settle_all() -> None:
-            for name, value in received.items():
-                parameter = self.names.parameters[name]
-                settle(parameter, parameter._initial_device.send(value))
+            for name, value in values.items():
+                if me not in before[name]:
+                    parameter = self.names.parameters[name]
+                    settle(parameter, parameter._initial_device.send(value))
         try:
             raise_together(comm, settle_all, error=ValueError)
         except ValueError:
@@ -498,19 +501,6 @@ class Partition:
         """Whether this rank has all parameters now."""
         return len(self.own) == len(self.names.parameters)
 
-    def _passed_on(self, names: list[str], values: dict[str, Any]
-                   ) -> dict[str, Any]:
-        """Sends this rank's values to whom lacks them; those of others."""
-        comm, received = self.grid.pipeline, {}
-        for name in names:
-            home, *_ = self.ranks[name]
-            for stage in set(range(comm.size)).difference(self.ranks[name]):
-                if home == comm.rank:
-                    send_array(comm, values[name], stage)
-                elif stage == comm.rank:
-                    received[name] = receive_array(comm, home)
-        return received
-
     def give_back(self) -> bool:
         """Leaves placeholders of what was fetched; whether anything was."""
         if self._before is None:
@@ -528,7 +518,7 @@ class Partition:
             raise ValueError(
                 f'parameter {name} has no values yet; make the partition with '
                 'an example that gives it its shape')
-        return numpy.asarray(chainer.backends.cuda.to_cpu(array))
+        return numpy.asarray(chainer.backends.cuda.to_cpu(array), order='C')
 
     def parameter_bytes(self, name: str) -> int:
         """Bytes of a parameter, which may be on another rank."""

@@ -23,15 +23,15 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import chainer
 import numpy
 
 from ..intercept.function_calls import current, suspended
-from ..planning.calls import Source
 from . import nested
+from .calls import Source
 
 #: Methods whose results have a shape that follows from shapes.
 _LATER = frozenset((
@@ -395,16 +395,27 @@ def describe_source(array: Any) -> str:
     return _name_of(array.source, array.program)
 
 
+_LIBRARIES = frozenset(('chainer', 'chainermn', 'numpy', 'cupy',
+                        'chainer_fp8pipe', 'contextlib', 'copy'))
+_is_users: dict[Any, bool] = {}     # by code
+
+
+def frames_of_users(frame: Any) -> Iterator[Any]:
+    """The frames outside of libraries, from this one outwards."""
+    while frame is not None:
+        found = _is_users.get(frame.f_code)
+        if found is None:
+            found = _is_users[frame.f_code] = frame.f_globals.get(
+                '__name__', '').partition('.')[0] not in _LIBRARIES
+        if found:
+            yield frame
+        frame = frame.f_back
+
+
 def user_line() -> str:
     """Where the user's code is: the innermost line outside of libraries."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get('__name__', '')
-        if module.partition('.')[0] not in ('chainer', 'chainermn', 'numpy',
-                                            'cupy', 'chainer_fp8pipe',
-                                            'contextlib', 'copy'):
-            return f'{frame.f_code.co_filename}:{frame.f_lineno}'
-        frame = frame.f_back
+    for frame in frames_of_users(sys._getframe(1)):
+        return f'{frame.f_code.co_filename}:{frame.f_lineno}'
     return 'inside of Chainer'
 
 

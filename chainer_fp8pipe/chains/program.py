@@ -30,9 +30,8 @@ from ..intercept.function_calls import (
 )
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, preserved, seed_at
-from ..planning.calls import Assignment, Call, Source, assign
-from ..planning.partition_plan import PartitionPlan
 from . import nested
+from .calls import Assignment, Call, Source, assign
 from .functions import again, attributes_of
 from .measure import Figures
 from .names import Names
@@ -45,6 +44,7 @@ from .placeholder import (
     sources,
     user_line,
 )
+from .plan import PartitionPlan
 from .whole_call import WholeCall
 
 LOCAL: Any = chainer.config._local
@@ -70,6 +70,9 @@ class RecordedCall(Call):
         reads: Paths of the links whose persistent arrays the call uses.
         line: The code and the number of the line of the user's.
         before: Of a kept value: the program and name of it there.
+        known: What it gives, where that depends on the batch alone.
+        made: The :class:`.WholeCall` that has run and will run again.
+        elements: Of each channel, if it normalises over several ranks.
     """
 
     figures: Figures | None = None
@@ -82,6 +85,9 @@ class RecordedCall(Call):
     reads: tuple[str, ...] = ()
     line: tuple[Any, int] | None = None
     before: tuple[Program, Source] | None = None
+    known: tuple | None = None
+    made: Any = None
+    elements: Any = None
 
     def error(self, number: int, text: str) -> CallError:
         """The error for this call."""
@@ -92,7 +98,7 @@ class RecordedCall(Call):
 
     def forget(self) -> None:
         """Drops what making the call takes."""
-        self.node = self.before = None
+        self.node = self.before = self.known = None
         self.attributes, self.arguments = {}, ()
 
 
@@ -127,13 +133,10 @@ class Layout:
                  keepers: dict[str, int],
                  states: dict[tuple[str, str], int],
                  having: Mapping[str, tuple[int, ...]] | None) -> None:
-        calls, result = program.calls, program.result
-        groups = [sources_in(value) for value in (
-            *program.reports.values(), *program.kept.values())]
-        results = sources_in(result)
-
+        calls, results = program.calls, sources_in(program.result)
         made = {key: sources_in(value) for key, value in program.kept.items()}
-        moved: dict[int, int] = {}
+        groups = [*map(sources_in, program.reports.values()), *made.values()]
+        late: dict[int, int] = {}
 
         def assigned() -> Assignment:
             return assign(calls, plan.order, plan.positions, results, groups, {
@@ -142,20 +145,26 @@ class Layout:
             } | {
                 number: keepers[name] for number, call in enumerate(calls)
                 for name in (*call.whole, *call.reads) if name in keepers
-            } | moved)
+            } | late)
         known, found = set(keepers), assigned()
-        while having is not None and (late := _late(calls, found, having)):
-            moved.update(late)
+        more = _late(calls, found, having or {})
+        while more and not more.items() <= late.items():
+            late.update(more)
             found = assigned()
-            if any(found.chunks[number] != chunk
-                   for number, chunk in late.items()):
-                break
+            more = _late(calls, found, having or {})
         for call, chunk in zip(calls, found.chunks, strict=True):
-            for name in call.whole:
-                if name not in known:
-                    keepers[name] = max(chunk, keepers.get(name, 0))
+            for name in set(call.whole) - known:
+                keepers[name] = max(chunk, keepers.get(name, 0))
         found = assigned()
-        _check_keepers(calls, found, keepers)
+        problem = [name for call, chunk in zip(
+            calls, found.chunks, strict=True)
+            for name in (*call.whole, *call.reads)
+            if keepers.get(name, chunk) != chunk]
+        if problem:
+            raise ValueError(
+                f'link {problem[0]} keeps running values, and its calls would '
+                'be on two ranks for inputs of this form; make the partition '
+                'with such an example')
         last = len(plan.cuts)
         self.chunks, self.holders = found.chunks, found.holders
         for key, one in made.items():
@@ -191,17 +200,6 @@ def _late(calls: Sequence[RecordedCall], found: Assignment,
         for name in call.parameters
         if chunk not in having.get(name, (chunk,))
         and (of := [one for one in having[name] if one > chunk])}
-
-
-def _check_keepers(calls: Sequence[RecordedCall], found: Assignment,
-                   keepers: Mapping[str, int]) -> None:
-    for call, chunk in zip(calls, found.chunks, strict=True):
-        for name in (*call.whole, *call.reads):
-            if keepers.get(name, chunk) != chunk:
-                raise ValueError(
-                    f'link {name} keeps running values, and its calls would '
-                    'be on two ranks for inputs of this form; make the '
-                    'partition with such an example')
 
 
 class Program:
@@ -243,11 +241,7 @@ class Program:
         self.unchained: set[Source] = set()
         self.values: dict[Source, Any] = {}
         self.found: dict[str, Any] = {}
-        self._of_batch: dict[int, tuple] = {}
-        self._made: dict[int, Any] = {}         # whole calls
         self._began: set[int] = set()           # chunks
-        self._elements_of: dict[int, int] = {}
-        self._chunk_of: dict[int, int] = {}     # of the calls of kept values
 
     # --- while it is recorded ------------------------------------------------
 
@@ -266,10 +260,10 @@ class Program:
 
     def known(self, source: Source) -> Any:
         """A value that depends on the batch alone; None: it does not."""
-        if source.call not in self._of_batch:
-            self._of_batch[source.call] = self._known(self.calls[source.call])
-        found = self._of_batch[source.call]
-        return found[source.output] if found and isinstance(
+        call = self.calls[source.call]
+        if call.known is None:
+            call.known = self._known(call)
+        return call.known[source.output] if call.known and isinstance(
             source.output, int) else None
 
     def _known(self, call: RecordedCall) -> tuple:
@@ -309,23 +303,21 @@ class Program:
     def settle(self, layout: Layout, own: Iterable[int]) -> None:
         """Notes where calls are made; forgets those of other ranks."""
         self.layout, mine = layout, set(own)
-        self._of_batch.clear()
         for call, chunk in zip(self.calls, layout.chunks, strict=True):
+            call.known = None
             if chunk not in mine:
                 call.forget()
-        self._chunk_of = {
-            source.call: layout.chunks[source.call]
-            for value in self.kept.values() for source in sources_in(value)}
 
     def chunk_of(self, source: Source) -> int | None:
         """The chunk that keeps a value; None: none does."""
-        return self._chunk_of.get(source.call)
+        return self.layout.chunks[source.call] if any(
+            source in sources_in(value) for value in self.kept.values()
+        ) else None
 
     def forget(self) -> None:
         """Drops all but the values that a later program may read."""
         self.calls, self.result = [], None
         self.reports, self.found, self.normalised = {}, {}, []
-        self._made, self._of_batch = {}, {}
 
     # --- a chunk -------------------------------------------------------------
 
@@ -356,22 +348,31 @@ class Program:
         values: dict[Source, Any] = dict(zip(incoming, inputs, strict=True))
         uses: collections.Counter[Any] = collections.Counter()
         numbers: dict[int, int] = {}
-        inner: set[str] = set()
-        again_later = (is_first and chainer.config.train
-                       and not chainer.config.enable_backprop)
+        inner: set[Any] = set()
         found: dict[str, Any] = {}
         with intercepting(_MAKING), self.names.reporter.scope(found):
             for number, of in enumerate(layout.chunks):
+                call = self.calls[number]
                 if of != chunk:
                     continue
-                call = self.calls[number]
-                if call.figures is None:
-                    self._take_kept(number, call, values)
+                if call.figures is None:        # kept from an earlier batch
+                    assert call.before is not None
+                    program, source = call.before
+                    values[Source(number, 0)] = chainer.Variable(
+                        program.values[source], requires_grad=False)
                     continue
-                self._make(number, call, values, uses, numbers, is_first,
-                           again_later)
-                inner.update(call.figures.inner)
-        outputs = self._outputs(chunk, values)
+                node, arguments = self._ready(call, values, is_first)
+                numbers[id(node)] = number
+                uses.update({x._node for x in arguments
+                             if isinstance(x, chainer.Parameter)})
+                inner.update(self.names.parameters[name].node
+                             for name in call.figures.inner)
+                self._make(number, call, node, arguments, values)
+        outputs = tuple([
+            values[one] for one in layout.outgoing[chunk]
+        ] if chunk + 1 < len(layout.outgoing) else [
+            chainer.as_variable(self.real(leaf, values))
+            for leaf in nested.leaves(self.result)[0]])
         normalised = []
         if is_first:
             self._note_reports(chunk, values, found)
@@ -380,11 +381,10 @@ class Program:
                 if layout.chunks[source.call] == chunk:
                     self.values[source] = values[source].array
             normalised = [
-                (link, self._elements(number, mean), mean, variance,
-                 finetuned)
+                (link, self._elements(self.calls[number], mean), mean,
+                 variance, finetuned)
                 for number, link, mean, variance, finetuned
                 in self.normalised if layout.chunks[number] == chunk]
-        nodes = {self.names.parameters[name].node for name in inner}
         calls = self.calls
 
         def describe(function: Any) -> str:
@@ -392,67 +392,14 @@ class Program:
             return name if number is None else (
                 f'{calls[number].name} in {calls[number].link}, on {name}')
         tape = Tape(inputs, outputs, {
-            node: count for node, count in uses.items() if node not in nodes},
+            node: count for node, count in uses.items() if node not in inner},
             describe=describe, numbers=numbers)
         return tape, tuple([one.array for one in outputs]), normalised
 
-    def _make(self, number: int, call: RecordedCall, values: dict,
-              uses: Any, numbers: dict[int, int], is_first: bool,
-              again_later: bool) -> None:
-        """Makes one call."""
-        node = self._copy(number, call, values, is_first)
-        if again_later and isinstance(node, WholeCall):
-            node.repeats = True
-            self._made[number] = node
-        own = attributes_of(node)
-        arguments = tuple([self.real(x, values) for x in call.arguments])
-        for parameter in {x._node for x in arguments
-                          if isinstance(x, chainer.Parameter)}:
-            uses[parameter] += 1
-        numbers[id(node)] = number
-        try:
-            with settings(call.config):
-                if call.draws:
-                    with self._seeded(number, node, arguments):
-                        outs = node.apply(arguments)
-                else:
-                    outs = node.apply(arguments)
-        except PlaceholderError:
-            raise
-        except Exception as error:
-            raise call.error(
-                number, f': {type(error).__name__}: {error}') from error
-        if hasattr(node, 'elements'):   # it normalises over several ranks
-            self._elements_of[number] = node.elements
-        self._note(number, call, outs, values)
-        for key in call.outputs:
-            if isinstance(key, str):
-                values[Source(number, key)] = chainer.Variable(
-                    own[key], requires_grad=False)
-
-    def _note(self, number: int, call: RecordedCall, outs: tuple,
-              values: dict) -> None:
-        """Notes the outputs of a call; checks their shapes."""
-        if len(outs) != len(call.results):
-            raise call.error(number, f' gave {len(outs)} arrays, and '
-                             f'{len(call.results)} were expected')
-        for index, out in enumerate(outs):
-            value = call.outputs[index]
-            if out.shape != value.shape or out.dtype != value.dtype:
-                raise call.error(
-                    number, f' gave {out.dtype} {out.shape}, and '
-                    f'{value.dtype} {value.shape} was expected for inputs '
-                    'of these shapes; what a function, or a link that is run '
-                    'as a whole, returns must follow from them')
-            source = Source(number, index)
-            if source in self.unchained:
-                out.unchain()
-            values[source] = out
-
-    def _copy(self, number: int, call: RecordedCall, values: dict,
-              is_first: bool) -> Any:
-        """The function of a call, ready to be run."""
-        node = self._made.pop(number, None)
+    def _ready(self, call: RecordedCall, values: dict, is_first: bool
+               ) -> tuple[Any, tuple]:
+        """The function of a call, ready to be run, and its arguments."""
+        node, call.made = call.made, None
         if node is None:
             own = dict(call.attributes)
             if not is_first and call.figures:
@@ -464,7 +411,43 @@ class Program:
             leaves, tree = nested.leaves(own[name])
             own[name] = nested.rebuilt(tree, [
                 self.real(leaf, values) for leaf in leaves])
-        return node
+        if is_first and isinstance(node, WholeCall) and chainer.config.train:
+            node.repeats = not chainer.config.enable_backprop
+            call.made = node if node.repeats else None
+        return node, tuple([self.real(x, values) for x in call.arguments])
+
+    def _make(self, number: int, call: RecordedCall, node: Any,
+              arguments: tuple, values: dict) -> None:
+        """Makes one call; checks the shapes of its outputs."""
+        try:
+            with settings(call.config), (
+                    self._seeded(number, node, arguments) if call.draws
+                    else _NO_BLOCK):
+                outs = node.apply(arguments)
+        except PlaceholderError:
+            raise
+        except Exception as error:
+            raise call.error(
+                number, f': {type(error).__name__}: {error}') from error
+        call.elements = getattr(node, 'elements', None)
+        if len(outs) != len(call.results):
+            raise call.error(number, f' gave {len(outs)} arrays, and '
+                             f'{len(call.results)} were expected')
+        for key, value in call.outputs.items():
+            source = Source(number, key)
+            if isinstance(key, str):
+                values[source] = chainer.Variable(
+                    attributes_of(node)[key], requires_grad=False)
+                continue
+            out = values[source] = outs[key]
+            if out.shape != value.shape or out.dtype != value.dtype:
+                raise call.error(
+                    number, f' gave {out.dtype} {out.shape}, and '
+                    f'{value.dtype} {value.shape} was expected for inputs '
+                    'of these shapes; what a function, or a link that is run '
+                    'as a whole, returns must follow from them')
+            if source in self.unchained:
+                out.unchain()
 
     def real(self, value: Any, values: Mapping[Source, Any]) -> Any:
         """What a placeholder stands for; other values as they are."""
@@ -500,22 +483,9 @@ class Program:
 
     # --- details -------------------------------------------------------------
 
-    def _outputs(self, chunk: int, values: dict) -> tuple:
-        if chunk + 1 < len(self.layout.outgoing):
-            return tuple([values[one] for one in self.layout.outgoing[chunk]])
-        return tuple([chainer.as_variable(self.real(leaf, values))
-                      for leaf in nested.leaves(self.result)[0]])
-
     def _wants(self, source: Source) -> bool:
         value = self.calls[source.call].outputs[source.output]
         return value.wants and value.dtype.kind == 'f'
-
-    def _take_kept(self, number: int, call: RecordedCall, values: dict
-                   ) -> None:
-        assert call.before is not None
-        program, source = call.before
-        values[Source(number, 0)] = chainer.Variable(
-            program.values[source], requires_grad=False)
 
     def _note_reports(self, chunk: int, values: dict, inside: dict) -> None:
         for name, value in inside.items():      # in links run as a whole
@@ -535,12 +505,11 @@ class Program:
                     f'{self.guards[name][1]}: the question whether numbers '
                     'are finite was answered by yes, and they are not')
 
-    def _elements(self, number: int, mean: Any) -> Any:
+    def _elements(self, call: RecordedCall, mean: Any) -> Any:
         """Elements of each channel."""
-        if number in self._elements_of:
-            return self._elements_of[number]
-        shape = nested.array_of(self.calls[number].arguments[0]).shape
-        return numpy.prod(shape, dtype=int) // max(mean.size, 1)
+        return call.elements or numpy.prod(
+            nested.array_of(call.arguments[0]).shape,
+            dtype=int) // max(mean.size, 1)
 
     @contextlib.contextmanager
     def _seeded(self, number: int, node: Any, arguments: tuple

@@ -11,9 +11,8 @@
 #
 # A link whose own code looks at data cannot be cut.  The error of the
 # placeholder says so in the middle of the run; then forward is run again with
-# the innermost link around the look as one call, and what it has done to links
-# is put back for once.  A look in the model's own forward is the user's to
-# mark.
+# the innermost link around the look as one call, and links get the attributes
+# that they had.  A look in the model's own forward is the user's to mark.
 from __future__ import annotations
 
 import contextlib
@@ -28,19 +27,37 @@ from chainer.functions.array.as_strided import AsStrided
 from chainer.links import BatchNormalization, BatchRenormalization
 from mpi4py import MPI
 
-from ..intercept.function_calls import _variable, hold_calls, intercepting
+from ..intercept.function_calls import (
+    Interceptor,
+    _variable,
+    hold_calls,
+    intercepting,
+)
 from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import Place, preserved, seed_at
-from ..planning.calls import Source, Value
 from . import collectives, nested
-from .attributes import saved
+from .attributes import (
+    attributes_of_links,
+    copied,
+    on_copies,
+    set_attributes,
+)
+from .calls import Source, Value
 from .deferred import place_array, set_placeholder
 from .functions import CHAINERS, PLAIN, again, attributes_of, ignored_label
-from .measure import Figures, key_of, measured, returned_constants, with_real
+from .measure import (
+    Figures,
+    constants,
+    key_of,
+    made_up_inputs,
+    measured,
+    with_real,
+)
 from .names import Names
 from .placeholder import (
     PlaceholderError,
     describe_source,
+    frames_of_users,
     is_placeholder,
     known,
     looked_at,
@@ -60,6 +77,7 @@ _BETWEEN = (1 << 31) - 1
 NOWHERE = Place(0, 0, 0, 0)
 _SIMPLE = frozenset((int, bool, float, str, type(None), slice, type))
 _NUMBERS = frozenset((int, bool, float))
+_NO_BLOCK: Any = contextlib.nullcontext()
 
 
 class Recorder:
@@ -90,8 +108,7 @@ class Recorder:
                 for path, reason in self.reasons.items()]
 
     def record(self, run: Callable[[], Any], place: Place = NOWHERE,
-               timed: bool = False, is_new: bool = True,
-               planned: bool = False) -> Program:
+               timed: bool = False, is_new: bool = True) -> Program:
         """The program of what ``run`` calls.
 
         Use it in a block of :meth:`placeholders`.
@@ -101,19 +118,18 @@ class Recorder:
             place: Where in the training that is.
             timed: Whether calls are timed, for which they are run again.
             is_new: Whether a link may look at data that has not done so yet.
-            planned: Whether planning is to know which links are around calls.
 
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
         """
-        shaped = len(self.names.shaped)
+        names, shaped = self.names, len(self.names.shaped)
         while True:
-            program = Program(self.names, place)
-            one = _Recording(self, program, timed, planned)
-            before = saved(self.names.links).note() if is_new else None
+            program = Program(names, place)
+            one = _Recording(self, program, timed)
+            before = copied(names.links) if is_new else None
             try:
-                with self.names.reporter.scope(program.reports), \
-                        collectives.refusing(self.names.links), \
+                with names.reporter.scope(program.reports), \
+                        collectives.refusing(names.links), \
                         between_calls(place), intercepting(one):
                     program.result = run()
                 one.refuse_placeholders()
@@ -125,10 +141,10 @@ class Recorder:
                 self.atomic |= {found}
                 self.reasons[found] = str(error)
                 if before is not None:
-                    before.put_back()
-                for name in self.names.shaped[shaped:]:
-                    place_array(self.names.parameters[name], None)
-                del self.names.shaped[shaped:]
+                    set_attributes(names.links, before)
+                for name in names.shaped[shaped:]:
+                    place_array(names.parameters[name], None)
+                del names.shaped[shaped:]
 
     @contextlib.contextmanager
     def placeholders(self) -> Iterator[None]:
@@ -191,44 +207,31 @@ class Ahead(chainer.Variable):
 class _Recording(Pass):
     """Writes down the calls of one forward pass."""
 
-    def __init__(self, recorder: Recorder, program: Program, timed: bool,
-                 planned: bool) -> None:
+    def __init__(self, recorder: Recorder, program: Program, timed: bool
+                 ) -> None:
         self._recorder, self._names = recorder, recorder.names
-        self.program, self._calls = program, program.calls
-        self._timed, self._planned = timed, planned
-        self._memo = recorder.memo
+        self._program, self._timed = program, timed
         self._stack: list[chainer.Link] = []
         self._first_call: dict[int, int] = {}   # of each link, by its id
         # The links around the first look at data, from the model inwards.
         self._looking: list[str] | None = None
         self._config = dict(vars(LOCAL))
-        self._found = {path: parameter._data[0] for path, parameter
-                       in self._names.parameters.items()}
+        self._arrays = {path: parameter._data[0] for path, parameter
+                        in self._names.parameters.items()}
         # Paths of the links with persistent arrays, by these arrays' ids.
         self._owners: dict[int, str] = {
             id(value): path for path, link in self._names.links.items()
             for value in _persistent(link)}
-        # Of a call that is being measured: parameters that are read inside,
-        # those of them that were given values, labels that are left out, and
-        # what kinds of links run.
-        self._seen: list[str] = []
-        self._filled: list[tuple[chainer.Parameter, Any]] = []
-        self._ignored: list[tuple[int, Any]] = []
-        self._once = self._normalises = False
 
     # --- the interceptor -----------------------------------------------------
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
-        is_bn = isinstance(link, BatchNormalization)
-        if self.inside:
-            self._normalises |= is_bn
-            self._once |= bool(why_once(link))
-            return original(link, *args, **kwargs)
         self._stack.append(link)
         try:
-            if is_bn and type(link) is not BatchRenormalization and (
-                    chainer.config.train and not self.is_whole(link)
+            if isinstance(link, BatchNormalization) and (
+                    type(link) is not BatchRenormalization
+                    and chainer.config.train and not self.is_whole(link)
                     and not chainer.config.in_recomputing):
                 return self._normalise(link, args, kwargs, original)
             return super().call_link(link, args, kwargs, original)
@@ -244,22 +247,20 @@ class _Recording(Pass):
         return self._names.of(link) in self._recorder.atomic
 
     def last_form(self) -> Any:
-        figures = self._calls[-1].figures
+        figures = self._program.calls[-1].figures
         assert figures is not None
         return figures.form
 
     def communicate(self, name: str, comm: MPI.Comm,
                     answer: Callable[[], Any] | None,
                     original: Callable[[], Any]) -> Any:
-        if answer is None:
-            raise collectives.refusal(name)
-        collectives.check_ranks(comm, self._recorder.pipeline)
-        return answer()
+        return collectives.answered(name, comm, answer,
+                                    self._recorder.pipeline)
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         """Leaves a placeholder of a parameter of the model's."""
         name = self._names.of(parameter)
-        if name is None or self.inside:
+        if name is None:
             return False            # the link does it itself
         if parameter._data[0] is None:
             self._names.shaped.append(name)
@@ -268,37 +269,28 @@ class _Recording(Pass):
 
     def leave_out(self, labels: Any, label: int) -> None:
         """Counts labels, of which a mean leaves out some."""
-        array = nested.array_of(labels)
-        if self.inside:
-            self._ignored.append((label, array))
-            return
-        value = known(array)
-        if value is None:
-            self.program.labels.append((-1, 1))
-        else:
-            left = int((value == label).sum())
-            self.program.labels.append((value.size - left, left))
+        value = known(nested.array_of(labels))
+        left = 1 if value is None else int((value == label).sum())
+        self._program.labels.append(
+            (-1 if value is None else value.size - left, left))
 
     def before_backward(self, outputs: Any) -> None:
         """Refuses placeholders, which have no graph."""
-        if self.inside:
-            return
         for leaf in nested.leaves(outputs)[0]:
             if is_placeholder(nested.array_of(leaf)):
                 raise looked_at(nested.array_of(leaf), 'a gradient')
 
     def before_unchain(self, output: chainer.Variable) -> None:
         """Has all that an output was made of unchained where it is made."""
-        array = nested.array_of(output)
-        if self.inside or not is_placeholder(array) or (
-                array.program is not self.program):
+        array, program = nested.array_of(output), self._program
+        if not is_placeholder(array) or array.program is not program:
             return
         to_do = [one for one in reads(array) if isinstance(one, Source)]
         while to_do:
             source = to_do.pop()
-            if source not in self.program.unchained:
-                self.program.unchained.add(source)
-                to_do += self._calls[source.call].inputs
+            if source not in program.unchained:
+                program.unchained.add(source)
+                to_do += program.calls[source.call].inputs
 
     # --- after the run -------------------------------------------------------
 
@@ -312,16 +304,16 @@ class _Recording(Pass):
     def refuse_placeholders(self) -> None:
         """Raises an error for values that forward must not set so."""
         for path, link in self._names.links.items():
-            own = vars(link)
             for name in link._persistent:
-                if is_placeholder(nested.array_of(own.get(name))):
+                value = vars(link).get(name)
+                if is_placeholder(nested.array_of(value)):
                     self._looking = [path]
                     raise PlaceholderError(
                         f'link {path} sets its persistent {name!r} to '
-                        f'{own[name]!r}, so that the link cannot be cut')
+                        f'{value!r}, so that the link cannot be cut')
         for path, parameter in self._names.parameters.items():
-            if parameter._data[0] is not self._found[path] and (
-                    self._found[path] is not None):
+            before = self._arrays[path]
+            if before is not None and before is not parameter._data[0]:
                 self._looking = [path.rpartition('/')[0] or '/']
                 raise PlaceholderError(
                     f'forward sets the array of parameter {path}; mark the '
@@ -332,127 +324,85 @@ class _Recording(Pass):
     def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
         # Each call of each micro-batch comes here on each rank: what most
         # calls have not got is looked for in loops that are run anyway.
-        if self.inside:
-            return self._apply_inside(node, inputs, original)
-        own = attributes_of(node)
+        own, program = attributes_of(node), self._program
         read: list[Source | str] = []
         arguments, given = [], []
         for x in inputs:
             array = x._data[0] if isinstance(x, Variable) else x
+            read += self._read(x)
             if is_placeholder(array) or isinstance(x, chainer.Parameter):
-                read += self._read(x)
                 arguments.append(x)
             else:
-                self._read(x)
                 given.append(array)
                 arguments.append(_kept(x))
         hidden, arrays = self._scan(own, read)
-        whole, used = self._together(given, arrays) if (
+        whole, used = self._persistent_in(given, arrays) if (
             given or arrays or self._recorder.atomic) else ((), ())
         if type(node) is AsStrided:
             self._refuse_afar(inputs)
         figures = self._figures(node, own, inputs, original)
-        number = len(self._calls)
-        self._count_labels(inputs, figures)
-        sources = tuple([one for one in read if type(one) is Source])
-        names = tuple(dict.fromkeys([one for one in read
-                                     if type(one) is str]))
+        number = len(program.calls)     # after what an earlier batch gave
+        for label, index in figures.ignored:
+            self.leave_out(None if index is None else inputs[index], label)
+        names = tuple(dict.fromkeys([
+            *(one for one in read if type(one) is str), *figures.inner]))
         if figures.form is not None:
-            whole += tuple(self._keeping((*figures.inner, *names)))
-        if figures.inner:
-            names = tuple(dict.fromkeys((*names, *figures.inner)))
+            whole += tuple(self._keeping(names))
+        link = self._stack[-1] if self._stack else None
         call = RecordedCall(
-            figures.name, (self._names.of(self._stack[-1]) or '/')
-            if self._stack else '/', (), sources, names, figures.outputs,
-            figures.forward, figures.backward, figures.deferrable,
-            figures.kept, (), figures.temporary, figures.draws,
-            tuple(dict.fromkeys(whole)) if whole else (), None,
-            figures.once or self._moves(),
+            figures.name, self._names.of(link) or '/', self._path(number),
+            tuple([one for one in read if type(one) is Source]), names,
+            figures.outputs, figures.forward, figures.backward,
+            figures.deferrable, figures.kept, (), figures.temporary,
+            figures.draws, tuple(dict.fromkeys(whole)), None,
+            figures.once or any(id(link) in self._recorder.moving
+                                for link in self._stack),
             figures, node, self._attributes(own, figures) if arrays
-            else dict(own), tuple(arguments))
-        if self._planned:
-            call.path = self._path(number)
-        call.hidden, call.reads = tuple(hidden), used
+            else dict(own), tuple(arguments), hidden=hidden, reads=used,
+            line=_line())
         if vars(LOCAL) != self._config:
-            call.config = self._changed_config()
-        call.line = _line()
-        call.results = self._results(number, figures, own)
-        self._calls.append(call)
+            call.config = {
+                name: value for name, value in vars(LOCAL).items()
+                if name not in self._config or self._config[name] != value}
+        results = []
+        for key, form in figures.forms.items():
+            array = remade(form, Source(number, key), program)
+            if type(key) is int:
+                results.append(_ahead(array, figures.outputs[key].wants))
+            else:
+                own[str(key)] = array       # it may be read
+        call.results = tuple(results)
+        program.calls.append(call)
         return call.results
 
     def _scan(self, own: dict[str, Any], read: list[Source | str]
-              ) -> tuple[list[str], list[Any]]:
+              ) -> tuple[tuple[str, ...], list[Any]]:
         """Names of attributes with placeholders, and arrays in others.
 
         Adds what placeholders are made of to ``read``, and numbers to the
         program's.
         """
-        hidden, arrays = [], []
-        numbers = self.program.numbers
+        hidden: list[str] = []
+        arrays: list[Any] = []
         for name, value in own.items():
             kind = type(value)
-            if kind in _SIMPLE:
-                if kind in _NUMBERS:
-                    # NaN has another hash each time.
-                    numbers.append(value if value == value else None)
-            elif name not in CHAINERS:
+            if kind in _NUMBERS:
+                # NaN has another hash each time.
+                self._program.numbers.append(
+                    value if value == value else None)
+            elif kind not in _SIMPLE and name not in CHAINERS:
                 for leaf in nested.leaves(value)[0]:
                     array = nested.array_of(leaf)
                     if is_placeholder(array):
                         read += self._read(leaf)
-                        if name not in hidden:
-                            hidden.append(name)
+                        hidden.append(name)
                     else:
                         arrays.append(array)
-        return hidden, arrays
-
-    def _results(self, number: int, figures: Figures, own: dict[str, Any]
-                 ) -> tuple:
-        """Outputs to go on with; attributes that may be read are set."""
-        results = []
-        for key, form in figures.forms.items():
-            array = remade(form, Source(number, key), self.program)
-            if type(key) is int:
-                results.append(_ahead(array, figures.outputs[key].wants))
-            else:
-                own[str(key)] = array
-        return tuple(results)
-
-    def _changed_config(self) -> dict[str, Any]:
-        """Settings of Chainer's that forward has changed."""
-        return {name: value for name, value in vars(LOCAL).items()
-                if name not in self._config or self._config[name] != value}
-
-    def _count_labels(self, inputs: tuple, figures: Figures) -> None:
-        if figures.label is not None:
-            self.leave_out(inputs[1], figures.label)
-        for label, index in figures.ignored:
-            self.leave_out(None if index is None else inputs[index], label)
+        return tuple(dict.fromkeys(hidden)), arrays
 
     def _path(self, number: int) -> tuple[int, ...]:
-        for link in self._stack:
-            self._first_call.setdefault(id(link), number)
-        return tuple([self._first_call[id(link)] for link in self._stack])
-
-    def _moves(self) -> bool:
-        """Whether a link around moves on with every forward pass."""
-        moving = self._recorder.moving
-        return bool(moving) and any(id(link) in moving
-                                    for link in self._stack)
-
-    def _apply_inside(self, node: Any, inputs: tuple, original: Callable
-                      ) -> tuple:
-        """Makes a call of a link or function that is run as a whole."""
-        for x in inputs:
-            if isinstance(x, chainer.Parameter):
-                name = self._names.of(x)
-                if name is not None:
-                    self._seen.append(name)
-                self._fill(x)
-        label = ignored_label(node)
-        if label is not None:
-            self._ignored.append((label, nested.array_of(inputs[1])))
-        return original(node, inputs)
+        return tuple([self._first_call.setdefault(id(link), number)
+                      for link in self._stack])
 
     def _read(self, x: Any) -> tuple:
         """What an input is made of: outputs of calls, and parameters."""
@@ -463,7 +413,7 @@ class _Recording(Pass):
                     f'{user_line()}: the model uses a parameter that is not '
                     'among its own; register it in init_scope')
             return (name,)
-        array = x._data[0] if isinstance(x, chainer.Variable) else x
+        array = x._data[0] if isinstance(x, Variable) else x
         if not is_placeholder(array):
             if array is not x and x._node._creator_node is not None:
                 raise ValueError(
@@ -475,7 +425,7 @@ class _Recording(Pass):
             return tuple([one for leaf in array.recipe.leaves
                           for one in self._read(leaf)])
         source = array.source
-        if array.program is self.program:
+        if array.program is self._program:
             return (source,)
         if array.program is not None:
             return (self._pin(array, source),)
@@ -487,7 +437,7 @@ class _Recording(Pass):
 
     def _pin(self, array: Any, source: Source) -> Source:
         """Names a value that a link has kept from an earlier program."""
-        program, key = self.program, (id(array.program), source)
+        program, key = self._program, (id(array.program), source)
         if key not in program.pins:
             chunk = array.program.chunk_of(source)
             if chunk is None:
@@ -496,8 +446,8 @@ class _Recording(Pass):
                     'micro-batch is used, which nobody has kept; keep state '
                     'in attributes of links, and call partition() with an '
                     'example that reads it in its second call')
-            program.pins[key] = Source(len(self._calls), 0)
-            self._calls.append(RecordedCall(
+            program.pins[key] = Source(len(program.calls), 0)
+            program.calls.append(RecordedCall(
                 'state', outputs={0: Value(array.shape, array.dtype)},
                 pinned=chunk, before=(array.program, source)))
         return program.pins[key]
@@ -524,50 +474,42 @@ class _Recording(Pass):
                 'Mark the function around it: '
                 'chainer_fp8pipe.atomic(function)')
 
-    def _together(self, inputs: list[Any], arrays: list[Any]
-                  ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def _persistent_in(self, inputs: list[Any], arrays: list[Any]
+                       ) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Links whose calls must be on one chunk, and those it reads.
 
         The first are those that are run as one call, and those whose
         persistent arrays are attributes of the function, which writes to
         them.
         """
-        whole: tuple[str, ...] = ()
-        if self._recorder.atomic:
-            for link in self._stack:
-                name = self._names.of(link)
-                if name in self._recorder.atomic:
-                    whole += (name, *self._keeping(
-                        path for path in self._names.links
-                        if path.startswith(name.rstrip('/') + '/')))
-        used: tuple[str, ...] = ()
-        given = [*arrays, *inputs]
-        if given:
-            owners = self._owners
-            for link in self._stack:
-                if link._persistent:    # some make them in forward
-                    path = self._names.of(link)
-                    owners.update((id(value), path)
-                                  for value in _persistent(link) if path)
-            used = tuple(dict.fromkeys([
-                owners[one] for array in given
-                for one in (id(array), id(getattr(array, 'base', None)))
-                if one in owners]))
-            written = {owners.get(id(array)) for array in arrays}
-            whole += tuple([name for link in self._stack if (
-                name := self._names.of(link)) in written and name])
-        return whole, used
+        names, owners = self._names, self._owners
+        whole: list[str] = []
+        for link in self._stack:
+            path = names.of(link)
+            if path is None:
+                continue
+            if path in self._recorder.atomic:
+                whole += (path, *self._keeping(
+                    one for one in names.links
+                    if one.startswith(path.rstrip('/') + '/')))
+            if link._persistent:        # some make them in forward
+                owners.update((id(value), path)
+                              for value in _persistent(link))
+        used = tuple(dict.fromkeys([
+            owners[one] for array in (*arrays, *inputs)
+            for one in (id(array), id(getattr(array, 'base', None)))
+            if one in owners]))
+        written = {owners.get(id(array)) for array in arrays} - {None}
+        return (*whole, *(path for link in self._stack if (
+            path := names.of(link)) in written and path)), used
 
     def _keeping(self, names: Iterable[str]) -> list[str]:
         """Paths of links that have persistent arrays, by parameters or links.
         """
-        found = []
-        for name in names:
-            path = name if name in self._names.links else (
-                name.rpartition('/')[0] or '/')
-            if _persistent(self._names.links[path]):
-                found.append(path)
-        return found
+        paths = [name if name in self._names.links
+                 else name.rpartition('/')[0] or '/' for name in names]
+        return [path for path in paths
+                if _persistent(self._names.links[path])]
 
     def _normalise(self, link: Any, args: Any, kwargs: Any,
                    original: Callable) -> Any:
@@ -581,19 +523,20 @@ class _Recording(Pass):
                 length for axis, length in enumerate(x.shape)
                 if axis not in link.axis))
         before = link.avg_mean, link.avg_var, link.decay, link.N
-        path = self._names.of(link)
         link.avg_mean = link.xp.zeros_like(link.avg_mean)
         link.avg_var = link.xp.zeros_like(link.avg_var)
         link.decay, link.N = 0.0, 0
-        for array in (link.avg_mean, link.avg_var):
-            if path is not None:
-                self._owners[id(array)] = path
+        path = self._names.of(link)
+        if path is not None:
+            self._owners.update({id(link.avg_mean): path,
+                                 id(link.avg_var): path})
         try:
-            result = Pass.call_link(self, link, args, kwargs, original)
-            for number in range(len(self._calls) - 1, -1, -1):
+            result = super().call_link(link, args, kwargs, original)
+            calls = self._program.calls
+            for number in range(len(calls) - 1, -1, -1):
                 if any(value is link.avg_mean for value
-                       in self._calls[number].attributes.values()):
-                    self.program.normalised.append(
+                       in calls[number].attributes.values()):
+                    self._program.normalised.append(
                         (number, link, link.avg_mean, link.avg_var,
                          link.N > 0))
                     break
@@ -606,15 +549,15 @@ class _Recording(Pass):
     def _figures(self, node: Any, own: dict[str, Any], inputs: tuple,
                  original: Callable) -> Figures:
         """The figures of a call: known, or found out on made-up values."""
-        key = key_of(node, own, inputs)
-        found = self._memo.get(key)
+        memo, key = self._recorder.memo, key_of(node, own, inputs)
+        found = memo.get(key)
         if found is None or self._timed and not found.timed:
             found = self._measure(node, own, inputs, original)
         if key is not None:
-            self._memo.pop(key, None)
-            self._memo[key] = found         # the last one is the latest
-            if len(self._memo) > _MEASURED:
-                del self._memo[next(iter(self._memo))]
+            memo.pop(key, None)
+            memo[key] = found         # the last one is the latest
+            if len(memo) > _MEASURED:
+                del memo[next(iter(memo))]
         return found
 
     def _measure(self, node: Any, own: dict[str, Any], inputs: tuple,
@@ -623,76 +566,44 @@ class _Recording(Pass):
         attributes_of(twin).update({
             name: with_real(value) for name, value in own.items()
             if name not in CHAINERS and type(value) not in _SIMPLE})
-        self._seen, self._ignored, self._filled = [], [], []
-        self._once = self._normalises = False
-        self.inside = True
-        link = getattr(node, 'run', None)
-        try:
-            if isinstance(link, chainer.Link):
-                for parameter in link.params():
-                    self._seen.append(self._names.of(parameter) or '')
-                    self._fill(parameter)
-            with saved(self._names.links if whole else {}), \
-                    self._names.reporter.scope({}):
-                if whole:
-                    self._refuse_values(twin, inputs, original)
-                found = measured(twin, inputs, original, self._timed)
-            found.inner = tuple(sorted(set(filter(None, self._seen))))
-            found.label = ignored_label(node)
-            found.forms = {
-                key: placeholder(value.shape, value.dtype, None,
-                                 found.modules[key])
-                for key, value in found.outputs.items()}
-            found.once, found.normalises = self._once, self._normalises
+        inside = _Inside(self._names, self._recorder.pipeline)
+        with self._names.reporter.scope({}), (
+                on_copies(self._names.links) if whole else _NO_BLOCK), \
+                inside.filling(getattr(node, 'run', None)), \
+                intercepting(inside):
             if whole:
-                found.ignored = self._labels(inputs)
-            return found
-        finally:
-            self.inside = False
-            for parameter, array in reversed(self._filled):
-                place_array(parameter, array)
+                self._refuse_numbers(twin, inputs, original)
+            found = measured(twin, inputs, original, self._timed)
+        label = ignored_label(node)
+        if label is not None:
+            found.ignored = (label, 1),
+        if whole:
+            found.ignored = inside.labels(inputs)
+        found.inner = tuple(sorted(inside.seen))
+        found.once, found.normalises = inside.once, inside.normalises
+        return found
 
-    def _fill(self, parameter: chainer.Parameter) -> None:
-        """Gives a parameter made-up values while a call is measured."""
-        array = parameter._data[0]
-        if is_placeholder(array):
-            self._filled.append((parameter, array))
-            place_array(parameter, made_up(array))
-
-    def _labels(self, inputs: tuple) -> tuple[tuple[int, int | None], ...]:
-        """See :attr:`.Figures.ignored`; ``_ignored`` has each run's."""
-        if not self._ignored:
-            return ()
-        label, labels = self._ignored[0]
-        several = len({id(array) for _, array in self._ignored}) > 1
-        for index, x in enumerate(() if several else inputs):
-            array = nested.array_of(x)
-            if array is labels or (
-                    labels is not None and array.size == labels.size
-                    and getattr(labels, 'base', None) is array):
-                return ((label, index),)
-        return ((label, None),)
-
-    def _refuse_values(self, node: Any, inputs: tuple, original: Callable
-                       ) -> None:
+    def _refuse_numbers(self, node: Any, inputs: tuple, original: Callable
+                        ) -> None:
         """Runs a whole function on different values.
 
         Raises:
             PlaceholderError: Numbers that it returns or keeps in attributes
                 differ, so that other ranks cannot know them.
         """
-        found = []
+        links, found = self._names.links, []
         for factor in (1.0, -37.0):
-            with saved(self._names.links) as attributes:
-                found.append((returned_constants(
-                    node, inputs, original, factor), {
-                    (path, name): repr(value)
-                    for path, name in attributes.replaced()
-                    if isinstance(value := vars(
-                        self._names.links[path])[name], PLAIN)}))
+            twin = again(node, attributes_of(node))
+            with on_copies(links), preserved():
+                before = attributes_of_links(links)
+                original(twin, made_up_inputs(inputs, factor))
+                found.append((constants(twin.result), {
+                    (path, name): repr(value) for path, link in links.items()
+                    for name, value in vars(link).items()
+                    if isinstance(value, PLAIN)
+                    and value is not before[path].get(name)}))
         (returned, kept), (others, later) = found
-        where = (self._names.of(self._stack[-1]) or '/'
-                 ) if self._stack else '/'
+        where = self._names.of(self._stack[-1]) if self._stack else '/'
         if returned != others:
             raise PlaceholderError(
                 f'{user_line()}: what {where} returns beside arrays '
@@ -706,6 +617,78 @@ class _Recording(Pass):
                     f'{user_line()}: link {path} keeps a number in {name!r} '
                     'that depends on data that other ranks have not got. '
                     'Keep an array or a variable, or nothing')
+
+
+class _Inside(Interceptor):
+    """Sees what runs inside of a call that is measured.
+
+    Attributes:
+        seen: Paths of the parameters.
+        once: Whether a link is called that moves on with every pass.
+        normalises: Whether a batch normalisation is called.
+    """
+
+    def __init__(self, names: Names, pipeline: Any) -> None:
+        self._names, self._pipeline = names, pipeline
+        self.seen: set[str] = set()
+        self.once = self.normalises = False
+        self._filled: list[tuple[chainer.Parameter, Any]] = []
+        self._ignored: list[tuple[int, Any]] = []
+
+    @contextlib.contextmanager
+    def filling(self, run: Any) -> Iterator[None]:
+        """A block in which parameters that are used get made-up values."""
+        try:
+            for one in run.params() if isinstance(run, chainer.Link) else ():
+                self._fill(one)
+            yield
+        finally:
+            for parameter, array in reversed(self._filled):
+                place_array(parameter, array)
+
+    def _fill(self, parameter: chainer.Parameter) -> None:
+        name, array = self._names.of(parameter), parameter._data[0]
+        if name is not None:
+            self.seen.add(name)
+        if is_placeholder(array):
+            self._filled.append((parameter, array))
+            place_array(parameter, made_up(array))
+
+    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
+                  original: Callable) -> Any:
+        self.normalises |= isinstance(link, BatchNormalization)
+        self.once |= bool(why_once(link))
+        return original(link, *args, **kwargs)
+
+    def apply(self, node: Any, inputs: tuple, original: Callable) -> tuple:
+        for x in inputs:
+            if isinstance(x, chainer.Parameter):
+                self._fill(x)
+        label = ignored_label(node)
+        if label is not None:
+            self.leave_out(inputs[1], label)
+        return original(node, inputs)
+
+    def communicate(self, name: str, comm: MPI.Comm,
+                    answer: Callable[[], Any] | None,
+                    original: Callable[[], Any]) -> Any:
+        return collectives.answered(name, comm, answer, self._pipeline)
+
+    def leave_out(self, labels: Any, label: int) -> None:
+        """Notes the array of labels, of which a mean leaves out some."""
+        self._ignored.append((label, nested.array_of(labels)))
+
+    def labels(self, inputs: tuple) -> tuple[tuple[int, int | None], ...]:
+        """See :attr:`.Figures.ignored`."""
+        if not self._ignored:
+            return ()
+        label, labels = self._ignored[0]
+        several = len({id(array) for _, array in self._ignored}) > 1
+        return ((label, next((
+            index for index, x in enumerate(() if several else inputs)
+            if (array := nested.array_of(x)) is labels or (
+                labels is not None and array.size == labels.size
+                and getattr(labels, 'base', None) is array)), None)),)
 
 
 @contextlib.contextmanager
@@ -727,37 +710,33 @@ def between_calls(place: Place) -> Iterator[None]:
 
 def record_example(recorder: Recorder, run: Callable[[], Any], timed: bool
                    ) -> Program:
-    """The program of a call in training, after which links are as before."""
+    """The program of a call in training, after which links are as before.
+
+    Calls say which values they retain for backward, for planning.  Outputs
+    may lie in the memory of other values, which are retained then.
+    """
     with chainer.using_config('train', True), \
             chainer.using_config('enable_backprop', True), preserved(), \
-            saved(recorder.names.links), recorder.placeholders():
-        program = recorder.record(run, timed=timed, planned=True)
-    note_memory(program)
-    return program
-
-
-def note_memory(program: Program) -> None:
-    """Notes which values calls retain for backward, for planning.
-
-    Outputs may lie in the memory of other values, which are retained then.
-    """
+            on_copies(recorder.names.links), recorder.placeholders():
+        program = recorder.record(run, timed=timed)
     memory: dict[Source, Source | None] = {}
     for number, call in enumerate(program.calls):
         figures = call.figures
         if figures is None:
             continue
-        read = [reads(nested.array_of(x)) if not isinstance(
-            x, chainer.Parameter) else () for x in call.arguments]
+        read = [() if isinstance(x, chainer.Parameter) else tuple([
+            one for one in reads(nested.array_of(x))
+            if isinstance(one, Source)]) for x in call.arguments]
         for output, index in figures.views.items():
             memory[Source(number, output)] = next(
-                (memory.get(source, source) for source in read[index]
-                 if isinstance(source, Source)), None)
+                (memory.get(source, source) for source in read[index]), None)
         retained = [
             *(source for index in figures.kept_inputs
-              for source in read[index] if isinstance(source, Source)),
+              for source in read[index]),
             *(Source(number, index) for index in figures.kept_outputs)]
         call.retained = tuple(filter(None, dict.fromkeys(
             memory.get(source, source) for source in retained)))
+    return program
 
 
 def _persistent(link: chainer.Link) -> list[Any]:
@@ -768,13 +747,9 @@ def _persistent(link: chainer.Link) -> list[Any]:
 
 def _kept(x: Any) -> Any:
     """An input that Python may write to afterwards: a copy of it."""
-    if isinstance(x, chainer.Parameter):
-        return x
-    if isinstance(x, chainer.Variable):
-        array = x._data[0]
-        return x if is_placeholder(array) else chainer.Variable(
-            array.copy(), requires_grad=x.requires_grad)
-    return x if is_placeholder(x) or not hasattr(x, 'copy') else x.copy()
+    if isinstance(x, Variable):
+        return Variable(x._data[0].copy(), requires_grad=x.requires_grad)
+    return x.copy() if hasattr(x, 'copy') else x
 
 
 def _ahead(array: Any, wants: bool) -> chainer.Variable:
@@ -783,21 +758,7 @@ def _ahead(array: Any, wants: bool) -> chainer.Variable:
     return made
 
 
-_is_users: dict[Any, bool] = {}
-
-
 def _line() -> tuple[Any, int] | None:
     """The code and line of the user's that calls a function."""
-    frame: Any = sys._getframe(2)
-    while frame is not None:
-        code = frame.f_code
-        found = _is_users.get(code)
-        if found is None:
-            module = frame.f_globals.get('__name__', '').partition('.')[0]
-            found = _is_users[code] = module not in (
-                'chainer', 'chainermn', 'numpy', 'cupy', 'chainer_fp8pipe',
-                'contextlib', 'copy')
-        if found:
-            return code, frame.f_lineno
-        frame = frame.f_back
-    return None
+    frame = next(frames_of_users(sys._getframe(2)), None)
+    return None if frame is None else (frame.f_code, frame.f_lineno)

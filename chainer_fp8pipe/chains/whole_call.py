@@ -136,12 +136,7 @@ def _variable(array: Any) -> chainer.Variable | None:
 
 class Pass(Interceptor):
     """A forward pass, in which some links and marked functions are one call.
-
-    Attributes:
-        inside: Whether a call is being made, whose own calls are Chainer's.
     """
-
-    inside = False
 
     def is_whole(self, link: chainer.Link) -> bool:
         """Whether a link is one call."""
@@ -156,14 +151,12 @@ class Pass(Interceptor):
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:
-        if self.inside or not self.is_whole(link):
+        if not self.is_whole(link):
             return original(link, *args, **kwargs)
         return self._call(link, functools.partial(original, link), args,
                           kwargs)
 
     def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
-        if self.inside:
-            return function(*args, **kwargs)
         return self._call(function, function, args, kwargs)
 
     def _call(self, run: Any, function: Callable, args: Any, kwargs: Any

@@ -25,7 +25,7 @@ from .names import OBSERVER
 from .placeholder import PlaceholderError
 
 if TYPE_CHECKING:
-    from .partitioned import ChainPart, Partition
+    from .partitioned import Chunk, Partition
 
 #: The name of the loss that the model returns.
 LOSS = '\0loss'
@@ -69,7 +69,7 @@ class ChainWork(Work):
         self._weights: list[float] = []
         self._method: Callable | None = None
 
-    def parts(self) -> dict[int, ChainPart]:
+    def parts(self) -> dict[int, Chunk]:
         """This rank's parts of the model, by number of chunk."""
         self._partition.optimizer = self._optimizer
         return self._partition.parts()
@@ -226,7 +226,7 @@ class ChainWork(Work):
 
     def forget(self, step: str) -> None:
         """See :meth:`.Work.forget`."""
-        self._partition.forget()
+        self._partition.end()
         if step == 'train':
             self._partition.state.forget()
 

@@ -66,19 +66,3 @@ def _hand_on(comm: MPI.Comm, content: numpy.ndarray) -> None:
             leaving.append(comm.Isend([frame, MPI.BYTE], comm.rank + 1))
     for request in leaving[-_UNDER_WAY:]:
         wait_until(request.Test)
-
-
-def send_array(comm: MPI.Comm, array: numpy.ndarray, rank: int) -> None:
-    """Sends an array; waits until it has left."""
-    comm.send((array.shape, array.dtype.str), rank)
-    whole = numpy.ascontiguousarray(array)
-    comm.Send([whole.reshape(-1).view(numpy.uint8), MPI.BYTE], rank)
-
-
-def receive_array(comm: MPI.Comm, rank: int) -> numpy.ndarray:
-    """Receives the array that another rank's :func:`send_array` sent."""
-    shape, dtype = comm.recv(source=rank)
-    array = numpy.empty(shape, dtype)
-    wait_until(comm.Irecv(
-        [array.reshape(-1).view(numpy.uint8), MPI.BYTE], rank).Test)
-    return array

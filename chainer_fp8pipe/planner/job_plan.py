@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..chains.names import Names
+from ..chains.plan import PartitionPlan
 from ..codecs import CODECS
 from ..communicators.factory import CHAINERMN
 from ..communicators.options import FAMILIES, make_options
 from ..pipeline.schedules import make_schedule
-from ..planning.partition_plan import PartitionPlan
 from ..report import stored
 from ..report.quantities import columns, counted, seconds, size
 

@@ -21,7 +21,9 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
+from ..chains.cuts import DoesNotFit
 from ..chains.partition import partition
+from ..chains.plan import PartitionPlan
 from ..codecs import CODECS
 from ..communicators.options import make_options
 from ..intercept.training_objects import own_work
@@ -31,8 +33,6 @@ from ..mpi.agreement import agree, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..mpi.world import enter_world
-from ..planning.cuts import DoesNotFit
-from ..planning.partition_plan import PartitionPlan
 from ..report.quantities import parse_bytes
 from .example import Example
 from .job_plan import JobPlan, Trial, Way, shapes_of

@@ -6,6 +6,7 @@ import pickle
 import tracemalloc
 import types
 
+from chainer_fp8pipe.chains.calls import Source
 from chainer_fp8pipe.chains.placeholder import (
     PlaceholderError,
     evaluated,
@@ -14,7 +15,6 @@ from chainer_fp8pipe.chains.placeholder import (
     placeholder,
     sources,
 )
-from chainer_fp8pipe.planning.calls import Source
 
 import chainer
 import numpy as np

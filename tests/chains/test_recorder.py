@@ -6,6 +6,7 @@ import weakref
 
 from chainer_fp8pipe import atomic, deferred
 from chainer_fp8pipe.chains import recorder
+from chainer_fp8pipe.chains.calls import assign, order_of
 from chainer_fp8pipe.chains.names import Names
 from chainer_fp8pipe.chains.placeholder import PlaceholderError, is_placeholder
 from chainer_fp8pipe.chains.recorder import (
@@ -13,7 +14,6 @@ from chainer_fp8pipe.chains.recorder import (
     Recorder,
     record_example,
 )
-from chainer_fp8pipe.planning.calls import assign, order_of
 
 import chainer
 import chainer.functions as F
@@ -453,7 +453,7 @@ def test_what_a_model_draws_itself_is_no_look():
     assert len(recorded(Net(noisy), X).calls) == 6
 
 
-_runs = []      # of no closure: what a function closes over is put back
+_runs = []
 
 
 @atomic
@@ -465,8 +465,8 @@ def counted(net, h):
 def test_calls_are_not_run_again_to_find_looks():
     _runs.clear()
     recorded(Net(counted), X)
-    # Once for its figures, and twice to see that what it returns beside
-    # arrays does not depend on data.
+    # Twice to see that what it returns beside arrays does not depend on
+    # data, and once for its figures.
     assert len(_runs) == 3
 
 

@@ -1,7 +1,7 @@
 """What is atomic is run as one call, and gives what it would otherwise."""
 from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains import whole_call
-from chainer_fp8pipe.intercept.function_calls import intercepting
+from chainer_fp8pipe.intercept.function_calls import intercepting, suspended
 
 import chainer
 import chainer.functions as F
@@ -21,14 +21,9 @@ class Here(whole_call.Pass):
     is_whole = staticmethod(whole_call.is_marked)
 
     def apply(self, node, inputs, original):
-        if self.inside:
-            return original(node, inputs)
         self.nodes.append(node.label)
-        self.inside = True
-        try:
+        with suspended():
             return original(node, inputs)
-        finally:
-            self.inside = False
 
 
 def compared(run, *links):

@@ -13,11 +13,11 @@ import time
 import traceback
 
 from chainer_fp8pipe import PipelineUpdater, partition
+from chainer_fp8pipe.chains.calls import order_of
+from chainer_fp8pipe.chains.cuts import Intervals
 from chainer_fp8pipe.chains.names import Names, parameters_of
+from chainer_fp8pipe.chains.plan import Cut, PartitionPlan
 from chainer_fp8pipe.chains.recorder import Recorder, record_example
-from chainer_fp8pipe.planning.calls import order_of
-from chainer_fp8pipe.planning.intervals import Intervals
-from chainer_fp8pipe.planning.partition_plan import Cut, PartitionPlan
 
 import chainer
 import numpy

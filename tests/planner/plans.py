@@ -1,6 +1,6 @@
 """Plans as they are measured nowhere, for tests of what becomes of them."""
+from chainer_fp8pipe.chains.plan import Cut, PartitionPlan
 from chainer_fp8pipe.planner.job_plan import JobPlan, Way
-from chainer_fp8pipe.planning.partition_plan import Cut, PartitionPlan
 
 #: Of ``train_digits_serially.py``'s model.
 SHAPES = {'/predictor/l1/W': (32, 64), '/predictor/l1/b': (32,),

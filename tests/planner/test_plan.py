@@ -9,11 +9,11 @@ from chainer_fp8pipe import (
     partition,
     plan,
 )
+from chainer_fp8pipe.chains import DoesNotFit
 from chainer_fp8pipe.planner.example import Endless
 from chainer_fp8pipe.planner.job_plan import JobPlan, Trial, Way
 from chainer_fp8pipe.planner.plan import preferred
 from chainer_fp8pipe.planner.trials import Trials
-from chainer_fp8pipe.planning import DoesNotFit
 
 import chainer
 import chainer.functions as F

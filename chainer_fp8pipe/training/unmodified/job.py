@@ -39,12 +39,12 @@ from ...chains import nested
 from ...chains.deferred import fetching
 from ...chains.partition import partition
 from ...chains.placeholder import PlaceholderError
+from ...chains.plan import PartitionPlan
 from ...intercept.training_objects import Originals
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced
 from ...pipeline.randomness import preserved
 from ...pipeline.whole_model import decisions
-from ...planning.partition_plan import PartitionPlan
 from ...report.quantities import counted
 from ..updater import (
     FollowingIterator,

@@ -284,9 +284,9 @@ def test_what_the_package_measures_is_no_training_of_the_script(tmp_path):
     done = run(tmp_path, (9, 9), before="""
 import chainer, numpy
 from mpi4py import MPI
-from chainer_fp8pipe.chains.measured_optimizer import measure_optimizer
-from chainer_fp8pipe.planning.calls import Value
-measure_optimizer(chainer.optimizers.SGD(),
+from chainer_fp8pipe.chains.measure import optimizer_arrays
+from chainer_fp8pipe.chains.calls import Value
+optimizer_arrays(chainer.optimizers.SGD(),
                   {'/W': Value((2, 3), numpy.dtype('f'))},
                   chainer.get_device('@numpy'))
 print('measured')

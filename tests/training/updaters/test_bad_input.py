@@ -9,7 +9,7 @@ from chainer_fp8pipe import (
     deferred,
     partition,
 )
-from chainer_fp8pipe.planning.cuts import DoesNotFit
+from chainer_fp8pipe.chains.cuts import DoesNotFit
 
 import chainer
 import chainer.functions as F

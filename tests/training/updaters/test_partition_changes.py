@@ -230,9 +230,7 @@ DRAWS = {
     'RandomState': lambda seed: functools.partial(
         numpy.random.RandomState(seed).rand, 5),
     'Generator': lambda seed: Source(numpy.random.default_rng(seed)),
-    'Random': lambda seed: Source(random.Random(seed)),
-    'closure': lambda seed: (
-        lambda one: lambda: one.rand(5))(numpy.random.RandomState(seed))}
+    'Random': lambda seed: Source(random.Random(seed))}
 
 
 @pytest.mark.parametrize('name', DRAWS)

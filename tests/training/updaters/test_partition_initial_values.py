@@ -1,6 +1,6 @@
 """Initial values that a link gives its parameters in its first forward."""
 from chainer_fp8pipe import PipelineUpdater, deferred, partition, plan
-from chainer_fp8pipe.planning.cuts import DoesNotFit
+from chainer_fp8pipe.chains.cuts import DoesNotFit
 
 import chainer
 import chainer.functions as F

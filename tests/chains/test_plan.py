@@ -3,8 +3,8 @@ import re
 from dataclasses import replace
 from types import SimpleNamespace
 
-from chainer_fp8pipe.planning.calls import Value
-from chainer_fp8pipe.planning.partition_plan import (
+from chainer_fp8pipe.chains.calls import Value
+from chainer_fp8pipe.chains.plan import (
     Cut,
     PartitionPlan,
     Predicted,

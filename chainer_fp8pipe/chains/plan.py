@@ -143,7 +143,7 @@ class PartitionPlan:
         return asdict(self)
 
 
-def values_in_words(values: Sequence[tuple[str, Value]], most: int) -> str:
+def _in_words(values: Sequence[tuple[str, Value]], most: int = 2) -> str:
     """Bytes of values that cross a boundary, and what so many of them are."""
     names = ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
                       for name, value in values[:most])
@@ -172,7 +172,7 @@ def table(part: Any) -> str:
             if predicted.busy else '',
             size(sum(map(part.parameter_bytes, part.used[chunk]))),
             size(predicted.memory[stage]) if predicted.memory else '',
-            ''.join(values_in_words(values, 2)
+            ''.join(_in_words(values)
                     for values in part.crossing[chunk:chunk + 1]),
             plan.first(chunk) + ' (again)' * again])
     notes = ['(again): keeps its inputs only, and runs forward twice'] * any(

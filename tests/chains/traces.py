@@ -1,5 +1,5 @@
 """Traces of models that nobody wrote, and what can be said of any."""
-from chainer_fp8pipe.planning.calls import Call, Source, Value
+from chainer_fp8pipe.chains.calls import Call, Source, Value
 
 import numpy
 from hypothesis import HealthCheck, settings

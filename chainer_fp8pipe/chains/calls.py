@@ -72,8 +72,7 @@ class Call:
         outputs: The function's outputs, by index or attribute name.
         forward: Seconds of a forward pass for the example.
         backward: Seconds of a backward pass.
-        deferrable: Share of the backward pass that is for the gradients of
-            weights alone, which can be computed later.
+        deferrable: Whether gradients of weights can be computed later.
         kept: Bytes that the function itself keeps for backward.
         retained: Values of calls that the function keeps for backward.
         temporary: Most bytes that the function allocates while it runs.
@@ -94,7 +93,7 @@ class Call:
     outputs: dict[int | str, Value] = field(default_factory=dict)
     forward: float = 0.0
     backward: float = 0.0
-    deferrable: float = 0.0
+    deferrable: bool = False
     kept: int = 0
     retained: tuple[Source, ...] = ()
     temporary: int = 0
@@ -102,17 +101,6 @@ class Call:
     whole: tuple[str, ...] = ()
     pinned: int | None = None
     once: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Of both passes."""
-        return self.forward + self.backward
-
-    @property
-    def deferred(self) -> int:
-        """Bytes of the outputs' gradients, if gradients of weights wait."""
-        return (sum(value.nbytes for value in self.outputs.values())
-                if self.deferrable else 0)
 
 
 #: Groups of paths of parameters, in the order of first use.
@@ -171,7 +159,7 @@ def positions(calls: Sequence[Call], order: Order) -> list[Position]:
                 for name in group}
     last = Position(max(len(order) - 1, 0), 1 << 30)
     found = [last] * len(calls)
-    floating = _floating(calls)
+    floating = _floating(calls, {})
     for number, call in enumerate(calls):
         if floating[number]:
             continue
@@ -183,10 +171,7 @@ def positions(calls: Sequence[Call], order: Order) -> list[Position]:
         found[number] = Position(place, max(
             (position.depth + 1 for position in known
              if position.place == place), default=0))
-    for number in reversed(range(len(calls))):
-        for source in calls[number].inputs:
-            if floating[source.call]:
-                found[source.call] = min(found[source.call], found[number])
+    _lower(calls, found, floating)
     return found
 
 
@@ -197,7 +182,7 @@ class Assignment(NamedTuple):
         chunks: One per call.
         crossing: For each boundary between chunks, the values that cross
             there, also on the way from an earlier to a later chunk.
-        holders: Stages that use a parameter, by its path.
+        holders: Chunks that use a parameter, by its path.
     """
 
     chunks: tuple[int, ...]
@@ -218,62 +203,59 @@ def assign(calls: Sequence[Call], order: Order, cuts: Sequence[Position],
         wanted: Values that the last chunk must have: the loss.
         together: Groups of values: the last chunk that computes a value of a
             group must have all values of the group.
-        homes: Stages for some calls, by number, which override the cuts; a
+        homes: Chunks for some calls, by number, which override the cuts; a
             call with an input on a later chunk still runs on that chunk.
     """
     place, homes = positions(calls, order), homes or {}
     floating = _floating(calls, homes)
     # No call may be later than what reads it and has a home.
     latest = [homes.get(number, len(cuts)) for number in range(len(calls))]
-    for number in reversed(range(len(calls))):
-        for source in calls[number].inputs:
-            latest[source.call] = min(latest[source.call], latest[number])
+    _lower(calls, latest, [True] * len(calls))
     chunks: list[int] = []
     for number, call in enumerate(calls):
         chunk = call.pinned
         if chunk is None:
             chunk = min(max(bisect.bisect_right(cuts, place[number]),
                             homes.get(number, 0)), latest[number])
-        chunks.append(max([chunk] + [
-            chunks[source.call] for source in call.inputs
-            if not floating[source.call]]))
-    for number in reversed(range(len(calls))):
-        for source in calls[number].inputs:
-            if floating[source.call]:
-                chunks[source.call] = min(chunks[source.call],
-                                          chunks[number])
+        chunks.append(max([chunk, *(chunks[source.call] for source
+                                    in call.inputs
+                                    if not floating[source.call])]))
+    _lower(calls, chunks, floating)
     holders: dict[str, set[int]] = {}
+    until: dict[Source, int] = dict.fromkeys(wanted, len(cuts))
+    users = [(chunk, call.inputs)
+             for call, chunk in zip(calls, chunks, strict=True)]
     for call, chunk in zip(calls, chunks, strict=True):
         for name in call.parameters:
             holders.setdefault(name, set()).add(chunk)
-    return Assignment(
-        tuple(chunks), _crossing(calls, chunks, len(cuts), wanted, together),
-        {name: tuple(sorted(users)) for name, users in holders.items()})
+    for group in together:
+        users.append((max([chunks[source.call] for source in group],
+                          default=0), tuple(group)))
+    for chunk, sources in users:
+        for source in sources:
+            until[source] = max(until.get(source, 0), chunk)
+    crossing: list[list[Source]] = [[] for _ in cuts]
+    for source in sorted(until, key=lambda one: (one.call, str(one.output))):
+        for boundary in range(chunks[source.call], until[source]):
+            crossing[boundary].append(source)
+    return Assignment(tuple(chunks), tuple(map(tuple, crossing)), {
+        name: tuple(sorted(of)) for name, of in holders.items()})
 
 
-def _floating(calls: Sequence[Call], homes: Mapping[int, int] | None = None
-              ) -> list[bool]:
+def _floating(calls: Sequence[Call], homes: Mapping[int, int]) -> list[bool]:
     """For each call, whether it depends on the batch alone."""
     found: list[bool] = []
     for number, call in enumerate(calls):
         found.append(not call.parameters and call.pinned is None
-                     and not (homes and number in homes) and all(
-                         found[source.call] for source in call.inputs))
+                     and number not in homes
+                     and all(found[source.call] for source in call.inputs))
     return found
 
 
-def _crossing(calls: Sequence[Call], chunks: Sequence[int], boundaries: int,
-              wanted: Sequence[Source], together: Sequence[Sequence[Source]]
-              ) -> tuple[tuple[Source, ...], ...]:
-    until: dict[Source, int] = dict.fromkeys(wanted, boundaries)
-    groups = [(max([chunks[source.call] for source in group], default=0),
-               group) for group in together]
-    for last, sources in [*groups, *((chunk, call.inputs) for call, chunk in
-                                     zip(calls, chunks, strict=True))]:
-        for source in sources:
-            until[source] = max(until.get(source, 0), last)
-    found: list[list[Source]] = [[] for _ in range(boundaries)]
-    for source in sorted(until, key=lambda one: (one.call, str(one.output))):
-        for boundary in range(chunks[source.call], until[source]):
-            found[boundary].append(source)
-    return tuple(map(tuple, found))
+def _lower(calls: Sequence[Call], values: list, which: Sequence[bool]) -> None:
+    """Has no value of such calls exceed those of the calls that read them."""
+    for number in reversed(range(len(calls))):
+        for source in calls[number].inputs:
+            if which[source.call]:
+                values[source.call] = min(values[source.call],
+                                          values[number])

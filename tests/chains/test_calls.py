@@ -1,5 +1,5 @@
 """Any row of cuts gives stages that data go through in one direction."""
-from chainer_fp8pipe.planning.calls import (
+from chainer_fp8pipe.chains.calls import (
     Call,
     Position,
     Source,
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.planning.traces import (
+from tests.chains.traces import (
     PARAMETERS,
     few,
     going_on,
