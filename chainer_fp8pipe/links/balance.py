@@ -62,10 +62,8 @@ def chunk_counts(balance: str | list[int], chunks: int,
 def even_parts(costs: Sequence[int], parts: int) -> list[int]:
     """How many consecutive layers each part gets; at least one.
 
-    The largest sum of costs over the parts is as small as it can be.  Of
-    all cuts with that largest sum, the one with the smallest sum of squares
-    of all parts' sums is taken, and of these the one with the smallest sum
-    of squares of the counts, so that parts are as even as possible.
+    The sum of squares of the parts' costs is as small as it can be, and of
+    all such cuts that of the numbers of layers.
 
     Args:
         costs: Of each layer; not negative.
@@ -75,34 +73,17 @@ def even_parts(costs: Sequence[int], parts: int) -> list[int]:
         Numbers of layers, which sum to ``len(costs)``.
     """
     sums = [0, *itertools.accumulate(costs)]
-    low, high = max(costs), sums[-1]
-    while low < high:
-        bound = (low + high) // 2
-        if _parts_needed(sums, bound) <= parts:
-            high = bound
-        else:
-            low = bound + 1
-    # By the end of a part, the least (squares of sums, squares of counts,
-    # counts) of so many parts as there were rounds.
-    best: dict[int, tuple[int, int, tuple[int, ...]]] = {0: (0, 0, ())}
+    # For so many parts as there were rounds, by the end of the last one: the
+    # least squares of sums, squares of counts, and where that part starts.
+    rounds = [{0: (0, 0, 0)}]
     for _ in range(parts):
-        following: dict[int, tuple[int, int, tuple[int, ...]]] = {}
-        for start, (cost, count, counts) in best.items():
-            for end in range(start + 1, len(sums)):
-                part = sums[end] - sums[start]
-                if part > high:
-                    break
-                candidate = (cost + part ** 2, count + (end - start) ** 2,
-                             (*counts, end - start))
-                following[end] = min(candidate, following.get(end, candidate))
-        best = following
-    return list(best[len(sums) - 1][2])
-
-
-def _parts_needed(sums: list[int], bound: int) -> int:
-    """The number of parts if none may cost more than ``bound``."""
-    needed, start = 1, 0
-    for end in range(1, len(sums)):
-        if sums[end] - sums[start] > bound:
-            needed, start = needed + 1, end - 1
-    return needed
+        before = rounds[-1]
+        rounds.append({end: min(
+            (cost + (sums[end] - sums[start]) ** 2,
+             count + (end - start) ** 2, start)
+            for start, (cost, count, _) in before.items() if start < end)
+            for end in range(min(before) + 1, len(sums))})
+    ends = [len(costs)]
+    for best in reversed(rounds[1:]):
+        ends.insert(0, best[ends[0]][2])
+    return [end - start for start, end in itertools.pairwise(ends)]

@@ -24,7 +24,7 @@ import itertools
 import operator
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import chainer
@@ -295,26 +295,7 @@ class Divisible(chainer.ChainList):
                                 'tuple of these')
         return value
 
-    # --- a link, in which everything is once ---------------------------------
-
-    def links(self, skipself: bool = False) -> Iterator[Link]:
-        """Each link once."""
-        return (link for _, link in self.namedlinks(skipself))
-
-    def namedlinks(self, skipself: bool = False
-                   ) -> Iterator[tuple[str, Link]]:
-        """Each link once, with the first of its paths (``'/7/conv'``)."""
-        return _once(super().namedlinks(skipself))
-
-    def params(self, include_uninit: bool = True
-               ) -> Iterator[chainer.Parameter]:
-        """Each parameter once."""
-        return (one for _, one in self.namedparams(include_uninit))
-
-    def namedparams(self, include_uninit: bool = True
-                    ) -> Iterator[tuple[str, chainer.Parameter]]:
-        """Each parameter once, with the first of its paths (``'/7/W'``)."""
-        return _once(super().namedparams(include_uninit))
+    # --- a link -------------------------------------------------------------
 
     def init_scope(self, *_: Any) -> NoReturn:
         """Raises TypeError: a model holds nothing but layers."""
@@ -538,15 +519,6 @@ _OWN = frozenset([*vars(Divisible()), '_local_link_hooks'])
 def _layer(child: Link) -> Any:
     """What is called at a place."""
     return child.function if isinstance(child, Call) else child
-
-
-def _once(pairs: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """The first name of each thing."""
-    seen: set[int] = set()
-    for name, thing in pairs:
-        if id(thing) not in seen:
-            seen.add(id(thing))
-            yield name, thing
 
 
 def _rebound(layer: Any, whole: Divisible, part: Divisible) -> Any:
