@@ -250,7 +250,7 @@ def _pipeline_options(options: argparse.Namespace, given: dict[str, Any]
 
 #: Options that go with a plan, and what is none.
 _BESIDE = {'script', 'arguments', 'plan', 'snapshots', 'every', 'report',
-           'call', 'parser'}
+           'cpu', 'call', 'parser'}
 
 
 def _as_planned(options: argparse.Namespace) -> list[Any]:

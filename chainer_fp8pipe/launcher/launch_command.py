@@ -118,12 +118,16 @@ def mistyped(word: str, own: Collection[str]) -> str:
             or did_you_mean(word, own, 0.85))
 
 
+#: Options of ``run`` without a value.
+FLAGS_OF_RUN = '--cpu',
+
+
 def split_arguments(arguments: Sequence[str], own: Mapping[str, bool]
                     ) -> tuple[list[str], list[str], list[str]]:
     """Divides a command line into the launcher's, ``run``'s, the script's.
 
-    Every option of ``run`` has a value, and so the first word that is
-    neither an option nor a value is the script.
+    Every option of ``run`` but its flags has a value, and so the first word
+    that is neither an option nor a value is the script.
 
     Args:
         arguments: All words.
@@ -143,7 +147,7 @@ def split_arguments(arguments: Sequence[str], own: Mapping[str, bool]
             name, equals = name[:2], '='        # as in -n8
         target = mine if name in own else of_run
         target.append(word)
-        if words and not equals and own.get(name, True):
+        if words and not equals and own.get(name, name not in FLAGS_OF_RUN):
             target.append(words.pop(0))
     return mine, of_run, words[words[:1] == ['--']:]
 

@@ -87,6 +87,7 @@ OWN = {'-n': True, '--ranks': True, '--help': False}
     ('--communicator fp8 -n 2 --warmup=5 a b', '-n 2',
      '--communicator fp8 --warmup=5', 'a b'),
     ('--help', '--help', '', ''),
+    ('--cpu -n 2 train.py a', '-n 2', '--cpu', 'train.py a'),
     ('-n 2 -- -odd.py -n 3', '-n 2', '', '-odd.py -n 3'),
 ])
 def test_a_line_is_divided_between_launcher_run_and_script(
@@ -95,18 +96,21 @@ def test_a_line_is_divided_between_launcher_run_and_script(
         own.split(), of_run.split(), script.split())
 
 
-def test_every_option_of_run_has_one_value_and_a_name_unlike_the_launchers():
+def test_options_of_run_but_flags_have_one_value_and_no_name_of_the_launchers(
+):
     """On which dividing a line relies."""
     done = run_script(0, '-c', '''
 import argparse
-from chainer_fp8pipe.launcher.launch_command import _flags, _parser, mistyped
+from chainer_fp8pipe.launcher.launch_command import (
+    FLAGS_OF_RUN, _flags, _parser, mistyped)
 from chainer_fp8pipe.run import add_run
 own = _flags(_parser({}))
 commands = argparse.ArgumentParser().add_subparsers()
 add_run(commands)
 for action in commands.choices['run']._actions:
     if action.option_strings and '-h' not in action.option_strings:
-        assert action.nargs is None, action.option_strings
+        assert action.nargs == (
+            0 if action.option_strings[0] in FLAGS_OF_RUN else None)
         for name in action.option_strings:
             assert name[:2] == '--'
             assert not mistyped(name, own), name
