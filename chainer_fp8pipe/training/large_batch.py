@@ -18,8 +18,6 @@ import chainer
 import numpy
 from chainer.training import extension
 
-from ..mpi.agreement import agree
-from ..mpi.waiting import wait_until
 from .checks import check_count, check_number
 
 
@@ -395,7 +393,8 @@ class FollowEpochs(extension.Extension):
                     ranks = getattr(getattr(optimizer, 'communicator', None),
                                     'mpi_comm', None)
                     self._followed.append((hook, ranks))
-                    if ranks is not None:
+                    if ranks is not None:       # MPI is there
+                        from ..mpi.agreement import agree
                         agree(ranks, {'the extension FollowEpochs': 'there'},
                               remedy='Extend the trainer with it on all ranks')
         if not self._followed:
@@ -408,6 +407,7 @@ class FollowEpochs(extension.Extension):
         for hook, ranks in self._followed:
             epoch = numpy.array([trainer.updater.epoch_detail], float)
             if ranks is not None:
+                from ..mpi.waiting import wait_until
                 wait_until(ranks.Ibcast(epoch).Test)
             hook.epoch = float(epoch[0])
 
