@@ -173,7 +173,8 @@ def _check_writable(option: str, directory: str | None) -> None:
     def check() -> None:
         try:
             if directory is not None and MPI.COMM_WORLD.rank == 0:
-                os.makedirs(directory, exist_ok=True)
+                if not os.path.exists(directory):
+                    os.makedirs(directory)
                 tempfile.TemporaryFile(dir=directory).close()
         except OSError as error:
             raise ValueError(

@@ -136,5 +136,5 @@ def test_a_communicator_gives_the_numbers_of_one_process(
 @pytest.mark.parametrize('options', [(), ('--communicator', 'fp8')])
 def test_several_ranks_without_a_pipeline_are_for_chainermn(
         tmp_path, options):
-    done = run(tmp_path / 'here', 'own_loop', 2, *options)
+    done = run(tmp_path / 'here', 'call_links', 2, *options)
     check_refusal(done, 'creates no communicator', tmp_path / 'here')

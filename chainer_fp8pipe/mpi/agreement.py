@@ -9,6 +9,7 @@
 # agreement costs as much as a barrier.
 from __future__ import annotations
 
+import collections
 import hashlib
 import pickle
 import time
@@ -19,7 +20,7 @@ import numpy
 from mpi4py import MPI
 
 from .finalizing import HeldRequest, keep_forever
-from .waiting import wait_until
+from .waiting import wait_until, world_ranks
 
 _Error = TypeVar('_Error', bound=BaseException)
 #: Waits until a function returns a true value, or raises: MPI's own waits
@@ -210,6 +211,8 @@ def _difference(first: dict[str, str], other: dict[str, str], rank: int
 # --- who takes part ----------------------------------------------------------
 
 _HERE = 32_301          # a tag; MPI has at least 32,767
+# Attendances of these ranks so far.
+_numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
 #: Seconds after which those that are not there do not take part.
 IN_VAIN = 120.0
 
@@ -229,8 +232,11 @@ class Attendance:
     def __init__(self, comm: MPI.Comm, what: str) -> None:
         self._comm, self._what = comm, what
         self._missing = sorted({*range(comm.size)} - {comm.rank})
+        # Nobody may have taken what was sent for an earlier one.
+        self._ranks = world_ranks(comm)
+        self._number = _numbers[self._ranks] = _numbers[self._ranks] + 1
         for rank in self._missing:
-            keep_forever(comm.isend(None, rank, _HERE))
+            keep_forever(comm.isend(self._number, rank, _HERE))
 
     def settle(self) -> None:
         """Waits until all are there; all must have made this object before.
@@ -242,12 +248,15 @@ class Attendance:
 
         def all_there() -> bool:
             for rank in [*self._missing]:
-                if self._comm.Iprobe(rank, _HERE):
-                    self._comm.recv(source=rank, tag=_HERE)
-                    self._missing.remove(rank)
+                while rank in self._missing and self._comm.Iprobe(
+                        rank, _HERE):
+                    if self._comm.recv(
+                            source=rank, tag=_HERE) >= self._number:
+                        self._missing.remove(rank)
             return not self._missing or time.monotonic() > end
         wait_until(all_there)
         if self._missing:
+            _numbers[self._ranks] -= 1      # as those have it
             raise RuntimeError(
                 f'rank {self._comm.rank}: {self._what} is on this rank but '
                 f'not on rank {", ".join(map(str, self._missing))}; extend '

@@ -56,7 +56,7 @@ if comm.rank == 0:
 #: the 20th.  A rank raises between two updates: in the middle of one, the
 #: exchange would have all ranks raise.
 HELD = '''
-import glob, os, signal, time
+import contextlib, glob, os, signal, time
 from chainer_fp8pipe.training.snapshots import file as snapshot_file
 from mpi4py import MPI
 signals = []
@@ -67,16 +67,18 @@ def after_update(trainer):
         time.sleep(0.01)
     if signals:
         raise RuntimeError('a rank that raises')
-def held(value, digest_of=snapshot_file.digest_of):
-    while len(glob.glob('saved/snapshot_iter_7.ranks/rank?of2.npz')) == 2 and (
-            os.path.exists('hold')):
-        time.sleep(0.01)
-    return digest_of(value)
-snapshot_file.digest_of = held
+@contextlib.contextmanager
+def held(*given, written_whole=snapshot_file.written_whole):
+    with written_whole(*given) as file:
+        yield file
+        while os.path.exists('hold') and len(glob.glob(
+                'saved/snapshot_iter_7.ranks/rank?of2.npz')) == 2:
+            time.sleep(0.01)
+snapshot_file.written_whole = held
 signal.signal(signal.SIGUSR1, lambda number, frame: signals.append(number))
 if MPI.COMM_WORLD.rank == 0 and os.path.exists('saved'):
     names = sorted(name for name in os.listdir('saved')
-                   if name != 'trainers.json')
+                   if glob.glob(f'saved/{name}/*.npz'))
     # At once: other ranks write, too.
     os.write(1, ('found ' + ' '.join(names) + chr(10)).encode())
 '''

@@ -93,3 +93,17 @@ def test_a_rank_that_does_not_take_part_is_named(comm, missing):
     while comm.Iprobe(tag=agreement._HERE):
         comm.recv(tag=agreement._HERE)
     comm.Barrier()
+
+
+@on_ranks(2)
+def test_one_that_nobody_settled_counts_for_no_later_one(comm):
+    """A training may fail before its first update, and another one follow."""
+    Attendance(comm, 'It')
+    comm.Barrier()
+    if comm.rank == 0:
+        there = Attendance(comm, 'It')
+        with mock.patch.object(agreement, 'IN_VAIN', 0.2), pytest.raises(
+                RuntimeError, match='not on rank 1'):
+            there.settle()
+    comm.Barrier()
+    Attendance(comm, 'It').settle()
