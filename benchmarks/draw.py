@@ -36,9 +36,8 @@ def training_steps():
          [OTHERS if 'PyTorch' in row[0] or row[0] == 'float32' else OURS
           for row in rows])
     axis.set(xlabel='ms, medians and spreads', title=(
-        'A training step takes a third of its time in\nfp8, a fifth in '
-        'int4 (4.2 million parameters,\n4 virtual hosts, links of 500 '
-        'Mbit/s)'))
+        'One training step (4.2 million parameters,\n4 virtual hosts, links '
+        'of 500 Mbit/s)'))
     return figure
 
 
