@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import random
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy
-from environment import as_rank, describe, parser, ranks_of, write_json
+from environment import describe, parser, ranks_of, start, write_json
 from mpi4py import MPI
 
 _FIRST, _LAST, RANKS = 4, 24, 4
@@ -277,7 +276,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    if sys.argv[1:2] and sys.argv[1].endswith('.json'):
-        as_rank(rank)
-    else:
-        main()
+    start(main, rank)

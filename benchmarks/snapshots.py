@@ -22,7 +22,6 @@ import glob
 import os
 import pathlib
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -37,7 +36,7 @@ import chainermn
 import numpy
 from chainer.training import Trainer, extension
 from chainer.training.updaters import StandardUpdater
-from environment import as_rank, describe, parser, ranks_of, write_json
+from environment import describe, parser, ranks_of, start, write_json
 from mpi4py import MPI
 
 WAYS = 'Snapshot', 'waiting'
@@ -173,7 +172,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-    if sys.argv[1:2] and sys.argv[1].endswith('.json'):
-        as_rank(rank)
-    else:
-        main()
+    start(main, rank)

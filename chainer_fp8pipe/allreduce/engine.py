@@ -20,10 +20,10 @@
 # it is not Python.  What can only wait inside MPI (mpi_op) is an engine
 # without a plan: a bucket is finished when it has gone in.
 #
-# What is under way belongs to MPI and to neighbours.  Compiled code knows
-# addresses only; the engine holds a bucket, which holds all that has one,
-# until it is finished, even if its owner has dropped it.  An engine that is
-# dropped meanwhile never frees any of this.
+# MPI and neighbours read and write the memory of a bucket that is under way,
+# and compiled code knows its addresses only.  So the engine holds the bucket,
+# which holds all that has an address, until it is finished, even if its owner
+# has dropped it.  An engine that is dropped meanwhile never frees any of it.
 from __future__ import annotations
 
 import collections
@@ -371,7 +371,7 @@ class Engine:
         found = []
         states = numpy.zeros((self.framing.frames_in_flight, 5), 'i8')
         _library.engine_waits(ctypes.byref(self._compiled),
-                                   pointer(states.ctypes.data))
+                              pointer(states.ctypes.data))
         for address, frame, step, kind, peer in sorted(states.tolist()):
             bucket = self._under_way.get(address)
             if bucket is None:

@@ -50,7 +50,7 @@ def refusal(name: str) -> ValueError:
 
 def answered(name: str, comm: MPI.Comm, answer: Callable[[], Any] | None,
              pipeline: MPI.Comm | None) -> Any:
-    """What an operation gives if all ranks have sent the same.
+    """The result of an operation to which all ranks have sent the same.
 
     Args:
         name: Of the operation.

@@ -388,7 +388,7 @@ def _shape(array: Any) -> Any:
 @own_work()
 def optimizer_arrays(optimizer: Any, parameters: Mapping[str, Any],
                      device: Any) -> tuple[int, float]:
-    """What an optimizer keeps, and takes for a while.
+    """The memory that an optimizer keeps, and that an update takes.
 
     A copy of the optimizer updates a parameter as large as the largest one,
     or of a million elements.

@@ -1,6 +1,7 @@
 """Links and functions that are run as one call, and never cut."""
 from __future__ import annotations
 
+import abc
 import functools
 import itertools
 from collections.abc import Callable
@@ -134,20 +135,20 @@ def _variable(array: Any) -> chainer.Variable | None:
         array, requires_grad=False)
 
 
-class Pass(Interceptor):
+class Pass(Interceptor, abc.ABC):
     """A forward pass, in which some links and marked functions are one call.
     """
 
+    @abc.abstractmethod
     def is_whole(self, link: chainer.Link) -> bool:
         """Whether a link is one call."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def last_form(self) -> tuple[Any, tuple[bool, ...]]:
         """The form of the last result (see :class:`.Figures`), if recorded.
 
         Asked where :meth:`apply` has not run a :class:`WholeCall`.
         """
-        raise NotImplementedError
 
     def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
                   original: Callable) -> Any:

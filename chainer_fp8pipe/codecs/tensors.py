@@ -44,7 +44,7 @@ _NOTHING = numpy.zeros(0, numpy.float32)
 
 
 class Coding(ctypes.Structure):
-    """What a codec does with tensors; see ``formats/coding.h``."""
+    """How tensors are encoded and decoded: ``formats/coding.h``'s struct."""
 
     _fields_ = (
         ('codec', ctypes.c_int), ('rounding', ctypes.c_int),

@@ -42,6 +42,7 @@ from chainermn.optimizers import _MultiNodeOptimizer
 
 from ..allreduce.engine import Engine
 from ..intercept import ready_gradients
+from ..intercept.training_objects import LIBRARIES
 from ..mpi.agreement import agree, digest, is_raised_by_all
 from ..mpi.waiting import LONG, give_way
 from .buckets import Passes, send_order
@@ -449,14 +450,11 @@ def _update() -> FrameType | None:
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_globals.get(
-            '__name__', '').partition('.')[0] in _OURS:
+            '__name__', '').partition('.')[0] in LIBRARIES:
         if frame.f_code is _MultiNodeOptimizer.update.__code__:
             return frame
         frame = frame.f_back
     return None
-
-
-_OURS = 'chainer', 'chainermn', __name__.partition('.')[0]
 
 
 def _digest(array: Any) -> int:

@@ -53,6 +53,10 @@ def own_work() -> Any:
     return _own_work.set_to(True)
 
 
+#: Packages whose objects and lines are not a script's own.
+LIBRARIES = frozenset(('chainer', 'chainermn', 'chainer_fp8pipe'))
+
+
 class Originals:
     """Makes what a script would have made: here as Chainer does.
 

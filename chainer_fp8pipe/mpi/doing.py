@@ -39,7 +39,7 @@ _CALL = re.compile(r'\s*(?:(?:[\w, ]+=|return)\s)?\s*([\w.]+)\.(\w+)\s*\(')
 
 
 class Doing(NamedTuple):
-    """What a rank does.
+    """Whether a rank waits for others, where, and for which.
 
     Attributes:
         state: ``WAITS`` or ``WORKS``.
@@ -75,7 +75,7 @@ def doing() -> Doing:
 
 
 def _of_main_thread(frames: Sequence[FrameType]) -> Doing:
-    # What is further in than a wait of this package changes all the time.
+    # Frames inside of a wait of this package differ from look to look.
     depth = next((number for number, frame in enumerate(frames)
                   if _is_wait(frame)), len(frames))
     kept = frames[:depth] or frames

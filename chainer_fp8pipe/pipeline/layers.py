@@ -467,7 +467,7 @@ class LayersLoss:
 
 def _called(calls: _Pass, place: Place, name: str,
             both: tuple[Callable, Count], outputs: Any, target: Any) -> Any:
-    """What a loss or metric returns; only a mean that counts as is said."""
+    """Calls a loss or metric, whose count must weigh what it is a mean of."""
     function, count = both
     calls.place = place
     seed_at(place, calls.part.xp)

@@ -238,7 +238,7 @@ class Channels:
 
 
 class _Step(NamedTuple):
-    """What is the same for all actions of a step."""
+    """The arguments that all actions of a step share."""
 
     places: list[Place]         # of the micro-batches
     loss: MeanLoss | None       # None: the outputs are wanted

@@ -40,6 +40,7 @@ import numpy
 from chainer import training
 from chainer.training import trainer as trainer_module
 
+from ...intercept.training_objects import LIBRARIES
 from ..triggers import EveryUpdate
 from .file import Manifest, State
 
@@ -56,7 +57,6 @@ _ELSEWHERE: dict[Any, frozenset[str]] = {
 _JSON = numpy.dtype('V1')
 _SIMPLE = bool, int, float, str, type(None)
 _GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
-_KNOWN = 'chainer', 'chainermn', 'chainer_fp8pipe'
 _beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
     weakref.WeakKeyDictionary())
 
@@ -93,7 +93,8 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
             entry.extension, '__self__', entry.extension)
         found[f'trigger of/{name}'] = entry.trigger
     for key, one in found.items():
-        if str(getattr(one, '__module__', '')).partition('.')[0] not in _KNOWN:
+        package = str(getattr(one, '__module__', '')).partition('.')[0]
+        if package not in LIBRARIES:
             yield f'job/{key}', one
     for name, optimizer in updater.get_all_optimizers().items():
         for place, link in optimizer.target.namedlinks():

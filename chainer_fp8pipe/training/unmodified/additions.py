@@ -10,6 +10,7 @@
 # kept in ``DIR/seed.json``.
 from __future__ import annotations
 
+import abc
 import contextlib
 import inspect
 import json
@@ -27,7 +28,7 @@ from chainer.training.triggers import IntervalTrigger, TimeTrigger
 from mpi4py import MPI
 
 from ...command_line import Interval
-from ...intercept.training_objects import Originals
+from ...intercept.training_objects import LIBRARIES, Originals
 from ...report.launch_protocol import LauncherLine, is_launched
 from ...report.record import written_whole
 from ..run_report import RunReport
@@ -40,7 +41,7 @@ _INDEX, _SEED = 'trainers.json', 'seed.json'
 _SCATTER = inspect.signature(chainermn.scatter_dataset)
 
 
-class Additions(Originals):
+class Additions(Originals, abc.ABC):
     """Prepares a script's Trainers when all else has been done to them.
 
     A Trainer that runs in an extension of another one is a part of that.
@@ -76,8 +77,9 @@ class Additions(Originals):
         finally:
             self._trains = before
 
+    @abc.abstractmethod
     def _add_to(self, trainer: Any) -> None:
-        raise NotImplementedError
+        """Prepares one of the script's Trainers."""
 
     def _folder(self, number: int) -> str:
         return os.path.join(self._directory or '', str(number) * (number > 1))
@@ -245,8 +247,7 @@ def _place() -> str:
         name = frame.f_globals.get('__name__', '')
         if name == 'chainer_fp8pipe.compat' or name.startswith('runpy'):
             break
-        if name.partition('.')[0] not in ('chainer', 'chainermn',
-                                          'chainer_fp8pipe'):
+        if name.partition('.')[0] not in LIBRARIES:
             found.append(linecache.getline(
                 frame.f_code.co_filename, frame.f_lineno).strip())
         frame = frame.f_back

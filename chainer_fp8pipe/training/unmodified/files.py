@@ -16,14 +16,13 @@ from chainer.training.extensions import _snapshot
 from mpi4py import MPI
 
 from ...chains.saving import saving_parts
+from ...intercept.training_objects import LIBRARIES
 from ...mpi.agreement import raise_together
 from ..snapshots.snapshot import go_on
 from ..triggers import Followed, counts
 from .launch import Refusal
 from .looks import Looking
 
-#: Packages whose extensions and triggers are known to look at no parameter.
-_KNOWN = 'chainer', 'chainermn', 'chainer_fp8pipe'
 _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
     extensions.ParameterStatistics)
@@ -64,7 +63,8 @@ def _adapted(extension: Any, job: Any) -> Any:
 
 
 def _looking(own: Any, job: Any) -> Any:
-    return own if type(own).__module__.partition('.')[0] in _KNOWN else (
+    # Those of the libraries are known to look at no parameter.
+    return own if type(own).__module__.partition('.')[0] in LIBRARIES else (
         Looking(own, job.whole))
 
 

@@ -203,11 +203,6 @@ class PipelineJob(Originals):
 
     # --- details ------------------------------------------------------------
 
-    @_together
-    def as_rank_0(self, value: Any) -> Any:
-        """The value that rank 0 has; call it on all ranks."""
-        return self.comm.bcast(value)
-
     def warn(self, text: str) -> None:
         """Prints a warning on rank 0."""
         if self.comm.rank == 0:

@@ -15,6 +15,7 @@ from typing import Any
 from mpi4py import MPI
 
 from ...intercept.patching import Patch
+from ...intercept.training_objects import LIBRARIES
 from ...mpi.finalizing import keep_forever
 from .launch import only_rank_0_prints
 
@@ -26,7 +27,7 @@ _ONCE = {'mkdir': 1, 'remove': 1, 'rename': 2, 'replace': 2, 'rmdir': 1,
          'unlink': 1}
 #: Modules by which scripts call them, and those that are no script's.
 _THROUGH = 'os', 'pathlib', 'posixpath', 'shutil'
-_NO_SCRIPTS = 'chainer', 'chainermn', 'chainer_fp8pipe', 'tempfile'
+_NO_SCRIPTS = LIBRARIES | {'tempfile'}
 
 
 @contextlib.contextmanager
