@@ -249,10 +249,10 @@ def rank(comm: MPI.Comm, job: dict) -> list[list]:
 def line(row: Sequence, trained: bool) -> str:
     def said(found: Sequence[float]) -> str:
         if not trained:
-            return '{:9.3f} {:6.3f}'.format(*found)
-        return f'{statistics.fmean(found):9.3f} +- ' + (
+            return '{:7.3f} {:6.3f}'.format(*found)
+        return f'{statistics.fmean(found):7.3f} +- ' + (
             f'{statistics.stdev(found):.3f}' if len(found) > 1 else '?')
-    return f'{row[0]:34}' + ''.join(f'{said(one):>18}' for one in row[1:])
+    return f'{row[0]:34}' + ''.join(f'{said(one):>16}' for one in row[1:])
 
 
 def main() -> None:
@@ -268,7 +268,7 @@ def main() -> None:
         ['float32', 'fp8', 'int4'] if options.seeds else
         ['fp8', 'fp8_paper', 'int4', 'float16', 'bfloat16'])
     print(describe())
-    print(f'{"":34}' + ''.join(f'{name:>18}' for name in codecs), flush=True)
+    print(f'{"":34}' + ''.join(f'{name:>16}' for name in codecs), flush=True)
     rows = ranks_of('heavy_tails.py', {'codecs': codecs,
                                        'seeds': options.seeds}, RANKS)
     if options.json:
