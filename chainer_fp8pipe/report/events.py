@@ -107,14 +107,15 @@ def part_waits(events: Iterable[Event]) -> list[Event]:
     for event in events:
         cause = causes.get(id(event), event)
         until = min(cause.start, event.end)
-        if until <= event.start:
-            parts.append(event)
-            continue
         # What is done inside of the exchange before, such as encoding, is no
         # waiting.
-        since = min(until, max([event.start, *(
+        since = max([event.start, *(
             one.end for one in own[event.rank]
-            if one is not event and event.start <= one.start < until)]))
+            if one is not event and event.start <= one.start < until)]
+            ) if event.start < until else until
+        if until <= since:      # also if that goes on until then
+            parts.append(event)
+            continue
         parts += [one for one in (
             event._replace(end=since),
             event._replace(name=WAITING, start=since, end=until, bytes=0,

@@ -54,6 +54,8 @@ def exchanges(*starts, end=10, lane='', chunk=None):
         (0, 1, 3, 'rank 2'), (1, 2, 5, 'rank 3')]),
     # Encoding inside of it is no waiting.
     ([*exchanges(1, 6), Event(0, 'encode', 1, 3)], [(0, 3, 6, 'rank 1')]),
+    # And is not cut in two where the last rank comes meanwhile.
+    ([*exchanges(1, 6), Event(0, 'encode', 3, 7)], []),
     # Ranks with other numbers of exchanges.
     ([*exchanges(1, 4), Event(0, 'exchange', 11, 12)], []),
     # One that ended before the last began was another.
@@ -65,6 +67,9 @@ def test_an_exchange_waits_for_its_last_rank(events, waits):
     for name in {one.name for one in events} - {'exchange'}:
         assert {one for one in parts if one.name == name} == {
             one for one in events if one.name == name}
+    for one, other in itertools.permutations(parts, 2):
+        if (one.rank, one.lane) == (other.rank, other.lane):
+            assert not one.start < other.start < one.end < other.end
     for rank in {one.rank for one in events}:
         assert sum(one.end - one.start for one in parts
                    if one.rank == rank) == pytest.approx(sum(

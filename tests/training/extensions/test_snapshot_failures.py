@@ -163,7 +163,7 @@ def test_training_goes_on_while_the_file_is_written(comm, tmp_path):
     seen, may_go, replace = [], threading.Event(), os.replace
 
     def held(*given):
-        may_go.wait(60)
+        may_go.wait()
         replace(*given)
     trainer, _ = make(comm, tmp_path, 6)
     kept = []
