@@ -2,10 +2,11 @@
 # A pipeline takes the mean of its micro-batches' losses.  That is the loss of
 # the batch if that is a mean over samples, and not if it is a sum, or a mean
 # over what the model itself counts.  So partition() compares: plain Chainer
-# computes the loss of two samples of the example, and of each alone.  It does
-# so as in evaluation, without dropout and batch statistics.  Weights matter
-# little for this; those that are yet to be drawn are made up, as views of a
-# few numbers, so that they take no memory.
+# computes the loss of the example's first samples, and of the first and the
+# others alone: two samples may have equally many labels, many hardly have.
+# It does so as in evaluation, without dropout and batch statistics.  Weights
+# matter little for this; those that are yet to be drawn are made up, as views
+# of a few numbers, so that they take no memory.
 from __future__ import annotations
 
 import contextlib
@@ -31,34 +32,38 @@ from .names import Names
 from .placeholder import is_placeholder
 
 #: How much the two may differ in rounding, by the bytes of the loss's dtype.
-_ROUNDING = {2: 3e-2, 4: 1e-3, 8: 1e-6}
+_ROUNDING = {2: 1e-2, 4: 1e-4, 8: 1e-7}
+#: Samples that are compared.
+_SAMPLES = 16
 
 
 def why_no_mean(model: Any, example: Any, names: Names) -> str:
-    """A warning if the loss of two samples is not the mean of theirs; or ''.
+    """A warning if the loss of samples is not the mean of theirs; or ''.
 
     Also '' where the model cannot be run so, or draws random numbers.
     """
     try:
         with _ready(names):
-            whole, mean = _compared(model, example)
+            samples, whole, mean = _compared(model, example)
     except Exception:       # what it takes to be run has been recorded
         return ''
     if whole == mean:
         return ''
-    return (f'the loss of 2 samples is {whole:.6g}, and the mean of their '
-            f'losses is {mean:.6g}: it is no mean over samples, and '
-            'micro-batches give another gradient than one process. Train '
+    return (f'the loss of {samples} samples is {whole:.6g}, and the mean of '
+            f'the loss of 1 and of {samples - 1} of them, by samples, is '
+            f'{mean:.6g}: it is no mean over samples, and micro-batches give '
+            'another gradient than one process. Train '
             'with --micro-batches 1 (micro_batches=1) and without replicas, '
             'or pass loss_weight= to PipelineUpdater')
 
 
-def _compared(model: Any, example: Any) -> tuple[float, float]:
-    """The loss of two samples and the mean of theirs; equal if near."""
+def _compared(model: Any, example: Any) -> tuple[int, float, float]:
+    """Samples, their loss, and the mean of its parts; equal if near."""
     args, kwargs = nested.arguments_of(example)
     every = [*args, *kwargs.values()]
     if len(every[0]) == 1:      # twice the same
         every = list(map(_twice, every))
+    samples = min(len(every[0]), _SAMPLES)
 
     def loss(start: int, end: int) -> tuple[Any, list[tuple[int, int]]]:
         few = [one[start:end] for one in every]
@@ -69,8 +74,8 @@ def _compared(model: Any, example: Any) -> tuple[float, float]:
         labels = _Labels()
         with intercepting(labels):
             return model(*given, **named).array, labels.found
-    (whole, _), *parts = loss(0, 2), loss(0, 1), loss(1, 2)
-    weights = weights_of([labels for _, labels in parts], [1, 1])
+    (whole, _), *parts = loss(0, samples), loss(0, 1), loss(1, samples)
+    weights = weights_of([labels for _, labels in parts], [1, samples - 1])
     mean = float(sum(weight * float(part) for weight, (part, _) in zip(
         weights, parts, strict=True)) / sum(weights))
 
@@ -78,9 +83,9 @@ def _compared(model: Any, example: Any) -> tuple[float, float]:
         return math.isfinite(one - other) and abs(one - other) > 1e-6 + (
             _ROUNDING[whole.dtype.itemsize] * max(abs(one), abs(other)))
     if not differ(float(whole), mean) or differ(
-            float(whole), float(loss(0, 2)[0])):
-        return mean, mean
-    return float(whole), mean
+            float(whole), float(loss(0, samples)[0])):
+        return samples, mean, mean
+    return samples, float(whole), mean
 
 
 class _Labels(Interceptor):

@@ -72,7 +72,7 @@ def test_a_loss_that_is_no_mean_over_samples_is_told_of(name, later):
     loss, is_mean = LOSSES[name]
     found, model = said(loss, MPI.COMM_SELF, later=later)
     assert len(found) == (not is_mean)
-    assert all('loss of 2 samples' in one for one in found)
+    assert all('loss of 4 samples' in one for one in found)
     assert model.calls == 0
     assert not model.norm.avg_mean.any()
 
