@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 import time
 
 #: The environment variable that ranks have if a launcher has started them.
@@ -18,11 +17,10 @@ ENDED = 'CHAINER_FP8PIPE_ENDED'
 UPDATED = 'chainer_fp8pipe run: done with update '
 #: The line of a rank in which the script has ended in order.
 DONE = 'chainer_fp8pipe run: the script has ended'
-
 #: Begins a line about a rank: ``rank 1 of 4 = PID 1479 on b`` follows.
 RANK = 'chainer_fp8pipe run: is there: '
 
-_SECONDS = 0.5          # between lines
+_SECONDS = 0.5          # between lines about updates
 
 
 def is_launched() -> bool:
@@ -30,27 +28,30 @@ def is_launched() -> bool:
     return LAUNCHED in os.environ
 
 
+def _say(line: str) -> None:
+    # In one piece, so that it is a line also among others' output; Python's
+    # own stream may lead nowhere meanwhile.
+    if is_launched():
+        os.write(2, f'{line}\n'.encode())
+
+
 @functools.cache
 def say_rank(rank: int, size: int) -> None:
-    """Tells a launcher, if there is one, which process a rank is; once.
+    """Tells a launcher which process a rank is; once.
 
     What starts ranks names processes alone where one dies.
     """
-    if is_launched():
-        # Python's own stream may lead nowhere meanwhile.
-        os.write(2, f'{RANK}rank {rank} of {size} = PID {os.getpid()} on '
-                 f'{os.uname().nodename}\n'.encode())
+    _say(f'{RANK}rank {rank} of {size} = PID {os.getpid()} on '
+         f'{os.uname().nodename}')
 
 
 def say_done() -> None:
-    """Tells a launcher, if there is one, that the script has ended here.
+    """Tells a launcher that the script has ended here.
 
     What the script has started and left running may keep the program that
     starts ranks from ending.
     """
-    if is_launched():
-        sys.stderr.write(f'{DONE}\n')
-        sys.stderr.flush()
+    _say(DONE)
 
 
 class LauncherLine:
@@ -63,6 +64,4 @@ class LauncherLine:
         """Call it after each update, with its number."""
         if (now := time.monotonic()) >= self._next:
             self._next = now + _SECONDS
-            # In one piece, so that it is a line also among others' output.
-            sys.stderr.write(f'{UPDATED}{update}\n')
-            sys.stderr.flush()
+            _say(f'{UPDATED}{update}')

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import decimal
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -54,11 +53,12 @@ def size(value: float, up: bool = False) -> str:
     """
     if not math.isfinite(value):
         return str(value)
-    rounding = decimal.ROUND_CEILING if up else decimal.ROUND_HALF_EVEN
-    three = decimal.Context(prec=3, rounding=rounding).create_decimal(
-        int(math.ceil(value) if up else round(value)))
-    power = min(three.adjusted() // 3, len(_SIZES) - 1)
-    return f'{three.scaleb(-3 * power).normalize():f} {_SIZES[power]}'
+    rounded = math.ceil if up else round
+    whole = int(rounded(value))
+    step = 10 ** max(0, len(str(whole)) - 3)
+    whole = rounded(whole / step) * step
+    power = min((len(str(whole)) - 1) // 3, len(_SIZES) - 1)
+    return f'{whole / 1000 ** power:g} {_SIZES[power]}'
 
 
 def parse_bytes(text: Any) -> float | None:

@@ -4,31 +4,25 @@
 # and the data of a rank that died are there.  The price: a report shows the
 # ranks whose files one disk has.
 #
-# A file has a line of JSON for each part, ["class", fields...], with NaN and
-# infinities as Python's json has them.  Lines are only appended: a kill costs
-# the line that was being written, which a reader leaves out with a remark, and
-# a job that is started again goes on in the same files.  Only a file that does
-# not begin as a record is an error, for it may be anything.
-#
-# Ranks share no clock but that of their hosts, as seconds since 1970: a start
-# of a rank is that of rank 0 which is the nearest in time.
+# A file has a line of JSON for each part, ["class", fields...].  Lines are
+# only appended: a kill costs the line that was being written, which a reader
+# leaves out with a remark, and a job that is started again goes on in the same
+# files.  Ranks share no clock but that of their hosts, as seconds since 1970:
+# a start of a rank is that of rank 0 which is the nearest in time.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .events import Event
+from .stream import Event
 
-#: The folder of a record, in the result folder.
-FOLDER = 'report'
-_HEADER = '["record of a rank", 3]\n'
+_FOLDER, _HEADER = 'report', '["record of a rank", 3]\n'
 
 #: Parts of a step, in the order of a picture.  ``exchange`` includes waiting
 #: for slower ranks; ``other`` has no section of its own; ``between`` passes
@@ -45,31 +39,18 @@ Quartiles = tuple[float, float, float]
 
 
 class RunStart(NamedTuple):
-    """The job was started; a line of each rank.
+    """The job was started; a line of each rank."""
 
-    Attributes:
-        time: Seconds since 1970, UTC.
-        iteration: Updates done before, in earlier starts.
-        ranks: How many there are.
-        host: Of this rank.
-        stage: Of a pipeline, this rank's; None without one.
-        command: The program and its arguments.
-        versions: By name: Python, this package, Chainer, NumPy, MPI, ...
-        options: By name, in words: communicator, updater, batch size, ...
-        launched: Starts of the launcher before; None without a launcher.
-        after: The end of the start before, as the launcher says; '' unknown.
-    """
-
-    time: float
-    iteration: int
-    ranks: int
-    host: str
-    stage: int | None = None
-    command: tuple[str, ...] = ()
-    versions: Mapping[str, str] = {}
-    options: Mapping[str, str] = {}
-    launched: int | None = None
-    after: str = ''
+    time: float             # seconds since 1970, UTC; so in all parts
+    iteration: int          # updates done before, in earlier starts
+    ranks: int              # how many there are
+    host: str               # of this rank
+    stage: int | None = None            # of a pipeline, this rank's
+    command: tuple[str, ...] = ()       # the program and its arguments
+    versions: Mapping[str, str] = {}    # Python, Chainer, NumPy, MPI, ...
+    options: Mapping[str, str] = {}     # communicator, updater, ..., in words
+    launched: int | None = None     # starts of the launcher before, if any
+    after: str = ''                 # how the last one ended, as it says
 
     @property
     def is_new(self) -> bool:
@@ -78,35 +59,20 @@ class RunStart(NamedTuple):
 
 
 class RunEnd(NamedTuple):
-    """A start ended in order on a rank; one that was killed has no end.
-
-    Attributes:
-        time: Seconds since 1970, UTC.
-        iteration: Updates done.
-        error: What was raised; '' if nothing was.
-    """
+    """A start ended in order on a rank."""
 
     time: float
-    iteration: int
-    error: str = ''
+    iteration: int          # updates done
+    error: str = ''         # what was raised; '' if nothing was
 
 
 class CurvePoint(NamedTuple):
-    """The means, over some updates, of values that the training reported.
+    """The means, over some updates, of values that the training reported."""
 
-    Attributes:
-        iteration: The last of these updates.
-        epoch: Passes over the data so far, with the part of the last one.
-        seconds: Of training so far, earlier starts included.
-        values: By name, such as ``'main/loss'`` and
-            ``'validation/main/accuracy'``; finite or not.
-        time: When it was noted, in seconds since 1970.
-    """
-
-    iteration: int
-    epoch: float
-    seconds: float
-    values: Mapping[str, float]
+    iteration: int          # the last of these updates
+    epoch: float            # passes over the data, with the part of the last
+    seconds: float          # of training so far, earlier starts included
+    values: Mapping[str, float]     # by name; finite or not
     time: float = 0.0
 
 
@@ -114,113 +80,62 @@ class RankInterval(NamedTuple):
     """What a rank did in all updates between two writes of its record.
 
     The first update of a start, which connects and allocates, is in none.
-
-    Attributes:
-        rank: The rank.
-        first: The first update.
-        last: The last update.
-        step: Seconds from the end of an update to the end of the next.
-        own: Seconds of a step without :data:`COMMUNICATION`.
-        phases: Mean seconds of a step, by one of :data:`PHASES`.
-        hidden: The same, of the thread that exchanges beside.
-        sent: By codec, such as ``'fp8'``, or ``'to stages'``: the mean bytes
-            that the rank sends in an update, and those in float32.
-        peak: The most bytes of the process so far; 0: unknown.
-        time: When it was written, in seconds since 1970.
     """
 
     rank: int
-    first: int
-    last: int
-    step: Quartiles
-    own: Quartiles
-    phases: Mapping[str, float]
-    hidden: Mapping[str, float] = {}
+    first: int              # update
+    last: int               # update
+    step: Quartiles         # seconds from the end of an update to the next's
+    own: Quartiles          # seconds of a step without COMMUNICATION
+    phases: Mapping[str, float]         # mean seconds of a step
+    hidden: Mapping[str, float] = {}    # of the thread that exchanges beside
+    # By codec, such as 'fp8', or 'to stages': the mean bytes that the rank
+    # sends in an update, and those in float32.
     sent: Mapping[str, tuple[float, float]] = {}
-    peak: int = 0
+    peak: int = 0           # most bytes of the process so far; 0: unknown
     time: float = 0.0
-
-    @property
-    def updates(self) -> int:
-        """How many there were."""
-        return self.last - self.first + 1
-
-    @property
-    def seconds(self) -> float:
-        """Of a step, the mean."""
-        return sum(self.phases.values())
 
 
 class RecordedUpdate(NamedTuple):
-    """The events of an update; a line of each rank.
-
-    Attributes:
-        iteration: The update.
-        seconds: That it took.
-        events: Of one rank in a file, of all ranks in a record; by their
-            start, in seconds since 1970.
-    """
+    """An update; of one rank in a file, of all ranks in a record."""
 
     iteration: int
     seconds: float
-    events: tuple[Event, ...]
+    events: tuple[Event, ...]   # by their start, in seconds since 1970
 
 
-@dataclass
-class RunRecord:
-    """All that is known of a training; lists are in the order of time.
-
-    Attributes:
-        name: Of the run: its folder.
-        starts: Of the last training in the folder, as rank 0 has them.
-        ends: Of each start that ended in order, by its place.
-        ended: The ranks that have ended the last start.
-        seen: The last sign of life of each start, in seconds since 1970.
-        hosts: Of the last start, by rank.
-        stages: Likewise; {} without a pipeline.
-        curves: Of one line, without points after which a later start began.
-        intervals: Of all ranks, by start.
-        updates: Whose events all ranks of the last start have.
-        remarks: Sentences about missing parts.
-    """
-
-    name: str
-    starts: list[RunStart] = field(default_factory=list)
-    ends: dict[int, RunEnd] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-    seen: list[float] = field(default_factory=list)
-    hosts: dict[int, str] = field(default_factory=dict)
-    stages: dict[int, int] = field(default_factory=dict)
-    curves: list[CurvePoint] = field(default_factory=list)
-    intervals: list[list[RankInterval]] = field(default_factory=list)
-    updates: list[RecordedUpdate] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-
-    @property
-    def seconds(self) -> float:
-        """That were trained, over all starts."""
-        return sum(max(0.0, seen - start.time) for seen, start in zip(
-            self.seen, self.starts, strict=True))
-
-
-#: Any part of a record.
+#: Any part of a record, and a rank's starts with the parts that follow them.
 Part = RunStart | RunEnd | CurvePoint | RankInterval | RecordedUpdate
-
-#: Starts of a rank, each with the parts that follow it.
 _Starts = list[tuple[RunStart, list[Part]]]
 
 _KINDS: dict[str, Any] = {kind.__name__: kind for kind in (
     RunStart, RunEnd, CurvePoint, RankInterval, RecordedUpdate)}
 
 
-# --- writing -----------------------------------------------------------------
+@dataclass
+class RunRecord:
+    """All that is known of a training; lists are in the order of time."""
+
+    name: str               # of the run: its folder
+    # Of the last training in the folder, as rank 0 has them; by their place,
+    # the ends of those that ended in order.
+    starts: list[RunStart] = field(default_factory=list)
+    ends: dict[int, RunEnd] = field(default_factory=dict)
+    seconds: float = 0.0    # that were trained, over all starts
+    # Of one line, without points after which a later start began.
+    curves: list[CurvePoint] = field(default_factory=list)
+    # Of the last start: by rank, hosts, pipeline stages, and whether it has
+    # ended; intervals of all ranks; updates whose events all ranks have.
+    hosts: dict[int, str] = field(default_factory=dict)
+    stages: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    intervals: list[RankInterval] = field(default_factory=list)
+    updates: list[RecordedUpdate] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)    # about missing parts
+
 
 class RecordWriter:
-    """Appends to the record of a rank.
-
-    Args:
-        folder: The result folder; the record's is made in it.
-        rank: Of this process.
+    """Appends to the record of a rank, in a folder in the result folder.
 
     Raises:
         OSError: The folder cannot be written.
@@ -228,24 +143,21 @@ class RecordWriter:
     """
 
     def __init__(self, folder: str, rank: int) -> None:
-        os.makedirs(os.path.join(folder, FOLDER), exist_ok=True)
-        self._path = os.path.join(folder, FOLDER, f'rank{rank}.jsonl')
+        os.makedirs(os.path.join(folder, _FOLDER), exist_ok=True)
+        self._path = os.path.join(folder, _FOLDER, f'rank{rank}.jsonl')
         if not os.path.exists(self._path) or not os.path.getsize(self._path):
             with written_whole(self._path) as file:
                 file.write(_HEADER)
             return
-        _check(self._path)
-        with open(self._path, 'rb+') as whole:      # a kill may have cut it
-            whole.seek(-1, os.SEEK_END)
-            if whole.read(1) != b'\n':
-                whole.write(b'\n')
+        if not _lines(self._path)[-1].endswith('\n'):    # a kill has cut it
+            self.write((), '\n')
 
-    def write(self, parts: Iterable[Part]) -> None:
+    def write(self, parts: Iterable[Part], before: str = '') -> None:
         """Appends parts, in one write."""
-        lines = ''.join(json.dumps([type(part).__name__, *part]) + '\n'
-                        for part in parts)
+        text = before + ''.join(json.dumps([type(part).__name__, *part])
+                                + '\n' for part in parts)
         with open(self._path, 'a', encoding='utf-8') as file:
-            file.write(lines)
+            file.write(text)
 
 
 @contextlib.contextmanager
@@ -268,13 +180,6 @@ def written_whole(path: str | os.PathLike[str], mode: str = 'w'
         raise
 
 
-# --- reading -----------------------------------------------------------------
-
-def is_record(folder: str) -> bool:
-    """Whether a folder has a record."""
-    return os.path.isfile(os.path.join(folder, FOLDER, 'rank0.jsonl'))
-
-
 def read_record(folder: str) -> RunRecord:
     """Reads the record of the last training in a folder.
 
@@ -286,48 +191,58 @@ def read_record(folder: str) -> RunRecord:
         ValueError: There is no record, or a file is none; the message names
             the file and the remedy.
     """
-    if not os.path.isdir(folder):
-        raise ValueError(f'{folder!r} is not a folder; name the folder that '
-                         'a run has written its results to')
-    if not is_record(folder):
+    inner = os.path.join(folder, _FOLDER)
+    if not os.path.isfile(os.path.join(inner, 'rank0.jsonl')):
         raise ValueError(
-            f'{folder!r} has no record ({FOLDER}/rank0.jsonl); add '
+            f'{folder!r} has no record ({_FOLDER}/rank0.jsonl); add '
             'trainer.extend(RunReport(comm)) to the training, and name the '
-            'folder that it writes to')
+            'folder that it writes its results to')
     record = RunRecord(os.path.basename(os.path.abspath(folder)))
-    jobs = {int(name[4:-6]): _starts(os.path.join(folder, FOLDER, name),
+    jobs = {int(name[4:-6]): _starts(os.path.join(inner, name),
                                      record.remarks)
-            for name in sorted(os.listdir(os.path.join(folder, FOLDER)))
+            for name in sorted(os.listdir(inner))
             if re.fullmatch(r'rank\d+\.jsonl', name)}
-    starts = [start for start, _ in jobs[0]]
-    if starts:
-        first = max(n for n, one in enumerate(starts) if one.is_new or not n)
-        if first:
-            record.remarks.append(
-                f'The folder has {first} earlier starts, of other trainings.')
-        _join(record, starts, first, jobs)
+    if jobs[0]:
+        _join(record, jobs)
     return record
 
 
-def _join(record: RunRecord, starts: list[RunStart], first: int,
-          jobs: Mapping[int, _Starts]) -> None:
-    """Fills a record with the starts from the first on, of all ranks."""
-    record.starts = starts[first:]
-    record.seen = [start.time for start in record.starts]
-    record.intervals = [[] for _ in record.starts]
+def _join(record: RunRecord, jobs: Mapping[int, _Starts]) -> None:
+    """Fills a record with the last training's starts, of all ranks."""
+    began = [start for start, _ in jobs[0]]
+    first = max(n for n, one in enumerate(began) if one.is_new or not n)
+    if first:
+        record.remarks.append(
+            f'The folder has {first} earlier starts, of other trainings.')
+    record.starts = began[first:]
     updates: dict[int, list[RecordedUpdate]] = defaultdict(list)
-    for rank, its in jobs.items():
-        for start, parts in its:
-            place = min(range(len(starts)), key=lambda place: abs(
-                starts[place].time - start.time)) - first
-            if place >= 0:
-                _add(record, rank, place, parts)
-            if place == len(record.starts) - 1:
-                record.hosts[rank] = start.host
-                if start.stage is not None:
-                    record.stages[rank] = start.stage
-                for part in _of(RecordedUpdate, parts):
-                    updates[part.iteration].append(part)
+    seen = [start.time for start in record.starts]
+    for rank, start, parts in [(rank, *one) for rank, its in jobs.items()
+                               for one in its]:
+        distances = [abs(one.time - start.time) for one in began]
+        place = distances.index(min(distances)) - first
+        if place < 0:
+            continue
+        seen[place] = max([seen[place], *(
+            part.time for part in parts
+            if not isinstance(part, RecordedUpdate))])
+        if not rank:
+            points = _of(CurvePoint, parts)
+            # It may have gone back behind points of the start before.
+            record.curves = [*(one for one in record.curves if not points
+                               or one.iteration < points[0].iteration),
+                             *points]
+            record.ends.update((place, end) for end in _of(RunEnd, parts))
+        if place == len(record.starts) - 1:
+            record.hosts[rank] = start.host
+            if start.stage is not None:
+                record.stages[rank] = start.stage
+            record.intervals += _of(RankInterval, parts)
+            record.ended |= {rank for _ in _of(RunEnd, parts)}
+            for part in _of(RecordedUpdate, parts):
+                updates[part.iteration].append(part)
+    record.seconds = sum(end - start.time for end, start in zip(
+        seen, record.starts, strict=True))
     record.updates = [
         RecordedUpdate(iteration, max(one.seconds for one in found), tuple(
             sorted((event for one in found for event in one.events),
@@ -343,56 +258,36 @@ def _join(record: RunRecord, starts: list[RunStart], first: int,
             'writes to another disk.')
 
 
-def _add(record: RunRecord, rank: int, place: int, parts: Sequence[Part]
-         ) -> None:
-    """Adds what a rank has of the start at a place."""
-    record.intervals[place] += _of(RankInterval, parts)
-    record.seen[place] = max([record.seen[place], *(
-        part.time for part in parts if not isinstance(part, RecordedUpdate))])
-    for end in _of(RunEnd, parts):
-        if place == len(record.starts) - 1:
-            record.ended.add(rank)
-        if not rank:
-            record.ends[place] = end
-    if not rank and (points := _of(CurvePoint, parts)):
-        # A start may have gone back behind later points of the one before.
-        record.curves = [*itertools.takewhile(
-            lambda point: point.iteration < points[0].iteration,
-            record.curves), *points]
-
-
 def _of(kind: Any, parts: Iterable[Part]) -> list[Any]:
     return [part for part in parts if isinstance(part, kind)]
 
 
-def _check(path: str) -> None:
-    with open(path, 'rb') as file:
-        begin = file.readline()
-    if begin != _HEADER.encode():
-        raise ValueError(
-            f'{path!r} is not a record that this chainer_fp8pipe writes; '
-            'move it away, or choose another result folder')
+def _lines(path: str) -> list[str]:
+    """The lines of a rank's file, which may be anything."""
+    with open(path, encoding='utf-8', errors='replace') as file:
+        if file.readline() == _HEADER:
+            return [_HEADER, *file]
+    raise ValueError(
+        f'{path!r} is not a record that this chainer_fp8pipe writes; '
+        'move it away, or choose another result folder')
 
 
 def _starts(path: str, remarks: list[str]) -> _Starts:
-    """Each start of a rank, with the parts that follow it."""
-    _check(path)
     found: _Starts = []
-    with open(path, encoding='utf-8', errors='replace') as file:
-        for number, line in enumerate(file, 1):
-            try:
-                kind, *fields = json.loads(line)
-                if kind == 'RecordedUpdate':
-                    fields[-1] = tuple(Event(*event) for event in fields[-1])
-                part = _KINDS[kind](*fields) if number > 1 else None
-            except (ValueError, TypeError, KeyError):
-                remarks.append(
-                    f'Line {number} of {os.path.basename(path)} is not whole '
-                    'and is left out; the job may have been killed while it '
-                    'was written.')
-                continue
-            if isinstance(part, RunStart):
-                found.append((part, []))
-            elif found and part is not None:
-                found[-1][1].append(part)
+    for number, line in enumerate(_lines(path)[1:], 2):
+        try:
+            kind, *fields = json.loads(line)
+            if kind == 'RecordedUpdate':
+                fields[-1] = tuple(Event(*event) for event in fields[-1])
+            part = _KINDS[kind](*fields)
+        except (ValueError, TypeError, KeyError):
+            remarks.append(
+                f'Line {number} of {os.path.basename(path)} is not whole '
+                'and is left out; the job may have been killed while it '
+                'was written.')
+            continue
+        if isinstance(part, RunStart):
+            found.append((part, []))
+        elif found:
+            found[-1][1].append(part)
     return found

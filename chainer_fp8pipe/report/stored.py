@@ -6,13 +6,12 @@
 # themselves when an object is made.
 from __future__ import annotations
 
-import functools
 import inspect
 import json
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 #: What a value of a type is called in messages.
@@ -20,8 +19,7 @@ _NAMES = {int: 'a whole number', float: 'a number', str: 'a text',
           bool: 'true or false'}
 
 
-def load(kind: Any, source: Any, remedy: str = 'make the plan again',
-         check: Callable[[Any], None] = lambda found: None) -> Any:
+def load(kind: Any, source: Any, remedy: str = 'make the plan again') -> Any:
     """Reads an object, and checks that its parts agree with each other.
 
     Args:
@@ -29,7 +27,6 @@ def load(kind: Any, source: Any, remedy: str = 'make the plan again',
         source: The path of a file, its content, or an object, which is
             returned as it is.
         remedy: The end of messages.
-        check: Raises ValueError about an object that cannot be used.
 
     Raises:
         ValueError: The file cannot be read, or the source is no such object,
@@ -41,9 +38,7 @@ def load(kind: Any, source: Any, remedy: str = 'make the plan again',
         if isinstance(source, str):
             with open(source, encoding='utf-8') as file:
                 source = json.load(file)
-        found = made(kind, source)
-        check(found)
-        return found
+        return made(kind, source)
     except OSError as error:
         reason = f'{name} cannot be read ({error.strerror})'
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -80,59 +75,45 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
     if origin is types.UnionType:       # of a type and None
         return None if data is None else made(inner[0], data, where)
     if origin is typing.Literal:
-        if not any(type(data) is type(one) and data == one for one in inner):
-            raise ValueError(f'{where} must be one of '
-                             f'{", ".join(map(repr, inner))}, not {data!r}')
+        _check(any(type(data) is type(one) and data == one for one in inner),
+               where, f'one of {", ".join(map(repr, inner))}', data)
         return data
     if origin is tuple:
-        kinds = inner[:1] * len(data) if inner[-1] is ... and isinstance(
-            data, (list, tuple)) else inner
-        _check(isinstance(data, (list, tuple)) and len(kinds) == len(data),
-               where, 'a list', data)
+        _check(isinstance(data, (list, tuple)), where, 'a list', data)
+        kinds = inner[:1] * len(data) if inner[-1] is ... else inner
+        _check(len(kinds) == len(data), where, 'a list', data)
         return tuple(made(one, value, f'{where}.{number}')
                      for number, (one, value) in enumerate(
                          zip(kinds, data, strict=True)))
+    if kind in _NAMES:
+        if kind is float and type(data) is int:
+            data = float(data) if data < 10 ** 300 else math.inf
+        _check(type(data) is kind, where, _NAMES[kind], data)
+        _check(kind in (str, bool) or 0 <= data < math.inf, where,
+               '0 or more, and finite', data)
+        return data
     if origin is Mapping:
         _check(isinstance(data, Mapping), where, 'an object', data)
         return {key: made(inner[1], value, f'{where}.{key}')
                 for key, value in data.items()}
-    return (_value if kind in _NAMES else _object)(kind, data, where)
+    return _object(kind, data, where)
 
 
 def _object(kind: Any, data: Any, where: str) -> Any:
     if hasattr(kind, 'before_made'):
         data = kind.before_made(data, where)
     _check(isinstance(data, Mapping), where, 'an object', data)
-    kinds, needed = _fields(kind)
+    kinds, fields = typing.get_type_hints(kind), inspect.signature(
+        kind).parameters.values()
     prefix = where and f'{where}.'
-    for name in (*needed, *data):
+    for name in (*(one.name for one in fields if one.default is one.empty),
+                 *data):
         if name not in data:
             raise ValueError(f'{prefix}{name} is missing')
         if name not in kinds:
             raise ValueError(f'{prefix}{name} is no field of a plan')
     return kind(**{name: made(kinds[name], value, f'{prefix}{name}')
                    for name, value in data.items()})
-
-
-@functools.cache
-def _fields(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """Types of all fields, and which have no default."""
-    return typing.get_type_hints(kind), [
-        name for name, one in inspect.signature(kind).parameters.items()
-        if one.default is one.empty]
-
-
-def _value(kind: Any, data: Any, where: str) -> Any:
-    if kind is float and type(data) is int:
-        try:
-            data = float(data)
-        except OverflowError:
-            data = math.inf
-    _check(type(data) is kind, where, _NAMES[kind], data)
-    if kind in (int, float) and not 0 <= data < math.inf:
-        raise ValueError(f'{where} must be 0 or more, and finite, not '
-                         f'{data!r}')
-    return data
 
 
 def _check(is_right: bool, where: str, wanted: str, data: Any) -> None:

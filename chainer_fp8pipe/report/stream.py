@@ -12,18 +12,46 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .events import BUCKETS, EXCHANGE, Event
+#: Names of the events in which a rank computes.
+COMPUTATION = ('forward', 'recompute', 'backward', 'backward_weight',
+               'update')
+#: Lanes of what goes on beside a rank's main thread: the thread that
+#: exchanges gradients, and buckets on their way.
+EXCHANGE, BUCKETS = 'exchange thread', 'buckets'
 
 # What an update waits for where nothing is overlapped.
 _EXCHANGE = ('encode', 'exchange', 'decode')
+#: Seconds between two events that are one: a thread that polls makes many.
+_GAP = 100e-6
+
+
+class Event(NamedTuple):
+    """What a rank did from when to when.
+
+    Names are those of :data:`COMPUTATION`, ``'wait'``, ``'send'``,
+    ``'receive'``, ``'exchange'``, ``'encode'``, ``'decode'``, ``'input'``,
+    ``'bucket'`` (a bucket of gradients travels) and ``'compression'`` (a
+    codec's state).  ``backward_weight`` is the weight half of a backward pass
+    that runs on its own.
+    """
+
+    rank: int
+    name: str
+    start: float            # in seconds, on one clock for all ranks
+    end: float
+    micro_batch: int | None = None
+    chunk: int | None = None            # its number in the whole model
+    iteration: int | None = None        # the update, if known
+    lane: str = ''          # '' for the main thread, EXCHANGE or BUCKETS
+    bytes: int = 0          # handed to MPI meanwhile; those of a bucket's wire
+    about: str = ''         # the tensors of a bucket or of a codec's state
+    values: tuple[tuple[str, float], ...] = ()      # such as a codec's
 
 
 class EventStream:
     """Adds up seconds and bytes, and keeps events for those who ask.
-
-    An event costs some microseconds.
 
     Attributes:
         updates: Exchanges finished.
@@ -71,13 +99,7 @@ class EventStream:
 
     def section(self, name: str, micro_batch: int | None = None,
                 chunk: int | None = None) -> Section:
-        """Times a ``with`` block.
-
-        Args:
-            name: Of the event, see :class:`Event`.
-            micro_batch: Its number, if the event is about one.
-            chunk: Its number, if the event is about one.
-        """
+        """Times a ``with`` block, with the fields of :class:`Event`."""
         return Section(self, name, micro_batch, chunk)
 
     def sent(self, count: int) -> None:
@@ -87,30 +109,20 @@ class EventStream:
             self._thread.open[-1].bytes += count
 
     def carried(self, count: int, whole: int) -> None:
-        """Adds bytes that go to another stage, in the innermost section.
-
-        Args:
-            count: Of the message.
-            whole: Of the arrays in it.
-        """
+        """Adds a message's bytes to another stage, and those of its arrays."""
         self.stage_bytes += count
         self.stage_arrays += whole
         if self._thread.open:
             self._thread.open[-1].bytes += count
 
     def divide(self, **seconds: float) -> None:
-        """Gives sections so many seconds of the one that is open.
-
-        Args:
-            seconds: By section.
-        """
+        """Gives sections, by name, seconds of the one that is open."""
         thread = self._thread
-        counted = thread.counted
         for name, amount in seconds.items():
-            counted[name] += amount
+            thread.counted[name] += amount
             if thread.open and amount:
                 section = thread.open[-1]
-                counted[section.name] -= amount
+                thread.counted[section.name] -= amount
                 section.parts[name] = section.parts.get(name, 0.0) + amount
 
     def travel(self, names: Sequence[str], size: int
@@ -128,25 +140,16 @@ class EventStream:
         if not self._keeping:
             return None
         more = f' and {len(names) - 1} more' if len(names) > 1 else ''
-        about, start = names[0] + more if names else '', time.monotonic()
-
-        def arrive() -> None:
-            self._write(Event(0, 'bucket', start, time.monotonic(),
-                              lane=BUCKETS, bytes=size, about=about))
-        return arrive
+        about, start = ''.join(names[:1]) + more, time.monotonic()
+        return lambda: self._write(Event(
+            0, 'bucket', start, time.monotonic(), lane=BUCKETS, bytes=size,
+            about=about))
 
     def mark(self, name: str, about: str, **values: float) -> None:
-        """Keeps an event without duration.
-
-        Args:
-            name: Of the event.
-            about: What the values describe, such as a tensor.
-            values: Numbers by name.
-        """
-        if self._keeping:
-            now = time.monotonic()
-            self._write(Event(0, name, now, now, about=about,
-                              values=tuple(values.items())))
+        """Keeps an event without duration: numbers about a tensor."""
+        now = time.monotonic()
+        self._write(Event(0, name, now, now, about=about,
+                          values=tuple(values.items())))
 
     def _write(self, event: Event) -> None:
         for kept in self._keeping:
@@ -203,21 +206,12 @@ class Section:
         for kept in stream._keeping:
             kept.append(self)
 
-    def event(self) -> Event:
-        """What happened, once the block has ended."""
-        return Event(0, self.name, self.start, self.end, self.micro_batch,
-                     self.chunk, lane=self.lane, bytes=self.bytes,
-                     values=tuple(self.parts.items()))
-
 
 class _Thread(threading.local):
     """The sections that a thread is in, innermost last.
 
-    Attributes:
-        open: The sections.
-        since: When the innermost one began, or went on.
-        counted: The seconds that it adds to.
-        lane: Of its events.
+    ``since`` is when the innermost one began, or went on, and ``counted`` the
+    seconds that it adds to.
     """
 
     def __init__(self, seconds: dict[str, float]) -> None:
@@ -230,9 +224,6 @@ class _Thread(threading.local):
 #: What a stream has appended.  Most of it is forgotten before anybody looks,
 #: and to make an event costs more than all else about it.
 Kept = list[Section | Event]
-
-#: Seconds between two events that are one: a thread that polls makes many.
-_GAP = 100e-6
 
 
 def events_of(kept: Kept, rank: int, origin: float) -> list[Event]:
@@ -247,7 +238,9 @@ def events_of(kept: Kept, rank: int, origin: float) -> list[Event]:
     found: list[Event] = []
     beside = -1         # where the last event of the exchange's thread is
     for one in kept:
-        event = one.event() if isinstance(one, Section) else one
+        event = one if isinstance(one, Event) else Event(
+            0, one.name, one.start, one.end, one.micro_batch, one.chunk,
+            lane=one.lane, bytes=one.bytes, values=tuple(one.parts.items()))
         if event.start < origin:
             continue
         event = event._replace(rank=rank, start=event.start - origin,

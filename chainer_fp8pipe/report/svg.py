@@ -1,8 +1,6 @@
-"""Figures as SVG: lines, and boxes in rows.
+"""Figures as SVG, with title, axis and legend: lines, and boxes in rows.
 
-Both functions return an ``svg`` element with its legend in it, which stands in
-a page as it is and becomes a file by :func:`as_file`.  Texts take the page's
-colour, so that a page may be dark.
+Texts take the page's colour, so that a page may be dark.
 """
 from __future__ import annotations
 
@@ -14,34 +12,23 @@ from typing import NamedTuple
 
 from .quantities import number
 
-#: Width, that of row names, and the height of a row, in pixels.
-WIDE, _LEFT, _ROW = 860, 84, 34
-_RIGHT, _TOP, _HIGH = WIDE - 16, 8, 220
+#: Edges of what is drawn, and the height of a row, in pixels.
+_WIDE, _LEFT, _RIGHT, _TOP, _LOW, _ROW = 860, 84, 844, 34, 246, 34
 #: Points of a line: more than pixels are seen by nobody.
 _MOST_POINTS = 800
-
 #: The colour-blind tell them apart (Okabe and Ito, "Color Universal Design",
 #: 2008).
-COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9')
-
+_COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9')
 #: Values on a logarithmic axis spread by more than this.
 _LOGARITHMIC = 20.0
 
 
 class Box(NamedTuple):
-    """A box in a row.
+    """A box: top and height in rows, ends in milliseconds.
 
-    Attributes:
-        row: Its number, from the top.
-        top: Where it begins in the row, 0 to 1.
-        height: Of the row's.
-        left: On the axis.
-        right: Likewise.
-        colour: As SVG has it.
-        words: What the pointer shows.
+    ``words`` are what the pointer shows.
     """
 
-    row: int
     top: float
     height: float
     left: float
@@ -55,7 +42,7 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
     """A line for each name; '' where no two points are finite.
 
     Args:
-        title: What is drawn, for those who cannot see it.
+        title: What is drawn.
         series: By name, updates and values.  Lines have gaps where values are
             not finite.
         marks: Updates at which a training was started again.
@@ -77,77 +64,64 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
         return _LEFT + (x - left) / (right - left) * (_RIGHT - _LEFT)
 
     def y_of(y: float) -> float:
-        return _TOP + (high - change(y)) / (high - low) * (_HIGH - _TOP)
-    levels = _ticks(low, high)
-    if is_log:
-        levels = [10.0 ** n for n in range(math.ceil(low),
-                                           math.floor(high) + 1)]
-        if len(levels) < 2:
-            levels = [min(values), max(values)]
+        return _TOP + (high - change(y)) / (high - low) * (_LOW - _TOP)
+    levels = [10.0 ** n for n in range(math.ceil(low), math.floor(high) + 1)
+              ] if is_log else _ticks(low, high)
+    if len(levels) < 2:
+        levels = [min(values), max(values)]
     body = [*(_grid(_LEFT, y_of(y), _RIGHT, y_of(y))
               + _text(_LEFT - 6, y_of(y) + 4, number(y, 3), 'end')
               for y in levels),
-            *(_text(x_of(x), _HIGH + 18, number(x, 6), 'middle')
+            *(_text(x_of(x), _LOW + 18, number(x, 6), 'middle')
               for x in _ticks(left, right)),
-            *(_grid(x_of(x), _TOP, x_of(x), _HIGH, '3 4', 'started again')
+            *(_grid(x_of(x), _TOP, x_of(x), _LOW, '3 4', 'started again')
               for x in marks if left <= x <= right)]
-    looks = dict(zip(series, itertools.cycle(COLOURS)))
+    looks = dict(zip(series, itertools.cycle(_COLOURS)))
     for name, line in series.items():
         every = max(1, len(line) // _MOST_POINTS)
         for is_finite, part in itertools.groupby(
                 line, lambda point: math.isfinite(point[1])):
             path = ' '.join(f'{x_of(x):.1f},{y_of(y):.1f}' for x, y
                             in [*part][::every] if is_finite)
-            if path:
-                body.append(f'<polyline points="{path}" fill="none" stroke='
-                            f'"{looks[name]}" stroke-width="2">'
-                            f'<title>{escaped(name)}</title></polyline>')
-    return _svg(title, body, _HIGH, 'update', looks)
+            body.append(f'<polyline points="{path}" fill="none" stroke='
+                        f'"{looks[name]}" stroke-width="2">'
+                        f'<title>{escaped(name)}</title></polyline>')
+    return _svg(title, body, _LOW, 'update', looks)
 
 
-def boxes(title: str, unit: str, rows: Sequence[str], found: Sequence[Box],
+def boxes(title: str, rows: Sequence[str], found: Sequence[Box],
           looks: Mapping[str, str]) -> str:
-    """Boxes in rows; '' without any.
+    """Boxes in rows with names, later ones in front; '' without any.
 
-    Args:
-        title: What is drawn, for those who cannot see it.
-        unit: Of the axis.
-        rows: Names, from the top.
-        found: The boxes, later ones in front.
-        looks: The legend: colours by name.
+    ``looks`` are the legend: colours by name.
     """
     end = max((box.right for box in found), default=0.0)
     if not end:
         return ''
-    bottom = _ROW * len(rows)
+    bottom = _TOP + _ROW * len(rows)
     scale = (_RIGHT - _LEFT) / end
-    body = [_text(_LEFT - 6, _ROW * (n + 0.5) + 4, name, 'end')
+    body = [_text(_LEFT - 6, _TOP + _ROW * (n + 0.5) + 4, name, 'end')
             for n, name in enumerate(rows)]
-    body += [f'<rect x="{_LEFT + scale * box.left:.2f}" '
-             f'width="{scale * (box.right - box.left):.2f}" '
-             f'y="{_ROW * (box.row + 0.1 + 0.8 * box.top):.1f}" '
-             f'height="{0.8 * _ROW * box.height:.1f}" fill="{box.colour}">'
-             f'<title>{escaped(box.words)}</title></rect>'
-             for box in found]
+    for box in found:
+        row = math.floor(box.top)
+        y = _TOP + _ROW * (row + 0.1 + 0.8 * (box.top - row))
+        body.append(
+            f'<rect x="{_LEFT + scale * box.left:.2f}" y="{y:.1f}" '
+            f'width="{scale * (box.right - box.left):.2f}" '
+            f'height="{0.8 * _ROW * box.height:.1f}" fill="{box.colour}">'
+            f'<title>{escaped(box.words)}</title></rect>')
     for x in _ticks(0.0, end):
         place = _LEFT + scale * x
         body += [_grid(place, bottom, place, bottom + 5),
                  _text(place, bottom + 18, number(x, 4), 'middle')]
-    return _svg(title, body, bottom, unit, looks)
+    return _svg(title, body, bottom, 'ms', looks)
 
 
-def as_file(figure: str, title: str) -> str:
-    """A figure as a file of its own, on white, with a title above."""
-    head, body = figure.split('>', 1)
-    high = int(head.rsplit(' ', 1)[-1].rstrip('"')) + 30
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDE}" '
-            f'height="{high}" viewBox="0 0 {WIDE} {high}" fill="#111" '
-            'font-family="sans-serif" font-size="12">'
-            f'<title>{escaped(title)}</title>'
-            f'<rect width="{WIDE}" height="{high}" fill="white"/>'
-            + _text(WIDE / 2, 20, title, 'middle')
-            + '<g transform="translate(0 30)">'
-            + body.removesuffix('</svg>') + '</g></svg>\n')
+def as_file(figure: str) -> str:
+    """A figure as a file of its own, on white."""
+    return figure.replace('<svg ', '<svg xmlns="http://www.w3.org/2000/svg" '
+                          'style="background:white;font:12px sans-serif" ',
+                          1) + '\n'
 
 
 def escaped(text: str) -> str:
@@ -162,16 +136,16 @@ def _svg(title: str, body: Iterable[str], bottom: float, unit: str,
          looks: Mapping[str, str]) -> str:
     """A figure, with the axis's unit and the legend below its bottom."""
     x, y = float(_LEFT), bottom + 36.0
-    key = [_text(_RIGHT, y, unit, 'end')]
+    key = [_text(_LEFT, 18, title), _text(_RIGHT, y, unit, 'end')]
     for name, colour in looks.items():
         width = 30 + 6.6 * len(name)        # of a letter, about
-        if x > _LEFT and x + width > _RIGHT - 160:
+        if x > _LEFT and x + width > _RIGHT - 60:
             x, y = float(_LEFT), y + 20
         key += [f'<rect x="{x:.1f}" y="{y - 9:.1f}" width="14" height="10" '
                 f'fill="{colour}"/>', _text(x + 18, y, name)]
         x += width
     return (f'<svg role="img" aria-label="{escaped(title)}" '
-            f'viewBox="0 0 {WIDE} {math.ceil(y) + 12}">'
+            f'viewBox="0 0 {_WIDE} {math.ceil(y) + 12}">'
             f'{"".join([*body, *key])}</svg>')
 
 

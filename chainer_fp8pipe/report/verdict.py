@@ -1,18 +1,24 @@
-"""A run in a few lines: its result, its cost, and the costliest part."""
+"""A run in a few lines: its result, its cost, the costliest part, who is slow.
+"""
 # All figures of a run's time have one base: the mean over all ranks and all
 # updates of the last start, but its first.  So the parts of an update add up
 # to the update.
+#
+# A rank is slow if its own work, an update without COMMUNICATION, takes longer
+# than that of others who do the same, in the median of many updates.  So must
+# the faster quarter of its updates, or a machine that is now and then busy
+# would make a rank slow.  Intervals of ranks end at updates of their own: each
+# is compared with those of others that its middle lies in.  What passes
+# between updates is no own work: extensions that write files are rank 0's.
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
-from ..codecs import CODECS
-from .diagnosis import diagnose
 from .quantities import columns, counted, number, seconds, share, size
-from .record import RankInterval, RunRecord
+from .record import COMMUNICATION, RankInterval, RunRecord
 
 #: The parts of an update: phases, and how to make them shorter.
 PARTS = {
@@ -21,7 +27,10 @@ PARTS = {
         'More ranks or faster cores shorten them.'),
     'waiting for stages': (
         ('send', 'receive'), 'More micro-batches shorten it.'),
-    'exchange': (('encode', 'exchange', 'decode'), ''),
+    'exchange': (
+        ('encode', 'exchange', 'decode'), "Between hosts 'fp8' and 'int4' "
+        'send fewer bytes, overlap=True sends them during the backward pass, '
+        'and "plan" times the ways to exchange.'),
     'update': (('update',), 'A simpler optimizer shortens it.'),
     'reading batches': (
         ('input',), 'Read batches ahead, with more workers.'),
@@ -35,6 +44,16 @@ _WORTH = 0.05
 #: What the bytes to other stages are called in a record.
 TO_STAGES = 'to stages'
 
+#: A rank is slow if its work is so many times that of others in the median of
+#: intervals, and, in this share of the intervals, at least so many times.
+_SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
+#: A stage is slow from so many times the others' work on.
+_SLOW_STAGE = 1.25
+#: Intervals of a rank that are looked at: the newest.
+_RECENT = 8
+#: Of a step, what waiting for batches may take.
+_INPUT_SHARE = 0.1
+
 
 def verdict(record: RunRecord) -> list[tuple[str, str]]:
     """What came out of a run: what each line is about, and the line."""
@@ -44,8 +63,8 @@ def verdict(record: RunRecord) -> list[tuple[str, str]]:
                    f'{counted(record.starts[-1].ranks, "rank")} of '
                    f'{counted(len({*record.hosts.values()}), "host")}'),
                   ('starts', _endings(record))]
-    if record.starts and (intervals := record.intervals[-1]):
-        lines += _update(intervals, record.starts[-1].options)
+    if record.intervals:
+        lines += _update(record.intervals, record.starts[-1].options)
     return lines
 
 
@@ -54,7 +73,7 @@ def text(record: RunRecord) -> str:
     lines = [(f'  {label}', line) for label, line in verdict(record)]
     return '\n'.join([record.name, *(columns(lines) if lines else ()), *(
         f'  {sentence}' for sentence in (
-            *(one.text for one in diagnose(record)), *record.remarks))])
+            *diagnose(record), *record.remarks))])
 
 
 def _result(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -64,25 +83,20 @@ def _result(record: RunRecord) -> Iterator[tuple[str, str]]:
         for name, value in point.values.items():
             if name.rsplit('/', 1)[-1] in ('loss', 'accuracy'):
                 values[name].append(value)
-    places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for name in sorted(values, key=lambda name: (
             not name.startswith('val'), name)):
         place, _, quantity = name.rpartition('/')
         # Of updates there are many readings, which are noisy.
         last = values[name][-max(1, len(values[name]) // 20):]
         value = fmean(last)
-        places[place, f' (mean of the last {len(last)} readings)' * (
-            len(last) > 1)].append(f'{quantity} ' + (
-                'not finite' if not math.isfinite(value) else share(value)
-                if quantity == 'accuracy' and 0 <= value <= 1
-                else number(value)))
-    for (place, means), texts in places.items():
-        yield place, ', '.join(texts) + means
-    done = [point.iteration for point in record.curves[-1:]]
-    if record.starts:
-        done += [one.last for one in record.intervals[-1]]
-        done += [end.iteration for place, end in record.ends.items()
-                 if place == len(record.starts) - 1]
+        yield place, f'{quantity} ' + (
+            'not finite' if not math.isfinite(value) else share(value)
+            if quantity == 'accuracy' and 0 <= value <= 1 else number(value)
+        ) + (f' (mean of the last {len(last)} readings)' * (len(last) > 1))
+    done = [one.last for one in record.intervals]
+    done += [point.iteration for point in record.curves[-1:]]
+    done += [end.iteration for place, end in record.ends.items()
+             if place == len(record.starts) - 1]
     if done:
         yield 'training', f'{max(done):,} updates' + ''.join(
             f', {number(point.epoch, 3)} epoch' + 's' * (point.epoch != 1)
@@ -94,13 +108,12 @@ def _endings(record: RunRecord) -> str:
     last, count = len(record.starts) - 1, len(record.starts)
     died = sum(bool(record.ends[start].error) if start in record.ends
                else start != last for start in range(count))
-    error = record.ends[last].error if last in record.ends else ''
     what = 'One start' if count == 1 else f'{count} starts'
     found = [f'{died} crashed or {"was" if died == 1 else "were"} killed'
              ] * (died > 0 and count > 1)
     if last not in record.ends:
         found.append('the last one has no end: it runs, or was killed')
-    elif error:
+    elif error := record.ends[last].error:
         found.append(f'the last one crashed: {error}')
     return (f'{what}: {"; ".join(found)}.' if found
             else f'Nothing died: {what.lower()}.')
@@ -114,10 +127,15 @@ def _update(intervals: Sequence[RankInterval], options: Mapping[str, str]
     yield 'an update', f'{seconds(whole)} (mean over ranks and updates)'
     sent, float32 = mean_sent(intervals)
     stages, _ = sent.pop(TO_STAGES, 0.0), float32.pop(TO_STAGES, 0.0)
+    warmup = options.get('warmup', '')
+    is_warm = warmup.isdecimal() and int(warmup) >= min(
+        one.first for one in intervals)
     yield 'a rank sends in it', ', '.join([
         f'{size(sum(sent.values()))} of gradients (float32: '
-        f'{size(sum(float32.values()))})'] * bool(float32)
-        + [f'{size(stages)} to stages'] * bool(stages)) or 'nothing'
+        f'{size(sum(float32.values()))}'
+        + f', as in the {warmup} updates of warm-up' * is_warm + ')'
+        ] * bool(float32) + [f'{size(stages)} to stages'] * bool(stages)
+    ) or 'nothing'
     # The longest part, and if it is computing, the next one as well.
     costs = sorted(((sum(phases.get(name, 0.0) for name in names), what)
                     for what, (names, _) in PARTS.items()), reverse=True)
@@ -126,9 +144,8 @@ def _update(intervals: Sequence[RankInterval], options: Mapping[str, str]
     for label, (cost, what) in zip(('costs most', 'costs most beside it'),
                                    costs, strict=False):
         if label == 'costs most' or cost >= _WORTH * whole:
-            yield label, (
-                f'{what}, {seconds(cost)} or {share(cost / whole)} of it. '
-                + (PARTS[what][1] or _faster_exchange(options)))
+            yield label, (f'{what}, {seconds(cost)} or {share(cost / whole)} '
+                          f'of it. {PARTS[what][1]}')
 
 
 def mean_of(intervals: Sequence[RankInterval],
@@ -139,9 +156,9 @@ def mean_of(intervals: Sequence[RankInterval],
         intervals: Of one rank or several.
         values: Of each interval, means over its updates.
     """
-    updates = sum(one.updates for one in intervals)
-    return {name: sum(one.updates * its.get(name, 0.0) for one, its in zip(
-        intervals, values, strict=True)) / updates
+    updates = [one.last - one.first + 1 for one in intervals]
+    return {name: sum(count * its.get(name, 0.0) for count, its in zip(
+        updates, values, strict=True)) / sum(updates)
         for name in dict.fromkeys(name for its in values for name in its)}
 
 
@@ -154,10 +171,67 @@ def mean_sent(intervals: Sequence[RankInterval]
     return sent, float32
 
 
-def _faster_exchange(options: Mapping[str, str]) -> str:
-    codec = CODECS.get(options.get('communicator', ''))
-    if codec is None or codec.nbytes > 1:
-        return "Between hosts 'fp8' sends a quarter of the bytes of float32."
-    if options.get('overlap') == 'False':
-        return 'With overlap=True gradients travel during the backward pass.'
-    return '"plan" times other ways to exchange.'
+# --- who is slow -------------------------------------------------------------
+
+def diagnose(record: RunRecord) -> list[str]:
+    """What makes the record's last start slow; [] if nothing stands out."""
+    recent: dict[int, list[RankInterval]] = defaultdict(list)
+    for one in sorted(record.intervals, key=lambda one: (one.rank, one.last)):
+        recent[one.rank] = [*recent[one.rank], one][-_RECENT:]
+    found, inputs = [], dict[int, float]()
+    works: dict[int, list[float]] = defaultdict(list)
+    for rank, its in recent.items():
+        works[record.stages.get(rank, 0)] += [one.own[1] for one in its]
+        inputs[rank] = median(
+            one.phases.get('input', 0.0) / max(1e-9, sum(one.phases.values()))
+            for one in its)
+        others = [one for other in recent for one in recent[other]
+                  if other != rank and record.stages.get(other)
+                  == record.stages.get(rank)]
+        if (figure := _times_as_long(its, others)) is None:
+            continue
+        mine, usual = (mean_of(its, [one.phases for one in its])
+                       for its in (its, others))
+        name = max((name for name in mine
+                    if name not in (*COMMUNICATION, 'between')),
+                   key=lambda name: mine[name] - usual.get(name, 0.0))
+        found.append(
+            f'Rank {rank} on {record.hosts.get(rank, "?")} is slow: its own '
+            f'work takes {figure:.2f} times as long as that of others. Most '
+            f'of it is {name}: {seconds(mine[name])} in place of '
+            f'{seconds(usual.get(name, 0.0))} an update.')
+    work = {stage: median(its) for stage, its in works.items()}
+    slowest = max(work, key=lambda stage: work[stage], default=0)
+    rest = [work[stage] for stage in work if stage != slowest]
+    if rest and work[slowest] > _SLOW_STAGE * fmean(rest):
+        found.append(
+            f'Stage {slowest} of the pipeline works {seconds(work[slowest])} '
+            f'an update, {work[slowest] / fmean(rest):.2f} times as long as '
+            'the mean of the others, which wait for it. Cut the model '
+            'otherwise, or let partition() cut it.')
+    worst = max(inputs, key=lambda rank: inputs[rank], default=0)
+    if inputs.get(worst, 0.0) > _INPUT_SHARE:
+        found.append(
+            f'Rank {worst} waits for batches {100 * inputs[worst]:.0f} % of '
+            'the time: read them ahead, with more workers, or prepare less '
+            'of each.')
+    return found
+
+
+def _times_as_long(its: Sequence[RankInterval],
+                   others: Sequence[RankInterval]) -> float | None:
+    """How many times as long a rank works as others; None: as usual."""
+    found = []
+    for one in its:
+        there = [other.own for other in others if other.first
+                 <= (one.first + one.last) / 2 <= other.last]
+        if there:
+            quick, usual, _ = map(median, zip(*there, strict=True))
+            found.append((one.own[1] / usual, one.own[0] / usual,
+                          one.own[0] / quick))
+    if not found:
+        return None
+    ratio, apart, quick = map(median, zip(*found, strict=True))
+    often = fmean(one[0] > _PART for one in found)
+    return ratio if (ratio >= _SLOW and often >= _OFTEN and apart >= _PART
+                     and quick >= _SLOW) else None

@@ -194,7 +194,7 @@ class RunReport(extension.Extension):
         if self._filename is None:
             return None
         with self._warns():
-            write_page([read_record(self._out)],
+            write_page(read_record(self._out),
                        os.path.join(self._out, self._filename))
             return self._filename
         return None

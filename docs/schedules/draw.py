@@ -2,7 +2,7 @@
 import pathlib
 
 from chainer_fp8pipe.pipeline.schedules import SCHEDULES, Kind, make_schedule
-from chainer_fp8pipe.report.events import Event
+from chainer_fp8pipe.report.stream import Event
 from chainer_fp8pipe.report.timeline import picture
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
 from chainer_fp8pipe.report.record import (
     COMMUNICATION,
     CurvePoint,
@@ -17,6 +16,7 @@ from chainer_fp8pipe.report.record import (
     RunEnd,
     RunStart,
 )
+from chainer_fp8pipe.report.stream import BUCKETS, EXCHANGE, Event
 
 import numpy
 

@@ -26,7 +26,7 @@ def test_all_ranks_parts_are_read_back(tmp_path):
     assert record.seconds == 60
     assert [point.iteration for point in record.curves] == [
         11, 21, 31, 41, 51, 61]
-    assert sorted((one.rank, one.first) for one in record.intervals[0]) == [
+    assert sorted((one.rank, one.first) for one in record.intervals) == [
         (rank, 10 * n + 2) for rank in range(3) for n in range(6)]
     assert len(record.updates) == 6
     for update in record.updates:
@@ -116,8 +116,6 @@ def test_an_empty_file_of_a_start_that_was_killed_becomes_a_record(tmp_path):
 def test_a_folder_without_a_record_is_an_error_with_a_remedy(tmp_path):
     with pytest.raises(ValueError, match='trainer.extend'):
         read_record(str(tmp_path))
-    with pytest.raises(ValueError, match='is not a folder'):
-        read_record(str(tmp_path / 'nothing'))
 
 
 @pytest.mark.parametrize('fails', [False, True])

@@ -3,8 +3,13 @@ import contextlib
 import threading
 
 from chainer_fp8pipe.report import stream
-from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, Event
-from chainer_fp8pipe.report.stream import EventStream, events_of
+from chainer_fp8pipe.report.stream import (
+    BUCKETS,
+    EXCHANGE,
+    Event,
+    EventStream,
+    events_of,
+)
 
 import pytest
 

@@ -3,14 +3,16 @@ import math
 
 from chainer_fp8pipe.report.record import (
     CurvePoint,
+    RecordWriter,
     RunRecord,
+    RunStart,
     read_record,
 )
-from chainer_fp8pipe.report.verdict import PARTS, text, verdict
+from chainer_fp8pipe.report.verdict import diagnose, text, verdict
 
 import pytest
 
-from .made_up_run import SECONDS, MadeUpRun
+from .made_up_run import BEGAN, SECONDS, MadeUpRun
 
 
 def lines_of(tmp_path, **options):
@@ -68,7 +70,43 @@ def test_every_verdict_is_text(tmp_path, options):
     assert text(record).splitlines()[0] == tmp_path.name
 
 
-def test_every_part_has_its_remedy():
-    for what, (phases, remedy) in PARTS.items():
-        assert phases
-        assert remedy or what == 'exchange'
+def test_bytes_of_warm_up_say_so(tmp_path):
+    record = read_record(MadeUpRun(intervals=2).write(tmp_path))
+    for warmup, said in ('0', False), ('1', False), ('2', True):
+        record.starts[0].options['warmup'] = warmup
+        assert ('of warm-up' in text(record)) == said
+
+
+# --- who is slow -------------------------------------------------------------
+
+TWO_STAGES = {'stages': (0, 1, 0, 1)}
+
+
+@pytest.mark.parametrize(('options', 'said'), [
+    ({'slow': {2: 1.5}},
+     'Rank 2 on host2 is slow: its own work takes 1.50 times as long'),
+    ({'slow': {0: 1.3}, 'noise': 0.02}, 'Rank 0 on host0 is slow'),
+    ({'slow': {1: 1.4, 3: 1.4}, **TWO_STAGES}, 'Stage 1 of the pipeline'),
+    ({'slow': {2: 1.5}, **TWO_STAGES}, 'Rank 2 on host2 is slow'),
+    ({'phases': {'input': 8e-3}}, 'waits for batches')])
+def test_what_is_slow_is_named_and_nothing_else(tmp_path, options, said):
+    found, = diagnose(read_record(MadeUpRun(**options).write(tmp_path)))
+    assert said in found
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_an_even_run_raises_no_alarm(tmp_path, seed):
+    for options in {}, TWO_STAGES, {'ranks': 2}, {'ranks': 1}, {
+            'intervals': 0}:
+        folder = tmp_path / str(options)
+        assert not diagnose(read_record(MadeUpRun(
+            noise=0.05, seed=seed, **options).write(folder)))
+
+
+def test_only_the_last_start_counts(tmp_path):
+    MadeUpRun(slow={1: 2.0}, ends=(None,)).write(tmp_path)
+    assert diagnose(read_record(str(tmp_path)))
+    for rank in range(4):
+        RecordWriter(str(tmp_path), rank).write([
+            RunStart(BEGAN + 500, 61, 4, 'a')])
+    assert not diagnose(read_record(str(tmp_path)))

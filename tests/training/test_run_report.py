@@ -8,12 +8,12 @@ import warnings
 from unittest import mock
 
 from chainer_fp8pipe import RunReport, create_communicator
-from chainer_fp8pipe.report.diagnosis import diagnose
 from chainer_fp8pipe.report.record import (
     PHASES,
     RecordWriter,
     read_record,
 )
+from chainer_fp8pipe.report.verdict import diagnose
 from chainer_fp8pipe.training.extensions import (
     PipelineTimeline,
     Snapshot,
@@ -74,7 +74,7 @@ def test_all_codecs_and_communicators_are_recorded(
     assert (record.ends[0].iteration, record.ends[0].error) == (12, '')
     assert [point.iteration for point in record.curves] == [*range(1, 13)]
     assert all('main/loss' in point.values for point in record.curves)
-    intervals, = record.intervals
+    intervals = record.intervals
     assert {one.rank for one in intervals} == {*range(comm.size)}
     for one in intervals:
         # The first update is like no other.
@@ -96,7 +96,7 @@ def test_bytes_are_those_of_the_codec(comm, tmp_path):
     one = Recorded(comm, tmp_path, name='fp8', warmup=0)
     record = one.run()
     elements = one.job.model.count_params()
-    for one in record.intervals[0]:
+    for one in record.intervals:
         sent, whole = one.sent['fp8']
         assert whole == 4 * elements
         assert elements <= sent < elements + 400
@@ -116,7 +116,7 @@ def test_a_stage_that_waits_for_a_batch_does_not_work(comm, tmp_path):
     trainer.run()
     comm.Barrier()
     own = {one.rank: one.own[1] for one in read_record(
-        str(tmp_path)).intervals[0]}
+        str(tmp_path)).intervals}
     assert own[0] > 0.3 > own[1]
 
 
@@ -134,7 +134,7 @@ def test_a_pipeline_is_recorded(comm, tmp_path):
     assert (tmp_path / 'timeline.json').exists()
     assert len(record.curves) == 12
     # Of all boundaries, there and back, two micro-batches of 2 samples.
-    assert sum(one.sent['to stages'][1] for one in record.intervals[0]
+    assert sum(one.sent['to stages'][1] for one in record.intervals
                ) >= 2 * 2 * 2 * (comm.size - 1)
     for update in record.updates:
         for rank in range(comm.size):
@@ -178,7 +178,7 @@ def test_a_rank_without_it_makes_nobody_wait(comm, tmp_path, on):
         return
     record = read_record(str(tmp_path))
     assert 'Rank 1 left no record here' in record.remarks[0]
-    assert {one.rank for one in record.intervals[0]} == {0}
+    assert {one.rank for one in record.intervals} == {0}
 
 
 @on_ranks(2)
@@ -211,7 +211,7 @@ def test_a_run_that_goes_on_appends_to_its_record(comm, tmp_path):
     # The first snapshot knows nothing of the extension.
     assert [start.iteration for start in record.starts] == [6, 12]
     assert [point.iteration for point in record.curves] == [*range(7, 19)]
-    assert all(record.intervals)
+    assert record.intervals
 
 
 @on_ranks(2)
@@ -242,9 +242,9 @@ def test_a_rank_that_sleeps_is_named(comm, tmp_path):
         return layers(x)
     one.job.model.forward = slow
     found = [finding for finding in diagnose(one.run())
-             if finding.kind == 'slow rank']
-    assert (last,) in [finding.ranks for finding in found]
-    assert 'forward' in max(found, key=lambda one: one.figure).text
+             if f'Rank {last} on' in finding]
+    assert found
+    assert 'forward' in found[0]
 
 
 # --- one process -------------------------------------------------------------
@@ -283,7 +283,7 @@ def test_a_training_of_chainer_alone_is_recorded(
     regular, = (one for one in record.updates if one.iteration == 5)
     assert [event.name for event in regular.events] == [
         'input', *expected]
-    assert not record.intervals[0][0].sent
+    assert not record.intervals[0].sent
     assert record.starts[0].options['optimizer'] == 'SGD, lr=0.01'
 
 
@@ -386,6 +386,6 @@ def test_ranks_that_train_alone_have_records_of_their_own(comm, tmp_path):
     trainer = Job(comm, 'Plain', SERIAL).trainer(out, 8)
     trainer.extend(RunReport(comm.Split(comm.rank, 0), filename=None))
     trainer.run()
-    assert 'exchange' not in read_record(out).intervals[0][0].phases
+    assert 'exchange' not in read_record(out).intervals[0].phases
     with open(os.path.join(out, 'report', 'rank0.jsonl')) as file:
         assert json.loads(file.readline())[0] == 'record of a rank'

@@ -16,10 +16,9 @@ from mpi4py import MPI
 
 from ...intercept.patching import AroundCalls
 from ...mpi.agreement import raise_together
-from ...report.events import Event, chrome_trace
 from ...report.record import written_whole
-from ...report.stream import events_of
-from ...report.timeline import picture
+from ...report.stream import Event, events_of
+from ...report.timeline import chrome_trace, picture
 from ..checks import check_count
 
 

@@ -3,8 +3,8 @@ import json
 from unittest import mock
 
 from chainer_fp8pipe.pipeline.backprop import Tape
-from chainer_fp8pipe.report.events import BUCKETS, EXCHANGE, chrome_trace
-from chainer_fp8pipe.report.stream import events_of
+from chainer_fp8pipe.report.stream import BUCKETS, EXCHANGE, events_of
+from chainer_fp8pipe.report.timeline import chrome_trace
 from chainer_fp8pipe.training.extensions import PipelineTimeline
 
 import chainer
@@ -35,9 +35,9 @@ def test_one_update_of_all_ranks_is_drawn_and_traced(
     with open(tmp_path / 'timeline.json') as file:
         events = [event for event in json.load(file)['traceEvents']
                   if event['ph'] == 'X']
-    assert {event['tid'] for event in events} == set(range(comm.size))
+    assert {event['pid'] for event in events} == set(range(comm.size))
     for rank in range(comm.size):
-        names = [event['name'] for event in events if event['tid'] == rank]
+        names = [event['name'] for event in events if event['pid'] == rank]
         # Those of the update alone: the evaluations are not in it.
         for name in ('forward', 'backward'):
             assert [one for one in names if one.startswith(name + ' ')] == [
@@ -96,16 +96,17 @@ def test_what_replicas_exchange_is_seen_beside_what_they_compute(
     if everyone:
         events = [*itertools.chain(*everyone)]
         trace = chrome_trace(events)['traceEvents']
-        rows = {row['tid']: row['args']['name'] for row in trace
-                if row['name'] == 'thread_name'}
-        assert {rows[event['tid']].split(':')[1].strip(' 1234567890')
+        rows = {(row['pid'], row['tid']): row['args']['name']
+                for row in trace if row['name'] == 'thread_name'}
+        assert {rows[event['pid'], event['tid']].split()[0]
                 for event in trace if event['name'] == 'bucket'} == {BUCKETS}
         # In one row nothing overlaps but what is inside of something else.
-        for tid in rows:
+        for row in rows:
             ends = []
             for event in sorted(
                     (event for event in trace
-                     if event['ph'] == 'X' and event['tid'] == tid),
+                     if event['ph'] == 'X'
+                     and (event['pid'], event['tid']) == row),
                     key=lambda event: (event['ts'], -event['dur'])):
                 while ends and ends[-1] <= event['ts'] + 2e-3:
                     ends.pop()

@@ -3,15 +3,15 @@ import itertools
 import re
 from xml.etree import ElementTree
 
-from chainer_fp8pipe.report.events import (
-    BUCKETS,
-    EXCHANGE,
-    Event,
+from chainer_fp8pipe.report.stream import BUCKETS, EXCHANGE, Event
+from chainer_fp8pipe.report.timeline import (
     chrome_trace,
+    draw_timeline,
     idle_share,
+    look_of,
     part_waits,
+    picture,
 )
-from chainer_fp8pipe.report.timeline import draw_timeline, look_of, picture
 
 import pytest
 
@@ -29,8 +29,8 @@ UPDATE = [event for rank, factor in enumerate((1.0, 1.5, 1.0))
 
 
 @pytest.mark.parametrize(('events', 'share'), [
-    ([], 0), ([Event(0, 'forward', 1, 1)], 0), ([Event(0, 'forward', 1, 3)],
-                                                0),
+    ([], 0), ([Event(0, 'forward', 1, 1)], 0),
+    ([Event(0, 'forward', 1, 3)], 0),
     # Two ranks for 10 s: 3 s + 1 s and 2 s + 1 s + 1 s of computation.
     (IDLE, 1 - 8 / 20)])
 def test_all_but_computation_is_idle_time(events, share):
@@ -77,66 +77,52 @@ def test_an_exchange_waits_for_its_last_rank(events, waits):
                        if one.rank == rank))
 
 
-def test_a_trace_has_a_named_row_for_each_rank_and_times_in_microseconds():
-    rows = chrome_trace([Event(1, 'forward', 2.5, 3, 4, 0, 7)])['traceEvents']
-    name, = (row['args']['name'] for row in rows
-             if row['name'] == 'thread_name')
-    event, = (row for row in rows if row['ph'] == 'X')
-    assert name == 'rank 1'
-    assert (event['ts'], event['dur'], event['name']) == (
-        0, 500000, 'forward 4')
-    assert event['args'] == {'rank': 1, 'micro_batch': 4, 'chunk': 0,
-                             'iteration': 7}
-
-
-def test_threads_and_buckets_have_rows_of_their_own():
-    buckets = [Event(0, 'bucket', start, start + 2, lane=BUCKETS)
-               for start in (0, 1, 2)]
-    rows = chrome_trace([*buckets, Event(0, 'encode', 0, 1, lane=EXCHANGE),
-                         Event(0, 'forward', 0, 1)])['traceEvents']
+def test_a_trace_has_ranks_with_rows_in_which_nothing_overlaps():
+    lines = chrome_trace([
+        *(Event(0, 'bucket', start, start + 2, lane=BUCKETS, about='W')
+          for start in (0, 1, 2)),
+        Event(0, 'encode', 0, 1, lane=EXCHANGE, values=(('q', 0.5),)),
+        Event(1, 'forward', 2.5, 3, 4, 0, 7)])['traceEvents']
+    assert {(line['pid'], line['tid'], line['args']['name'])
+            for line in lines if line['name'] == 'thread_name'} == {
+        (0, 1, EXCHANGE), (0, 2, f'{BUCKETS} 0'), (0, 3, f'{BUCKETS} 1'),
+        (1, 0, 'main')}
     found = {}
-    for row in rows:
-        if row['ph'] == 'X':
-            found.setdefault(row['tid'], []).append(row)
-    assert len(found) == 4      # main, thread, two rows of buckets
+    for line in lines:
+        if line['ph'] == 'X':
+            found.setdefault((line['pid'], line['tid']), []).append(line)
+    forward, = found[1, 0]
+    assert (forward['name'], forward['ts'], forward['dur'], forward['args']
+            ) == ('forward 4', 2500000, 500000, {
+                'micro_batch': 4, 'chunk': 0, 'iteration': 7})
+    assert found[0, 1][0]['args'] == {'q': 0.5}
     for its in found.values():
-        its.sort(key=lambda row: row['ts'])
         for one, other in itertools.pairwise(its):
             assert one['ts'] + one['dur'] <= other['ts']
 
 
-# --- pictures ----------------------------------------------------------------
-
-def test_a_picture_is_a_file_with_title_rows_and_a_legend():
+def test_a_picture_is_a_file_whose_boxes_hide_none_of_another():
     text = picture(UPDATE, '1f1b & more')
     root = ElementTree.fromstring(text)
-    words = [one.text for one in root.iter() if one.tag.endswith('}text')]
-    assert re.fullmatch(r'1f1b & more \(ranks idle [0-9.]+ %\)', words[0])
+    words = {one.text for one in root.iter() if one.tag.endswith('}text')}
+    assert any(re.fullmatch(r'1f1b & more \(ranks idle [0-9.]+ %\)', one)
+               for one in words)
     assert {'rank 0', 'rank 1', 'rank 2', 'forward', 'backward', 'update',
-            'exchange', 'waiting', 'ms'} <= set(words)
-
-
-def test_no_box_hides_another_of_the_main_thread():
-    root = ElementTree.fromstring(draw_timeline('', UPDATE))
+            'exchange', 'waiting', 'ms'} <= words
     boxes = [(float(one.get('y')), float(one.get('x')),
-              float(one.get('width'))) for one in root.iter('rect')
-             if one.find('title') is not None]
-    assert len(boxes) == len([one for one in part_waits(UPDATE)
-                              if one.end > one.start])
+              float(one.get('width'))) for one in root.iter()
+             if one.tag.endswith('}rect') and len(one)]
+    assert len(boxes) == len(part_waits(UPDATE))
     for one, other in itertools.combinations(boxes, 2):
         if one[0] == other[0]:
             first, second = sorted((one[1:], other[1:]))
             assert first[0] + first[1] <= second[0] + 0.02
 
 
-def test_chunks_of_a_rank_have_shades():
+def test_chunks_of_a_rank_have_shades_and_nothing_is_drawn_of_nothing():
     figure = draw_timeline('', [Event(0, 'forward', n, n + 1, 0, n)
                                 for n in range(3)])
     colours = re.findall('fill="(#[0-9a-f]{6})"><title>', figure)
     assert len(set(colours)) == 3
     assert colours[0] == look_of('forward')[1]
-
-
-def test_nothing_is_drawn_of_nothing():
-    assert draw_timeline('', []) == ''
     assert draw_timeline('', [Event(0, 'forward', 1, 1)]) == ''
