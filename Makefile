@@ -140,7 +140,7 @@ sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
 
 bench: $(TEST)  ## all-reduce and training on virtual hosts
 	@mkdir -p result/bench
-	@for network in star aggregator torus; do \
+	@for network in star aggregator; do \
 	    $(BIN)/python benchmarks/allreduce.py $$network \
 	        --sizes 1e6,8e6 --json result/bench/$$network.json \
 	        || exit 1; echo; done

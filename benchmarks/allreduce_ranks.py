@@ -103,12 +103,10 @@ def _opened(case, comm, link, size):
     elif case['kind'] == 'gloo':
         yield _gloo(comm, case['dtype'], size)
     else:
-        order = case['order'] or range(comm.size)
-        ordered = comm.Split(0, order.index(comm.rank))
         if case['kind'] == 'alone':
-            yield _alone(case, ordered, link)
+            yield _alone(case, comm, link)
         else:
-            communicator = create_communicator(case['codec'], ordered,
+            communicator = create_communicator(case['codec'], comm,
                                                **_options(case))
             yield lambda: communicator.multi_node_mean_grad(link)
             communicator.finalize()

@@ -1,4 +1,4 @@
-"""Draws docs/benchmarks/*.png from the raw text beside them.
+"""Draws docs/benchmarks/training_steps.png from the raw text beside it.
 
     .venv/bin/python benchmarks/draw.py
 
@@ -41,72 +41,6 @@ def training_steps():
     return figure
 
 
-def large_batch():
-    """Test error by batch, with the standard deviation of seeds."""
-    table = read('large_batch').partition('the same with')[0]
-    rows = [[float(number) for number in re.findall(r'[\d.]+', row)]
-            for row in re.findall(r'^ +\d+ +\d+ .*', table, re.MULTILINE)]
-    batches = [row[0] for row in rows]
-    figure, axis = pyplot.subplots(figsize=(7, 4.2))
-    for place, (name, colour) in enumerate((
-            ('linear scaling', OTHERS), ('+ warm-up', '#c05a1e'),
-            ('+ LARS', OURS), ('+ grouped BN', '#3a8a4d'))):
-        error = [100 - row[2 + 2 * place] for row in rows]
-        half = [row[3 + 2 * place] for row in rows]
-        # Beside each other, or bars would hide one another; down to a tenth,
-        # as the axis cannot show less than nothing.
-        axis.errorbar([batch * 1.035 ** (place - 1.5) for batch in batches],
-                      error, ([min(a, 0.9 * b) for a, b in zip(
-                          half, error, strict=True)], half),
-                      color=colour, marker='o', capsize=3)
-        axis.annotate('  ' + name, (batches[-1] * 1.06, error[-1]),
-                      va='center', color=colour)
-    axis.set_xscale('log', base=2)
-    axis.set_yscale('log')
-    axis.set_xticks(batches, [f'{batch:.0f}' for batch in batches])
-    axis.set_yticks([1, 2, 5, 10, 20, 50], ['1', '2', '5', '10', '20', '50'])
-    axis.minorticks_off()
-    axis.set_xlim(26, 2900)
-    axis.set(xlabel='samples per update; 1200 are the whole set',
-             ylabel='test error [%]', title=(
-                 'Up to 256 samples no method is better; with 1200\nonly LARS '
-                 'helps (digits, 20 epochs, mean and\nstandard deviation of 5 '
-                 'seeds)'))
-    return figure
-
-
-def pipeline():
-    """Speed-up over serial Chainer by micro-batches."""
-    rows = [tuple(map(float, row)) for row in re.findall(
-        r'^ +(\d+) +(\d+) +([\d.]+) +([\d.]+) +([\d.]+) - +([\d.]+) .* (\d+)'
-        r' +[\d.]+ x as', read('pipeline'), re.MULTILINE)]
-    widths = sorted({row[0] for row in rows})
-    figure, every = pyplot.subplots(1, len(widths), figsize=(7, 2.8),
-                                    sharey=True)
-    for axis, width in zip(every, widths, strict=True):
-        parts, serial, ours, least, most, torch = zip(*(
-            row[1:] for row in rows if row[0] == width), strict=True)
-        speed = [a / b for a, b in zip(serial, ours, strict=True)]
-        axis.errorbar(
-            parts, speed, color=OURS, marker='o', capsize=3,
-            yerr=[[v - a / b for v, a, b in zip(speed, serial, most,
-                                                strict=True)],
-                  [a / b - v for v, a, b in zip(speed, serial, least,
-                                                strict=True)]])
-        others = [a / b for a, b in zip(serial, torch, strict=True)]
-        axis.plot(parts, others, color=OTHERS, marker='s')
-        axis.axhline(1, color='black', linewidth=0.8)
-        axis.set_xscale('log', base=2)
-        axis.set_xticks(parts, [f'{part:.0f}' for part in parts])
-        axis.set(title=f'width {width:.0f}', xlabel='micro-batches')
-    every[-1].annotate('this package', (2.3, 1.47), color=OURS)
-    every[-1].annotate('PyTorch', (1.5, 1.05), color=OTHERS)
-    every[0].set_ylabel('times as fast as\nserial Chainer')
-    figure.suptitle('Two stages on two cores: 2 to 4 micro-batches are best',
-                    x=0.01, ha='left')
-    return figure
-
-
 def bars(axis, names, found, colours):
     """Horizontal bars with their numbers; found: median, least, most."""
     for place, (median, least, most) in enumerate(found):
@@ -123,10 +57,7 @@ def bars(axis, names, found, colours):
 
 def main():
     with pyplot.rc_context(LOOK):
-        for draw in training_steps, pipeline, large_batch:
-            figure = draw()
-            figure.savefig(RAW / f'{draw.__name__}.png')
-            pyplot.close(figure)
+        training_steps().savefig(RAW / 'training_steps.png')
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ decodes the whole image, and the images per second with 1 worker and with all.
 """
 from __future__ import annotations
 
+import functools
 import io
 import os
 import statistics
@@ -16,7 +17,7 @@ import tempfile
 import time
 
 from chainer_fp8pipe.images import ImageFolder
-from chainer_fp8pipe.images.decoding import Decoder
+from chainer_fp8pipe.images.decoding import decode
 from chainer_fp8pipe.images.transforms import RandomResizedCrop
 
 import numpy
@@ -25,17 +26,15 @@ from photographs import build
 from PIL import Image
 
 
-class PlainPillow:
+def decode_whole(data, choose):
     """The whole image, cropped and resized, by Pillow alone."""
-
-    def decode(self, data, choose):
-        image = Image.open(io.BytesIO(data))
-        plan = choose(*image.size)
-        left, top, width, height = plan.box
-        pixels = numpy.asarray(image.convert('RGB').resize(
-            plan.size[::-1], Image.Resampling.BILINEAR,
-            (left, top, left + width, top + height)))
-        return pixels[:, ::-1] if plan.flip else pixels
+    image = Image.open(io.BytesIO(data))
+    plan = choose(*image.size)
+    left, top, width, height = plan.box
+    pixels = numpy.asarray(image.convert('RGB').resize(
+        plan.size[::-1], Image.Resampling.BILINEAR,
+        (left, top, left + width, top + height)))
+    return pixels[:, ::-1] if plan.flip else pixels
 
 
 def parse():
@@ -59,11 +58,12 @@ def decoders(options, paths):
     rng, transform = numpy.random.default_rng(0), RandomResizedCrop(224)
     plans = [transform.plan(*Image.open(io.BytesIO(data)).size, rng)
              for data in files]
-    found = {'Pillow, whole': PlainPillow(), **{
-        name: Decoder(name) for name in ('pillow', 'turbojpeg')}}
+    found = {'Pillow, whole': decode_whole, **{
+        name: functools.partial(decode, fast=name == 'turbojpeg')
+        for name in ('pillow', 'turbojpeg')}}
 
     def decoded(decoder, number):
-        return decoder.decode(files[number], lambda *size: plans[number])
+        return decoder(files[number], lambda *size: plans[number])
     seconds = {name: [] for name in found}
     for _ in range(options.epochs):
         for name, decoder in found.items():

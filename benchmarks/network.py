@@ -1,4 +1,4 @@
-"""Networks of virtual hosts: what their links carry, and a torus.
+"""A network of virtual hosts, and what its links carry.
 
 Benchmarks call :func:`begin` first: the rest runs in namespaces of its own,
 see chainer_fp8pipe/launcher/virtual_hosts.py.
@@ -18,7 +18,6 @@ from typing import IO, NamedTuple
 
 from chainer_fp8pipe.launcher.virtual_hosts import (
     BURST,
-    INTERFACE,
     HostsError,
     VirtualHosts,
     enter,
@@ -97,68 +96,6 @@ class Star(VirtualHosts):
     def payload(self) -> float:
         """The median: a core that had other work makes links look slow."""
         return statistics.median(self.rates())
-
-
-class Torus(Star):
-    """A physical X x Y torus: each pair of neighbours has a cable.
-
-    Host ``node{x * Y + y}`` is at (x, y).  Where a dimension has 2 hosts,
-    the neighbours on both sides are the same host: there is one cable to it,
-    not two, as one address can only be reached by one way.  In a dimension
-    of 1 there is none.
-
-    A host's address is on a device of its own without a cable; its routes
-    lead to each neighbour's address over the cable to it.  Besides, all
-    hosts are at a switch that no cable slows down: for start-up, and for the
-    few messages, as of a barrier, between hosts that are not neighbours.
-    Hosts forward nothing.
-
-    Args:
-        x, y: Hosts per dimension.
-        rate: Of each cable, in bit/s in each direction.
-    """
-
-    interface = 'own0'
-
-    def __init__(self, x: int, y: int, rate: float) -> None:
-        VirtualHosts.__init__(self, 0, rate, [
-            f'node{index}' for index in range(x * y)])
-        self.kind = f'physical torus of {x} x {y} hosts'
-        pairs = {(min(here, other), max(here, other))
-                 for here in range(x * y) for other in (
-                     (here // y + 1) % x * y + here % y,
-                     here // y * y + (here % y + 1) % y) if other != here}
-        self.links = [
-            Link(self.hosts[first], self.hosts[second],
-                 self.addresses(second)[0]) for first, second in sorted(pairs)]
-        self.ip(None, [
-            f'link add to{second} netns node{first} type veth '
-            f'peer name to{first} netns node{second}'
-            for first, second in pairs])
-        for index in range(x * y):
-            self._build_host(index, [sum(pair) - index for pair in pairs
-                                     if index in pair])
-
-    def addresses(self, host: int) -> list[str]:
-        return [f'10.78.0.{host + 1}', *super().addresses(host)]
-
-    def _build_host(self, index: int, neighbours: list[int]) -> None:
-        host, own = self.hosts[index], self.addresses(index)[0]
-        # UCX uses a device only if it is connected to something, and has a
-        # route to the peer that is as exact as any: hence the second end,
-        # and a second route, which no packet follows, as its metric is worse.
-        lines = ['link add own0 type veth peer name own0-end',
-                 f'addr add {own}/32 dev own0', 'link set own0 up',
-                 'link set own0-end up']
-        lines += [f'link set to{peer} up' for peer in neighbours]
-        for peer in range(len(self.hosts)):
-            if peer != index:
-                route = f'route add {self.addresses(peer)[0]}/32 src {own} dev'
-                device = f'to{peer}' if peer in neighbours else INTERFACE
-                lines += [f'{route} {device}', f'{route} own0 metric 1000']
-        self.ip(host, lines)
-        for peer in neighbours:
-            self.shape(host, f'to{peer}')
 
 
 # --- what a link carries -----------------------------------------------------

@@ -87,7 +87,7 @@ USES = {
             'create_grouped_bn_model', 'partition', 'plan')},
         'from chainer_fp8pipe.training.extensions import Snapshot': MPI},
     ('PIL',): {
-        'from chainer_fp8pipe.images import Decoder; Decoder()':
+        'from chainer_fp8pipe.images.decoding import is_fast; is_fast("auto")':
             r"'chainer_fp8pipe\[images\]'"},
     (FORMATS, ENGINE): {
         TRAIN: WORKS, NAMES: WORKS, PIPELINE: WORKS,

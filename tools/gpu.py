@@ -30,7 +30,6 @@ NEEDED = [      # NumPy comes with CuPy
 #: Ranks, of which 0 is no job, and what is run.
 STEPS = [
     (0, '-m pytest -q -m gpu tests'),
-    (0, 'benchmarks/gpu.py'),
     *((ranks, f'examples/train_digits.py --communicator {name} '
        '--device @cupy:0 --epoch 4 --out result/gpu/digits')
       for ranks in (2, 4) for name in ('float32', 'fp8', 'int4', 'float16'))]

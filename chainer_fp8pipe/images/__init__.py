@@ -5,7 +5,6 @@ from .._on_demand import on_demand
 _HOMES = {
     'Batch': 'chainer_fp8pipe.images.iterator',
     'CenterCrop': 'chainer_fp8pipe.images.transforms',
-    'Decoder': 'chainer_fp8pipe.images.decoding',
     'ImageError': 'chainer_fp8pipe.images.decoding',
     'ImageFolder': 'chainer_fp8pipe.images.folder',
     'ImageIterator': 'chainer_fp8pipe.images.iterator',

@@ -20,6 +20,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator
+from typing import NoReturn
 
 import numpy
 
@@ -105,6 +106,12 @@ class Cache:
             kept = self._entries[self._entries[:, 0] > 0]
         return len(kept), int(kept[:, 1].sum())
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an ImageFolder with cache='memory' cannot be pickled: only forks "
+            'of this process share its memory; use its iterator(), or '
+            'cache=None')
+
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         if os.getpid() != self._owner:      # a fork has other threads
@@ -117,36 +124,26 @@ class Cache:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
 
-# --- how much there is -------------------------------------------------------
-
 def available_bytes() -> int:
     """Bytes that can still be used without swapping or a kill.
 
-    Of the machine, and of each control group (version 2) around this process.
+    Of the machine, and of the container's control group (version 2).
     """
     found = [_fields('/proc/meminfo')['MemAvailable'] * 1024]
-    folder = next((line[3:] for line in _read(
-        '/proc/self/cgroup').splitlines() if line.startswith('0::')), '')
-    while folder:
-        folder = folder.rstrip('/')
-        # 'max' in place of a number means no limit.
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            most, now = (int(_read(f'/sys/fs/cgroup{folder}/memory.{name}'))
-                         for name in ('max', 'current'))
-            parts = _fields(f'/sys/fs/cgroup{folder}/memory.stat')
-            # Pages of files are given back when memory is short.
-            found.append(max(0, most - now + parts['active_file']
-                             + parts['inactive_file']))
-        folder = folder.rpartition('/')[0]
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        with open('/proc/self/cgroup') as file:
+            group = '/sys/fs/cgroup' + file.read().rpartition('::')[2].strip()
+        stat = _fields(f'{group}/memory.stat')
+        most, now = ([*_fields(f'{group}/memory.{name}')][0]
+                     for name in ('max', 'current'))
+        # Pages of files are given back when memory is short.
+        found.append(max(0, int(most) - int(now) + stat['active_file']
+                         + stat['inactive_file']))
     return min(found)
 
 
 def _fields(path: str) -> dict[str, int]:
-    """Lines such as ``name: 12 kB`` or ``name 12``."""
-    rows = (line.split() for line in _read(path).splitlines())
-    return {row[0].rstrip(':'): int(row[1]) for row in rows}
-
-
-def _read(path: str) -> str:
+    """Lines such as ``name: 12 kB``, ``name 12`` or ``12``."""
     with open(path) as file:
-        return file.read()
+        rows = [line.split() for line in file]
+    return {row[0].rstrip(':'): int(row[1]) if row[1:] else 0 for row in rows}

@@ -1,32 +1,37 @@
-"""Encoded images to pixels: only the part, and the size, that are needed."""
-# A transform draws its part from the size alone, which stands in the file's
-# head: so a decoder asks for the part when it has read the head.
-#
-# libjpeg-turbo decodes the rows down to the lower edge of the part, and of
-# these only the part's columns; Pillow decodes the whole image.  Both let the
-# inverse transform shrink by 2, 4 or 8 where the part is that much larger
-# than the result (shrink_for).
-#
-# The rest is resizing, by Pillow's definition of BILINEAR: a triangle as wide
-# as one pixel of the coarser of the two grids, so that shrinking averages and
-# nothing is skipped.  cykooz_resizer computes the same with vector
-# instructions, about four times as fast; single values differ by 1 of 255,
-# very few by 2, as both round twice.
-#
-# All three release the interpreter while they compute, so that threads decode
-# at the same time.
+"""Encoded images to pixels: only the part, and the size, that are needed.
+
+A transform draws its part from the size alone, which stands in the file's
+head.  A JPEG is coded from top to bottom in blocks: all codes down to the
+part's lower edge must be read.  The inverse transform, the chroma upsampling
+and the colour conversion, more than half of the work, are done for the part
+only by libjpeg-turbo 3 (``tj3SetCroppingRegion``, which no binding for Python
+has).  The library is the system's if that is of version 3, else the one in the
+wheel ``turbojpeg``.  Pillow decodes the whole image.  Where the part is 2, 4
+or 8 times as large as the result, both have the inverse transform compute
+averages (Independent JPEG Group, libjpeg.txt, "scaled decoding").
+
+The rest is resizing, by Pillow's definition of BILINEAR: a triangle as wide
+as one pixel of the coarser grid.  cykooz_resizer computes the same with vector
+instructions, about four times as fast; single values differ by 1 of 255, very
+few by 2, as both round twice.
+
+All of them release the interpreter, so that threads decode at the same time.
+"""
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
+import importlib.metadata
 import io
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from ctypes import c_int, c_size_t, c_void_p
+from typing import Any
 
 import numpy
 
-from . import libturbojpeg
 from .transforms import Crop
 
 try:
@@ -40,12 +45,16 @@ _local = threading.local()      # a thread's resizer
 #: As Pillow has it: a quarter of a gigabyte of pixels.
 MAX_PIXELS = 89_478_485
 
+#: Returns the part for the width and height in pixels, and the factor by which
+#: a decoder may shrink.
+Choose = Callable[[int, int], tuple[Crop, int]]
+
 
 class ImageError(ValueError):
     """One image cannot be used; the message names the file and why.
 
     Args:
-        path: The file; '' where only its bytes are known, as in a decoder.
+        path: The file; '' where only its bytes are known.
         reason: The fault and, where there is one, the remedy.
     """
 
@@ -57,100 +66,102 @@ class ImageError(ValueError):
         return f'{self.path}: {self.reason}' if self.path else self.reason
 
 
-# --- decoders ----------------------------------------------------------------
-
-class Decoder:
-    """Turns the bytes of one file into pixels.
-
-    A decoder of one's own is any object that has ``decode``, which several
-    threads call.
+def is_fast(decoder: str) -> bool:
+    """Whether a decoder of that name uses libjpeg-turbo.
 
     Args:
-        name: ``'turbojpeg'`` decodes only the part of a JPEG that is needed,
-            with libjpeg-turbo 3, and other files as ``'pillow'`` does, which
-            decodes the whole image, only as finely as needed.  ``'auto'``
-            takes ``'turbojpeg'`` if its library is there; the log names
-            missing libraries once.
+        decoder: ``'turbojpeg'``, ``'pillow'``, or ``'auto'``, which takes
+            ``'turbojpeg'`` if its library is there; the log names missing
+            libraries once.
 
     Raises:
-        ValueError: There is no such decoder.
-        RuntimeError: ``'turbojpeg'`` was asked for and is not there.
+        ValueError: There is no such decoder, or its library is missing.
         ImportError: Pillow is not installed.
     """
+    import PIL  # noqa: F401  # not with this module, which all ranks import
+    if decoder not in ('auto', 'turbojpeg', 'pillow'):
+        raise ValueError(f'no decoder {decoder!r}; there are auto, '
+                         'turbojpeg, pillow')
+    if decoder == 'turbojpeg' and library() is None:
+        raise ValueError(
+            f'the decoder {decoder!r} needs libturbojpeg 3: install '
+            "chainer_fp8pipe[images], or use the decoder 'pillow'")
+    if decoder == 'auto':
+        _tell_what_is_missing()
+    return decoder != 'pillow' and library() is not None
 
-    def __init__(self, name: str = 'auto') -> None:
-        from PIL import Image  # not with this module, which all ranks import
-        self._open = functools.partial(Image.open, formats=('JPEG', 'PNG'))
-        if name not in ('auto', 'turbojpeg', 'pillow'):
-            raise ValueError(f'no decoder {name!r}; there are auto, '
-                             'turbojpeg, pillow')
-        if name == 'turbojpeg' and libturbojpeg.library() is None:
-            raise RuntimeError(
-                f'the decoder {name!r} needs libturbojpeg 3: install '
-                "chainer_fp8pipe[images], or use the decoder 'pillow'")
-        if name == 'auto':
-            _tell_what_is_missing()
-        self._is_fast = name != 'pillow' and libturbojpeg.library() is not None
 
-    def decode(self, data: bytes, choose: Callable[[int, int], Crop]
-               ) -> numpy.ndarray:
-        """Decodes, crops, resizes and mirrors.
+@functools.cache
+def _tell_what_is_missing() -> None:
+    missing = [what for what, there in (
+        ('libturbojpeg 3 (decoding)', library()),
+        ('cykooz-resizer (resizing)', cykooz_resizer)) if not there]
+    if missing:
+        _log.warning(
+            'images are decoded and resized without %s, by Pillow, which is '
+            "slower: pip install 'chainer_fp8pipe[images]'",
+            ' and '.join(missing))
 
-        Args:
-            data: The file, JPEG or PNG.
-            choose: Returns the part, for the width and height in pixels.
 
-        Returns:
-            Shape ``(*size, 3)`` for the size of the part, uint8: red, green,
-            blue; maybe read-only.
+def decode(data: bytes, plan: Callable[[int, int], Crop], fast: bool
+           ) -> numpy.ndarray:
+    """Decodes, crops, resizes and mirrors; several threads may do so.
 
-        Raises:
-            ImageError: The file is not an image that can be used.
-            ValueError: The part is not inside the image.
-        """
-        def checked(width: int, height: int) -> tuple[Crop, int]:
-            """The part, and the factor to shrink by."""
-            if width * height > MAX_PIXELS:
-                # A small file can claim more than there is memory for.
-                raise ImageError(
-                    '', f'is too large: {width} x {height} pixels, and '
-                    f'{MAX_PIXELS:,} are allowed; make it smaller')
-            plan = choose(width, height)
-            left, top, w, h = plan.box
-            if left < 0 or top < 0 or w < 1 or h < 1 \
-                    or left + w > width or top + h > height:
-                raise ValueError(
-                    f'the part (left, top, width, height) = {plan.box} is '
-                    f'not inside an image of {width} x {height}')
-            return plan, shrink_for(plan)
-        is_jpeg = data.startswith(b'\xff\xd8')
-        if not is_jpeg and not data.startswith(b'\x89PNG'):
-            raise ImageError('', 'is neither JPEG nor PNG: it starts with '
-                             f'{data[:8]!r}')
-        if is_jpeg and self._is_fast and (
-                found := libturbojpeg.decode(data, checked)):
-            pixels, (plan, shrink) = found
-            return resize(pixels, plan, shrink, plan.box[0] // shrink,
-                          plan.box[1] // shrink)
-        return self._with_pillow(data, is_jpeg, checked)
+    Args:
+        data: The file, JPEG or PNG.
+        plan: Returns the part, for the width and height in pixels.
+        fast: Whether libjpeg-turbo decodes JPEGs.
 
-    def _with_pillow(self, data: bytes, is_jpeg: bool,
-                     checked: Callable[[int, int], tuple[Crop, int]]
-                     ) -> numpy.ndarray:
-        """Decodes the whole image, then crops and resizes."""
-        with _as_image_error():
-            image = self._open(io.BytesIO(data))
-        plan, shrink = checked(*image.size)
-        shrink = shrink if is_jpeg else 1
-        with _as_image_error():
-            if shrink > 1:
-                image.draft(None, (image.width // shrink,
-                                   image.height // shrink))
-            pixels = _of_three_colours(image)
-        left, top, width, height = plan.box
-        if shrink == 1:
-            pixels = pixels[top:top + height, left:left + width]
-        return resize(pixels, plan, shrink)
+    Returns:
+        Shape ``(*size, 3)`` for the size of the part, uint8: red, green,
+        blue; maybe read-only.
+
+    Raises:
+        ImageError: The file is not an image that can be used.
+        ValueError: The part is not inside the image.
+    """
+    def choose(width: int, height: int) -> tuple[Crop, int]:
+        if width * height > MAX_PIXELS:
+            # A small file can claim more than there is memory for.
+            raise ImageError(
+                '', f'is too large: {width} x {height} pixels, and '
+                f'{MAX_PIXELS:,} are allowed; make it smaller')
+        part = plan(width, height)
+        left, top, w, h = part.box
+        if min(left, top, w - 1, h - 1, width - left - w,
+               height - top - h) < 0:
+            raise ValueError(
+                f'the part (left, top, width, height) = {part.box} is not '
+                f'inside an image of {width} x {height}')
+        return part, shrink_for(part)
+    is_jpeg = data.startswith(b'\xff\xd8')
+    if not is_jpeg and not data.startswith(b'\x89PNG'):
+        raise ImageError('', 'is neither JPEG nor PNG: it starts with '
+                         f'{data[:8]!r}')
+    if fast and is_jpeg and (found := decode_part(data, choose)):
+        pixels, part, shrink = found
+        return resize(pixels, part, shrink, part.box[0] // shrink,
+                      part.box[1] // shrink)
+    from PIL import Image
+    with _as_image_error():
+        image: Any = Image.open(io.BytesIO(data), formats=('JPEG', 'PNG'))
+    part, shrink = choose(*image.size)
+    shrink = shrink if is_jpeg else 1
+    with _as_image_error():
+        if shrink > 1:
+            image.draft(None, (image.width // shrink, image.height // shrink))
+        image.load()
+        if image.mode.startswith('I'):
+            # 16 bits of grey; Pillow's own conversion cuts off all above 255.
+            pixels = numpy.repeat((numpy.asarray(image) >> 8).astype(
+                numpy.uint8)[:, :, None], 3, axis=2)
+        else:       # grey tripled, ink as light, no transparency
+            pixels = numpy.asarray(image if image.mode == 'RGB'
+                                   else image.convert('RGB'))
+    left, top, width, height = part.box
+    if shrink == 1:
+        pixels = pixels[top:top + height, left:left + width]
+    return resize(pixels, part, shrink)
 
 
 @contextlib.contextmanager
@@ -163,28 +174,99 @@ def _as_image_error() -> Iterator[None]:
         raise ImageError('', f'cannot be decoded: {error}') from error
 
 
-def _of_three_colours(image):
-    """An image's pixels: grey tripled, ink as light, no transparency."""
-    image.load()
-    if image.mode.startswith('I'):
-        # 16 bits of grey; Pillow's own conversion cuts off all above 255.
-        grey = (numpy.asarray(image) >> 8).astype(numpy.uint8)
-        return numpy.repeat(grey[:, :, None], 3, axis=2)
-    return numpy.asarray(image if image.mode == 'RGB'
-                         else image.convert('RGB'))
+# --- libjpeg-turbo -----------------------------------------------------------
+
+# TJPARAM_JPEGWIDTH, _JPEGHEIGHT, _SUBSAMP, _COLORSPACE, _PRECISION; TJINIT and
+# TJPF; TJCS that are converted: RGB, YCbCr, grey.
+_WHAT, _DECOMPRESS, _RGB, _COLOURS = (5, 6, 4, 8, 7), 1, 0, (0, 1, 2)
+# Width of a minimum coded unit, in pixels, by chroma subsampling (TJSAMP):
+# 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1.
+_UNIT_WIDTHS = (8, 16, 16, 8, 8, 32, 8)
+# Columns at the left and right edge of a region may differ from those of the
+# whole image, as the chroma upsampling looks at their neighbours.
+_MARGIN = 2
+
+
+class _Region(ctypes.Structure):
+    _fields_ = [(name, c_int) for name in ('x', 'y', 'w', 'h')]
+
+
+class _Factor(ctypes.Structure):
+    _fields_ = [('numerator', c_int), ('denominator', c_int)]
 
 
 @functools.cache
-def _tell_what_is_missing() -> None:
-    """Logs which fast libraries are missing."""
-    missing = [what for what, there in (
-        ('libturbojpeg 3 (decoding)', libturbojpeg.library()),
-        ('cykooz-resizer (resizing)', cykooz_resizer)) if not there]
-    if missing:
-        _log.warning(
-            'images are decoded and resized without %s, by Pillow, which is '
-            "slower: pip install 'chainer_fp8pipe[images]'",
-            ' and '.join(missing))
+def library() -> ctypes.CDLL | None:
+    """libturbojpeg of version 3; None if it is not installed."""
+    try:
+        wheel = importlib.metadata.files('turbojpeg') or []
+    except importlib.metadata.PackageNotFoundError:
+        wheel = []
+    for path in ('libturbojpeg.so.0', 'libturbojpeg.0.dylib', 'turbojpeg.dll',
+                 *(str(one.locate()) for one in wheel if one.name.startswith(
+                     ('libturbojpeg', 'turbojpeg-')))):
+        with contextlib.suppress(OSError, AttributeError):
+            tj = ctypes.CDLL(path)
+            for name, result, *arguments in (       # of turbojpeg.h
+                    ('tj3Init', c_void_p, c_int),
+                    ('tj3Destroy', None, c_void_p),
+                    ('tj3Get', c_int, c_void_p, c_int),
+                    ('tj3DecompressHeader', c_int, c_void_p, c_void_p,
+                     c_size_t),
+                    ('tj3SetScalingFactor', c_int, c_void_p, _Factor),
+                    ('tj3SetCroppingRegion', c_int, c_void_p, _Region),
+                    ('tj3Decompress8', c_int, c_void_p, c_void_p, c_size_t,
+                     c_void_p, c_int, c_int)):
+                function = getattr(tj, name)
+                function.restype, function.argtypes = result, arguments
+            return tj
+    return None
+
+
+def decode_part(data: bytes, choose: Choose
+                ) -> tuple[numpy.ndarray, Crop, int] | None:
+    """Decodes a part of a JPEG with libjpeg-turbo.
+
+    Returns:
+        The pixels that cover the part, of shape (h, w, 3), uint8: columns
+        ``floor(left / shrink)`` to ``ceil((left + w) / shrink)`` of the
+        shrunk image, and rows likewise; and what was chosen.  None if the
+        library cannot decode this part, or is not sure.
+    """
+    tj = library()
+    # A new instance for each file, in some microseconds: one that has seen a
+    # damaged file can refuse sound ones.
+    handle = tj and tj.tj3Init(_DECOMPRESS)
+    if not tj or not handle:
+        raise MemoryError('no decompressor of libturbojpeg 3')
+    try:
+        file = numpy.frombuffer(data, numpy.uint8)
+        source = file.ctypes.data, file.size
+        if tj.tj3DecompressHeader(handle, *source):
+            return None
+        width, height, subsampling, colours, bits = (
+            tj.tj3Get(handle, what) for what in _WHAT)
+        if not 0 <= subsampling < len(_UNIT_WIDTHS) \
+                or colours not in _COLOURS or bits != 8:
+            return None
+        part, shrink = choose(width, height)
+        left, top, w, h = part.box
+        right, bottom = -(-(left + w) // shrink), -(-(top + h) // shrink)
+        left, top = left // shrink, top // shrink
+        # The region must start between two units.
+        unit = -(-_UNIT_WIDTHS[subsampling] // shrink)
+        start = max(0, left - _MARGIN) // unit * unit
+        stop = min(-(-width // shrink), right + _MARGIN)
+        pixels = numpy.empty((bottom - top, stop - start, 3), numpy.uint8)
+        if tj.tj3SetScalingFactor(handle, _Factor(1, shrink)) \
+                or tj.tj3SetCroppingRegion(handle, _Region(
+                    start, top, stop - start, bottom - top)) \
+                or tj.tj3Decompress8(handle, *source, pixels.ctypes.data, 0,
+                                     _RGB):
+            return None
+        return pixels[:, left - start:right - start], part, shrink
+    finally:
+        tj.tj3Destroy(handle)
 
 
 # --- resizing ----------------------------------------------------------------
@@ -234,18 +316,15 @@ def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
 def _resize_fast(pixels: numpy.ndarray, size: tuple[int, int],
                  box: tuple[float, float, float, float]) -> numpy.ndarray:
     if not hasattr(_local, 'resizer'):      # they have scratch space
-        _local.resizer = (
-            cykooz_resizer.Resizer(),
-            cykooz_resizer.ResizeOptions(
-                cykooz_resizer.ResizeAlg.convolution(
-                    cykooz_resizer.FilterType.bilinear)))
-    resizer, options = _local.resizer
-    options = options.copy()
+        _local.resizer = cykooz_resizer.Resizer()
+    options = cykooz_resizer.ResizeOptions(
+        cykooz_resizer.ResizeAlg.convolution(
+            cykooz_resizer.FilterType.bilinear))
     options.crop_box = cykooz_resizer.CropBox(*box)
     height, width = pixels.shape[:2]
     kind = cykooz_resizer.PixelType.U8x3
     source = cykooz_resizer.ImageData(width, height, kind, pixels.tobytes())
     result = cykooz_resizer.ImageData(size[1], size[0], kind)
-    resizer.resize(source, result, options)
+    _local.resizer.resize(source, result, options)
     return numpy.frombuffer(result.get_buffer(), numpy.uint8).reshape(
         *size, 3)

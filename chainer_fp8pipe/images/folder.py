@@ -1,23 +1,23 @@
-"""A folder of images as a data set of Chainer's."""
+"""A folder of images as a data set of Chainer's: ``ROOT/CLASS/*.JPEG``."""
 from __future__ import annotations
 
-import logging
+import contextlib
 import operator
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import chainer
 import numpy
 
 from .cache import Cache, available_bytes
-from .decoding import Decoder
-from .iterator import ImageIterator
-from .reading import Reader, check_folder, find_images
-from .transforms import Transform
+from .decoding import ImageError, decode, is_fast
+from .iterator import ImageIterator, Plan
+from .transforms import Crop, Transform
 
-_log = logging.getLogger(__name__)
+#: What names of images end with, in small or capital letters.
+_SUFFIXES = ('.jpeg', '.jpg', '.png')
 
 
 class ImageFolder(chainer.dataset.DatasetMixin):
@@ -48,11 +48,13 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         on_error: ``'skip'`` leaves an image that cannot be decoded out of
             its batch, counts it, and names it in the log.  ``'raise'`` makes
             it an error, as ``dataset[i]`` always does.
-        decoder: ``'auto'``, ``'turbojpeg'`` or ``'pillow'``, or a
-            :class:`~.decoding.Decoder`.
+        decoder: ``'auto'``, ``'turbojpeg'`` or ``'pillow'``.
 
     Attributes:
         classes: Their names; the index is the label.
+        labels: int32, of each image.
+        transform: As given.
+        seed: As given.
 
     Raises:
         ValueError: The folder is missing or empty, or a class has no images;
@@ -65,34 +67,46 @@ class ImageFolder(chainer.dataset.DatasetMixin):
                  cache: Literal['memory'] | None = None,
                  cache_bytes: int | None = None, shard: Any = None,
                  seed: int = 0, on_error: Literal['skip', 'raise'] = 'skip',
-                 decoder: str | Decoder = 'auto') -> None:
+                 decoder: str = 'auto') -> None:
         self._rank, self._ranks, self._comm = _ranks_of(shard)
-        self._on_error = on_error
 
-        def check() -> tuple[int, int, str, Decoder]:
+        def check() -> tuple[str, int]:
             # The script may go to another folder while images are still read.
             where = os.path.abspath(os.fspath(root))
-            _check(cache, cache_bytes, on_error, transform, decoder)
-            check_folder(where)
-            return (_whole('seed', seed, 0), _budget(cache_bytes), where,
-                    Decoder(decoder) if isinstance(decoder, str)
-                    else decoder)
-        whole_seed, budget, where, made = self._together(
-            check, lambda found: _described(
-                'image folder', cache=cache, cache_bytes=cache_bytes,
-                seed=found[0], on_error=on_error,
-                # Memory addresses differ between ranks.
-                transform=re.sub(' at 0x[0-9a-f]+', '', repr(transform))))
-        table = self._together(
+            if not os.path.isdir(where):
+                raise ValueError(f'{where!r} is not a folder; images are '
+                                 'expected as ROOT/CLASS/*.JPEG')
+            if transform is not None and (
+                    isinstance(transform, type) or not all(
+                        hasattr(transform, name) for name
+                        in ('shape', 'dtype', 'plan', 'finish'))):
+                raise ValueError(
+                    f'transform={transform!r} is no transform: it must be an '
+                    'object with shape, dtype, plan and finish, such as '
+                    'RandomResizedCrop(224)')
+            for name, value, allowed in (
+                    ('cache', cache, (None, 'memory')),
+                    ('on_error', on_error, ('skip', 'raise'))):
+                if value not in allowed:
+                    raise ValueError(f'{name}={value!r} is none of {allowed}')
+            self.seed = _whole('seed', seed, 0)
+            self._fast = is_fast(decoder)
+            return where, _budget(cache, cache_bytes)
+        where, budget = self._together(check, {
+            'cache': cache, 'cache_bytes': cache_bytes, 'seed': seed,
+            'on_error': on_error,
+            'transform': transform})
+        files = self._together(
             lambda: None if self._rank and self._comm else find_images(where))
         if self._comm is not None:
-            # The folder may be elsewhere on another node.
-            table = self._comm.bcast(table)._replace(root=where)
-        self.classes, self.labels = table.classes, table.labels
-        self._reader = Reader(table, transform, made, None, whole_seed)
-        if cache is not None:
-            self._reader.cache = self._make_cache(budget)
-        self._draws: tuple[int, numpy.random.Generator] | None = None
+            files = self._comm.bcast(files)
+        # The folder may be elsewhere on another node.
+        self._root, self.transform = where, transform
+        self.classes, self.labels, self._names = files
+        self._skips = on_error == 'skip'
+        self._cache = self._make_cache(budget) if cache else None
+        self._draws = os.getpid(), numpy.random.default_rng(
+            [self.seed, self._rank])
 
     def __len__(self) -> int:
         """Images of all ranks."""
@@ -100,7 +114,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
 
     def path(self, index: int) -> str:
         """The file of an image."""
-        return self._reader.table.path(index)
+        return os.path.join(self._root, os.fsdecode(self._names[index]))
 
     def get_example(self, index: int) -> tuple[numpy.ndarray, numpy.int32]:
         """``dataset[index]``: drawn anew each time.
@@ -110,13 +124,10 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             OSError: The file cannot be read.
         """
         index = range(len(self))[index]
-        # The process's generator: a fork draws other numbers.
-        if self._draws is None or self._draws[0] != os.getpid():
-            words = [self._reader.seed, self._rank]
-            if self._draws is not None:
-                words.append(os.getpid())
-            self._draws = os.getpid(), numpy.random.default_rng(words)
-        return (self._reader.draw(index, self._draws[1]), self.labels[index])
+        if self._draws[0] != os.getpid():       # a fork draws other numbers
+            self._draws = os.getpid(), numpy.random.default_rng(
+                [self.seed, self._rank, os.getpid()])
+        return self._draw(index, self._draws[1], None), self.labels[index]
 
     def iterator(self, batch: int, workers: int = 4, prefetch: int = 8,
                  repeat: bool = True, shuffle: bool = True) -> ImageIterator:
@@ -141,45 +152,80 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             ValueError: There is no transform, or a rank has no image.  An
                 argument is no whole number, too small, or differs on a rank.
         """
-        def check() -> tuple[int, int, int]:
-            if self._reader.transform is None:
+        def make() -> ImageIterator:
+            if self.transform is None:
                 raise ValueError(
                     'images of different sizes do not make a batch: give the '
                     'ImageFolder a transform, such as RandomResizedCrop(224)')
-            return (_whole('batch', batch, 1), _whole('workers', workers, 1),
-                    _whole('prefetch', prefetch, 0))
-        batch, workers, prefetch = self._together(
-            check, lambda found: _described('iterator', batch=found[0],
-                                            repeat=repeat, shuffle=shuffle))
-        return self._together(lambda: ImageIterator(
-            self._reader, (self._rank, self._ranks), batch, workers, prefetch,
-            repeat, shuffle, self._on_error))
+            return ImageIterator(self, Plan(
+                _whole('batch', batch, 1), self._rank, self._ranks,
+                _whole('workers', workers, 1),
+                _whole('prefetch', prefetch, 0), repeat, shuffle,
+                self._skips))
+        return self._together(make, {'iterator batch': batch,
+                                     'repeat': repeat, 'shuffle': shuffle})
 
     def cached(self) -> tuple[int, int]:
         """Images in this node's cache, and their bytes."""
-        cache = self._reader.cache
-        return (0, 0) if cache is None else cache.statistics()
+        return (0, 0) if self._cache is None else self._cache.statistics()
 
-    def __getstate__(self) -> dict[str, Any]:
-        if self._reader.cache is not None:
-            raise TypeError(
-                "an ImageFolder with cache='memory' cannot be pickled: only "
-                'forks of this process share its memory; use its iterator(), '
-                'or cache=None')
-        return dict(vars(self))
+    def read(self, index: int, epoch: int, out: numpy.ndarray) -> None:
+        """Writes an image, as it is in an epoch, into ``out``.
+
+        Several threads may do so: the random numbers depend on the seed, the
+        epoch and the image alone.
+
+        Raises:
+            ImageError: The image, which the error names, cannot be used.
+            OSError: The file cannot be read.
+            ValueError: The transform returns another shape than it has.
+            TypeError: It returns values that its dtype does not hold.
+        """
+        result = self._draw(index, numpy.random.default_rng(
+            [self.seed, epoch, index]), out)
+        if result is not out:       # what it returns counts
+            if numpy.shape(result) != out.shape:
+                raise ValueError(
+                    f'finish() returns an array of {numpy.shape(result)}, '
+                    f"but the transform's shape is {out.shape}")
+            numpy.copyto(out, result, 'same_kind')
+
+    def _draw(self, index: int, rng: numpy.random.Generator,
+              out: numpy.ndarray | None) -> numpy.ndarray:
+        """An image, with given random numbers; CHW."""
+        data = self._cache and self._cache.get(index)
+        if not data:
+            with open(self.path(index), 'rb') as file:
+                data = file.read()
+            if self._cache is not None:
+                self._cache.put(index, data)
+        transform = self.transform
+        try:
+            pixels = decode(data, lambda width, height: (
+                Crop((0, 0, width, height), (height, width))
+                if transform is None else transform.plan(width, height, rng)),
+                self._fast)
+        except ImageError as error:
+            raise ImageError(self.path(index), error.reason) from error
+        if transform is None:
+            return numpy.ascontiguousarray(pixels.transpose(2, 0, 1))
+        return transform.finish(pixels, out)
 
     def _together(self, action: Callable[[], Any],
-                  entries: Callable[[Any], dict[str, str]] | None = None
-                  ) -> Any:
+                  same: dict[str, object] | None = None) -> Any:
         """Calls ``action``; raises on all ranks if it fails on one.
 
-        So it does if ``entries`` of what it returns differ between ranks.
+        So it does if what must be the same differs between ranks.
         """
         if self._comm is None:
             return action()
         from ..mpi.agreement import raise_together
-        return raise_together(self._comm, action, ValueError, entries,
-                              'Give all ranks the same.')
+        return raise_together(
+            self._comm, action, ValueError, lambda _: {
+                # Memory addresses differ between ranks.
+                name: re.sub(' at 0x[0-9a-f]+', '', repr(value))
+                for name, value in (same or {}).items()},
+            'Give all ranks the same.')
 
     def _make_cache(self, budget: int) -> Cache:
         """One cache for all ranks of a node."""
@@ -193,16 +239,67 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             place = node.bcast(cache and cache.place)
             if node.rank:
                 cache = Cache.open(place, len(self))
-            if all(node.allgather(cache is not None)):
-                return cache
-            if not node.rank:
-                _log.warning(
-                    'rank %d: ranks of this node cannot open memory of each '
-                    'other, so each keeps a cache of cache_bytes / %d',
-                    self._rank, node.size)
-            return Cache.create(len(self), budget // node.size)
+            # In containers of their own ranks cannot open others' memory.
+            is_shared = all(node.allgather(cache is not None))
+            return cache if is_shared else Cache.create(
+                len(self), budget // node.size)
         finally:
             node.Free()
+
+
+class Files(NamedTuple):
+    """The files of a folder, and the class of each."""
+
+    classes: list[str]      # names, in the order of the labels
+    labels: numpy.ndarray   # int32, one per file: index of its class
+    # One per file, with its class: bytes of one length, as a million strings
+    # would take several times the memory.
+    names: numpy.ndarray
+
+
+def find_images(root: str) -> Files:
+    """Looks for ``root/CLASS/*.JPEG`` (or ``.jpg``, ``.png``).
+
+    Classes are numbered in the order of their names, and files are sorted,
+    whatever the order of the file system.  Other files, hidden ones, and
+    folders inside a class are left out.
+
+    Raises:
+        ValueError: There is no class, or one without images.
+    """
+    classes = _sorted(root, lambda entry: entry.is_dir())
+    if not classes:
+        raise ValueError(f'{root!r} has no folders in it; images are '
+                         'expected as ROOT/CLASS/*.JPEG')
+    found = [_sorted(os.path.join(root, name), lambda entry: (
+        entry.name.lower().endswith(_SUFFIXES) and entry.is_file()))
+        for name in classes]
+    empty = [repr(name) for name, files in zip(classes, found, strict=True)
+             if not files]
+    if empty:
+        raise ValueError(
+            f'no images ({", ".join(_SUFFIXES)}) in {", ".join(empty[:5])}'
+            + (f' and {len(empty) - 5} more' if len(empty) > 5 else '')
+            + f' of {root!r}; every folder there is a class: remove the '
+            'others')
+    return Files(classes, numpy.repeat(
+        numpy.arange(len(classes), dtype=numpy.int32),
+        [len(files) for files in found]), numpy.array([
+            os.fsencode(os.path.join(folder, name))
+            for folder, files in zip(classes, found, strict=True)
+            for name in files]))
+
+
+def _sorted(folder: str, wanted: Callable[[os.DirEntry], bool]) -> list[str]:
+    """Names in a folder, without hidden ones."""
+    names = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            # Such as a link that leads to itself.
+            with contextlib.suppress(OSError):
+                if not entry.name.startswith('.') and wanted(entry):
+                    names.append(entry.name)
+    return sorted(names)
 
 
 def _ranks_of(shard: Any) -> tuple[int, int, Any]:
@@ -227,32 +324,12 @@ def _ranks_of(shard: Any) -> tuple[int, int, Any]:
     return comm.rank, comm.size, comm
 
 
-def _check(cache: object, cache_bytes: object, on_error: object,
-           transform: object, decoder: object) -> None:
-    """Raises ValueError about an argument that cannot be."""
-    for name, value, is_named, needed, example in (
-            ('transform', transform, transform is None,
-             ('shape', 'dtype', 'plan', 'finish'),
-             'such as RandomResizedCrop(224)'),
-            ('decoder', decoder, isinstance(decoder, str), ('decode',),
-             "or a name such as 'auto'")):
-        if not is_named and (isinstance(value, type) or not all(
-                hasattr(value, one) for one in needed)):
-            raise ValueError(f'{name}={value!r} is no {name}: it must be an '
-                             f'object with {", ".join(needed)}, {example}')
-    for name, value, allowed in (
-            ('cache', cache, (None, 'memory')),
-            ('on_error', on_error, ('skip', 'raise'))):
-        if value not in allowed:
-            raise ValueError(f'{name}={value!r} is none of {allowed}')
-    if cache is None and cache_bytes is not None:
-        raise ValueError("cache_bytes is for cache='memory'")
-
-
-def _budget(cache_bytes: int | None) -> int:
+def _budget(cache: object, cache_bytes: int | None) -> int:
     available = available_bytes()
     if cache_bytes is None:
         return available // 2
+    if cache is None:
+        raise ValueError("cache_bytes is for cache='memory'")
     cache_bytes = _whole('cache_bytes', cache_bytes, 1)
     if cache_bytes > available:
         raise ValueError(f'cache_bytes={cache_bytes:,} is more than the '
@@ -267,13 +344,7 @@ def _whole(name: str, value: Any, least: int) -> int:
     except TypeError as error:
         raise ValueError(
             f'{name}={value!r} is not a whole number') from error
-    if number < least:
-        raise ValueError(f'{name}={number} must be {least} or more')
-    if number >= 1 << 63:
-        raise ValueError(f'{name}={number} is not below 2^63')
+    if not least <= number < 1 << 63:
+        raise ValueError(f'{name}={number} must be {least} or more, and below '
+                         '2^63')
     return number
-
-
-def _described(what: str, **settings: object) -> dict[str, str]:
-    return {f'{what} {name}': repr(value)
-            for name, value in settings.items()}

@@ -1,22 +1,25 @@
 """The iterator over a folder's images, with batches read ahead by threads."""
-# A thread per image in work: files are read, JPEGs are decoded and pixels are
-# resized outside of the interpreter's lock (decoding.py), so threads keep as
-# many cores busy as processes would.  They share the rank's memory and end
-# with it: no shared ring, no messages, no pickled transforms, no orphans, and
-# no fork after MPI has started.
+# Files are read, JPEGs are decoded and pixels are resized outside of the
+# interpreter's lock (decoding.py), so threads keep as many cores busy as
+# processes would.  They share the rank's memory and end with it: no shared
+# ring, no messages, no pickled transforms, no orphans, and no fork after MPI
+# has started.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import chainer
 import numpy
 
 from . import shards
 from .decoding import ImageError
-from .reading import Reader
+
+if TYPE_CHECKING:
+    from .folder import ImageFolder
 
 _log = logging.getLogger(__name__)
 
@@ -70,29 +73,74 @@ def batch_arrays(batch: Any, device: Any = None) -> Any:
     return arrays if device is None else device.send(arrays)
 
 
-#: A place in a batch whose sample could not be read, and why.
-_Failure = tuple[int, Exception]
+class Plan(NamedTuple):
+    """What is read, by whom."""
+
+    batch: int              # samples of a batch on this rank, at most
+    rank: int
+    ranks: int
+    workers: int            # threads
+    prefetch: int           # batches that they read ahead
+    repeat: bool
+    shuffle: bool
+    skips: bool             # leaves out what cannot be decoded
+
+
+#: Finished epochs, and samples of the present one that were used.
+_Position = tuple[int, int]
+#: Samples that could not be read, and why.
+_Failures = list[tuple[int, Exception]]
 
 
 class _Request(NamedTuple):
     """A batch that is being read."""
-    stop: int                   # position in the epoch behind it
-    epoch: int
+
+    behind: _Position
     samples: numpy.ndarray      # this rank's
     images: numpy.ndarray
-    tasks: list[Future[list[_Failure]]]
+    tasks: list[Future[_Failures]]
 
 
-def _read(reader: Reader, epoch: int, samples: numpy.ndarray,
-          images: numpy.ndarray, places: range) -> list[_Failure]:
-    """Reads some samples of a batch."""
-    failures = []
-    for place in places:
-        try:
-            reader.read(int(samples[place]), epoch, images[place])
-        except Exception as error:
-            failures.append((place, error))
-    return failures
+def _requests(folder: ImageFolder, plan: Plan, pool: ThreadPoolExecutor,
+              position: _Position) -> Iterator[_Request]:
+    """Has batches read from a position on, and gives the oldest ones."""
+    count, transform = len(folder), folder.transform
+    assert transform is not None
+    order, asked = (-1, numpy.empty(0)), deque[_Request]()
+
+    def read(epoch: int, samples: numpy.ndarray, images: numpy.ndarray
+             ) -> _Failures:
+        failures = []
+        for place, sample in enumerate(samples.tolist()):
+            try:
+                folder.read(sample, epoch, images[place])
+            except Exception as error:
+                failures.append((sample, error))
+        return failures
+    try:
+        while True:
+            while len(asked) <= plan.prefetch and (
+                    plan.repeat or not position[0]):
+                epoch, start = position
+                if order[0] != epoch:
+                    order = epoch, shards.epoch_order(count, folder.seed,
+                                                      epoch, plan.shuffle)
+                stop = shards.batch_stop(start, count, plan.batch, plan.ranks)
+                samples = order[1][shards.part(start, stop, plan.rank,
+                                               plan.ranks)]
+                images = numpy.empty((len(samples), *transform.shape),
+                                     transform.dtype)
+                position = (epoch, stop) if stop < count else (epoch + 1, 0)
+                # Small tasks, so that all threads finish a batch together.
+                size = max(1, len(samples) // (8 * plan.workers))
+                asked.append(_Request(position, samples, images, [
+                    pool.submit(read, epoch, samples[first:first + size],
+                                images[first:first + size])
+                    for first in range(0, len(samples), size)]))
+            yield asked.popleft()
+    finally:
+        for task in (task for request in asked for task in request.tasks):
+            task.cancel()
 
 
 class ImageIterator(chainer.dataset.Iterator):
@@ -103,44 +151,48 @@ class ImageIterator(chainer.dataset.Iterator):
     the position in the epoch, which all ranks share.
 
     Attributes:
-        batch_size: Most samples of a batch on this rank.
         batches_per_epoch: The same on every rank and in every epoch.
         epoch: Finished epochs.
         current_position: Samples of this epoch that were used, over all
             ranks.
         is_new_epoch: Whether the last batch finished one.
-        skipped: How often this rank left out an image that cannot be used,
-            since it was started.
     """
 
-    def __init__(self, reader: Reader, ranks: tuple[int, int], batch: int,
-                 workers: int, prefetch: int, repeat: bool, shuffle: bool,
-                 on_error: Literal['skip', 'raise']) -> None:
-        self._pool: ThreadPoolExecutor | None = None    # for __del__
-        self._requests: deque[_Request] = deque()
-        self.batch_size, self.repeat = batch, repeat
-        self._reader, self._on_error = reader, on_error
-        self._rank, self._ranks = ranks
-        self._samples = len(reader.table.labels)
-        self._shuffle = shuffle
-        if self._samples < self._ranks:
-            raise ValueError(
-                f'{self._samples} images are less than one for each of the '
-                f'{self._ranks} ranks; use at most {self._samples} ranks')
+    epoch: int
+    current_position: int
+    is_new_epoch: bool
+    _previous: float
+    _batches: Iterator[_Request]
+    _pool: ThreadPoolExecutor | None = None     # for __del__
+
+    def __init__(self, folder: ImageFolder, plan: Plan) -> None:
+        self._folder, self._plan, samples = folder, plan, len(folder)
+        shards.batch_stop(0, samples, plan.batch, plan.ranks)
         self.batches_per_epoch = shards.batches_left(
-            self._samples, batch, self._ranks)
-        # Without workers nothing is read before it is wanted.
-        self._workers, self._ahead = max(1, workers), prefetch * bool(workers)
-        self.skipped = 0
-        self._named: set[int] = set()       # in the log already
-        self._order: tuple[int, numpy.ndarray] = -1, numpy.empty(0)
-        self._pool = ThreadPoolExecutor(self._workers, 'images')
+            samples, plan.batch, plan.ranks)
+        self._skipped: Counter[int] = Counter()     # by sample
+        self._pool = ThreadPoolExecutor(plan.workers, 'images')
         self.reset()
+
+    @property
+    def batch_size(self) -> int:
+        """Most samples of a batch on this rank."""
+        return self._plan.batch
+
+    @property
+    def repeat(self) -> bool:
+        """Whether it goes on after the first epoch."""
+        return self._plan.repeat
+
+    @property
+    def skipped(self) -> int:
+        """How often this rank left out an image that cannot be used."""
+        return self._skipped.total()
 
     @property
     def epoch_detail(self) -> float:
         """Epochs so far, with the fraction of the present one."""
-        return self.epoch + self.current_position / self._samples
+        return self.epoch + self.current_position / len(self._folder)
 
     @property
     def previous_epoch_detail(self) -> float | None:
@@ -148,14 +200,19 @@ class ImageIterator(chainer.dataset.Iterator):
         return None if self._previous < 0 else self._previous
 
     def __next__(self) -> Batch:
-        pool = self._running()
+        self._check_running()
         if self.epoch and not self.repeat:
             raise StopIteration
         try:
-            return self._next(pool)
+            request = next(self._batches)
+            batch = self._finished(request)
         except BaseException:
             self.finalize()
             raise
+        self._previous = self.epoch_detail
+        self.epoch, self.current_position = request.behind
+        self.is_new_epoch = not self.current_position
+        return batch
 
     next = __next__
 
@@ -165,14 +222,14 @@ class ImageIterator(chainer.dataset.Iterator):
         Raises:
             RuntimeError: The iterator was finalized.
         """
-        self._start((0, 0))
+        self._go_to((0, 0))
         self.is_new_epoch, self._previous = False, -1.0
 
     def finalize(self) -> None:
         """Ends the threads; the iterator is over."""
         if self._pool is not None:
             pool, self._pool = self._pool, None
-            self._requests.clear()
+            self._batches = iter(())
             pool.shutdown(cancel_futures=True)
 
     def serialize(self, serializer: Any) -> None:
@@ -183,9 +240,9 @@ class ImageIterator(chainer.dataset.Iterator):
             RuntimeError: The position changes, but the iterator was
                 finalized.
         """
-        for name, here in (('samples', self._samples),
-                           ('seed', self._reader.seed),
-                           ('shuffle', int(self._shuffle))):
+        for name, here in (('samples', len(self._folder)),
+                           ('seed', self._folder.seed),
+                           ('shuffle', int(self._plan.shuffle))):
             there = serializer(name, here)
             if there is not None and there != here:
                 raise ValueError(
@@ -198,84 +255,45 @@ class ImageIterator(chainer.dataset.Iterator):
         new = bool(serializer('is_new_epoch', self.is_new_epoch))
         previous = float(serializer('previous_epoch_detail', self._previous))
         if position != (self.epoch, self.current_position):
-            self._start(position)
+            self._go_to(position)
         self.is_new_epoch, self._previous = new, previous
 
-    def _start(self, position: tuple[int, int]) -> None:
-        """Goes on at a position: finished epochs, samples used."""
-        self._running()
-        for request in self._requests:
-            for task in request.tasks:
-                task.cancel()
-        self._requests.clear()
-        self.epoch, self.current_position = self._requested = position
+    def _go_to(self, position: _Position) -> None:
+        self._batches = _requests(self._folder, self._plan,
+                                  self._check_running(), position)
+        self.epoch, self.current_position = position
 
-    def _running(self) -> ThreadPoolExecutor:
-        """The threads, if the iterator is not over."""
+    def _check_running(self) -> ThreadPoolExecutor:
         if self._pool is None:
             raise RuntimeError('the iterator was finalized, or has failed; '
                                'make another')
         return self._pool
 
-    def _next(self, pool: ThreadPoolExecutor) -> Batch:
-        while len(self._requests) <= self._ahead and (
-                self.repeat or not self._requested[0]):
-            self._request(pool, *self._requested)
-        stop, epoch, samples, images, tasks = self._requests.popleft()
-        good = numpy.ones(len(samples), bool)
-        for task in tasks:
-            for place, error in task.result():
-                self._fail(int(samples[place]), error)
-                good[place] = False
+    def _finished(self, request: _Request) -> Batch:
+        """A batch that was read, without what had to be left out."""
+        _, samples, images, tasks = request
+        bad = [sample for task in tasks for sample, error in task.result()
+               if self._fail(sample, error)]
+        good = ~numpy.isin(samples, bad)
         if not good.any():
-            raise ImageError('', f'rank {self._rank}: no image of a batch of '
-                             f'{len(samples)} can be used; the log names them')
-        self._previous = self.epoch_detail
-        self.epoch, self.current_position = self._behind(epoch, stop)
-        self.is_new_epoch = not self.current_position
-        labels = self._reader.table.labels[samples]
-        return Batch(images, labels) if good.all() else Batch(
-            images[good], labels[good])
+            raise ImageError('', f'rank {self._plan.rank}: no image of a '
+                             f'batch of {len(samples)} can be used; the log '
+                             'names them')
+        labels = self._folder.labels[samples]
+        return Batch(images[good], labels[good]) if bad else Batch(
+            images, labels)
 
-    def _request(self, pool: ThreadPoolExecutor, epoch: int, start: int
-                 ) -> None:
-        """Has the next batch read."""
-        transform = self._reader.transform
-        assert transform is not None
-        stop = shards.batch_stop(start, self._samples, self.batch_size,
-                                 self._ranks)
-        if self._order[0] != epoch:
-            self._order = epoch, shards.epoch_order(
-                self._samples, self._reader.seed, epoch, self._shuffle)
-        samples = self._order[1][shards.part(start, stop, self._rank,
-                                             self._ranks)]
-        images = numpy.empty((len(samples), *transform.shape),
-                             transform.dtype)
-        # Small tasks, so that all threads finish a batch together.
-        size = max(1, len(samples) // (8 * self._workers))
-        self._requests.append(_Request(stop, epoch, samples, images, [
-            pool.submit(_read, self._reader, epoch, samples, images, range(
-                first, min(first + size, len(samples))))
-            for first in range(0, len(samples), size)]))
-        self._requested = self._behind(epoch, stop)
-
-    def _behind(self, epoch: int, stop: int) -> tuple[int, int]:
-        """The position after a batch."""
-        return (epoch + 1, 0) if stop == self._samples else (epoch, stop)
-
-    def _fail(self, sample: int, error: Exception) -> None:
-        """Leaves a sample out, or raises what happened to it."""
-        path, who = self._reader.table.path(sample), f'rank {self._rank}'
-        if isinstance(error, ImageError) and self._on_error == 'skip':
-            self.skipped += 1
-            if sample not in self._named:
-                self._named.add(sample)
-                _log.warning('%s: skipped %s: %s', who, path, error.reason)
-            return
+    def _fail(self, sample: int, error: Exception) -> bool:
+        """True: it is left out; raises what must not be."""
+        path, who = self._folder.path(sample), f'rank {self._plan.rank}'
         if isinstance(error, ImageError):
-            raise ImageError(path, f'{error.reason} ({who})') from error
-        if isinstance(error, OSError):
-            raise OSError(f'{who}: {path} was found, but cannot be read: '
-                          f'{type(error).__name__}: {error}') from error
-        raise RuntimeError(f'{who}: {path}: {type(error).__name__}: {error}'
-                           ) from error
+            if not self._plan.skips:
+                raise ImageError(path, f'{error.reason} ({who})') from error
+            self._skipped[sample] += 1
+            if self._skipped[sample] == 1:
+                _log.warning('%s: skipped %s: %s', who, path, error.reason)
+            return True
+        kind, said = (OSError, ' was found, but cannot be read') if isinstance(
+            error, OSError) else (RuntimeError, '')
+        raise kind(f'{who}: {path}{said}: {type(error).__name__}: {error}'
+                   ) from error

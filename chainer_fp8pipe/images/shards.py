@@ -5,10 +5,9 @@
 # ranks.  So every rank makes the same number of batches, and a run goes on at
 # any sample, even with other ranks or another batch size.
 #
-# No sample is left out or repeated to fill a last batch.  The batches of an
-# epoch are instead of nearly equal size: the samples that are left take the n
-# batches that they need, and the sizes of these differ by one at most, on a
-# rank too.  There is no small last batch.
+# No sample is left out or repeated to fill a last batch.  The samples that are
+# left take the n batches that they need, and the sizes of these differ by one
+# at most, on a rank too.  There is no small last batch.
 from __future__ import annotations
 
 import numpy
@@ -52,7 +51,7 @@ def batch_stop(start: int, samples: int, batch: int, ranks: int) -> int:
         raise ValueError(
             f'the epoch has {rest} sample{"s" * (rest != 1)} left, too few '
             f'for {ranks} ranks; finish it with as many ranks as it was begun '
-            'with')
+            f'with, or use at most {max(1, rest)} ranks')
     return start + -(-rest // batches_left(rest, batch, ranks))
 
 

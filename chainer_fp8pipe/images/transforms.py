@@ -1,17 +1,16 @@
 """Transforms of images: crop, resize, mirror and normalise.
 
-A transform works in two steps.  :meth:`plan` needs only the size of the
-image, which is in the file's header, so that a decoder decodes no more than
-the part and the size that are needed.  :meth:`finish` turns the decoded
-pixels into a model's input.
+A transform works in two steps.  ``plan`` needs only the size of the image,
+which is in the file's header, so that a decoder decodes no more than the part
+and the size that are needed.  ``finish`` turns the decoded pixels into a
+model's input.
 """
 from __future__ import annotations
 
-import dataclasses
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy
 
@@ -48,9 +47,6 @@ class Normalise:
             raise ValueError(f'std must be above zero, not {self.std}')
         if self.dtype.kind != 'f':
             raise ValueError(f'dtype must be of floats, not {self.dtype}')
-        self._scale = [1 / (255 * s) for s in self.std]
-        self._shift = [-m / s for m, s in zip(self.mean, self.std,
-                                              strict=True)]
 
     def __call__(self, batch: Any) -> Any:
         """Normalises images of shape (..., C, H, W), uint8, into new ones.
@@ -62,44 +58,36 @@ class Normalise:
             ValueError: The images have another number of channels.
         """
         result = batch.astype(self.dtype)
-        for channel, scale, shift in self._channels(result):
-            channel *= scale
-            channel += shift
+        for c, (scale, shift) in enumerate(self.channels(result.shape[-3])):
+            result[..., c, :, :] *= scale
+            result[..., c, :, :] += shift
         return result
 
-    def of_pixels(self, pixels: numpy.ndarray, out: numpy.ndarray) -> None:
-        """Normalises (H, W, C) uint8 straight into (C, H, W) ``out``."""
-        for c, (channel, scale, shift) in enumerate(self._channels(out)):
-            numpy.multiply(pixels[..., c], self.dtype.type(scale), channel)
-            channel += self.dtype.type(shift)
+    def channels(self, count: int) -> Iterator[tuple[float, float]]:
+        """What pixels of each channel are multiplied with, and what is added.
+
+        Raises:
+            ValueError: It has another number of channels.
+        """
+        if len(self.mean) not in (1, count):
+            raise ValueError(
+                f'Normalise has mean and std of {len(self.mean)} channels, '
+                f'but images have {count}: give {count} numbers of each, or '
+                'one')
+        for mean, std in list(zip(self.mean, self.std, strict=True)) * (
+                count // len(self.mean)):
+            yield 1 / (255 * std), -mean / std
 
     def __repr__(self) -> str:
         return (f'Normalise(mean={self.mean}, std={self.std}, '
                 f'dtype={self.dtype.name!r})')
 
-    def check(self, channels: int) -> None:
-        """Raises ValueError unless it can normalise so many channels."""
-        if len(self.mean) not in (1, channels):
-            raise ValueError(
-                f'Normalise has mean and std of {len(self.mean)} channels, '
-                f'but images have {channels}: give {channels} numbers of '
-                'each, or one')
-
-    def _channels(self, images: Any) -> Iterator[tuple[Any, float, float]]:
-        """Each channel of (..., C, H, W), its scale and its shift."""
-        channels = images.shape[-3]
-        self.check(channels)
-        for c in range(channels):
-            k = c % len(self.mean)
-            yield images[..., c, :, :], self._scale[k], self._shift[k]
-
 
 #: That of networks trained on ImageNet.
-IMAGENET = Normalise()
+_IMAGENET = Normalise()
 
 
-@dataclasses.dataclass(frozen=True)
-class Crop:
+class Crop(NamedTuple):
     """A part of an image, its new size, and whether it is mirrored.
 
     Attributes:
@@ -108,13 +96,14 @@ class Crop:
         size: Height and width, in pixels, to which that part is resized.
         flip: Whether the result is mirrored left to right.
     """
+
     box: tuple[int, int, int, int]
     size: tuple[int, int]
     flip: bool = False
 
 
 class Transform(Protocol):
-    """The methods of a transform that an image folder calls."""
+    """What an image folder needs of a transform."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -130,14 +119,9 @@ class Transform(Protocol):
 
     def finish(self, pixels: numpy.ndarray,
                out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns decoded pixels into a model's input.
+        """Turns (H, W, 3) pixels, uint8, red, green, blue, into an input.
 
-        Args:
-            pixels: Shape (H, W, 3), uint8: red, green, blue.
-            out: May take the result; by default a new array does.
-
-        Returns:
-            The result, which counts, in ``out`` or not.
+        The result counts; ``out`` may take it.
         """
 
 
@@ -146,10 +130,18 @@ class _Crop:
 
     def __init__(self, size: int | tuple[int, int],
                  normalise: Normalise | None) -> None:
-        self.size = _pair(size)
-        self.normalise = normalise
+        try:
+            height, width = map(operator.index, (
+                size if isinstance(size, Iterable) else (size, size)))
+        except (TypeError, ValueError):     # no whole numbers, or not two
+            height = width = 0
+        if height < 1 or width < 1:
+            raise ValueError(
+                'size must be a whole number of pixels above zero, or height '
+                f'and width, not {size!r}')
+        self.size, self.normalise = (height, width), normalise
         if normalise is not None:
-            normalise.check(self.shape[0])
+            list(normalise.channels(3))
 
     def __repr__(self) -> str:
         options = ', '.join(
@@ -173,7 +165,9 @@ class _Crop:
         if self.normalise is None:
             out[...] = pixels.transpose(2, 0, 1)
         else:
-            self.normalise.of_pixels(pixels, out)
+            for c, (scale, shift) in enumerate(self.normalise.channels(3)):
+                numpy.multiply(pixels[..., c], self.dtype.type(scale), out[c])
+                out[c] += self.dtype.type(shift)
         return out
 
 
@@ -198,13 +192,11 @@ class RandomResizedCrop(_Crop):
         ValueError: A range is empty or outside what is possible, or
             ``normalise`` is for other than 1 or 3 channels.
     """
-    _ATTEMPTS = 10
-
     def __init__(self, size: int | tuple[int, int],
                  scale: tuple[float, float] = (0.08, 1.0),
                  ratio: tuple[float, float] = (3 / 4, 4 / 3),
                  flip: float = 0.5,
-                 normalise: Normalise | None = IMAGENET) -> None:
+                 normalise: Normalise | None = _IMAGENET) -> None:
         super().__init__(size, normalise)
         if not 0 < scale[0] <= scale[1] <= 1:
             raise ValueError('scale must be two parts of the area in (0, 1], '
@@ -219,13 +211,13 @@ class RandomResizedCrop(_Crop):
     def plan(self, width: int, height: int,
              rng: numpy.random.Generator) -> Crop:
         """Draws a part of an image of ``width`` x ``height`` pixels."""
-        return Crop(self._draw(width, height, rng), self.size,
+        return Crop(self._box(width, height, rng), self.size,
                     bool(rng.random() < self.flip))
 
-    def _draw(self, width: int, height: int,
-              rng: numpy.random.Generator) -> tuple[int, int, int, int]:
+    def _box(self, width: int, height: int,
+             rng: numpy.random.Generator) -> tuple[int, int, int, int]:
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(self._ATTEMPTS):
+        for _ in range(10):
             area = width * height * rng.uniform(*self.scale)
             ratio = math.exp(rng.uniform(low, high))
             w = round(math.sqrt(area * ratio))
@@ -261,7 +253,7 @@ class CenterCrop(_Crop):
 
     def __init__(self, size: int | tuple[int, int],
                  resize: int | None = None,
-                 normalise: Normalise | None = IMAGENET) -> None:
+                 normalise: Normalise | None = _IMAGENET) -> None:
         super().__init__(size, normalise)
         self.resize = round(max(self.size) * 8 / 7) if resize is None \
             else resize
@@ -284,15 +276,3 @@ class CenterCrop(_Crop):
 def _central(width: int, height: int, w: int,
              h: int) -> tuple[int, int, int, int]:
     return ((width - w) // 2, (height - h) // 2, w, h)
-
-
-def _pair(size: int | tuple[int, int]) -> tuple[int, int]:
-    try:
-        height, width = map(operator.index, (
-            size if isinstance(size, Iterable) else (size, size)))
-    except (TypeError, ValueError):     # no whole numbers, or not two
-        height = width = 0
-    if height < 1 or width < 1:
-        raise ValueError('size must be a whole number of pixels above zero, '
-                         f'or height and width, not {size!r}')
-    return height, width

@@ -38,12 +38,7 @@ def main(arguments: Sequence[str]) -> None:
     Raises:
         SystemExit: Help was wanted, or the arguments are wrong.
     """
-    parser = Parser(prog='python -m chainer_fp8pipe report',
-                    description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument('folder', metavar='FOLDER',
-                        help='result folder of a run')
-    parser.add_argument('-o', '--output', metavar='FILE',
-                        help='the page (default: FOLDER/report.html)')
+    parser = _parser()
     options = parser.parse_args(arguments)
     try:
         record = read_record(options.folder)
@@ -59,3 +54,13 @@ def main(arguments: Sequence[str]) -> None:
         parser.error(f'{path} cannot be written: {reason(error)}; name '
                      'another file with -o')
     print(f'page: {path}')
+
+
+def _parser() -> Parser:
+    parser = Parser(prog='python -m chainer_fp8pipe report',
+                    description=_DESCRIPTION, epilog=_EPILOG)
+    parser.add_argument('folder', metavar='FOLDER',
+                        help='result folder of a run')
+    parser.add_argument('-o', '--output', metavar='FILE',
+                        help='the page (default: FOLDER/report.html)')
+    return parser

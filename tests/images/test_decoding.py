@@ -5,10 +5,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
-from chainer_fp8pipe.images import decoding, libturbojpeg
+from chainer_fp8pipe.images import decoding
 from chainer_fp8pipe.images.decoding import (
-    Decoder,
     ImageError,
+    decode_part,
+    is_fast,
     resize,
     shrink_for,
 )
@@ -23,7 +24,7 @@ from PIL import Image
 from .pictures import difference, jpeg, photograph, png, reference
 
 needs_turbo = pytest.mark.skipif(
-    libturbojpeg.library() is None,
+    decoding.library() is None,
     reason='there is no libturbojpeg 3: pip install turbojpeg')
 every_decoder = pytest.mark.parametrize('name', [
     pytest.param('turbojpeg', marks=needs_turbo), 'pillow'])
@@ -32,7 +33,8 @@ SMALL = photograph()[:40, :50]
 
 
 def decode(name, data, plan):
-    return Decoder(name).decode(data, lambda width, height: plan)
+    return decoding.decode(data, plan if callable(plan) else (
+        lambda width, height: plan), is_fast(name))
 
 
 # --- what is no image
@@ -69,7 +71,7 @@ def test_a_file_that_is_no_image_is_an_error_with_its_fault(
        st.binary(max_size=300))
 def test_any_bytes_are_an_image_or_an_image_error(name, start, data):
     with contextlib.suppress(ImageError):
-        Decoder(name).decode(start + data, whole)
+        decode(name, start + data, whole)
 
 
 def whole(width, height):
@@ -124,7 +126,7 @@ def test_the_fast_library_gives_a_part_the_very_pixels_of_the_whole(
                    progressive=data.draw(st.booleans()), **kind)
 
     def decoded(*box):
-        return libturbojpeg.decode(
+        return decode_part(
             encoded, lambda *size: (Crop(box, (1, 1)), shrink))[0]
     whole = decoded(0, 0, width, height)
     assert whole.shape == (-(-height // shrink), -(-width // shrink), 3)
@@ -136,7 +138,7 @@ def test_the_fast_library_gives_a_part_the_very_pixels_of_the_whole(
 @needs_turbo
 def test_the_fast_library_gives_none_for_what_it_cannot_decode():
     for data in b'', b'no image', jpeg(photograph()[:16, :16], mode='CMYK'):
-        assert libturbojpeg.decode(
+        assert decode_part(
             data, lambda *size: (whole(*size), 1)) is None
 
 
@@ -145,10 +147,10 @@ def test_after_damaged_files_the_fast_library_decodes_as_before():
     rng = numpy.random.default_rng(1)
 
     def decoded(data):
-        return libturbojpeg.decode(
+        return decode_part(
             data, lambda *size: (Crop((32, 24, 32, 24), (1, 1)), 1))
     sound = jpeg(photograph()[100:148, 100:164])
-    expected, _ = decoded(sound)
+    expected, *_ = decoded(sound)
     for _ in range(100):
         damaged = numpy.frombuffer(sound, numpy.uint8).copy()
         damaged[rng.integers(2, len(sound), 4)] = rng.integers(256)
@@ -207,7 +209,7 @@ def test_a_damaged_file_gives_an_image_or_an_image_error(name, data):
                      height - height // 2), (20, 20))
     with mock.patch.object(decoding, 'MAX_PIXELS', 10 ** 5):
         try:
-            found = Decoder(name).decode(bytes(encoded), corner)
+            found = decode(name, bytes(encoded), corner)
             assert found.shape == (20, 20, 3)
         except ImageError:
             pass
@@ -240,20 +242,19 @@ def test_the_fast_library_is_used_and_decodes_the_part_alone(monkeypatch):
 
 def test_missing_libraries_are_replaced_by_pillow_and_logged_once(
         monkeypatch, caplog):
-    monkeypatch.setattr(libturbojpeg, 'library', lambda: None)
+    monkeypatch.setattr(decoding, 'library', lambda: None)
     monkeypatch.setattr(decoding, 'cykooz_resizer', None)
     decoding._tell_what_is_missing.cache_clear()
-    Decoder('pillow')        # nothing to log: it was named
+    is_fast('pillow')        # nothing to log: it was named
     assert not caplog.messages
     with caplog.at_level(logging.WARNING):
-        made = [Decoder() for _ in range(3)]
-    assert not any(one._is_fast for one in made)
+        assert not any(is_fast('auto') for _ in range(3))
     assert len(caplog.messages) == 1
     for word in ('libturbojpeg 3', 'cykooz-resizer', 'Pillow',
                  'chainer_fp8pipe[images]'):
         assert word in caplog.text
-    with pytest.raises(RuntimeError, match=r'chainer_fp8pipe\[images\]'):
-        Decoder('turbojpeg')
+    with pytest.raises(ValueError, match=r'chainer_fp8pipe\[images\]'):
+        is_fast('turbojpeg')
 
 
 # --- resizing

@@ -8,7 +8,6 @@ import pickle
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.images import CenterCrop, ImageFolder, folder
 from chainer_fp8pipe.images.cache import Cache
-from chainer_fp8pipe.images.reading import find_images
 
 import chainer
 import chainermn
@@ -35,10 +34,6 @@ def touch(root, *names):
         path.touch()
 
 
-def paths(table):
-    return [table.path(index) for index in range(len(table.names))]
-
-
 def test_images_are_sorted_by_name_and_all_else_is_left_out(tmp_path):
     names = ['a/z.png', 'a/ä.jpeg', 'b/1.jpg', 'b/2.JPEG', 'c/x.JPG']
     touch(tmp_path, *names[::-1], 'a/readme.txt', 'a/.2.jpg', 'a/3.jpg/4.jpg',
@@ -47,12 +42,13 @@ def test_images_are_sorted_by_name_and_all_else_is_left_out(tmp_path):
         os.symlink(tmp_path / name, tmp_path / name)
     with open(os.fsencode(tmp_path) + b'/c/\xff.jpg', 'wb'):
         pass
-    table = find_images(str(tmp_path))
-    assert table.classes == ['a', 'b', 'c']
-    assert paths(table)[:5] == [str(tmp_path / name) for name in names]
-    assert os.fsencode(table.path(5)).endswith(b'/c/\xff.jpg')
-    assert table.labels.tolist() == [0, 0, 1, 1, 2, 2]
-    assert table.labels.dtype == 'int32'
+    data = ImageFolder(tmp_path)
+    assert data.classes == ['a', 'b', 'c']
+    assert [data.path(index) for index in range(5)] == [
+        str(tmp_path / name) for name in names]
+    assert os.fsencode(data.path(5)).endswith(b'/c/\xff.jpg')
+    assert data.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    assert data.labels.dtype == 'int32'
 
 
 @pytest.mark.parametrize(('names', 'message'), [
@@ -66,7 +62,7 @@ def test_a_folder_without_images_is_an_error_that_names_it(
     where = str(tmp_path if names is not None else tmp_path / 'nowhere')
     touch(tmp_path, *names or ())
     with pytest.raises(ValueError, match=message) as caught:
-        find_images(where)
+        ImageFolder(where)
     assert repr(where) in str(caught.value)
 
 
@@ -115,7 +111,7 @@ def test_chainers_own_iterators_go_through_it(root, kind, cache):
     ({'on_error': 'ignore'}, "on_error='ignore' is none of"),
     ({'seed': -1}, 'seed=-1 must be 0 or more'),
     ({'seed': 1.5}, 'seed=1.5 is not a whole number'),
-    ({'seed': 1 << 63}, 'is not below 2'),
+    ({'seed': 1 << 63}, 'and below 2'),
     ({'cache': 'decoded'}, "cache='decoded' is none of"),
     ({'cache': 'memory', 'cache_bytes': 1e6}, 'not a whole number'),
     ({'cache_bytes': 5}, "cache_bytes is for cache='memory'"),
@@ -125,7 +121,7 @@ def test_chainers_own_iterators_go_through_it(root, kind, cache):
     ({'shard': (3, 3)}, 'there is no shard 3 among 3'),
     ({'shard': 'all'}, 'neither a communicator nor'),
     ({'decoder': 'magic'}, "'magic'; there are auto, turbojpeg, pillow"),
-    ({'decoder': None}, 'decoder=None is no decoder'),
+    ({'decoder': None}, 'no decoder None'),
     ({'transform': 224}, r'transform=224 is no transform.*Crop\(224\)'),
     ({'transform': CenterCrop}, 'is no transform'),
 ])
@@ -220,7 +216,7 @@ def test_ranks_of_a_node_share_one_cache(comm, root):
     before = descriptors('memfd')
     data = ImageFolder(root, crop(), shard=comm, cache='memory')
     assert len({place[2:] for place in comm.allgather(
-        data._reader.cache.place)}) == 1
+        data._cache.place)}) == 1
     iterator = data.iterator(3, workers=1, prefetch=0)
     epoch_of(iterator)
     comm.Barrier()
@@ -248,7 +244,7 @@ def test_ranks_that_cannot_see_each_other_have_a_cache_each(comm, root):
         Cache.open, Cache.create = openly, create
     assert budgets[-1] == 50_000
     assert len({place[2:] for place in comm.allgather(
-        data._reader.cache.place)}) == 2
+        data._cache.place)}) == 2
 
 
 @on_ranks(4)

@@ -55,7 +55,7 @@ def save(iterator, tmp_path):
 # --- order
 
 @pytest.mark.parametrize(('workers', 'prefetch', 'cache'), [
-    (1, 0, 'memory'), (2, 1, None), (3, 8, 'memory')])
+    (3, 0, 'memory'), (2, 1, None), (3, 8, None)])
 def test_images_do_not_depend_on_workers_prefetching_or_the_cache(
         iterate, root, workers, prefetch, cache):
     images, labels = stream(iterate(), 12)

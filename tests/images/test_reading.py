@@ -1,14 +1,15 @@
 """Samples and their cache, in one process and in several."""
+import io
 import os
 import pickle
 import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from chainer_fp8pipe.images import ImageFolder
 from chainer_fp8pipe.images import cache as memory
 from chainer_fp8pipe.images.cache import Cache, available_bytes
-from chainer_fp8pipe.images.decoding import Decoder, ImageError
-from chainer_fp8pipe.images.reading import Reader, find_images
+from chainer_fp8pipe.images.decoding import ImageError
 
 import numpy
 import pytest
@@ -25,9 +26,9 @@ every_cache = pytest.mark.parametrize('is_cached', [False, True])
 
 
 def reader(root, is_cached=False, budget=10 ** 6, seed=5, transform=None):
-    table = find_images(str(root))
-    return Reader(table, transform or crop(), Decoder('pillow'),
-                  Cache.create(12, budget) if is_cached else None, seed)
+    return ImageFolder(
+        root, transform or crop(), 'memory' if is_cached else None,
+        budget if is_cached else None, seed=seed, decoder='pillow')
 
 
 def read(source, sample, epoch=0):
@@ -56,16 +57,16 @@ def test_random_numbers_depend_on_seed_epoch_and_sample_alone(root):
 def test_a_cached_sample_is_read_without_its_file_and_others_from_theirs(
         root):
     plain = reader(root)
-    size = max(os.path.getsize(plain.table.path(n)) for n in range(12))
+    size = max(os.path.getsize(plain.path(n)) for n in range(12))
     source = reader(root, True, 2 * size)
     expected = [[read(plain, sample, epoch) for sample in range(12)]
                 for epoch in range(3)]
     for epoch in range(2):
         assert numpy.array_equal([read(source, sample, epoch)
                                   for sample in range(12)], expected[epoch])
-    assert source.cache.statistics()[0] == 2
+    assert source.cached()[0] == 2
     for sample in range(12):
-        os.remove(source.table.path(sample))
+        os.remove(source.path(sample))
     assert (read(source, 1, 2) == expected[2][1]).all()
     for of, sample in (source, 5), (plain, 1):
         with pytest.raises(FileNotFoundError):
@@ -100,27 +101,12 @@ def test_a_result_that_is_not_as_the_transform_says_is_an_error(
         read(reader(root, transform=OwnCrop(change)), 3)
 
 
-class Own:
-    """A user's decoder."""
-
-    def __init__(self):
-        self.decode = Decoder('pillow').decode
-
-
-@every_cache
-def test_a_users_decoder_needs_decode_only(root, is_cached):
-    source, plain = reader(root, is_cached), reader(root)
-    source.decoder = Own()
-    for _ in range(2):
-        assert (read(source, 3) == read(plain, 3)).all()
-
-
 @every_cache
 def test_without_a_transform_it_is_the_whole_image(root, is_cached):
     source = reader(root, is_cached)
     source.transform = None
     for _ in range(2):
-        image = source.draw(4, numpy.random.default_rng(0))
+        image, _ = source[4]
         assert (image.shape, image.dtype) == ((3, 24, 20), numpy.uint8)
         assert (image[0] == 4).all()
         assert image.flags.c_contiguous
@@ -129,7 +115,7 @@ def test_without_a_transform_it_is_the_whole_image(root, is_cached):
 @every_cache
 def test_an_error_names_the_file_and_can_be_sent(root, is_cached):
     source = reader(root, is_cached)
-    path = source.table.path(3)
+    path = source.path(3)
     spoil(path)
     for _ in range(2):
         with pytest.raises(ImageError) as caught:
@@ -253,32 +239,27 @@ def test_memory_is_taken_as_it_is_written_and_gone_with_the_cache():
 
 # --- how much memory there is
 
-@pytest.mark.parametrize(('cgroup', 'groups', 'available'), [
-    ('', [], 8),
+@pytest.mark.parametrize(('group', 'available'), [
+    (None, 8), (('max', GIB, 0), 8),
     # Pages of files can be given back.
-    ('0::/slurm/job7\n', [('/slurm/job7', 4 * GIB, 3 * GIB, GIB // 2)], 2),
-    ('0::/slurm/job7\n', [('/slurm/job7', 'max', GIB, 0),
-                          ('/slurm', 3 * GIB, GIB, 0)], 2),
-    ('0::/\n', [('', GIB, 2 * GIB, 0)], 0),
-])
-def test_memory_is_what_the_machine_and_its_control_groups_leave(
-        monkeypatch, cgroup, groups, available):
-    files = {'/proc/self/cgroup': cgroup,
-             '/proc/meminfo': 'MemTotal: 16777216 kB\n'
+    ((4 * GIB, 3 * GIB, GIB // 2), 2), ((GIB, 2 * GIB, 0), 0)])
+def test_memory_is_what_the_machine_and_its_control_group_leave(
+        monkeypatch, group, available):
+    files = {'/proc/meminfo': 'MemTotal: 16777216 kB\n'
                               'MemAvailable:    8388608 kB\n'}
-    for folder, limit, used, cached in groups:
-        names = 'memory.max', 'memory.current'
-        folder = '/sys/fs/cgroup' + folder
-        for name, value in zip(names, (limit, used), strict=True):
-            files[f'{folder}/{name}'] = f'{value}\n'
-        files[f'{folder}/memory.stat'] = (
-            f'anon 5\nactive_file {cached}\ninactive_file {cached}\n')
+    if group:
+        folder, (limit, used, cached) = '/sys/fs/cgroup/slurm/job7', group
+        files |= {'/proc/self/cgroup': '0::/slurm/job7\n',
+                  f'{folder}/memory.max': f'{limit}\n',
+                  f'{folder}/memory.current': f'{used}\n',
+                  f'{folder}/memory.stat': f'anon 5\nactive_file {cached}\n'
+                                           f'inactive_file {cached}\n'}
 
     def fake(path):
         if path not in files:
             raise FileNotFoundError(path)
-        return files[path]
-    monkeypatch.setattr(memory, '_read', fake)
+        return io.StringIO(files[path])
+    monkeypatch.setattr(memory, 'open', fake, raising=False)
     assert available_bytes() == available * GIB
 
 
