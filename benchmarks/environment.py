@@ -84,19 +84,6 @@ def with_torch(wanted: bool) -> bool:
     return wanted
 
 
-def _say_what_is_missing(before: Callable) -> Callable:
-    def hook(kind: Any, error: BaseException, trace: Any) -> None:
-        if not issubclass(kind, ModuleNotFoundError):
-            before(kind, error, trace)
-            return
-        print(f"{error}; in the checkout: pip install '.[examples,test]'",
-              file=sys.stderr)
-    return hook
-
-
-sys.excepthook = _say_what_is_missing(sys.excepthook)
-
-
 def parser(page: str, *more: str) -> argparse.ArgumentParser:
     """Shows the docstring of a script, and takes ``--json FILE``.
 

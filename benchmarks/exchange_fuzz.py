@@ -1,6 +1,6 @@
 """Random exchanges of gradients: models, codecs, algorithms, overlap.
 
-    python benchmarks/exchange_fuzz.py --seconds 600 --seed 1
+    python benchmarks/exchange_fuzz.py --seconds 600
 
 Jobs of 1 to 4 ranks run cases one after the other.  Each case draws its
 options from its own number.  After every update the means must have the same
@@ -11,11 +11,10 @@ A case that fails is shown with the command that runs it again.
 from __future__ import annotations
 
 import argparse
-import queue
 import random
+import re
 import subprocess
 import sys
-import threading
 import time
 import traceback
 
@@ -24,7 +23,7 @@ from chainer_fp8pipe.codecs import CODECS
 
 from environment import mpiexec
 
-#: Seconds that a job goes on with new cases, and that a case may take.
+#: Seconds that a job goes on with new cases, and that the last may take.
 JOB, CASE = 40, 240
 SIZES = (0, 1, 2, 5, 31, 32, 33, 63, 65, 127, 129, 255, 1000, 4096, 5000,
          20_000, 70_001)
@@ -153,14 +152,12 @@ class Case:
                 f'{key}: an error of {error:.3g} is more than {bound:.3g}')
 
 
-def run_rank(first: int, cases: int) -> None:
-    """Runs so many cases, or, for 0, cases for some time."""
+def run_rank(first: int) -> None:
+    """Runs cases from a number on, for some time."""
     from mpi4py import MPI
     comm = MPI.COMM_WORLD
-    end = time.monotonic() + JOB
-    number = first
-    while number < first + cases or not cases and comm.bcast(
-            time.monotonic() < end):
+    end, number = time.monotonic() + JOB, first
+    while number == first or comm.bcast(time.monotonic() < end):
         if comm.rank == 0:
             print('case', number, flush=True)
         try:
@@ -175,66 +172,38 @@ def run_rank(first: int, cases: int) -> None:
         print('done', flush=True)
 
 
-# --- what starts them --------------------------------------------------------
-
-def run_job(ranks: int, first: int, cases: int) -> tuple[int, str]:
-    """A job's number of cases, and what it printed if it has failed."""
-    job = subprocess.Popen(
-        [*mpiexec(ranks), sys.executable, __file__, '--rank', '--first',
-         str(first), '--cases', str(cases)], text=True, errors='replace',
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    lines: queue.Queue[str] = queue.Queue()
-
-    def read() -> None:
-        for line in job.stdout or ():
-            lines.put(line)
-        lines.put('')
-    threading.Thread(target=read, daemon=True).start()
-    count, printed, is_done = 0, [], False
-    try:
-        while line := lines.get(timeout=CASE):
-            printed.append(line)
-            is_done |= line == 'done\n'
-            if line.startswith('case '):
-                count, printed = count + 1, []
-    except queue.Empty:
-        job.terminate()
-        printed.append(f'nothing has come for {CASE} seconds\n')
-    failed = job.wait() != 0 or not is_done
-    return count, ''.join(printed[-60:]) if failed else ''
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--seconds', type=float, default=60)
-    parser.add_argument('--seed', type=int, default=0,
-                        help='number of the first case, in millions')
+    parser.add_argument('--first', type=int, default=0, metavar='N',
+                        help='number of the first case (default: 0)')
     parser.add_argument('--ranks', type=int, help='of each job')
-    parser.add_argument('--first', type=int, help='number of the first case')
-    parser.add_argument('--cases', type=int, default=0,
-                        help='how many; else for as long as --seconds')
     parser.add_argument('--rank', action='store_true',
                         help=argparse.SUPPRESS)
     options = parser.parse_args()
-    first = options.seed * 1_000_000 if options.first is None else (
-        options.first)
     if options.rank:
-        run_rank(first, options.cases)
+        run_rank(options.first)
         return 0
-    end = time.monotonic() + options.seconds
-    tried, failures, turn = 0, 0, 0
-    while not turn or not options.cases and time.monotonic() < end:
+    end, first = time.monotonic() + options.seconds, options.first
+    failures = turn = 0
+    while not turn or time.monotonic() < end:
         ranks = options.ranks or (2, 3, 4, 1)[turn % 4]
         turn += 1
-        count, printed = run_job(ranks, first, options.cases)
-        tried += count
-        if printed or not count:
+        try:
+            said = subprocess.run(
+                [*mpiexec(ranks), sys.executable, __file__, '--rank',
+                 '--first', str(first)], text=True, errors='replace',
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                timeout=JOB + CASE).stdout
+        except subprocess.TimeoutExpired as error:
+            said = f'{error.output}\nnothing has come for {CASE} seconds'
+        last = int((re.findall(r'(?m)^case (\d+)$', said) or [first])[-1])
+        if not said.endswith('done\n'):
             failures += 1
-            print(printed, f'case {first + count - 1} has failed:\n'
-                  f'python benchmarks/exchange_fuzz.py --ranks {ranks} '
-                  f'--first {first} --cases {count}', sep='\n')
-        first += count
-        print(f'{tried} cases, {failures} failed', flush=True)
+            print(said[-4000:], f'case {last} has failed:\npython benchmarks/'
+                  f'exchange_fuzz.py --ranks {ranks} --first {last}', sep='\n')
+        first = last + 1
+        print(f'{first - options.first} cases, {failures} failed', flush=True)
     return int(failures > 0)
 
 

@@ -10,32 +10,135 @@ some 64 samples of a batch, the others on one, where it sees all of it.
 """
 from __future__ import annotations
 
-import concurrent.futures
 import math
-import os
 import statistics
 import sys
-import tempfile
 
+import chainer_fp8pipe
+from chainer_fp8pipe.mpi.waiting import wait_until
+from chainer_fp8pipe.training.grouped_bn_model import create_grouped_bn_model
+
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import chainermn
 import numpy
 from environment import (
     ONE_THREAD,
     describe,
     parser,
     ranks_of,
+    start,
     write_json,
 )
-from large_batch_ranks import NORMALISED
+from sklearn.datasets import load_digits
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 #: Chosen for the smallest batch, on other seeds.
 BASE_LR, COEFFICIENT, WEIGHT_DECAY = 0.2, 0.02, 1e-4
 METHODS = ('linear scaling', '+ warm-up', '+ LARS', '+ grouped BN')
+#: Images for training, and those that batch normalisation should see at once.
+SAMPLES, NORMALISED = 1200, 64
 
+
+# --- ranks -------------------------------------------------------------------
+
+class Net(chainer.Chain):
+    """Three convolutions with batch normalisation, and the image's mean."""
+
+    def __init__(self):
+        super().__init__()
+        he = chainer.initializers.HeNormal()
+        with self.init_scope():
+            for number, (inner, outer) in enumerate(
+                    [(1, 8), (8, 16), (16, 32)]):
+                setattr(self, f'conv{number}', L.Convolution2D(
+                    inner, outer, 3, pad=1, nobias=True, initialW=he))
+                setattr(self, f'bn{number}', L.BatchNormalization(outer))
+            self.last = L.Linear(32, 10)
+
+    def forward(self, x, finetune=False):
+        h = F.relu(self.bn0(self.conv0(x), finetune=finetune))
+        h = F.relu(self.bn1(self.conv1(h), finetune=finetune))
+        h = F.max_pooling_2d(h, 2)
+        h = F.relu(self.bn2(self.conv2(h), finetune=finetune))
+        return self.last(F.average(h, axis=(2, 3)))
+
+
+def rank(comm, job):
+    """A row for each seed and method of a job."""
+    return [{'seed': seed, 'method': method, 'batch': job['batch'],
+             **train(comm, seed, METHODS.index(method), job)}
+            for seed in range(job['seeds']) for method in job['methods']]
+
+
+def train(comm, seed, method, job):
+    """One training: its updates and, on rank 0, the test accuracy."""
+    digits = load_digits()
+    images = digits.images[:, None].astype('f4') / 16
+    labels, batch = digits.target.astype('i4'), job['batch']
+    order = numpy.random.RandomState(seed).permutation(len(labels))
+    learn, test = order[:SAMPLES], order[SAMPLES:]
+    numpy.random.seed(seed)
+    model = Net()
+    if comm.size > 1:
+        model = create_grouped_bn_model(model, comm, job['group'])
+    communicator = chainer_fp8pipe.create_communicator(
+        'float32', comm, nonfinite='pass')
+    optimizer = chainermn.create_multi_node_optimizer(
+        chainer_fp8pipe.large_batch(
+            chainer.optimizers.MomentumSGD(), batch, BASE_LR,
+            job['base_batch'], job['warmup'] * (method > 0), job['epochs'],
+            lars=method > 1, weight_decay=WEIGHT_DECAY, samples=SAMPLES,
+            lars_coefficient=COEFFICIENT if method > 1 else None),
+        communicator).setup(model)
+    # Spends the update that ChainerMN's optimizer only broadcasts in.
+    model.cleargrads()
+    optimizer.update()
+    random = numpy.random.RandomState(seed + 1000)
+    waiting, updates = numpy.zeros(0, int), job['epochs'] * SAMPLES // batch
+    with numpy.errstate(all='ignore'):      # what diverges is a result, too
+        for _ in range(updates):
+            while len(waiting) < batch:
+                waiting = numpy.append(waiting, random.permutation(learn))
+            own, waiting = waiting[:batch][comm.rank::comm.size], (
+                waiting[batch:])
+            loss = F.softmax_cross_entropy(model(images[own]), labels[own])
+            model.cleargrads()
+            loss.backward()
+            optimizer.update()
+        communicator.finalize()
+        found = {'updates': updates}
+        if comm.rank == 0:
+            found['accuracy'] = accuracy(model, images, labels, learn, test)
+    wait_until(comm.Ibarrier().Test)
+    return found
+
+
+def accuracy(model, images, labels, learn, test):
+    """In per cent, with the statistics of the training set.
+
+    After a few dozen updates running averages are still those of weights
+    long gone, which would hide what the weights have learnt.
+    """
+    alone = Net()
+    alone.copyparams(model)
+    for link in alone.links():
+        if isinstance(link, L.BatchNormalization):
+            link.start_finetuning()
+    with chainer.no_backprop_mode():
+        for first in range(0, len(learn), NORMALISED):
+            alone(images[learn[first:first + NORMALISED]], finetune=True)
+        with chainer.using_config('train', False):
+            found = alone(images[test]).array.argmax(1)
+    return 100 * float((found == labels[test]).mean())
+
+
+# --- jobs and table ----------------------------------------------------------
 
 def parse():
     given = parser(__doc__)
     given.add_argument('--batches', type=int, nargs='+', metavar='N',
+                       default=[32, 64, 128, 256, 512, SAMPLES],
                        help='of all ranks together (default: 32 to 512, and '
                        'the whole training set of the digits)')
     given.add_argument('--epochs', type=int, default=20,
@@ -46,17 +149,7 @@ def parse():
                        help='how many seeds (default: 5)')
     given.add_argument('--ranks', type=int, default=20,
                        help='MPI ranks, at most (default: 20)')
-    given.add_argument('--jobs', type=int, default=2,
-                       help='jobs of one rank at a time (default: 2)')
     return given.parse_args()
-
-
-def load():
-    """Images, labels, and how many of them are for training."""
-    from sklearn.datasets import load_digits
-    digits = load_digits()
-    return (digits.images[:, None].astype('f4') / 16,
-            digits.target.astype('i4'), 1200)
 
 
 def layout(batch, most):
@@ -66,88 +159,41 @@ def layout(batch, most):
                if batch % ranks == 0 and ranks % group == 0]
     if not choices:
         sys.exit(f'no number of ranks up to {most} divides batch {batch}')
-    wanted = min(NORMALISED, batch)
     # Ranks that wait for their group take the cores of those that compute.
     return min(choices, key=lambda choice: (
-        abs(math.log(choice[1] * batch / choice[0] / wanted)),
+        abs(math.log(choice[1] * batch / choice[0] / min(NORMALISED, batch))),
         choice[0] > 8, choice[1] == 1, choice[0]))
-
-
-def method(name, warmup=0.0):
-    """What a way of training needs to know; see large_batch_ranks.py."""
-    lars = name in METHODS[2:]
-    return {'name': name, 'lars': lars, 'base_lr': BASE_LR,
-            'weight_decay': WEIGHT_DECAY,
-            'coefficient': COEFFICIENT if lars else None,
-            'warmup_epochs': warmup}
-
-
-def run(job, ranks):
-    """The rows of one mpiexec job."""
-    return ranks_of('large_batch_ranks.py', job, ranks, env=ONE_THREAD)
-
-
-def study(options, common, batches):
-    """All rows, of as many mpiexec jobs as batches and layouts need."""
-    warm = [method(name, warmup=options.warmup) for name in METHODS[1:]]
-    alone, together = [], []
-    for batch in batches:
-        ranks, group = layout(batch, options.ranks)
-        one = {**common, 'batch': batch, 'seeds': list(range(options.seeds))}
-        alone.append({**one, 'methods': [method(METHODS[0]), *warm[:2]]})
-        together.append(({**one, 'methods': warm[2:], 'group': group}, ranks))
-    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(lambda job: run(job, 1), alone))
-    print('  on one rank: done', flush=True)
-    for job, ranks in together:
-        found.append(run(job, ranks))
-        print(f'  batch {job["batch"]}, {ranks} ranks: done', flush=True)
-    return [row for rows in found for row in rows]
-
-
-def text_of(values, digits=2):
-    spread = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f'{statistics.mean(values):.{digits}f} +- {spread:.{digits}f}'
-
-
-def values_of(rows, batch, name, what):
-    return [row[what] for row in rows
-            if row['batch'] == batch and row['method'] == name]
-
-
-def print_tables(rows, batches, options):
-    for what, digits, title in (
-            ('accuracy', 2, 'test accuracy [%], mean +- standard deviation'),
-            ('running', 2, "the same with batch normalisation's running "
-             'averages')):
-        print(f'\n{title}\n{"batch":>7}{"updates":>9}'
-              + ''.join(f'{name:>18}' for name in METHODS))
-        for batch in batches:
-            updates = values_of(rows, batch, METHODS[0], 'updates')[0]
-            print(f'{batch:7}{updates:9}' + ''.join(
-                f'{text_of(values_of(rows, batch, name, what), digits):>18}'
-                for name in METHODS))
-    print('\ngrouped BN on: ' + '; '.join(
-        f'{batch}: {ranks} ranks, groups of {group}, '
-        f'{group * batch // ranks} samples' for batch, (ranks, group) in (
-            (batch, layout(batch, options.ranks)) for batch in batches)))
 
 
 def main():
     options = parse()
     print(describe(), flush=True)
-    images, labels, samples = load()
-    batches = sorted(options.batches or [32, 64, 128, 256, 512, samples])
-    with tempfile.TemporaryDirectory() as folder:
-        data = os.path.join(folder, 'data.npz')
-        numpy.savez(data, images=images, labels=labels)
-        common = {'data': data, 'samples': samples, 'group': 1,
-                  'epochs': options.epochs, 'base_batch': batches[0]}
-        rows = study(options, common, batches)
-    print_tables(rows, batches, options)
+    batches, rows, groups = sorted(options.batches), [], []
+    for batch in batches:
+        ranks, group = layout(batch, options.ranks)
+        job = {'batch': batch, 'seeds': options.seeds, 'group': group,
+               'epochs': options.epochs, 'warmup': options.warmup,
+               'base_batch': batches[0]}
+        for methods, size in (METHODS[:3], 1), (METHODS[3:], ranks):
+            rows += ranks_of('large_batch.py', {**job, 'methods': methods},
+                             size, env=ONE_THREAD)
+        groups.append(f'{batch}: {ranks} ranks, groups of {group}, '
+                      f'{group * batch // ranks} samples')
+        print(f'  batch {batch}: done', flush=True)
+    print('\ntest accuracy [%], mean +- standard deviation\n  batch  updates'
+          + ''.join(f'{name:>18}' for name in METHODS))
+    for batch in batches:
+        mine = [row for row in rows if row['batch'] == batch]
+        found = [[row['accuracy'] for row in mine if row['method'] == name]
+                 for name in METHODS]
+        print(f'{batch:7}{mine[0]["updates"]:9}' + ''.join(
+            '{:>18}'.format(f'{statistics.mean(its):.2f} +- '
+                            f'{numpy.std(its, ddof=len(its) > 1):.2f}')
+            for its in found))
+    print('\ngrouped BN on: ' + '; '.join(groups))
     if options.json:
         write_json(options.json, {'rows': rows})
 
 
 if __name__ == '__main__':
-    main()
+    start(main, rank)

@@ -403,15 +403,6 @@ def test_chainer_and_its_testing_work_without_setuptools():
         + "assert sys.modules['pkg_resources'] is None"))
 
 
-def test_the_report_names_versions_causes_and_states():
-    report = passes(python("""
-        import chainer_fp8pipe, chainer
-        print(chainer_fp8pipe.compat.report())
-        """))
-    assert f'numpy {numpy.__version__}' in report
-    assert 'as_strided.py: numpy.sctypes was removed' in report
-
-
 # --- modules that are imported late ------------------------------------------
 
 def test_what_chainer_has_of_scipy_works_when_it_is_used():

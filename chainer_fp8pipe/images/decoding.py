@@ -281,19 +281,10 @@ def shrink_for(plan: Crop) -> int:
 
 def resize(pixels: numpy.ndarray, plan: Crop, shrink: int = 1,
            left: int = 0, top: int = 0) -> numpy.ndarray:
-    """Resizes and mirrors the part that a decoder gives.
+    """Resizes and mirrors pixels, (H, W, 3), to ``(*plan.size, 3)``, uint8.
 
-    Args:
-        pixels: The part alone or, if ``shrink`` is more than 1, the image
-            shrunk by this factor without its first ``left`` columns and
-            ``top`` rows; shape (H, W, 3), uint8, contiguous or not.
-        plan: Its box is in pixels of the image.
-        shrink: The decoder's factor.
-        left: Shrunk columns that the decoder has left out.
-        top: Shrunk rows that the decoder has left out.
-
-    Returns:
-        Shape ``(*plan.size, 3)``, uint8; maybe read-only.
+    They are the part alone or, if ``shrink`` is more than 1, the image shrunk
+    by this factor without its first ``left`` columns and ``top`` rows.
     """
     # Left, top, width, height; edges may lie within pixels.
     box = 0.0, 0.0, float(pixels.shape[1]), float(pixels.shape[0])

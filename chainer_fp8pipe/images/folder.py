@@ -6,7 +6,7 @@ import operator
 import os
 import re
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import chainer
 import numpy
@@ -14,7 +14,7 @@ import numpy
 from .cache import Cache, available_bytes
 from .decoding import ImageError, decode, is_fast
 from .iterator import ImageIterator, Plan
-from .transforms import Crop, Transform
+from .transforms import Crop
 
 #: What names of images end with, in small or capital letters.
 _SUFFIXES = ('.jpeg', '.jpg', '.png')
@@ -34,7 +34,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     Args:
         root: The folder.  ``.jpg`` and ``.png`` are found as well.
         transform: Crops and normalises, such as
-            :class:`~chainer_fp8pipe.images.transforms.RandomResizedCrop`.
+            :class:`~chainer_fp8pipe.images.transforms.RandomResizedCrop`, or
+            any object with its ``shape``, ``dtype``, ``plan`` and ``finish``.
             Without one ``dataset[i]`` is the whole image, uint8.
         cache: ``'memory'`` keeps the files' bytes; None keeps nothing.
             The ranks of a node share one copy.  Files give the images that
@@ -63,7 +64,7 @@ class ImageFolder(chainer.dataset.DatasetMixin):
     """
 
     def __init__(self, root: str | os.PathLike[str],
-                 transform: Transform | None = None,
+                 transform: Any = None,
                  cache: Literal['memory'] | None = None,
                  cache_bytes: int | None = None, shard: Any = None,
                  seed: int = 0, on_error: Literal['skip', 'raise'] = 'skip',
@@ -247,22 +248,18 @@ class ImageFolder(chainer.dataset.DatasetMixin):
             node.Free()
 
 
-class Files(NamedTuple):
-    """The files of a folder, and the class of each."""
-
-    classes: list[str]      # names, in the order of the labels
-    labels: numpy.ndarray   # int32, one per file: index of its class
-    # One per file, with its class: bytes of one length, as a million strings
-    # would take several times the memory.
-    names: numpy.ndarray
-
-
-def find_images(root: str) -> Files:
+def find_images(root: str
+                ) -> tuple[list[str], numpy.ndarray, numpy.ndarray]:
     """Looks for ``root/CLASS/*.JPEG`` (or ``.jpg``, ``.png``).
 
     Classes are numbered in the order of their names, and files are sorted,
     whatever the order of the file system.  Other files, hidden ones, and
     folders inside a class are left out.
+
+    Returns:
+        Names of classes; of each file the index of its class, int32; and the
+        names of files, as bytes of one length: a million strings would take
+        several times the memory.
 
     Raises:
         ValueError: There is no class, or one without images.
@@ -282,12 +279,12 @@ def find_images(root: str) -> Files:
             + (f' and {len(empty) - 5} more' if len(empty) > 5 else '')
             + f' of {root!r}; every folder there is a class: remove the '
             'others')
-    return Files(classes, numpy.repeat(
+    return classes, numpy.repeat(
         numpy.arange(len(classes), dtype=numpy.int32),
         [len(files) for files in found]), numpy.array([
             os.fsencode(os.path.join(folder, name))
             for folder, files in zip(classes, found, strict=True)
-            for name in files]))
+            for name in files])
 
 
 def _sorted(folder: str, wanted: Callable[[os.DirEntry], bool]) -> list[str]:

@@ -105,7 +105,6 @@ def _requests(folder: ImageFolder, plan: Plan, pool: ThreadPoolExecutor,
               position: _Position) -> Iterator[_Request]:
     """Has batches read from a position on, and gives the oldest ones."""
     count, transform = len(folder), folder.transform
-    assert transform is not None
     order, asked = (-1, numpy.empty(0)), deque[_Request]()
 
     def read(epoch: int, samples: numpy.ndarray, images: numpy.ndarray

@@ -1,16 +1,18 @@
 """Transforms of images: crop, resize, mirror and normalise.
 
-A transform works in two steps.  ``plan`` needs only the size of the image,
-which is in the file's header, so that a decoder decodes no more than the part
-and the size that are needed.  ``finish`` turns the decoded pixels into a
-model's input.
+A transform is any object with four attributes.  ``plan(width, height, rng)``
+gives a :class:`Crop` from the size alone, which is in the file's header, so
+that a decoder decodes no more than the part and the size that are needed.
+``finish(pixels, out=None)`` turns decoded pixels, (H, W, 3) uint8 RGB, into
+a model's input; the result counts, in ``out`` or not.  ``shape`` (CHW) and
+``dtype`` are those of every result.
 """
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -100,29 +102,6 @@ class Crop(NamedTuple):
     box: tuple[int, int, int, int]
     size: tuple[int, int]
     flip: bool = False
-
-
-class Transform(Protocol):
-    """What an image folder needs of a transform."""
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of every result."""
-
-    @property
-    def dtype(self) -> numpy.dtype:
-        """The type of every result."""
-
-    def plan(self, width: int, height: int,
-             rng: numpy.random.Generator) -> Crop:
-        """Decides about one image from its size alone."""
-
-    def finish(self, pixels: numpy.ndarray,
-               out: numpy.ndarray | None = None) -> numpy.ndarray:
-        """Turns (H, W, 3) pixels, uint8, red, green, blue, into an input.
-
-        The result counts; ``out`` may take it.
-        """
 
 
 class _Crop:

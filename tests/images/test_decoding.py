@@ -1,8 +1,5 @@
-import contextlib
 import logging
 import struct
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 from chainer_fp8pipe.images import decoding
@@ -66,14 +63,6 @@ def test_a_file_that_is_no_image_is_an_error_with_its_fault(
         decode(name, data, WHOLE)
 
 
-@every_decoder
-@given(st.sampled_from([b'', b'\xff\xd8', b'\x89PNG\r\n\x1a\n']),
-       st.binary(max_size=300))
-def test_any_bytes_are_an_image_or_an_image_error(name, start, data):
-    with contextlib.suppress(ImageError):
-        decode(name, start + data, whole)
-
-
 def whole(width, height):
     return Crop((0, 0, width, height), (20, 20))
 
@@ -135,31 +124,6 @@ def test_the_fast_library_gives_a_part_the_very_pixels_of_the_whole(
         left // shrink:-(-(left + w) // shrink)])
 
 
-@needs_turbo
-def test_the_fast_library_gives_none_for_what_it_cannot_decode():
-    for data in b'', b'no image', jpeg(photograph()[:16, :16], mode='CMYK'):
-        assert decode_part(
-            data, lambda *size: (whole(*size), 1)) is None
-
-
-@needs_turbo
-def test_after_damaged_files_the_fast_library_decodes_as_before():
-    rng = numpy.random.default_rng(1)
-
-    def decoded(data):
-        return decode_part(
-            data, lambda *size: (Crop((32, 24, 32, 24), (1, 1)), 1))
-    sound = jpeg(photograph()[100:148, 100:164])
-    expected, *_ = decoded(sound)
-    for _ in range(100):
-        damaged = numpy.frombuffer(sound, numpy.uint8).copy()
-        damaged[rng.integers(2, len(sound), 4)] = rng.integers(256)
-        # Its header may say another size.
-        with contextlib.suppress(OverflowError):
-            decoded(damaged.tobytes())
-        numpy.testing.assert_array_equal(decoded(sound)[0], expected)
-
-
 def _kinds():
     """Encoded images of 40 rows of 50, the pixels they mean, mean error."""
     ink = numpy.broadcast_to(numpy.uint8([200, 100, 50]), (40, 50, 3))
@@ -213,22 +177,6 @@ def test_a_damaged_file_gives_an_image_or_an_image_error(name, data):
             assert found.shape == (20, 20, 3)
         except ImageError:
             pass
-
-
-@every_decoder
-def test_threads_share_a_decoder(name):
-    encoded = jpeg(photograph()[:200, :300])
-    rng = numpy.random.default_rng(0)
-    plans = [RandomResizedCrop(64).plan(300, 200, rng) for _ in range(40)]
-    expected = [decode(name, encoded, plan) for plan in plans]
-    barrier = threading.Barrier(4)
-
-    def run(_):
-        barrier.wait()
-        return [decode(name, encoded, plan) for plan in plans]
-    with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(run, range(4)):
-            numpy.testing.assert_array_equal(found, expected)
 
 
 @needs_turbo

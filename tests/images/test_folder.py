@@ -6,7 +6,7 @@ import pathlib
 import pickle
 
 from chainer_fp8pipe import create_communicator
-from chainer_fp8pipe.images import CenterCrop, ImageFolder, folder
+from chainer_fp8pipe.images import CenterCrop, ImageFolder
 from chainer_fp8pipe.images.cache import Cache
 
 import chainer
@@ -145,15 +145,6 @@ def test_an_iterator_that_cannot_be_is_an_error(
         data.iterator(**{'batch': 2, **options})
 
 
-def test_numbers_may_be_of_numpy(root):
-    found = []
-    for kind in int, numpy.int64:
-        data = ImageFolder(root, crop(), seed=kind(3))
-        iterator = data.iterator(kind(5), kind(1), kind(1))
-        found.append(next(iterator).images)
-    assert (found[0] == found[1]).all()
-
-
 def test_a_folder_goes_to_another_process_unless_it_holds_a_cache(
         root, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
@@ -163,15 +154,6 @@ def test_a_folder_goes_to_another_process_unless_it_holds_a_cache(
     assert numbers([data[7]]) == [7]
     with pytest.raises(TypeError, match=r"cache='memory'.*iterator\(\)"):
         pickle.dumps(ImageFolder(root, crop(), cache='memory'))
-
-
-def test_half_of_the_available_memory_is_the_default_budget(
-        root, monkeypatch):
-    budgets = []
-    monkeypatch.setattr(folder, 'available_bytes', lambda: 123456)
-    monkeypatch.setattr(Cache, 'create', lambda *given: budgets.append(given))
-    ImageFolder(root, crop(), cache='memory')
-    assert budgets == [(12, 123456 // 2)]
 
 
 # --- several ranks

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from tests.ranks import run_script, start_script
 
 from .folders import crop, make_folder, spoil
-from .processes import holders
 
 GIB = 1 << 30
 every_cache = pytest.mark.parametrize('is_cached', [False, True])
@@ -127,14 +126,6 @@ def test_an_error_names_the_file_and_can_be_sent(root, is_cached):
 
 # --- the cache
 
-def test_what_was_put_first_comes_back():
-    cache = Cache.create(2, 1000)
-    for data in b'first', b'second':
-        cache.put(1, data)
-    assert cache.statistics() == (1, 5)
-    assert (cache.get(0), cache.get(1)) == (None, b'first')
-
-
 @settings(max_examples=100)
 @given(budget=st.integers(0, 300),
        sizes=st.lists(st.integers(1, 100), min_size=1, max_size=20))
@@ -226,17 +217,6 @@ def test_only_the_same_memory_is_opened_by_another_process_of_the_node():
         assert Cache.open((pid, fd, *file), 2) is None
 
 
-def test_memory_is_taken_as_it_is_written_and_gone_with_the_cache():
-    cache = Cache.create(10, 1 << 30)
-    cache.put(0, b'x' * 5000)
-    _, fd, _, file = cache.place
-    # A kernel may take a huge page, and none takes all.
-    assert os.fstat(fd).st_blocks * 512 < 1 << 29
-    assert holders({str(file)}) == {os.getpid()}
-    del cache
-    assert not holders({str(file)})
-
-
 # --- how much memory there is
 
 @pytest.mark.parametrize(('group', 'available'), [
@@ -261,7 +241,3 @@ def test_memory_is_what_the_machine_and_its_control_group_leave(
         return io.StringIO(files[path])
     monkeypatch.setattr(memory, 'open', fake, raising=False)
     assert available_bytes() == available * GIB
-
-
-def test_this_machine_has_memory():
-    assert available_bytes() > 0

@@ -59,32 +59,3 @@ def test_a_trainer_learns_and_evaluates(comm, root, tmp_path):
     assert last['iteration'] == 10 * made.updater.get_iterator(
         'main').batches_per_epoch
     assert last['validation/main/accuracy'] > 0.9
-
-
-@on_ranks(2)
-def test_a_snapshot_in_mid_epoch_goes_on_as_if_there_was_none(
-        comm, root, tmp_path):
-    def run(name, iterations, workers=1, snapshot=None):
-        seen = []
-
-        def converter(batch, device=None):
-            seen.append([image.sum() for image, _ in batch])
-            return batch_arrays(batch, device)
-        made, _, valid = trainer(comm, root, tmp_path / name, 1, workers,
-                                 converter, evaluate=False)
-        made.stop_trigger = chainer.training.triggers.IntervalTrigger(
-            iterations, 'iteration')
-        if snapshot:
-            chainer.serializers.load_npz(snapshot, made)
-        made.run()
-        valid.finalize()
-        path = f'{tmp_path}/{name}{comm.rank}'
-        chainer.serializers.save_npz(path, made)
-        return seen, path, made.updater.epoch_detail
-
-    whole, _, _ = run('whole', 10)
-    first, path, detail = run('first', 6)
-    assert detail == pytest.approx(1 + 16 / 30)
-    rest, _, detail = run('rest', 10, workers=2, snapshot=path)
-    assert detail == pytest.approx(2 + 16 / 30)
-    assert first + rest == whole

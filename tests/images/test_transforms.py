@@ -64,23 +64,6 @@ def test_area_shape_and_place_are_distributed_as_defined():
     assert abs(numpy.mean([plan.flip for plan in plans]) - 0.5) < 0.03
 
 
-def test_parts_that_do_not_fit_are_drawn_again():
-    width, height, count = 500, 333, 4000
-    plans = _plans(RandomResizedCrop(224), width, height, count)
-    rng = numpy.random.default_rng(99)
-    area = rng.uniform(0.08, 1, 20 * count) * width * height
-    shape = numpy.exp(rng.uniform(math.log(.75), math.log(4 / 3), 20 * count))
-    w = numpy.round(numpy.sqrt(area * shape))
-    h = numpy.round(numpy.sqrt(area / shape))
-    fits = (w <= width) & (h <= height)
-    reference = numpy.sort((w * h)[fits])
-    ours = numpy.array([plan.box[2] * plan.box[3] for plan in plans])
-    assert _distance(ours, lambda values: numpy.searchsorted(
-        reference, values, 'right') / len(reference)) < 1.2 * _likely(count)
-    # Not so if none had been drawn again.
-    assert fits.mean() < 0.9
-
-
 @pytest.mark.parametrize(('transform', 'size', 'box'), [
     # A part that never fits is the centre, as wide as 4 : 3 allows.
     (RandomResizedCrop(224), (1000, 10), (493, 0, 13, 10)),

@@ -1,5 +1,4 @@
 """Seconds and bytes add up, and events are kept for who asks."""
-import contextlib
 import threading
 
 from chainer_fp8pipe.report import stream
@@ -51,16 +50,6 @@ def test_sections_add_up_and_exclude_each_other(clock):
     assert events.waited == 16
 
 
-def test_an_error_inside_closes_the_section(clock):
-    events = EventStream()
-    with contextlib.suppress(KeyError), events.section('encode'):
-        clock.now += 1
-        raise KeyError
-    with events.section('decode'):
-        clock.now += 2
-    assert events.seconds == {'encode': 1, 'exchange': 0, 'decode': 2}
-
-
 def test_threads_have_sections_of_their_own(clock):
     """What was done beside the backward pass is counted by itself."""
     events = EventStream()
@@ -91,15 +80,6 @@ def test_a_part_of_a_section_can_be_given_to_others_afterwards(clock):
 
 
 # --- events ------------------------------------------------------------------
-
-def test_nothing_is_kept_unless_it_is_recorded(clock):
-    events = EventStream()
-    with events.section('forward', 0, 1):
-        clock.now += 1
-    assert events.travel(['W'], 8) is None
-    events.mark('compression', 'W', q=0.5)
-    assert events.seconds['forward'] == 1
-
 
 def test_sections_bytes_and_values_are_events_while_recording(clock):
     clock.now = 100.0
