@@ -100,8 +100,8 @@ def _curves(record: RunRecord) -> str:
             start.iteration for start in record.starts if start.iteration]))
         if bad := sum(not math.isfinite(value) for line in
                       series[name].values() for _, value in line):
-            found += _paragraphs([f'{bad} values of {name} are not finite; '
-                                  'lines have gaps there.'])
+            found += _paragraphs([f'{bad} values of {name} are not finite, '
+                                  'and left out.'])
     return found
 
 

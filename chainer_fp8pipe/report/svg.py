@@ -14,8 +14,6 @@ from .quantities import number
 
 #: Edges of what is drawn, and the height of a row, in pixels.
 _WIDE, _LEFT, _RIGHT, _TOP, _LOW, _ROW = 860, 84, 844, 34, 246, 34
-#: Points of a line: more than pixels are seen by nobody.
-_MOST_POINTS = 800
 #: The colour-blind tell them apart (Okabe and Ito, "Color Universal Design",
 #: 2008).
 _COLOURS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9')
@@ -43,8 +41,8 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
 
     Args:
         title: What is drawn.
-        series: By name, updates and values.  Lines have gaps where values are
-            not finite.
+        series: By name, updates and values; those that are not finite are
+            left out.
         marks: Updates at which a training was started again.
     """
     points = [point for line in series.values() for point in line
@@ -78,14 +76,11 @@ def lines(title: str, series: Mapping[str, Sequence[tuple[float, float]]],
               for x in marks if left <= x <= right)]
     looks = dict(zip(series, itertools.cycle(_COLOURS)))
     for name, line in series.items():
-        every = max(1, len(line) // _MOST_POINTS)
-        for is_finite, part in itertools.groupby(
-                line, lambda point: math.isfinite(point[1])):
-            path = ' '.join(f'{x_of(x):.1f},{y_of(y):.1f}' for x, y
-                            in [*part][::every] if is_finite)
-            body.append(f'<polyline points="{path}" fill="none" stroke='
-                        f'"{looks[name]}" stroke-width="2">'
-                        f'<title>{escaped(name)}</title></polyline>')
+        path = ' '.join(f'{x_of(x):.1f},{y_of(y):.1f}' for x, y in line
+                        if math.isfinite(y))
+        body.append(f'<polyline points="{path}" fill="none" stroke='
+                    f'"{looks[name]}" stroke-width="2">'
+                    f'<title>{escaped(name)}</title></polyline>')
     return _svg(title, body, _LOW, 'update', looks)
 
 

@@ -33,7 +33,8 @@ PARTS = {
         'and "plan" times the ways to exchange.'),
     'update': (('update',), 'A simpler optimizer shortens it.'),
     'reading batches': (
-        ('input',), 'Read batches ahead, with more workers.'),
+        ('input',), 'Read batches ahead, with more workers, or prepare less '
+        'of each.'),
     'work between updates': (
         ('between',), 'Lengthen the intervals of evaluations, snapshots and '
         'other extensions.'),
@@ -51,8 +52,6 @@ _SLOW, _OFTEN, _PART = 1.15, 0.8, 1.05
 _SLOW_STAGE = 1.25
 #: Intervals of a rank that are looked at: the newest.
 _RECENT = 8
-#: Of a step, what waiting for batches may take.
-_INPUT_SHARE = 0.1
 
 
 def verdict(record: RunRecord) -> list[tuple[str, str]]:
@@ -178,13 +177,10 @@ def diagnose(record: RunRecord) -> list[str]:
     recent: dict[int, list[RankInterval]] = defaultdict(list)
     for one in sorted(record.intervals, key=lambda one: (one.rank, one.last)):
         recent[one.rank] = [*recent[one.rank], one][-_RECENT:]
-    found, inputs = [], dict[int, float]()
+    found: list[str] = []
     works: dict[int, list[float]] = defaultdict(list)
     for rank, its in recent.items():
         works[record.stages.get(rank, 0)] += [one.own[1] for one in its]
-        inputs[rank] = median(
-            one.phases.get('input', 0.0) / max(1e-9, sum(one.phases.values()))
-            for one in its)
         others = [one for other in recent for one in recent[other]
                   if other != rank and record.stages.get(other)
                   == record.stages.get(rank)]
@@ -209,12 +205,6 @@ def diagnose(record: RunRecord) -> list[str]:
             f'an update, {work[slowest] / fmean(rest):.2f} times as long as '
             'the mean of the others, which wait for it. Cut the model '
             'otherwise, or let partition() cut it.')
-    worst = max(inputs, key=lambda rank: inputs[rank], default=0)
-    if inputs.get(worst, 0.0) > _INPUT_SHARE:
-        found.append(
-            f'Rank {worst} waits for batches {100 * inputs[worst]:.0f} % of '
-            'the time: read them ahead, with more workers, or prepare less '
-            'of each.')
     return found
 
 

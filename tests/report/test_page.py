@@ -73,19 +73,19 @@ def test_a_page_without_anything_is_a_page(tmp_path):
         'Nothing was recorded.') == 7
 
 
-@pytest.mark.parametrize(('points', 'parts'), [
-    ([], 0), ([(1, 1.0)], 0), ([(1, 1.0), (2, 3.0)], 1),
-    ([(1, 1.0), (2, float('nan')), (3, 3.0), (4, 1.0)], 2),
-    ([(1, float('inf')), (2, 3.0), (3, 3.0)], 1),
-    ([(n, 10.0 ** -n) for n in range(9)], 1),       # logarithmic
-    ([(n, 1e-30 * n) for n in range(9)], 1),
-    ([(n, -1e30) for n in range(9)], 1),
-    ([(5, 1.0), (5, 2.0)], 1), ([(n, n % 7) for n in range(10**6)], 1)])
-def test_lines_have_gaps_where_values_are_not_finite(points, parts):
+@pytest.mark.parametrize(('points', 'drawn'), [
+    ([], 0), ([(1, 1.0)], 0), ([(1, 1.0), (2, 3.0)], 2),
+    ([(1, 1.0), (2, float('nan')), (3, 3.0), (4, 1.0)], 3),
+    ([(1, float('inf')), (2, 3.0), (3, 3.0)], 2),
+    ([(n, 10.0 ** -n) for n in range(9)], 9),       # logarithmic
+    ([(n, 1e-30 * n) for n in range(9)], 9),
+    ([(n, -1e30) for n in range(9)], 9),
+    ([(5, 1.0), (5, 2.0)], 2)])
+def test_lines_have_all_points_that_are_finite(points, drawn):
     figure = svg.lines('loss', {'main/loss': points}, [3])
-    assert figure.count('points="') - figure.count('points=""') == parts
-    assert len(figure) < 40_000
-    assert len(figures_of(figure)) == min(1, parts)
+    assert sum(len(path.split()) for path in re.findall(
+        'points="(.*?)"', figure)) == drawn
+    assert len(figures_of(figure)) == min(1, drawn)
 
 
 # --- the command -------------------------------------------------------------
