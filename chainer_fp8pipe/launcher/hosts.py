@@ -17,7 +17,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..command_line import reason
@@ -26,7 +26,7 @@ from ..command_line import reason
 Probe = Callable[[str], bool]
 
 _SSH = 22
-_SECONDS = 5.0
+_SECONDS = 5.0          # of a probe
 #: Seconds that one of Slurm's commands, or a --version, may take.
 _OF_A_COMMAND = 20.0
 _AT_ONCE = 64
@@ -95,13 +95,12 @@ def slurm_hosts(environment: Mapping[str, str], ranks: int) -> list[Share]:
     Raises:
         ValueError: ``scontrol`` does not name them, or they have not room.
     """
-    command = ['scontrol', 'show', 'hostnames',
-               environment.get('SLURM_JOB_NODELIST', '')]
     try:
-        names = _printed(command).split()
+        names = _printed(['scontrol', 'show', 'hostnames',
+                          environment.get('SLURM_JOB_NODELIST', '')]).split()
     except (OSError, subprocess.SubprocessError) as error:
-        raise ValueError(f"the allocation's hosts are not known: "
-                         f'{shlex.join(command)}: {error}') from None
+        raise ValueError(f'scontrol does not name the hosts: {error}'
+                         ) from None
     counts: list[int] = []
     for count, times in re.findall(
             r'(\d+)(?:\(x(\d+)\))?',
@@ -127,20 +126,6 @@ def _filled(found: Sequence[tuple[str, int]], ranks: int, where: str
     return shares
 
 
-def check_names(hosts: Sequence[Share], where: str) -> None:
-    """Raises ValueError about a host's name that has no address.
-
-    For when a job starts for the first time: later a name may be unknown as
-    long as its host is away.
-    """
-    for host, _ in hosts:
-        try:
-            socket.getaddrinfo(host, None)
-        except (OSError, UnicodeError) as error:
-            raise ValueError(f'{where}: {host} has no address ({error}); '
-                             'correct the name, or give --probe') from None
-
-
 def lay_out(room: Sequence[Share], ranks: int) -> list[Share] | None:
     """Gives hosts that have room their ranks, in their order.
 
@@ -156,80 +141,57 @@ def lay_out(room: Sequence[Share], ranks: int) -> list[Share] | None:
 
 # --- whether hosts answer ----------------------------------------------------
 
-def tcp_answers(host: str, port: int = _SSH, seconds: float = _SECONDS
-                ) -> bool:
-    """Whether a host is up: it accepts or refuses a connection in time."""
-    try:
-        socket.create_connection((host, port), seconds).close()
-    except ConnectionRefusedError:
-        return True         # by the host's own kernel
-    except OSError:
-        return False
-    return True
-
-
-def command_probe(command: str, seconds: float = 2 * _SECONDS) -> Probe:
+def probe_for(command: str | None) -> Probe:
     """A probe that runs a command, in which ``{}`` is the host's name.
 
-    The host answers if the command ends with exit code 0 in time.
+    The host answers if the command ends with exit code 0 in time.  None: if
+    its ssh port accepts or refuses a connection; its kernel does either.
     """
-    def answers(host: str) -> bool:
+    def runs(host: str) -> bool:
         try:
             _printed([word.replace('{}', host)
-                      for word in shlex.split(command)], seconds)
+                      for word in shlex.split(command or '')], 2 * _SECONDS)
         except (OSError, subprocess.SubprocessError):
             return False
         return True
-    return answers
+
+    def connects(host: str) -> bool:
+        try:
+            socket.create_connection((host, _SSH), _SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return True
+    return runs if command else connects
 
 
-def answering(hosts: Collection[str], probe: Probe) -> set[str]:
-    """Those of the hosts that answer; all are asked at once."""
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-        return {host for host, answers
-                in zip(hosts, pool.map(probe, hosts), strict=True) if answers}
-
-
-class Hosts:
-    """Gives each attempt hosts that answer.
+def answering(room: Sequence[Share], ranks: int, probe: Probe
+              ) -> tuple[list[Share] | None, str]:
+    """What each host that answers gets of a job; all are asked at once.
 
     Args:
         room: How many ranks each host may have.
         ranks: Of the job.
         probe: Tells whether a host answers.
-        say: Prints a line for the user.
+
+    Returns:
+        The shares, None if too few hosts answer; and what to say of those
+        that do not.
     """
-
-    def __init__(self, room: Sequence[Share], ranks: int, probe: Probe,
-                 say: Callable[[str], None]) -> None:
-        self._room, self._ranks = room, ranks
-        self._probe, self._say = probe, say
-        self._said: set[str] = set()        # since the last attempt
-
-    def shares(self) -> list[Share] | None:
-        """What each host gets in the next attempt; None: too few answer."""
-        hosts = [share.host for share in self._room if share.host]
-        there = answering(hosts, self._probe) if hosts else set()
-        away = [host for host in hosts if host not in there]
-        if hosts and not there:
-            self._say_once('no host answers; if they are up, it is the '
-                           'question that they do not answer (--probe)')
-        elif away:
-            self._say_once('without an answer: ' + ', '.join(away))
-        shares = lay_out([share for share in self._room
-                          if share.host not in away], self._ranks)
-        if shares is None:
-            self._say_once('the hosts that answer have not room for '
-                           f'{self._ranks} ranks; asking again')
-        else:
-            self._said.clear()
-        return shares
-
-    def _say_once(self, text: str) -> None:
-        """Hosts that are away are asked every few seconds."""
-        if text not in self._said:
-            self._said.add(text)
-            self._say(text)
+    hosts = [share.host for share in room if share.host]
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        there = dict(zip(hosts, pool.map(probe, hosts), strict=True))
+    away = [host for host in hosts if not there[host]]
+    shares = lay_out([share for share in room if share.host not in away],
+                     ranks)
+    said = '' if not away else (
+        'without an answer: ' + ', '.join(away) if away != hosts else
+        'no host answers; if they are up, it is the question that they do not '
+        'answer (--probe)')
+    return shares, said + (
+        f'; the others have not room for {ranks} ranks; asking again'
+        if shares is None else '')
 
 
 # --- what starts ranks -------------------------------------------------------

@@ -17,16 +17,7 @@ from ..command_line import (
 )
 from ..report.launch_protocol import LAUNCHED
 from .attempt import Interrupts
-from .hosts import (
-    Probe,
-    Share,
-    check_names,
-    command_probe,
-    find_starter,
-    read_hosts,
-    slurm_hosts,
-    tcp_answers,
-)
+from .hosts import Share, find_starter, probe_for, read_hosts, slurm_hosts
 from .leftovers import Guard
 from .supervisor import LaunchedJob, Supervisor
 
@@ -51,19 +42,10 @@ the script's.
 --snapshots gives snapshots to a script that has none: each start goes on from
 the newest one.  Without --snapshots the script must do so itself.
 
-After a start with a new snapshot the next one begins at once.  After others
-the launcher waits 0, 1, 2, 4 seconds and so on, up to 5 minutes.  Its exit
-code is 0 when the job's is.  It gives up and lists all ends
-
-    after --restarts starts in a row without progress,
-    after 3 starts in a row that have failed in the same way,
-    after 2 of these before the first update was done,
-    at once where a command line is refused, and
-    when too few hosts have answered for --wait-for-hosts.
-
-The job gets the launcher's SIGINT and SIGTERM.  It gets SIGTERM 10 seconds
-after SIGINT, and is killed 30 seconds after SIGTERM.  A second signal kills it
-at once.
+It gives up after --restarts starts in a row without progress, after 3 in a row
+that have failed in the same way (2 before the first update), where a command
+line is refused, or when too few hosts have answered for --wait-for-hosts.  The
+job gets the launcher's SIGINT and SIGTERM; a second signal kills it.
 """
 
 
@@ -207,19 +189,17 @@ def _job(options: argparse.Namespace, of_run: Sequence[str],
         raise ValueError(f'--pipeline {pipeline} does not divide the {ranks} '
                          'ranks of -n')
     starter, every = find_starter(environment), options.every or '5m'
-    if starter.family == 'MPICH':       # an attempt reads them
+    if starter.family == 'MPICH':       # JobOutput reads them
         starter = starter._replace(words=[*starter.words,
                                           '-print-all-exitcodes'])
-    probe: Probe = (command_probe(options.probe) if options.probe
-                    else tcp_answers)
     room = _room(options, environment)
     return LaunchedJob(
         [sys.executable, '-m', 'chainer_fp8pipe', 'run',
          *([] if options.snapshots is None else
            ['--snapshots', options.snapshots, '--every', every]),
          *of_run, *script],
-        starter, room, ranks, probe, options.snapshots, every,
-        options.restarts, options.wait_for_hosts or _time('1h'),
+        starter, room, ranks, probe_for(options.probe), options.snapshots,
+        every, options.restarts, options.wait_for_hosts or _time('1h'),
         {**environment, **({} if options.stall is None
                            else {STALL: options.stall})})
 
@@ -230,8 +210,6 @@ def _room(options: argparse.Namespace, environment: Mapping[str, str]
     room = [Share('', options.ranks)]
     if options.hostfile is not None:
         room = read_hosts(options.hostfile, options.ranks)
-        if not options.probe:   # which may know names that others do not
-            check_names(room, f'--hostfile {options.hostfile}')
     elif 'SLURM_JOB_NODELIST' in environment:
         with contextlib.suppress(ValueError):
             room = slurm_hosts(environment, options.ranks)

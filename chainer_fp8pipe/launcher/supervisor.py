@@ -1,12 +1,12 @@
 """Starts a job, watches it, and starts it again when it dies."""
-# An attempt that has brought the job further is worth another one at once.
-# After one that has not, each waits twice as long as the one before.  The
-# launcher gives up after so many in a row that have brought nothing; and
-# earlier where the script itself fails in the same way each time: after three
-# attempts in a row, or after two that have failed before an update was done,
-# the next one would fail so, too.  "Further" is a new snapshot in the
-# launcher's directory, or, where the script has its own, a first update after
-# that of the attempt before.
+# A start that has brought the job further is worth another one at once.  After
+# one that has not, each waits twice as long as the one before.  The launcher
+# gives up after so many in a row that have brought nothing; and earlier where
+# the script itself fails in the same way each time: after three starts in a
+# row, or after two that have failed before an update was done, the next one
+# would fail so, too.  "Further" is a new snapshot in the launcher's directory,
+# or, where the script has its own, a first update after that of the start
+# before.
 #
 # Hosts that do not answer are no failure of the job's: they are asked again
 # and again for a given time, and the job starts as soon as enough of them
@@ -26,20 +26,13 @@ from typing import NamedTuple
 from ..report.launch_protocol import ENDED, LAUNCHED
 from ..report.quantities import columns
 from ..report.quantities import seconds as in_words
-from .attempt import (
-    USAGE,
-    Attempt,
-    Ending,
-    Interrupts,
-    ending_of,
-    say,
-    show,
-)
-from .hosts import Hosts, Probe, Share, Starter
+from .attempt import Attempt, Interrupts, say, show
+from .hosts import Probe, Share, Starter, answering
+from .output import USAGE, Ending, ending_of
 
-#: Attempts in a row with the same failure of the script.
+#: Starts in a row with the same failure of the script.
 _SAME, _SAME_AT_ONCE = 3, 2
-#: Seconds between attempts, and between two questions to hosts, at most.
+#: Seconds between starts, and between two questions to hosts, at most.
 _LONGEST, _ASK = 300.0, 5.0
 #: Seconds after which no rank adds its file to a snapshot.
 _QUIET = 10.0
@@ -128,66 +121,48 @@ def _snapshots(directory: str | None) -> Iterator[tuple[int, str]]:
                 yield int(folder), path
 
 
-# --- whether there is another attempt ----------------------------------------
+# --- one start after the other -----------------------------------------------
 
-class RestartPolicy:
-    """Decides after each ending.
+def verdict(ended: Sequence[Ending], restarts: int) -> str:
+    """Why there is no other start; '' if there may be one.
 
     Args:
-        restarts: In a row without progress, at most.
-        patience: Seconds that hosts may be away.
-
-    Attributes:
-        verdict: Why there is no other attempt; '' while there may be one.
+        ended: The starts so far.
+        restarts: Without progress in a row, at most.
     """
+    last, in_vain, same = ended[-1], _in_vain(ended), 0
+    for one in reversed(ended[len(ended) - in_vain:]):
+        if one.failure != last.failure:
+            break
+        same += 1
+    if not in_vain:
+        return ''
+    if last.failure and last.code == USAGE and last.first is None:
+        return ('the command line or the script is refused, which another '
+                'start does not change')
+    if last.failure and same >= (_SAME_AT_ONCE if last.first is None
+                                 else _SAME):
+        return (f'{same} starts in a row have failed in the same way, '
+                'without progress')
+    return (f'{in_vain} starts in a row have made no progress (--restarts '
+            f'{restarts})') if in_vain > restarts else ''
 
-    def __init__(self, restarts: int, patience: float) -> None:
-        self._restarts, self._patience = restarts, patience
-        self._away: list[float] = []    # when hosts were asked in vain
-        self._in_vain = 0           # attempts in a row
-        self._failure = ''          # of the last attempt
-        self._same = 0              # attempts in a row with that failure
-        self.verdict = ''
 
-    def after(self, ending: Ending) -> float:
-        """Seconds to wait before the next attempt: 0, 0, 1, 2, 4 ..."""
-        self._away = []
-        if ending.progressed:
-            self._in_vain = self._same = 0
-            self._failure = ''
-            return 0.0
-        self._in_vain += 1
-        self._same = (self._same + 1 if ending.failure == self._failure
-                      else 1)
-        self._failure = ending.failure
-        enough = _SAME_AT_ONCE if ending.first is None else _SAME
-        if ending.failure and ending.code == USAGE and ending.first is None:
-            self.verdict = ('the command line or the script is refused, '
-                            'which another start does not change')
-        elif ending.failure and self._same >= enough:
-            self.verdict = (f'{self._same} starts in a row have failed '
-                            'in the same way, without progress')
-        elif self._in_vain > self._restarts:
-            self.verdict = (f'{self._in_vain} starts in a row have made no '
-                            f'progress (--restarts {self._restarts})')
-        return (0.0 if self._in_vain < 2 else
-                min(2.0 ** min(self._in_vain - 2, 30), _LONGEST))
+def pause_after(ended: Sequence[Ending]) -> float:
+    """Seconds to wait before the next start: 0, 0, 1, 2, 4 ..."""
+    in_vain = _in_vain(ended)
+    return (0.0 if in_vain < 2 else
+            min(2.0 ** min(in_vain - 2, 30), _LONGEST))
 
-    def without_hosts(self, now: float) -> float:
-        """Seconds to wait when too few hosts answer; see :attr:`verdict`.
 
-        ``now`` is in seconds, of any clock.
-        """
-        self._away.append(now)
-        away = now - self._away[0]
-        if away >= self._patience:
-            self.verdict = (f'too few hosts have answered for {away:.0f} '
-                            'seconds (--wait-for-hosts)')
-        return min(2.0 ** min(len(self._away) - 1, 30), _ASK)
+def _in_vain(ended: Sequence[Ending]) -> int:
+    """The last starts without progress."""
+    return next((number for number, one in enumerate(reversed(ended))
+                 if one.progressed), len(ended))
 
 
 class Supervisor:
-    """The attempts at a job, one after the other.
+    """The starts of a job, one after the other.
 
     Args:
         job: The job to start.
@@ -198,43 +173,59 @@ class Supervisor:
     def __init__(self, job: LaunchedJob, token: str, interrupts: Interrupts
                  ) -> None:
         self._job, self._token, self._interrupts = job, token, interrupts
-        self._policy = RestartPolicy(job.restarts, job.patience)
-        self._hosts = Hosts(job.room, job.ranks, job.probe, say)
         self._ended: list[Ending] = []
-        self._furthest = -1     # first update of an attempt
+        self._furthest = -1     # first update of a start
 
     def run(self) -> int:
         """Runs the job to its end, however often it dies.
 
         Returns:
             0 once the job has ended so; 128 and the number of the signal
-            that has ended it; or else the code of its last attempt, or 1.
+            that has ended it; or else the code of its last start, or 1.
         """
-        code, signals = 1, self._interrupts
-        while not self._policy.verdict:
-            shares = self._hosts.shares()
-            if shares is None:
-                wait = self._policy.without_hosts(time.monotonic())
-            else:
-                code, wait = self._attempt(shares)
-                if code == 0:
-                    self._show_table('done, after {} starts')
-                    return 0
-                if wait and not (self._policy.verdict or signals.received):
-                    say(f'starts again in {in_words(wait)}')
-            end = time.monotonic() + (0 if self._policy.verdict else wait)
-            while not signals.received and (
-                    left := end - time.monotonic()) > 0:
-                signals.wait(left)
+        code, end, signals = 1, '', self._interrupts
+        while not end:
+            if (shares := self._shares()) and not signals.received:
+                code = self._start(shares)
+            if not code and shares:
+                self._show_table('done, after {} starts')
+                return 0
             if signals.received:
                 say(f'ended by {signals.received[-1].name}')
                 return 128 + signals.received[-1]
-        say(f'gives up: {self._policy.verdict}')
+            if not shares:
+                end = (f'too few hosts have answered for '
+                       f'{self._job.patience:.0f} seconds (--wait-for-hosts)')
+            elif not (end := verdict(self._ended, self._job.restarts)) and (
+                    wait := pause_after(self._ended)):
+                say(f'starts again in {in_words(wait)}')
+                self._wait(wait)
+        say(f'gives up: {end}')
         self._show_table()
         return code if 0 < code <= _LAST_CODE else 1
 
-    def _attempt(self, shares: Sequence[Share]) -> tuple[int, float]:
-        """Starts the job once; its exit code, and seconds to wait after."""
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._interrupts.received and (
+                left := end - time.monotonic()) > 0:
+            self._interrupts.wait(left)
+
+    def _shares(self) -> list[Share] | None:
+        """What hosts get that answer; None: too few did, or a signal came."""
+        job, end, last, pause = self._job, None, '', 1.0
+        while True:
+            shares, said = answering(job.room, job.ranks, job.probe)
+            if said not in ('', last):
+                say(said)
+            now, last = time.monotonic(), said
+            end = now + job.patience if end is None else end
+            if shares or now >= end or self._interrupts.received:
+                return shares
+            self._wait(min(pause, _ASK, end - now))
+            pause *= 2
+
+    def _start(self, shares: Sequence[Share]) -> int:
+        """Starts the job once; its exit code."""
         job, number = self._job, len(self._ended) + 1
         ranks, has_hosts = job.ranks, bool(shares[0].host)
         saved = saved_progress(job.snapshots)
@@ -270,25 +261,19 @@ class Supervisor:
                 + ('' if ending.latest is None else
                    f', at update {ending.latest} or later')
                 + f': {ending.cause}')
-            if code != USAGE:
-                self._say_what_is_lost(ending)
-        return code, self._policy.after(ending)
-
-    def _say_what_is_lost(self, ending: Ending) -> None:
-        """After an attempt that the next one cannot go on from."""
-        directory = self._job.snapshots
-        if directory and not saved_progress(directory).path:
-            say(f'there is no snapshot in {directory}, so that the next start '
-                'begins anew: ' + (
-                    'no Trainer has finished an update (--snapshots needs '
-                    'one)'
-                    if ending.first is None else
-                    'none was due, or whole, before it ended (--every '
-                    f'{self._job.every})'))
+        if code not in (0, USAGE) and job.snapshots and not saved_progress(
+                job.snapshots).path:
+            say(f'there is no snapshot in {job.snapshots}, so that the next '
+                'start begins anew: '
+                + ('no Trainer has finished an update (--snapshots needs one)'
+                   if ending.first is None else
+                   'none was due, or whole, before it ended (--every '
+                   f'{job.every})'))
+        return code
 
     def _has_progressed(self, update: int | None, before: SavedProgress
                         ) -> bool:
-        """Whether the next attempt begins further on than this one."""
+        """Whether the next start begins further on than this one."""
         if saved_progress(self._job.snapshots) > before:
             return True
         if update is None or update <= self._furthest:
@@ -306,14 +291,12 @@ class Supervisor:
             show(table(self._ended))
 
 
-# --- in words ----------------------------------------------------------------
-
-def table(attempts: Sequence[Ending]) -> str:
-    """A row for each attempt, in lines that end with a line feed."""
+def table(ended: Sequence[Ending]) -> str:
+    """A row for each start, in lines that end with a line feed."""
     rows = columns([_HEAD[:-1], *(
         (str(number), time.strftime('%m-%d %H:%M:%S', time.localtime(one.at)),
          'none' if one.first is None else f'{one.first}-{one.latest}',
          in_words(one.seconds))
-        for number, one in enumerate(attempts, 1))], right=True)
+        for number, one in enumerate(ended, 1))], right=True)
     return ''.join(f'{row}  {cause}\n' for row, cause in zip(
-        rows, [_HEAD[-1], *(one.cause for one in attempts)], strict=True))
+        rows, [_HEAD[-1], *(one.cause for one in ended)], strict=True))

@@ -2,12 +2,13 @@
 import os
 import shutil
 
-from chainer_fp8pipe.launcher.attempt import Ending
+from chainer_fp8pipe.launcher.output import Ending
 from chainer_fp8pipe.launcher.supervisor import (
-    RestartPolicy,
     SavedProgress,
+    pause_after,
     saved_progress,
     table,
+    verdict,
 )
 from chainer_fp8pipe.training.snapshots.file import (
     file_of,
@@ -22,11 +23,6 @@ RAISED = Ending(1, 'rank 1: KeyError', 'KeyError', first=1)
 USAGE = Ending(2, 'exit code 2', 'exit code 2')
 
 
-def waits(endings, restarts=20):
-    policy = RestartPolicy(restarts, 60.0)
-    return [policy.after(ending) for ending in endings], policy.verdict
-
-
 @pytest.mark.parametrize(('endings', 'seconds'), [
     (13 * [KILLED], [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300]),
     # After progress the next start comes at once, and counts anew.
@@ -35,13 +31,15 @@ def waits(endings, restarts=20):
 ])
 def test_starts_in_vain_wait_longer_each_time_up_to_a_limit(
         endings, seconds):
-    assert waits(endings) == (seconds, '')
+    assert [pause_after(endings[:number + 1])
+            for number in range(len(endings))] == seconds
+    assert verdict(endings, 20) == ''
 
 
 AT_ONCE = RAISED._replace(first=None)
 
 
-@pytest.mark.parametrize(('endings', 'restarts', 'verdict'), [
+@pytest.mark.parametrize(('endings', 'restarts', 'said'), [
     (3 * [KILLED], 3, ''), (4 * [KILLED], 3, '4 starts in a row'),
     ([KILLED], 0, '1 starts in a row'), (100 * [PROGRESSED], 1, ''),
     # The script's own failure, three times, or twice before any update.
@@ -56,22 +54,10 @@ AT_ONCE = RAISED._replace(first=None)
     ([USAGE._replace(first=1)], 20, ''),
     ([KILLED._replace(code=2)], 20, ''),
 ])
-def test_what_would_fail_again_is_given_up(endings, restarts, verdict):
-    found = waits(endings, restarts)[1]
-    assert verdict in found
-    assert bool(verdict) == bool(found)
-
-
-def test_hosts_that_are_away_too_long_end_it_but_are_no_failures_of_the_job():
-    policy = RestartPolicy(1, 60.0)
-    assert [policy.without_hosts(now) for now in range(10, 60, 10)] == [
-        1, 2, 4, 5, 5]
-    assert policy.after(KILLED) == 0
-    for now in 100.0, 159.9:
-        policy.without_hosts(now)
-        assert not policy.verdict
-    policy.without_hosts(160.0)
-    assert '60 seconds (--wait-for-hosts)' in policy.verdict
+def test_what_would_fail_again_is_given_up(endings, restarts, said):
+    found = verdict(endings, restarts)
+    assert said in found
+    assert bool(said) == bool(found)
 
 
 def test_each_start_has_a_row():
