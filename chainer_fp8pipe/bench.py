@@ -35,32 +35,19 @@ Start it as you start your training: same hosts, same ranks per host.  The
 times are those of a communicator in an update: encode, exchange, decode.  A
 note says where no codec is faster than float32.
 
-Without a cluster, hosts with slow cables can be made on this machine:
-
-    python -m chainer_fp8pipe.launcher.virtual_hosts --rate 100mbit -- \\
-        python -m chainer_fp8pipe bench allreduce
+Without a cluster: chainer_fp8pipe.launcher.virtual_hosts makes hosts.
 """
 
 
 class Result(NamedTuple):
-    """What a mean of gradients takes.
+    """What a mean of gradients takes."""
 
-    Attributes:
-        size: Elements of the gradients.
-        codec: Name of the communicator.
-        algorithm: Of its all-reduce.
-        seconds: Until the last rank was through, once per repetition.
-        processor: Of the median, seconds of encoding, summing and decoding on
-            the slowest rank.
-        nbytes: Bytes that a rank sends, of the rank that sends most.
-    """
-
-    size: int
+    size: int           # elements of the gradients
     codec: str
     algorithm: str
-    seconds: tuple[float, ...]
-    processor: float = 0.0
-    nbytes: int = 0
+    seconds: tuple[float, ...]  # until the last rank was through
+    processor: float = 0.0      # seconds of coding and summing among them
+    nbytes: int = 0     # that the rank sends that sends most
 
     @property
     def median(self) -> float:

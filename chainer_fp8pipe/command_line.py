@@ -11,19 +11,17 @@ import os
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
 _SECONDS = {'s': 1.0, 'm': 60.0, 'h': 3600.0}
-#: What the first of several arguments that are not options leaves unread.
-_OTHERS = argparse.REMAINDER, argparse.PARSER
 
 
 class Parser(argparse.ArgumentParser):
     """Refuses arguments in a line, with the way to the help.
 
-    Options are written out; one that is unknown is refused before anything
-    else, with the one that may have been meant.
+    Options are written out; one that is unknown is refused with the one that
+    may have been meant.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -47,26 +45,24 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None
                          ) -> Any:
         """Parses; leaves nothing unknown."""
-        self._refuse_unknown(list(args or ()))
-        found, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self.error(f'{rest[0]!r} is one argument too many')
-        return found, rest
-
-    def _refuse_unknown(self, words: Sequence[str]) -> None:
         known, is_value = self._option_string_actions, False
-        for word in words:
+        for word in args or ():     # before anything else is refused
             name, equals, _ = word.partition('=')
-            if is_value:
-                is_value = False
-            elif word == '--' or not word.startswith('-'):
-                if any(one.nargs in _OTHERS for one in self._actions):
-                    return      # what follows is a script's or a command's
-            elif name in known:
-                is_value = known[name].nargs is None and not equals
-            elif word[:2] not in known:     # as in -n4
+            if not is_value and not word.startswith('-'):
+                break       # what follows may be a script's or a command's
+            if not is_value and word != '--' and name not in known and (
+                    word[:2] not in known):
                 self.error(f'there is no option {name}'
                            + did_you_mean(name, known))
+            is_value = (not is_value and name in known and not equals
+                        and known[name].nargs is None)
+        found, rest = super().parse_known_args(args, namespace)
+        for word in rest:
+            name = word.partition('=')[0]
+            self.error(f'there is no option {name}' + did_you_mean(name, known)
+                       if word.startswith('-') else
+                       f'{word!r} is one argument too many')
+        return found, rest
 
 
 def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
@@ -163,28 +159,27 @@ def check_script(path: str | None) -> None:
     if not path:
         raise ValueError('there is no script; name it after the options')
     folder, name = os.path.split(path)
+    if not os.path.isdir(folder or '.'):
+        raise ValueError(f'there is no folder {folder}')
+    if not os.path.exists(path):
+        raise ValueError(f'there is no script {path}' + did_you_mean(
+            name, os.listdir(folder or '.'), 0.8))
+    if os.path.isdir(path):
+        raise ValueError(f'{path} is a folder, and no script')
     try:
         with open(path, 'rb') as file:
             source = file.read()
-        if source.startswith(importlib.util.MAGIC_NUMBER) or (
-                zipfile.is_zipfile(path)):
-            return          # Python runs these, too, and has compiled them
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')     # Python warns when it runs it
-            compile(source, path, 'exec', dont_inherit=True)
-        return
-    except IsADirectoryError:
-        problem = f'{path} is a folder, and no script'
-    except FileNotFoundError:
-        problem = f'there is no script {path}' + (
-            did_you_mean(name, os.listdir(folder or '.'), 0.8)
-            if os.path.isdir(folder or '.') else
-            f': there is no folder {folder}')
+        # Python runs these, too, and has compiled them.
+        if not (source.startswith(importlib.util.MAGIC_NUMBER)
+                or zipfile.is_zipfile(path)):
+            with warnings.catch_warnings():     # Python warns when it runs it
+                warnings.simplefilter('ignore')
+                compile(source, path, 'exec', dont_inherit=True)
     except SyntaxError as error:
-        line = (error.text or '').strip()
-        problem = (path + f', line {error.lineno}' * bool(error.lineno)
-                   + f': {type(error).__name__}: {error.msg}'
-                   + f': {line}' * bool(line))
+        raise ValueError(
+            path + f', line {error.lineno}' * bool(error.lineno)
+            + f': {type(error).__name__}: {error.msg}: '
+            + (error.text or '').strip()) from None
     except (ValueError, OSError) as error:      # bytes that are no text
-        problem = f'{path} cannot be read as a script: {error}'
-    raise ValueError(problem)
+        raise ValueError(f'{path} cannot be read as a script: {error}'
+                         ) from None
