@@ -21,7 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..command_line import Parser, as_type, count
@@ -97,10 +97,12 @@ def missing() -> str:
         if not shutil.which(tool, path=environment['PATH']):
             return f'virtual hosts need {tool} ({package})'
     try:
-        _starter()
-    except HostsError as error:
+        if (starter := find_starter(os.environ)).family != 'MPICH':
+            return ("virtual hosts need MPICH's mpiexec, and "
+                    f'{starter.words[0]} is {starter.family}')
+    except ValueError as error:
         return str(error)
-    if is_inside():
+    if _INSIDE in os.environ:
         return ''
     done = subprocess.run(_inside(['sh', '-c', _TRY]), env=environment,
                           capture_output=True, text=True,
@@ -110,39 +112,26 @@ def missing() -> str:
         + ' '.join(done.stderr.split())) or ''
 
 
-def is_inside() -> bool:
-    """Whether this process is in namespaces in which hosts can be made."""
-    return _INSIDE in os.environ
-
-
 def enter() -> None:
     """Goes on in namespaces of this process's own, where hosts can be made.
 
     Call it first: outside, the same command line is run again, inside, and
-    this process ends with its exit code.
+    this process ends with its exit code.  Whatever ends it ends everything in
+    them.
 
     Raises:
         HostsError: There can be none.
     """
-    if not is_inside():
-        sys.exit(run_inside([sys.executable, *sys.orig_argv[1:]]))
-
-
-def run_inside(command: Sequence[str]) -> int:
-    """Runs a command in namespaces of its own; returns its exit code.
-
-    Whatever ends this process ends everything in them.
-
-    Raises:
-        HostsError: There can be none.
-    """
+    if _INSIDE in os.environ:
+        return
     if reason := missing():
         raise HostsError(reason)
     # A session of its own: Ctrl-C ends it at once, by its kill, in silence.
-    process = subprocess.Popen(_inside(command), start_new_session=True,
-                               env={**_environment(), _INSIDE: '1'})
+    process = subprocess.Popen(
+        _inside([sys.executable, *sys.orig_argv[1:]]), start_new_session=True,
+        env={**_environment(), _INSIDE: '1'})
     try:
-        return process.wait()
+        sys.exit(process.wait())
     finally:
         process.kill()
         process.wait()
@@ -160,20 +149,6 @@ def _inside(command: Sequence[str]) -> list[str]:
     return ['setpriv', '--pdeathsig', 'KILL', 'unshare', *user, *_SPACES,
             '--fork', '--kill-child', '--', 'sh', '-c', _FIRST, 'sh',
             *command]
-
-
-def _starter() -> Callable[[list[Share], Sequence[str]], list[str]]:
-    """Gives the command that starts ranks of a command on hosts."""
-    try:
-        starter = find_starter(os.environ)
-    except ValueError as error:
-        raise HostsError(str(error)) from None
-    if starter.family != 'MPICH':
-        raise HostsError("virtual hosts need MPICH's mpiexec, and "
-                         f'{starter.words[0]} is {starter.family}')
-    return lambda shares, command: starter._replace(words=[
-        *starter.words, '-launcher', 'ssh', '-launcher-exec', _ENTER_PATH,
-        '-iface', INTERFACE]).command(shares, command, [])
 
 
 class VirtualHosts:
@@ -203,14 +178,20 @@ class VirtualHosts:
         if not 2 <= len(self.hosts) <= _MOST_HOSTS:
             raise HostsError(f'there can be 2 to {_MOST_HOSTS} hosts, not '
                              f'{len(self.hosts)}')
-        if not is_inside():     # this would change the machine's own network
+        if _INSIDE not in os.environ:   # it is the machine's own network
             raise HostsError('call enter() first')
         self.rate = rate
-        self._start = _starter()
         Path(_ENTER_PATH).write_text(_ENTER.format(
             python=shlex.quote(sys.executable)))
         os.chmod(_ENTER_PATH, 0o755)
-        self._write_names()
+        names = Path('/run/hosts')
+        names.write_text('127.0.0.1 localhost\n' + ''.join(
+            # An address's IPv6 form is asked for, too.
+            f'{form}{address} {host}\n'
+            for index, host in enumerate(self.hosts)
+            for address in self.addresses(index)
+            for form in ('', '::ffff:')))
+        self.call(None, 'mount', '--bind', str(names), '/etc/hosts')
         self.call(None, 'sh', '-c', _SETTINGS)
         self.ip(None, [
             f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
@@ -249,8 +230,11 @@ class VirtualHosts:
 
     def mpiexec(self, each: int, command: Sequence[str]) -> list[str]:
         """What runs a command in so many ranks on each host, in order."""
-        return self._start([Share(host, each) for host in self.hosts],
-                           command)
+        starter = find_starter(os.environ)
+        return starter._replace(words=[
+            *starter.words, '-launcher', 'ssh', '-launcher-exec', _ENTER_PATH,
+            '-iface', INTERFACE]).command(
+                [Share(host, each) for host in self.hosts], command, [])
 
     def run(self, command: Sequence[str], each: int = 1,
             env: Mapping[str, str] | None = None,
@@ -307,16 +291,6 @@ class VirtualHosts:
         self.call(host, 'tc', 'qdisc', 'replace', 'dev', device, 'root',
                   'tbf', 'rate', f'{self.rate / slowness:.0f}bit', 'burst',
                   str(BURST), 'latency', _LATENCY)
-
-    def _write_names(self) -> None:
-        """Makes /etc/hosts; an address's IPv6 form is asked for, too."""
-        names = Path('/run/hosts')
-        names.write_text('\n'.join(['127.0.0.1 localhost', *(
-            f'{form}{address} {host}'
-            for index, host in enumerate(self.hosts)
-            for address in self.addresses(index)
-            for form in ('', '::ffff:'))]))
-        self.call(None, 'mount', '--bind', str(names), '/etc/hosts')
 
 
 def main() -> int:
