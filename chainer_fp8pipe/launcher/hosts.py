@@ -126,6 +126,20 @@ def _filled(found: Sequence[tuple[str, int]], ranks: int, where: str
     return shares
 
 
+def check_names(hosts: Sequence[Share], where: str) -> None:
+    """Raises ValueError about a host's name that has no address.
+
+    For when a job starts for the first time: later a name may be unknown as
+    long as its host is away.
+    """
+    for host, _ in hosts:
+        try:
+            socket.getaddrinfo(host, None)
+        except (OSError, UnicodeError) as error:
+            raise ValueError(f'{where}: {host} has no address ({error}); '
+                             'correct the name, or give --probe') from None
+
+
 def lay_out(room: Sequence[Share], ranks: int) -> list[Share] | None:
     """Gives hosts that have room their ranks, in their order.
 

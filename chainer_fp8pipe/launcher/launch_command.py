@@ -17,7 +17,14 @@ from ..command_line import (
 )
 from ..report.launch_protocol import LAUNCHED
 from .attempt import Interrupts
-from .hosts import Share, find_starter, probe_for, read_hosts, slurm_hosts
+from .hosts import (
+    Share,
+    check_names,
+    find_starter,
+    probe_for,
+    read_hosts,
+    slurm_hosts,
+)
 from .leftovers import Guard
 from .supervisor import LaunchedJob, Supervisor
 
@@ -45,7 +52,9 @@ the newest one.  Without --snapshots the script must do so itself.
 It gives up after --restarts starts in a row without progress, after 3 in a row
 that have failed in the same way (2 before the first update), where a command
 line is refused, or when too few hosts have answered for --wait-for-hosts.  The
-job gets the launcher's SIGINT and SIGTERM; a second signal kills it.
+job gets the launcher's SIGINT and SIGTERM, and time to heed them; a second
+signal kills it.  Between starts without progress are pauses: 0, 1, 2, 4
+seconds and so on, up to 5 minutes.
 """
 
 
@@ -210,6 +219,8 @@ def _room(options: argparse.Namespace, environment: Mapping[str, str]
     room = [Share('', options.ranks)]
     if options.hostfile is not None:
         room = read_hosts(options.hostfile, options.ranks)
+        if not options.probe:   # which may know names that others do not
+            check_names(room, f'--hostfile {options.hostfile}')
     elif 'SLURM_JOB_NODELIST' in environment:
         with contextlib.suppress(ValueError):
             room = slurm_hosts(environment, options.ranks)

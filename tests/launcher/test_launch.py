@@ -130,6 +130,7 @@ for action in commands.choices['run']._actions:
     ('-n 3 --pipeline 2 {}', '--pipeline 2 does not divide the 3 ranks'),
     ('-n 2 --stall -1 {}', '--stall: must be at least 0, not -1'),
     ('-n 2 --hostfile /nowhere {}', '--hostfile /nowhere: No such'),
+    ('-n 2 --hostfile hosts {}', 'hosts: no-such-host.invalid has no address'),
     ('{}', '-n/--ranks is missing'),
     ('-n 2 --wait-for-hosts ever {}',
      "'ever' is no time; write it as in 90s"),
@@ -143,8 +144,11 @@ for action in commands.choices['run']._actions:
     ('-n 2 --wait-for-hosts 10m {}', '--wait-for-hosts is about hosts: add'),
     ('-n 2 --nonsense', 'there is no script after the option --nonsense'),
 ])
-def test_a_wrong_command_line_is_explained(tmp_path, capsys, line, message):
+def test_a_wrong_command_line_is_explained(tmp_path, capsys, monkeypatch,
+                                           line, message):
     prepare(tmp_path, [''])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'hosts').write_text('localhost\nno-such-host.invalid\n')
     (tmp_path / 'broken.py').write_text('import os\ndef f(:\n')
     words = [word.replace('{}/', f'{tmp_path}/').replace(
         '{}', str(tmp_path / 'train.py')) for word in line.split()]
