@@ -1,12 +1,10 @@
 """A ChainerMN communicator that exchanges gradients through a codec."""
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import warnings
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import chainer
@@ -15,12 +13,11 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 from ..codecs import Fp8Ratio, TensorReport
-from ..exchange.early import NOTHING_SENT, EarlyExchange, Final
+from ..exchange.early import NOTHING_SENT, EarlyExchange
 from ..exchange.exchange import Exchange, Saved, Setup
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
 from ..exchange.ranks import Ranks
-from ..exchange.thread import Turn
-from ..intercept import ready_gradients
+from ..intercept.ready_gradients import PATCHES
 from ..mpi.agreement import agree
 from ..mpi.watch import updates
 from ..report.stream import EventStream
@@ -59,12 +56,12 @@ class CodecCommunicator(MpiCommunicatorBase):
         nodes = gather_nodes(mpi_comm, self.inter_rank, self.intra_rank)
         self._setup = Setup(
             Ranks(mpi_comm),
-            [make_algorithm(mpi_comm, options, nodes, self.events)],
+            make_algorithm(mpi_comm, options, nodes, self.events),
             options.row.codec(options, mpi_comm.rank, mpi_comm.size),
-            self.events, options,
-            Turn() if _overlap(mpi_comm, options) else None)
-        self._setup.engines[0].listen = self._setup.ranks.listen
-        weakref.finalize(self, self._setup.close)
+            self.events, options)
+        self._setup.engine.listen = self._setup.ranks.listen
+        self._patches = [patch.hold(self) for patch in PATCHES
+                         ] if _overlap(mpi_comm, options) else []
 
     # --- what ChainerMN's optimizers call -----------------------------------
 
@@ -102,28 +99,11 @@ class CodecCommunicator(MpiCommunicatorBase):
             self.events.updates += 1
             updates.finished((id(setup), exchange.number))
 
-    @contextlib.contextmanager
-    def announced(self, model: chainer.Link, loss_scale: float | None
-                  ) -> Iterator[Final]:
-        """A ``with`` block that computes gradients in its own way.
-
-        With ``overlap``, for those who do not call ``backward`` on a loss,
-        but find the gradients of parts of a model and add them up.  The
-        block's value is to be called with a parameter and the array that
-        will be its ``grad`` when that array is final: it is sent at once, and
-        must not change before :meth:`multi_node_mean_grad`, which follows as
-        usual.
-
-        Args:
-            model: As there.
-            loss_scale: The factor of the gradients; None for none.
-        """
-        exchange = self._known(model)
-        with ready_gradients.unwatched(), (
-                exchange.announced(loss_scale)
-                if isinstance(exchange, EarlyExchange)
-                else contextlib.nullcontext(_ignore)) as final:
-            yield final
+    def watcher(self, model: chainer.Link) -> Any:
+        """Who sends gradients of a model while backward goes on, if any."""
+        if not self._patches or self._is_finalized:
+            return None
+        return self._known(model) or self._make(model)
 
     def bcast_data(self, model: chainer.Link) -> None:
         """Gives every rank the parameters of rank 0, bit for bit.
@@ -135,9 +115,9 @@ class CodecCommunicator(MpiCommunicatorBase):
         agree(self.mpi_comm, {
             f'parameter {name}': describe(parameter.array)
             for name, parameter in parameters}, remedy=SAME_MODEL)
-        if self._setup.turn:
+        if self._patches:
             with self._setup.ranks.section():
-                if isinstance(known := self._known(model), EarlyExchange):
+                if known := self._setup.early or self._known(model):
                     known.withdraw()
                 else:           # ranks that know the model hear of it
                     self._setup.ranks.allgather(NOTHING_SENT)
@@ -179,15 +159,11 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._is_finalized = True
         if MPI.Is_finalized():
             return
-        setup = self._setup
-        with setup.taken():
-            setup.close()
-        for exchange in setup.exchanges.values():
-            exchange.leave()
-        setup.exchanges.clear()     # they refer to it
-        for engine in setup.engines:
-            engine.free()
-        setup.ranks.free()
+        for end in self._patches:
+            end()
+        self._setup.exchanges.clear()       # they refer to it
+        self._setup.engine.free()
+        self._setup.ranks.free()
         if self._owns_mpi_comm:
             self.mpi_comm.Free()
         super().finalize()
@@ -286,21 +262,12 @@ class CodecCommunicator(MpiCommunicatorBase):
     def _make(self, model: chainer.Link, state: Saved | None = None
               ) -> Exchange:
         exchanges, key = self._setup.exchanges, id(model)
-        own = weakref.ref(self._setup)      # no cycle
-        for number, dead in list(exchanges.items()):
-            if dead.model() is None:
-                del exchanges[number]
-                if not dead.leave():        # its engine is not for others
-                    exchanges[id(dead)] = dead
 
         def forget(dead: weakref.ref[chainer.Link]) -> None:
-            setup = own()
-            found = setup and setup.exchanges.get(key)
-            # Another model may be there by now; a lock, which those need who
-            # are told of passes, may be held.
-            if setup and type(found) is Exchange and found.model is dead:
-                del setup.exchanges[key]
-        made = (EarlyExchange if self._setup.turn else Exchange)(
+            # Another model may be there by now.
+            if key in exchanges and exchanges[key].model is dead:
+                del exchanges[key]
+        made = (EarlyExchange if self._patches else Exchange)(
             weakref.ref(model, forget), self._setup)
         made.load(state or {})
         exchanges[key] = made
@@ -326,10 +293,6 @@ class CodecCommunicator(MpiCommunicatorBase):
         self._intra_size = per_node
         self._inter_rank = self.rank // per_node
         self._inter_size = self.size // per_node
-
-
-def _ignore(parameter: chainer.Parameter, gradient: Any) -> None:
-    """Nothing is sent early."""
 
 
 def _overlap(comm: MPI.Comm, options: Options) -> bool:

@@ -1,26 +1,15 @@
-"""Which gradients travel together, and in which order and when."""
+"""Which gradients travel together, and in which order."""
 # A bucket is what one message exchange is for: small parameters share one, a
 # large one has its own.  All ranks must send the same buckets in the same
 # order, or they wait for each other for ever; so buckets follow from names
-# and sizes alone, and the order from times that all ranks have averaged.
-#
-# Two moments decide what overlap earns.  When is a gradient final?  In the
-# last of the backward passes before an all-reduce, which Passes predicts from
-# the updates before; a wrong guess is noticed, and what was sent is void.
-# When is a bucket complete?  That is measured once, and buckets are sent in
-# this order.
+# and sizes alone.
 from __future__ import annotations
 
-import collections
-import math
 import re
-import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 BucketNames = tuple[str, ...]        # names of parameters
-#: Updates whose number of passes counts.
-_KEPT = 10
 
 
 class Division(NamedTuple):
@@ -89,83 +78,3 @@ def _counted(name: str) -> tuple[list[tuple[str, int]], str]:
     """A key that sorts numbers inside of names by their value."""
     parts = re.findall(r'(\D*)(\d*)', name)
     return [(text, int(number or -1)) for text, number in parts], name
-
-
-# --- the order in which buckets are sent ---
-
-def send_order(buckets: Sequence[BucketNames], finals: Mapping[str, float]
-               ) -> list[int]:
-    """Numbers of buckets in the order in which backward finishes them.
-
-    Args:
-        buckets: Whose order is wanted.
-        finals: When gradients became final, in seconds, by the parameter's
-            name; infinity: never.
-
-    Returns:
-        All numbers; buckets that were never complete come last.
-    """
-    return sorted(range(len(buckets)), key=lambda number: max(
-        finals.get(name, math.inf) for name in buckets[number]))
-
-
-# --- when gradients are final ---
-
-class Passes:
-    """What one model's backward passes teach about the next ones.
-
-    Between two means of its gradients there may be several passes, whose
-    gradients add up; or the loss of a generator goes through a
-    discriminator, whose own pass is still to come.  Gradients become final
-    only in the last pass.
-
-    Attributes:
-        finals: When gradients became final in the last pass, by name, in
-            seconds of a clock of this rank.
-    """
-
-    def __init__(self) -> None:
-        # These three describe the passes since the last mean.
-        self._counts: collections.Counter[Hashable] = collections.Counter()
-        self._last: Hashable = None
-        self.finals: dict[str, float] = {}      # in the last one
-        # The others describe the updates before it.
-        self._usual: Hashable = None
-        self._recent: collections.deque[int] = collections.deque(maxlen=_KEPT)
-        self._models: int | None = None
-        self._complete = False
-
-    def begin(self, kind: Hashable, models: int) -> bool:
-        """A pass begins; returns whether it should be the last.
-
-        Args:
-            kind: Passes of the same kind cannot be told apart.
-            models: How many models were watched so far; with another one,
-                kinds have another meaning.
-        """
-        self.finals = {}
-        if models != self._models:
-            if self._models is not None:
-                self._usual = None
-                self._complete = False
-            self._models = models
-        self._counts[kind] += 1
-        self._last = kind
-        return kind == self._usual and (
-            self._counts[kind] >= max(self._recent))
-
-    def note(self, name: str) -> None:
-        """A gradient is final."""
-        self.finals[name] = time.perf_counter()
-
-    def averaged(self) -> None:
-        """The gradients have been averaged."""
-        if self._complete and self._last is not None:
-            if self._last != self._usual:
-                self._recent.clear()
-            self._usual = self._last
-            # An update with fewer passes than usual is no new rule.
-            self._recent.append(self._counts[self._last])
-        self._counts.clear()
-        self._last = None
-        self._complete = True

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy
 from mpi4py import MPI
 
 from ..mpi.agreement import Meeting, is_raised_by_all
-from ..mpi.finalizing import HeldRequest, keep_forever
+from ..mpi.finalizing import keep_forever
 from ..mpi.waiting import wait_until
 
 _TAG = 1
@@ -104,29 +103,13 @@ class Ranks:
             raise RuntimeError(_BROKEN.format(self._failure))
         return False
 
-    def wait(self, done: Callable[[], bool],
-             beside: Callable[[], object] = lambda: None) -> None:
-        """Waits until ``done`` returns a true value.
-
-        Args:
-            done: Is polled.
-            beside: Does a little, before every poll.
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Polls until ``done`` returns a true value.
 
         Raises:
             RuntimeError: Another rank has failed.
         """
-        def is_over() -> bool:
-            beside()
-            return done() or self.listen()
-        wait_until(is_over)
-
-    def mean(self, array: numpy.ndarray) -> None:
-        """Makes an array the mean of all ranks'; the same bits on all."""
-        self.wait(HeldRequest(
-            self.comm.Iallreduce(MPI.IN_PLACE, array, MPI.SUM), array).test)
-        # The order of additions is MPI's choice.
-        self.wait(HeldRequest(self.comm.Ibcast(array), array).test)
-        array /= self.comm.size
+        wait_until(lambda: done() or self.listen())
 
     def allgather(self, value: Any) -> list[Any]:
         """All ranks' values."""

@@ -1,29 +1,28 @@
 """Says when a parameter's gradient is final, while backward still runs."""
-# Chainer writes the gradients of parameters at the very end of a backward
-# pass. Until then a table has them; each function that a variable goes into
-# asks the table for the variable's gradients once.  So this module counts
-# these functions in the graph when a pass begins, and looks into the table
-# when the last of them is through: the gradient there is the one that Chainer
-# will write.
+# Only in the backward pass that `update(lossfun, ...)` of ChainerMN's
+# optimizer makes: it clears the gradients before, and averages them right
+# after, so that the pass is the only one, and no line of a script is between.
+#
+# Chainer writes the gradients of parameters at the very end of a pass.  Until
+# then a table has them; each function that a variable goes into asks the table
+# for the variable's gradients once.  So these functions are counted in the
+# graph when the pass begins, and when the last of them is through, the
+# gradient in the table is the one that Chainer will write.
 #
 # The gradient of a layer's weights is computed before that of the layer's
 # input, so that it can travel while the pass goes on to the layers below (Oh
 # et al., "Out-of-Order BackProp", EuroSys 2022).
 #
-# Passes inside another one (`F.forget`) are not watched.
-#
-# From the first `watch` to the last `unwatch`, two names of
-# `chainer._backprop` (Chainer 7.8.1) are replaced (see `Patch`):
-# `_backprop_to_all` (chainer/_backprop.py, line 146), which all backward
-# passes but `chainer.grad` go through, and `_backprop_utils` (line 9), from
-# which that loop takes its table (line 167) and its step (line 225).  Another
-# package's loop and step are called; another package's table is used in passes
-# that concern no watcher.  Each thread has passes of its own, and watchers may
-# come and go in any thread.
+# While `PATCHES` are held, two names of Chainer 7.8.1 are replaced:
+# `_MultiNodeOptimizer.update` (chainermn/optimizers.py, line 19) and
+# `_backprop_utils` in `chainer._backprop` (chainer/_backprop.py, line 9), from
+# which Chainer's loop takes its table (line 167) and its step (line 225).
+# Another package's step is called.  Passes inside of the pass (`F.forget`) are
+# not watched, and each thread has passes of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import chainer
@@ -31,6 +30,7 @@ from chainer import _backprop, _backprop_utils
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.convolution_nd import ConvolutionND
 from chainer.functions.connection.linear import LinearFunction
+from chainermn.optimizers import _MultiNodeOptimizer
 
 from .patching import Patch
 
@@ -38,106 +38,72 @@ from .patching import Patch
 # computed in any order (those of a deconvolution may not).
 _SEPARATE = frozenset({LinearFunction, Convolution2DFunction, ConvolutionND})
 
-Nodes = dict[Any, int]      # how many functions use a variable, by its node
-
 
 class Watcher(Protocol):
-    """An observer of the gradients that become final."""
+    """Hears of one model's gradients; its communicator's ``watcher`` has it.
+    """
 
     def parameters(self) -> Mapping[str, chainer.Parameter]:
         """The parameters to watch, by name, all of them initialised."""
 
-    def begin(self, names: set[str], kind: Hashable, models: int,
-              loss_scale: float | None) -> bool:
-        """A pass begins; says whether to call :meth:`final`.
+    def begin(self, names: set[str], loss_scale: float | None) -> None:
+        """The pass begins.
 
         Args:
-            names: The parameters that the pass may reach.
-            kind: Equal for passes through the same models.
-            models: How many watchers have come so far.
+            names: The parameters that it may reach.
             loss_scale: The factor of the gradients; None for none.
         """
 
     def final(self, name: str, gradient: Any) -> None:
         """The array is the one that will be the parameter's ``grad``."""
 
+    def end(self) -> None:
+        """The update is over, or has failed."""
+
 
 class _Thread(threading.local):
-    """The pass that this thread is in."""
+    """What this thread's next pass begins with; the table of its pass."""
 
-    inside = False
-    uses: Nodes = {}                    # of what is to be reported
-    told: Mapping[Any, list[tuple[Watcher, str]]] = {}
+    next: tuple[Any, Watcher, float | None] | None = None
     table: _Table | None = None
 
 
 _thread = _Thread()
-_watchers: tuple[Watcher, ...] = ()
-_count = 0                              # of watchers so far
-_lock = threading.Lock()
 
 
-def watch(watcher: Watcher) -> None:
-    """Tells a watcher, from now on, of passes through its parameters."""
-    global _watchers, _count
-    with _lock:
-        if not _watchers:
-            for patch in _PATCHES:
-                patch.install()
-        _watchers += watcher,
-        _count += 1
-
-
-def unwatch(watcher: Watcher) -> None:
-    """Stops telling a watcher of passes."""
-    global _watchers
-    with _lock:
-        before, _watchers = _watchers, tuple(
-            other for other in _watchers if other is not watcher)
-        if before and not _watchers:
-            for patch in _PATCHES:
-                patch.remove()
-
-
-class unwatched:
-    """A ``with`` block in which this thread's passes are not reported."""
-
-    def __enter__(self) -> None:
-        self._before, _thread.inside = _thread.inside, True
-
-    def __exit__(self, *_: Any) -> None:
-        _thread.inside = self._before
-
-
-def _reporting(original: Any) -> Any:
-    """Chainer's loop, which tells the watchers of its passes."""
-    def backprop(outputs: Any, retain_grad: bool, loss_scale: Any) -> None:
-        if _thread.inside or not _watchers:
-            original(outputs, retain_grad, loss_scale)
+def _updating(original: Any) -> Any:
+    """The optimizer's ``update``, whose communicator hears of its pass."""
+    def update(self: Any, lossfun: Any = None, *args: Any, **kwargs: Any
+               ) -> None:
+        watcher = lossfun and getattr(
+            self.communicator, 'watcher', lambda model: None)(self.target)
+        if watcher is None:
+            original(self, lossfun, *args, **kwargs)
             return
-        with unwatched():
-            _begin(outputs, loss_scale)
-            try:
-                original(outputs, retain_grad, loss_scale)
-            finally:
-                _thread.uses, _thread.told, _thread.table = {}, {}, None
-    return backprop
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            loss = lossfun(*args, **kwargs)
+            _thread.next = loss, watcher, self.actual_optimizer._loss_scale
+            return loss
+        try:
+            original(self, watched, *args, **kwargs)
+        finally:
+            _thread.next = _thread.table = None
+            watcher.end()
+    return update
 
 
 class _Namespace:
-    """Stands for the module that Chainer's loop takes table and step from.
-
-    ``chainer.grad`` has tables of its own.
-    """
+    """Stands for the module that Chainer's loop takes table and step from."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
 
     def GradTable(self, **options: Any) -> Any:
-        uses, _thread.uses = _thread.uses, {}
-        if not uses:
+        found, _thread.next = _thread.next, None
+        if found is None:
             return self._original.GradTable(**options)
-        _thread.table = _Table(uses, **options)
+        _thread.table = _Table(*found, **options)
         return _thread.table
 
     def backprop_step(self, function: Any, indexes: tuple[int, ...],
@@ -160,17 +126,23 @@ class _Namespace:
         return getattr(self._original, name)
 
 
-_PATCHES = (Patch(_backprop, '_backprop_to_all', _reporting),
-            Patch(_backprop, '_backprop_utils', _Namespace))
+#: To be held as long as a communicator has watchers.
+PATCHES = (Patch(_MultiNodeOptimizer, 'update', _updating),
+           Patch(_backprop, '_backprop_utils', _Namespace))
 
 
 class _Table(_backprop_utils.GradTable):
     """Chainer's table of gradients, which reports the final ones."""
 
-    def __init__(self, uses: Nodes, **options: Any) -> None:
+    def __init__(self, loss: Any, watcher: Watcher, loss_scale: float | None,
+                 **options: Any) -> None:
         super().__init__(**options)
-        self._uses = uses
+        self._watcher = watcher
+        self._names = {parameter.node: name for name, parameter
+                       in watcher.parameters().items()}
+        self._uses = _count_uses(loss.node, self._names)
         self._through: list[Any] = []
+        watcher.begin({self._names[node] for node in self._uses}, loss_scale)
 
     def get_as_list(self, node: Any) -> Any:
         found = super().get_as_list(node)
@@ -194,62 +166,27 @@ class _Table(_backprop_utils.GradTable):
             # As pop will do at the end: the sum is made once only.
             gradient = _backprop_utils._reduce(gradients)
             if gradient is not None:
-                for watcher, name in _thread.told[leaf]:
-                    watcher.final(name, gradient.raw_array)
+                self._watcher.final(self._names[leaf], gradient.raw_array)
 
     def pop(self, node: Any) -> Any:
         self.report()
         return super().pop(node)
 
 
-def _begin(outputs: Any, loss_scale: Any) -> None:
-    """Asks the watchers about this pass, and notes who is to be told."""
-    names: dict[Any, list[tuple[Watcher, str]]] = {}
-    for watcher in _watchers:
-        for name, parameter in watcher.parameters().items():
-            names.setdefault(parameter.node, []).append((watcher, name))
-    uses, strangers = _count_uses([node for node, _ in outputs], names)
-    reached: dict[int, set[str]] = {}
-    for node in uses:
-        for watcher, name in names[node]:
-            reached.setdefault(id(watcher), set()).add(name)
-    kind: Hashable = frozenset(reached)
-    if len(reached) > 1 or strangers:
-        # Both losses of a GAN go through both models, but not equally often.
-        kind = kind, strangers, tuple(uses.get(node, 0) for node in names)
-    wanted = {id(watcher) for watcher in _watchers
-              if id(watcher) in reached and watcher.begin(
-                  reached[id(watcher)], kind, _count, loss_scale)}
-    _thread.told = {node: entries for node in uses if (entries := [
-        entry for entry in names[node] if id(entry[0]) in wanted])}
-    _thread.uses = {node: uses[node] for node in _thread.told}
-
-
-def _count_uses(outputs: list[Any], wanted: Mapping[Any, Any]
-                ) -> tuple[Nodes, int]:
-    """How many functions between the outputs and each wanted node use it.
-
-    Also returns how many parameters are not watched.
-    """
-    uses: Nodes = {}
-    strangers = set()
-    waiting = [node.creator_node for node in outputs
-               if node.creator_node is not None]
+def _count_uses(output: Any, wanted: Mapping[Any, Any]) -> dict[Any, int]:
+    """How many functions below the output use each wanted node."""
+    uses: dict[Any, int] = {}
+    waiting = [output.creator_node] if output.creator_node else []
     seen = set(waiting)
     while waiting:
         for node in set(waiting.pop().inputs):
             function = node.creator_node
             if not node.requires_grad:
                 continue
-            if function is not None:
-                if function not in seen:
-                    seen.add(function)
-                    waiting.append(function)
-            elif node in wanted:
-                uses[node] = uses.get(node, 0) + 1
-            elif isinstance(node.get_variable_or_none(), chainer.Parameter):
-                strangers.add(node)
-    for node in outputs:
-        if node.creator_node is None:   # gets a gradient from elsewhere, too
-            uses.pop(node, None)
-    return uses, len(strangers)
+            if function is None:
+                if node in wanted:
+                    uses[node] = uses.get(node, 0) + 1
+            elif function not in seen:
+                seen.add(function)
+                waiting.append(function)
+    return uses

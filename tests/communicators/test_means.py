@@ -35,7 +35,7 @@ NODES = {'one level': {}, 'two levels': {
     'ranks_per_node': 2, 'two_level': 'yes'}}
 #: None of them changes a bit.
 SAME = [{}, {'frame_bytes': 17}, {'frame_bytes': 0},
-        {'shared_memory': False}, {'overlap': True}]
+        {'shared_memory': False}]
 #: What may not go together.
 IMPOSSIBLE = {('int4', 'mpi_op'), ('torus2d', 'two levels')}
 

@@ -31,7 +31,8 @@ OPTIMIZERS = {
 def exchange_of(codec, warmup=0):
     """A model's exchange without a model."""
     return Exchange(lambda: None, Setup(
-        None, [], codec, None, Options('fp8', warmup=warmup, bucket_bytes=0)))
+        None, None, codec, None, Options('fp8', warmup=warmup,
+                                         bucket_bytes=0)))
 
 
 def make(comm, name, overlap, **options):
@@ -61,7 +62,7 @@ def update(optimizer, model, step, rank):
     optimizer.update(lambda: model.loss(step, rank))
 
 
-def warm(comm, overlap=True, updates=4, **options):
+def warm(comm, overlap=True, updates=3, **options):
     """A job whose buckets are sent during backward from now on."""
     communicator = make(comm, 'fp8', overlap, **options)
     numpy.random.seed(1)
@@ -72,21 +73,15 @@ def warm(comm, overlap=True, updates=4, **options):
     return communicator, model, optimizer
 
 
-def early(communicator, model):
-    """What a communicator knows of a model's exchange during backward."""
-    return communicator._known(model)
-
-
 @contextlib.contextmanager
 def counting(communicator):
-    """How many buckets each update sent early."""
+    """How many buckets each mean has found sent early."""
     found = []
     original = communicator.multi_node_mean_grad
 
     def mean(model, *arguments):
-        known = early(communicator, model)
-        found.append(known.early.ready if communicator.options.overlap
-                     and known else 0)
+        known = communicator.watcher(model)
+        found.append(known.early.ready if known else 0)
         original(model, *arguments)
     with mock.patch.object(communicator, 'multi_node_mean_grad', mean):
         yield found
@@ -134,31 +129,81 @@ def same(comm, network, **options):
     return sent
 
 
-def found_by_grad(optimizer, model, number, rank):
-    """Rank 1 finds every second update's gradients in an unwatched way."""
-    model.cleargrads()
-    loss = model.loss(number, rank)
-    if rank == 1 and number % 2:
-        parameters = [p for _, p in sorted(model.namedparams())]
-        for parameter, gradient in zip(
-                parameters, chainer.grad([loss], parameters), strict=True):
-            parameter.grad = gradient.array
-    else:
-        loss.backward()
-    optimizer.update()
+# --- ways to make an update -------------------------------------------------
+
+def failed(optimizer, model, number, rank, ranks=(1,)):
+    """Backward fails half way on some ranks at every third update."""
+    if number % 3 == 1 and rank in ranks:
+        with contextlib.suppress(ZeroDivisionError):
+            optimizer.update(lambda: model.loss(number + 50, rank)
+                             + raising(model.l1.b))
+    update(optimizer, model, number, rank)
+
+
+def raising(variable):
+    class Raising(chainer.FunctionNode):
+        def forward(self, inputs):
+            return numpy.asarray(inputs[0].sum()),
+
+        def backward(self, indexes, gradients):
+            raise ZeroDivisionError
+    return Raising().apply((variable,))[0]
+
+
+def failed_everywhere(optimizer, model, number, rank):
+    failed(optimizer, model, number, rank, (0, 1, 2))
+
+
+def broadcast(optimizer, model, number, rank):
+    """What was sent is dropped, also by ranks that sent nothing."""
+    if number == 5:
+        with contextlib.suppress(ZeroDivisionError):
+            optimizer.update(lambda: raising(model.l1.b) + (
+                0 if rank else model.loss(50, rank)))
+        optimizer.communicator.bcast_data(model)
+    update(optimizer, model, number, rank)
+
+
+def replaced(optimizer, model, number, rank):
+    """A communicator of the script's own changes gradients on one rank."""
+    communicator = optimizer.communicator
+    original = communicator.multi_node_mean_grad
+
+    def mean(target, *arguments):
+        if rank == 1 and number % 3 == 1:
+            target.l9.W.grad = target.l9.W.grad * 2
+        original(target, *arguments)
+    with mock.patch.object(communicator, 'multi_node_mean_grad', mean):
+        update(optimizer, model, number, rank)
+
+
+def one_more_pass(optimizer, model, number, rank):
+    """For a saliency map; its gradients are cleared."""
+    def loss():
+        model.loss(number + 50, rank).backward()
+        return model.loss(number, rank)
+    optimizer.update(loss)
 
 
 def accumulated(optimizer, model, number, rank):
-    """Gradients add up over several passes."""
-    model.cleargrads()
-    for part in range(3):
-        model.loss(3 * number + part, rank).backward()
-    optimizer.update()
+    """Gradients add up over passes, as many as one likes, on one rank."""
+    if rank == 1 and number % 2:
+        model.cleargrads()
+        for part in range(3):
+            model.loss(3 * number + part, rank).backward(retain_grad=True)
+        optimizer.update()
+    else:
+        update(optimizer, model, number, rank)
 
 
-def kept(optimizer, model, number, rank):
-    """Gradients are kept for a second derivative."""
+def found_by_grad(optimizer, model, number, rank):
+    """Rank 1 finds every second update's gradients without backward."""
+    if rank != 1 or number % 2 == 0:
+        update(optimizer, model, number, rank)
+        return
     model.cleargrads()
-    model.loss(number, rank).backward(retain_grad=True,
-                                      enable_double_backprop=True)
+    parameters = [p for _, p in sorted(model.namedparams())]
+    for parameter, gradient in zip(parameters, chainer.grad(
+            [model.loss(number, rank)], parameters), strict=True):
+        parameter.grad = gradient.array
     optimizer.update()

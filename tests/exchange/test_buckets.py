@@ -1,7 +1,7 @@
-"""Which gradients travel together, in which order, and when that is chosen."""
+"""Which gradients travel together, and in which order."""
 import string
 
-from chainer_fp8pipe.exchange.buckets import Passes, divide, send_order
+from chainer_fp8pipe.exchange.buckets import divide
 
 import pytest
 from hypothesis import given
@@ -52,40 +52,3 @@ def test_every_parameter_is_in_one_bucket_and_none_is_much_too_large(
         assert len(buckets) <= 1
     # The insertion order is one rank's own business.
     assert divide(dict(reversed(sizes.items())), limit) == buckets
-
-
-# --- the order ---
-
-@pytest.mark.parametrize(('finals', 'order'), [
-    ('cfba', [1, 3, 0, 2]), ('dba', [0, 1, 2, 3]), ('', [0, 1, 2, 3])])
-def test_buckets_that_are_never_complete_come_last_in_their_own_order(
-        finals, order):
-    buckets = ('a', 'b'), ('c',), ('d', 'e'), ('f',)
-    times = {name: float(place) for place, name in enumerate(finals)}
-    assert send_order(buckets, times) == order
-
-
-# --- when gradients are final ---
-
-@pytest.mark.parametrize(('intervals', 'expected'), [
-    # Once a whole interval was seen, one pass is the last.
-    (['a', 'a', 'a', 'a'], ['-', '-', '+', '+']),
-    # Of passes that add up only the last counts.
-    (['aaa', 'aaa', 'aaa'], ['---', '---', '--+']),
-    # Fewer than ever are not taken for all.
-    (['a', 'aaa', 'a', 'aaa'], ['-', '---', '-', '--+']),
-    # Passes of another kind do not count: a generator's goes through both.
-    (['gd', 'gd', 'gd', 'd', 'ggd'], ['--', '--', '-+', '+', '--+']),
-    # A new model makes it learn again: digits say how many there are.
-    (['a', 'a', '2a', 'a', 'a'], ['-', '-', '-', '-', '+']),
-    # An interval without a pass teaches nothing.
-    (['a', 'a', '', 'a'], ['-', '-', '', '+'])])
-def test_the_last_backward_pass_is_guessed(intervals, expected):
-    passes, models, found = Passes(), 1, []
-    for interval in intervals:
-        if interval[:1].isdigit():
-            models, interval = int(interval[0]), interval[1:]
-        found.append(''.join('-+'[passes.begin(kind, models)]
-                             for kind in interval))
-        passes.averaged()
-    assert found == expected

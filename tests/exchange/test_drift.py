@@ -29,10 +29,10 @@ class Job:
 
     def update(self, *numbers, before=lambda: None):
         for number in numbers:
-            self.model.cleargrads()
-            self.model.loss(number, self.rank).backward()
-            before()
-            self.optimizer.update()
+            def loss(number=number):
+                before()
+                return self.model.loss(number, self.rank)
+            self.optimizer.update(loss)
 
 
 def flip(array):

@@ -1,10 +1,8 @@
 """What is remembered of a model, and for how long."""
 import weakref
-from unittest import mock
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.codecs import Fp8Ratio
-from chainer_fp8pipe.exchange import exchange as exchange_module
 
 import chainer
 import numpy
@@ -90,47 +88,3 @@ def test_a_state_is_loaded_for_a_model_whatever_came_before(comm):
         one.finalize()
     with pytest.raises(RuntimeError, match='has been finalized'):
         again.multi_node_mean_grad(chainer.Link())
-
-
-def scale(step, communicator, model):
-    for parameter in model.params():
-        parameter._loss_scale = 2.0 ** (step > 2)
-
-
-def lack(step, communicator, model):
-    model.p1.grad = None
-
-
-def load(step, communicator, model):
-    if step == 3:
-        communicator.load_state(communicator.state(model), model)
-
-
-def average_another(step, communicator, model):
-    if step == 3:
-        average(communicator, Model())
-
-
-@pytest.mark.parametrize(('change', 'options', 'sent'), [
-    (None, {}, [0, 1, 1, 1, 1]), (None, {'bucket_bytes': 1}, [0, 4, 4, 4, 4]),
-    (None, {'algorithm': 'mpi_op'}, [0] * 5), (scale, {}, [0, 1, 1, 0, 1]),
-    (lack, {}, [0] * 5), (load, {}, [0, 1, 1, 0, 1]),
-    (average_another, {}, [0, 1, 1, 0, 0])])
-@on_ranks(2)
-def test_what_was_agreed_upon_is_sent_beside_the_next_agreement(
-        comm, change, options, sent):
-    communicator, model = create_communicator('fp8', comm, **options), Model()
-    agree, found = exchange_module.agree, []
-
-    def agreed(*arguments, **named):
-        agree(*arguments, **named)
-        if one := communicator._known(model):
-            found.append(len(one.sent))
-    for step in range(5):
-        set_gradients(model, comm.rank, step)
-        if change:
-            change(step, communicator, model)
-        with mock.patch.object(exchange_module, 'agree', agreed):
-            communicator.multi_node_mean_grad(model)
-    assert found == sent
-    communicator.finalize()

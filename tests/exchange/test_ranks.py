@@ -11,7 +11,6 @@ from chainer_fp8pipe.exchange import drift
 from chainer_fp8pipe.exchange import ranks as ranks_module
 from chainer_fp8pipe.exchange.exchange import Exchange
 from chainer_fp8pipe.exchange.gradients import Gradients
-from chainer_fp8pipe.exchange.ranks import Ranks
 
 import numpy
 import pytest
@@ -155,14 +154,3 @@ def test_calls_of_the_users_communicator_may_come_in_another_order(comm):
     (request or comm.Iallreduce(MPI.IN_PLACE, total)).Wait()
     assert total == 2
     communicator.finalize()
-
-
-@on_ranks(3)
-def test_means_and_values_of_all_ranks(comm):
-    ranks = Ranks(comm)
-    array = numpy.array([comm.rank, -2 * comm.rank], 'f8')
-    ranks.mean(array)
-    assert array.tolist() == [1, -2]
-    values = ranks.allgather('x' * 1000 * comm.rank)
-    assert [len(value) for value in values] == [0, 1000, 2000]
-    ranks.free()

@@ -4,47 +4,64 @@ import threading
 import types
 
 import chainer_fp8pipe
-from chainer_fp8pipe.intercept.ready_gradients import unwatch, unwatched, watch
+from chainer_fp8pipe.intercept.ready_gradients import PATCHES
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 import numpy
 import pytest
 from chainer import _backprop
+from chainermn.optimizers import _MultiNodeOptimizer
 
 from tests.communicators.networks import NETWORKS
 
 assert chainer_fp8pipe
 
 
-class Watcher:
-    def __init__(self, model, wanted=True):
-        self.model = model
+class Communicator:
+    """Watches the models of an optimizer, and has no other ranks."""
+
+    def __init__(self, wanted=True):
         self.wanted = wanted
-        self.passes = []
-        self.finals = []
+        self.passes, self.finals, self.ends = [], [], 0
+
+    def watcher(self, model):
+        self.model = model
+        return self if self.wanted else None
 
     def parameters(self):
         return {name: parameter for name, parameter
                 in self.model.namedparams() if parameter.array is not None}
 
-    def begin(self, names, kind, models, loss_scale):
-        self.passes.append((names, kind, loss_scale))
-        return self.wanted
+    def begin(self, names, loss_scale):
+        self.passes.append((names, loss_scale))
 
     def final(self, name, gradient):
         self.finals.append((name, gradient))
 
+    def end(self):
+        self.ends += 1
 
-@contextlib.contextmanager
-def watching(model, **options):
-    watcher = Watcher(model, **options)
-    watch(watcher)
-    try:
-        yield watcher
-    finally:
-        unwatch(watcher)
+    def multi_node_mean_grad(self, model, zero_fill=True):
+        pass
+
+    bcast_data = multi_node_mean_grad
+
+
+def updating(model, communicator, loss, zero_grads=False):
+    """Has an optimizer make an update that leaves gradients as they are."""
+    optimizer = chainer.optimizers.SGD(0.0)
+    optimizer.loss_scaling(scale=2.0)
+    if zero_grads:
+        optimizer.use_cleargrads(False)
+    optimizer = chainermn.create_multi_node_optimizer(
+        optimizer, communicator).setup(model)
+    with contextlib.ExitStack() as held:
+        for patch in PATCHES:
+            held.enter_context(patch)
+        optimizer.update(loss)
 
 
 def gradients(model):
@@ -53,40 +70,35 @@ def gradients(model):
 
 
 @pytest.mark.parametrize('name', NETWORKS)
-@pytest.mark.parametrize('passes', [1, 2])
-def test_what_is_final_is_what_chainer_leaves(name, passes):
-    def train(model):
+@pytest.mark.parametrize('zero_grads', [False, True])
+def test_what_is_final_is_what_chainer_leaves(name, zero_grads):
+    def train(communicator):
+        numpy.random.seed(1)
+        model = NETWORKS[name]()
+        model.loss(0)           # shapes that come late
         numpy.random.seed(0)
-        model.cleargrads()
-        for step in range(passes):
-            model.loss(step).backward(loss_scale=2.0)
-    numpy.random.seed(1)
-    plain = NETWORKS[name]()
-    train(plain)
-    numpy.random.seed(1)
-    model = NETWORKS[name]()
-    with watching(model) as watcher:
-        train(model)
-    found = gradients(model)
-    assert found.keys() == gradients(plain).keys()
-    for key, gradient in gradients(plain).items():
+        updating(model, communicator, lambda: model.loss(3), zero_grads)
+        return gradients(model)
+    plain, communicator = train(Communicator(False)), Communicator()
+    found = train(communicator)
+    assert found.keys() == plain.keys()
+    for key, gradient in plain.items():
         assert gradient.tobytes() == found[key].tobytes()
-    assert len(watcher.passes) == passes
-    assert {scale for _, _, scale in watcher.passes} == {2.0}
-    last = dict(watcher.finals)
+    assert [scale for _, scale in communicator.passes] == [2.0]
+    assert communicator.ends == 1
+    last = dict(communicator.finals)
     if name == 'Forgetful':         # a pass inside of another
         assert set(last) == {'/outer/W', '/outer/b'}
     for key, gradient in last.items():
         assert gradient is found[key]
     if name in ('Plain', 'Shared', 'Branches', 'Recurrent', 'Penalty'):
-        assert set(last) == set(found)
+        assert {*map(id, last.values())} == {*map(id, found.values())}
 
 
 def test_layers_become_final_from_the_last_to_the_first():
-    model = NETWORKS['Plain']()
-    with watching(model) as watcher:
-        model.loss(0).backward()
-    layers = [name.split('/')[1] for name, _ in watcher.finals]
+    model, communicator = NETWORKS['Plain'](), Communicator()
+    updating(model, communicator, lambda: model.loss(0))
+    layers = [name.split('/')[1] for name, _ in communicator.finals]
     assert layers == sorted(layers, key=lambda name: -int(name[1:]))
 
 
@@ -109,27 +121,23 @@ def test_weights_are_final_before_the_gradient_of_the_layers_input(
     class Look(chainer.FunctionHook):
         def forward_preprocess(self, function, data):
             if function.__class__.__name__ == below:
-                before.append([name for name, _ in watcher.finals])
+                before.append([name for name, _ in communicator.finals])
 
-    def loss():
-        model.cleargrads()
-        return F.sum(model(x) ** 2)
     make, shape, below = LAYERS[kind]
     model = chainer.Sequential(make(), F.tanh, make())
     x = chainer.Variable(
         numpy.random.default_rng(0).normal(0, 1, shape).astype('f4'))
+    found, before = [], []
     with chainer.using_config('debug', debug):
-        loss().backward()
-        alone = {name: gradient.copy()
-                 for name, gradient in gradients(model).items()}
-        with watching(model) as watcher:
-            last, before = loss(), []
+        for communicator in Communicator(False), Communicator():
+            before.clear()
             with Look():
-                last.backward()
-    assert {name: gradient.tobytes() for name, gradient in alone.items()} == {
-        name: gradient.tobytes()
-        for name, gradient in gradients(model).items()}
-    assert dict(watcher.finals).keys() == alone.keys()
+                updating(model, communicator, lambda: F.sum(model(x) ** 2))
+            found.append({name: gradient.tobytes()
+                          for name, gradient in gradients(model).items()})
+    alone, watched = found
+    assert alone == watched
+    assert dict(communicator.finals).keys() == alone.keys()
     if below:
         assert [sorted(names) for names in before] == [
             sorted(name for name in alone if name.startswith('/1/')),
@@ -165,142 +173,51 @@ class Stop(chainer.FunctionNode):
     (lambda m: F.sum(Stop().apply((m.x, m.stopped))[0]), ['/x']),
     (lambda m: m.loss, [])])        # which has its gradient from elsewhere
 def test_what_gets_a_gradient_from_a_function_is_final(loss, final):
-    model = Odd()
-    model.cleargrads()
-    with watching(model) as watcher:
-        loss(model).backward()
+    model, communicator = Odd(), Communicator()
+    updating(model, communicator, lambda: loss(model))
     found = gradients(model)
-    assert sorted(name for name, _ in watcher.finals) == final
-    assert all(gradient is found[name] for name, gradient in watcher.finals)
+    assert sorted(name for name, _ in communicator.finals) == final
+    assert all(gradient is found[name]
+               for name, gradient in communicator.finals)
     assert model.stopped.grad is None
 
 
-def test_a_pass_is_told_by_the_models_it_goes_through():
-    first, second = (chainer.Sequential(L.Linear(2, 2)) for _ in range(2))
-    x = numpy.ones((1, 2), 'f4')
-    with watching(first) as one, watching(second) as other:
-        F.sum(first(x)).backward()
-        F.sum(second(first(x))).backward()
-        F.sum(second(first(x)) + second(x)).backward()
-        F.sum(second(first(x))).backward()
-    kinds = [kind for _, kind, _ in one.passes]
-    assert len(set(kinds)) == 3
-    assert kinds[1] == kinds[3]
-    assert [kind for _, kind, _ in other.passes] == kinds[1:]
+def test_passes_beside_the_updates_own_are_not_told():
+    """Before it, in its loss, in another thread, and after an error."""
+    model, communicator = NETWORKS['Plain'](), Communicator()
+
+    def loss():
+        model.loss(1).backward()
+        thread = threading.Thread(target=lambda: model.loss(2).backward())
+        thread.start()
+        thread.join()
+        return model.loss(0)
+
+    def fail():
+        raise KeyError('here')
+    with pytest.raises(KeyError):
+        updating(model, communicator, fail)
+    assert (communicator.passes, communicator.ends) == ([], 1)
+    model.loss(3).backward()
+    updating(model, communicator, loss)
+    assert len(communicator.passes) == 1
+    assert dict(communicator.finals) == gradients(model)
 
 
-def test_who_is_not_concerned_or_does_not_want_to_know_is_not_told():
-    model, other = NETWORKS['Plain'](), NETWORKS['Plain']()
-    with watching(model, wanted=False) as watcher:
-        other.loss(0).backward()
-        with unwatched():
-            model.loss(0).backward()
-        assert watcher.passes == []
-        model.loss(0).backward()
-    assert len(watcher.passes) == 1
-    assert watcher.finals == []
-
-
-def test_an_error_in_a_pass_leaves_nothing_behind():
-    class Fail(chainer.FunctionNode):
-        def forward(self, inputs):
-            return inputs
-
-        def backward(self, indexes, gradients):
-            raise KeyError('here')
-    model = NETWORKS['Plain']()
-    with watching(model) as watcher:
-        with pytest.raises(KeyError):
-            F.sum(Fail().apply((model.l1.W,))[0]).backward()
-        model.loss(0).backward()
-    assert len(watcher.passes) == 2
-    assert dict(watcher.finals)['/l1/W'] is model.l1.W.grad
-
-
-def test_threads_do_not_hear_of_each_others_passes():
-    model, other = NETWORKS['Plain'](), NETWORKS['Plain']()
-    barrier = threading.Barrier(2)
-
-    def run(model, watcher):
-        barrier.wait()
-        for step in range(20):
-            watcher.finals.clear()
-            model.cleargrads()
-            model.loss(step).backward()
-            assert all(gradient is gradients(model)[name]
-                       for name, gradient in watcher.finals)
-            results.append(len(watcher.finals))
-    results = []
-    with watching(model) as one, watching(other) as two:
-        threads = [threading.Thread(target=run, args=pair)
-                   for pair in ((model, one), (other, two))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert results == [10] * 40
-
-
-def in_chainer():
-    return _backprop._backprop_to_all, _backprop._backprop_utils
-
-
-ORIGINAL = in_chainer()
-
-
-def test_chainer_has_its_own_loop_back_when_the_last_watcher_is_gone():
-    model = NETWORKS['Plain']()
-    with watching(model) as first:
-        with watching(model):
-            assert not set(map(id, in_chainer())) & set(map(id, ORIGINAL))
-        assert not set(map(id, in_chainer())) & set(map(id, ORIGINAL))
-        unwatch(first)
-        assert in_chainer() == ORIGINAL
-        unwatch(first)      # nobody's
-    assert in_chainer() == ORIGINAL
-
-
-def test_somebody_elses_step_and_table_are_used(monkeypatch):
-    """The table where no watcher is concerned."""
-    used = []
-
-    class Table(_backprop._backprop_utils.GradTable):
-        def __init__(self, **options):
-            used.append('table')
-            super().__init__(**options)
+def test_chainer_has_its_own_back_and_somebody_elses_step_is_used(
+        monkeypatch):
+    def in_chainer():
+        return _MultiNodeOptimizer.update, _backprop._backprop_utils
+    used, original = [], _backprop._backprop_utils
 
     def step(*arguments):
         used.append('step')
         original.backprop_step(*arguments)
-    original = _backprop._backprop_utils
-    theirs = types.SimpleNamespace(**{
-        **vars(original), 'GradTable': Table, 'backprop_step': step})
-    monkeypatch.setattr(_backprop, '_backprop_utils', theirs)
-    model, other = NETWORKS['Plain'](), NETWORKS['Plain']()
-    with watching(model) as watcher:
-        model.loss(0).backward()
-        assert set(used) == {'step'}
-        other.loss(0).backward()
-        assert 'table' in used
-    assert len(watcher.passes) == 1
-    assert _backprop._backprop_utils is theirs
-
-
-def test_a_watcher_may_leave_during_a_pass():
-    class Leaving(Watcher):
-        def final(self, name, gradient):
-            super().final(name, gradient)
-            unwatch(self)
-    model, plain = NETWORKS['Plain'](), NETWORKS['Plain']()
-    plain.copyparams(model)
-    for each in (model, plain):
-        each.cleargrads()
-    watcher = Leaving(model)
-    watch(watcher)
-    model.loss(0).backward()
-    assert in_chainer() == ORIGINAL
-    plain.loss(0).backward()
-    assert {name: gradient.tobytes()
-            for name, gradient in gradients(plain).items()} == {
-        name: gradient.tobytes()
-        for name, gradient in gradients(model).items()}
+    monkeypatch.setattr(_backprop, '_backprop_utils', types.SimpleNamespace(
+        **{**vars(original), 'backprop_step': step}))
+    before = in_chainer()
+    model, communicator = NETWORKS['Plain'](), Communicator()
+    updating(model, communicator, lambda: model.loss(0))
+    assert used
+    assert communicator.finals
+    assert in_chainer() == before
