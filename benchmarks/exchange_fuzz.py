@@ -48,7 +48,6 @@ def draw(number: int, ranks: int) -> tuple[str, dict, list[int], dict]:
         'bucket_bytes': pick.choice((0, 64, 4096, 1 << 22))}
     if row.plan:
         options |= {
-            'partial_sums': pick.choice(('auto', 'float16', 'float32')),
             'frame_bytes': pick.choice((0, 1, 64, 333, 4096, 3 << 14)),
             'shared_memory': pick.random() < .7,
             'overlap': pick.choice((False, True))}

@@ -10,10 +10,13 @@ def encode(values, rounding):
     formats.encode(values, codes, rounding=rounding)
     return codes
 
-def add(a, b, rounding):
-    total = b.copy()
-    formats.add(a, total, rounding=rounding)
-    return total
+def decode(codes):
+    values = numpy.empty(codes.size, numpy.float32)
+    formats.decode(codes, values)
+    return values
+
+def add(a, b, rounding):        # exact, or far from a tie, and rounded once
+    return encode(decode(a) + decode(b), rounding)
 
 def ring(wires, rounding):      # P - 1 sums in fp8, one after the other
     total = wires[0]
@@ -28,12 +31,7 @@ def tree(wires, rounding):      # log2(P) sums in fp8, in pairs
     return wires[0]
 
 def direct(wires, rounding):    # sums in float32, rounded once
-    total = numpy.zeros(ELEMENTS, numpy.float32)
-    for wire in wires:
-        values = numpy.empty_like(total)
-        formats.decode(wire, values)
-        total += values
-    return encode(total, rounding)
+    return encode(sum(map(decode, wires)), rounding)
 
 def share(algorithm, rounding, ranks, common):
     random = numpy.random.default_rng(0)
@@ -42,8 +40,7 @@ def share(algorithm, rounding, ranks, common):
     exact = gradients.sum(axis=0, dtype=float)
     codes = algorithm([encode(gradient, rounding)
                        for gradient in gradients], rounding)
-    result = numpy.empty(ELEMENTS, numpy.float32)
-    formats.decode(codes, result)
+    result = decode(codes)
     return result @ exact / (exact @ exact)
 
 for rounding in 'truncate', 'nearest':

@@ -71,9 +71,6 @@ class Aggregated(Engine):
         framing: See there.
     """
 
-    # Aggregators take buckets one by one.
-    one_order = True
-
     def __init__(self, comm: WorkerComm, plan: Plan,
                  events: EventStream, framing: Framing) -> None:
         assert comm.everyone is not None
@@ -88,7 +85,7 @@ class Aggregated(Engine):
     def prepare(self, bucket: Bucket) -> None:
         super().prepare(bucket)
         if self.comm.rank == 0 and bucket.tensors.size:
-            self._tell(Order(bucket.codec, tuple(bucket.tensors.sizes)))
+            self._tell(Order(bucket.state.codec, tuple(bucket.tensors.sizes)))
 
     def free(self) -> None:
         """Finishes what is under way, and lets the aggregators leave."""

@@ -28,11 +28,10 @@ from __future__ import annotations
 
 import collections
 import ctypes
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ctypes import c_double, c_float, c_int, c_int64, c_size_t, c_ssize_t
 from ctypes import c_void_p as pointer
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 from mpi4py import MPI
@@ -49,8 +48,6 @@ from .plan import Framing, Opcode, Plan, cut, steps_of
 _library = formats.library('allreduce._engine')
 _library.engine_patience.restype = c_double
 
-#: Seconds of work between two calls of what is done beside it.
-LITTLE = 1e-3
 # Elements of a message, whose length in bytes is an int of MPI.
 _LARGEST = (1 << 31) // 4 - 1
 # Numbers of instructions in compiled code.
@@ -113,34 +110,24 @@ class Bucket:
         number: Which of the model's buckets it is.
 
     Attributes:
-        codec: Of the wire.
-        proposed: The codec's maxima, of all ranks when they have arrived;
-            None if it needs none.
-        is_submitted: The codec has proposed its maxima.
-        is_prepared: Compiled code knows the bucket.
+        maxima: What the codec has proposed, and the request that makes it the
+            maximum of all ranks; None if it needs none.
+        arrive: To be called when the mean is there, if anybody wants to know.
+        compiled: The bucket in compiled code.
         finished: The mean is in the wire, or decoded, and nothing is on its
             way.
-        failure: Why the bucket was not launched; '' if nothing has gone
-            wrong.
-        nonfinite: Names of tensors whose mean is not finite; None before
-            :meth:`decode`.
     """
 
     def __init__(self, state: State, tensors: Tensors, wire: numpy.ndarray,
                  encodes: bool = False, decodes: bool = False,
                  contributes: bool = True, number: int = 0) -> None:
-        self.state, self.codec = state, state.codec
-        self.tensors, self.wire = tensors, wire
+        self.state, self.tensors, self.wire = state, tensors, wire
         self.encodes, self.decodes = encodes, decodes
         self.contributes, self.number = contributes, number
-        self.is_submitted = self.is_prepared = self.finished = False
-        self.failure = ''
-        self.nonfinite: list[str] | None = None
-        self.proposed: numpy.ndarray | None = None
-        self.maxima: HeldRequest | None = None      # on their way
+        self.maxima: tuple[numpy.ndarray, HeldRequest] | None = None
         self.arrive: Callable[[], None] | None = None
         self.compiled = _Bucket()
-        self.means: numpy.ndarray | None = None     # compiled code has it
+        self.finished = False
 
     @property
     def name(self) -> str:
@@ -155,11 +142,49 @@ class Bucket:
         Returns:
             Names of tensors whose gradient is now not finite.
         """
-        if self.nonfinite is None:
-            if not self.decodes:
-                self.tensors.decode(self.wire)
-            self.nonfinite = self.tensors.nonfinite
-        return self.nonfinite
+        if not self.decodes:
+            self.tensors.decode(self.wire)
+        return self.tensors.nonfinite
+
+
+class _Program:
+    """A rank's part of a plan, as compiled code has it.
+
+    Attributes:
+        longest: Blocks of the longest message.
+        encoded: Ranges of blocks whose means this rank encodes, by site.
+        compiled: The engine in compiled code, which the others are for.
+    """
+
+    def __init__(self, comm: MPI.Comm, plan: Plan | None, framing: Framing
+                 ) -> None:
+        steps = steps_of(plan, comm.rank) if plan else []
+        actions = [step.action for step in steps]
+        self.longest = max((one.stop - one.start for one in actions),
+                           default=1)
+        self.encoded = [(one.start, one.stop) for one, step
+                        in zip(actions, steps, strict=True)
+                        if one.kind is Opcode.ENCODE and not step.fresh]
+        self._memory = SharedMemory(comm, steps, framing)
+        self._table = numpy.array([
+            (_KINDS[action.kind], *action[1:], *flags, place.copies,
+             *place[:3]) for (action, *flags), place
+            in zip(steps, self._memory.places, strict=True)], _STEP)
+        # Sums of blocks in a row lie side by side, as in messages.
+        blocks = plan.blocks if plan else 0
+        self._places = numpy.zeros(blocks + 1, 'i4')
+        for one in actions:
+            if one.kind is Opcode.RECEIVE_PARTIAL:
+                self._places[one.start + 1:one.stop + 1] = 1
+        self._places.cumsum(out=self._places)
+        mpi = library()
+        self.compiled = _Engine(
+            *mpi.functions, *mpi.sizes, handle(comm), mpi.byte,
+            self._table.ctypes.data, self._places.ctypes.data, len(steps),
+            blocks, not plan or comm.rank < plan.workers,
+            framing.frames_in_flight)
+        if not _library.engine_open(ctypes.byref(self.compiled)):
+            raise MemoryError
 
 
 class Engine:
@@ -182,12 +207,9 @@ class Engine:
             raise.
         by_frame: It encodes and decodes frame by frame; others exchange
             wires that are encoded.
-        one_order: All buckets come in one order on all ranks, whatever model
-            they are of.
     """
 
     by_frame = True
-    one_order = False
 
     def __init__(self, comm: MPI.Comm, plan: Plan | None,
                  events: EventStream, framing: Framing,
@@ -203,47 +225,16 @@ class Engine:
         # code.
         self._waiting: collections.deque[Bucket] = collections.deque()
         self._under_way: dict[int, Bucket] = {}
-        self._workers = plan.workers if plan else comm.size
-        self._contributes = comm.rank < self._workers
         self._world_ranks = world_ranks(self.comm)
-        self._turn = threading.Lock()
-        self._broken = False
-        steps = self._steps = steps_of(plan, comm.rank) if plan else []
-        self._memory = SharedMemory(self.comm, steps, framing)
-        self._table = numpy.array([
-            (_KINDS[action.kind], *action[1:], *flags, place.copies,
-             *place[:3]) for (action, *flags), place
-            in zip(steps, self._memory.places, strict=True)], _STEP)
-        blocks = plan.blocks if plan else 0
-        actions = [step.action for step in steps]
-        # Blocks of the longest message, and those that are encoded together.
-        self._most = max((one.stop - one.start for one in actions), default=1)
-        self._encoded = [(one.start, one.stop) for one, step
-                         in zip(actions, steps, strict=True)
-                         if one.kind is Opcode.ENCODE and not step.fresh]
-        # Sums of blocks in a row lie side by side, as in messages.
-        self._places = numpy.zeros(blocks + 1, 'i4')
-        for step in steps:
-            if step.action.kind is Opcode.RECEIVE_PARTIAL:
-                self._places[step.action.start + 1:step.action.stop + 1] = 1
-        self._places.cumsum(out=self._places)
-        mpi = library()
-        self._compiled = _Engine(
-            *mpi.functions, *mpi.sizes, handle(self.comm), mpi.byte,
-            self._table.ctypes.data, self._places.ctypes.data, len(steps),
-            blocks, self._contributes, framing.frames_in_flight)
-        if not _library.engine_open(ctypes.byref(self._compiled)):
-            raise MemoryError
+        self._program = _Program(self.comm, plan, framing)
+        self._compiled = self._program.compiled
 
     def __del__(self) -> None:
-        compiled = getattr(self, '_compiled', None)
-        if compiled is None:
-            return
-        if self._under_way:
-            keep_forever((compiled, self._table, self._places, self._memory,
-                          self._under_way))
-        else:
-            _library.engine_close(ctypes.byref(compiled))
+        program = getattr(self, '_program', None)
+        if program and self._under_way:
+            keep_forever((program, self._under_way))
+        elif program:
+            _library.engine_close(ctypes.byref(program.compiled))
 
     # --- what callers use ----------------------------------------------------
 
@@ -261,20 +252,19 @@ class Engine:
         Returns:
             The bucket.
         """
-        if bucket.tensors.codec is None and not bucket.is_submitted:
-            bucket.is_submitted = True
+        if bucket.tensors.codec is None:
             bucket.arrive = self.events.travel(
                 bucket.tensors.names, bucket.wire.nbytes)
             with self.events.section('encode'):
-                found = bucket.codec.propose(bucket.state, bucket.tensors)
+                found = bucket.state.codec.propose(
+                    bucket.state, bucket.tensors)
             if found is not None:
                 if not bucket.contributes:
                     found[...] = 0
                 # This cannot wait for others, which may be in their backward
                 # pass.
-                bucket.maxima = HeldRequest(self._maxima.Iallreduce(
+                bucket.maxima = found, HeldRequest(self._maxima.Iallreduce(
                     MPI.IN_PLACE, found, MPI.MAX), found)
-                bucket.proposed = found
                 self.events.sent(found.nbytes)
         self._waiting.append(bucket)
         return bucket
@@ -284,6 +274,7 @@ class Engine:
 
         Returns when a bucket is finished, when there is none, when another
         thread calls :meth:`interrupt`, and at a pause after so many seconds.
+        One thread at a time may call it.
 
         Args:
             seconds: See above; 0: without any pause.
@@ -293,30 +284,18 @@ class Engine:
         Returns:
             Whether anything was done.
         """
-        if not self._turn.acquire(blocking=False):
-            raise RuntimeError(
-                "two threads use this communicator's exchange at the same "
-                'time; call it from one')
-        try:
-            moved = self._launch()
-            # While maxima are on their way, the caller polls them in turns.
-            return self._run(0.0 if self._waiting else seconds, brief
-                             ) or moved
-        finally:
-            self._turn.release()
-
-    def _run(self, seconds: float, brief: float) -> bool:
-        compiled = self._compiled
+        launched, compiled = self._launch(), self._compiled
         # After an error what came of half a step would look like a mean.
-        if self._broken:
+        if compiled.error:
             raise RuntimeError(
                 'an earlier error has left an all-reduce half done')
+        # While maxima are on their way, the caller polls them in turns.
         moved = _library.engine_run(
-            ctypes.byref(compiled), c_double(seconds), c_double(brief))
+            ctypes.byref(compiled),
+            c_double(0.0 if self._waiting else seconds), c_double(brief))
         self._collect()
         if moved >= 0:
-            return bool(moved)
-        self._broken = True
+            return bool(moved) or launched
         if compiled.error == _NO_MEMORY:
             raise MemoryError
         if compiled.error == _OUT_OF_STEP:
@@ -328,30 +307,20 @@ class Engine:
         """Makes :meth:`work` return; for other threads."""
         self._compiled.interrupted = 1
 
-    def finish(self, bucket: Bucket,
-               beside: Callable[[], bool] | None = None) -> None:
-        """Waits for a bucket.
-
-        Args:
-            bucket: One that was submitted, all of it.
-            beside: Polled while waiting; does a little, and returns True
-                while there is more to do.
+    def finish(self, bucket: Bucket) -> None:
+        """Waits for a bucket that was submitted.
 
         Raises:
-            RuntimeError: The bucket could not be launched; that was an error
-                then.
+            RuntimeError: It could not be launched; that was an error then.
         """
         pauses = Pauses()
-        usual = LONG if beside is None else LITTLE
-        more = False
         with waiting(self.waits):
             while not bucket.finished:
                 self.listen()
-                if bucket.failure:
-                    raise RuntimeError(
-                        'gradients could not be sent: ' + bucket.failure)
+                if self.idle:
+                    raise RuntimeError(f'{bucket.name} could not be sent')
                 if not self._waiting:
-                    self.work(0.0 if more else usual, BRIEF)
+                    self.work(LONG, BRIEF)
                 elif self.work():
                     pauses.restart()
                 else:
@@ -359,7 +328,6 @@ class Engine:
                     # plan: others in flight keep the links busy meanwhile.
                     pauses.pause(_library.engine_patience(
                         ctypes.byref(self._compiled)))
-                more = beside is not None and beside()
 
     def finish_all(self) -> None:
         """Waits for all buckets."""
@@ -396,53 +364,30 @@ class Engine:
             self.comm.Free()
             self._maxima.Free()
 
-    def another(self) -> Engine:
-        """An engine whose buckets do not wait for those of this one.
-
-        Call it on all ranks, and not where :attr:`one_order` is True.
-        """
-        return Engine(self.comm, self.plan, self.events, self.framing)
-
-    def decode_into(self, bucket: Bucket, gradients: Sequence[Any]) -> None:
-        """Has means written into these arrays: as they come, or by decode.
-
-        Args:
-            bucket: One that was submitted.
-            gradients: Of the bucket's tensors.
-        """
-        bucket.tensors.decode_into(gradients)
-        if not bucket.is_prepared:
-            bucket.decodes = True
-
     # --- how a bucket goes in ------------------------------------------------
 
     def _launch(self) -> bool:
         """Lets the next bucket in, if all ranks have its maxima."""
         if not self._waiting or (
-                (maxima := self._waiting[0].maxima) and not maxima.test()):
+                (maxima := self._waiting[0].maxima) and not maxima[1].test()):
             return False
         with self.events.section('encode'):
             bucket = self._waiting.popleft()
-            if bucket.failure:  # what the codec keeps must not change twice
-                raise RuntimeError(bucket.failure)
-            try:
-                if bucket.tensors.codec is None:
-                    self._code(bucket)
-                self.prepare(bucket)
-                bucket.is_prepared = True
-                address = ctypes.addressof(bucket.compiled)
-                self._under_way[address] = bucket
-                _library.engine_let_in(
-                    ctypes.byref(self._compiled), pointer(address))
-            except BaseException as error:
-                bucket.failure = repr(error)
-                raise
+            if bucket.tensors.codec is None:
+                self._code(bucket)
+            self.prepare(bucket)
+            address = ctypes.addressof(bucket.compiled)
+            self._under_way[address] = bucket
+            _library.engine_let_in(
+                ctypes.byref(self._compiled), pointer(address))
         return True
 
     def _code(self, bucket: Bucket) -> None:
         """Has a bucket's codec make its step; encodes what goes in as such."""
-        bucket.codec.step(bucket.state, bucket.tensors, bucket.proposed,
-                          self.sums(bucket.codec).prescale)
+        codec = bucket.state.codec
+        codec.step(bucket.state, bucket.tensors,
+                   bucket.maxima and bucket.maxima[0],
+                   self.sums(codec).prescale)
         by_frame = self.by_frame and bucket.tensors.xp is numpy
         if not bucket.contributes:
             bucket.wire.view(numpy.uint8)[...] = 0      # 0 in every format
@@ -454,29 +399,30 @@ class Engine:
 
     def prepare(self, bucket: Bucket) -> None:
         """Makes a bucket that has been coded ready to go in."""
-        tensors = bucket.tensors
-        if self._contributes and bucket.wire.size != tensors.size:
+        tensors, codec = bucket.tensors, bucket.state.codec
+        compiled, program = self._compiled, self._program
+        if compiled.contributes and bucket.wire.size != tensors.size:
             raise ValueError(f'{tensors.size} entries are not in a wire of '
                              f'{bucket.wire.size}')
-        sums = self.sums(bucket.codec)
+        sums = self.sums(codec)
         if bucket.decodes:
             tensors.decode_into(tensors.gradients)
-        blocks, grain = self._compiled.blocks, tensors.grain
-        itemsize = bucket.codec.wire_dtype.itemsize
-        assert 4 * grain <= WIDEST * itemsize
-        longest = -(-tensors.size // max(blocks, 1))
+        blocks, itemsize = max(compiled.blocks, 1), codec.wire_dtype.itemsize
+        assert 4 * tensors.grain <= WIDEST * itemsize
+        longest = -(-tensors.size // blocks)
         frame = max(1, min(self.framing.frame_bytes // itemsize, longest,
-                           _LARGEST // grain // self._most))
-        bounds = cut(0, tensors.size, max(blocks, 1))
+                           _LARGEST // tensors.grain // program.longest))
+        bounds = cut(0, tensors.size, blocks)
         # Each site with the range whose means this rank encodes there.
-        bucket.means = tensors.means([] if sums.in_wire else [
+        means = tensors.means([] if sums.in_wire else [
             (f'sum 0 {site}', (bounds[start], bounds[stop]))
-            for site, (start, stop) in enumerate(self._encoded)])
+            for site, (start, stop) in enumerate(program.encoded)])
         bucket.compiled = _Bucket(
-            ctypes.addressof(tensors.coding), bucket.means.ctypes.data,
+            ctypes.addressof(tensors.coding), means.ctypes.data,
             bucket.wire.ctypes.data, tensors.size, frame,
-            -(-longest // frame) if blocks else 0, 0, 0, None, sums.itemsize,
-            sums.shrink, sums.in_wire, bucket.encodes, bucket.decodes)
+            -(-longest // frame) if compiled.blocks else 0, 0, 0, None,
+            sums.itemsize, sums.shrink, sums.in_wire, bucket.encodes,
+            bucket.decodes)
 
     def _collect(self) -> None:
         """Records what compiled code has done, and ends finished buckets."""
@@ -496,11 +442,12 @@ class Engine:
 
     def sums(self, codec: Codec) -> Sums:
         """How sums of a codec's wires are held and travel."""
-        form, wire = self.framing.form, codec.wire_dtype
+        workers = self.plan.workers if self.plan else self.comm.size
+        wire = codec.wire_dtype
         if wire == numpy.float32:
-            return Sums(True, wire.itemsize, 1.0, 1.0 / self._workers)
-        if form == 'float16':
-            return Sums(False, 2, 0.5 ** (self._workers - 1).bit_length())
+            return Sums(True, wire.itemsize, 1.0, 1.0 / workers)
+        if self.framing.form == 'float16':
+            return Sums(False, 2, 0.5 ** (workers - 1).bit_length())
         return Sums(False, 4, 1.0)
 
 

@@ -39,7 +39,6 @@ class MpiOp(Engine):
     """
 
     by_frame = False
-    one_order = True
 
     def __init__(self, comm: MPI.Comm, events: EventStream,
                  nodes: Sequence[Sequence[int]] | None = None) -> None:

@@ -52,7 +52,6 @@ from .tensors import (
     BFLOAT16,
     FLOAT16,
     FLOAT32,
-    GRADIENT,
     LARGEST,
     RECORDS,
     Tensors,
@@ -164,19 +163,6 @@ class State:
         found = {name: float(numpy.int32(row[LARGEST]).view(numpy.float32))
                  for name, row in self._decoded.items() if row[LARGEST] >= 0}
         self._decoded.clear()
-        return found
-
-    def health(self) -> dict[str, dict[str, float]]:
-        """Figures of each tensor, as ``CodecCommunicator.health`` gives them.
-        """
-        found: dict[str, dict[str, float]] = {}
-        for kind in 'q', 'clipped', 'encoded':
-            for name, value in self.numbers.get(kind, {}).items():
-                found.setdefault(name, {})[kind] = float(value)
-        for (site, name), (_, array) in self._residuals.items():
-            if site == GRADIENT:
-                found.setdefault(name, {})['residual'] = float(
-                    array.dot(array)) ** 0.5
         return found
 
     def blame(self, what: str) -> None:

@@ -54,10 +54,7 @@ class Row:
 
     @property
     def sums(self) -> str:
-        """What sums travel in, unless an option says otherwise.
-
-        Beside the 3 significant bits of a byte, 11 lose little.
-        """
+        """What sums travel in: 11 bits lose little beside a byte's 3."""
         return 'float16' if self.nbytes == 1 else 'float32'
 
     def codec(self, options: Any, rank: int, ranks: int) -> Codec:
@@ -93,8 +90,3 @@ CODECS: dict[str, Row] = {
     'float32': Row(functools.partial(Cast, 'float32'),
                    'the reference for the others', exact=True),
 }
-
-
-def options_of_codecs() -> set[str]:
-    """The options that only some codecs have."""
-    return {option for row in CODECS.values() for option in row.options}

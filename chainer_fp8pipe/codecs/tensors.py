@@ -276,7 +276,7 @@ class Tensors:
 
     def means(self, sites: Iterable[tuple[str, tuple[int, int]]]
               ) -> numpy.ndarray:
-        """The table with which compiled code encodes means; call it once.
+        """The table with which compiled code encodes means; it is kept.
 
         Args:
             sites: Places of the algorithm where this rank encodes means, each
@@ -289,6 +289,7 @@ class Tensors:
         """
         sites = list(sites)
         found = numpy.zeros((len(sites), len(self.names), 2), numpy.int64)
+        self._kept.append(found)
         for row, (site, owned) in zip(found, sites, strict=True):
             if self._relays or not self.state.codec.error_feedback:
                 continue

@@ -1,8 +1,6 @@
 """The all-reduce algorithm that a communicator's options ask for."""
 from __future__ import annotations
 
-import sys
-
 from mpi4py import MPI
 
 from ..allreduce.aggregator import Aggregated, WorkerComm
@@ -44,16 +42,9 @@ def make_algorithm(comm: MPI.Comm, options: Options, nodes: Nodes,
     row, levels = ALGORITHMS[options.algorithm], _two_levels(options, nodes)
     if row.plan is None:
         return MpiOp(comm, events, nodes if levels else None)
-    form = options.partial_sums
-    if form == 'auto':
-        form = options.row.sums
-    framing = Framing(options.frame_bytes or _WHOLE, _IN_FLIGHT, form,
-                      options.shared_memory)
+    framing = Framing(options.frame_bytes or _WHOLE, _IN_FLIGHT,
+                      options.row.sums, options.shared_memory)
     plan = plan_of(row, nodes, levels, vars(options))
-    if row.name == 'torus2d' and plan.name == 'ring' and comm.size > 3 and (
-            comm.rank == 0):
-        print(f'chainer_fp8pipe: {comm.size} ranks make no torus of two '
-              'dimensions; they make a ring', file=sys.stderr)
     if not row.has_servers:
         return Engine(comm, plan, events, framing)
     if not isinstance(comm, WorkerComm) or comm.everyone is None:

@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from ..codecs import Fp8Ratio, TensorReport
 from ..exchange.early import NOTHING_SENT, EarlyExchange
-from ..exchange.exchange import Exchange, Saved, Setup
+from ..exchange.exchange import Exchange, Setup
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
 from ..exchange.ranks import Ranks
 from ..intercept.ready_gradients import PATCHES
@@ -170,16 +170,6 @@ class CodecCommunicator(MpiCommunicatorBase):
 
     # --- figures and state of a model ----------------------------------------
 
-    @property
-    def is_warming_up(self) -> bool:
-        """Whether a model's next update travels in float32, as the first do.
-        """
-        exchanges = self._setup.exchanges.values()
-        if not exchanges:
-            return self.options.warmup > 0
-        return any(exchange.current is not exchange.state
-                   for exchange in exchanges)
-
     def report(self, model: chainer.Link) -> dict[str, TensorReport]:
         """Reports on every tensor of a model so far, by the parameter's name.
 
@@ -192,19 +182,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         exchange = self._known(model)
         return codec.report(exchange.state) if exchange else {}
 
-    def health(self, model: chainer.Link) -> dict[str, dict[str, float]]:
-        """The effect of compression on each tensor of a model.
-
-        By the parameter's name: ``'q'``, ``'clipped'`` and ``'encoded'`` if
-        the codec has them, and ``'residual'``, the 2-norm of this rank's
-        residual with its loss scale.  Call it on all ranks, as with
-        :meth:`report`.
-        """
-        exchange = self._known(model)
-        return exchange.state.health() if exchange else {}
-
-    def state(self, model: chainer.Link | None = None
-              ) -> dict[str, numpy.ndarray]:
+    def state(self, model: chainer.Link) -> dict[str, numpy.ndarray]:
         """Returns this rank's part of what an exact continuation needs.
 
         Flat arrays by name; for fp8, scales, counters and residuals.  There
@@ -212,35 +190,23 @@ class CodecCommunicator(MpiCommunicatorBase):
 
         Args:
             model: The link that is passed to :meth:`multi_node_mean_grad`,
-                an optimizer's target; None: the only one there is.
-
-        Raises:
-            ValueError: There are several, and none is given.
+                an optimizer's target.
         """
-        exchange = self._known(self._only_model() if model is None else model)
+        exchange = self._known(model)
         return exchange.save() if exchange else {}
 
     def load_state(self, state: dict[str, numpy.ndarray],
-                   model: chainer.Link | None = None) -> None:
+                   model: chainer.Link) -> None:
         """Restores what :meth:`state` returned.
 
         Args:
             state: Of a model with the same parameters.
-            model: Whose state it is from now on; None: the only one whose
-                gradients have been averaged.
+            model: Whose state it is from now on.
 
         Raises:
-            ValueError: It is of another kind of communicator; or no model
-                is given, and there are several or none.
+            ValueError: It is of another kind of communicator.
         """
-        model = self._only_model() if model is None else model
-        if model is None:
-            raise ValueError('no gradients have been averaged, so that it is '
-                             'not known whose state this is; pass the model')
-        if exchange := self._known(model):
-            exchange.load(state)
-        else:
-            self._make(model, state)
+        (self._known(model) or self._make(model)).load(state)
 
     # --- details ------------------------------------------------------------
 
@@ -250,7 +216,7 @@ class CodecCommunicator(MpiCommunicatorBase):
                 f'rank {self.rank}: communicator {self.name!r} has been '
                 'finalized; make another one by create_communicator')
 
-    def _known(self, model: chainer.Link | None) -> Exchange | None:
+    def _known(self, model: chainer.Link) -> Exchange | None:
         """The model's exchange; None if it is new.
 
         Two models (a generator and a discriminator) may have parameters of
@@ -259,8 +225,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         found = self._setup.exchanges.get(id(model))
         return found if found and found.model() is model else None
 
-    def _make(self, model: chainer.Link, state: Saved | None = None
-              ) -> Exchange:
+    def _make(self, model: chainer.Link) -> Exchange:
         exchanges, key = self._setup.exchanges, id(model)
 
         def forget(dead: weakref.ref[chainer.Link]) -> None:
@@ -269,17 +234,8 @@ class CodecCommunicator(MpiCommunicatorBase):
                 del exchanges[key]
         made = (EarlyExchange if self._patches else Exchange)(
             weakref.ref(model, forget), self._setup)
-        made.load(state or {})
         exchanges[key] = made
         return made
-
-    def _only_model(self) -> chainer.Link | None:
-        models = [model for exchange in self._setup.exchanges.values()
-                  if (model := exchange.model()) is not None]
-        if models[1:]:
-            raise ValueError(f'this communicator averages {len(models)} '
-                             'models; pass the one that is meant')
-        return models[0] if models else None
 
     def _init_ranks(self) -> None:
         per_node = self.options.ranks_per_node

@@ -4,44 +4,38 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
-from ..allreduce.plan import ALGORITHMS, FORMS
-from ..codecs import CODECS, Row, options_of_codecs
+from ..allreduce.plan import ALGORITHMS, Algorithm
+from ..codecs import CODECS, Row
 
 #: Names of this package's communicators, each with defaults of its own.
 FAMILIES: dict[str, dict[str, Any]] = {
-    **{name: dict(row.defaults) for name, row in CODECS.items()},
-    'torus2d': {'algorithm': 'torus2d'},
-}
-_OF_CODECS = options_of_codecs()
-_BY_FRAMES = tuple(row.name for row in ALGORITHMS.values() if row.plan)
-_TWO_LEVEL = tuple(row.name for row in ALGORITHMS.values() if row.two_level)
-# The options that only some algorithms use.
-_OF = {option: tuple(row.name for row in ALGORITHMS.values()
-                     if option in row.options)
-       for option in ('shape', 'aggregators')}
+    name: dict(row.defaults) for name, row in CODECS.items()}
+_OF_CODECS = {option for row in CODECS.values() for option in row.options}
 
 
 def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
             low: float = -math.inf, high: float = math.inf,
-            algorithms: tuple[str, ...] = tuple(ALGORITHMS)) -> Any:
+            used_by: Callable[[Algorithm], object] = lambda row: True) -> Any:
     """An option; those of codecs are in their rows.
 
-    Algorithms that are not among ``algorithms`` would silently do without it.
+    Other algorithms than those that use it would silently do without it.
     """
     return dataclasses.field(default=default, metadata={
         'help': help, 'choices': choices, 'low': low, 'high': high,
-        'algorithms': algorithms})
+        'algorithms': [name for name, row in ALGORITHMS.items()
+                       if used_by(row)]})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Options of a communicator; ``name`` says which of them are used.
 
-    All have ``algorithm``, ``shape``, ``aggregators``, ``partial_sums``,
-    ``frame_bytes``, ``bucket_bytes``, ``overlap``, ``two_level``,
-    ``ranks_per_node``, ``shared_memory``, ``nonfinite`` and ``check_every``.
+    All have ``algorithm``, ``shape``, ``aggregators``, ``frame_bytes``,
+    ``bucket_bytes``, ``overlap``, ``two_level``, ``ranks_per_node``,
+    ``shared_memory``, ``nonfinite`` and ``check_every``.
     ``fp8``, ``fp8_paper`` and ``int4`` have ``warmup``; ``fp8`` and ``int4``
     ``error_feedback``; ``fp8`` and ``fp8_paper`` (the paper's names in
     brackets) ``period`` (N) and ``epsilon``; ``fp8_paper`` ``quantile`` (Q),
@@ -58,18 +52,13 @@ class Options:
         choices=tuple(ALGORITHMS))
     shape: tuple[int, int] = _option(
         (0, 0), 'rows and columns of the torus; 0x0: one row per node, or '
-        'nearly square', low=0, algorithms=_OF['shape'])
+        'nearly square', low=0, used_by=lambda row: 'shape' in row.options)
     aggregators: int = _option(
         1, 'how many ranks, the last ones, sum for the others',
-        low=1, algorithms=_OF['aggregators'])
-    partial_sums: str = _option(
-        'auto', 'format of sums that other ranks add to; auto: float16 for '
-        'fp8, else float32',
-        choices=('auto', *FORMS), algorithms=_BY_FRAMES)
+        low=1, used_by=lambda row: 'aggregators' in row.options)
     frame_bytes: int = _option(
         3 << 14, 'bytes of a message; 0: a whole bucket (store and forward)',
-        low=0,
-        algorithms=_BY_FRAMES)
+        low=0, used_by=lambda row: row.plan)
     bucket_bytes: int = _option(
         1 << 22, 'gradients that travel together, in bytes of float32; '
         '0: all', low=0)
@@ -79,15 +68,14 @@ class Options:
     two_level: str = _option(
         'auto', 'exchange inside nodes first, then between them; auto: with '
         'several nodes of equally many ranks, more than one',
-        choices=('auto', 'yes', 'no'),
-        algorithms=_TWO_LEVEL)
+        choices=('auto', 'yes', 'no'), used_by=lambda row: row.two_level)
     ranks_per_node: int = _option(
         0, 'pretend that so many consecutive ranks are one node; 0: nodes '
         'are told apart by host name', low=0)
     shared_memory: bool = _option(
         True, "ranks of a node read each other's memory and send no messages, "
         'where the system allows that (Linux)',
-        choices=(True, False), algorithms=_BY_FRAMES)
+        choices=(True, False), used_by=lambda row: row.plan)
     nonfinite: str = _option(
         'auto', 'NaN or infinite mean gradients: raise an error, or pass them '
         'on; auto: raise unless the loss is scaled dynamically',
@@ -95,8 +83,7 @@ class Options:
     check_every: int = _option(
         100, 'updates between comparisons of all replicas; parameters or '
         'optimizer states that differ are an error naming parameter and '
-        'ranks; 0: never',
-        low=0)
+        'ranks; 0: never', low=0)
     warmup: int = _option(
         100, 'updates in float32 before the first in the format', low=0)
     error_feedback: bool = _option(
@@ -126,24 +113,22 @@ class Options:
                 object.__setattr__(self, option, tuple(map(int, value)))
             elif kind in (int, float):
                 object.__setattr__(self, option, kind(value))
-        self._check_together()
-
-    @property
-    def row(self) -> Row:
-        """That of the codec in the table of codecs."""
-        return _row(self.name)
-
-    def _check_together(self) -> None:
-        in_frames = self.algorithm in _BY_FRAMES
-        if self.overlap and not in_frames:
+        if ALGORITHMS[self.algorithm].plan:
+            return
+        if self.overlap:
             raise ValueError(
                 f'algorithm={self.algorithm!r} can only wait for MPI; pass '
                 'another one, or overlap=False')
-        if not self.row.has_sums and not in_frames:
+        if not self.row.has_sums:
             raise ValueError(
                 f'algorithm={self.algorithm!r} makes sums in the format of '
                 'the wire, which blocks with a scale of their own have not; '
                 'pass another algorithm')
+
+    @property
+    def row(self) -> Row:
+        """That of the codec in the table of codecs."""
+        return CODECS[self.name]
 
 
 #: Of all communicators, by name; the metadata has ``'help'`` and limits.
@@ -151,16 +136,10 @@ OPTIONS = {field.name: field for field in dataclasses.fields(Options)
            if field.metadata}
 
 
-def _row(name: str) -> Row:
-    """The codec's; names of algorithms are float32."""
-    return CODECS['float32' if name in _BY_FRAMES else name]
-
-
 def options_of(name: str) -> list[str]:
     """The options that communicator ``name`` has."""
-    own = _row(name).options
     return [option for option in OPTIONS
-            if option in own or option not in _OF_CODECS]
+            if option in CODECS[name].options or option not in _OF_CODECS]
 
 
 def make_options(name: str, given: dict[str, Any]) -> Options:
@@ -185,10 +164,6 @@ def make_options(name: str, given: dict[str, Any]) -> Options:
                 f'{option}={given[option]!r} does not go with '
                 f'algorithm={made.algorithm!r}; pass '
                 f'algorithm={" or ".join(map(repr, users))}, or no {option}')
-    if name in _BY_FRAMES and made.algorithm != name:
-        raise ValueError(
-            f'communicator {name!r} is float32 with algorithm={name!r}, not '
-            f"{made.algorithm!r}; pass 'float32' in place of {name!r}")
     return made
 
 
@@ -210,23 +185,16 @@ def parse_option(name: str, option: str, text: str) -> Any:
     if option not in options_of(name):
         make_options(name, {option: text})      # raises, listing the names
     kind: Any = type(OPTIONS[option].default)
-    if kind is tuple:
-        rows, cross, columns = text.partition('x')
-        if cross and rows.isdigit() and columns.isdigit():
-            return int(rows), int(columns)
-        allowed = 'like 4x8'
-    elif kind is bool:
-        words = {str(choice).lower(): choice
-                 for choice in OPTIONS[option].metadata['choices']}
-        if text.lower() in words:
-            return words[text.lower()]
-        allowed = ' or '.join(words)
-    else:
-        try:
-            return kind(text)
-        except ValueError:
-            allowed = f'of type {kind.__name__}'
-    raise ValueError(f'{option} must be {allowed}, not {text!r}')
+    read, allowed = {
+        tuple: (lambda: tuple(map(int, text.split('x'))), 'like 4x8'),
+        bool: (lambda: {'true': True, 'false': False}[text.lower()],
+               'true or false')}.get(kind, (
+                   lambda: kind(text), f'of type {kind.__name__}'))
+    try:
+        return read()
+    except (ValueError, KeyError):
+        raise ValueError(f'{option} must be {allowed}, not {text!r}'
+                         ) from None
 
 
 def _unless_allowed(field: dataclasses.Field, value: Any) -> str:

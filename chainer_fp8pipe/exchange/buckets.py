@@ -7,21 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
 
 BucketNames = tuple[str, ...]        # names of parameters
-
-
-class Division(NamedTuple):
-    """A model's parameters in buckets.
-
-    Attributes:
-        sizes: Elements by the parameter's name.
-        buckets: See :func:`divide`.
-    """
-
-    sizes: Mapping[str, int]
-    buckets: tuple[BucketNames, ...]
 
 
 def divide(sizes: Mapping[str, int], limit: int) -> tuple[BucketNames, ...]:

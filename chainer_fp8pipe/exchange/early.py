@@ -107,7 +107,7 @@ class EarlyExchange(Exchange):
                 self.setup.ranks.allgather(self.finals)[0])}
             self.order = sorted(self.order, key=lambda number: max(
                 place.get(name, len(place))
-                for name in self.division.buckets[number]))
+                for name in self.buckets[number]))
 
     def _agree(self, entries: dict[str, str], gradients: Gradients) -> None:
         """Has ranks agree; if only early buckets are void, drops these."""
@@ -142,10 +142,10 @@ class EarlyExchange(Exchange):
             return ''
         if (self.setup.early is not self or early.is_void
                 or gradients.loss_scale != early.loss_scale
-                or gradients.sizes != self.division.sizes):
+                or gradients.sizes != self.sizes):
             return 'the update is another one'
         for number in self.order[:early.ready]:
-            for name in self.division.buckets[number]:
+            for name in self.buckets[number]:
                 if gradients.arrays.get(name) is not early.arrays[name]:
                     return f'the gradient of parameter {name} has changed'
         return ''
@@ -167,7 +167,7 @@ class EarlyExchange(Exchange):
         begun, failures, signatures, factors = zip(*setup.ranks.allgather((
             len(self.sent), bool(self.failure), digest({
                 'model': str(self.number), 'updates': str(self.updates),
-                'sizes': str(self.division.sizes),
+                'sizes': str(self.sizes),
                 'order': str([*self.order])}),
             self.early.loss_scale or 1.0)), strict=True)
         if any(failures) or (any(begun) and len(set(signatures)) > 1):
@@ -186,7 +186,7 @@ class EarlyExchange(Exchange):
         """
         # All of it is undone, so that any parameters will do.
         zeros, ones = ({name: numpy.full(size, number, numpy.float32)
-                        for name, size in self.division.sizes.items()}
+                        for name, size in self.sizes.items()}
                        for number in (0, 1))
         self._begin(loss_scale)
         for number in self.order[len(self.sent):count]:
@@ -224,7 +224,7 @@ class EarlyExchange(Exchange):
 
     def begin(self, names: set[str], loss_scale: float | None) -> None:
         self.finals = []
-        parameters, sizes = self.parameters(), self.division.sizes
+        parameters, sizes = self.parameters(), self.sizes
         if (self.setup.early or self.failure or self.setup.ranks.is_broken
                 or sizes != {name: parameter.size
                              for name, parameter in parameters.items()}):
@@ -232,9 +232,9 @@ class EarlyExchange(Exchange):
         missing = {}
         for number in self.order:
             # Buckets behind one that must wait have to wait, too.
-            if not names.issuperset(self.division.buckets[number]):
+            if not names.issuperset(self.buckets[number]):
                 break
-            missing[number] = set(self.division.buckets[number])
+            missing[number] = set(self.buckets[number])
         if missing:
             self.early = Early({name: flat_float32(parameter.array)
                                 for name, parameter in parameters.items()},
@@ -316,7 +316,7 @@ class EarlyExchange(Exchange):
             xp.cuda.get_current_stream().wait_event(computed)
         self._begin(early.loss_scale)
         self._send(number, {name: flat_float32(early.arrays[name])
-                            for name in self.division.buckets[number]},
+                            for name in self.buckets[number]},
                    early.values, early.loss_scale)
         self.setup.engine.work()
         return True

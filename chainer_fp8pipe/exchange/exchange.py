@@ -32,7 +32,7 @@ from ..codecs import Cast, Codec, State, Tensors
 from ..codecs.staging import empty_wire
 from ..mpi.agreement import agree, raised_by_all
 from ..report.stream import EventStream
-from .buckets import Division, divide
+from .buckets import divide
 from .drift import ReplicaDrift, compare
 from .gradients import SAME_MODEL, Gradients
 from .loss_scaling import is_scaled_dynamically
@@ -92,7 +92,8 @@ class Exchange:
             one's first mean, the same on all ranks; -1: there was none yet.
         updates: Updates finished so far.
         state: What the codec keeps of the model.
-        division: The parameters in buckets.
+        sizes: Elements by the parameter's name.
+        buckets: Names of the parameters that travel together.
         order: Numbers of buckets in the order in which they are sent.
         sent: The buckets of the update under way, by number.
     """
@@ -156,7 +157,7 @@ class Exchange:
     def _average(self, model: chainer.Link, gradients: Gradients) -> None:
         """Replaces gradients by their mean."""
         self._check(model, gradients)
-        if gradients.sizes != self.division.sizes:
+        if gradients.sizes != self.sizes:
             self._follow(gradients.sizes)
         self._send_rest(gradients)
         bad = [bucket for bucket in self.sent.values()
@@ -234,9 +235,9 @@ class Exchange:
 
     def _follow(self, sizes: Mapping[str, int]) -> None:
         """Divides a new set of parameters into buckets."""
-        self.division = Division(dict(sizes), divide(
-            sizes, self.setup.options.bucket_bytes))
-        self.order: Sequence[int] = range(len(self.division.buckets))
+        self.sizes = dict(sizes)
+        self.buckets = divide(sizes, self.setup.options.bucket_bytes)
+        self.order: Sequence[int] = range(len(self.buckets))
 
     def _send_rest(self, gradients: Gradients) -> None:
         """Sends what has not been sent yet."""
@@ -266,7 +267,7 @@ class Exchange:
             contributes: As for :class:`.Bucket`.
             decodes: Likewise.
         """
-        names = [name for name in self.division.buckets[number]
+        names = [name for name in self.buckets[number]
                  if name in gradients]
         tensors = Tensors(names, map(gradients.__getitem__, names),
                           map(values.__getitem__, names),

@@ -35,14 +35,11 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ['MAX', 'RECORD', 'RECORD_BYTES', 'ROUNDINGS', 'TINY', 'add',
-           'decode', 'encode', 'library', 'with_inverse']
+__all__ = ['MAX', 'RECORD', 'RECORD_BYTES', 'ROUNDINGS', 'decode', 'encode',
+           'library', 'with_inverse']
 
 #: The largest finite value of fp8.
 MAX = 57344.0
-
-#: The smallest positive value of fp8.
-TINY = 2.0 ** -16
 
 #: Names of fp8's roundings; their order is that of the header's numbers.
 ROUNDINGS = ('nearest', 'truncate')
@@ -91,23 +88,6 @@ def decode(codes: Any, out: Any) -> None:
         out: float32 array for the values, of the same size.
     """
     _call('decode_codes', codes, out)
-
-
-def add(codes: Any, sums: Any, *, rounding: str = 'nearest') -> None:
-    """Adds fp8 codes to others; the sum of two elements is rounded once.
-
-    This is the sum that the fp8 paper runs inside ``MPI_Allreduce``.
-
-    Args:
-        codes: uint8 array.
-        sums: uint8 array, changed in place.
-        rounding: As :func:`encode`.
-    """
-    # Where float32 cannot hold the sum of two values, it is far from a tie.
-    first, second = np.empty((2, np.size(sums)), np.float32)
-    decode(codes, first)
-    decode(sums, second)
-    encode(first + second, sums, rounding=rounding)
 
 
 @functools.cache

@@ -143,22 +143,12 @@ E5M2_FUNCTION Counts encode_plain(const f32 *gradient, const f32 *parameter,
                                   u8 *codes, size_t n, Ratio q, int rounding)
 {
     uint32_t large = 0, nonfinite = 0;
-    int largest = 0;
-    INDEPENDENT
-    for (size_t i = 0; i < n; ++i) {
-        float weight = e5m2_weight(parameter[i], q.epsilon);
-        float ratio = e5m2_ratio(gradient[i], weight, q.scale);
-        codes[i] = (u8)e5m2_encode_finite(ratio, rounding);
-        large += (uint32_t)e5m2_is_large(ratio);
-        largest = e5m2_max(largest, e5m2_magnitude(ratio));
-    }
-    if (largest < E5M2_F32_INFINITY)
-        return (Counts){large, 0};
     INDEPENDENT
     for (size_t i = 0; i < n; ++i) {
         float weight = e5m2_weight(parameter[i], q.epsilon);
         float ratio = e5m2_ratio(gradient[i], weight, q.scale);
         codes[i] = (u8)e5m2_encode_ratio(ratio, gradient[i], rounding);
+        large += (uint32_t)e5m2_is_large(ratio);
         nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, gradient[i]);
     }
     return (Counts){large - nonfinite, nonfinite};

@@ -80,7 +80,6 @@ class Job:
 
     def close(self):
         self.algorithm.free()
-        self.state.leave()
 
 
 def moved(tensors, to):

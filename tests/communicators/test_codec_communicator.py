@@ -143,7 +143,8 @@ def test_split_gives_a_communicator_of_the_same_kind(comm):
     check_means(model, 2, 0.6)
     part.finalize()
     # A part of a torus chooses a shape itself.
-    whole = make('torus2d', comm, shape=(numpy.int64(2), numpy.int64(2)))
+    whole = make('float32', comm, algorithm='torus2d',
+                 shape=(numpy.int64(2), numpy.int64(2)))
     part = whole.split(comm.rank % 2, comm.rank)
     assert part.size == 2
     part.finalize()

@@ -27,7 +27,6 @@ ERRORS = {'float32': 1e-6, 'float16': 2e-3, 'bfloat16': 1e-2, 'fp8': .2,
           'int4': .5}
 ALGORITHMS = {
     'direct': {'algorithm': 'direct'}, 'ring': {'algorithm': 'ring'},
-    'ring, float32 sums': {'algorithm': 'ring', 'partial_sums': 'float32'},
     'torus2d': {'algorithm': 'torus2d', 'shape': (2, 2)},
     'mpi_op': {'algorithm': 'mpi_op'}, 'aggregator': {
         'algorithm': 'aggregator', 'aggregators': 1}}

@@ -13,7 +13,7 @@ SIZE = 1000
 SIGMA = 1e-3
 WAYS = [
     ('fp8', {}), ('fp8', {'error_feedback': False}),
-    ('fp8', {'algorithm': 'ring'}), ('fp8', {'partial_sums': 'float32'}),
+    ('fp8', {'algorithm': 'ring'}),
     ('fp8', {'algorithm': 'aggregator'}),
     ('int4', {}),
     ('int4', {'algorithm': 'aggregator'})]

@@ -33,7 +33,6 @@ def test_every_code_has_the_value_of_ml_dtypes_and_comes_back():
     for rounding in formats.ROUNDINGS:
         assert np.array_equal(encode(decode(codes), rounding=rounding), codes)
     assert reference.VALUES.max() == formats.MAX
-    assert reference.VALUES[1] == formats.TINY
 
 
 @pytest.mark.parametrize('values', [
@@ -57,21 +56,6 @@ def test_what_is_no_usual_number_keeps_its_sign(values, code, rounding):
     values = np.asarray(values, np.float32)
     assert set(encode(values, rounding=rounding)) == {code}
     assert set(encode(-values, rounding=rounding)) == {code | 0x80}
-
-
-@pytest.mark.parametrize('summands', [ALL_CODES, FINITE_CODES],
-                         ids=['any', 'finite'])
-@pytest.mark.parametrize(('rounding', 'expected'), [
-    ('nearest', reference.nearest), ('truncate', reference.truncate)])
-def test_sums_of_all_pairs_are_rounded_once(summands, rounding, expected):
-    a, b = (array.ravel().copy() for array in np.meshgrid(summands, summands))
-    sums = b.copy()
-    formats.add(a, sums, rounding=rounding)
-    total = (reference.decode(a).astype('d') + reference.decode(b)).astype(
-        'f')    # exact, or far from a tie
-    ok = ~np.isnan(total)
-    assert np.array_equal(sums[ok], expected(total)[ok])
-    assert set(sums[~ok] & 0x7F) <= {0x7E}
 
 
 # --- arguments ---------------------------------------------------------------
