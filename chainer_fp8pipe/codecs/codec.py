@@ -325,11 +325,6 @@ class Cast(Codec):
 
     error_feedback = False
 
-    def __post_init__(self) -> None:
-        if self.name not in _CASTS:
-            raise ValueError(f'dtype must be one of {", ".join(_CASTS)}, '
-                             f'not {self.name!r}')
-
     @functools.cached_property
     def wire_dtype(self) -> numpy.dtype:
         """A number of that name."""

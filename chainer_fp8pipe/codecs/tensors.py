@@ -330,21 +330,16 @@ class Tensors:
             ctypes.c_size_t(wire.size))
 
     def add(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
-        """``total += wire``, both in the wire's own format.
-
-        Raises:
-            TypeError: The format has no sums: records.
+        """``total += wire``, both in the wire's own format, not of records.
         """
         self._sum((wire, total), 1.0, total)
 
     def rescale(self, wire: numpy.ndarray, factor: float) -> None:
-        """``wire *= factor``, in the wire's own format; raises as above."""
+        """``wire *= factor``, in the wire's own format."""
         self._sum((wire,), factor, wire)
 
     def _sum(self, wires: Iterable[numpy.ndarray], factor: float,
              out: numpy.ndarray) -> None:
-        if self._number == RECORDS:
-            raise TypeError(f'{self.state.codec.name} has no sums')
         # The sum of two values is exact, or far from a tie.
         values = numpy.full(out.size, -0.0, numpy.float32)
         for wire in wires:

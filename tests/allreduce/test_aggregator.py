@@ -1,8 +1,6 @@
 """All-reduce through ranks that only sum."""
-
 from chainer_fp8pipe.allreduce.aggregator import dismiss, serve
-from chainer_fp8pipe.allreduce.engine import Bucket
-from chainer_fp8pipe.codecs import Cast, Fp8Ratio
+from chainer_fp8pipe.codecs import Cast
 
 import numpy
 import pytest
@@ -11,37 +9,8 @@ from mpi4py import MPI
 from tests.mpi.scarcity import communicators_left
 from tests.ranks import on_ranks
 
-from .helpers import (
-    bucket_of,
-    check_mean,
-    exchange,
-    mean_and_spread,
-    on_workers,
-    tensors_of,
-)
+from .helpers import bucket_of, exchange, mean_of, on_workers, tensors_of
 from .library import recorded, unbuffered
-
-# --- orders ------------------------------------------------------------------
-
-@on_ranks(4)
-def test_buckets_are_ordered_without_waiting(comm):
-    """Several that start before others are done."""
-    def body(algorithm, workers):
-        state = Fp8Ratio(period=1, error_feedback=False).init()
-        for step in range(3):
-            state.codec.begin(state, 1.0)
-            buckets = []
-            for size in [2500, 500, 3000]:
-                tensors = tensors_of(workers.rank, [size], step)
-                buckets.append(algorithm.submit(Bucket(
-                    state, tensors, numpy.empty(size, numpy.uint8))))
-            assert not any(bucket.finished for bucket in buckets)
-            algorithm.finish_all()
-            for bucket in buckets:
-                assert bucket.decode() == []
-                gradient, = bucket.tensors.gradients
-                check_mean(workers, gradient, 'fp8', [gradient.size], 2, step)
-    on_workers(comm, body)
 
 
 @on_ranks(3)
@@ -59,9 +28,9 @@ def test_one_worker_may_be_a_bucket_ahead_of_the_others(comm):
                 algorithm.work()
         algorithm.finish_all()
         for step, bucket in enumerate(buckets):
-            mean, _ = mean_and_spread(workers.size, [100], step)
-            numpy.testing.assert_allclose(bucket.wire, mean, rtol=0,
-                                          atol=1e-6)
+            numpy.testing.assert_allclose(
+                bucket.wire, mean_of(workers.size, [100], step), rtol=0,
+                atol=1e-6)
     with unbuffered():
         on_workers(comm, body)
 
@@ -76,7 +45,7 @@ def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
         codec = Cast('float32').init()
         tensors = tensors_of(workers.rank, [10000])
         for _ in range(3):
-            exchange(algorithm, codec, workers, tensors)
+            exchange(algorithm, codec, tensors)
     events = []
     with recorded(events):
         on_workers(comm, body, frame_bytes=frame_bytes)
@@ -102,7 +71,7 @@ def test_a_whole_frame_is_summed_before_any_of_it_is_sent(comm, frame_bytes):
 
 @on_ranks(3)
 def test_aggregators_leave_though_there_was_no_bucket_or_no_order(comm):
-    on_workers(comm, lambda algorithm, workers: None, 'aggregator 2')
+    on_workers(comm, lambda algorithm, workers: None)
     everyone = comm.Dup()
     if comm.rank == 2:
         serve(everyone)

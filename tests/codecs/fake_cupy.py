@@ -42,8 +42,6 @@ class ndarray(NDArrayOperatorsMixin):
         return _wrap(getattr(ufunc, method)(*map(_unwrap, inputs), **kwargs))
 
     def __getattr__(self, name):
-        if name == '__array_interface__':       # CuPy's arrays have none
-            raise AttributeError(name)
         value = getattr(self._array, name)
         if not isinstance(value, types.BuiltinFunctionType):
             return _wrap(value)

@@ -10,7 +10,6 @@ from chainer_fp8pipe.codecs import (
     Tensors,
 )
 
-import ml_dtypes
 import numpy
 import pytest
 from hypothesis import given, settings
@@ -164,28 +163,6 @@ def test_a_gradient_that_is_not_finite_is_named_once_and_by_its_piece(codec,
 
 # --- casts -------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', ['float32', 'float16', 'bfloat16'])
-def test_a_cast_is_numpys(name):
-    dtype = getattr(ml_dtypes, name, name)
-    codec, sizes = Cast(name), [5, 0, 1, 1000]
-    tensors = random_tensors(sizes, spread=1e4)
-    wire, coding = encode(codec.init(), tensors, 0.125)
-    numpy.testing.assert_array_equal(wire.view(dtype), (
-        numpy.concatenate(tensors.gradients) / 8).astype(dtype))
-    wires = [encode(codec.init(), random_tensors(sizes, seed))[0]
-             for seed in range(3)]
-    mean = mean_of(coding, sum_of(wires, codec), 3)
-    numpy.testing.assert_allclose(
-        mean.view(dtype).astype(float), numpy.mean(
-            [wire.view(dtype).astype(float) for wire in wires], axis=0),
-        rtol=2 * float(ml_dtypes.finfo(dtype).eps), atol=1e-6)
-    finite, decoded = round_trip(codec.init(), random_tensors(sizes))
-    assert finite
-    for gradient, result in zip(random_tensors(sizes).gradients, decoded,
-                                strict=True):
-        numpy.testing.assert_array_equal(result, gradient.astype(dtype))
-
-
 @pytest.mark.parametrize(('name', 'value', 'finite'), [
     ('float16', 1e6, False), ('bfloat16', 3.38e38, True),
     ('bfloat16', 3.4e38, False), ('float32', 3e38, True)])
@@ -195,11 +172,6 @@ def test_what_is_too_large_for_float16_is_not_finite(name, value, finite):
     state = Cast(name).init()
     assert round_trip(state, tensors)[0] == finite
     assert bool(state.nonfinite) != finite
-
-
-def test_other_dtypes_are_refused():
-    with pytest.raises(ValueError, match='float64'):
-        Cast('float64')
 
 
 # --- records -----------------------------------------------------------------
@@ -279,21 +251,6 @@ def test_int4_has_room_for_every_finite_gradient(spread, ranks):
     assert abs(numpy.mean(shares[5:]) - 1) < 0.05, shares
 
 
-def test_int4_is_as_before_after_one_gradient_beyond_its_range():
-    codec = BlockScaled()
-    state = codec.init()
-    for step in range(6):
-        tensors = tensors_of(codec, step)
-        if step == 2:
-            tensors.gradients[3][:] *= numpy.float32(1e30)
-        expected = fused(tensors)
-        wire, coding = encode(state, tensors)
-        assert coding.decode(wire) == []
-        if step != 2:
-            assert numpy.linalg.norm(fused(tensors) - expected) < (
-                .3 * numpy.linalg.norm(expected))
-
-
 def test_a_power_of_two_as_loss_scale_changes_no_bit_and_prescales_multiply():
     codec = BlockScaled()
     states = codec.init(), codec.init()
@@ -319,12 +276,3 @@ def test_tensors_share_no_record():
         numpy.testing.assert_array_equal(
             encode(codec.init(), alone)[0],
             wire[tensors.offsets[index]:tensors.offsets[index + 1]])
-
-
-def test_records_have_no_sums_in_their_format():
-    coding = begin(BlockScaled().init(), tensors_of(BlockScaled()))
-    wire = numpy.zeros(3, coding.codec.wire_dtype)
-    for call in (lambda: coding.add(wire, wire.copy()),
-                 lambda: coding.rescale(wire, .5)):
-        with pytest.raises(TypeError, match='int4 has no sums'):
-            call()

@@ -38,55 +38,23 @@ def test_a_wire_is_algorithm_1s():
     assert codec.report(state)['/l0/W'].clipped == (ratio > q).sum() == 50
 
 
-def test_every_constant_of_the_algorithm_is_an_argument():
-    tensors = random_tensors([1000])
-    codec = Fp8Paper(quantile=0.5, epsilon=0.1)
-    state = codec.init()
-    encode(state, tensors)
-    ratio = abs(tensors.gradients[0]) / (abs(tensors.parameters[0]) + 0.1)
-    assert codec.report(state)['/l0/W'].q == pytest.approx(
-        numpy.quantile(ratio, 0.5), rel=1e-6)
-
-
-def test_a_round_trip_keeps_normal_values_within_the_formats_step():
-    tensors = random_tensors(SIZES)
-    codec = Fp8Ratio(error_feedback=False)
-    state = codec.init()
-    finite, decoded = round_trip(state, tensors)
-    assert finite
-    # Two mantissa bits: neighbours are 1/4 to 1/8 apart, nearest errs by
-    # half of that.  Subnormal codes are 2^-16 apart on the wire.
-    for index, name in enumerate(tensors.names):
-        gradient = tensors.gradients[index]
-        if not gradient.size:
-            continue
-        q = codec.report(state)[name].q
-        floor = 2.0 ** -17 * q * codec.room / 57344 * (
-            abs(tensors.parameters[index]) + 1e-5)
-        error = abs(decoded[index] - gradient)
-        assert (error <= 0.125 * 1.0001 * abs(gradient) + floor).all()
-
-
-def test_sampling_is_repeatable_and_depends_on_the_seed():
-    tensors = random_tensors([50000])
-    q = []
-    for seed in (1, 1, 2):
-        codec = Fp8Paper(seed=seed)
-        state = codec.init()
-        encode(state, tensors)
-        q.append(codec.report(state)['/l0/W'].q)
-    assert q[0] == q[1] != q[2]
-
-
-def test_a_sampled_quantile_is_near_the_true_one():
-    tensors = random_tensors([200000])
-    codec = Fp8Paper(samples=4096)
-    state = codec.init()
-    encode(state, tensors)
-    ratio = abs(tensors.gradients[0]) / (abs(tensors.parameters[0]) + 1e-5)
+@pytest.mark.parametrize(('size', 'given', 'low', 'high'), [
+    (1000, {'quantile': 0.5, 'epsilon': 0.1}, 0.4999, 0.5001),
     # Standard error of the quantile's rank: sqrt(Q (1 - Q) / R) = 0.0034.
-    low, high = numpy.quantile(ratio, [0.95 - 5 * 0.0034, 0.95 + 5 * 0.0034])
-    assert low < codec.report(state)['/l0/W'].q < high
+    (200000, {'samples': 4096}, 0.95 - 5 * 0.0034, 0.95 + 5 * 0.0034),
+    (50000, {'seed': 1, 'samples': 200}, 0.8, 0.999)])
+def test_q_is_the_quantile_of_a_sample_that_can_be_repeated(
+        size, given, low, high):
+    found, codec = [], Fp8Paper(**given)
+    for one in codec, codec, Fp8Paper(**{**given, 'seed': 2}):
+        tensors, state = random_tensors([size]), one.init()
+        encode(state, tensors)
+        found.append(codec.report(state)['/l0/W'].q)
+    ratio = abs(tensors.gradients[0]) / (
+        abs(tensors.parameters[0]) + codec.epsilon)
+    assert numpy.quantile(ratio, low) < found[0] < numpy.quantile(ratio, high)
+    assert found[0] == found[1]
+    assert (found[0] != found[2]) == (size > codec.samples)
 
 
 def test_q_is_the_maximum_over_ranks_and_renewed_each_period():
@@ -130,16 +98,6 @@ def test_a_sparse_tensor_keeps_its_values(codec):
     _, decoded = round_trip(codec.init(), tensors)
     numpy.testing.assert_allclose(decoded[0], tensors.gradients[0],
                                   rtol=0.26)
-
-
-@pytest.mark.parametrize('spread', [1e-25, 1e-10, 1.0, 1e10, 1e25])
-def test_gradients_of_any_size_survive(spread):
-    tensors = random_tensors([500], spread=spread)
-    finite, decoded = round_trip(Fp8Ratio().init(), tensors)
-    assert finite
-    gradient = tensors.gradients[0].astype(float)
-    error = numpy.linalg.norm(decoded[0] - gradient)
-    assert error < 0.126 * numpy.linalg.norm(gradient)
 
 
 def test_a_parameter_that_is_not_finite_is_told_from_its_gradient():

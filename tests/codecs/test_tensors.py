@@ -1,5 +1,5 @@
 """Tensors laid end to end, and what compiled code is told of arrays."""
-from chainer_fp8pipe.codecs import Cast, Fp8Paper, Fp8Ratio, Tensors
+from chainer_fp8pipe.codecs import Cast, Fp8Paper, Fp8Ratio
 from chainer_fp8pipe.codecs.tensors import places
 
 import numpy
@@ -10,31 +10,6 @@ from hypothesis import strategies as st
 from .helpers import encode, random_tensors
 
 SIZES = [5, 0, 300]
-
-
-def make(sizes, grain=1):
-    arrays = [numpy.zeros(size, numpy.float32) for size in sizes]
-    return Tensors([f't{i}' for i in range(len(sizes))], arrays, arrays,
-                   grain=grain)
-
-
-@given(st.lists(st.integers(0, 70), max_size=6), st.sampled_from([1, 3, 32]),
-       st.data())
-def test_overlaps_visit_every_entry_of_a_range_once_in_order(sizes, grain,
-                                                             data):
-    tensors = make(sizes, grain)
-    entries = [(index, range(first, min(first + grain, size)))
-               for index, size in enumerate(sizes)
-               for first in range(0, size, grain)]
-    assert tensors.size == len(entries)
-    start = data.draw(st.integers(0, tensors.size))
-    stop = data.draw(st.integers(start, tensors.size))
-    found = []
-    for index, part in tensors.overlaps(start, stop):
-        assert part.start < part.stop
-        found += [(index, range(first, min(first + grain, part.stop)))
-                  for first in range(part.start, part.stop, grain)]
-    assert found == entries[start:stop]
 
 
 def address(array):

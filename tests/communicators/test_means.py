@@ -7,7 +7,7 @@ from chainer_fp8pipe.communicators.options import without_warmup
 import numpy
 import pytest
 
-from tests.allreduce.library import refused
+from tests.allreduce.library import refused, unbuffered
 from tests.ranks import on_ranks
 
 from .helpers import (
@@ -27,7 +27,7 @@ ERRORS = {'float32': 1e-6, 'float16': 2e-3, 'bfloat16': 1e-2, 'fp8': .2,
           'int4': .5}
 ALGORITHMS = {
     'direct': {'algorithm': 'direct'}, 'ring': {'algorithm': 'ring'},
-    'torus2d': {'algorithm': 'torus2d', 'shape': (2, 2)},
+    'torus2d': {'algorithm': 'torus2d'},
     'mpi_op': {'algorithm': 'mpi_op'}, 'aggregator': {
         'algorithm': 'aggregator', 'aggregators': 1}}
 NODES = {'one level': {}, 'two levels': {
@@ -56,16 +56,18 @@ def error(found, mean):
 @pytest.mark.parametrize('nodes', NODES)
 @pytest.mark.parametrize('algorithm', ALGORITHMS)
 @pytest.mark.parametrize('name', CODECS)
-@on_ranks(4)
+@on_ranks(3, 4)
 def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, algorithm,
                                                    nodes):
-    if IMPOSSIBLE & {(name, algorithm), (algorithm, nodes)}:
+    if IMPOSSIBLE & {(name, algorithm), (algorithm, nodes)} or (
+            comm.size == 3 and nodes != 'one level'):
         return
     by_frames = algorithm != 'mpi_op'
-    served = algorithm == 'aggregator' and nodes == 'one level'
-    way = {**ALGORITHMS[algorithm], **({} if served else NODES[nodes])}
-    if algorithm == 'aggregator' and not served:
+    way = {**ALGORITHMS[algorithm], **NODES[nodes]}
+    if algorithm == 'aggregator' and nodes != 'one level':
         way['ranks_per_node'] = 3
+    if algorithm == 'torus2d' and comm.size == 4:
+        way['shape'] = 2, 2
     found = []
     for options in SAME if by_frames else [{}]:
         communicator = make(comm, name, **{
@@ -79,6 +81,24 @@ def test_all_ranks_get_the_mean_with_the_same_bits(comm, name, algorithm,
             assert error(numpy.frombuffer(one, 'f4'), mean_gradients(
                 workers.size, step, shapes=SHAPES)) < ERRORS.get(name, 9)
     assert all(one == found[0] for one in found)
+
+
+@pytest.mark.parametrize('algorithm', ['direct', 'ring', 'torus2d',
+                                       'aggregator'])
+@pytest.mark.parametrize('name', ['float32', 'fp8', 'int4'])
+@on_ranks(1, 2, 6)
+def test_nothing_depends_on_messages_that_mpi_buffers(comm, name, algorithm):
+    if algorithm == 'aggregator' and comm.size == 1:
+        return
+    with unbuffered():
+        communicator = make(comm, name, **ALGORITHMS[algorithm],
+                            frame_bytes=256)
+        if communicator is None:
+            return
+        size = communicator.size
+        for step, one in enumerate(bits_of_updates(communicator, SHAPES)):
+            assert error(numpy.frombuffer(one, 'f4'), mean_gradients(
+                size, step, shapes=SHAPES)) < ERRORS[name]
 
 
 @pytest.mark.parametrize('name', ['float32', 'int4'])

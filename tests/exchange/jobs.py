@@ -151,7 +151,7 @@ def raising(variable):
 
 
 def failed_everywhere(optimizer, model, number, rank):
-    failed(optimizer, model, number, rank, (0, 1, 2))
+    failed(optimizer, model, number, rank, range(4))
 
 
 def broadcast(optimizer, model, number, rank):

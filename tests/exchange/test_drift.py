@@ -119,16 +119,6 @@ def test_replicas_are_compared_as_often_as_is_asked_for(comm, options):
     job.communicator.finalize()
 
 
-@on_ranks(2)
-def test_nan_that_all_ranks_have_is_no_difference(comm):
-    job = Job(comm, nonfinite='pass')
-    job.update(1, 2)
-    job.model.l1.W.array[0, 0] = numpy.nan
-    job.update(3)
-    assert numpy.isnan(job.model.l1.W.array).any()
-    job.communicator.finalize()
-
-
 @on_ranks(4)
 def test_replicas_of_a_stage_are_compared(comm):
     job = trainers.Job(comm, 'Plain', 2, codec={'check_every': 1}).updated(2)

@@ -7,7 +7,6 @@ import pytest
 from . import reference
 
 ALL_CODES = np.arange(256, dtype=np.uint8)
-FINITE_CODES = ALL_CODES[(ALL_CODES & 0x7F) < 0x7C]
 
 pytestmark = pytest.mark.filterwarnings(
     'ignore:.*encountered in:RuntimeWarning')
@@ -27,8 +26,7 @@ def decode(codes):
 
 
 def test_every_code_has_the_value_of_ml_dtypes_and_comes_back():
-    for codes in (ALL_CODES, FINITE_CODES):
-        assert reference.same_bits(decode(codes), reference.decode(codes))
+    assert reference.same_bits(decode(ALL_CODES), reference.decode(ALL_CODES))
     codes = ALL_CODES[(ALL_CODES & 0x7F) <= 0x7C]
     for rounding in formats.ROUNDINGS:
         assert np.array_equal(encode(decode(codes), rounding=rounding), codes)
