@@ -1,18 +1,17 @@
 /* Runs the steps of a plan on frames of buckets, without the interpreter.
  *
- * What it does.  A plan arrives as a table of steps (plan.py): send a sum,
- * receive one and add it, encode the mean, send it, receive others'.  A flight
- * takes one frame of every block of a bucket through all of them, and a few
- * flights are under way at a time: the first means return while the last
- * contributions are still to be sent, and both directions of a link are busy.
- * A step does what it can and never waits.  `run` goes round the flights until
- * a bucket is finished or its seconds are over; engine.py submits and waits.
+ * A plan arrives as a table of steps (plan.py): send a sum, receive one and
+ * add it, encode the mean, send it, receive others'.  A flight takes one frame
+ * of every block of a bucket through all of them, and a few flights are under
+ * way at a time: the first means return while the last contributions are still
+ * to be sent, and both directions of a link are busy.  A step does what it can
+ * and never waits.  `run` goes round the flights until a bucket is finished or
+ * its seconds are over; engine.py submits and waits.
  *
- * Where things lie.  A flight has memory of its own: a wire with its frames
- * side by side, sums of the blocks that it adds to, and messages.  Frames of
- * all blocks count as equally long, that of the longest block, so that blocks
- * in a row are one message as they lie, and several such flights stay in the
- * processor's caches.  Gradients are encoded into the wire when a frame is
+ * A flight has memory of its own: a wire with its frames side by side, sums of
+ * the blocks that it adds to, and messages.  Frames of all blocks count as
+ * equally long, that of the longest block, so that blocks in a row are one
+ * message as they lie.  Gradients are encoded into the wire when a frame is
  * sent, and means decoded from it into gradients; where a bucket has a wire of
  * its own (of a GPU; or means may not be written yet), they are copied from
  * and to it.  Sums of float32 are made in the wire itself.
@@ -25,12 +24,11 @@
  * have come, until sums and mean are made in one pass: that takes half the
  * time of adding one after the other.
  *
- * Why C.  The same in Python, a generator for each flight, takes as long at
- * 500 Mbit/s, half as long again at 10 Gbit/s and twice to six times as long
- * between ranks of a host.  The price are these lines, and MPI by addresses:
- * its functions are called through pointers, so nothing of a library is needed
- * to build this.  Handles are ints in some libraries and pointers in others:
- * an argument's register is the same for both, and in arrays their size says
+ * Why C: the same in Python takes as long at 500 Mbit/s, half as long again at
+ * 10 Gbit/s and twice to six times as long between ranks of a host.  MPI's
+ * functions are called by addresses, so nothing of a library is needed to
+ * build this.  Handles are ints in some libraries and pointers in others: an
+ * argument's register is the same for both, and in arrays their size says
  * which.
  *
  * This is called by ctypes.  Structs that are shared are engine.py's, which

@@ -1,18 +1,13 @@
 """All-reduce through ranks that only sum: workers' and aggregators' sides."""
-# Aggregators know no model and no step of the training.  Worker 0 sends each
-# of them what to do, on a communicator of their own: first the plan and the
-# framing, then an Order before each bucket, in the end ().  Then aggregators
-# run their part of the plan as workers do theirs.  Nothing else is said, so
-# orders may pile up: several buckets can be under way at a time.
+# Worker 0 sends each aggregator what to do, on a communicator of their own:
+# first the plan and the framing, then an Order before each bucket, in the end
+# ().  Aggregators run their part of the plan as workers do theirs, and orders
+# may pile up: several buckets can be under way at a time.
 #
-# An order says how many elements the bucket's tensors have.  Aggregators
-# encode means without parameters and keep nothing (Codec.relay): what the
-# encoding of a mean leaves out is given up, where other algorithms add it to
-# the next mean.
-#
-# Sums are made frame by frame as they arrive, and sent back at once
-# (cut-through, paper 003), unless the framing puts a whole vector into one
-# frame: then nothing leaves before all of it is summed (store and forward).
+# Aggregators encode means without parameters and keep nothing (Codec.relay):
+# what the encoding of a mean leaves out is given up.  Sums are made frame by
+# frame as they arrive, and sent back at once (cut-through, paper 003), unless
+# a frame has a whole vector (store and forward).
 from __future__ import annotations
 
 import pickle

@@ -1,6 +1,5 @@
 """Submits buckets to an all-reduce, and waits for their means."""
-# One thing goes through this module, a Bucket: gradients that travel together,
-# from their submission until their means are there.
+# A Bucket is gradients that travel together, from submission to mean:
 #
 #     submit    the codec proposes maxima, which all ranks must know: they are
 #               on their way (MPI_Iallreduce) while earlier buckets travel
@@ -11,19 +10,14 @@
 #     finish    polls the above until one bucket's mean is there
 #
 # The order of submission is the same on all ranks.  Gradients on the host are
-# encoded when a frame is sent, and decoded when its mean has come: while a
-# link is busy with one frame the processor works on others, and frames stay in
-# its caches.  A GPU encodes the whole bucket before it goes in: it is done
-# sooner than the frames would have left it.
+# encoded when a frame is sent, and decoded when its mean has come; a GPU
+# encodes the whole bucket before it goes in.  What can only wait inside MPI
+# (mpi_op) is an engine without a plan: a bucket is finished when it has gone
+# in.
 #
-# An engine runs a plan (plan.py) in compiled code; _engine.c says how, and why
-# it is not Python.  What can only wait inside MPI (mpi_op) is an engine
-# without a plan: a bucket is finished when it has gone in.
-#
-# MPI and neighbours read and write the memory of a bucket that is under way,
-# and compiled code knows its addresses only.  So the engine holds the bucket,
-# which holds all that has an address, until it is finished, even if its owner
-# has dropped it.  An engine that is dropped meanwhile never frees any of it.
+# MPI, neighbours and compiled code know the addresses of a bucket under way.
+# So the engine holds the bucket, which holds all that has an address, until it
+# is finished.  An engine that is dropped meanwhile never frees any of it.
 from __future__ import annotations
 
 import collections

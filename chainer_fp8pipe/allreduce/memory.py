@@ -1,15 +1,12 @@
 """Memory in which the ranks of a node find their messages."""
-# Between ranks of a node MPI copies a message twice, and both take their time
-# to look for it.  Here a sender writes it once, past the processor's caches,
-# and the other sums or decodes it where it lies: float32 is averaged faster
-# than by MPI's own all-reduce.
+# A sender writes a message once, past the processor's caches, and the other
+# sums or decodes it where it lies, where MPI would copy it twice.
 #
 # Each rank's part is a file without a name (memfd_create) that neighbours open
-# where /proc shows this process's files, once.  It is as large as the messages
-# of the plans, for each flight at a time (_engine.c): a line that says "it is
-# there" (a Mail) and the bytes, for each message to a neighbour.  Both sides
-# number messages from one to the other alike, so only their places are said.
-# What nobody has touched takes no memory, and all of it goes with the engine.
+# where /proc shows this process's files.  For each flight (_engine.c) and each
+# message to a neighbour it has a line that says "it is there" (a Mail), and
+# the bytes.  Both sides number messages from one to the other alike, so only
+# their places are said.  All of it goes with the engine.
 from __future__ import annotations
 
 import mmap

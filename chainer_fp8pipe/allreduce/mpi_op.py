@@ -3,13 +3,11 @@
 # codec's sum as a user-defined operation (sections 3.2.2 and 3.2.4).
 # Gradients are divided by the number of ranks before they are encoded, so that
 # a sum of saturated values cannot saturate.  A value is rounded at every sum
-# it passes through, and small values vanish: the paper's figure 11 shows what
-# that costs.  Use plan.direct unless you want to study just this.
+# it passes through, and small values vanish (figure 11).
 #
 # With nodes (lines 16 to 23) every local rank gets an equal piece of the
 # node's mean, exchanges it with the same local rank of the other nodes, and
-# the node gathers the pieces again: a node's network link carries the wire
-# once, however many ranks the node has.
+# the node gathers the pieces again.
 #
 # Never with non-blocking collectives: MPI libraries are known to give wrong
 # results there with user-defined operations.
@@ -22,8 +20,6 @@ import numpy
 from mpi4py import MPI
 
 from ..codecs import Codec, Tensors
-from ..mpi.finalizing import HeldRequest
-from ..mpi.waiting import wait_until
 from ..report.stream import EventStream
 from .engine import Bucket, Engine, Sums
 from .plan import Framing, cut
@@ -96,9 +92,8 @@ class MpiOp(Engine):
         counts = numpy.diff(bounds)
         came = numpy.empty((comm.size, counts[comm.rank]), wire.dtype)
         self.events.sent(wire.nbytes - came[0].nbytes)
-        wait_until(HeldRequest(comm.Ialltoallv(
-            [_numbers(wire), (counts, bounds[:-1])],
-            [_numbers(came), came[0].size]), wire, came).test)
+        comm.Alltoallv([_numbers(wire), (counts, bounds[:-1])],
+                       [_numbers(came), came[0].size])
         with self.events.section('decode'):
             for piece in came[1:]:
                 tensors.add(piece, came[0])
@@ -108,9 +103,8 @@ class MpiOp(Engine):
                         wire: numpy.ndarray) -> None:
         bounds = cut(0, wire.size, comm.size)
         self.events.sent(own.nbytes * (comm.size - 1))
-        wait_until(HeldRequest(comm.Iallgatherv(_numbers(own), [
-            _numbers(wire), (numpy.diff(bounds), bounds[:-1])]),
-            own, wire).test)
+        comm.Allgatherv(_numbers(own), [
+            _numbers(wire), (numpy.diff(bounds), bounds[:-1])])
 
 
 def _numbers(array: numpy.ndarray) -> numpy.ndarray:

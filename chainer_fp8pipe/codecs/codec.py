@@ -16,18 +16,15 @@
 # `propose` and a `step` of its own, in any order.
 #
 # Tensors that are coded are data: tables of addresses and scales, on which
-# compiled code works, called from here or by an all-reduce in its own threads,
-# and so piece by piece or in one go with the same bits.  Only gradients on a
-# GPU are encoded and decoded elsewhere: there, in one go, with
-# the bits of the CPU.
+# compiled code works, called from here or by an all-reduce, piece by piece or
+# in one go with the same bits.  Only gradients on a GPU are encoded and
+# decoded there.
 #
 # fp8 (fp8.py) has a scale for each tensor, from the ratio of gradients to
 # their parameters.  Records of 4 bits have one for each 32 elements, which
-# follows from the gradients alone: a ratio to the parameter would let
-# the smallest of 32 parameters set the scale of all.  Of an element that is
-# ten times as large as the 31 beside it, an outlier, no more is added to the
-# next encoding than these have, or it would keep them out of their records at
-# the next updates, too.
+# follows from the gradients alone.  Of an element that is ten times as large
+# as the 31 beside it, an outlier, no more is added to the next encoding than
+# these have, or it would keep them out of their records at the next updates.
 #
 # Error feedback: what an encoding leaves out of a number is added to it at the
 # next update, where gradients are sent and where means are (on both sides:

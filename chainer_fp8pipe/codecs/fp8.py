@@ -11,9 +11,8 @@ it from the largest ratio, :class:`Fp8Paper` from a quantile, as the paper.
 """
 # The paper clips what lies above the 0.95 quantile.  In a tensor most of whose
 # elements have hardly a gradient (many classes, words, rows of an embedding)
-# that is nearly all of it: of a sure classifier of 20,000 classes 1.5 % of the
-# mean gradient arrived even with 4,096 times the quantile as the limit.  What
-# is clipped at every update no error feedback makes up for.
+# that is nearly all of it, and what is clipped at every update no error
+# feedback makes up for.
 #
 # So the scale of Fp8Ratio puts the largest of all elements, on all ranks, at
 # 57344 / room.  Codes reach over 3.8e9, so little is lost below: with 4 ranks

@@ -1,12 +1,9 @@
 """``create_communicator``: every communicator by its name."""
-# With algorithm='aggregator' the last ranks only sum (paper 003).  Tanaka et
-# al. put the sum into the network: a node between the workers adds frames as
-# they arrive and sends the mean back while the rest still comes.  Here this
-# node is a rank, on a host of its own or, better, one that has more links or a
-# faster one than a worker.  Such a rank never comes back to the program, so
-# that whoever had more to do with it would wait for ever: the stages of a
-# pipeline, for example, or a second communicator.  What is refused below is
-# refused for that.
+# With algorithm='aggregator' the last ranks only sum (paper 003), each best on
+# a host with more links or faster ones than a worker's.  Such a rank never
+# comes back to the program, so that whoever had more to do with it would wait
+# for ever, as the stages of a pipeline.  What is refused below is refused for
+# that.
 from __future__ import annotations
 
 from typing import Any

@@ -33,13 +33,10 @@ def _option(default: Any, help: str, choices: tuple[Any, ...] = (),
 class Options:
     """Options of a communicator; ``name`` says which of them are used.
 
-    All have ``algorithm``, ``shape``, ``aggregators``, ``frame_bytes``,
-    ``bucket_bytes``, ``overlap``, ``two_level``, ``ranks_per_node``,
-    ``shared_memory``, ``nonfinite`` and ``check_every``.
-    ``fp8``, ``fp8_paper`` and ``int4`` have ``warmup``; ``fp8`` and ``int4``
-    ``error_feedback``; ``fp8`` and ``fp8_paper`` (the paper's names in
-    brackets) ``period`` (N) and ``epsilon``; ``fp8_paper`` ``quantile`` (Q),
-    ``samples`` (R) and ``seed``.
+    All have those up to ``check_every``.  ``fp8``, ``fp8_paper`` and ``int4``
+    have ``warmup``; ``fp8`` and ``int4`` ``error_feedback``; ``fp8`` and
+    ``fp8_paper`` (the paper's names in brackets) ``period`` (N) and
+    ``epsilon``; ``fp8_paper`` ``quantile`` (Q), ``samples`` (R) and ``seed``.
 
     Raises:
         ValueError: A value is not allowed; the message says what is.

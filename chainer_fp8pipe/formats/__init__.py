@@ -18,10 +18,9 @@ do not fit and roundings that there are not.
 """
 # One text gives the bits on both processors: e5m2.h, floats.h and int4.h have
 # one element's (or record's) arithmetic, without branches and tables.  The C
-# compiler includes them for the loops of loops.h, which it turns into vector
-# code; CuPy compiles them as the preamble of element-wise kernels (gpu.py).
-# The bits agree as long as no a * b + c is contracted (-ffp-contract=off,
-# --fmad=false), and tests compile the kernels' text for the CPU to see it.
+# compiler includes them for the loops of loops.h, and CuPy compiles them as
+# the preamble of element-wise kernels (gpu.py).  The bits agree as long as no
+# a * b + c is contracted (-ffp-contract=off, --fmad=false).
 #
 # Compiled parts are libraries of C functions, called by ctypes without the
 # interpreter's lock.  Their structs are tables of NumPy's, whose owner keeps

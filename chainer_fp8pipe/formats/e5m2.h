@@ -164,13 +164,6 @@ E5M2_FUNCTION int e5m2_value_bits(int shifted)
     return shifted < (1 << 23) ? subnormal : normal;
 }
 
-/* The value of a code that is finite. */
-E5M2_FUNCTION float e5m2_decode_finite(unsigned int code)
-{
-    int bits = e5m2_value_bits((int)(code & 0x7F) << 21);
-    return e5m2_float((unsigned int)bits | (code & 0x80u) << 24);
-}
-
 /* The value of a code; every NaN code gives the quiet NaN of its sign. */
 E5M2_FUNCTION float e5m2_decode(unsigned int code)
 {
@@ -267,13 +260,11 @@ E5M2_FUNCTION float e5m2_kept(float left, float bound)
     return size <= bound ? left : 0.0f;
 }
 
-/* What `code` leaves out of the gradient, as far as it is worth keeping.  If
- * the code is not finite, neither is the gradient or the weight, so its value
- * does not matter. */
+/* What `code` leaves out of the gradient, as far as it is worth keeping. */
 E5M2_FUNCTION float e5m2_residual(float gradient, unsigned int code,
                                   float weight, float inverse, float bound)
 {
-    float left = gradient - e5m2_decode_finite(code) * inverse * weight;
+    float left = gradient - e5m2_decode(code) * inverse * weight;
     return e5m2_kept(left, e5m2_limited(bound, E5M2_LARGEST));
 }
 

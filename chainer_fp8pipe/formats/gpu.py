@@ -1,14 +1,10 @@
 """Buckets on a GPU: one kernel encodes all tensors, another decodes them."""
 # A kernel is a cupy.ElementwiseKernel over the entries of a bucket's wire.  It
 # reads the same table as compiled code on the host (coding.h), with addresses
-# on the device, and finds its tensor there; so a bucket takes one launch each
-# way however many tensors it has.  What is counted is counted on the device,
-# where something was clipped, not finite or larger than before, which is rare,
-# and is fetched with the bucket's end: nothing is waited for in between.
-#
-# The arithmetic is the headers' text, and so the bits are those of the CPU.  A
-# thread has a whole record of int4: eight threads to a record, which exchange
-# maxima, would read memory side by side, but would be a second text of it.
+# on the device, and finds its tensor there.  What is counted is counted on the
+# device, and fetched with the bucket's end.  The arithmetic is the headers'
+# text, and so the bits are those of the CPU.  A thread has a whole record of
+# int4.
 from __future__ import annotations
 
 import functools

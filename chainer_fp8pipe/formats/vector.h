@@ -5,12 +5,11 @@
  * and later on glibc make one copy of a loop for each generation of x86-64,
  * among which the loader picks (CLONES).
  *
- * Processors of x86-64-v3 and later convert halves, of which an fp8 code is
- * the upper byte, in one instruction; GCC 12 does not find it, and what it
- * makes takes three to four times as long.  So loops over what is converted
- * come in two variants (VARIANTS, CHOOSE), each of which converts a strip that
- * stays in the nearest cache, and is plain C beside that.  Both give the same
- * bits but for the sign and payload of a NaN, which is for the loops to settle.
+ * Processors of x86-64-v3 convert halves, of which an fp8 code is the upper
+ * byte, in one instruction, three to four times as fast as what GCC makes.  So
+ * loops over what is converted come in two variants (VARIANTS, CHOOSE), with
+ * the same bits but for the sign and payload of a NaN, which is for the loops
+ * to settle.
  */
 #ifndef CHAINER_FP8PIPE_VECTOR_H
 #define CHAINER_FP8PIPE_VECTOR_H
