@@ -246,7 +246,7 @@ class Engine:
         Returns:
             The bucket.
         """
-        if bucket.tensors.codec is None:
+        if bucket.tensors.state is None:
             bucket.arrive = self.events.travel(
                 bucket.tensors.names, bucket.wire.nbytes)
             with self.events.section('encode'):
@@ -367,7 +367,7 @@ class Engine:
             return False
         with self.events.section('encode'):
             bucket = self._waiting.popleft()
-            if bucket.tensors.codec is None:
+            if bucket.tensors.state is None:
                 self._code(bucket)
             self.prepare(bucket)
             address = ctypes.addressof(bucket.compiled)

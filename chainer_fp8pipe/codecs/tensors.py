@@ -14,7 +14,7 @@ from ..formats import gpu
 from .staging import array_module, empty_wire
 
 if TYPE_CHECKING:
-    from .codec import Codec, State
+    from .codec import State
 
 #: The site where gradients are encoded.
 GRADIENT = 'gradient'
@@ -73,7 +73,6 @@ class Tensors:
         names: One name per tensor, unique, in the same order on all ranks.
         gradients: Flat float32 arrays, all NumPy or all CuPy.
         parameters: Flat float32 arrays of the same sizes.
-        loss_scale: Factor that the gradients carry (mixed precision).
         grain: Elements of an entry, see :attr:`.Codec.grain`.
 
     Attributes:
@@ -81,23 +80,18 @@ class Tensors:
         size: Number of entries of the fused vector.
         offsets: Index of each tensor's first entry, and ``size``.
         xp: ``numpy`` or ``cupy``.
-        codec: What they are coded for; None before :meth:`code`.
-        state: Of the model and that codec.
+        state: Of the model and the codec; None before :meth:`code`.
         coding: For compiled code, which reads what this has.
     """
 
-    codec: Codec | None = None
-    state: State
+    state: Any = None           # State | None
     coding: Coding
 
     def __init__(self, names: Iterable[str], gradients: Iterable[Any],
-                 parameters: Iterable[Any], loss_scale: float = 1.0,
-                 grain: int = 1) -> None:
-        self.names = tuple(names)
+                 parameters: Iterable[Any], grain: int = 1) -> None:
+        self.names, self.grain = tuple(names), grain
         self.gradients = list(gradients)
         self.parameters = list(parameters)
-        self.loss_scale = loss_scale
-        self.grain = grain
         self.sizes: list[int] = []
         self.offsets = [0]
         for gradient in self.gradients:
@@ -118,13 +112,9 @@ class Tensors:
             if offset >= stop:
                 break
             if low < high:
-                yield index, self.elements(index, low, high)
-
-    def elements(self, tensor: int, start: int, stop: int) -> slice:
-        """The tensor's elements in the entries ``[start, stop)``, if any."""
-        offset, size = self.offsets[tensor], self.sizes[tensor]
-        return slice(max(start - offset, 0) * self.grain,
-                     min(max(stop - offset, 0) * self.grain, size))
+                yield index, slice(
+                    (low - offset) * self.grain,
+                    min((high - offset) * self.grain, self.sizes[index]))
 
     def code(self, state: State, number: int, *, prescale: float = 1.0,
              rounding: int = 0, epsilon: float = 0.0, scales: Any = None,
@@ -146,9 +136,7 @@ class Tensors:
         Raises:
             ValueError: Compiled code cannot read an array.
         """
-        self.state, self.codec = state, state.codec
-        self._relays, self._number = relays, number
-        self._rounding = formats.ROUNDINGS[rounding]
+        self.state, self._relays = state, relays
         self._kept: list[Any] = []      # arrays whose addresses are in tables
         count = len(self.names)
         self._scales = numpy.zeros((count, 5), numpy.float32)
@@ -271,7 +259,7 @@ class Tensors:
             ValueError: Compiled code cannot write one.
         """
         self.gradients = list(gradients)
-        if self.codec:
+        if self.state:
             self._there[:, _OUT] = self._places(gradients, True)[:, 0]
 
     def means(self, sites: Iterable[tuple[str, tuple[int, int]]]
@@ -299,7 +287,7 @@ class Tensors:
                 self._kept += pair
                 row[index] = [array.ctypes.data - part.start * array.itemsize
                               for array in pair]
-        if self.xp is not numpy and self._number == FP8:
+        if self.xp is not numpy and self.coding.codec == FP8:
             self._fetch_parameters([owned for _, owned in sites])
         return found
 
@@ -345,8 +333,9 @@ class Tensors:
         for wire in wires:
             self.accumulate(wire, values)
         values *= numpy.float32(factor)
-        if self._number == FP8:
-            formats.encode(values, out, rounding=self._rounding)
+        if self.coding.codec == FP8:
+            formats.encode(values, out, rounding=formats.ROUNDINGS[
+                self.coding.rounding])
         else:
             self.mean(values, 1, out, 0, numpy.zeros(0))
 
@@ -362,7 +351,7 @@ class Tensors:
     def wire_is_finite(self) -> bool:
         """Whether nothing in a wire that was decoded is NaN or infinite."""
         bad = self._findings[:, _NONFINITE] > 0
-        if self._number == FP8:     # or else a parameter is
+        if self.coding.codec == FP8:    # or else a parameter is
             bad &= self._findings[:, LARGEST] >= _INFINITY
         return not bad.any()
 
@@ -372,7 +361,7 @@ class Tensors:
         for kind, bit in _BLAMED.items():
             for index in numpy.flatnonzero(found[:, _BLAME] & bit):
                 self.state.blame(f'the {kind} of {names[index]}')
-        if self._number == FP8:
+        if self.coding.codec == FP8:
             clipped = self.state.numbers.setdefault('clipped', {})
             encoded = self.state.numbers.setdefault('encoded', {})
             for name, size, counts in zip(
@@ -385,7 +374,8 @@ class Tensors:
     # --- on a GPU -----------------------------------------------------------
 
     def _code_there(self, direction: str, wire: Any) -> Any:
-        kernel = _KERNELS.get(self._number, self._rounding)
+        kernel = _KERNELS.get(self.coding.codec,
+                              formats.ROUNDINGS[self.coding.rounding])
         return self._run(f'{direction}_{kernel}', self._there, self._scales,
                          self.coding.prescale, self.coding.epsilon, wire)
 

@@ -15,13 +15,11 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[BucketNames, ...]:
     """Groups parameters into buckets, those of the last layers first.
 
     Backward passes finish gradients of the last layers first, so these can
-    travel first.  A name is all that is known of a parameter's layer: names
-    are put in the order in which people count, ``/l10`` after ``/l2``, and
-    that is reversed.  A layer's parameters go together: a bucket that has one
-    of the layer below, too, must wait for that.  Only what is small waits
-    for a large layer: by itself, it would take all ranks' attention when
-    they have that to compute.  (So a small layer that backward comes to late,
-    or never, though its name is the last, holds up the one below.)
+    travel first.  A name is all that is known of a parameter's layer, which
+    is all of it but its last part: layers are put in the order in which
+    people count, ``/l10`` after ``/l2``, and that is reversed.  What is small
+    waits for the large one below: by itself, it would take all ranks'
+    attention when they have that to compute.
 
     Args:
         sizes: Elements by the parameter's name; at least 1.
@@ -32,33 +30,22 @@ def divide(sizes: Mapping[str, int], limit: int) -> tuple[BucketNames, ...]:
     Returns:
         The buckets, in the order in which they are sent.
     """
+    # The largest of a layer first, so that small ones come into its bucket.
+    names = sorted(sizes, key=lambda name: (-sizes[name], name))
+    names.sort(key=lambda name: _counted(name.rpartition('/')[0]),
+               reverse=True)
     buckets: list[list[str]] = []
     small = limit // 16
     filled = 0      # bytes of the last bucket, limit at most for a parameter
-    for layer in _layers(sizes):
-        # The largest first, so that small ones come into its bucket.
-        names = sorted(layer, key=lambda name: (-sizes[name], name))
-        whole = 4 * sum(sizes[name] for name in names)
-        if not buckets or limit and filled > small and filled + whole > limit:
+    for name in names:
+        size = 4 * sizes[name]
+        if not buckets or limit and filled > small and (
+                filled + size > limit + small):
             buckets.append([])
             filled = 0
-        for name in names:
-            size = 4 * sizes[name]
-            if limit and filled > small and filled + size > limit + small:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(name)
-            filled += min(size, limit)
+        buckets[-1].append(name)
+        filled += min(size, limit)
     return tuple(map(tuple, buckets))
-
-
-def _layers(sizes: Mapping[str, int]) -> list[list[str]]:
-    """Names by layer, which is all of a name but its last part."""
-    layers: dict[str, list[str]] = {}
-    for name in sizes:
-        layers.setdefault(name.rpartition('/')[0], []).append(name)
-    return [layers[layer]
-            for layer in sorted(layers, key=_counted, reverse=True)]
 
 
 def _counted(name: str) -> tuple[list[tuple[str, int]], str]:

@@ -190,7 +190,7 @@ class EarlyExchange(Exchange):
                        for number in (0, 1))
         self._begin(loss_scale)
         for number in self.order[len(self.sent):count]:
-            self._send(number, zeros, ones, loss_scale, contributes=False)
+            self._send(number, zeros, ones, contributes=False)
         for bucket in self.sent.values():
             self.setup.engine.finish(bucket)
         self.current.undo()
@@ -316,8 +316,7 @@ class EarlyExchange(Exchange):
             xp.cuda.get_current_stream().wait_event(computed)
         self._begin(early.loss_scale)
         self._send(number, {name: flat_float32(early.arrays[name])
-                            for name in self.buckets[number]},
-                   early.values, early.loss_scale)
+                            for name in self.buckets[number]}, early.values)
         self.setup.engine.work()
         return True
 

@@ -245,7 +245,7 @@ class Exchange:
         for number in self.order:
             if number not in self.sent:
                 self._send(number, gradients.flat, gradients.values,
-                           gradients.loss_scale, decodes=True)
+                           decodes=True)
                 self.setup.engine.work()
 
     def _begin(self, loss_scale: float | None) -> None:
@@ -255,15 +255,14 @@ class Exchange:
                 self.current, 1.0 if loss_scale is None else loss_scale)
 
     def _send(self, number: int, gradients: Mapping[str, Any],
-              values: Mapping[str, Any], loss_scale: float | None,
-              contributes: bool = True, decodes: bool = False) -> None:
+              values: Mapping[str, Any], contributes: bool = True,
+              decodes: bool = False) -> None:
         """Sends a bucket, of what has a gradient.
 
         Args:
             number: Of the bucket.
             gradients: By name, flat.
             values: The parameters, likewise.
-            loss_scale: The factor of the gradients; None for none.
             contributes: As for :class:`.Bucket`.
             decodes: Likewise.
         """
@@ -271,7 +270,6 @@ class Exchange:
                  if name in gradients]
         tensors = Tensors(names, map(gradients.__getitem__, names),
                           map(values.__getitem__, names),
-                          1.0 if loss_scale is None else loss_scale,
                           self.current.codec.grain)
         if tensors.size:
             self.sent[number] = Bucket(

@@ -9,16 +9,11 @@
 # graph when the pass begins, and when the last of them is through, the
 # gradient in the table is the one that Chainer will write.
 #
-# The gradient of a layer's weights is computed before that of the layer's
-# input, so that it can travel while the pass goes on to the layers below (Oh
-# et al., "Out-of-Order BackProp", EuroSys 2022).
-#
 # While `PATCHES` are held, two names of Chainer 7.8.1 are replaced:
 # `_MultiNodeOptimizer.update` (chainermn/optimizers.py, line 19) and
 # `_backprop_utils` in `chainer._backprop` (chainer/_backprop.py, line 9), from
-# which Chainer's loop takes its table (line 167) and its step (line 225).
-# Another package's step is called.  Passes inside of the pass (`F.forget`) are
-# not watched, and each thread has passes of its own.
+# which Chainer's loop takes its table (line 167).  Passes inside of the pass
+# (`F.forget`) are not watched, and each thread has passes of its own.
 from __future__ import annotations
 
 import threading
@@ -27,16 +22,9 @@ from typing import Any, Protocol
 
 import chainer
 from chainer import _backprop, _backprop_utils
-from chainer.functions.connection.convolution_2d import Convolution2DFunction
-from chainer.functions.connection.convolution_nd import ConvolutionND
-from chainer.functions.connection.linear import LinearFunction
 from chainermn.optimizers import _MultiNodeOptimizer
 
 from .patching import Patch
-
-# Their gradients of different inputs have no work in common, and may be
-# computed in any order (those of a deconvolution may not).
-_SEPARATE = frozenset({LinearFunction, Convolution2DFunction, ConvolutionND})
 
 
 class Watcher(Protocol):
@@ -62,10 +50,9 @@ class Watcher(Protocol):
 
 
 class _Thread(threading.local):
-    """What this thread's next pass begins with; the table of its pass."""
+    """What this thread's next pass begins with."""
 
     next: tuple[Any, Watcher, float | None] | None = None
-    table: _Table | None = None
 
 
 _thread = _Thread()
@@ -88,13 +75,13 @@ def _updating(original: Any) -> Any:
         try:
             original(self, watched, *args, **kwargs)
         finally:
-            _thread.next = _thread.table = None
+            _thread.next = None
             watcher.end()
     return update
 
 
 class _Namespace:
-    """Stands for the module that Chainer's loop takes table and step from."""
+    """Stands for the module that Chainer's loop takes its table from."""
 
     def __init__(self, original: Any) -> None:
         self._original = original
@@ -103,24 +90,7 @@ class _Namespace:
         found, _thread.next = _thread.next, None
         if found is None:
             return self._original.GradTable(**options)
-        _thread.table = _Table(*found, **options)
-        return _thread.table
-
-    def backprop_step(self, function: Any, indexes: tuple[int, ...],
-                      outputs: Any, gradients: Mapping[Any, list[Any]],
-                      is_debug: bool) -> None:
-        """Chainer's, in two parts if some gradients can be final earlier."""
-        step, table = self._original.backprop_step, _thread.table
-        if table and type(function) in _SEPARATE:
-            early = tuple(index for index in indexes if table.is_last(
-                gradients[function.inputs[index]]))
-            if early:
-                step(function, early, outputs, gradients, is_debug)
-                table.report()
-                indexes = tuple(
-                    index for index in indexes if index not in early)
-        if indexes:
-            step(function, indexes, outputs, gradients, is_debug)
+        return _Table(*found, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
@@ -155,21 +125,14 @@ class _Table(_backprop_utils.GradTable):
                 self._through.append((node, found))
         return found
 
-    def is_last(self, gradients: list[Any]) -> bool:
-        """Whether the function that adds to this list now is the last."""
-        return any(found is gradients for _, found in self._through)
-
-    def report(self) -> None:
-        """Reports the gradients that nothing more is added to."""
+    def pop(self, node: Any) -> Any:
+        # Nothing more is added to what the last function is through with.
         through, self._through = self._through, []
         for leaf, gradients in through:
             # As pop will do at the end: the sum is made once only.
             gradient = _backprop_utils._reduce(gradients)
             if gradient is not None:
                 self._watcher.final(self._names[leaf], gradient.raw_array)
-
-    def pop(self, node: Any) -> Any:
-        self.report()
         return super().pop(node)
 
 

@@ -19,12 +19,12 @@ def random_tensors(sizes, seed=0, spread=1.0, grain=1, loss_scale=1.0):
     return Tensors(
         [f'/l{i}/W' for i in range(len(sizes))],
         [gradient * numpy.float32(loss_scale) for gradient in gradients],
-        parameters, loss_scale, grain)
+        parameters, grain)
 
 
-def encode(state, tensors, prescale=1.0):
+def encode(state, tensors, prescale=1.0, loss_scale=1.0):
     """The wire of an update, and the tensors, coded."""
-    coding = begin(state, tensors, prescale=prescale)
+    coding = begin(state, tensors, prescale=prescale, loss_scale=loss_scale)
     wire = numpy.zeros(tensors.size, state.codec.wire_dtype)
     coding.encode(wire)
     coding.conclude()
@@ -53,8 +53,8 @@ def sum_of(wires, codec):
 
 def mean_of(coding, total, count, start=0, site=SITE, owned=None, means=None):
     """The wire of a mean, encoded in one piece."""
-    wire = numpy.zeros(total.size // coding.codec.grain,
-                       coding.codec.wire_dtype)
+    wire = numpy.zeros(total.size // coding.state.codec.grain,
+                       coding.state.codec.wire_dtype)
     if means is None:
         means = coding.means([(site, owned or (0, coding.size))])[0]
     coding.mean(numpy.array(total, numpy.float32), count, wire, start, means)

@@ -95,8 +95,9 @@ def test_a_saved_state_goes_on_bit_for_bit(codec, before, after):
     def steps(state, first, last):
         found = []
         for step in range(first, last):
-            wire, coding = encode(state, tensors_of(
-                codec, step, [1.0, 1000.0][step % 2]))
+            scale = [1.0, 1000.0][step % 2]
+            wire, coding = encode(state, tensors_of(codec, step, scale),
+                                  loss_scale=scale)
             piece = wire[1:3]
             found += [wire.tobytes(), mean_of(
                 coding, sum_of([piece], codec), 1, 1,
@@ -256,7 +257,8 @@ def test_a_power_of_two_as_loss_scale_changes_no_bit_and_prescales_multiply():
     states = codec.init(), codec.init()
     for step, scale in enumerate([1.0, 2.0 ** 10, 2.0 ** -4]):
         plain, scaled = (
-            encode(state, tensors_of(codec, step, factor))[0]
+            encode(state, tensors_of(codec, step, factor),
+                   loss_scale=factor)[0]
             for state, factor in zip(states, (1.0, scale), strict=True))
         numpy.testing.assert_array_equal(plain, scaled)
     quarter = random_tensors(SIZES, spread=0.25, grain=32)

@@ -30,7 +30,7 @@ NAMES = st.text(string.ascii_lowercase + string.digits + '/', min_size=1,
      ['/5/W /4/W /3/W', '/2/W /2/b /1/W /1/b', '/0/W']),
     # A layer with layers in it is one all the same.
     ({'/1/W': 10, '/1/conv/W': 10, '/1/z': 10}, 80,
-     ['/1/conv/W', '/1/W /1/z']),
+     ['/1/conv/W /1/W', '/1/z']),
     ({}, 100, [])])
 def test_buckets_by_hand(sizes, limit, buckets):
     assert divide(sizes, limit) == tuple(
