@@ -45,36 +45,35 @@ class Gradients:
 
     def __init__(self, model: chainer.Link, zero_fill: bool) -> None:
         self.entries: dict[str, str] = {}
-        self.problem = ''
         self.sizes: dict[str, int] = {}
         self.parameters: dict[str, chainer.Parameter] = {}
         self.arrays: dict[str, Any] = {}
         self.values: dict[str, Any] = {}
         self.flat: dict[str, Any] = {}
         self.copied: set[str] = set()
-        self._scales: dict[float | None, str] = {}      # and whose they are
-        self._filled: list[chainer.Parameter] = []
-        for name, parameter in distinct_parameters(model):
-            if problem := self._take(name, parameter, zero_fill):
-                self.problem = self.problem or problem
-        if len(self._scales) > 1:
-            (one, name), (two, other), *_ = self._scales.items()
-            self.problem = self.problem or (
+        scales: dict[float | None, str] = {}        # and whose they are
+        filled: list[chainer.Parameter] = []
+        problems = [self._take(name, parameter, zero_fill, scales, filled)
+                    for name, parameter in distinct_parameters(model)]
+        if len(scales) > 1:
+            (one, name), (two, other), *_ = scales.items()
+            problems.append(
                 f'the gradients of parameters {name} and {other} have '
                 f'different loss scales, {one} and {two}; scale all losses '
                 'alike and clear gradients before each backward pass')
-        self.problem = self.problem or self._different_devices()
-        self.loss_scale = next(iter(self._scales), None)
+        problems.append(self._different_devices())
+        self.problem = next(filter(None, problems), '')
+        self.loss_scale = next(iter(scales), None)
+        # backward() sets the scale only of parameters that it reaches.
+        for parameter in filled:
+            parameter._loss_scale = self.loss_scale
+        if self.arrays:
+            self.entries['the loss scale'] = str(self.loss_scale)
         if not self.problem:
             self._lay_flat()
 
     def _lay_flat(self) -> None:
         """Copies what cannot be exchanged, or shared, where it is."""
-        # backward() sets the scale only of parameters that it reaches.
-        for parameter in self._filled:
-            parameter._loss_scale = self.loss_scale
-        if self.arrays:
-            self.entries['the loss scale'] = str(self.loss_scale)
         usual, shared = overlapping([*self.arrays.values()],
                                     [*self.values.values()])
         for (name, gradient), is_shared in zip(self.arrays.items(), shared,
@@ -90,8 +89,8 @@ class Gradients:
             self.flat[name] = flat
             self.values[name] = flat_float32(self.values[name])
 
-    def _take(self, name: str, parameter: chainer.Parameter, zero_fill: bool
-              ) -> str:
+    def _take(self, name: str, parameter: chainer.Parameter, zero_fill: bool,
+              scales: dict[float | None, str], filled: list) -> str:
         """Notes a parameter; what forbids to exchange it, '' if nothing."""
         value = parameter.array
         if value is None:       # Chainer raises an error for its gradient
@@ -104,10 +103,10 @@ class Gradients:
         if value.size:
             self.sizes[name] = value.size
         if gradient is not None:
-            self._scales.setdefault(parameter._loss_scale, name)
+            scales.setdefault(parameter._loss_scale, name)
         elif zero_fill:
             gradient = parameter.grad = parameter.xp.zeros_like(value)
-            self._filled.append(parameter)
+            filled.append(parameter)
         self.entries[f'parameter {name}'] = _text(
             value.dtype, value.shape,
             None if gradient is None else gradient.dtype)
