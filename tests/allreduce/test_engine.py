@@ -22,25 +22,6 @@ from .library import Silence
 FLOAT = Cast('float32')
 
 
-@on_ranks(4)
-def test_several_buckets_are_under_way_at_the_same_time(comm):
-    """Of any size: those that need more memory come after others."""
-    made, buckets = make('direct', comm), []
-    sizes = [3000, 10, 20_000, 500, 3000]
-    for number, size in enumerate(sizes):
-        tensors = tensors_of(comm.rank, [size], seed=number)
-        wire = tensors.gradients[0] / numpy.float32(comm.size)
-        buckets.append(made.submit(bucket_of(FLOAT, tensors, wire)))
-        made.work()
-    while not made.idle:
-        made.work()
-    for number, (size, bucket) in enumerate(zip(sizes, buckets, strict=True)):
-        assert bucket.finished
-        numpy.testing.assert_allclose(
-            bucket.wire, mean_of(comm.size, [size], number), rtol=0,
-            atol=1e-6)
-
-
 @pytest.mark.parametrize('codec', CODECS)
 @on_ranks(1, 2, 3, 5)
 def test_a_plan_of_ones_own_gives_the_mean(comm, codec):

@@ -10,7 +10,6 @@ from chainer_fp8pipe.allreduce.plan import (
     direct,
     ring,
     torus2d,
-    two_level,
 )
 
 import numpy
@@ -111,13 +110,6 @@ def test_a_toruss_rows_may_be_nodes_however_ranks_are_numbered():
     assert [action.peer for action in plan.actions(4)[:2]] == [7, 5]
 
 
-def test_of_two_levels_the_outer_one_joins_equal_local_ranks():
-    # Ranks 0, 2 and 4 are on one node: the numbers of ranks do not matter.
-    plan = two_level(direct(2), [[0, 2, 4], [1, 3, 5]])
-    assert peers(plan, 2) == {0, 4, 3}
-    assert plan.workers == plan.ranks == 6
-
-
 @pytest.mark.parametrize('encode_between', [False, True])
 def test_only_a_share_of_the_vector_leaves_the_node(encode_between):
     """Four ranks in each of three nodes: the paper's hierarchical form."""
@@ -129,12 +121,6 @@ def test_only_a_share_of_the_vector_leaves_the_node(encode_between):
     assert sum(outside.values()) == Fraction(2 * 2, 3) / 4
     # What crosses first is in the wire's format only if it was encoded.
     assert outside.get('contribution', 0) == encode_between * Fraction(1, 12)
-
-
-def test_servers_of_two_levels_serve_every_member():
-    report = Report(compose(ring(2), aggregator(3, 1),
-                            lambda member, node: 2 * node + member, True))
-    assert report.received(6)[1] == report.sent(6)[1] == 3
 
 
 def test_what_cannot_be_composed_is_an_error():

@@ -45,33 +45,6 @@ class Shared(Net):
         return self.c(F.tanh(self.b(F.tanh(self.b(F.tanh(self.a(x)))))))
 
 
-class Branches(Net):
-    """Two branches of different depth, and one layer in both."""
-
-    def __init__(self):
-        super().__init__(a=L.Linear(8, 8), b=L.Linear(8, 8), c=L.Linear(8, 4))
-
-    def forward(self, x):
-        return self.c(x) + self.c(F.tanh(self.b(F.tanh(self.a(x))))) + (
-            self.c(self.a(x)))
-
-
-class Convolutions(Net):
-    """Convolution and batch normalisation."""
-
-    shape = 4, 2, 6, 6
-
-    def __init__(self):
-        super().__init__(
-            conv1=L.Convolution2D(2, 4, 3), bn1=L.BatchNormalization(4),
-            conv2=L.Convolution2D(4, 4, 3), bn2=L.BatchNormalization(4),
-            fc=L.Linear(16, 3))
-
-    def forward(self, x):
-        x = F.relu(self.bn1(self.conv1(x)))
-        return self.fc(F.relu(self.bn2(self.conv2(x))))
-
-
 class Unused(Net):
     """A layer that is never used."""
 
@@ -182,5 +155,5 @@ class Mixed(Net):
 
 
 NETWORKS = {cls.__name__: cls for cls in (
-    Plain, Shared, Branches, Convolutions, Unused, Changing, Recurrent, Lazy,
+    Plain, Shared, Unused, Changing, Recurrent, Lazy,
     Bare, Forgetful, Penalty, Mixed)}

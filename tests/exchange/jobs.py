@@ -194,16 +194,3 @@ def accumulated(optimizer, model, number, rank):
         optimizer.update()
     else:
         update(optimizer, model, number, rank)
-
-
-def found_by_grad(optimizer, model, number, rank):
-    """Rank 1 finds every second update's gradients without backward."""
-    if rank != 1 or number % 2 == 0:
-        update(optimizer, model, number, rank)
-        return
-    model.cleargrads()
-    parameters = [p for _, p in sorted(model.namedparams())]
-    for parameter, gradient in zip(parameters, chainer.grad(
-            [model.loss(number, rank)], parameters), strict=True):
-        parameter.grad = gradient.array
-    optimizer.update()

@@ -23,7 +23,6 @@ from .jobs import (
     counting,
     failed,
     failed_everywhere,
-    found_by_grad,
     make,
     one_more_pass,
     optimizer_of,
@@ -99,8 +98,7 @@ class Branching(NETWORKS['Unused']):
     (Plain, {'scaling': {'scale': 64.0}, 'name': 'int4'}),
     (Plain, {'scaling': {'interval': 2, 'scale': None}}),
     (Exploding, {'scaling': {}}),
-    *((Plain, {'step': step}) for step in (
-        one_more_pass, accumulated, found_by_grad)),
+    *((Plain, {'step': step}) for step in (one_more_pass, accumulated)),
     *((Plain, {'step': step, 'name': name})
       for step in (failed, failed_everywhere, broadcast, replaced)
       for name in ('fp8', 'int4', 'float32')),
