@@ -10,10 +10,9 @@
 # every block's sum lies with its owner, and an all-gather that brings it back
 # to everybody.  Nothing here knows MPI or compiled code: _engine.c runs steps
 # of any plan.  So an algorithm is a function of ten lines and a row of
-# ALGORITHMS, from which options, commands, the planner, tests and benchmarks
-# follow.  Plans can be put together: `compose` runs one inside groups of ranks
-# and another between them, `beside` two at the same time.  Two levels of a
-# cluster are the first, and a 2D torus is both.
+# ALGORITHMS.  Plans can be put together: `compose` runs one inside groups of
+# ranks and another between them, `beside` two at the same time.  Two levels of
+# a cluster are the first, and a 2D torus is both.
 #
 # What a message holds follows from the order of instructions: a rank's own
 # contribution (in the wire's format), a sum (in the form that the framing
@@ -32,10 +31,6 @@ from ..mpi.placement import torus_shape
 #: Contributions that are summed and encoded in one pass, at most.
 MOST_GATHERED = 15
 
-#: Forms in which a partial sum may travel.
-FORMS = ('float16', 'float32')
-
-
 @dataclasses.dataclass(frozen=True)
 class Framing:
     """How a vector is cut, and in which form it is summed.
@@ -43,7 +38,7 @@ class Framing:
     Attributes:
         frame_bytes: Bytes of a frame on the wire.
         frames_in_flight: Chunks of a plan that are under way at a time.
-        form: What partial sums travel in, one of :data:`FORMS`.
+        form: What partial sums travel in, ``'float16'`` or ``'float32'``.
         shared_memory: Ranks of a node read each other's memory.
     """
 

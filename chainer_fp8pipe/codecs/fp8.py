@@ -226,7 +226,7 @@ class Fp8Paper(Fp8Ratio):
         state.take_largest()
 
     def _limited(self, q: float) -> float:
-        return _limited(q)
+        return min(max(q, 1e-30), 1e30)
 
     def _choose(self, state: State, name: str, q: float, bound: float
                 ) -> None:
@@ -247,8 +247,9 @@ class Fp8Paper(Fp8Ratio):
         def of(chosen: Any) -> float:
             # In float64: a ratio may be larger than float32's largest number.
             size = abs(gradient[chosen].astype(numpy.float64))
-            return _quantile(size / (abs(parameter[chosen].astype(
+            q = _quantile(size / (abs(parameter[chosen].astype(
                 numpy.float64)) + self.epsilon), self.quantile)
+            return q and self._limited(q)
         if gradient.size <= self.samples:
             return of(slice(None))
         generator = numpy.random.default_rng(
@@ -263,11 +264,6 @@ class Fp8Paper(Fp8Ratio):
         return found
 
 
-def _limited(q: float) -> float:
-    """Near q, but neither 57344 / q nor its inverse leaves float32."""
-    return min(max(q, 1e-30), 1e30)
-
-
 def _quantile(array: Any, quantile: float) -> float:
     values = to_host(array)
     # NaN and infinity travel and are reported; they set no scale.
@@ -276,5 +272,4 @@ def _quantile(array: Any, quantile: float) -> float:
         return 0.0
     found = float(numpy.quantile(values, quantile))
     # More zeros than the quantile allows: take it of the others.
-    return _limited(found or float(numpy.quantile(values[values > 0],
-                                                  quantile)))
+    return found or float(numpy.quantile(values[values > 0], quantile))

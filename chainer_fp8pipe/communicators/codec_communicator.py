@@ -13,7 +13,7 @@ from chainermn.communicators.mpi_communicator_base import MpiCommunicatorBase
 from mpi4py import MPI
 
 from ..codecs import Fp8Ratio, TensorReport
-from ..exchange.early import NOTHING_SENT, EarlyExchange
+from ..exchange.early import EarlyExchange
 from ..exchange.exchange import Exchange, Setup
 from ..exchange.gradients import SAME_MODEL, describe, distinct_parameters
 from ..exchange.ranks import Ranks
@@ -117,10 +117,7 @@ class CodecCommunicator(MpiCommunicatorBase):
             for name, parameter in parameters}, remedy=SAME_MODEL)
         if self._patches:
             with self._setup.ranks.section():
-                if known := self._setup.early or self._known(model):
-                    known.withdraw()
-                else:           # ranks that know the model hear of it
-                    self._setup.ranks.allgather(NOTHING_SENT)
+                (self._known(model) or self._make(model)).withdraw()
         for _, parameter in parameters:
             if parameter.array is not None:
                 host = numpy.array(

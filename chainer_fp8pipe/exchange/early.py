@@ -43,9 +43,6 @@ from .gradients import (
 # Seconds of sleep when nothing has moved.
 _PAUSE = 100e-6
 
-#: What a rank without the model says in :meth:`EarlyExchange.withdraw`.
-NOTHING_SENT = 0, False, None, 1.0
-
 
 @dataclasses.dataclass(eq=False)
 class Early:

@@ -4,11 +4,9 @@
  * kind, variant of the processor) is none at run time: so loops are inlined
  * into functions that choose, once for each choice.
  *
- * They work in strips, which stay in the nearest cache, as a loop whose
- * operations wait for each other is faster as several short ones; 32 bits are
- * enough to count in one, and one that has to begin again finds its input
- * there.  Infinity and NaN are rare, and handling them takes a fourth of the
- * time: loops first assume there are none, which they find out on the way.
+ * They work in strips, which stay in the nearest cache, where operations wait
+ * for each other.  With error feedback infinity and NaN, which are rare, take
+ * a fourth of the time: a strip is first encoded as if there were none.
  */
 #ifndef CHAINER_FP8PIPE_LOOPS_H
 #define CHAINER_FP8PIPE_LOOPS_H
@@ -176,16 +174,9 @@ CLONES static Counts encode_kept(
 CLONES static Counts encode_ratios(const f32 *gradient, const f32 *parameter,
                                    u8 *codes, size_t n, Ratio q, int rounding)
 {
-    Counts sum = {0, 0};
-#define PLAIN(ROUNDING) \
-    IN_STRIPS(i, length, n, 4 * LONG_STRIP, parameter, count(&sum, encode_plain( \
-        gradient + i, parameter + i, codes + i, length, q, ROUNDING)))
-    if (rounding == E5M2_NEAREST)
-        PLAIN(E5M2_NEAREST)
-    else
-        PLAIN(E5M2_TRUNCATE)
-#undef PLAIN
-    return sum;
+    return rounding == E5M2_NEAREST
+        ? encode_plain(gradient, parameter, codes, n, q, E5M2_NEAREST)
+        : encode_plain(gradient, parameter, codes, n, q, E5M2_TRUNCATE);
 }
 
 /* Sums of ratios to means of gradients, in place. */
