@@ -67,6 +67,7 @@ class State:
         numbers: By kind and tensor, what was learnt and counted.
         nonfinite: What on this rank made a wire of this update hold a NaN or
             an infinity, e.g. ``'the gradient of /l1/W'``.
+        decoded: By tensor, what was found in its mean (:class:`.Tensors`).
     """
 
     codec: Codec
@@ -83,8 +84,7 @@ class State:
         default_factory=dict)
     _held: tuple[dict[tuple[str, str], tuple[int, Any]],
                  dict[str, dict[str, float]]] | None = None
-    # By tensor, where the last update's mean leaves its largest magnitude.
-    _decoded: dict[str, Any] = dataclasses.field(default_factory=dict)
+    decoded: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def hold(self) -> None:
         """From here on :meth:`undo` can put back what this update changes."""
@@ -147,10 +147,6 @@ class State:
                 self._residuals[key] = start, array * (
                     abs(array) <= numpy.float32(bound))
 
-    def watch(self, names: Sequence[str], findings: numpy.ndarray) -> None:
-        """Has :meth:`take_largest` look there; see :class:`.Tensors`."""
-        self._decoded.update(zip(names, findings, strict=True))
-
     def take_largest(self) -> dict[str, float]:
         """The largest magnitude in the wire of each mean decoded since then.
 
@@ -158,14 +154,9 @@ class State:
         NaN where the mean is not finite.
         """
         found = {name: float(numpy.int32(row[LARGEST]).view(numpy.float32))
-                 for name, row in self._decoded.items() if row[LARGEST] >= 0}
-        self._decoded.clear()
+                 for name, row in self.decoded.items() if row[LARGEST] >= 0}
+        self.decoded.clear()
         return found
-
-    def blame(self, what: str) -> None:
-        """Adds what made a wire not finite to ``nonfinite``, once."""
-        if what not in self.nonfinite:
-            self.nonfinite.append(what)
 
     def save(self) -> dict[str, numpy.ndarray]:
         """Returns all that an exact continuation needs."""

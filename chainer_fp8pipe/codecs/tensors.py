@@ -146,7 +146,7 @@ class Tensors:
         self._findings[:, LARGEST] = -1
         rows = self._rows = self._table(relays)
         if not relays:
-            state.watch(self.names, self._findings)
+            state.decoded.update(zip(self.names, self._findings, strict=True))
             if state.codec.error_feedback:
                 pairs = [state.residual(self.xp, GRADIENT, name, 0, size)
                          if size else (_NOTHING, _NOTHING) for name, size
@@ -360,7 +360,9 @@ class Tensors:
         found, names = self._findings, self.names
         for kind, bit in _BLAMED.items():
             for index in numpy.flatnonzero(found[:, _BLAME] & bit):
-                self.state.blame(f'the {kind} of {names[index]}')
+                what = f'the {kind} of {names[index]}'
+                if what not in self.state.nonfinite:
+                    self.state.nonfinite.append(what)
         if self.coding.codec == FP8:
             clipped = self.state.numbers.setdefault('clipped', {})
             encoded = self.state.numbers.setdefault('encoded', {})

@@ -87,7 +87,10 @@ class CodecCommunicator(MpiCommunicatorBase):
             ReplicaDrift: Replicas were compared (option ``check_every``) and
                 differ; on all ranks, naming parameter, updates and ranks.
         """
-        self._must_live()
+        if self._is_finalized:
+            raise RuntimeError(
+                f'rank {self.rank}: communicator {self.name!r} has been '
+                'finalized; make another one by create_communicator')
         setup = self._setup
         with setup.ranks.section():
             # All ranks come here with new models in the same order.
@@ -206,12 +209,6 @@ class CodecCommunicator(MpiCommunicatorBase):
         (self._known(model) or self._make(model)).load(state)
 
     # --- details ------------------------------------------------------------
-
-    def _must_live(self) -> None:
-        if self._is_finalized:
-            raise RuntimeError(
-                f'rank {self.rank}: communicator {self.name!r} has been '
-                'finalized; make another one by create_communicator')
 
     def _known(self, model: chainer.Link) -> Exchange | None:
         """The model's exchange; None if it is new.

@@ -159,9 +159,7 @@ def with_aggregators(mpi_comm: MPI.Comm, options: Options
     if count < 1:
         raise ValueError(
             f'aggregators={options.aggregators} leaves no worker of '
-            f'{mpi_comm.size} ranks; start more, or pass at most '
-            f'aggregators={mpi_comm.size - 1}' if mpi_comm.size > 1 else
-            "algorithm='aggregator' needs 2 ranks at least; start more")
+            f'{mpi_comm.size} ranks; start more, or pass fewer')
     _aggregators.update(world_ranks(mpi_comm)[count:])
     everyone = mpi_comm.Dup()
     if everyone.rank >= count:
@@ -183,8 +181,6 @@ def _refuse_aggregators(mpi_comm: MPI.Comm) -> None:
     found = sorted(_aggregators.intersection(world_ranks(mpi_comm)))
     if found:
         raise ValueError(
-            f'{"ranks" if found[1:] else "rank"} '
-            f'{", ".join(map(str, found))} of the job only sum'
-            f'{"" if found[1:] else "s"} for the workers of a '
-            "communicator with algorithm='aggregator'; pass "
+            f'these ranks of the job only sum for the workers of another '
+            f'communicator: {", ".join(map(str, found))}; pass '
             'mpi_comm=comm.mpi_comm of that one')

@@ -251,8 +251,9 @@ class EarlyExchange(Exchange):
             if early.missing.get(number) != set():
                 break
             early.ready += 1
-            early.todo.append((number, None if isinstance(
-                gradient, numpy.ndarray) else _computed(gradient)))
+            xp = chainer.backend.get_array_module(gradient)
+            early.todo.append((number, None if xp is numpy else (
+                xp.cuda.get_current_stream().record())))
         if early.ready > before:
             self.setup.early = self
             if early.thread is None:
@@ -316,9 +317,3 @@ class EarlyExchange(Exchange):
                             for name in self.buckets[number]}, early.values)
         self.setup.engine.work()
         return True
-
-
-def _computed(array: Any) -> Any:
-    """A CUDA event behind all work submitted so far."""
-    return chainer.backend.get_array_module(
-        array).cuda.get_current_stream().record()

@@ -160,8 +160,12 @@ class Exchange:
         if gradients.sizes != self.sizes:
             self._follow(gradients.sizes)
         self._send_rest(gradients)
-        bad = [bucket for bucket in self.sent.values()
-               if self._receive(bucket)]
+        bad = []
+        for bucket in self.sent.values():
+            self.setup.engine.finish(bucket)
+            with self.setup.events.section('decode'):
+                if bucket.decode():
+                    bad.append(bucket)
         self.sent = {}
         if bad:
             self._raise_nonfinite(bad, model, gradients.loss_scale)
@@ -189,16 +193,6 @@ class Exchange:
 
     def withdraw(self) -> object:
         """Drops what ranks have sent before; call it on all of them."""
-
-    def _receive(self, bucket: Bucket) -> list[str]:
-        """Waits for a bucket's mean, and writes it into the gradients.
-
-        Returns:
-            Names of tensors whose mean is not finite.
-        """
-        self.setup.engine.finish(bucket)
-        with self.setup.events.section('decode'):
-            return bucket.decode()
 
     def _raise_nonfinite(self, bad: list[Bucket], model: chainer.Link,
                          loss_scale: float | None) -> None:
