@@ -11,7 +11,7 @@ from setuptools.command.build_ext import build_ext
 README = pathlib.Path(__file__).with_name('README.md')
 
 LOOPS = [f'chainer_fp8pipe/formats/{part}.h'
-         for part in ('e5m2', 'floats', 'int4', 'vector', 'loops',
+         for part in ('e5m2', 'int4', 'vector', 'loops',
                       'coding')]
 OF_LOOPS = [
     '-O3',

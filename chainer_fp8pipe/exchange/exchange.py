@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,7 +36,6 @@ from ..report.stream import EventStream
 from .buckets import divide
 from .drift import ReplicaDrift, compare
 from .gradients import SAME_MODEL, Gradients
-from .loss_scaling import is_scaled_dynamically
 from .ranks import Ranks
 
 #: Flat arrays by name, as in snapshots.
@@ -293,3 +293,20 @@ def device_of(arrays: Mapping[str, Any]) -> chainer.backend.Device:
     """Where arrays are; the CPU if there are none."""
     return chainer.backend.get_device_from_array(
         next(iter(arrays.values()), None))
+
+
+def is_scaled_dynamically(model: chainer.Link) -> bool:
+    """Whether the optimizers of a model skip updates that are not finite.
+
+    A communicator is given no optimizer, and a model does not know its
+    optimizers.  So they are looked up among all objects of Python, which takes
+    some 0.1 seconds: it is only asked where a mean is not finite.
+    """
+    gc.collect()        # not those that nobody has any more
+    own = {id(parameter) for parameter in model.params()}
+    found = [
+        bool(getattr(one, '_loss_scaling_is_dynamic', False))
+        for one in gc.get_objects() if issubclass(type(one), chainer.Optimizer)
+        and one.target is not None
+        and own.intersection(map(id, one.target.params()))]
+    return bool(found) and all(found)

@@ -159,13 +159,9 @@ def flat_float32(array: Any) -> Any:
 def distinct_parameters(model: chainer.Link
                         ) -> list[tuple[str, chainer.Parameter]]:
     """Names and parameters in the order of names, shared ones once."""
-    seen: set[int] = set()
-    found = []
-    for item in sorted(model.namedparams(), key=operator.itemgetter(0)):
-        if id(item[1]) not in seen:
-            seen.add(id(item[1]))
-            found.append(item)
-    return found
+    name_of = operator.itemgetter(0)
+    return sorted({id(item[1]): item for item in sorted(
+        model.namedparams(), key=name_of, reverse=True)}.values(), key=name_of)
 
 
 def describe(array: Any) -> str:

@@ -16,8 +16,8 @@ Functions raise TypeError for an argument of another dtype, that is not
 C-contiguous or, where it is written, read-only, and ValueError for sizes that
 do not fit and roundings that there are not.
 """
-# One text gives the bits on both processors: e5m2.h, floats.h and int4.h have
-# one element's (or record's) arithmetic, without branches and tables.  The C
+# One text gives the bits on both processors: e5m2.h and int4.h have one
+# element's (or record's) arithmetic, without branches and tables.  The C
 # compiler includes them for the loops of loops.h, and CuPy compiles them as
 # the preamble of element-wise kernels (gpu.py).  The bits agree as long as no
 # a * b + c is contracted (-ffp-contract=off, --fmad=false).

@@ -173,7 +173,7 @@ def preamble() -> str:
     """The arithmetic of one element and of one record: the headers."""
     folder = resources.files(__package__)
     return ''.join(folder.joinpath(f'{name}.h').read_text(encoding='utf-8')
-                   for name in ('e5m2', 'floats', 'int4')) + _TABLE
+                   for name in ('e5m2', 'int4')) + _TABLE
 
 
 @functools.cache
