@@ -184,13 +184,11 @@ class _Program:
 class Engine:
     """Makes buckets their mean over all ranks, in the order of submission.
 
-    Frames start in one order on all ranks; messages find theirs by their tag.
     Beside the wire, memory is needed for ``frames_in_flight`` frames of each
     block: of every message and, for wide sums, 4 bytes for each element.
 
     Args:
-        comm: The ranks, as many as the plan has; the engine works on
-            duplicates, so that its messages cannot meet the caller's.
+        comm: The ranks, as many as the plan has; it is duplicated.
         plan: The same on all ranks; None: of :class:`.MpiOp`.
         events: Where to write what happens.
         framing: How vectors are cut and summed.
@@ -238,14 +236,7 @@ class Engine:
         return not self._waiting and not self._under_way
 
     def submit(self, bucket: Bucket) -> Bucket:
-        """Puts a bucket behind the others; does not wait.
-
-        Args:
-            bucket: What is to become its mean.
-
-        Returns:
-            The bucket.
-        """
+        """Puts a bucket behind the others, and returns it; does not wait."""
         if bucket.tensors.state is None:
             bucket.arrive = self.events.travel(
                 bucket.tensors.names, bucket.wire.nbytes)

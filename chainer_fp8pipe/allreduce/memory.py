@@ -53,11 +53,6 @@ class SharedMemory:
     Attributes:
         places: Of each step.
         neighbours: The ranks that can read this one's memory, and it theirs.
-
-    Args:
-        comm: The ranks.
-        steps: Those of this rank.
-        framing: How vectors are cut.
     """
 
     def __init__(self, comm: MPI.Comm, steps: Sequence[Step],

@@ -62,9 +62,8 @@ class Instruction(NamedTuple):
     """One step of one rank.
 
     ``SEND_PARTIAL`` sends what the rank has received of these blocks so far
-    and its own contribution, or that alone.  ``ENCODE`` makes the sum of
-    ``peer`` contributions their mean, in the wire's format; what is sent of
-    these blocks from then on is that.
+    and its own contribution.  ``ENCODE`` makes the sum of ``peer``
+    contributions their mean; what is sent from then on is that.
     """
 
     kind: Opcode
@@ -192,8 +191,7 @@ def direct(ranks: int) -> Plan:
     """Everybody sends block j to rank j, which adds up and sends the mean.
 
     2 (P - 1) / P of the vector leaves each rank, as in a ring, in 2 steps
-    instead of 2 (P - 1), and no partial sum ever travels.  Each link carries
-    P - 1 flows, so it wants a switch, not a ring of cables.
+    instead of 2 (P - 1), and no partial sum travels.  It wants a switch.
     """
     reduce, gather = [], []
     for rank in range(ranks):
@@ -237,7 +235,7 @@ def aggregator(workers: int, aggregators: int) -> Plan:
 
     A worker sends the vector once and receives it once: half of what a ring
     of many ranks needs.  An aggregator's link carries workers / aggregators
-    times as much, so it is a switch, or there are as many as workers.
+    times as much.
     """
     every = range(workers)
     reduce = [tuple(
@@ -259,10 +257,6 @@ def aggregator(workers: int, aggregators: int) -> Plan:
 def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
             encode_between: bool) -> Plan:
     """``inner`` within groups of ranks, then ``outer`` between the groups.
-
-    After the inner reduce-scatter every member of a group exchanges its
-    blocks with the same members of the other groups; then the inner
-    all-gather follows.
 
     Args:
         inner: A plan whose ranks are all workers.
@@ -318,18 +312,6 @@ def compose(inner: Plan, outer: Plan, rank_of: Callable[[int, int], int],
     return Plan(f'{inner.name}, then {outer.name}', len(reduce), workers,
                 inner.blocks * outer.blocks, tuple(map(tuple, reduce)),
                 tuple(map(tuple, gather)))
-
-
-def two_level(between: Plan, nodes: Sequence[Sequence[int]]) -> Plan:
-    """``direct`` inside each node, then ``between`` them.
-
-    Args:
-        between: A plan whose workers are the nodes.
-        nodes: The ranks of every node; equally many.
-    """
-    return compose(direct(len(nodes[0])), between,
-                   lambda member, node: nodes[node][member],
-                   encode_between=True)
 
 
 def beside(one: Plan, other: Plan) -> Plan:
@@ -407,8 +389,7 @@ class Algorithm(NamedTuple):
         plan: Makes its plan, for the ranks of every node; for two levels
             each node is one.  None: it has none, MPI's own all-reduce adds up
             in the wire's format.
-        options: Options of a communicator that ``plan`` is given, too, and
-            that no other algorithm has.
+        options: Options that ``plan`` is given, too, and no other has.
         two_level: It can go between nodes whose own ranks have added up.
         has_servers: The last ranks only add up for the others.
         differs: Whether it sends something else than the rows before for so
@@ -458,8 +439,10 @@ def plan_of(row: Algorithm, nodes: Sequence[Sequence[int]], levels: bool,
     assert row.plan
     options = {option: given[option] for option in row.options}
     if levels:
-        return two_level(row.plan([[node] for node in range(len(nodes))],
-                                  **options), nodes)
+        return compose(
+            direct(len(nodes[0])),
+            row.plan([[node] for node in range(len(nodes))], **options),
+            lambda member, node: nodes[node][member], encode_between=True)
     if row.two_level:       # nodes do not matter
         nodes = [[rank] for node in nodes for rank in node]
     return row.plan(nodes, **options)

@@ -43,7 +43,7 @@ from typing import Any, ClassVar
 
 import numpy
 
-from ..formats import RECORD, RECORD_BYTES
+from ..formats import RECORD, RECORD_BYTES, ROUNDINGS
 from .staging import to_host
 from .tensors import (
     BFLOAT16,
@@ -212,12 +212,16 @@ class Codec(abc.ABC):
         grain: Elements of a tensor to an entry of the wire; the tensor's last
             entry may have fewer.
         error_feedback: Whether residuals are carried to the next update.
+        relays_as: The number in compiled code of :meth:`relay`.
+        rounding: Of fp8.
     """
 
     name: Any       # str; of the class or of the options
     wire_dtype: Any     # numpy.dtype
     error_feedback: Any     # bool
+    relays_as: Any      # int
     grain: ClassVar[int] = 1
+    rounding: ClassVar[str] = 'nearest'
 
     def init(self) -> State:
         """The state of a new model."""
@@ -282,12 +286,9 @@ class Codec(abc.ABC):
                    for size in sizes]
         tensors = Tensors(map(str, range(len(sizes))), nothing, nothing,
                           grain=self.grain)
-        self._relay(self.init(), tensors)
+        tensors.code(self.init(), self.relays_as,
+                     rounding=ROUNDINGS.index(self.rounding), relays=True)
         return tensors
-
-    @abc.abstractmethod
-    def _relay(self, state: State, tensors: Tensors) -> None:
-        """Says how the means of a relay's tensors are encoded."""
 
 
 # By name: the number in compiled code, and the dtype of a wire; NumPy has no
@@ -321,10 +322,12 @@ class Cast(Codec):
     def step(self, state: State, tensors: Tensors,
              largest: numpy.ndarray | None = None, prescale: float = 1.0
              ) -> None:
-        tensors.code(state, _CASTS[self.name][0], prescale=prescale)
+        tensors.code(state, self.relays_as, prescale=prescale)
 
-    def _relay(self, state: State, tensors: Tensors) -> None:
-        tensors.code(state, _CASTS[self.name][0], relays=True)
+    @property
+    def relays_as(self) -> int:
+        """As of gradients."""
+        return _CASTS[self.name][0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -342,7 +345,7 @@ class BlockScaled(Codec):
     error_feedback: bool = True
     ranks: int = 1
 
-    name = 'int4'
+    name, relays_as = 'int4', RECORDS
     grain: ClassVar[int] = RECORD
     wire_dtype = numpy.dtype(f'V{RECORD_BYTES}')
 
@@ -380,9 +383,6 @@ class BlockScaled(Codec):
                  for name in tensors.names]
         tensors.code(state, RECORDS, scales=[
             (prescale / unit, 0.0, unit, 0.0, 0.0) for unit in units])
-
-    def _relay(self, state: State, tensors: Tensors) -> None:
-        tensors.code(state, RECORDS, relays=True)
 
 
 def _unit(loss_scale: float) -> float:

@@ -83,9 +83,8 @@ class Fp8Ratio(Codec):
     error_feedback: bool = True
     ranks: int = 1
 
-    name = 'fp8'
+    name, relays_as = 'fp8', RELAY
     wire_dtype = numpy.dtype('uint8')
-    rounding: ClassVar[str] = 'nearest'
 
     # State.numbers, by tensor: 'q', 'bound' (of residuals), 'age' (updates
     # since q was chosen; `period` if it is in doubt), 'clipped', 'encoded'.
@@ -148,11 +147,6 @@ class Fp8Ratio(Codec):
         tensors.code(
             state, FP8, rounding=formats.ROUNDINGS.index(self.rounding),
             epsilon=self.epsilon, scales=scales)
-
-    def _relay(self, state: State, tensors: Tensors) -> None:
-        tensors.code(
-            state, RELAY, rounding=formats.ROUNDINGS.index(self.rounding),
-            relays=True)
 
     def report(self, state: State) -> dict[str, TensorReport]:
         """Per tensor: q and the counts of clipped and encoded elements.

@@ -61,13 +61,10 @@ class _Range(ctypes.Structure):
 class Tensors:
     """Parameter tensors and their gradients, fused into one vector.
 
-    Nothing is copied: the fused vector is only a way of numbering elements
-    (tensor fusion), so that small tensors need no message of their own.  Its
-    entries are those of a wire: of ``grain`` elements each, of which a
-    tensor's last one may have fewer.
-
-    What a codec does with them in an update is added by :meth:`code`, which
-    :meth:`.Codec.step` calls; see ``codec.py``.
+    Nothing is copied: the fused vector only numbers elements (tensor fusion).
+    Its entries are those of a wire: of ``grain`` elements each, of which a
+    tensor's last one may have fewer.  What a codec does with them is added by
+    :meth:`code`, which :meth:`.Codec.step` calls.
 
     Args:
         names: One name per tensor, unique, in the same order on all ranks.

@@ -12,8 +12,7 @@ from .options import Options
 
 # Frames of this many bytes are whole vectors.
 _WHOLE = 1 << 60
-# Frames of a block that are under way at a time: those that are sent, summed
-# and received.
+# Frames of a block that are sent, summed and received at a time.
 _IN_FLIGHT = 3
 
 #: The ranks of every node, local rank by local rank.
@@ -21,10 +20,7 @@ Nodes = tuple[tuple[int, ...], ...]
 
 
 def gather_nodes(comm: MPI.Comm, node: int, local: int) -> Nodes:
-    """Gathers the ranks of all nodes.
-
-    Each rank gives the number of its node, and its own number there.
-    """
+    """All nodes; each rank gives its node's number, and its own there."""
     found: dict[int, list[int]] = {}
     places = comm.allgather((node, local))
     for rank in sorted(range(comm.size), key=places.__getitem__):

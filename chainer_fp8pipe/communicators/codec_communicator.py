@@ -211,11 +211,7 @@ class CodecCommunicator(MpiCommunicatorBase):
     # --- details ------------------------------------------------------------
 
     def _known(self, model: chainer.Link) -> Exchange | None:
-        """The model's exchange; None if it is new.
-
-        Two models (a generator and a discriminator) may have parameters of
-        the same names, so the model object counts.
-        """
+        """The model's exchange, of this very object; None if it is new."""
         found = self._setup.exchanges.get(id(model))
         return found if found and found.model() is model else None
 

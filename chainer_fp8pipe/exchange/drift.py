@@ -28,17 +28,12 @@ class ReplicaDrift(RuntimeError):
 
 
 def compare(model: chainer.Link, updates: int, ranks: Ranks) -> None:
-    """Compares the replicas, one on each rank; call it on all of them.
+    """Compares the replicas, one on each rank, after so many updates.
 
     Costs one all-reduce of 16 bytes while they are the same.
 
-    Args:
-        model: This rank's replica.
-        updates: How many it has made.
-        ranks: The ranks.
-
     Raises:
-        ReplicaDrift: They differ, after so many updates; on all ranks.
+        ReplicaDrift: They differ; on all ranks.
     """
     mine = {name: digest(parameter)
             for name, parameter in distinct_parameters(model)}

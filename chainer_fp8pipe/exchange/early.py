@@ -51,12 +51,11 @@ class Early:
     Attributes:
         values: Parameters' arrays, flat, by name.
         loss_scale: The factor of the gradients; None for none.
-        missing: By the bucket's number, names of gradients that are not
-            final yet.
+        missing: By bucket, names of gradients that are not final yet.
         arrays: Gradients that are final, by name.
         ready: How many buckets are complete, in the order of sending.
-        todo: Numbers of those of them that were not sent yet, each with the
-            event that a GPU reaches when it has computed them.
+        todo: Those of them that were not sent yet, each with the event that
+            a GPU reaches when it has computed them.
         news: There is something to do, or ``stops``.
         stops: The thread is to end.
         thread: It sends; None before the first bucket and after the last.
@@ -122,7 +121,7 @@ class EarlyExchange(Exchange):
             if not is_raised_by_all(error):
                 raise
             was_sent = self.withdraw()
-            if ranks.is_broken:
+            if ranks.failure is not None:
                 raise
         try:
             agree(ranks.comm, entries, problem, SAME_GRADIENTS,
@@ -175,11 +174,7 @@ class EarlyExchange(Exchange):
         return any(begun)
 
     def _send_zeros(self, count: int, loss_scale: float) -> None:
-        """Sends zeros for buckets that other ranks have sent; waits for all.
-
-        Args:
-            count: How many the rank sent that sent most.
-            loss_scale: That rank's.
+        """Sends zeros for so many buckets that a rank has sent; waits for all.
         """
         # All of it is undone, so that any parameters will do.
         zeros, ones = ({name: numpy.full(size, number, numpy.float32)
@@ -222,7 +217,8 @@ class EarlyExchange(Exchange):
     def begin(self, names: set[str], loss_scale: float | None) -> None:
         self.finals = []
         parameters, sizes = self.parameters(), self.sizes
-        if (self.setup.early or self.failure or self.setup.ranks.is_broken
+        setup = self.setup
+        if (setup.early or self.failure or setup.ranks.failure is not None
                 or sizes != {name: parameter.size
                              for name, parameter in parameters.items()}):
             return

@@ -257,8 +257,7 @@ class Exchange:
             number: Of the bucket.
             gradients: By name, flat.
             values: The parameters, likewise.
-            contributes: As for :class:`.Bucket`.
-            decodes: Likewise.
+            contributes, decodes: As for :class:`.Bucket`.
         """
         names = [name for name in self.buckets[number]
                  if name in gradients]
@@ -273,13 +272,7 @@ class Exchange:
             self.setup.engine.submit(self.sent[number])
 
     def wire(self, bucket: int, xp: Any, size: int) -> numpy.ndarray:
-        """The memory of a bucket's wire, used again at the next update.
-
-        Args:
-            bucket: Number of the bucket.
-            xp: ``numpy`` or ``cupy``, where the gradients are.
-            size: Entries.
-        """
+        """The memory of a bucket's wire, used again at the next update."""
         dtype = self.current.codec.wire_dtype
         known, wire = self._wires.get(bucket, (None, None))
         if (wire is None or known is not xp or wire.size < size

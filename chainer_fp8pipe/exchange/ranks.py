@@ -38,22 +38,18 @@ class Ranks:
     Attributes:
         comm: A duplicate, so that calls cannot meet those of the user, which
             need not come in the same order.
+        failure: Why nothing can be exchanged any more, if so.
     """
 
     def __init__(self, comm: MPI.Comm) -> None:
         self.comm = comm.Dup()
-        self._failure: str | None = None
+        self.failure: str | None = None
         self._in_section = threading.Lock()
         self._next_look = 0.0
 
-    @property
-    def is_broken(self) -> bool:
-        """Whether :meth:`break_off` was called."""
-        return self._failure is not None
-
     def break_off(self, why: str = '') -> None:
         """Nothing can be exchanged any more; to be called on all ranks."""
-        self._failure = why and f' ({why})'
+        self.failure = why and f' ({why})'
 
     @contextlib.contextmanager
     def section(self) -> Iterator[None]:
@@ -72,8 +68,8 @@ class Ranks:
                 'multi_node_mean_grad from one thread, or give each thread a '
                 'communicator')
         try:
-            if self._failure is not None:
-                raise RuntimeError(_BROKEN.format(self._failure))
+            if self.failure is not None:
+                raise RuntimeError(_BROKEN.format(self.failure))
             yield
         except BaseException as error:
             self.tell(error)
@@ -83,7 +79,7 @@ class Ranks:
 
     def tell(self, error: BaseException) -> None:
         """Tells the others of an error, unless they raise it by themselves."""
-        if self._failure is not None or is_raised_by_all(error):
+        if self.failure is not None or is_raised_by_all(error):
             return
         text = f'rank {self.comm.rank}: {type(error).__name__}: {error}'
         self.break_off(text)
@@ -94,13 +90,13 @@ class Ranks:
     def listen(self) -> bool:
         """Raises RuntimeError if a rank has failed; looks seldom.  False."""
         now = time.monotonic()
-        if self._failure is None and now >= self._next_look:
+        if self.failure is None and now >= self._next_look:
             self._next_look = now + _EVERY
             if self.comm.Iprobe(MPI.ANY_SOURCE, _TAG):
                 self.break_off(self.comm.recv(source=MPI.ANY_SOURCE, tag=_TAG))
                 time.sleep(_GRACE)
-        if self._failure is not None:
-            raise RuntimeError(_BROKEN.format(self._failure))
+        if self.failure is not None:
+            raise RuntimeError(_BROKEN.format(self.failure))
         return False
 
     def wait(self, done: Callable[[], bool]) -> None:
@@ -120,5 +116,5 @@ class Ranks:
 
         A later communicator would find them.
         """
-        if self._failure is None:
+        if self.failure is None:
             self.comm.Free()
