@@ -37,9 +37,6 @@ def make(name, comm, **options):
     return create_communicator(name, comm, **options)
 
 
-NODES = {'two_level': 'yes', 'ranks_per_node': 2}
-
-
 @pytest.mark.parametrize('name', ['float32', 'fp8'])
 @on_ranks(2)
 def test_gradients_of_any_dtype_and_order_are_averaged_where_they_are(

@@ -1,8 +1,7 @@
 """Compiles kernels as the GPU's compiler would, and for the CPU.
 
-A kernel is wrapped as CuPy's ``ElementwiseKernel`` wraps it: arrays are
-parameters called ``_raw_NAME``, of which NAME is the current element; those
-that it calls raw are pointers.
+A kernel is wrapped as CuPy's ``ElementwiseKernel`` wraps it: what it calls raw
+are pointers, and the rest are numbers.
 """
 import ctypes
 import ctypes.util
@@ -20,9 +19,6 @@ C_TYPES = {
     'float32': 'float', 'uint8': 'unsigned char', 'int32': 'int',
     'int64': 'long long'}
 
-#: Parameters that are one number, not an array.
-SCALARS = {'tensors', 'prescale', 'epsilon'}
-
 #: As the project's own build, less the optimisation that finds the vectors.
 FLAGS = ['-O2', '-ffp-contract=off', '-fno-trapping-math', '-Wall', '-Werror',
          '-fPIC', '-shared']
@@ -39,35 +35,24 @@ def parameters(kernel):
 
 def _signature(kernel):
     inputs = len(kernel.in_params.split(','))
-    signature, elements = [], []
-    for index, (dtype, name, raw) in enumerate(parameters(kernel)):
-        kind = ('const ' if index < inputs else '') + C_TYPES[dtype]
-        if name in SCALARS:
-            signature.append(f'{kind} {name}')
-        elif raw:
-            signature.append(f'{kind} *{name}')
-        else:
-            signature.append(f'{kind} *_raw_{name}')
-            elements.append(f'{kind} &{name} = _raw_{name}[i];')
-    return ', '.join([*signature, 'long long _n']), '\n'.join(elements)
+    return ', '.join([
+        *('const ' * (index < inputs) + C_TYPES[dtype] + ' *' * raw
+          + f' {name}' for index, (dtype, name, raw)
+          in enumerate(parameters(kernel))), 'long long _n'])
 
 
 def cuda_source(name, kernel):
-    signature, elements = _signature(kernel)
     return f'''{gpu.preamble()}
-extern "C" __global__ void fp8pipe_{name}({signature}) {{
+extern "C" __global__ void fp8pipe_{name}({_signature(kernel)}) {{
   long long i = blockDim.x * (long long)blockIdx.x + threadIdx.x;
-  if (i < _n) {{ {elements}
-    {kernel.operation}; }}
+  if (i < _n) {{ {kernel.operation}; }}
 }}'''
 
 
 def cpp_source(name, kernel):
-    signature, elements = _signature(kernel)
     return f'''
-extern "C" void fp8pipe_{name}({signature}) {{
-  for (long long i = 0; i < _n; ++i) {{ {elements}
-    {kernel.operation}; }}
+extern "C" void fp8pipe_{name}({_signature(kernel)}) {{
+  for (long long i = 0; i < _n; ++i) {{ {kernel.operation}; }}
 }}'''
 
 
@@ -78,18 +63,12 @@ class HostKernel:
         self._function = getattr(library, f'fp8pipe_{name}')
         self._parameters = parameters(kernel)
 
-    def __call__(self, *args, size=None):
+    def __call__(self, *args, size):
         values = []
-        for (dtype, name, raw), arg in zip(self._parameters, args,
-                                           strict=True):
-            if name not in SCALARS:
-                assert arg.dtype == dtype
-                values.append(ctypes.c_void_p(arg.ctypes.data))
-                size = size if raw else arg.size
-            else:
-                assert numpy.dtype(dtype).type is type(arg)
-                values.append({'float32': ctypes.c_float,
-                               'int32': ctypes.c_int}[dtype](arg))
+        for (dtype, _, raw), arg in zip(self._parameters, args, strict=True):
+            assert numpy.dtype(dtype) == arg.dtype
+            values.append(ctypes.c_void_p(arg.ctypes.data) if raw else {
+                'float32': ctypes.c_float, 'int32': ctypes.c_int}[dtype](arg))
         self._function(*values, ctypes.c_longlong(size))
 
 

@@ -29,14 +29,6 @@ def truncate(values):
     return np.where(np.isnan(values), quiet_nan, codes)
 
 
-def neighbours(values):
-    """The E5M2 values below and above each magnitude (may be equal)."""
-    magnitude = np.abs(np.asarray(values, np.float64))
-    below = np.searchsorted(VALUES, magnitude, side='right') - 1
-    above = np.searchsorted(VALUES, magnitude, side='left')
-    return VALUES[below], VALUES[np.minimum(above, 0x7B)]
-
-
 def interesting_floats():
     """Every boundary of the format, ties, and what is next to them."""
     ties = (VALUES[1:] + VALUES[:-1]) / 2
