@@ -303,7 +303,7 @@ def test_with_overlap_a_pipelines_gradients_are_sent_after_its_step(comm):
     found = []
     for overlap in False, True:
         job = Job(comm, 'Plain', 2, codec={
-            'warmup': 1, 'overlap': overlap, 'bucket_bytes': 100}).updated(4)
+            'overlap': overlap, 'bucket_bytes': 100}).updated(4)
         found.append([parameter.array.tobytes()
                       for _, parameter in sorted(job.model.namedparams())])
         job.communicator.finalize()
