@@ -29,10 +29,10 @@ def test_a_plan_of_ones_own_gives_the_mean(comm, codec):
     made, state = make('halving', comm), CODECS[codec]()
     for sizes in [1000, 0, 2037], [1], [3]:
         found = exchange(made, state, tensors_of(comm.rank, sizes))
-        mean = mean_of(comm.size, sizes)
-        assert numpy.linalg.norm(found - mean) <= (
-            {'fp8': .15, 'float16': 2e-3}.get(codec, 1e-6)
-            * numpy.linalg.norm(mean))
+        # Gradients are normal, with a deviation of 1.
+        assert numpy.linalg.norm(found - mean_of(comm.size, sizes)) <= (
+            {'fp8': .2, 'float16': 2e-3}.get(codec, 1e-6)
+            * found.size ** .5)
         assert len(set(comm.allgather(found.tobytes()))) == 1
     tensors = tensors_of(comm.rank, [50])
     if comm.rank == comm.size - 1:
