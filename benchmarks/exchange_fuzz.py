@@ -116,10 +116,9 @@ class Case:
 
     def update(self, gradients: dict) -> None:
         import chainer.functions as F
-        self.model.cleargrads()
-        sum(F.sum(parameter * gradients[key])
-            for key, parameter in self.model.namedparams()).backward()
-        self.optimizer.update()
+        self.optimizer.update(lambda: sum(
+            F.sum(parameter * gradients[key])
+            for key, parameter in self.model.namedparams()))
 
     def look(self, gradients: dict) -> None:
         for key, parameter in self.model.namedparams():
