@@ -58,12 +58,7 @@ class Row:
         return 'float16' if self.nbytes == 1 else 'float32'
 
     def codec(self, options: Any, rank: int, ranks: int) -> Codec:
-        """The codec of a communicator.
-
-        Args:
-            options: An object with the options as attributes.
-            rank: This rank.
-            ranks: How many gradients a mean is of.
+        """The codec of a communicator with these options, on one of its ranks.
         """
         given = {**vars(options), 'rank': rank, 'ranks': ranks}
         return self.make(**{

@@ -210,12 +210,9 @@ class Tensors:
         return [tuple(bits[index].tolist()) for index in tensors]
 
     def encode(self, wire: numpy.ndarray, start: int = 0) -> None:
-        """Writes gradients, times the prescale, into a piece of the wire.
+        """Writes gradients, times the prescale, into the wire.
 
-        Args:
-            wire: All of the wire, or, on the host, a piece; each element is
-                to be encoded once.
-            start: Where in the fused vector the piece begins.
+        On the host that may be a piece, which begins at ``start``.
         """
         if self.xp is numpy:
             self._call('encode_range', start, wire)
@@ -295,8 +292,7 @@ class Tensors:
         Args:
             total: float32[n * grain], sums of wires; overwritten.
             count: How many were summed.
-            wire: The piece, of n entries.
-            start: Where in the fused vector it begins.
+            wire: The piece, of n entries, which begins at ``start``.
             means: What :meth:`means` found for the site.
         """
         self._call('encode_mean', start, wire, _at(total), count, _at(means))
@@ -304,12 +300,7 @@ class Tensors:
     # --- wires --------------------------------------------------------------
 
     def accumulate(self, wire: numpy.ndarray, total: numpy.ndarray) -> None:
-        """``total += wire``, in float32, on the host.
-
-        Args:
-            wire: Of n entries.
-            total: float32[n * grain].
-        """
+        """``total += wire``, in float32[n * grain], on the host."""
         formats.library().accumulate_wire(
             ctypes.byref(self.coding), _at(wire), _at(total),
             ctypes.c_size_t(wire.size))

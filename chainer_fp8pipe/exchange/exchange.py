@@ -38,9 +38,6 @@ from .drift import ReplicaDrift, compare
 from .gradients import SAME_MODEL, Gradients
 from .ranks import Ranks
 
-#: Flat arrays by name, as in snapshots.
-Saved = dict[str, numpy.ndarray]
-
 SAME_GRADIENTS = (SAME_MODEL + ' If some ranks do not use a parameter in '
                    'some updates, pass zero_fill=True to '
                    'create_multi_node_optimizer.')
@@ -113,13 +110,13 @@ class Exchange:
         return (self._first if self.updates < self.setup.options.warmup
                 else self.state)
 
-    def save(self) -> Saved:
+    def save(self) -> dict[str, numpy.ndarray]:
         """Returns all that an exact continuation needs."""
         return {'codec|done': numpy.asarray(self.updates),
                 **{f'codec|{key}': value
                    for key, value in self.state.save().items()}}
 
-    def load(self, saved: Saved) -> None:
+    def load(self, saved: Mapping[str, numpy.ndarray]) -> None:
         """Restores what :meth:`save` returned; {}: as of a new model.
 
         Raises:

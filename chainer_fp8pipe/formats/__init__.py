@@ -49,11 +49,7 @@ RECORD, RECORD_BYTES = 32, 17
 
 @functools.cache
 def library(name: str = 'formats._formats', python: bool = False) -> Any:
-    """A compiled part of this package.
-
-    Args:
-        name: Its module.
-        python: Its functions take and return objects of Python.
+    """A module of compiled code; ``python``: which uses objects of Python.
 
     Raises:
         ImportError: It is missing; the message says how to build it.

@@ -142,6 +142,13 @@ E5M2_FUNCTION unsigned int e5m2_saturate(int magnitude, int rounding)
 
 /* Codes are 32-bit numbers here, so that only storing them narrows. */
 
+/* The code of x, if x is finite. */
+E5M2_FUNCTION unsigned int e5m2_encode_finite(float x, int rounding)
+{
+    unsigned int word = e5m2_saturate(e5m2_magnitude(x), rounding);
+    return (word | (e5m2_bits(x) & E5M2_F32_SIGN)) >> 24;
+}
+
 /* The code of x. */
 E5M2_FUNCTION unsigned int e5m2_encode(float x, int rounding)
 {

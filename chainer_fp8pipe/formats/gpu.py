@@ -137,12 +137,7 @@ _CODINGS = {
 
 
 class Kernel(NamedTuple):
-    """The parts of a ``cupy.ElementwiseKernel`` over the entries of a wire.
-
-    Attributes:
-        in_params: Its inputs, ``'dtype name, raw dtype name'``.
-        out_params: What it writes.
-        operation: C++ for the entry ``i``.
+    """As ``cupy.ElementwiseKernel`` is given it, over the entries of a wire.
     """
 
     in_params: str

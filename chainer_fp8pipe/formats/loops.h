@@ -5,8 +5,8 @@
  * into functions that choose, once for each choice.
  *
  * They work in strips, which stay in the nearest cache, where operations wait
- * for each other.  With error feedback infinity and NaN, which are rare, take
- * a fourth of the time: a strip is first encoded as if there were none.
+ * for each other.  Infinity and NaN, which are rare, would take a fourth of
+ * the time: what is encoded is so first as if there were none.
  */
 #ifndef CHAINER_FP8PIPE_LOOPS_H
 #define CHAINER_FP8PIPE_LOOPS_H
@@ -136,20 +136,26 @@ E5M2_FUNCTION Counts keep(
         : keep_any(values, parameter, left, codes, n, q);
 }
 
-/* Without error feedback. */
-E5M2_FUNCTION Counts encode_plain(const f32 *gradient, const f32 *parameter,
-                                  u8 *codes, size_t n, Ratio q, int rounding)
+/* Without error feedback; returns whether all is finite, as codes are right
+ * only then, but with `any`. */
+E5M2_FUNCTION int encode_plain(const f32 *gradient, const f32 *parameter,
+                               u8 *codes, size_t n, Ratio q, int rounding,
+                               int any, Counts *found)
 {
     uint32_t large = 0, nonfinite = 0;
+    int largest = 0;
     INDEPENDENT
     for (size_t i = 0; i < n; ++i) {
         float weight = e5m2_weight(parameter[i], q.epsilon);
         float ratio = e5m2_ratio(gradient[i], weight, q.scale);
-        codes[i] = (u8)e5m2_encode_ratio(ratio, gradient[i], rounding);
+        codes[i] = (u8)(any ? e5m2_encode_ratio(ratio, gradient[i], rounding)
+                            : e5m2_encode_finite(ratio, rounding));
         large += (uint32_t)e5m2_is_large(ratio);
-        nonfinite += (uint32_t)e5m2_is_nonfinite(ratio, gradient[i]);
+        nonfinite += any ? (uint32_t)e5m2_is_nonfinite(ratio, gradient[i]) : 0;
+        largest = e5m2_max(largest, e5m2_magnitude(ratio));
     }
-    return (Counts){large - nonfinite, nonfinite};
+    *found = (Counts){large - nonfinite, nonfinite};
+    return largest < E5M2_F32_INFINITY;
 }
 
 /* Gradients, or sums times a factor, whose encoding leaves `left`; it adds
@@ -174,9 +180,20 @@ CLONES static Counts encode_kept(
 CLONES static Counts encode_ratios(const f32 *gradient, const f32 *parameter,
                                    u8 *codes, size_t n, Ratio q, int rounding)
 {
-    return rounding == E5M2_NEAREST
-        ? encode_plain(gradient, parameter, codes, n, q, E5M2_NEAREST)
-        : encode_plain(gradient, parameter, codes, n, q, E5M2_TRUNCATE);
+    Counts sum = {0, 0}, found;
+#define PLAIN(ROUNDING, ANY) \
+    encode_plain(gradient + i, parameter + i, codes + i, length, q, \
+                 ROUNDING, ANY, &found)
+#define STRIPS(ROUNDING) \
+    IN_STRIPS(i, length, n, 4 * LONG_STRIP, parameter, ( \
+        (void)(PLAIN(ROUNDING, 0) || PLAIN(ROUNDING, 1)), count(&sum, found)))
+    if (rounding == E5M2_NEAREST)
+        STRIPS(E5M2_NEAREST)
+    else
+        STRIPS(E5M2_TRUNCATE)
+#undef PLAIN
+#undef STRIPS
+    return sum;
 }
 
 /* Sums of ratios to means of gradients, in place. */
