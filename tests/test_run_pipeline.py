@@ -163,7 +163,7 @@ REFUSED = [
     ('class Mine(training.Updater):\n'
      '    get_all_optimizers = dict\n'
      "training.Trainer(Mine(), (1, 'epoch')).run()",
-     'the Trainer gets a Mine'),
+     'trains with a Mine'),
     ("training.StandardUpdater(iterator, {'a': optimizer, 'b': optimizer})",
      'has 2 optimizers (a, b)'),
     ("training.StandardUpdater({'main': iterator, 'x': iterator}, optimizer)",
@@ -173,17 +173,14 @@ REFUSED = [
      'training.StandardUpdater(iterator, chainermn.'
      'create_multi_node_optimizer(optimizer, comm))',
      'run it without --pipeline'),
-    ('training.StandardUpdater(iterator, optimizer, '
-     'loss_func=lambda x, t: F.sum(x))', 'a loss function of its own'),
     ('training.StandardUpdater(chainer.dataset.Iterator(), optimizer)',
      'data come from a Iterator'),
     ('training.StandardUpdater(iterator, chainer.optimizers.SGD())',
      'call optimizer.setup(model)'),
     ('training.StandardUpdater(chainer.iterators.SerialIterator(data, 2), '
      'optimizer)', 'lower --micro-batches'),
-    (_UPDATER + 'trainer.extend(extensions.snapshot(savefun=print))\n'
-     'trainer.run()',
-     'another function than save_npz'),
+    (_UPDATER + 'trainer.extend(extensions.snapshot(snapshot_on_error=True))\n'
+     'trainer.run()', 'snapshot_on_error=True needs'),
     (_UPDATER + "chainer.serializers.save_hdf5('x', model)",
      'saved by save_npz only'),
     ('print(1)', 'has made no chainer.training.StandardUpdater'),
@@ -324,12 +321,9 @@ chainer.serializers.save_npz('made/here/first.npz', model.predictor[0])
 ''' + TRAINS + '''
 chainer.serializers.save_npz('model.npz', model)
 chainer.serializers.save_npz('other.npz', L.Linear(2, 2))
-import warnings
-warnings.warn('said once')
 ''')
     done = run_pipeline(tmp_path, 2, script='script.py')
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count('UserWarning: said once') == 1
     assert done.stdout.split()[:2] == ['there', 'lost']
     monkeypatch.chdir(tmp_path)
     serial = {}

@@ -1,37 +1,22 @@
 """Has an interceptor see the calls of functions and links."""
-# While any thread is in a block of `intercepting` or `creating`, these of
-# Chainer 7.8.1 are replaced (see `Patch`): `FunctionNode.apply`
-# (chainer/function_node.py, line 242), which every function goes through;
-# `Link.__call__` (chainer/link.py, line 262), which every link goes through
-# that has no `__call__` of its own (for those see `hold_calls`);
-# `Variable.backward` and `unchain_backward` (variable.py, lines 1490 and
-# 1644), `chainer.backward` (_backprop.py, line 15) and `chainer.grad`
-# (function_node.py, line 1013); the cross entropy that is made of several
-# functions (functions/loss/softmax_cross_entropy.py, line 390), none of which
-# gets the labels as an input; and `Parameter.__init__` and `initialize`
-# (variable.py, lines 1775 and 1906).  The replacements act in the thread of
-# the block only; other threads call the originals.
-#
-# While an object holds the patches, `chainer.functions.as_strided` finds an
-# array that came from another rank, too.  It reads the memory that an array is
-# a view of (functions/array/as_strided.py, function `_get_base_array`, line
-# 108), and what came in a message is a view of the message's bytes.
+# While any thread is in a block of `intercepting` or `creating`, what `_CALLS`
+# and `_INIT` list of Chainer 7.8.1 is replaced (see `Patch`).  Every function
+# goes through `FunctionNode.apply`, and every link that has no `__call__` of
+# its own (for those see `hold_calls`) through `Link.__call__`.  The
+# replacements act in the thread of the block only.
 #
 # Another package's patch that was there before is the original that
 # interceptors are given, and is called for every parameter that is made, and
 # for those that nobody else initializes.  A patch that comes later is called
 # first and stays; the interceptor sees the calls that it passes on.
 #
-# `unchecked` calls functions as Chainer does, without the checks of each call.
-# `FunctionNode.apply` checks types, layouts, devices and results of every
-# call, which takes some 40 us where a small product takes 100; and a backward
-# pass calls two to three times as many functions as the forward pass.  A
-# pipeline makes the same calls for every micro-batch.  Here a call takes some
-# 10 us.  Results have the same bits, but for products of few samples, which
-# may be rounded otherwise.  Chainer's own `apply` is called for function
-# hooks, debug mode, static graphs, layouts, arrays that are not NumPy's, and
-# classes with an `apply` of their own: another package's patch that was there
-# before sees only these calls.
+# `call_unchecked` calls functions as Chainer does, without the checks of each
+# call, which take some 40 us where a small product takes 100; here a call
+# takes some 10 us.  A pipeline makes the same calls for every micro-batch.
+# Results have the same bits, but for products of few samples, which may be
+# rounded otherwise.  Chainer's own `apply` is called for function hooks, debug
+# mode, static graphs, layouts, arrays that are not NumPy's, and classes with
+# an `apply` of their own.
 #
 # To install and remove the patches costs some 40 us, and after several hundred
 # times Python 3.13 gets slower (see `Patch`); `hold` saves both.
@@ -302,16 +287,16 @@ def is_watched(node: chainer.FunctionNode) -> bool:
         or own.get('schedule_func', _all.schedule_func) is not None)
 
 
-def unchecked() -> contextlib.AbstractContextManager[None]:
-    """A block in which this thread's functions are called without checks."""
-    return intercepting(_UNCHECKED)
-
-
 class _Unchecked(Interceptor):
     apply = staticmethod(call_unchecked)
 
 
 _UNCHECKED = _Unchecked()
+
+
+def unchecked() -> contextlib.AbstractContextManager[None]:
+    """A block in which this thread's functions are called without checks."""
+    return intercepting(_UNCHECKED)
 
 
 def _variable(array: Any, requires_grad: bool) -> chainer.Variable:
@@ -437,16 +422,23 @@ def _base(original: Any) -> Any:
 
 
 _of_calls = functools.partial(Patch, direct=True)
+# chainer/variable.py, lines 1775 and 1906
 _INIT = _of_calls(chainer.Parameter, '__init__', _init)
 _INITIALIZE = _of_calls(chainer.Parameter, 'initialize', _initialize)
+# Reads the memory that an array is a view of: what came from another rank is a
+# view of a message's bytes (functions/array/as_strided.py, line 108).
 _MEMORY = Patch(as_strided, '_get_base_array', _base)
 _CALLS = (
+    # chainer/function_node.py, lines 242 and 1013 (grad), link.py, 262
     _of_calls(chainer.FunctionNode, 'apply', _apply),
+    _of_calls(chainer, 'grad', _backward),
     _of_calls(chainer.Link, '__call__', _call),
+    # variable.py, 1490 and 1644, and _backprop.py, 15
     _of_calls(chainer.Variable, 'backward', _backward),
     _of_calls(chainer.Variable, 'unchain_backward', _unchain),
     _of_calls(chainer, 'backward', _backward),
-    _of_calls(chainer, 'grad', _backward),
+    # Of several functions, none of which gets the labels as an input
+    # (functions/loss/softmax_cross_entropy.py, 390).
     _of_calls(sys.modules[chainer.functions.softmax_cross_entropy.__module__],
               '_double_backward_softmax_cross_entropy', _cross_entropy),
     _INITIALIZE)

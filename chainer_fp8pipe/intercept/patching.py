@@ -29,22 +29,15 @@ class Current(threading.local):
 class Patch:
     """Replaces an attribute of a module or class while there are users.
 
-    The first :meth:`install` sets the attribute to the replacement, and the
-    last :meth:`remove` restores the original.  Both are thread-safe, also
-    while other threads call the replacement: a call that has begun ends as
-    it began.
-
-    Other packages may patch the same attribute.  A patch that was there
-    before is the original here: it is called and restored.  A patch that
-    comes later stays: the attribute is restored only if it is still the
-    replacement; otherwise the replacement, which the other patch may call,
-    passes calls on to the original from then on.  (A package that meanwhile
-    restores what was there before this patch takes this patch off.)
+    Thread-safe, also while other threads call the replacement: a call that has
+    begun ends as it began.  A patch of another package that was there before
+    is the original here: it is called and restored.  One that comes later
+    stays, and is called first: the replacement then only passes calls on.
 
     Setting an attribute of a class empties Python's cache of what the class
-    and its subclasses have.  Python 3.13 fills that cache a thousand times
-    and no more: later, each access to their attributes takes some 50 ns
-    longer.  So a patch of a class with many instances should be held.
+    has.  Python 3.13 fills that cache a thousand times and no more: later,
+    each access takes some 50 ns longer.  So a patch of a class with many
+    instances should be held.
 
     Args:
         owner: The module or class.
@@ -71,15 +64,11 @@ class Patch:
                 self._put_on()
 
     def remove(self) -> None:
-        """Counts a user less; the last one puts the original back.
-
-        Without any user, nothing is done.
-        """
+        """Counts a user less, if any; the last one puts the original back."""
         with self._lock:
-            self._users -= 1
-            if not self._users:
+            if self._users == 1:
                 self._take_off()
-            self._users = max(self._users, 0)
+            self._users = max(self._users - 1, 0)
 
     def hold(self, owner: Any) -> weakref.finalize:
         """Installs the patch for as long as an object lives.
@@ -102,10 +91,11 @@ class Patch:
         self._before = vars(self._owner).get(self._name, _ABSENT)
         self._original = getattr(self._owner, self._name)
         made = self._replacement = self._make(self._original)
-        self._target = [made]
+        target = self._target = [made]
         if callable(made):
             self._replacement = functools.wraps(self._original)(
-                made if self._direct else _calling(self._target))
+                made if self._direct else
+                lambda *args, **kwargs: target[0](*args, **kwargs))
         setattr(self._owner, self._name, self._replacement)
 
     def _take_off(self) -> None:
@@ -118,19 +108,11 @@ class Patch:
         self._target[0] = self._original
 
 
-def _calling(target: list[Any]) -> Any:
-    """A function, which is a method in a class, that calls the target."""
-    def replacement(*args: Any, **kwargs: Any) -> Any:
-        return target[0](*args, **kwargs)
-    return replacement
-
-
 class AroundCalls:
-    """Does something around calls of some objects' methods.
+    """Makes calls of some objects' methods in ``with`` blocks.
 
-    Methods are replaced in the object's class, where they pass calls of
-    other objects on; an attribute of the object itself would go along into
-    its copies.
+    Methods are replaced in the object's class, where they pass calls of other
+    objects on; an attribute of the object itself would go into its copies.
     """
 
     def __init__(self) -> None:
@@ -138,7 +120,7 @@ class AroundCalls:
 
     def add(self, wanted: Any, name: str,
             around: Callable[[], contextlib.AbstractContextManager]) -> bool:
-        """Makes each call of a method in a ``with`` block.
+        """Makes each call of a method in a block.
 
         Args:
             wanted: The object, or a class for all of its instances.
@@ -149,8 +131,6 @@ class AroundCalls:
             Whether that is possible; classes in C cannot be changed.
         """
         owner = wanted if isinstance(wanted, type) else type(wanted)
-        if not callable(getattr(owner, name, None)):
-            return False
 
         def make(original: Callable) -> Callable:
             def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,10 +139,10 @@ class AroundCalls:
                 with around():
                     return original(self, *args, **kwargs)
             return call
-        patch = Patch(owner, name, make)
         try:
+            patch = Patch(owner, name, make)
             patch.install()
-        except TypeError:
+        except (AttributeError, TypeError):
             return False
         self._patches.append(patch)
         return True

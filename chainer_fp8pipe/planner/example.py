@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import chainer
 
 from ..chains import nested
-from ..training.unmodified.dividing import divided
+from ..training.unmodified.dividing import Divided
 
 
 class Example:
@@ -111,4 +111,4 @@ class Data(NamedTuple):
         """The iterator of this rank, of a grid of stages and replicas."""
         if grid.stage_index or grid.replicas == 1 or not self.is_shared:
             return self.iterator
-        return divided(self.iterator, grid.data)
+        return Divided(self.iterator, grid.data)

@@ -21,12 +21,7 @@ from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
 from ..pipeline.whole_model import decisions
 from ..report.quantities import parse_bytes, parse_seconds
-from ..training.unmodified.checks import (
-    OWN_LOOP,
-    check,
-    check_updater,
-    given_to,
-)
+from ..training.unmodified.files import as_one_process
 from ..training.unmodified.job import first_batch, initialise
 from ..training.unmodified.launch import (
     Refusal,
@@ -35,7 +30,7 @@ from ..training.unmodified.launch import (
     refuse_together,
     refusing,
 )
-from ..training.unmodified.one_process import as_one_process
+from ..training.unmodified.refusals import check, loss_of, the_only
 from .example import Data, Endless, Example
 from .job_plan import JobPlan, Way
 from .plan import TRIED, USUAL_CODECS, plan
@@ -94,8 +89,6 @@ def _job(options: argparse.Namespace) -> list[Any]:
     return [ScriptPlan(comm, options)]
 
 
-_TITLE = 'a plan'
-
 
 class ScriptPlan(Originals):
     """Plans a script's job when the script is about to train.
@@ -146,7 +139,8 @@ class ScriptPlan(Originals):
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
         if not self._is_trying:
-            check_updater(updater, self._updater, _TITLE)
+            with refusing():
+                check(updater=updater, other_updater=self._updater)
             self._updater = updater
         original(updater, *args, **kwargs)
 
@@ -159,15 +153,15 @@ class ScriptPlan(Originals):
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
         if not self._is_trying:
-            raise Refusal(OWN_LOOP.format(_TITLE))
+            with refusing():
+                check(own_loop=None)
         original(optimizer, *args, **kwargs)
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         if trainer.updater is not self._updater:
-            raise Refusal(
-                f'the Trainer has a {type(trainer.updater).__name__}; '
-                f'{_TITLE} needs chainer.training.updaters.StandardUpdater')
+            with refusing():
+                check(updater=trainer.updater)
         self._end()
 
     def save(self, original: Callable, file: Any, obj: Any, *args: Any,
@@ -229,13 +223,8 @@ class ScriptPlan(Originals):
         The latter is one process without ChainerMN, and None where another
         job cannot be made so.
         """
-        optimizers = self._updater.get_all_optimizers()
-        if list(optimizers) != ['main']:
-            raise ValueError(
-                f'the updater has {len(optimizers)} optimizers '
-                f'({", ".join(optimizers)}); {_TITLE} is of one model with '
-                'one optimizer')
-        found, count = optimizers['main'], self._comm.size
+        found = the_only(self._updater.get_all_optimizers(), 'optimizers')
+        count = self._comm.size
         as_it_is: Way | None = None
         if isinstance(found, (_MultiNodeOptimizer,
                               _DoubleBufferingOptimizer)):
@@ -253,10 +242,11 @@ class ScriptPlan(Originals):
         elif not self._made and not (
                 found.target and communicators_in(found.target)):
             as_it_is = Way()
-            check(given_to(self._updater.get_iterator('main'), found),
-                  ('iterator', 'optimizer', 'model'))
+            check(iterator=self._updater.get_iterator('main'),
+                  optimizer=found, model=found.target)
             decisions(found, 1)
-        check(given_to({}, found, self._updater.loss_func), ('model', 'loss'))
+        check(model=found.target,
+              loss_func=loss_of(self._updater.loss_func, found.target))
         return found, as_it_is
 
     def _say(self, text: str) -> None:

@@ -7,8 +7,8 @@ import tracemalloc
 from chainer_fp8pipe import deferred
 from chainer_fp8pipe.chains import deferred as module
 from chainer_fp8pipe.chains.placeholder import is_placeholder
-from chainer_fp8pipe.training.unmodified import undrawn
-from chainer_fp8pipe.training.unmodified.undrawn import Undrawn
+from chainer_fp8pipe.intercept.function_calls import creating
+from chainer_fp8pipe.training.unmodified.job import Undrawn
 
 import chainer
 import chainer.functions as F
@@ -111,9 +111,7 @@ WITH_VALUES = {
 }
 #: Blocks in which models are made, with the seed 5.
 BLOCKS = {'deferred': lambda: deferred(5),
-          'of a script': lambda: Undrawn(lambda: True).building(),
-          'of one that has made its updater':
-          lambda: Undrawn(lambda: False).building()}
+          'of a script': lambda: creating(Undrawn())}
 
 
 def made(make, block=contextlib.nullcontext):
@@ -225,35 +223,3 @@ def test_all_ranks_draw_the_same(comm):
     found = values(model)
     for other in comm.allgather(found):
         same(found, other)
-
-
-# --- scripts ----------------------------------------------------------------
-
-def test_to_count_parameters_is_not_to_look_at_them():
-    block = Undrawn(lambda: True)
-    model, _ = made(lambda: chainer.Sequential(
-        L.Linear(3, 2), L.Linear(None, 2)), block.building)
-    with block.building(), pytest.warns(UserWarning, match='W'):
-        assert model.count_params() == 10
-    with block.building():
-        assert len(list(model.params(include_uninit=False))) == 3
-        assert len(dict(model.namedparams(False))) == 3
-    assert is_placeholder(model[0].W._data[0])
-
-
-def test_what_is_not_of_the_model_is_drawn_before_it_is_traced():
-    block = Undrawn(lambda: True)
-    model, _ = made(lambda: L.Linear(3, 2), block.building)
-    teacher, _ = made(lambda: L.Linear(3, 2), block.building)
-    block.draw_others(model)
-    assert is_placeholder(model.W._data[0])
-    assert not is_placeholder(teacher.W._data[0])
-
-
-def test_a_model_that_every_rank_holds_is_said(monkeypatch):
-    block = Undrawn(lambda: True)
-    model, _ = made(lambda: L.Linear(40, 40), block.building)
-    monkeypatch.setattr(undrawn, '_WORTH_A_WORD', 1000)
-    assert block.held(model) == ''
-    _ = model.W.array
-    assert "6.4 kB of the model's 6.56 kB" in block.held(model)

@@ -1,12 +1,19 @@
-"""What scripts write and read, and their triggers, where ranks share a job.
+"""What scripts print, write and read, and their triggers, on several ranks.
 
-Every rank runs the script.  Rank 0 alone prints and writes; the file of a
+Every rank runs the script.  Rank 0 alone prints, writes and changes folders;
+what comes of that there is what comes of it on the others.  The file of a
 model or optimizer of which each rank has a part has all parameters.
 """
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
-from collections.abc import Callable
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -16,19 +23,108 @@ from chainer.training.extensions import _snapshot
 from mpi4py import MPI
 
 from ...chains.saving import saving_parts
+from ...intercept.patching import Patch
 from ...intercept.training_objects import LIBRARIES
 from ...mpi.agreement import raise_together
+from ...mpi.finalizing import keep_forever
+from ...mpi.waiting import wait_until
 from ..snapshots.snapshot import go_on
 from ..triggers import Followed, counts
-from .launch import Refusal
+from .launch import Refusal, only_rank_0_prints
 from .looks import Looking
 
+#: Seconds in which rank 0 comes to a call of another rank's, if it does.
+_PATIENCE = 5.0
+#: Functions of ``os`` that only the first of several ranks can call, and how
+#: many paths each gets.
+_ONCE = {'mkdir': 1, 'remove': 1, 'rename': 2, 'replace': 2, 'rmdir': 1,
+         'unlink': 1}
+#: Modules by which scripts call them, and those that are no script's.
+_THROUGH = 'os', 'pathlib', 'posixpath', 'shutil'
+_NO_SCRIPTS = LIBRARIES | {'tempfile'}
 _NEED_THE_WHOLE_MODEL = (
     extensions.DumpGraph, extensions.VariableStatisticsPlot,
     extensions.ParameterStatistics)
 _PRINT_OR_DRAW = (
     extensions.PlotReport, extensions.PrintReport, extensions.ProgressBar)
 
+
+@contextlib.contextmanager
+def as_one_process() -> Iterator[None]:
+    """A block for a script that knows of no ranks, on all of them."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(only_rank_0_prints(contextlib.redirect_stdout))
+        comm = MPI.COMM_WORLD.Dup()
+        owners: list[Any] = [os]
+        if sys.version_info < (3, 11):
+            owners += [vars(pathlib)['_normal_accessor']]
+        for owner in owners:
+            for name in _ONCE:
+                if hasattr(owner, name):
+                    stack.enter_context(Patch(
+                        owner, name, functools.partial(_once, comm, name)))
+        yield
+
+
+def _once(comm: MPI.Comm, name: str, original: Callable) -> Callable:
+    def call(*args: Any, **kwargs: Any) -> None:
+        if (threading.current_thread() is not threading.main_thread()
+                or kwargs.get('dir_fd') is not None
+                or _caller() in _NO_SCRIPTS):
+            original(*args, **kwargs)
+            return
+        by_first_rank(comm, (name, args[:_ONCE[name]]),
+                      lambda: original(*args, **kwargs), _PATIENCE)
+        if name == 'mkdir' and not os.path.isdir(args[0]):  # another host
+            with contextlib.suppress(FileExistsError):
+                original(*args, **kwargs)
+    return call
+
+
+def _caller() -> str:
+    """The package that calls a function of ``os``."""
+    frame: Any = sys._getframe(3)     # behind the patch
+    while frame is not None and (found := frame.f_globals.get(
+            '__name__', '').partition('.')[0]) in _THROUGH:
+        frame = frame.f_back
+    return found if frame is not None else ''
+
+
+def by_first_rank(comm: MPI.Comm, what: Any, action: Callable[[], object],
+                  patience: float = float('inf')) -> None:
+    """Has rank 0 do something, and its outcome on the others.
+
+    Args:
+        comm: All ranks; all of its messages are of this function.
+        what: Is done; equal on all ranks.
+        action: Is called on rank 0.
+        patience: Seconds after which a rank does it itself, as rank 0 has not
+            come there.
+    """
+    if comm.rank == 0:
+        problem: Exception | None = None
+        try:
+            action()
+        except Exception as error:
+            problem = error if isinstance(error, OSError) else RuntimeError(
+                f'rank 0: {type(error).__name__}: {error}')
+            raise
+        finally:
+            for rank in range(1, comm.size):
+                keep_forever(comm.isend((what, problem), rank))
+        return
+    end, said = time.monotonic() + patience, None
+    while said is None or said[0] != what:
+        wait_until(lambda: comm.Iprobe() or time.monotonic() > end)
+        if not comm.Iprobe():
+            action()
+            return
+        said = comm.recv()
+    if said[1] is not None:
+        raise said[1]
+
+
+# --- extensions and triggers -------------------------------------------------
 
 def adapt(trainer: Any, job: Any) -> None:
     """Adapts a Trainer's extensions and triggers to several ranks.
@@ -39,13 +135,18 @@ def adapt(trainer: Any, job: Any) -> None:
         trainer: Is about to run, on all ranks.
         job: The :class:`.PipelineJob`.
     """
+    def looking(own: Any) -> Any:
+        # Those of the libraries are known to look at no parameter.
+        home = type(own).__module__.partition('.')[0]
+        return own if home in LIBRARIES else Looking(own, job.whole)
+
     def followed(trigger: Any) -> Any:
         return trigger if counts(trigger) else Followed(
-            _looking(trigger, job), job.comm)
+            looking(trigger), job.comm)
     trainer.stop_trigger = followed(trainer.stop_trigger)
     for entry in trainer._extensions.values():
         entry.trigger = followed(entry.trigger)
-        entry.extension = _adapted(entry.extension, job)
+        entry.extension = _adapted(looking(entry.extension), job)
 
 
 def _adapted(extension: Any, job: Any) -> Any:
@@ -53,19 +154,20 @@ def _adapted(extension: Any, job: Any) -> Any:
         job.warn(f'{type(extension).__name__} needs the whole model and '
                  'batch on one rank; it is left out')
         return _LeftOut(extension)
-    if isinstance(extension, _snapshot._Snapshot):
-        return _whole(extension, job)
     if job.comm.rank and isinstance(extension, _PRINT_OR_DRAW):
         return _LeftOut(extension)
     if job.comm.rank and isinstance(extension, extensions.LogReport):
         extension._log_name = None      # others read what it collects
-    return _looking(extension, job)
-
-
-def _looking(own: Any, job: Any) -> Any:
-    # Those of the libraries are known to look at no parameter.
-    return own if type(own).__module__.partition('.')[0] in LIBRARIES else (
-        Looking(own, job.whole))
+    if isinstance(extension, _snapshot._Snapshot):
+        if extension._snapshot_on_error:
+            raise Refusal('snapshot_on_error=True needs ranks that may be '
+                          'anywhere after an error; leave it out')
+        if job.comm.rank:
+            extension.writer = lambda *args: None
+        elif own := getattr(extension.writer, '_savefun', None):
+            # Not the one that all ranks are to call.
+            extension.writer._savefun = getattr(own, '__wrapped__', own)
+    return extension
 
 
 class _LeftOut(chainer.training.Extension):
@@ -78,69 +180,37 @@ class _LeftOut(chainer.training.Extension):
         pass
 
 
-def _whole(extension: Any, job: Any) -> Any:
-    """A script's snapshot, of all ranks, under the name the script gives.
+# --- models ------------------------------------------------------------------
 
-    The file of the trainer, a model or an optimizer is the one that a serial
-    run would write.
-    """
-    savefun = getattr(extension.writer, '_savefun', npz.save_npz)
-    # Of the script it may be the one that all ranks are to call.
-    savefun = getattr(savefun, '__wrapped__', savefun)
-    if extension._target is None and savefun is not getattr(
-            npz.save_npz, '__wrapped__', npz.save_npz):
-        raise Refusal(
-            'a snapshot of the trainer is written by another function than '
-            'save_npz; leave savefun out of extensions.snapshot()')
-    if extension._snapshot_on_error:
-        job.warn('snapshot_on_error=True is of no use where other ranks take '
-                 'part: no snapshot is taken after an error')
-        extension._snapshot_on_error = False
-    if hasattr(extension.writer, '_savefun'):
-        extension.writer._savefun = savefun
-    extension.__class__, extension.job = _WholeSnapshot, job
-    return extension
+def serialize(job: Any, original: Callable, obj: Any) -> dict[str, Any]:
+    """Replaces ``npz.serialize``: all arrays of an object, on rank 0."""
+    place = _place(job, obj)
+    if place is None:
+        return original(obj)
+    with saving_parts():
+        arrays = raise_together(job.comm, lambda: original(
+            job.model if place else obj))
+    # The first stage's counts where several have the same.
+    return {key[len(place):]: value
+            for stage in reversed(job.grid.pipeline.gather(arrays) or [])
+            for key, value in stage.items() if key.startswith(place)}
 
-
-class _WholeSnapshot(_snapshot._Snapshot):
-    """Chainer's snapshot, of all ranks."""
-
-    default_name = '_Snapshot'
-    job: Any
-
-    def _make_snapshot(self, trainer: Any) -> None:
-        name = (self.filename(trainer) if callable(self.filename)
-                else self.filename.format(trainer))
-        _write_arrays(
-            self.job, trainer if self._target is None else self._target,
-            lambda arrays: self.writer(name, trainer.out, arrays))
-
-
-# --- files -------------------------------------------------------------------
 
 def save(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
-    """Replaces ``save_npz`` and ``save_hdf5`` of the script; on all ranks.
-
-    Rank 0 writes; the file of a model or optimizer has all parameters.
-    """
-    if isinstance(obj, dict) and not _is_path(file):
-        # Maybe what has been gathered, on rank 0, in a writer's thread.
-        original(file, obj, *args, **kwargs)
-    elif original.__name__ == 'save_npz' and not isinstance(obj, dict):
-        _write_arrays(job, obj, lambda arrays: original(
-            file, arrays, *args, **kwargs))
-    elif _place(job, obj) is not None:
-        raise Refusal('a model that is divided over ranks can be saved '
-                      'by save_npz only')
-    else:       # the others may be about to read it
-        raise_together(job.comm, lambda: job.comm.rank or original(
-            file, obj, *args, **kwargs))
+    """Replaces ``save_npz`` and ``save_hdf5`` of the script."""
+    if _place(job, obj) is not None:
+        if original.__name__ != 'save_npz':
+            raise Refusal('a model that is divided over ranks can be saved '
+                          'by save_npz only')
+        obj = serialize(job, npz.serialize.__wrapped__, obj)
+    by_first_rank(job.messages, 'save', lambda: original(
+        file, obj, *args, **kwargs))
 
 
 def load(job: Any, original: Callable, file: Any, obj: Any, *args: Any,
          **kwargs: Any) -> None:
-    """Replaces ``load_npz`` and ``load_hdf5`` of the script; on all ranks."""
+    """Replaces ``load_npz`` and ``load_hdf5`` of the script."""
     if _place(job, obj):
         raise Refusal(
             'the updater has divided the model over ranks, so a part of it '
@@ -170,23 +240,6 @@ def load_everywhere(comm: MPI.Comm, original: Callable, file: Any, obj: Any,
             raise ValueError(f'{file} was not loaded on rank {rank}: {text}')
 
 
-def _write_arrays(job: Any, obj: Any,
-                  write: Callable[[dict[str, Any]], object]) -> None:
-    """Has rank 0 write an object's arrays, of all stages; on all ranks."""
-    place = _place(job, obj)
-    # Before the file is opened, of which values may be read.
-    with saving_parts():
-        arrays = raise_together(job.comm, lambda: (
-            {} if place is None and job.comm.rank
-            else npz.serialize(job.model if place else obj)))
-    if place is not None:
-        stages = job.grid.pipeline.gather(arrays) or []
-        # The first stage's counts where several have the same.
-        arrays = {key[len(place):]: value for stage in reversed(stages)
-                  for key, value in stage.items() if key.startswith(place)}
-    raise_together(job.comm, lambda: job.comm.rank or write(arrays))
-
-
 def _place(job: Any, obj: Any) -> str | None:
     """Prefix of a divided object's keys in its model; None: it is whole.
 
@@ -202,7 +255,3 @@ def _place(job: Any, obj: Any) -> str | None:
         return ''
     return next((path.strip('/') + '/' for path, link
                  in job.model.namedlinks(skipself=True) if link is obj), None)
-
-
-def _is_path(file: Any) -> bool:
-    return isinstance(file, (str, os.PathLike))

@@ -12,8 +12,9 @@
 # `_together`: in these all ranks communicate.
 #
 # Rank 0's initial values, order of the data, validation set and clock count,
-# as scripts draw without a seed.  The model's large parameters have no values
-# before it is cut (undrawn.py), so no rank ever has the whole.
+# as scripts draw without a seed.  Until the model is cut, its large parameters
+# have no values but a note of how to draw them (chains/deferred.py), so no
+# rank ever has the whole.
 #
 # Whatever cannot be done so is a Refusal, one line on all ranks that names
 # the obstacle in the script and the remedy, before anything is trained; an
@@ -36,31 +37,23 @@ from chainer.dataset import convert
 from mpi4py import MPI
 
 from ...chains import nested
-from ...chains.deferred import fetching
+from ...chains.deferred import Deferral, fetching
 from ...chains.partition import partition
 from ...chains.placeholder import PlaceholderError
 from ...chains.plan import PartitionPlan
+from ...intercept.function_calls import Creation, creating
 from ...intercept.training_objects import Originals
 from ...mpi.grid import ProcessGrid
 from ...pipeline.meetings import NotTraced
 from ...pipeline.randomness import preserved
 from ...pipeline.whole_model import decisions
 from ...report.quantities import counted
-from ..updater import (
-    FollowingIterator,
-    PipelineUpdater,
-    show_progress_of,
-)
+from ..updater import PipelineUpdater, show_progress_of
 from . import files
-from .checks import OWN_LOOP, check, check_updater, given_to, is_model, kind
-from .dividing import divided, pack
+from .dividing import Divided
 from .launch import Refusal, quietly, refuse_together, refusing
 from .looks import WholeModel
-from .one_process import as_one_process
-from .undrawn import Undrawn
-
-#: What messages say that a script becomes.
-_TITLE = 'a pipeline'
+from .refusals import check, loss_of, the_only
 
 
 class Options(NamedTuple):
@@ -80,12 +73,21 @@ class Options(NamedTuple):
         return 2 if self.schedule == 'interleaved' else 1
 
 
+class Undrawn(Deferral):
+    """Notes how the values of large parameters are to be made.
+
+    What gets its shape in forward is drawn as by Chainer.
+    """
+
+    created = Creation.created
+
+
 def _together(method: Callable) -> Callable:
     """A method in which all ranks communicate."""
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with (contextlib.nullcontext() if self.whole is None
-              else self.whole.closed()):
+              else self.whole.seen(looks=False)):
             return method(self, *args, **kwargs)
     return call
 
@@ -107,14 +109,16 @@ class PipelineJob(Originals):
                  make_communicator: Callable[[MPI.Comm], Any],
                  create: Callable[..., Any]) -> None:
         self.comm, self._options, self.create = comm, options, create
+        self.messages = comm.Dup()      # of by_first_rank
         self._make_communicator = make_communicator
         # None until the script has made an updater:
         self.updater: Any = None
-        self.undrawn = Undrawn(lambda: self.updater is None)
         self.grid: Any = None
         #: The divided model, for the script's own code.
         self.whole: WholeModel | None = None
+        self._loss_func: Any = None     # None: the model gives the loss
         self._evaluates_whole = False
+        self._building = contextlib.ExitStack()
 
     @property
     def model(self) -> Any:
@@ -124,16 +128,17 @@ class PipelineJob(Originals):
     @contextlib.contextmanager
     def block(self) -> Iterator[None]:
         """A block for the script, in which it says everything once."""
-        with as_one_process(), self.undrawn.building(), fetching.set_to(None):
+        with files.as_one_process(), self._building, fetching.set_to(None):
+            self._building.enter_context(creating(Undrawn()))
             yield
 
     @_together
     def finish(self) -> None:
         """Raises Refusal if the script has made no pipeline."""
         if self.updater is None:
-            raise Refusal(
-                'the script has made no chainer.training.StandardUpdater, so '
-                f'there was nothing to train as {_TITLE}')
+            raise Refusal('the script has made no chainer.training.'
+                          'StandardUpdater, so there was nothing to train as '
+                          'a pipeline')
 
     # --- what the script makes ----------------------------------------------
 
@@ -142,15 +147,16 @@ class PipelineJob(Originals):
         if isinstance(updater, PipelineUpdater):
             original(updater, *args, **kwargs)      # it is being made here
             return
-        check_updater(updater, self.updater, _TITLE)
+        with refusing():
+            check(updater=updater, other_updater=self.updater)
         bound = inspect.signature(original).bind(updater, *args, **kwargs)
         bound.apply_defaults()
         self._build(updater, {**bound.arguments, **bound.kwargs})
 
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
-        if self.updater is None:
-            raise Refusal(OWN_LOOP.format(_TITLE))
+        with refusing():
+            check(own_loop=self.updater)
         original(*args, **kwargs)
 
     @_together
@@ -161,10 +167,9 @@ class PipelineJob(Originals):
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         """Prepares a Trainer when the script has done all else to it."""
-        if self.whole is None or trainer.updater is not self.updater:
-            raise Refusal(
-                f'the Trainer gets a {kind(trainer.updater)}; {_TITLE} '
-                'needs chainer.training.updaters.StandardUpdater')
+        with refusing():
+            if trainer.updater is not self.updater:
+                check(updater=trainer.updater)
         trainer.out = self.comm.bcast(trainer.out)
         files.adapt(trainer, self)
         try:
@@ -185,8 +190,8 @@ class PipelineJob(Originals):
             'main')
         if self.whole is None:
             return self.comm.bcast(original(evaluator))
-        if target is self.model and not self._evaluates_whole and (
-                own is None or is_model(own, target)):
+        if not self._evaluates_whole and (loss_of(own, target) or target) is (
+                self._loss_func or self.model):
             evaluator.eval_func = self.updater.evaluate
             try:
                 return self.comm.bcast(original(evaluator))
@@ -196,9 +201,11 @@ class PipelineJob(Originals):
                 self._evaluates_whole = True
             finally:
                 evaluator.eval_func = own
-        with self.whole.lent():
+        with self.whole.seen():
+            self.whole.fetch()
             return self.comm.bcast(original(evaluator))
 
+    serialize = _together(files.serialize)
     save, load = _together(files.save), _together(files.load)
 
     # --- details ------------------------------------------------------------
@@ -211,46 +218,37 @@ class PipelineJob(Originals):
     def _build(self, updater: Any, given: dict[str, Any]) -> None:
         options, replicas = self._options, (
             self.comm.size // self._options.pipeline)
-        asked = given_to(given['iterator'], given['optimizer'],
-                         given['loss_func'])
-
-        def checked() -> int:
-            check(asked)
-            decisions(asked.optimizer, options.pipeline)
-            return _samples(asked.iterator.batch_size, options.micro_batches,
-                            replicas)
-        samples = refuse_together(self.comm, checked)
-        own, optimizer, device = asked.iterator, asked.optimizer, given[
-            'device']
-        iterator, model = own, optimizer.target
+        own, optimizer, samples = refuse_together(
+            self.comm, lambda: self._checked(given, replicas))
+        iterator, model, device = own, optimizer.target, given['device']
+        self._loss_func = loss_of(given['loss_func'], model)
         if device is not None:
             device = chainer.get_device(device)
             model.to_device(device)
-        input_device = given.get('input_device')
-        input_device = (device if input_device is None
-                        else chainer.get_device(input_device))
+        input_device = (device if given.get('input_device') is None
+                        else chainer.get_device(given['input_device']))
         self.grid = ProcessGrid(self.comm, pipeline=options.pipeline)
 
-        def read() -> list | None:
-            """The first examples of rank 0's data set.
-
-            A batch of the iterator would be missing in the training, and an
-            iterator that reads ahead in other processes cannot be copied.
-            """
-            if self.comm.rank:
-                return None
-            found = [own.dataset[place] for place in range(
-                min(samples, len(own.dataset)))]
-            if replicas > 1:
-                pack(found)
-            return found
-        self._place(optimizer, first_batch(
-            self.comm, read, given['converter'], input_device))
+        example = first_batch(
+            self.comm, lambda: self.comm.rank or _examples(
+                own.dataset, samples, replicas), given['converter'],
+            input_device)
+        self._building.close()
+        # The optimizer needs no second setup, which would drop its hooks.
+        with refusing():
+            partition(
+                model, example, self.grid, memory=options.memory,
+                micro_batches=options.micro_batches,
+                schedule=options.schedule, chunks=options.chunks,
+                optimizer=optimizer, plan=options.cut,
+                loss_func=self._loss_func)
+        if self.comm.rank == 0:
+            print(model, file=sys.stderr)
         if replicas > 1:
             optimizer = chainermn.create_multi_node_optimizer(
                 optimizer, self._make_communicator(self.grid.data))
             if self.grid.stage_index == 0:
-                iterator = divided(iterator, self.grid.data)
+                iterator = Divided(iterator, self.grid.data)
         with preserved():   # the seed of dropout, from the script's generator
             seed = self.comm.bcast(int(numpy.random.randint(1 << 31)))
         updater.__class__ = PipelineUpdater
@@ -264,43 +262,46 @@ class PipelineJob(Originals):
         if updater.loss_scale is not None:
             optimizer.set_loss_scale(updater.loss_scale)
         updater._device, updater._input_device = device, input_device
-        used = updater.get_iterator('main')
-        if isinstance(used, FollowingIterator):
-            show_progress_of(used, own)     # the script's loop may ask it
-        self.updater, self.whole = updater, WholeModel(model.partition)
+        if self.grid.data.rank or self.grid.stage_index:
+            # The script's loop may ask its own.
+            show_progress_of(updater.get_iterator('main'), own)
+        self.updater, self.whole = updater, WholeModel(model)
         self.whole.open()
 
-    def _place(self, optimizer: Any, example: Any) -> None:
-        """Gives this rank its part of the model, and of its optimizer.
-
-        The optimizer needs no second setup, which would drop its hooks: each
-        rank's parameters are those that it was set up with, with their update
-        rules, and the model names no others then.
-        """
-        options, model = self._options, optimizer.target
-        if held := self.undrawn.held(model):
-            self.warn(held)
-        self.undrawn.draw_others(model)
-        with refusing():
-            partition(
-                model, example, self.grid, memory=options.memory,
-                micro_batches=options.micro_batches,
-                schedule=options.schedule, chunks=options.chunks,
-                optimizer=optimizer, plan=options.cut)
-        if self.comm.rank == 0:
-            print(model, file=sys.stderr)
+    def _checked(self, given: dict[str, Any], replicas: int
+                 ) -> tuple[Any, Any, int]:
+        """Iterator, optimizer, and the samples of a micro-batch."""
+        iterator = the_only(given['iterator'], 'iterators')
+        optimizer = the_only(given['optimizer'], 'optimizers')
+        check(iterator=iterator, mean=optimizer, optimizer=optimizer,
+              model=optimizer.target)
+        decisions(optimizer, self._options.pipeline)
+        size, parts = iterator.batch_size, self._options.micro_batches
+        if size < parts * replicas:
+            raise ValueError(
+                f'a batch of {counted(size, "sample")} cannot be cut into '
+                + counted(parts, 'micro-batch')
+                + f' for each of {replicas} replicas' * (replicas > 1)
+                + '; lower --micro-batches, make a new plan, or raise the '
+                'batch size')
+        return iterator, optimizer, size // (parts * replicas)
 
 
-def _samples(batch_size: int, micro_batches: int, replicas: int) -> int:
-    """Number of samples of a micro-batch."""
-    found = batch_size // (micro_batches * replicas)
-    if not found:
+def _examples(dataset: Any, samples: int, replicas: int) -> list:
+    """The first examples of a data set.
+
+    A batch of the iterator would be missing in the training, and an iterator
+    that reads ahead in other processes cannot be copied.
+    """
+    found = [dataset[place] for place in range(min(samples, len(dataset)))]
+    try:
+        if replicas > 1:
+            MPI.pickle.dumps(found)
+    except Exception as error:
         raise ValueError(
-            f'a batch of {counted(batch_size, "sample")} cannot be cut into '
-            + counted(micro_batches, 'micro-batch')
-            + f' for each of {replicas} replicas' * (replicas > 1)
-            + '; lower --micro-batches, make a new plan, or raise the batch '
-            'size')
+            'examples of the data set cannot be sent to the other replicas '
+            f'({error}); have the data set return arrays, or start one rank '
+            'for each stage') from None
     return found
 
 

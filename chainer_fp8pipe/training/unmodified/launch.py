@@ -1,14 +1,13 @@
 """Runs a script on all ranks, or refuses it in one line on all of them."""
-# A script is run on each rank by old_names.run_path, in blocks where its
-# objects are made by somebody else (intercept.training_objects): by a job,
-# which knows in what way the script trains, and by what adds snapshots and
-# reports, which the job calls as it would call Chainer.
+# Each rank runs the script by old_names.run_path, in blocks where its objects
+# are made by somebody else (intercept.training_objects): by a job, which knows
+# in what way the script trains, and by what adds snapshots and reports.
 #
 # What cannot be done is a Refusal: a line, once, and exit code 2 on all ranks.
-# It is no Exception, as scripts catch those.  Most faults come up on all ranks
-# at the same place, as all run the same script; refuse_together is for those
-# that may not, and refuse_all waits for the others, and ends ranks that have
-# found nothing.  An error of the user's own code stays what it is.
+# Most faults come up on all ranks at the same place, as all run the same
+# script; refuse_together is for those that may not, and refuse_all waits for
+# the others, and ends ranks that have found nothing.  An error of the user's
+# own code stays what it is.
 from __future__ import annotations
 
 import argparse
@@ -45,9 +44,7 @@ class Refusal(SystemExit):
 
 
 def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
-    """Prints why, once, and ends this rank with the exit code 2.
-
-    Call it on the ranks that refuse; others are ended, too.
+    """Prints why, once, and ends all ranks with the exit code 2.
 
     Args:
         comm: All ranks; used for nothing else.
@@ -80,9 +77,6 @@ def refuse_together(comm: MPI.Comm, action: Callable[[], Any],
         comm: The ranks.
         action: Must not communicate.
         kind: Raised in place of a Refusal.
-
-    Returns:
-        What ``action`` returned.
     """
     result, problem, reason = None, '', None
     try:
@@ -115,10 +109,7 @@ def refusing() -> Any:
 
 
 def quietly(run: Callable, trainer: Any, *args: Any, **kwargs: Any) -> None:
-    """Runs a Trainer, which would print an exception before it raises it.
-
-    So would every rank; where nobody catches it, it is printed at the end.
-    """
+    """Runs a Trainer, which would print an exception on each rank."""
     if not args:
         kwargs.setdefault('show_loop_exception_msg', False)
     run(trainer, *args, **kwargs)

@@ -4,15 +4,16 @@
 # of another rank fetches the whole model, which takes all ranks of the
 # pipeline.  A rank that looks waits for the others in a meeting.  A rank that
 # looks at nothing of others' comes to it, too, where its code has ended or is
-# about to communicate (`closed`), and hears there that somebody waits.  So
-# each stretch of such code costs one sum of a number where nobody looks, and
-# no rank has to look when another one does.
+# about to communicate, and hears there that somebody waits.  So each stretch
+# of such code costs one sum of a number where nobody looks.
 #
-# After an error the other ranks may be anywhere: a look is an error then.
+# After an error the other ranks may be anywhere, and in another thread they
+# may be in the middle of an update: a look is an error then.
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -27,91 +28,97 @@ from ...intercept.patching import Patch
 from ...mpi.waiting import wait_until
 
 
+def _refuse(why: str) -> NoReturn:
+    raise PlaceholderError(f'{user_line()}: {why}')
+
+
 class WholeModel:
     """The whole model, for code between steps.
 
     Args:
-        partition: What this rank knows of the model.
+        model: That :func:`partition` has cut.
     """
 
-    def __init__(self, partition: Partition) -> None:
-        self._partition, self._is_here = partition, False
-        self._comm: MPI.Comm = partition.grid.pipeline
-        self._elsewhere = {id(parameter) for name, parameter
-                           in partition.names.parameters.items()
-                           if name not in partition.own}
-        notice_looks(partition)
-        Patch(chainer.Parameter, 'grad', self._noticing).hold(partition)
+    def __init__(self, model: Any) -> None:
+        self._partition: Partition = model.partition
+        self._is_here, self._has_failed = False, False
+        self._elsewhere = {
+            id(parameter) for name, parameter
+            in self._partition.names.parameters.items()
+            if name not in self._partition.own}
+        self._thread = threading.get_ident()
+        notice_looks(self._partition)
+        Patch(chainer.Parameter, 'grad', self._of_others).hold(
+            self._partition)
+        Patch(type(model), 'namedparams', self._in_this_thread).hold(
+            self._partition)
 
-    def _noticing(self, original: property) -> property:
-        """A gradient that refuses looks where it is on another rank."""
+    def _of_others(self, original: property) -> property:
         def read(parameter: chainer.Parameter) -> Any:
             if fetching.now is not None and id(parameter) in self._elsewhere:
-                raise PlaceholderError(
-                    f'{user_line()}: the gradient is on another rank; look at '
-                    'it in a hook of the optimizer that is called for each '
-                    'parameter (call_for_each_param = True)')
+                _refuse('the gradient is on another rank; look at it in a '
+                        'hook of the optimizer that is called for each '
+                        'parameter (call_for_each_param = True)')
             return original.__get__(parameter)
         return property(read, original.fset)
 
+    def _in_this_thread(self, original: Callable) -> Callable:
+        def namedparams(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self._thread:
+                _refuse('a thread of the script sees a part of the model '
+                        'only; look at it in the main thread')
+            return original(*args, **kwargs)
+        return namedparams
+
     @contextlib.contextmanager
-    def opened(self) -> Iterator[None]:
-        """A block of code that may look, and does not communicate.
+    def seen(self, looks: bool = True) -> Iterator[None]:
+        """A block of code that may look, or else communicates.
 
         Enter and leave it on all ranks.
         """
-        was_open = fetching.now is not None
-        self.open()
+        before = fetching.now
+        if before is not None:
+            self._settle()
+        if looks:
+            self.open()
         try:
             yield
+            if looks:
+                self._settle()
         except BaseException:       # the others may be somewhere else
-            fetching.now = None
             self._leave()
             raise
-        self._settle()
-        if was_open:
-            self.open()
+        finally:
+            fetching.now = before
 
     def open(self) -> None:
-        """What follows may look, but in blocks of :meth:`closed`."""
-        fetching.now = self._fetch
+        """What follows may look, but in blocks that communicate."""
+        fetching.now = functools.partial(
+            _refuse, 'after an error each rank has a part of the model only'
+            ) if self._has_failed else self.fetch
 
-    @contextlib.contextmanager
-    def closed(self) -> Iterator[None]:
-        """A block in which all ranks communicate."""
-        was_open = fetching.now is not None
-        if was_open:
-            self._settle()
-        try:
-            yield
-        finally:
-            if was_open:
-                self.open()
-
-    @contextlib.contextmanager
-    def lent(self) -> Iterator[None]:
-        """A block with the whole model on each rank."""
-        self._partition.fetch()
-        try:
-            yield
-        finally:
-            self._partition.give_back()
-
-    def _fetch(self) -> None:
+    def fetch(self) -> None:
+        """Has the whole model here until the block ends."""
         fetching.now = None
         self._meet(True)
-        fetching.now = self._fetch
+        fetching.now = self.fetch
+
+    def fail(self) -> None:
+        """Looks are errors from now on."""
+        self._has_failed = True
 
     def _settle(self) -> None:
         fetching.now = None
-        self._meet(False)
+        if not self._has_failed:
+            self._meet(False)
         self._leave()
 
     def _meet(self, looks: bool) -> None:
         if self._is_here:
             return
         anybody = numpy.array([looks], 'i')
-        wait_until(self._comm.Iallreduce(MPI.IN_PLACE, anybody, MPI.MAX).Test)
+        wait_until(self._partition.grid.pipeline.Iallreduce(
+            MPI.IN_PLACE, anybody, MPI.MAX).Test)
         if anybody[0]:
             self._partition.fetch()
             self._is_here = True
@@ -131,31 +138,23 @@ class Looking:
     """
 
     def __init__(self, own: Any, whole: WholeModel) -> None:
-        self._own, self._whole, self._has_failed = own, whole, False
+        self._own, self._whole = own, whole
 
     def __call__(self, *args: Any) -> Any:
-        with self._whole.opened():
+        with self._whole.seen():
             return self._own(*args)
-
-    def on_error(self, *args: Any) -> None:
-        """Looks are errors from now on."""
-        self._has_failed = True
-        if getattr(self._own, 'on_error', None):
-            with fetching.set_to(_refuse):
-                self._own.on_error(*args)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._own, name)
         return (functools.partial(self._call, value)
                 if value and name in ('initialize', 'finalize') else value)
 
+    def on_error(self, *args: Any) -> None:
+        """Has looks refused, and calls the extension's."""
+        self._whole.fail()
+        if getattr(self._own, 'on_error', None):
+            self._call(self._own.on_error, *args)
+
     def _call(self, method: Callable, *args: Any) -> Any:
-        with (fetching.set_to(_refuse) if self._has_failed
-              else self._whole.opened()):
+        with self._whole.seen():
             return method(*args)
-
-
-def _refuse() -> NoReturn:
-    raise PlaceholderError(
-        f'{user_line()}: after an error each rank has a part of the model '
-        'only')
