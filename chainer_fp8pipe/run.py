@@ -142,13 +142,11 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
     comm = _ranks_of(jobs)
     for name in 'snapshots', 'report':
         _check_writable(f'--{name}', getattr(options, name))
-    if options.snapshots is not None or is_launched():
-        from .training.unmodified.additions import Restarting
-        jobs.insert(0, Restarting(comm, '--snapshots', options.snapshots,
-                                  options.every or parse_interval('5m')))
-    if options.report is not None:
-        from .training.unmodified.additions import Reporting
-        jobs.insert(0, Reporting(comm, '--report', options.report))
+    if options.snapshots or options.report or is_launched():
+        from .training.unmodified.additions import Additions
+        jobs.insert(0, Additions(
+            comm, options.snapshots, options.every or parse_interval('5m'),
+            options.report))
     return jobs
 
 

@@ -17,7 +17,6 @@ SCRIPTS = {
     'call_links': '',
     'forkserver': "is ChainerMN's multi-node optimizer",
     'graph_network': "is ChainerMN's multi-node optimizer",
-    'own_loop': 'in a loop of its own',
     'sampling': '',
     'segmentation': '',
     'transformer': '',
@@ -26,7 +25,7 @@ SCRIPTS = {
 #: reports that are no means.
 WHOLE_BATCHES = 'segmentation', 'transformer'
 #: Those that one job of many scripts can show.
-QUICK = 'call_links', 'graph_network', 'own_loop', 'sampling'
+QUICK = 'call_links', 'graph_network', 'sampling'
 
 
 def path_of(name):

@@ -139,8 +139,7 @@ class ScriptPlan(Originals):
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
         if not self._is_trying:
-            with refusing():
-                check(updater=updater, other_updater=self._updater)
+            check(updater=updater, other_updater=self._updater)
             self._updater = updater
         original(updater, *args, **kwargs)
 
@@ -153,15 +152,13 @@ class ScriptPlan(Originals):
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
         if not self._is_trying:
-            with refusing():
-                check(own_loop=None)
+            check(own_loop=None)
         original(optimizer, *args, **kwargs)
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
         if trainer.updater is not self._updater:
-            with refusing():
-                check(updater=trainer.updater)
+            check(updater=trainer.updater)
         self._end()
 
     def save(self, original: Callable, file: Any, obj: Any, *args: Any,

@@ -85,16 +85,6 @@ def test_functions_and_links_are_seen_from_the_outside_in(model, x):
     assert recorder.calls[4:] == ['LinearFunction', 'Tanh']
 
 
-def test_arguments_by_name_reach_the_interceptor_and_the_link(x):
-    class Net(chainer.Link):
-        def forward(self, x, *, self_too, link):
-            return self_too, link
-    recorder = Recorder()
-    with intercepting(recorder):
-        assert Net()(x, self_too=1, link=2) == (1, 2)
-    assert recorder.calls == [('Net', 1, 'self_too', 'link')]
-
-
 @pytest.mark.parametrize(('way', 'call'), [
     (lambda y: y.backward(), 'backward'),
     (lambda y: chainer.backward([y], [y]), 'backward'),
@@ -183,16 +173,6 @@ class Noting(Creation):
     def initialize(self, parameter, shape):
         self.shaped.append(shape)
         return self._initializes
-
-
-def test_by_default_chainer_goes_on_as_usual():
-    creation = Noting()
-    with creating(creation):
-        link = L.Linear(None, 2)
-        link(numpy.ones((1, 3), 'f'))
-    assert creation.made == [None, 2]
-    assert (2, 3) in creation.shaped
-    assert link.W.array.any()
 
 
 def test_who_creates_gets_parameters_without_values():

@@ -159,11 +159,6 @@ def test_a_forward_that_returns_something_else_is_an_error(
         Wrong().apply((X,))
 
 
-def test_shapes_are_not_checked():
-    with unchecked(), pytest.raises(ValueError, match='matmul'):
-        F.matmul(X, X)          # NumPy's own error
-
-
 def test_somebody_elses_apply_sees_what_goes_chainers_way(monkeypatch):
     original, seen = chainer.FunctionNode.apply, []
 

@@ -1,12 +1,12 @@
 """Adds snapshots and reports to an unmodified script's Trainers."""
 # A script may run several Trainers, and leave out, when it is started again,
 # those whose results are there.  So a Trainer is not known by its number in
-# this start but by its ``out`` and by its place in the script.  All Trainers
-# so far are in ``DIR/trainers.json``.  Two that share out and place are
-# refused: one would go on with the weights of the other.
+# this start but by its ``out`` and by its place in the script, which are in
+# ``DIR/trainers.json``.  Two that share both are refused: one would go on with
+# the weights of the other.  One that runs in an extension of another is a part
+# of that.
 from __future__ import annotations
 
-import abc
 import inspect
 import json
 import linecache
@@ -33,93 +33,34 @@ _RETAIN = 2
 _SCATTER = inspect.signature(chainermn.scatter_dataset)
 
 
-class Additions(Originals, abc.ABC):
-    """Prepares a script's Trainers when all else has been done to them.
-
-    A Trainer that runs in an extension of another one is a part of that.
-
-    Args:
-        comm: All ranks.
-        option: Of the command line, for messages.
-        directory: Of the first Trainer; those that follow have its folders
-            ``2``, ``3`` and so on.
-    """
-
-    #: What a Trainer must not have yet.
-    adds: type
-
-    def __init__(self, comm: MPI.Comm, option: str, directory: str | None
-                 ) -> None:
-        self._comm, self._option = comm, option
-        # Before the script changes the working directory.
-        self._directory = directory and os.path.abspath(directory)
-        self._trains, self._trainers = False, 0
-
-    def finish(self) -> None:
-        """Says if there was no Trainer."""
-        if self._directory is not None and not self._trainers:
-            self._say(f'the script has run no chainer.training.Trainer, so '
-                      f'{self._option} has kept nothing')
-
-    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
-                    **kwargs: Any) -> None:
-        before, self._trains = self._trains, True
-        try:
-            if not before:
-                self._trainers += 1
-                if self._directory is not None and any(
-                        isinstance(entry.extension, self.adds)
-                        for entry in trainer._extensions.values()):
-                    raise Refusal(f'the Trainer has a {self.adds.__name__} of '
-                                  f'its own; leave {self._option} out')
-                self._add_to(trainer)
-            original(trainer, *args, **kwargs)
-        finally:
-            self._trains = before
-
-    @abc.abstractmethod
-    def _add_to(self, trainer: Any) -> None:
-        """Prepares one of the script's Trainers."""
-
-    def _folder(self, number: int) -> str:
-        return os.path.join(self._directory or '', str(number) * (number > 1))
-
-    def _say(self, text: str) -> None:
-        if self._comm.rank == 0:
-            print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
-
-
-class Reporting(Additions):
-    """Adds a report to each of a script's Trainers."""
-
-    adds = RunReport
-
-    def _add_to(self, trainer: Any) -> None:
-        trainer.extend(RunReport(
-            self._comm, directory=self._folder(self._trainers)))
-
-
-class Restarting(Additions):
-    """Adds snapshots to a script's Trainers, and resumes them.
+class Additions(Originals):
+    """Adds snapshots and a report to a script's Trainers, and resumes them.
 
     Of what the script has resumed itself, and a newer snapshot, the newer one
     counts.  Of a launched job, rank 0 tells the launcher of updates.
 
     Args:
         comm: All ranks.
-        option: As of :class:`Additions`.
-        directory: None: no snapshots are added.
+        snapshots: Their folder; those of a second Trainer are in its folder
+            ``2``, and so on; None: there are none.
         every: The interval between snapshots.
+        report: Likewise, of reports.
     """
 
-    adds = Snapshot
-
-    def __init__(self, comm: MPI.Comm, option: str, directory: str | None,
-                 every: Interval) -> None:
-        super().__init__(comm, option, directory)
-        self._every = every
+    def __init__(self, comm: MPI.Comm, snapshots: str | None, every: Interval,
+                 report: str | None) -> None:
+        self._comm, self._every = comm, every
+        # Before the script changes the working directory.
+        self._snapshots = snapshots and os.path.abspath(snapshots)
+        self._report = report and os.path.abspath(report)
+        self._trains, self._trainers, self._scattered = False, 0, 0
         self._seen: list[dict[str, str]] = []       # of this start
-        self._scattered = 0
+
+    def finish(self) -> None:
+        """Says if there was no Trainer."""
+        if not self._trainers and (self._snapshots or self._report):
+            self._say('the script has run no chainer.training.Trainer, so '
+                      '--snapshots and --report have kept nothing')
 
     def scatter(self, original: Callable, *args: Any, **kwargs: Any) -> Any:
         """Shuffles without the script's seed alike at each start.
@@ -127,8 +68,7 @@ class Restarting(Additions):
         Of other shares an iterator's position would say nothing.
         """
         given = _SCATTER.bind(*args, **kwargs)
-        if self._directory is not None and given.arguments.get(
-                'seed') is None:
+        if self._snapshots and given.arguments.get('seed') is None:
             given.arguments['seed'] = self._scattered
             self._scattered += 1
         return original(*given.args, **given.kwargs)
@@ -136,22 +76,46 @@ class Restarting(Additions):
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
         """Refuses a training of which no snapshot would be taken."""
-        if self._directory is not None and not self._trainers:
+        if self._snapshots and not self._trainers:
             raise Refusal(
                 'the script trains without a chainer.training.Trainer, so '
                 '--snapshots would keep nothing; leave it out, or train by a '
                 'Trainer')
         original(*args, **kwargs)
 
+    def run_trainer(self, original: Callable, trainer: Any, *args: Any,
+                    **kwargs: Any) -> None:
+        before, self._trains = self._trains, True
+        try:
+            if not before:
+                self._trainers += 1
+                self._add_to(trainer)
+            original(trainer, *args, **kwargs)
+        finally:
+            self._trains = before
+
     def _add_to(self, trainer: Any) -> None:
+        """Prepares a Trainer when all else has been done to it."""
         if is_launched() and self._comm.rank == 0:
             line = LauncherLine()
             trainer.extend(lambda trainer: line.say(trainer.updater.iteration),
                            'launcher', lambda trainer: True, sys.maxsize)
-        if self._directory is None:
-            return
-        directory = self._comm.bcast(
-            self._choose(trainer) if self._comm.rank == 0 else None)
+        for kind, is_added in ((Snapshot, self._snapshots),
+                               (RunReport, self._report)):
+            if is_added and any(isinstance(entry.extension, kind)
+                                for entry in trainer._extensions.values()):
+                option = '--snapshots' if kind is Snapshot else '--report'
+                raise Refusal(f'the Trainer has a {kind.__name__} of its own; '
+                              f'leave {option} out')
+        if self._snapshots:
+            self._resume(trainer, self._comm.bcast(
+                self._choose(trainer, self._snapshots)
+                if self._comm.rank == 0 else None))
+        if self._report:
+            trainer.extend(RunReport(self._comm, directory=_numbered(
+                self._report, self._trainers)))
+
+    def _resume(self, trainer: Any, directory: str | None) -> None:
         if directory is None:
             raise Refusal(
                 f'a second Trainer has out={trainer.out} at the same place '
@@ -182,9 +146,9 @@ class Restarting(Additions):
                   f'snapshot in {directory}' if update else
                   'the training begins')
 
-    def _choose(self, trainer: Any) -> str | None:
+    def _choose(self, trainer: Any, directory: str) -> str | None:
         """A Trainer's folder; None if another one of this start has it."""
-        file, known = os.path.join(self._folder(1), 'trainers.json'), []
+        file, known = os.path.join(directory, 'trainers.json'), []
         if os.path.exists(file):
             with open(file, encoding='utf-8') as index:
                 known = json.load(index)
@@ -194,10 +158,18 @@ class Restarting(Additions):
         self._seen.append(about)
         if about not in known:
             known.append(about)
-            os.makedirs(self._folder(1), exist_ok=True)
+            os.makedirs(directory, exist_ok=True)
             with written_whole(file) as index:
                 json.dump(known, index, indent=1)
-        return self._folder(1 + known.index(about))
+        return _numbered(directory, 1 + known.index(about))
+
+    def _say(self, text: str) -> None:
+        if self._comm.rank == 0:
+            print(f'chainer_fp8pipe run: {text}', file=sys.stderr)
+
+
+def _numbered(directory: str, number: int) -> str:
+    return os.path.join(directory, str(number) * (number > 1))
 
 
 def _place() -> str:

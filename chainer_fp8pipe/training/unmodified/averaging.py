@@ -17,9 +17,8 @@ from .launch import Refusal, quietly
 class RankAware(Originals):
     """Runs scripts that average their gradients themselves.
 
-    By ChainerMN, by this package or by mpi4py.  A script that has made no
-    communicator, and knows nothing of mpi4py, is refused when it is about to
-    train.
+    A script that has made no communicator of ChainerMN's or this package's,
+    and does not name mpi4py, is refused when it is about to train.
 
     Args:
         comm: All ranks.
@@ -31,8 +30,8 @@ class RankAware(Originals):
 
     def __init__(self, comm: MPI.Comm, script: str,
                  create: Callable[..., Any]) -> None:
-        self._size, self.create = comm.size, create
-        self._is_checked, self._script = comm.size == 1, script
+        self._size, self._script, self.create = comm.size, script, create
+        self._is_checked = comm.size == 1
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
@@ -45,10 +44,15 @@ class RankAware(Originals):
         original(*args, **kwargs)
 
     def _check(self) -> None:
+        if self._is_checked:
+            return
+        self._is_checked = True
+        with open(self._script, 'rb') as file:
+            names_mpi = b'mpi4py' in file.read()
         # Of an object its class alone: a proxy's attributes may do anything.
-        if not (self._is_checked or _knows_mpi(self._script) or any(
+        if not names_mpi and not any(
                 issubclass(type(one), (CommunicatorBase, ProcessGrid))
-                for one in gc.get_objects())):
+                for one in gc.get_objects()):
             raise Refusal(
                 'the script creates no communicator, so each of the '
                 f'{self._size} ranks would train a model of its own on all '
@@ -56,9 +60,3 @@ class RankAware(Originals):
                 f'{self._size}. Or add "comm = chainermn.create_communicator'
                 '()" and "optimizer = chainermn.create_multi_node_optimizer('
                 'optimizer, comm)" before optimizer.setup(model)')
-        self._is_checked = True
-
-
-def _knows_mpi(script: str) -> bool:
-    with open(script, 'rb') as file:
-        return b'mpi4py' in file.read()

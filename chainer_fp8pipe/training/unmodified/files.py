@@ -233,11 +233,10 @@ def load_everywhere(comm: MPI.Comm, original: Callable, file: Any, obj: Any,
         problem = error
     everyone = comm.allgather(
         problem and f'{type(problem).__name__}: {problem}')
-    if problem is not None:
-        raise problem
     for rank, text in enumerate(everyone):
         if text:
-            raise ValueError(f'{file} was not loaded on rank {rank}: {text}')
+            raise problem or ValueError(
+                f'{file} was not loaded on rank {rank}: {text}')
 
 
 def _place(job: Any, obj: Any) -> str | None:

@@ -1,24 +1,18 @@
 """Turns an unmodified script into a pipeline."""
-# Every rank runs the whole script, which builds a model, an optimizer, an
-# iterator, an updater, a Trainer and its extensions as in one process.  What
-# Chainer would do at some of these calls is done here instead (Originals
-# lists them): nothing is known of a script but what it makes.
-#
-# The decisive call is the StandardUpdater.  There the model is known, with
-# its data and its optimizer: it is cut, and the script's own updater object
-# becomes a PipelineUpdater, so that all that the script holds of it goes on to
-# work.  Replicas are pipelines of one stage.  From then on the script's own
-# code may look at the model (looks.py), but in the calls that are marked
-# `_together`: in these all ranks communicate.
+# Every rank runs the whole script, and what Chainer would do at some of its
+# calls is done here instead (Originals): nothing is known of a script but what
+# it makes.  The decisive call is the StandardUpdater.  There the model is
+# known, with its data and its optimizer: it is cut, and the script's own
+# updater object becomes a PipelineUpdater.  Replicas are pipelines of one
+# stage.  From then on the script's own code may look at the model (looks.py),
+# but in the calls that are marked `_together`: in these all ranks communicate.
 #
 # Rank 0's initial values, order of the data, validation set and clock count,
 # as scripts draw without a seed.  Until the model is cut, its large parameters
 # have no values but a note of how to draw them (chains/deferred.py), so no
 # rank ever has the whole.
 #
-# Whatever cannot be done so is a Refusal, one line on all ranks that names
-# the obstacle in the script and the remedy, before anything is trained; an
-# error of the script's own code keeps its traceback.
+# Whatever cannot be done so is a Refusal before anything is trained.
 from __future__ import annotations
 
 import contextlib
@@ -74,10 +68,7 @@ class Options(NamedTuple):
 
 
 class Undrawn(Deferral):
-    """Notes how the values of large parameters are to be made.
-
-    What gets its shape in forward is drawn as by Chainer.
-    """
+    """Draws what gets its shape in forward as Chainer does."""
 
     created = Creation.created
 
@@ -94,9 +85,6 @@ def _together(method: Callable) -> Callable:
 
 class PipelineJob(Originals):
     """Turns a script's ``StandardUpdater`` into a :class:`PipelineUpdater`.
-
-    All ranks run the script with rank 0's initial values, order of the data
-    and validation set; rank 0 alone prints and writes.
 
     Args:
         comm: All ranks.
@@ -147,16 +135,14 @@ class PipelineJob(Originals):
         if isinstance(updater, PipelineUpdater):
             original(updater, *args, **kwargs)      # it is being made here
             return
-        with refusing():
-            check(updater=updater, other_updater=self.updater)
+        check(updater=updater, other_updater=self.updater)
         bound = inspect.signature(original).bind(updater, *args, **kwargs)
         bound.apply_defaults()
         self._build(updater, {**bound.arguments, **bound.kwargs})
 
     def update_optimizer(self, original: Callable, *args: Any, **kwargs: Any
                          ) -> None:
-        with refusing():
-            check(own_loop=self.updater)
+        check(own_loop=self.updater)
         original(*args, **kwargs)
 
     @_together
@@ -166,10 +152,8 @@ class PipelineJob(Originals):
     @_together
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
                     **kwargs: Any) -> None:
-        """Prepares a Trainer when the script has done all else to it."""
-        with refusing():
-            if trainer.updater is not self.updater:
-                check(updater=trainer.updater)
+        if trainer.updater is not self.updater:
+            check(updater=trainer.updater)
         trainer.out = self.comm.bcast(trainer.out)
         files.adapt(trainer, self)
         try:
@@ -183,8 +167,7 @@ class PipelineJob(Originals):
     def evaluate(self, original: Callable, evaluator: Any) -> Any:
         """Evaluates over the stages, or with the whole model on each rank.
 
-        Sets that were divided by chance differ between ranks; triggers must
-        not, so rank 0's result counts.
+        Sets that were divided by chance differ; rank 0's result counts.
         """
         own, target = evaluator.eval_func, evaluator.get_all_targets().get(
             'main')
@@ -347,15 +330,9 @@ def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
             batch = None if comm.rank else convert._call_converter(
                 converter, examples, device)
         random.setstate(state)
-        if comm.rank:
-            return None
         leaves, tree = nested.leaves(batch)
-        try:
-            return MPI.pickle.dumps((tree, [chainer.backends.cuda.to_cpu(
-                nested.array_of(leaf)) for leaf in leaves]))
-        except Exception as error:
-            raise ValueError('what the converter returns is not made of '
-                             f'arrays: {error}') from error
+        return MPI.pickle.dumps((tree, [chainer.backends.cuda.to_cpu(
+            nested.array_of(leaf)) for leaf in leaves]))
     tree, host = MPI.pickle.loads(comm.bcast(refuse_together(comm, packed)))
     to = chainer.get_device('@numpy' if device is None else device)
     return refuse_together(comm, lambda: nested.rebuilt(

@@ -4,10 +4,8 @@
 # in what way the script trains, and by what adds snapshots and reports.
 #
 # What cannot be done is a Refusal: a line, once, and exit code 2 on all ranks.
-# Most faults come up on all ranks at the same place, as all run the same
-# script; refuse_together is for those that may not, and refuse_all waits for
-# the others, and ends ranks that have found nothing.  An error of the user's
-# own code stays what it is.
+# Most come up on all ranks at the same place, as all run the same script.  An
+# error of the user's own code stays what it is.
 from __future__ import annotations
 
 import argparse
@@ -78,13 +76,14 @@ def refuse_together(comm: MPI.Comm, action: Callable[[], Any],
         action: Must not communicate.
         kind: Raised in place of a Refusal.
     """
-    result, problem, reason = None, '', None
+    result, problem = None, ''
+    reason: BaseException | None = None
     try:
         result = action()
-    except Exception as error:      # the ranks that wait must hear of it
+    except (Exception, Refusal) as error:   # who waits must hear of it
         reason = error
         problem = f'{type(error).__name__}: ' * (
-            not isinstance(error, ValueError)) + str(error)
+            not isinstance(error, (ValueError, Refusal))) + str(error)
     if problems := list(filter(None, comm.allgather(problem))):
         if reason is not None and of_the_user(reason):
             raise reason

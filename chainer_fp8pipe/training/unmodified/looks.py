@@ -2,10 +2,9 @@
 # Extensions that sample, translate or measure call the model, or a part of it,
 # on every rank, as every rank runs the script.  The first look at a parameter
 # of another rank fetches the whole model, which takes all ranks of the
-# pipeline.  A rank that looks waits for the others in a meeting.  A rank that
-# looks at nothing of others' comes to it, too, where its code has ended or is
-# about to communicate, and hears there that somebody waits.  So each stretch
-# of such code costs one sum of a number where nobody looks.
+# pipeline.  A rank that looks waits in a meeting.  The others come to it, too,
+# where their code has ended or is about to communicate, and hear there that
+# somebody waits: so such code costs one sum of a number where nobody looks.
 #
 # After an error the other ranks may be anywhere, and in another thread they
 # may be in the middle of an update: a look is an error then.

@@ -16,6 +16,8 @@ from chainermn.optimizers import (
     _MultiNodeOptimizer,
 )
 
+from .launch import Refusal
+
 _ITERATORS = SerialIterator, MultiprocessIterator, MultithreadIterator
 _MEANS = _MultiNodeOptimizer, _DoubleBufferingOptimizer
 
@@ -66,7 +68,7 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check(**seen: Any) -> None:
-    """Raises ValueError about what cannot be trained over ranks.
+    """Raises Refusal about what cannot be trained over ranks.
 
     Args:
         seen: What the script has made, by the table's names.
@@ -74,14 +76,14 @@ def check(**seen: Any) -> None:
     for name, value in seen.items():
         is_refused, sentence = _REFUSED[name]
         if is_refused(value):
-            raise ValueError(sentence.format(_kind(value)))
+            raise Refusal(sentence.format(_kind(value)))
 
 
 def the_only(given: Any, what: str) -> Any:
-    """The only iterator or optimizer of an updater, or ValueError."""
+    """The only iterator or optimizer of an updater, or Refusal."""
     found = given if isinstance(given, Mapping) else {'main': given}
     if list(found) != ['main']:
-        raise ValueError(
+        raise Refusal(
             f'the updater has {len(found)} {what} ({", ".join(found)}); what '
             'is trained over ranks is one model, with one optimizer and one '
             'iterator')
