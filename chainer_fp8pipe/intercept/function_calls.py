@@ -100,14 +100,10 @@ class Interceptor:
     def communicate(self, name: str, comm: Any,
                     answer: Callable[[], Any] | None,
                     original: Callable[[], Any]) -> Any:
-        """A collective operation is started.
+        """A collective operation of ``comm`` is started, ``original()``.
 
-        Args:
-            name: Of the method.
-            comm: The ranks.
-            answer: Gives what would come if all ranks had sent the same;
-                None: nobody knows.
-            original: Does the operation.
+        ``answer`` gives what would come if all ranks had sent the same; None:
+        nobody knows.
         """
         return original()
 
@@ -183,11 +179,7 @@ def hold(owner: Any) -> None:
 def hold_calls(kinds: Iterable[type], owner: Any) -> None:
     """Has links' own ``__call__`` intercepted as long as an object lives.
 
-    As links were written before Chainer 5, with ``__call__`` for ``forward``.
-
-    Args:
-        kinds: Classes of links.
-        owner: The object.
+    As links of these classes were written before Chainer 5.
     """
     for kind in dict.fromkeys(
             base for one in kinds for base in one.__mro__):
@@ -198,7 +190,7 @@ def hold_calls(kinds: Iterable[type], owner: Any) -> None:
 
 @functools.lru_cache(None)
 def _own_call(kind: Any) -> Patch:
-    return _of_calls(kind, '__call__', _call)
+    return Patch(kind, '__call__', _call, direct=True)
 
 
 # --- calls without checks ----------------------------------------------------
@@ -360,30 +352,23 @@ def _call(original: Any) -> Any:
     return call
 
 
-def _backward(original: Any) -> Any:
-    def backward(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _interceptor.now is not None:
-            _interceptor.now.before_backward(outputs)
-        return original(outputs, *args, **kwargs)
-    return backward
+def _telling(tell: Callable[..., object]) -> Callable:
+    """A replacement that tells the interceptor before the original's call."""
+    def make(original: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if _interceptor.now is not None:
+                tell(_interceptor.now, *args, **kwargs)
+            return original(*args, **kwargs)
+        return call
+    return make
 
 
-def _unchain(original: Any) -> Any:
-    def unchain_backward(self: Any) -> Any:
-        if _interceptor.now is not None:
-            _interceptor.now.before_unchain(self)
-        return original(self)
-    return unchain_backward
-
-
-def _cross_entropy(original: Any) -> Any:
-    def loss(x: Any, t: Any, normalize: bool, class_weight: Any,
-             ignore_label: int, reduce: str, *args: Any) -> Any:
-        if normalize and reduce == 'mean':
-            leave_out(t, ignore_label)
-        return original(x, t, normalize, class_weight, ignore_label, reduce,
-                        *args)
-    return loss
+_backward = _telling(
+    lambda told, outputs, *_, **__: told.before_backward(outputs))
+_unchain = _telling(lambda told, output: told.before_unchain(output))
+_cross_entropy = _telling(
+    lambda told, x, t, normalize, class_weight, ignore_label, reduce, *_:
+    normalize and reduce == 'mean' and told.leave_out(t, ignore_label))
 
 
 def _init(original: Any) -> Any:

@@ -26,29 +26,25 @@ class Divided(FollowingIterator):
         self._comm = comm
 
     def __next__(self) -> list:
-        said = problem = None
+        problem, said, size = None, None, self._comm.size
         if self._own is not None:
-            size, found = self._comm.size, []
             try:
-                found = self._own.next()
-                ends = [len(found) * place // size for place in range(size)]
-                parts: list[Any] = [b'', *(MPI.pickle.dumps(found[start:end])
-                                           for start, end in zip(
-                    ends[1:], [*ends[2:], len(found)], strict=True))]
-                found = found[:ends[1]]
+                batch = self._own.next()
+                parts: list[Any] = [MPI.pickle.dumps(
+                    batch[len(batch) * n // size:len(batch) * (n + 1) // size])
+                    for n in range(size)]
             except BaseException as error:  # the replicas wait
                 problem = error
                 parts = size * [
                     StopIteration() if isinstance(error, StopIteration) else
                     RuntimeError('the first replica could not read a batch '
                                  f'({type(error).__name__}: {error})')]
-            now = progress(self._own)
-            said = [(part, now) for part in parts]
+            said = [(part, progress(self._own)) for part in parts]
         part, now = self._comm.scatter(said)
         self.follow(now)
         if isinstance(part, BaseException):
             raise problem or part
-        return found if self._own is not None else MPI.pickle.loads(part)
+        return MPI.pickle.loads(part)
 
     def serialize(self, serializer: Any) -> None:
         if self._own is not None:

@@ -211,11 +211,13 @@ class PipelineJob(Originals):
         input_device = (device if given.get('input_device') is None
                         else chainer.get_device(given['input_device']))
         self.grid = ProcessGrid(self.comm, pipeline=options.pipeline)
-
+        # A batch of the iterator would be missing in the training, and one
+        # that reads ahead in other processes cannot be copied.
         example = first_batch(
-            self.comm, lambda: self.comm.rank or _examples(
-                own.dataset, samples, replicas), given['converter'],
-            input_device)
+            self.comm, lambda: self.comm.rank or [
+                own.dataset[place]
+                for place in range(min(samples, len(own.dataset)))],
+            given['converter'], input_device)
         self._building.close()
         # The optimizer needs no second setup, which would drop its hooks.
         with refusing():
@@ -270,24 +272,6 @@ class PipelineJob(Originals):
         return iterator, optimizer, size // (parts * replicas)
 
 
-def _examples(dataset: Any, samples: int, replicas: int) -> list:
-    """The first examples of a data set.
-
-    A batch of the iterator would be missing in the training, and an iterator
-    that reads ahead in other processes cannot be copied.
-    """
-    found = [dataset[place] for place in range(min(samples, len(dataset)))]
-    try:
-        if replicas > 1:
-            MPI.pickle.dumps(found)
-    except Exception as error:
-        raise ValueError(
-            'examples of the data set cannot be sent to the other replicas '
-            f'({error}); have the data set return arrays, or start one rank '
-            'for each stage') from None
-    return found
-
-
 def initialise(model: chainer.Link, example: Any) -> None:
     """Initialises parameters that get their shape in a forward pass.
 
@@ -313,7 +297,6 @@ def first_batch(comm: MPI.Comm, read: Callable[[], Any], converter: Callable,
                 device: Any) -> Any:
     """Rank 0's examples as its converter gives them, on all ranks.
 
-    The examples themselves may be what cannot be sent, such as open files.
     The random numbers that a data set or a converter draws are drawn again
     later.
 

@@ -44,10 +44,7 @@ class Refusal(SystemExit):
 def refuse_all(comm: MPI.Comm, refusal: Refusal, command: str) -> NoReturn:
     """Prints why, once, and ends all ranks with the exit code 2.
 
-    Args:
-        comm: All ranks; used for nothing else.
-        refusal: The reason.
-        command: Is named before it.
+    ``comm`` is used for nothing else.
     """
     text = f'chainer_fp8pipe {command}: {refusal.code}\n'
     request = comm.Ibarrier()
@@ -192,8 +189,7 @@ def launch(script: str, arguments: Sequence[str], command: str,
 def only_rank_0_prints(*redirect: Callable) -> Iterator[None]:
     """A block in which other ranks' streams lead nowhere.
 
-    Args:
-        redirect: ``contextlib.redirect_stdout``, ``redirect_stderr``.
+    ``redirect`` are ``contextlib.redirect_stdout`` and ``redirect_stderr``.
     """
     with contextlib.ExitStack() as stack, open(os.devnull, 'w') as nowhere:
         for stream in redirect if MPI.COMM_WORLD.rank else ():

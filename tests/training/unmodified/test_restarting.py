@@ -120,7 +120,7 @@ os.environ[{LAUNCHED!r}] = ''
     from chainer_fp8pipe import RunReport
     trainer.extend(RunReport(filename=None, prints=False))""")
     assert f'{UPDATED}1\n' in done.stderr
-    (interval,), = read_record(tmp_path / 'result').intervals
+    interval, = read_record(tmp_path / 'result').intervals
     assert interval.last == 20
 
 
@@ -305,7 +305,7 @@ def test_a_report_of_each_trainer_is_where_the_option_says(
     assert done.returncode == 0, done.stderr
     for folder in ('said', 'said/2')[:trainers]:
         assert (tmp_path / folder / 'report.html').exists()
-        found, = read_record(str(tmp_path / folder)).intervals
+        found = read_record(str(tmp_path / folder)).intervals
         assert {one.rank for one in found} == {*range(ranks)}
     assert done.stdout.count('page: ') == trainers
 
