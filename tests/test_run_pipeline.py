@@ -646,21 +646,3 @@ except Exception as error:
 ''', 4)
     assert said in done.stderr
     assert done.stderr.count(f'ended at {updates}') == 4, done.stderr
-
-
-def test_the_seed_of_the_script_is_that_of_dropout(tmp_path_factory):
-    done = in_forks(tmp_path_factory, [f'''
-np.random.seed(5)
-model = L.Classifier(chainer.Sequential(
-    L.Linear(3, 8), F.dropout, L.Linear(8, 8), F.relu, L.Linear(8, 2)))
-iterator = chainer.iterators.SerialIterator(data, 6, shuffle=False)
-optimizer.setup(model)
-np.random.seed({seed})
-{_UPDATER}
-trainer.extend(extensions.LogReport(trigger=(4, 'iteration')))
-trainer.run()
-print(trainer.get_extension('LogReport').log[0]['main/loss'])
-''' for seed in (0, 0, 1)])
-    assert [one.returncode for one in done] == [0, 0, 0], done
-    losses = [float(one.stdout) for one in done]
-    assert losses[0] == losses[1] != losses[2]

@@ -136,28 +136,21 @@ def test_a_run_whose_snapshots_are_all_damaged_begins_anew(
     assert [*(tmp_path / 'saved').glob('snapshot_iter_6.ranks.given_up.*')]
 
 
-#: By name: lines of the script, where it stops, what is said, and the update
-#: at which it goes on.
-ITS_OWN = {
-    'a resumption': ('''
+RESUMES_ITSELF = '''
     if os.path.exists('mine.npz'):
         chainer.serializers.load_npz('mine.npz', trainer)
     trainer.extend(lambda trainer: chainer.serializers.save_npz(
         'mine.npz', trainer), trigger=(15, 'iteration'), name='save')
-    ''', 16, 'has resumed its Trainer at update 15 itself', '16'),
-    'an older resumption': ('''
-    if os.path.exists('mine.npz'):
-        chainer.serializers.load_npz('mine.npz', trainer)
-    trainer.extend(lambda trainer: chainer.serializers.save_npz(
-        'mine.npz', trainer), trigger=(15, 'iteration'), name='save')
-    ''', 19, 'goes on after update 18', '19')}
+    '''
 
 
-@pytest.mark.parametrize('what', ITS_OWN)
-def test_what_the_script_does_itself_counts(tmp_path, what):
-    more, stop, said, first = ITS_OWN[what]
-    run(tmp_path, (0, stop), more=more, code=7)
-    again = run(tmp_path, (9, 9), more=more)
+@pytest.mark.parametrize(('stop', 'said', 'first'), [
+    (16, 'has resumed its Trainer at update 15 itself', '16'),
+    (19, 'goes on after update 18', '19')])
+def test_the_newer_of_the_scripts_snapshot_and_the_jobs_counts(
+        tmp_path, stop, said, first):
+    run(tmp_path, (0, stop), more=RESUMES_ITSELF, code=7)
+    again = run(tmp_path, (9, 9), more=RESUMES_ITSELF)
     assert said in again.stderr
     assert ends(again)[0][1] == first
 
