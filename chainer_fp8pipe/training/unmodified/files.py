@@ -75,7 +75,8 @@ def _once(comm: MPI.Comm, name: str, original: Callable) -> Callable:
             return
         by_first_rank(comm, (name, args[:_ONCE[name]]),
                       lambda: original(*args, **kwargs), _PATIENCE)
-        if name == 'mkdir' and not os.path.isdir(args[0]):  # another host
+        if name == 'mkdir' and args and not os.path.isdir(args[0]):
+            # On another host.
             with contextlib.suppress(FileExistsError):
                 original(*args, **kwargs)
     return call

@@ -103,7 +103,7 @@ class PipelineJob(Originals):
         self.updater: Any = None
         self.grid: Any = None
         #: The divided model, for the script's own code.
-        self.whole: WholeModel | None = None
+        self.whole: Any = None
         self._loss_func: Any = None     # None: the model gives the loss
         self._evaluates_whole = False
         self._building = contextlib.ExitStack()
@@ -162,6 +162,8 @@ class PipelineJob(Originals):
             if getattr(error, 'is_shown', False):       # of an update
                 raise
             raise Refusal(f'outside of an update, {error}') from error
+        finally:
+            self.whole.has_failed = False
 
     @_together
     def evaluate(self, original: Callable, evaluator: Any) -> Any:

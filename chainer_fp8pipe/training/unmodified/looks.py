@@ -40,7 +40,9 @@ class WholeModel:
 
     def __init__(self, model: Any) -> None:
         self._partition: Partition = model.partition
-        self._is_here, self._has_failed = False, False
+        self._is_here = False
+        #: Whether the training has failed, and looks are errors.
+        self.has_failed = False
         self._elsewhere = {
             id(parameter) for name, parameter
             in self._partition.names.parameters.items()
@@ -94,7 +96,7 @@ class WholeModel:
         """What follows may look, but in blocks that communicate."""
         fetching.now = functools.partial(
             _refuse, 'after an error each rank has a part of the model only'
-            ) if self._has_failed else self.fetch
+            ) if self.has_failed else self.fetch
 
     def fetch(self) -> None:
         """Has the whole model here until the block ends."""
@@ -102,13 +104,9 @@ class WholeModel:
         self._meet(True)
         fetching.now = self.fetch
 
-    def fail(self) -> None:
-        """Looks are errors from now on."""
-        self._has_failed = True
-
     def _settle(self) -> None:
         fetching.now = None
-        if not self._has_failed:
+        if not self.has_failed:
             self._meet(False)
         self._leave()
 
@@ -150,7 +148,7 @@ class Looking:
 
     def on_error(self, *args: Any) -> None:
         """Has looks refused, and calls the extension's."""
-        self._whole.fail()
+        self._whole.has_failed = True
         if getattr(self._own, 'on_error', None):
             self._call(self._own.on_error, *args)
 
