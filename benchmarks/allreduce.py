@@ -6,9 +6,8 @@
     python benchmarks/allreduce.py node         # 4 ranks on one host
 
 Hosts are virtual ones of this machine (Linux, iproute2).  A time is that of
-an update's whole exchange, encoding and decoding included; where it says
-"alone", and for MPICH and gloo, that of the all-reduce alone.  All cases are
-timed in turns in one run.
+an update's whole exchange, encoding and decoding included; for MPICH and
+gloo, that of the all-reduce alone.  All cases are timed in turns in one run.
 """
 from __future__ import annotations
 
@@ -40,11 +39,6 @@ def case(label, codec, **options):
             'bytes': _BYTES[codec]}
 
 
-def alone(made):
-    """The same, but only the exchange of wires is timed."""
-    return {**made, 'kind': 'alone', 'label': f'{made["label"]}, alone'}
-
-
 # ChainerMN's `naive`, the one for gradients on the host, calls it in place.
 MPICH = [{'label': f'float32 MPICH{", in place" * in_place}', 'kind': 'mpi',
           'in_place': in_place, 'bytes': 4} for in_place in (False, True)]
@@ -55,15 +49,10 @@ CASES = {
     'star': [
         *MPICH, *GLOO,
         case('float32 ring', 'float32', algorithm='ring'),
-        alone(case('float32 ring', 'float32', algorithm='ring')),
         case('float32 direct', 'float32', algorithm='direct'),
-        alone(case('float32 direct', 'float32', algorithm='direct')),
         case('fp8 direct', 'fp8', algorithm='direct'),
-        alone(case('fp8 direct', 'fp8', algorithm='direct')),
         case('int4 direct', 'int4', algorithm='direct'),
-        alone(case('int4 direct', 'int4', algorithm='direct')),
-        case('fp8 ring', 'fp8', algorithm='ring'),
-        alone(case('fp8 ring', 'fp8', algorithm='ring'))],
+        case('fp8 ring', 'fp8', algorithm='ring')],
     'two-level': [
         *MPICH,
         case('fp8 direct, one level', 'fp8', algorithm='direct',

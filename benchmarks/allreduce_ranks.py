@@ -12,24 +12,14 @@ import random
 import statistics
 import time
 
-from chainer_fp8pipe.allreduce.engine import Bucket
 from chainer_fp8pipe.bench import gradients
-from chainer_fp8pipe.codecs import BlockScaled, Cast, Fp8Ratio, Tensors
 from chainer_fp8pipe.communicators import create_communicator
-from chainer_fp8pipe.communicators.algorithms import (
-    gather_nodes,
-    make_algorithm,
-)
 from chainer_fp8pipe.communicators.factory import with_aggregators
 from chainer_fp8pipe.communicators.options import make_options, without_warmup
-from chainer_fp8pipe.report.stream import EventStream
 
 import numpy
-from codec_updates import begin
 from environment import as_rank
 from mpi4py import MPI
-
-_CODECS = {'fp8': Fp8Ratio, 'int4': BlockScaled}
 
 SHORT = 10 ** 6     # elements: shorter ones take as long as ranks wake up
 MORE = 20           # times as many repeats, in turns with all short ones
@@ -103,36 +93,15 @@ def _opened(case, comm, link, size):
     elif case['kind'] == 'gloo':
         yield _gloo(comm, case['dtype'], size)
     else:
-        if case['kind'] == 'alone':
-            yield _alone(case, comm, link)
-        else:
-            communicator = create_communicator(case['codec'], comm,
-                                               **_options(case))
-            yield lambda: communicator.multi_node_mean_grad(link)
-            communicator.finalize()
+        communicator = create_communicator(case['codec'], comm,
+                                           **_options(case))
+        yield lambda: communicator.multi_node_mean_grad(link)
+        communicator.finalize()
 
 
 def _options(case):
     """The communicator's, without warm-up."""
     return {**without_warmup(case['codec']), **case['options']}
-
-
-def _alone(case, comm, link):
-    """The exchange of wires that are encoded already, and stay so."""
-    name = case['codec']
-    algorithm = make_algorithm(
-        comm, make_options(name, _options(case)),
-        gather_nodes(comm, comm.rank, 0), EventStream())
-    codec = _CODECS.get(name, lambda: Cast(name))()
-    tensors = Tensors(['/x'], [link.x.grad], [link.x.array],
-                      grain=codec.grain)
-    state = codec.init()
-    begin(state, tensors, lambda found: comm.Allreduce(
-        MPI.IN_PLACE, found, MPI.MAX), algorithm.sums(codec).prescale)
-    wire = numpy.empty(tensors.size, codec.wire_dtype)
-    tensors.encode(wire)
-    return lambda: algorithm.finish(algorithm.submit(
-        Bucket(state, tensors, wire)))
 
 
 def _aggregated(case, everyone, workers, link):

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import IO, NamedTuple
+from typing import IO
 
 from chainer_fp8pipe.launcher.virtual_hosts import (
     BURST,
@@ -42,19 +42,6 @@ def begin() -> None:
         sys.exit(str(error))
 
 
-class Link(NamedTuple):
-    """A link that has a rate.
-
-    Attributes:
-        first, second: The hosts at its ends; None is the switch.
-        address: Where the second end's sockets listen.
-    """
-
-    first: str
-    second: str | None
-    address: str
-
-
 class Star(VirtualHosts):
     """Every host has a cable to one switch.
 
@@ -71,8 +58,7 @@ class Star(VirtualHosts):
         super().__init__(hosts, rate, ['switch'] * switch)
         self.kind = f'star of {hosts} hosts' + (
             ' and one in the switch' if switch else '')
-        self.links = [Link(host, None, '10.77.0.254')
-                      for host in self.hosts[:hosts]]
+        self.linked = self.hosts[:hosts]
 
     def describe(self) -> str:
         """What this network is, in a line for the head of a result."""
@@ -89,8 +75,8 @@ class Star(VirtualHosts):
         together = max(1, int(_AT_ONCE / (2 * self.rate)))
         with concurrent.futures.ThreadPoolExecutor(together) as pool:
             return [rate for rates in pool.map(
-                lambda number: _both_ways(self.links[number], _PORT + number,
-                                          seconds), range(len(self.links)))
+                lambda number: _both_ways(self.linked[number], _PORT + number,
+                                          seconds), range(len(self.linked)))
                     for rate in rates]
 
     def payload(self) -> float:
@@ -101,13 +87,13 @@ class Star(VirtualHosts):
 # --- what a link carries -----------------------------------------------------
 
 @contextlib.contextmanager
-def in_network(host: str | None) -> Iterator[None]:
-    """Sockets of this thread are made in a host; None: in the switch."""
+def in_network(host: str) -> Iterator[None]:
+    """Sockets of this thread are made in a host."""
     def go_to(place: IO) -> None:
         if _LIBC.setns(place.fileno(), 0):
             raise OSError(ctypes.get_errno(), f'setns to {place.name}')
     with open('/proc/thread-self/ns/net') as here, open(
-            f'/run/netns/{host}' if host else here.name) as there:
+            f'/run/netns/{host}') as there:
         go_to(there)
         try:
             yield
@@ -115,13 +101,12 @@ def in_network(host: str | None) -> Iterator[None]:
             go_to(here)
 
 
-def _both_ways(link: Link, port: int, seconds: float) -> list[float]:
-    """Payload in bit/s there and back."""
-    where = link.address, port
+def _both_ways(host: str, port: int, seconds: float) -> list[float]:
+    """Payload in bit/s between a host and the switch, there and back."""
+    where = '10.77.0.254', port
     with contextlib.ExitStack() as stack:
-        with in_network(link.second):
-            server = stack.enter_context(socket.create_server(where))
-        with in_network(link.first):
+        server = stack.enter_context(socket.create_server(where))
+        with in_network(host):
             ends = [socket.create_connection(where, _WAITING)]
         ends.append(server.accept()[0])
         start = time.perf_counter() + _SETTLING

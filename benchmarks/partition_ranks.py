@@ -95,7 +95,7 @@ def speed(comm, job):
     """Seconds of each way to train the encoder; the ways take turns."""
     torch = start_torch() if job['torch'] else None
     scale, parts = job['scale'], job['micro_batches']
-    batch, half, notes = encoder_batch(scale), 0, []
+    batch, before, notes = encoder_batch(scale), 0, []
     steps = {'serial': _serial(comm, scale),
              'serial, the same micro-batches': _serial(comm, scale, parts)}
     for what, options in WAYS.items():
@@ -105,11 +105,11 @@ def speed(comm, job):
             update()
         steps[f'partition, {what}'] = update
         notes.append(f'{what}: {_said(model)}')
-        half = half or _halves(model.plan)
+        before = before or _layers_before(model.plan)
     if torch:
         steps['PyTorch, serial'] = _torch_serial(torch, comm, batch, scale)
         steps['PyTorch, the same cut'] = _torch_step(
-            torch, comm, half, batch, parts, scale)
+            torch, comm, before, batch, parts, scale)
     times = take_turns(steps, job['rounds'])
     if torch:
         torch.distributed.destroy_process_group()
@@ -146,22 +146,21 @@ def _serial(comm, scale, parts=1):
     return step
 
 
-def _halves(plan):
-    """The half layer at whose beginning a plan cuts, or nearest to it."""
+def _layers_before(plan):
+    """Whole layers before a plan's cut, or nearest to it."""
     path = plan.as_dict()['cuts'][0]['before'].strip('/').split('/')
     if path[0] == 'layers':
-        second = path[2] in ('ln2', 'wide', 'narrow')
-        return 2 * int(path[1]) + second
-    return 2 * LAYERS if path[0] in ('ln', 'bias') else 0
+        return int(path[1]) + (path[2] in ('ln2', 'wide', 'narrow'))
+    return LAYERS if path[0] in ('ln', 'bias') else 0
 
 
 # --- PyTorch -----------------------------------------------------------------
 
-def _torch_step(torch, comm, half, batch, parts, scale):
+def _torch_step(torch, comm, before, batch, parts, scale):
     """The same layers and cut, by torch.distributed.pipelining."""
     from torch.distributed import pipelining
     layers = _torch_layers(torch, units(scale))
-    mine = (layers[:1 + half], layers[1 + half:])[comm.rank]
+    mine = (layers[:1 + before], layers[1 + before:])[comm.rank]
     module = torch.nn.Sequential(*mine)
     stage = pipelining.PipelineStage(module, comm.rank, comm.size,
                                      torch.device('cpu'))
@@ -203,7 +202,7 @@ def _torch_serial(torch, comm, batch, scale):
 def _torch_layers(torch, width):
     nn = torch.nn
 
-    class TorchEmbedding(nn.Module):
+    class Embedding(nn.Module):
         def __init__(self):
             super().__init__()
             self.embed = nn.Embedding(VOCABULARY, width)
@@ -214,40 +213,10 @@ def _torch_layers(torch, width):
             at = torch.arange(tokens.shape[1])
             return self.dropout(self.embed(tokens) * width ** .5
                                 + self.position(at))
-
-    class TorchFirst(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.ln = nn.LayerNorm(width)
-            self.qkv = nn.Linear(width, 3 * width)
-            self.out = nn.Linear(width, width)
-            self.dropout = nn.Dropout(.1)
-
-        def forward(self, x):
-            n, length, _ = x.shape
-            q, k, v = (
-                one.reshape(n, length, HEADS, -1).transpose(1, 2)
-                for one in self.qkv(self.ln(x)).chunk(3, dim=-1))
-            scores = q @ k.transpose(2, 3) * (width // HEADS) ** -.5
-            mask = torch.ones(n, 1, length, length, dtype=torch.bool)
-            scores = torch.where(mask, scores, -1e9)
-            h = (torch.softmax(scores, -1) @ v).transpose(1, 2)
-            return x + self.dropout(self.out(h.reshape(n, length, width)))
-
-    class TorchSecond(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(
-                nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.ReLU(),
-                nn.Linear(4 * width, width), nn.Dropout(.1))
-
-        def forward(self, x):
-            return x + self.inner(x)
-
-    return [TorchEmbedding(), *[make() for _ in range(LAYERS)
-                                for make in (TorchFirst, TorchSecond)],
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width,
-                                                         VOCABULARY))]
+    return [Embedding(), *[nn.TransformerEncoderLayer(
+        width, HEADS, 4 * width, .1, norm_first=True, batch_first=True)
+        for _ in range(LAYERS)],
+        nn.Sequential(nn.LayerNorm(width), nn.Linear(width, VOCABULARY))]
 
 
 # --- memory -----------------------------------------------------------------

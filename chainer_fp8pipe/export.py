@@ -1,9 +1,8 @@
 """``python -m chainer_fp8pipe export``: a trained model as ONNX, proven."""
 # onnx_chainer makes a graph of the functions that one call of the model has
-# called.  It knows no files and no classes, and nobody has run what it makes.
-# All that is here.  What forward computes beside Chainer's functions, with
-# NumPy, is a constant of the graph, and right for the example only: the proof
-# also computes inputs of another mean, largest value and norm.
+# called.  What forward computes beside Chainer's functions, with NumPy, is a
+# constant of the graph, and right for the example only: the proof also
+# computes an input of another mean, largest value and norm.
 from __future__ import annotations
 
 import copy
@@ -56,11 +55,9 @@ def main(arguments: Sequence[str]) -> int:
               f'{len(list(model.params()))} parameters')
         example = read_example(model, options.example)
         generator = numpy.random.default_rng(0)
-        cases = {what: (inputs, compute(model, inputs)) for what, inputs in [
-            ('the example', example), *(
-                (f'values drawn {how}', {name: _drawn(x, generator)
-                                         for name, x in example.items()})
-                for how in ('anew', 'once more'))]}
+        cases = {what: (inputs, compute(model, inputs)) for what, inputs in (
+            ('the example', example), ('values drawn anew', {
+                name: _drawn(x, generator) for name, x in example.items()}))}
         graph = convert(model, example, [*cases['the example'][1]])
         is_proven = prove(graph, cases)
         output += '' if is_proven else '.unproven'
@@ -101,8 +98,8 @@ def make_model(text: str) -> chainer.Link:
     sys.path.insert(0, folder)
     with mock.patch.object(sys, 'argv', [place]), mock.patch.object(
             chainer.training.Trainer, 'run', side_effect=RuntimeError(
-                f'{place} starts to train when it is imported; what it does '
-                'belongs under "if __name__ == \'__main__\':"')):
+                f'{place} starts to train when it is imported; that belongs '
+                'under "if __name__ == \'__main__\':"')):
         module = importlib.import_module(name)
     model = eval(expression, {**vars(module)})
     model = model() if isinstance(model, type) else model
@@ -127,8 +124,7 @@ def load(model: chainer.Link, file: str) -> str:
             raise ValueError(
                 f'{file} has {len(places)} models with the parameters '
                 f'{", ".join(sorted(wanted))}; write the model alone with '
-                'chainer.serializers.save_npz, or name its class and '
-                'arguments in --class')
+                'save_npz, or name its class and arguments in --class')
         found = {key: archive[places[0] + key] for key in wanted}
     for key, own in wanted.items():
         if own.dtype != object and own.shape != found[key].shape:
@@ -185,10 +181,7 @@ def compute(model: chainer.Link, inputs: _Arrays) -> _Arrays:
 
 def convert(model: chainer.Link, example: _Arrays, names: Sequence[str]
             ) -> bytes:
-    """The model as onnx_chainer converts it, its outputs having these names.
-
-    Whatever onnx_chainer raises goes up: it names the function.
-    """
+    """The model as onnx_chainer converts it, or its error on a function."""
     import onnx_chainer
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
@@ -203,9 +196,7 @@ def convert(model: chainer.Link, example: _Arrays, names: Sequence[str]
 def prove(graph: bytes, cases: Mapping[str, tuple[_Arrays, _Arrays]]) -> bool:
     """Whether onnxruntime computes what Chainer has computed; says how near.
 
-    Args:
-        graph: Of :func:`convert`.
-        cases: By their names, inputs and outputs.
+    ``cases`` are inputs and outputs by what they are.
     """
     import onnxruntime
     session = onnxruntime.InferenceSession(

@@ -246,13 +246,10 @@ REFUSED: tuple[tuple[str, str, Callable[..., Any]], ...] = (
      _with_config),
 )
 
-#: Attributes that are no methods, by their class's full name.
-PROPERTIES: Mapping[str, Callable[[Any], Any]] = {
+#: Methods, by their class's full name, and the property A.
+METHODS: Mapping[str, Callable[..., Any]] = {
     **dict.fromkeys((f'scipy.sparse._base.{kind}.A' for kind in (
         '_spbase', 'spmatrix')), lambda matrix: matrix.toarray()),
-}
-#: Methods, by their class's full name.
-METHODS: Mapping[str, Callable[..., Any]] = {
     'chainer.optimizer.Optimizer.zero_grads':
         lambda optimizer: optimizer.target.cleargrads(),
     'numpy.ndarray.itemset': _itemset,

@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy
 
-from ._old_values import METHODS, OLD, PROPERTIES, REFUSED
+from ._old_values import METHODS, OLD, REFUSED
 from ._today import build_messages
 
 #: Turns this off if its value is ``0``.
@@ -69,10 +69,8 @@ class _Old:
                 full = f'{kind.__module__}.{kind.__qualname__}.{name}'
                 if full in METHODS:
                     used[user, full] = None
-                    return functools.partial(METHODS[full], owner)
-                if full in PROPERTIES:
-                    used[user, full] = None
-                    return PROPERTIES[full](owner)
+                    found = functools.partial(METHODS[full], owner)
+                    return found() if name == 'A' else found
             raise
 
     def imported(self, user: str, module: str, name: str) -> Any:
@@ -250,7 +248,7 @@ def _at(node, new):
     return ast.fix_missing_locations(ast.copy_location(new, node))
 
 
-_NAMES = {name.rpartition('.')[2] for name in (*OLD, *METHODS, *PROPERTIES)}
+_NAMES = {name.rpartition('.')[2] for name in (*OLD, *METHODS)}
 #: Functions that are refused what they took, and arguments that are.
 _CALLS = {'array', 'asarray', 'column_stack', 'dstack', 'fromstring', 'hstack',
           'load', 'permutation', 'stack', 'vstack'}
