@@ -123,20 +123,21 @@ explore: $(TEST)  ## property-based tests on new random examples; ROUNDS=10
 	    $(BIN)/python -m pytest -q -m hypothesis --timeout 1200 \
 	        --hypothesis-profile explore $(SIDE_BY_SIDE) || exit 1; done
 
-# LD_PRELOAD: the interpreter is not built with sanitizers.
-SECONDS = 300
+# LD_PRELOAD: the interpreter is not built with sanitizers.  Tests and their
+# ranks take the package that is beside them.
 SANITIZED := build/sanitized
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=undefined \
     -fno-omit-frame-pointer
-sanitize: $(TEST)  ## fuzz the exchange with address and undefined sanitizers
+sanitize: $(TEST)  ## tests of compiled code, with address and undefined sanitizers
 	@CFLAGS='-g $(SANITIZERS)' LDFLAGS='$(SANITIZERS)' \
 	    $(BIN)/python setup.py -q build --build-base $(SANITIZED) \
 	        --build-lib $(SANITIZED)/lib
-	@LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
+	@cp -r tests benchmarks pyproject.toml $(SANITIZED)/lib
+	@cd $(SANITIZED)/lib && LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) \
 	    $$($(CC) -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	    PYTHONPATH=$(SANITIZED)/lib \
-	    $(BIN)/python benchmarks/exchange_fuzz.py --seconds $(SECONDS)
+	    $(abspath $(BIN))/python -m pytest -q --timeout 4000 tests/formats \
+	        tests/codecs tests/allreduce tests/exchange
 
 bench: $(TEST)  ## all-reduce and training on virtual hosts
 	@mkdir -p result/bench

@@ -127,18 +127,21 @@ class Cache:
 def available_bytes() -> int:
     """Bytes that can still be used without swapping or a kill.
 
-    Of the machine, and of the container's control group (version 2).
+    Of the machine, and of each control group (version 2) around this process.
     """
-    found = [_fields('/proc/meminfo')['MemAvailable'] * 1024]
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        with open('/proc/self/cgroup') as file:
-            group = '/sys/fs/cgroup' + file.read().rpartition('::')[2].strip()
-        stat = _fields(f'{group}/memory.stat')
-        most, now = ([*_fields(f'{group}/memory.{name}')][0]
-                     for name in ('max', 'current'))
-        # Pages of files are given back when memory is short.
-        found.append(max(0, int(most) - int(now) + stat['active_file']
-                         + stat['inactive_file']))
+    found, group = [_fields('/proc/meminfo')['MemAvailable'] * 1024], ''
+    with contextlib.suppress(OSError), open('/proc/self/cgroup') as file:
+        group = file.read().rpartition('::')[2].strip()
+    while group:
+        folder = '/sys/fs/cgroup' + group.rstrip('/')
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            stat = _fields(f'{folder}/memory.stat')
+            most, now = ([*_fields(f'{folder}/memory.{name}')][0]
+                         for name in ('max', 'current'))
+            # Pages of files are given back when memory is short.
+            found.append(max(0, int(most) - int(now) + stat['active_file']
+                             + stat['inactive_file']))
+        group = group.rpartition('/')[0]
     return min(found)
 
 

@@ -70,25 +70,19 @@ def is_fast(decoder: str) -> bool:
     """Whether a decoder of that name uses libjpeg-turbo.
 
     Args:
-        decoder: ``'turbojpeg'``, ``'pillow'``, or ``'auto'``, which takes
-            ``'turbojpeg'`` if its library is there; the log names missing
-            libraries once.
+        decoder: ``'pillow'``, or ``'auto'``, which takes libjpeg-turbo if its
+            library is there; the log names missing libraries once.
 
     Raises:
-        ValueError: There is no such decoder, or its library is missing.
+        ValueError: There is no such decoder.
         ImportError: Pillow is not installed.
     """
     import PIL  # noqa: F401  # not with this module, which all ranks import
-    if decoder not in ('auto', 'turbojpeg', 'pillow'):
-        raise ValueError(f'no decoder {decoder!r}; there are auto, '
-                         'turbojpeg, pillow')
-    if decoder == 'turbojpeg' and library() is None:
-        raise ValueError(
-            f'the decoder {decoder!r} needs libturbojpeg 3: install '
-            "chainer_fp8pipe[images], or use the decoder 'pillow'")
+    if decoder not in ('auto', 'pillow'):
+        raise ValueError(f'no decoder {decoder!r}; there are auto, pillow')
     if decoder == 'auto':
         _tell_what_is_missing()
-    return decoder != 'pillow' and library() is not None
+    return decoder == 'auto' and library() is not None
 
 
 @functools.cache

@@ -49,7 +49,8 @@ class ImageFolder(chainer.dataset.DatasetMixin):
         on_error: ``'skip'`` leaves an image that cannot be decoded out of
             its batch, counts it, and names it in the log.  ``'raise'`` makes
             it an error, as ``dataset[i]`` always does.
-        decoder: ``'auto'``, ``'turbojpeg'`` or ``'pillow'``.
+        decoder: ``'auto'`` takes libjpeg-turbo if it is there, ``'pillow'``
+            never.
 
     Attributes:
         classes: Their names; the index is the label.

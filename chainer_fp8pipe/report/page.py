@@ -10,6 +10,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from . import svg
 from .quantities import seconds, share, size
@@ -60,9 +61,9 @@ def write_page(record: RunRecord, path: str | os.PathLike[str]) -> None:
         'Which rank is slow?': _paragraphs(
             diagnose(record) or ['None stands out.']),
         'What crosses the network?': _table([
-            (name, codec, size(sent[codec]), size(float32[codec]))
+            (name, codec, size(sent), size(float32))
             for name, its in ranks.items()
-            for sent, float32 in [mean_sent(its)] for codec in sent],
+            for codec, sent, float32 in mean_sent(its)],
             ('', 'as', 'sent in an update', 'in float32')),
         'How much memory?': _table([
             (name, size(most)) for name, its in ranks.items()
@@ -109,8 +110,8 @@ def _phases(ranks: Mapping[str, Sequence[RankInterval]]) -> str:
     """Mean time of an update by rank: bars, and the same as a table."""
     bars = {}
     for name, its in ranks.items():
-        bars[name] = mean_of(its, [one.phases for one in its])
-        if hidden := mean_of(its, [one.hidden for one in its]):
+        bars[name] = mean_of(its, attrgetter('phases'))
+        if hidden := mean_of(its, attrgetter('hidden')):
             # In the thread that exchanges.
             bars[name.replace('rank', 'beside')] = hidden
     used = [phase for phase in PHASES

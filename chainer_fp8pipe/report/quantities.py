@@ -79,21 +79,13 @@ def parse_bytes(text: Any) -> float | None:
 
 
 def parse_rate(text: str) -> float:
-    """Bits per second of ``'100mbit'``, ``'1 Gbit/s'`` or ``'10 Gbps'``.
-
-    Raises:
-        ValueError: The text is none of these; a number needs a unit.
-    """
+    """Bits per second of ``'100mbit'``, ``'1 Gbit/s'`` or ``'10 Gbps'``."""
     return _parsed(text, _RATES, 'rate; write it with a unit, as in 100mbit '
                    'or 1gbit')
 
 
 def parse_count(text: str) -> int:
-    """The number in ``'1000'``, ``'64k'`` or ``'8M'``.
-
-    Raises:
-        ValueError: The text is none of these, or less than 1.
-    """
+    """The number in ``'1000'``, ``'64k'`` or ``'8M'``, 1 at least."""
     what = 'number, such as 1000, 64k or 8M'
     if found := round(_parsed(text, _COUNTS, what)):
         return found
@@ -101,16 +93,15 @@ def parse_count(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """The number in ``'16'``, ``'0.5'`` or ``'16 s'``.
-
-    Raises:
-        ValueError: The text is none of these, or not positive.
-    """
+    """The number in ``'16'``, ``'0.5'`` or ``'16 s'``, above 0."""
     return _parsed(text, {'': 1, 's': 1}, 'number of seconds')
 
 
 def _parsed(text: str, units: Mapping[str, float], what: str) -> float:
-    """The number in a text, times that of its unit in small letters."""
+    """The number in a text, times that of its unit in small letters.
+
+    ValueError: The text is no ``what``.
+    """
     match = re.fullmatch(
         r'\s*([0-9]+\.?[0-9]*|\.[0-9]+)(e[0-9]+)?\s*([a-z/]*)\s*',
         text.lower())

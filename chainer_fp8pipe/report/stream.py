@@ -31,10 +31,9 @@ class Event(NamedTuple):
     """What a rank did from when to when.
 
     Names are those of :data:`COMPUTATION`, ``'wait'``, ``'send'``,
-    ``'receive'``, ``'exchange'``, ``'encode'``, ``'decode'``, ``'input'``,
-    ``'bucket'`` (a bucket of gradients travels) and ``'compression'`` (a
-    codec's state).  ``backward_weight`` is the weight half of a backward pass
-    that runs on its own.
+    ``'receive'``, ``'exchange'``, ``'encode'``, ``'decode'``, ``'input'`` and
+    ``'bucket'`` (a bucket of gradients travels).  ``backward_weight`` is the
+    weight half of a backward pass that runs on its own.
     """
 
     rank: int
@@ -46,8 +45,8 @@ class Event(NamedTuple):
     iteration: int | None = None        # the update, if known
     lane: str = ''          # '' for the main thread, EXCHANGE or BUCKETS
     bytes: int = 0          # handed to MPI meanwhile; those of a bucket's wire
-    about: str = ''         # the tensors of a bucket or of a codec's state
-    values: tuple[tuple[str, float], ...] = ()      # such as a codec's
+    about: str = ''         # the tensors of a bucket; whom a wait is for
+    values: tuple[tuple[str, float], ...] = ()  # seconds by part
 
 
 class EventStream:
@@ -105,13 +104,15 @@ class EventStream:
     def sent(self, count: int) -> None:
         """Adds bytes that were handed to MPI, in the innermost section."""
         self.bytes_sent += count
-        if self._thread.open:
-            self._thread.open[-1].bytes += count
+        self._note(count)
 
     def carried(self, count: int, whole: int) -> None:
         """Adds a message's bytes to another stage, and those of its arrays."""
         self.stage_bytes += count
         self.stage_arrays += whole
+        self._note(count)
+
+    def _note(self, count: int) -> None:
         if self._thread.open:
             self._thread.open[-1].bytes += count
 
@@ -141,19 +142,13 @@ class EventStream:
             return None
         more = f' and {len(names) - 1} more' if len(names) > 1 else ''
         about, start = ''.join(names[:1]) + more, time.monotonic()
-        return lambda: self._write(Event(
-            0, 'bucket', start, time.monotonic(), lane=BUCKETS, bytes=size,
-            about=about))
 
-    def mark(self, name: str, about: str, **values: float) -> None:
-        """Keeps an event without duration: numbers about a tensor."""
-        now = time.monotonic()
-        self._write(Event(0, name, now, now, about=about,
-                          values=tuple(values.items())))
+        def arrive() -> None:
+            for kept in self._keeping:
+                kept.append(Event(0, 'bucket', start, time.monotonic(),
+                                  lane=BUCKETS, bytes=size, about=about))
+        return arrive
 
-    def _write(self, event: Event) -> None:
-        for kept in self._keeping:
-            kept.append(event)
 
 
 def stream_of(*owners: Any) -> EventStream:

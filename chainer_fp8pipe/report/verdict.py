@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from statistics import fmean, median
 
 from .quantities import columns, counted, number, seconds, share, size
@@ -42,6 +43,7 @@ PARTS = {
         ('other',), 'No section of an update covers it; a profiler shows it.')}
 #: A cost beside computing is named from this share of an update on.
 _WORTH = 0.05
+_phases = attrgetter('phases')
 #: What the bytes to other stages are called in a record.
 TO_STAGES = 'to stages'
 
@@ -121,22 +123,20 @@ def _endings(record: RunRecord) -> str:
 def _update(intervals: Sequence[RankInterval], options: Mapping[str, str]
             ) -> Iterator[tuple[str, str]]:
     """An update's seconds and bytes, and its costliest part."""
-    phases = mean_of(intervals, [one.phases for one in intervals])
+    phases = mean_of(intervals, _phases)
     whole = sum(phases.values())
     yield 'an update', f'{seconds(whole)} (mean over ranks and updates)'
-    sent, float32 = mean_sent(intervals)
-    stages, _ = sent.pop(TO_STAGES, 0.0), float32.pop(TO_STAGES, 0.0)
+    sent = mean_sent(intervals)
     warmup = options.get('warmup', '')
     is_warm = warmup.isdecimal() and int(warmup) >= min(
         one.first for one in intervals)
-    yield 'a rank sends in it', ', '.join([
-        f'{size(sum(sent.values()))} of gradients (float32: '
-        f'{size(sum(float32.values()))}'
+    yield 'a rank sends in it', ', '.join(
+        f'{size(own)} {TO_STAGES}' if codec == TO_STAGES else
+        f'{size(own)} of gradients (float32: {size(float32)}'
         + f', as in the {warmup} updates of warm-up' * is_warm + ')'
-        ] * bool(float32) + [f'{size(stages)} to stages'] * bool(stages)
-    ) or 'nothing'
+        for codec, own, float32 in sent) or 'nothing'
     # The longest part, and if it is computing, the next one as well.
-    costs = sorted(((sum(phases.get(name, 0.0) for name in names), what)
+    costs = sorted(((sum(phases[name] for name in names), what)
                     for what, (names, _) in PARTS.items()), reverse=True)
     if costs[0][1] != 'forward and backward':
         del costs[1:]
@@ -148,26 +148,28 @@ def _update(intervals: Sequence[RankInterval], options: Mapping[str, str]
 
 
 def mean_of(intervals: Sequence[RankInterval],
-            values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+            of: Callable[[RankInterval], Mapping[str, float]]
+            ) -> dict[str, float]:
     """The mean over all updates of intervals, by name.
 
-    Args:
-        intervals: Of one rank or several.
-        values: Of each interval, means over its updates.
+    ``of`` gives the means over the updates of one.
     """
-    updates = [one.last - one.first + 1 for one in intervals]
-    return {name: sum(count * its.get(name, 0.0) for count, its in zip(
-        updates, values, strict=True)) / sum(updates)
-        for name in dict.fromkeys(name for its in values for name in its)}
+    found: dict[str, float] = defaultdict(float)
+    updates = sum(one.last - one.first + 1 for one in intervals)
+    for one in intervals:
+        for name, value in of(one).items():
+            found[name] += value * (one.last - one.first + 1) / updates
+    return found
 
 
 def mean_sent(intervals: Sequence[RankInterval]
-              ) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean bytes of an update by codec, as sent and in float32."""
-    sent, float32 = (mean_of(intervals, [
-        {codec: both[place] for codec, both in one.sent.items()}
-        for one in intervals]) for place in (0, 1))
-    return sent, float32
+              ) -> list[tuple[str, float, float]]:
+    """Codecs, and mean bytes of an update as sent and in float32."""
+    sent = mean_of(intervals, lambda one: {
+        codec: own for codec, (own, _) in one.sent.items()})
+    float32 = mean_of(intervals, lambda one: {
+        codec: whole for codec, (_, whole) in one.sent.items()})
+    return [(codec, sent[codec], float32[codec]) for codec in sent]
 
 
 # --- who is slow -------------------------------------------------------------
@@ -186,16 +188,15 @@ def diagnose(record: RunRecord) -> list[str]:
                   == record.stages.get(rank)]
         if (figure := _times_as_long(its, others)) is None:
             continue
-        mine, usual = (mean_of(its, [one.phases for one in its])
-                       for its in (its, others))
+        mine, usual = mean_of(its, _phases), mean_of(others, _phases)
         name = max((name for name in mine
                     if name not in (*COMMUNICATION, 'between')),
-                   key=lambda name: mine[name] - usual.get(name, 0.0))
+                   key=lambda name: mine[name] - usual[name])
         found.append(
             f'Rank {rank} on {record.hosts.get(rank, "?")} is slow: its own '
             f'work takes {figure:.2f} times as long as that of others. Most '
             f'of it is {name}: {seconds(mine[name])} in place of '
-            f'{seconds(usual.get(name, 0.0))} an update.')
+            f'{seconds(usual[name])} an update.')
     work = {stage: median(its) for stage, its in works.items()}
     slowest = max(work, key=lambda stage: work[stage], default=0)
     rest = [work[stage] for stage in work if stage != slowest]

@@ -219,16 +219,18 @@ def test_only_the_same_memory_is_opened_by_another_process_of_the_node():
 
 # --- how much memory there is
 
-@pytest.mark.parametrize(('group', 'available'), [
-    (None, 8), (('max', GIB, 0), 8),
+@pytest.mark.parametrize(('groups', 'available'), [
+    ({}, 8),
     # Pages of files can be given back.
-    ((4 * GIB, 3 * GIB, GIB // 2), 2), ((GIB, 2 * GIB, 0), 0)])
-def test_memory_is_what_the_machine_and_its_control_group_leave(
-        monkeypatch, group, available):
+    ({'/slurm/job7': (4 * GIB, 3 * GIB, GIB // 2)}, 2),
+    ({'/slurm/job7': ('max', GIB, 0), '/slurm': (3 * GIB, GIB, 0)}, 2),
+    ({'/slurm': (GIB, 2 * GIB, 0)}, 0)])
+def test_memory_is_what_the_machine_and_its_control_groups_leave(
+        monkeypatch, groups, available):
     files = {'/proc/meminfo': 'MemTotal: 16777216 kB\n'
                               'MemAvailable:    8388608 kB\n'}
-    if group:
-        folder, (limit, used, cached) = '/sys/fs/cgroup/slurm/job7', group
+    for group, (limit, used, cached) in groups.items():
+        folder = f'/sys/fs/cgroup{group}'
         files |= {'/proc/self/cgroup': '0::/slurm/job7\n',
                   f'{folder}/memory.max': f'{limit}\n',
                   f'{folder}/memory.current': f'{used}\n',

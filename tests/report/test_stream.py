@@ -98,15 +98,13 @@ def test_sections_bytes_and_values_are_events_while_recording(clock):
         clock.now += 1
     with events.section('send', 1, 0):
         events.carried(10, 40)
-    events.mark('compression', 'W', q=0.5)
     events.keep_no_more(kept)
     with events.section('update'):
         clock.now += 1
     assert events_of(kept, 3, 100.0) == [
         Event(3, 'update', 0, 1), Event(3, 'encode', 3, 5, bytes=40),
         Event(3, 'exchange', 2, 5, bytes=2), Event(3, 'forward', 5, 6, 4, 1),
-        Event(3, 'send', 6, 6, 1, 0, bytes=10),
-        Event(3, 'compression', 6, 6, about='W', values=(('q', 0.5),))]
+        Event(3, 'send', 6, 6, 1, 0, bytes=10)]
     assert (events.bytes_sent, events.stage_bytes, events.stage_arrays) == (
         42, 10, 40)
 

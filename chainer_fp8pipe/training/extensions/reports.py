@@ -104,7 +104,6 @@ class CompressionReport(extension.Extension):
             if encoded := report.encoded - last.encoded:
                 tensors[name] = {'q': report.q, 'clipped': (
                     report.clipped - last.clipped) / encoded}
-                self._comm.events.mark('compression', name, **tensors[name])
         self._last = now
         if tensors and self._comm.rank == 0:
             self._record.append({'iteration': trainer.updater.iteration,
