@@ -218,15 +218,6 @@ def test_batches_are_read_ahead_while_nobody_asks(iterate, root, prefetch):
     assert eventually(lambda: len(read) == 5 * (1 + prefetch))
 
 
-def test_batches_that_are_kept_do_not_change(iterate):
-    images, _ = stream(iterate(), 12)
-    iterator = iterate(prefetch=1)
-    kept = [next(iterator) for _ in range(12)]
-    for _ in range(2):
-        assert numpy.array_equal([batch.images for batch in kept], images)
-        iterator.finalize()
-
-
 @pytest.mark.parametrize('finalize', [True, False])
 def test_all_memory_and_threads_are_gone_with_an_iterator(root, finalize):
     before = memory_of(os.getpid())

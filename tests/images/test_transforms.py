@@ -116,13 +116,6 @@ def test_settings_that_cannot_be_are_errors(make, message):
         make()
 
 
-@pytest.mark.parametrize('size', [
-    numpy.int64(7), (numpy.int32(7), 7), numpy.array([7, 7])])
-def test_sizes_may_be_of_numpy(size):
-    assert RandomResizedCrop(size).size == (7, 7)
-    assert all(type(side) is int for side in CenterCrop(size).size)
-
-
 def test_transforms_write_all_that_makes_a_difference():
     made = [RandomResizedCrop(8), RandomResizedCrop(9),
             RandomResizedCrop(8, scale=(0.1, 1)),
