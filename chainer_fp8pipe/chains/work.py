@@ -206,11 +206,6 @@ class ChainWork(Work):
                     means[report or LOSS], array.dtype))
         return {'loss': means[LOSS], **named} if LOSS in means else named
 
-    @property
-    def has_ties(self) -> bool:
-        """See :meth:`.Work.has_ties`."""
-        return bool(self._partition.ties)
-
     def tied(self) -> dict[int, tuple[int, ...]]:
         """See :meth:`.Work.tied`."""
         part = self._partition

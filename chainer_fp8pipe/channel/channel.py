@@ -1,6 +1,7 @@
 """Arrays from one rank to another: a header, and the arrays behind it."""
 # A transfer is a message of text (JSON; reading it runs nothing that a rank
-# has sent) that describes the arrays, and one message per array.
+# has sent) that describes the arrays, and one message per array.  One message
+# with all in it would cost a copy of everything on each side.
 #
 # Arrays are best received into memory that waits for them: MPI then moves
 # them while both ranks compute, and copies nothing.  So the receiver posts
@@ -8,9 +9,6 @@
 # description, the *usual* one, which is that of the first arrays and has a tag
 # of its own; others are received when their header is there, and leave what
 # is posted as it is.
-#
-# One message with a header and the arrays in it would save a few
-# microseconds, and cost a copy of everything on each side.
 #
 # A channel knows nothing of failures.  Who waits is given a function that
 # does, and may raise; then the channel cannot be used again, and messages may
@@ -114,7 +112,7 @@ class _End:
     def _mark(self, busy: bool) -> None:
         """Keeps messages moving in the background, or stops to."""
         if self._far:
-            (progress.begin if busy else progress.end)(self)
+            progress.mark(self, busy)
 
 
 class Sender(_End):
@@ -145,9 +143,14 @@ class Sender(_End):
             self._specs, self._header = specs, json.dumps(specs).encode()
         if self._usual is None:
             self._usual = specs
-        self._start(self._header, _HEADER)
-        for wire in wires:
-            self._start(wire, _USUAL if specs == self._usual else _UNUSUAL)
+        tag = _USUAL if specs == self._usual else _UNUSUAL
+        for wire, of in ((self._header, _HEADER), *[
+                (wire, tag) for wire in wires]):
+            request = HeldRequest(self._comm.Isend(
+                [wire, MPI.BYTE], self._peer, self._first_tag + of), wire)
+            if not self._have_left() or not request.test():
+                self._leaving.append(request)
+                self._mark(busy=True)
         return sum(wire.nbytes for wire in wires)
 
     def flush(self) -> None:
@@ -158,13 +161,6 @@ class Sender(_End):
                     f'rank {self.world_peer} to take what was sent',
                     (self.world_peer,))]):
                 self._wait(self._have_left)
-
-    def _start(self, wire: Any, tag: int) -> None:
-        request = HeldRequest(self._comm.Isend(
-            [wire, MPI.BYTE], self._peer, self._first_tag + tag), wire)
-        if not self._have_left() or not request.test():
-            self._leaving.append(request)
-            self._mark(busy=True)
 
     def _have_left(self) -> bool:
         leaving = self._leaving
@@ -273,15 +269,13 @@ class _Posted:
 
 
 def _spec(array: Any, number: int) -> _Spec:
-    try:
-        in_order, shape = array.flags.c_contiguous, array.shape
-    except AttributeError:
+    if not hasattr(array, 'flags'):
         raise TypeError(
             f'array {number} of a message is of type '
             f'{type(array).__name__}; expected NumPy or CuPy arrays and '
-            'None') from None
-    return _Spec(_name(array.dtype), shape,
-                 None if in_order else _packed(array)[1])
+            'None')
+    return _Spec(_name(array.dtype), array.shape,
+                 None if array.flags.c_contiguous else _packed(array)[1])
 
 
 def _packed(array: Any) -> tuple[Any, tuple[int, ...]]:

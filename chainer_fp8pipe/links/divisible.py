@@ -10,13 +10,10 @@
 # and the layer's number.  A rank draws those of its own layers only, as
 # drawing all would take the memory that the cut is to save.
 #
-# A part holds no layer of another one: what the user's attributes hold of
-# these is left out (`_leave`).  Layers that share parameters must be in one
-# part; a function that uses a parameter of another part, which its closure
-# may hide, is refused when it runs (pipeline.layers).
-#
-# A pipeline runs the layers and not the model: what a subclass does besides
-# would be passed over, so `stage` refuses it.
+# Layers that share parameters must be in one part; a function that uses a
+# parameter of another part, which its closure may hide, is refused when it
+# runs (pipeline.layers).  A pipeline runs the layers and not the model: what a
+# subclass does besides would be passed over, so `stage` refuses it.
 from __future__ import annotations
 
 import copy
@@ -42,8 +39,7 @@ from ..pipeline.layers import (
     kind_of,
     layer_name,
 )
-from .balance import check_balance, chunk_counts
-from .shared_parameters import check_cut, held
+from .cutting import check_cut, counts_of, held
 
 #: First and last-plus-one layer of some runs.
 Bounds = tuple[tuple[int, int], ...]
@@ -74,14 +70,10 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
         >>> Divisible(lazy(L.Linear, 3, 2))[0].W.shape
         (2, 3)
     """
-    if isinstance(factory, chainer.Link):
-        kind = type(factory).__name__
+    if isinstance(factory, Link) or not callable(factory):
         raise TypeError(
-            f'lazy takes a maker of a layer, and this {kind} is a layer '
-            f'already; write lazy({kind}, ...), or use the layer as it is')
-    if not callable(factory):
-        raise TypeError('lazy takes a class or function that makes a layer, '
-                        f'not {factory!r}')
+            'lazy takes a class or function that makes a layer, as in '
+            f'lazy(L.Linear, 3, 2), not {factory!r}')
     # A model gives seeds of its own; elsewhere no two layers are equal.
     with deferred(next(_made), everything=True):
         layer = factory(*args, **kwargs)
@@ -89,18 +81,6 @@ def lazy(factory: Callable, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(f'{factory!r} returned {layer!r}, which is not a '
                         'layer')
     return layer
-
-
-def _draw_by_place(layer: chainer.Link, seed: int, number: int) -> None:
-    """Seeds a layer's parameters without values by its place in a model.
-
-    Also those that get their shape from the first input: their values must
-    not depend on what was drawn before.
-    """
-    for position, parameter in enumerate(layer.params()):
-        array = parameter._data[0]
-        if array is None or is_placeholder(array):
-            draw_later(parameter, seed, seed >> 32, number, position)
 
 
 class Call(Link):
@@ -139,8 +119,9 @@ class Divisible(chainer.ChainList):
     keys of snapshots come from the index in the whole model, for every cut.
 
     ``append`` and ``extend`` add layers at the end, and ``model[i] = layer``
-    replaces one.  A layer may be a method of the model, but a lambda with
-    ``self`` in it keeps the whole model in memory.
+    replaces one.  A layer may be a method of the model.  Attributes stay in
+    every part: an attribute, or a lambda with ``self`` in it, that holds a
+    layer of another part keeps it in memory.
 
     Args:
         layers: The layers; those of :func:`lazy` get values where they are
@@ -174,20 +155,18 @@ class Divisible(chainer.ChainList):
     """
 
     foreign: dict[int, tuple[weakref.ref, str]]
-    _bounds: Bounds
-    _sizes: Sequence[int | None]    # of all layers, found when it was cut
-    _seed: int
     is_part: bool
     layout: Bounds | None
+    _bounds: Bounds
+    _seed: int
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         # Not in __init__: a user's may append before it calls ours, or never
         # call it (as in the paper's Program 2).
         self = super().__new__(cls)
         chainer.ChainList.__init__(self)
+        self.is_part, self.layout, self.foreign = False, None, {}
         self._bounds, self._seed = (), 0
-        self.is_part, self.layout = False, None
-        self.foreign = {}
         return self
 
     def __init__(self, *layers: Any, seed: int = 0) -> None:
@@ -204,7 +183,19 @@ class Divisible(chainer.ChainList):
     def seed(self, seed: int) -> None:
         self._seed = operator.index(seed)
         for number, child in enumerate(self):
-            _draw_by_place(child, self._seed, number)
+            self._seed_layer(child, number)
+
+    def _seed_layer(self, layer: Link, number: int) -> None:
+        """Seeds a layer's parameters without values by its place.
+
+        Also those that get their shape from the first input: their values
+        must not depend on what was drawn before.
+        """
+        for position, parameter in enumerate(layer.params()):
+            array = parameter._data[0]
+            if array is None or is_placeholder(array):
+                draw_later(parameter, self._seed, self._seed >> 32, number,
+                           position)
 
     # --- layers -------------------------------------------------------------
 
@@ -230,18 +221,14 @@ class Divisible(chainer.ChainList):
 
     def _held(self, layer: Any, index: int) -> Link:
         """The link that holds a layer at its place."""
-        if isinstance(layer, type) and issubclass(layer, Link):
-            raise ValueError(
-                f'{layer.__name__} is a class, not a layer; write '
-                f'{layer.__name__}(...) or lazy({layer.__name__}, ...)')
-        if layer is self:
-            raise ValueError('a model cannot be a layer of itself')
-        if not callable(layer):
-            raise ValueError('a layer must be callable: a link, a function, '
-                             f'or lazy(...), not {layer!r}')
+        if layer is self or isinstance(layer, type) and issubclass(
+                layer, Link) or not callable(layer):
+            raise ValueError('a layer must be callable: a link (no class and '
+                             'not the model itself), a function, or lazy('
+                             f'...), not {layer!r}')
         if not isinstance(layer, Link) or any(layer is one for one in self):
             return Call(layer)
-        _draw_by_place(layer, self._seed, index)
+        self._seed_layer(layer, index)
         return layer
 
     def numbered_layers(self) -> list[Layer]:
@@ -280,14 +267,13 @@ class Divisible(chainer.ChainList):
         A tuple (or list) that a layer returns becomes the arguments of the
         next.
         """
-        ends = [end for _, end in self.bounds[:-1]]
-        if ends != [start for start, _ in self.bounds[1:]]:
-            raise RuntimeError(f'{self!r} cannot be run at a stretch, as '
-                               'layers are missing between; run its pieces')
-        if not len(self):
-            raise RuntimeError(f'{self!r} does not have any layer')
+        layers = self.numbered_layers()
+        if not layers or layers[-1][0] - layers[0][0] >= len(layers):
+            raise RuntimeError(
+                f'{self!r} cannot be run at a stretch, as it has no layers, '
+                'or not those between; run its pieces')
         value: Any = xs
-        for number, layer in self.numbered_layers():
+        for number, layer in layers:
             value = layer(*as_tuple(value))
             if value is None:
                 raise TypeError(f'{layer_name(number, layer)} returned None; '
@@ -326,15 +312,20 @@ class Divisible(chainer.ChainList):
             raise ValueError(f"mode must be 'share' or 'copy', not {mode!r}; "
                              'for new initial values make the model anew')
         # Not Chainer's: a link may be at two places.
-        memo: dict[int, Any] = {
+        result = copy.deepcopy(self, {
             id(parameter.array): parameter.array for parameter
-            in self.params() if mode == 'share'}
-        result = copy.deepcopy(self, memo)
+            in self.params() if mode == 'share'})
         result.name = None
         return result
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), 'foreign': {}}    # references are of here
+
+    def add_hook(self, hook: Any, name: str | None = None) -> Any:
+        """As Chainer's; a stage, which is not called as a whole, refuses."""
+        if self.layout is not None:
+            raise ValueError(_NO_HOOKS)
+        return super().add_hook(hook, name)
 
     def __repr__(self) -> str:
         runs = [f'layer {start}' if end == start + 1
@@ -350,25 +341,22 @@ class Divisible(chainer.ChainList):
         """The layers ``start`` to ``end - 1`` of the whole model.
 
         Returns:
-            A model of the same class, which shares its layers with this
-            one.  Its attributes are those of this model, without those that
-            hold layers outside of the part.
+            A model of the same class, which shares layers and attributes
+            with this one.
 
         Raises:
-            IndexError: Such layers are not here.
-            ValueError: The part would be empty, or a layer inside shares
-                parameters with one outside; the message names both.
+            ValueError: There are no such layers, this is a part already, or
+                a layer inside shares parameters with one outside; the
+                message names both.
         """
         start, end = operator.index(start), operator.index(end)
-        here = {number for number, _ in self.numbered_layers()}
-        if min(start, end) < 0 or not here.issuperset(range(start, end)):
-            raise IndexError(
-                f'divide({start}, {end}) is out of range: {self!r} has '
-                f'{len(here)} of the layers 0 to {len(self) - 1}')
-        if start >= end:
-            raise ValueError(f'divide({start}, {end}) has no layers: start '
-                             'must be less than end, which is exclusive')
-        return self._cut(((start, end),))
+        if self.is_part or not 0 <= start < end <= len(self):
+            raise ValueError(
+                f'divide({start}, {end}) of {self!r}: it takes a whole model, '
+                'the number of the first layer, and of the last plus 1')
+        check_cut(self.numbered_layers(),
+                  lambda number: start <= number < end)
+        return self._cut(((start, end),), lambda number: 'elsewhere')
 
     def stage(self, comm: Any, balance: str | Sequence[int] = 'parameters',
               chunks: int = 1) -> Any:
@@ -394,53 +382,44 @@ class Divisible(chainer.ChainList):
                 class has a ``forward`` of its own, or the model hooks.
             LayerError: Values cannot be drawn; on all ranks.
         """
+        from ..mpi.agreement import raise_together  # it takes MPI
         enter_world(comm)
         is_grid = hasattr(comm, 'stage_index')      # whose ranks are others
         stage, stages = ((comm.stage_index, comm.stages) if is_grid
                          else (comm.rank, comm.size))
-
-        def check() -> tuple[int, str | list[int], list[int]]:
-            self._refuse_own_ways()
-            each = operator.index(chunks)
-            if each < 1:
-                raise ValueError(f'a rank has 1 chunk or more, not {each}')
-            if len(self) < stages * each:
-                raise ValueError(
-                    f'{self!r} has {len(self)} layers, too few for '
-                    + (f'{stages} ranks' if each == 1 else
-                       f'the {stages * each} chunks of {stages} ranks with '
-                       f'{each} each')
-                    + '; use fewer ranks, or more and smaller layers')
-            measure = check_balance(balance, stages * each, len(self))
-            return each, measure, chunk_counts(
-                measure, stages * each, self.numbered_layers(), self.sizes())
-        _, _, counts = _together(
-            comm, check, lambda found: self._agreed(*found))
-        ends = list(itertools.accumulate(counts))
-        layout = tuple(zip([0, *ends], ends, strict=False))
-        owner = {number: chunk % stages
-                 for chunk, (start, end) in enumerate(layout)
-                 for number in range(start, end)}
-
-        def cut() -> Any:
-            check_cut(self.numbered_layers(), owner.__getitem__)
-            part = self._cut(layout[stage::stages], lambda number: (
-                f'on stage {owner[number]}'))
-            part.layout = layout
-            return part
-        part = _together(comm, cut)
+        part = raise_together(
+            all_ranks(comm), lambda: self.share(
+                stage, stages, balance, chunks), ValueError,
+            lambda part: self._agreed(chunks, balance),
+            'Build the same model on all ranks, and pass the same to stage().')
 
         def draw() -> None:
             for parameter in part.params():
                 _ = parameter.array     # reading it draws the values
-        _together(comm, draw, error=LayerError)
+        raise_together(all_ranks(comm), draw, LayerError)
         return part
 
-    def add_hook(self, hook: Any, name: str | None = None) -> Any:
-        """As Chainer's; a stage, which is not called as a whole, refuses."""
-        if self.layout is not None:
-            raise ValueError(_NO_HOOKS)
-        return super().add_hook(hook, name)
+    def share(self, stage: int, stages: int,
+              balance: str | Sequence[int] = 'parameters', chunks: int = 1
+              ) -> Any:
+        """What :meth:`stage` gives to one of the stages, without MPI."""
+        self._refuse_own_ways()
+        total = stages * operator.index(chunks)
+        if not 1 <= total <= len(self):
+            raise ValueError(
+                f'{self!r} cannot be cut into {chunks} chunks for each of '
+                f'{stages} ranks: a chunk has 1 layer or more')
+        ends = list(itertools.accumulate(counts_of(
+            balance, total, self.numbered_layers(), self.sizes())))
+        layout = tuple(zip([0, *ends], ends, strict=False))
+        owner = {number: chunk % stages
+                 for chunk, run in enumerate(layout)
+                 for number in range(*run)}
+        check_cut(self.numbered_layers(), owner.__getitem__)
+        part = self._cut(layout[stage::stages], lambda number: (
+            f'on stage {owner[number]}'))
+        part.layout = layout
+        return part
 
     def _refuse_own_ways(self) -> None:
         """Raises ValueError for what a pipeline would pass over."""
@@ -457,11 +436,13 @@ class Divisible(chainer.ChainList):
         if self._local_link_hooks:
             raise ValueError(_NO_HOOKS)
 
-    def _agreed(self, chunks: int, balance: str | list[int],
-                counts: list[int]) -> dict[str, str]:
+    def _agreed(self, chunks: int, balance: str | Sequence[int]
+                ) -> dict[str, str]:
         """What must be the same on all ranks."""
         return {
-            'chunks': str(chunks), 'balance': str(balance),
+            'chunks': str(chunks),
+            'balance': str(balance if isinstance(balance, str)
+                           else list(map(int, balance))),
             'the number of layers': str(len(self)),
             'the seed of the model': str(self.seed),
             **{f'layer {number}': kind_of(layer)
@@ -471,73 +452,33 @@ class Divisible(chainer.ChainList):
                for name, parameter in self.namedparams()
                for array in parameter._data[:1]}}
 
-    def _cut(self, bounds: Bounds,
-             place: Callable[[int], str] = lambda number: 'elsewhere') -> Any:
+    def _cut(self, bounds: Bounds, place: Callable[[int], str]) -> Any:
         inside = set(itertools.chain(*itertools.starmap(range, bounds)))
-        check_cut(self.numbered_layers(), inside.__contains__)
         part = type(self).__new__(type(self))
-        vars(part).update(vars(self))
-        part.name, part.is_part = None, True
-        part._bounds = bounds
-        if self._local_link_hooks is not None:
-            part._local_link_hooks = self._local_link_hooks.copy()
-        part._children = []
+        vars(part).update(vars(self), name=None, is_part=True, _bounds=bounds,
+                          _children=[], foreign={})
         for number, child in enumerate(self):
-            if number not in inside and not isinstance(child, Elsewhere):
+            layer = _layer(child)
+            if number not in inside:
+                part.foreign.update({
+                    id(thing): (weakref.ref(thing), layer_name(number, layer))
+                    for thing in held(layer)
+                    if isinstance(thing, chainer.Parameter)})
                 child = Elsewhere(f'{child}, {place(number)}')
+            elif isinstance(layer, types.MethodType) and (
+                    layer.__self__ is self):
+                child = Call(types.MethodType(layer.__func__, part))
             elif isinstance(child, Call):
-                child = Call(_rebound(child.function, self, part))
+                child = Call(layer)
             child.name = str(number)
             part._children.append(child)
-        outside = [(number, layer) for number, layer in self.numbered_layers()
-                   if number not in inside]
-        part.foreign = self.foreign | {
-            id(thing): (weakref.ref(thing), layer_name(number, layer))
-            for number, layer in outside for thing in held(layer)
-            if isinstance(thing, chainer.Parameter)}
-        part._leave(self, [layer for _, layer in outside])
         return part
-
-    def _leave(self, whole: Divisible, outside: list[Any]) -> None:
-        """Drops attributes that hold other layers of the whole model."""
-        gone = {id(thing) for thing in held(outside)}
-        for name in vars(self).keys() - _OWN:
-            value = _rebound(vars(self)[name], whole, self)
-            if value is not whole and any(
-                    id(thing) in gone for thing in held(value, whole)):
-                delattr(self, name)
-            else:
-                setattr(self, name, value)
 
 
 _NO_HOOKS = ('a stage of a pipeline runs layers one by one, so that hooks of '
              'the whole model would not be called; add them to layers')
-#: Attributes that are not the user's.
-_OWN = frozenset([*vars(Divisible()), '_local_link_hooks'])
 
 
 def _layer(child: Link) -> Any:
     """What is called at a place."""
     return child.function if isinstance(child, Call) else child
-
-
-def _rebound(layer: Any, whole: Divisible, part: Divisible) -> Any:
-    """A layer; in place of a method of the whole, that of the part."""
-    if isinstance(layer, types.MethodType) and layer.__self__ is whole:
-        return types.MethodType(layer.__func__, part)
-    return layer
-
-
-def _together(comm: Any, action: Callable[[], Any],
-              entries: Callable[[Any], dict[str, str]] | None = None,
-              error: type[Exception] = ValueError) -> Any:
-    """``action`` on all ranks: what fails or differs on one raises on all.
-
-    A rank that raised alone would end, and the others would wait for it.
-    """
-    if not hasattr(all_ranks(comm), 'Iallreduce'):
-        return action()         # a rank and a size, without MPI
-    from ..mpi.agreement import raise_together
-    return raise_together(
-        all_ranks(comm), action, error, entries,
-        'Build the same model on all ranks, and pass the same to stage().')

@@ -1,9 +1,8 @@
 """The way back through a graph, and the sums of parameters' gradients."""
-# Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) looks up
-# hooks, devices and sums for each function, and writes the gradients of
-# parameters at its end.  `Tape` visits the same functions in the same
-# order and makes the same sums; but each parameter's gradient is handed over
-# as soon as it is final, and the gradients of weights, which no other
+# Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) writes the
+# gradients of parameters at its end.  `Tape` visits the same functions in the
+# same order and makes the same sums; but each parameter's gradient is handed
+# over as soon as it is final, and the gradients of weights, which no other
 # function needs, can be put off: for the weight half of a zero-bubble
 # schedule, or as factors.
 #
@@ -13,9 +12,6 @@
 # the weight for each of them: of a step of the paper's network in 64
 # micro-batches that is a third.  So the factors are handed over in place of
 # the product, and `GradientSums` multiplies.
-#
-# Every part of a model runs on variables of its own: the graph is cut between
-# parts.  So a gradient is final as soon as its part is through.
 #
 # Chainer's order is that of ranks, the lengths of the ways from the inputs.
 # They begin anew where a graph is cut, so that the gradients of a variable
@@ -28,7 +24,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import heapq
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -123,10 +118,9 @@ class Tape:
         for node, gradient in starts.items():
             self._gradients[node] = [chainer.Variable(gradient,
                                                       requires_grad=False)]
-            if node._creator_node is not None:
-                self._push(node._creator_node)
+            self._push(node)
         if starts:
-            with self._quietly(*starts.values()):
+            with _quietly(*starts.values()):
                 while self._functions:
                     self._visit(heapq.heappop(self._functions)[2], defer)
                 self._end()
@@ -137,22 +131,15 @@ class Tape:
         """Computes what :meth:`backward` with ``defer`` left out."""
         later, self._put_off = self._put_off, []
         for function, indexes, gradients in later:
-            with self._quietly(*[gradient.array for gradient in gradients]):
+            with _quietly(*[gradient.array for gradient in gradients]):
                 self._apply(function, indexes, gradients)
         self._end()
 
-    @contextlib.contextmanager
-    def _quietly(self, *arrays: Any) -> Iterator[None]:
-        """Without a graph of gradients, on the arrays' device."""
-        with chainer.using_config('enable_backprop', False), \
-                chainer.using_device(chainer.backend.get_device_from_array(
-                    *arrays)):
-            yield
-
     # --- one function --------------------------------------------------------
 
-    def _push(self, function: Any) -> None:
-        if function not in self._seen:
+    def _push(self, node: Any) -> None:
+        function = node._creator_node
+        if function is not None and function not in self._seen:
             after = (function.rank if self._numbers is None
                      else self._numbers[id(function)])
             heapq.heappush(self._functions,
@@ -167,8 +154,8 @@ class Tape:
             None if node is None else _sum(self._gradients.pop(node, None))
             for node in [output() for output in function.outputs]])
         if defer and type(function) in SEPARABLE:
-            later = [index for index in indexes if _is_parameter(
-                inputs[index])]
+            later = [index for index in indexes
+                     if _parameter(inputs[index]) is not None]
             if later:
                 self._put_off.append((function, later, gradients))
                 indexes = [index for index in indexes if index not in later]
@@ -187,10 +174,13 @@ class Tape:
         if indexes:
             _step(function, tuple(indexes), gradients, lists)
         for node, found in lists.items():
+            for gradient in found:
+                array = gradient._data[0]
+                if array.shape != node.shape or array.dtype != node.dtype:
+                    chainer.variable._check_grad_type(function, node, True,
+                                                      array)
             if found:
-                _check(function, node, found)
-                if node._creator_node is not None:
-                    self._push(node._creator_node)
+                self._push(node)
             if node in self._uses:
                 self._uses[node] -= 1
                 if self._uses[node] == 0:
@@ -205,26 +195,22 @@ class Tape:
         if self._taker.take_product is None or is_watched(function):
             return indexes
         gradient, = gradients
-        nodes, parameters = function.inputs[1:], []
-        for index, node in enumerate(nodes, 1):
-            if index in indexes:
-                parameter = node.get_variable_or_none()
-                if self._uses.get(node) != 1 or self._gradients.get(node) or (
-                        not isinstance(parameter, chainer.Parameter)):
-                    return indexes
-                parameters.append(parameter)
+        nodes = [function.inputs[index] for index in indexes if index]
+        parameters = [_parameter(node) for node in nodes]
         x, weight = [variable.array
                      for variable in function.get_retained_inputs()]
-        if gradient is None or 1 not in indexes or not all(
+        if gradient is None or 1 not in indexes or any(
+                parameter is None or self._uses.get(node) != 1
+                or self._gradients.get(node)
+                for node, parameter in zip(nodes, parameters, strict=True)
+        ) or not all(
                 type(array) is numpy.ndarray and array.dtype == numpy.float32
                 for array in (gradient.array, x, weight)):
             return indexes
         for node in nodes:
-            if node in self._uses:
-                self._uses[node] = 0
-        self._taker.take_product(parameters[0],
-                           parameters[1] if len(parameters) > 1 else None,
-                           gradient.array, x)
+            self._uses[node] = 0
+        self._taker.take_product(*parameters, *[None] * (2 - len(parameters)),
+                                 gradient.array, x)
         return [index for index in indexes if index == 0]
 
     # --- leaves --------------------------------------------------------------
@@ -243,6 +229,15 @@ class Tape:
         for node in tuple(self._gradients):
             if node not in waiting and node not in self._inputs:
                 self._hand_over(node)
+
+
+@contextlib.contextmanager
+def _quietly(*arrays: Any) -> Iterator[None]:
+    """Without a graph of gradients, on the arrays' device."""
+    with chainer.using_config('enable_backprop', False), \
+            chainer.using_device(chainer.backend.get_device_from_array(
+                *arrays)):
+        yield
 
 
 def _step(function: Any, indexes: tuple[int, ...], gradients: tuple,
@@ -277,17 +272,11 @@ def _sum(gradients: list[Any] | None) -> Any:
     return gradients[0]
 
 
-def _check(function: Any, node: Any, gradients: list[Any]) -> None:
-    """Raises Chainer's error for a gradient of another shape or dtype."""
-    for gradient in gradients:
-        array = gradient._data[0]
-        if array.shape != node.shape or array.dtype != node.dtype:
-            chainer.variable._check_grad_type(function, node, True, array)
-
-
-def _is_parameter(node: Any) -> bool:
-    return node._creator_node is None and isinstance(
-        node.get_variable_or_none(), chainer.Parameter)
+def _parameter(node: Any) -> chainer.Parameter | None:
+    """The parameter of a node; None: it is of something else."""
+    variable = node.get_variable_or_none()
+    return (variable if isinstance(variable, chainer.Parameter)
+            and node._creator_node is None else None)
 
 
 # --- sums --------------------------------------------------------------------
@@ -313,13 +302,10 @@ class _Product(NamedTuple):
 
 
 class GradientSums:
-    """Adds up gradients in buffers that are kept from step to step.
+    """Adds up the gradients of a step.
 
-    Chainer's own accumulation makes a new array for every sum.  A buffer that
-    somebody still holds, such as a hook that compares two updates' gradients,
-    stays as it is, and the next step has another one.  Micro-batches
-    come in their order on every rank, so the sum has the same bits whatever
-    the cut.  float16 is summed in float32.
+    Micro-batches come in their order on every rank, so a sum has the same
+    bits whatever the cut.  float16 is summed in float32.
 
     The gradients of a weight for several small micro-batches are one product
     of matrices.  Which micro-batches go together depends on their sizes and
@@ -329,14 +315,12 @@ class GradientSums:
         last: Whether the step's last micro-batch is on its way back.
     """
 
+    last = False
+
     def __init__(self) -> None:
-        self.last = False
         self._products: dict[int, _Product] = {}
-        self._buffers: dict[int, Any] = {}
-        self._parameters: dict[int, chainer.Parameter] = {}
-        self._to_come: collections.Counter[int] = collections.Counter()
-        self._final: Take | None = None
-        self._results: dict[int, Any] = {}
+        self._sums: dict[int, tuple[chainer.Parameter, Any]] = {}
+        self.begin((), None)
 
     def begin(self, parts: Iterable[list[chainer.Parameter]],
               final: Take | None) -> None:
@@ -348,6 +332,8 @@ class GradientSums:
             final: Called for each parameter, if not None, with the array that
                 will be its gradient, when nothing more will be added.
         """
+        self._products.clear()
+        self._sums.clear()
         self._final = final
         self._to_come = collections.Counter(
             id(parameter) for part in parts for parameter in part)
@@ -369,11 +355,12 @@ class GradientSums:
 
     def add(self, parameter: chainer.Parameter, gradient: Any) -> None:
         """Adds a micro-batch's gradient; the array is only read."""
-        buffer, started = self._buffer(parameter, gradient)
-        if started:
-            buffer += gradient
+        if id(parameter) in self._sums:
+            _, total = self._sums[id(parameter)]
+            total += gradient
         else:
-            buffer[...] = gradient
+            self._sums[id(parameter)] = parameter, gradient.astype(
+                numpy.promote_types(gradient.dtype, numpy.float32))
 
     def take_product(self, weight: chainer.Parameter,
                      bias: chainer.Parameter | None,
@@ -389,26 +376,23 @@ class GradientSums:
             gradient: Of the layer's output, float32[samples, outputs].
             inputs: float32[samples, inputs].
         """
+        both = [weight] if bias is None else [weight, bias]
         product = self._products.get(id(weight))
         if product is None or product.bias is not bias:
             # One of them may belong to another product, too.
-            self.settle((weight, bias))
+            self.settle(both)
             product = _Product(weight, bias, [])
-            self._products[id(weight)] = product
-            if bias is not None:
-                self._products[id(bias)] = product
+            self._products.update((id(one), product) for one in both)
         product.parts.append((gradient, inputs))
         if sum(len(part) for part, _ in product.parts) >= ENOUGH:
-            self.settle([weight])
-        self._taken(weight)
-        if bias is not None:
-            self._taken(bias)
+            self.settle(both)
+        for parameter in both:
+            self._taken(parameter)
 
-    def settle(self, parameters: Iterable[chainer.Parameter | None]) -> None:
+    def settle(self, parameters: Iterable[chainer.Parameter]) -> None:
         """Adds the products that are kept of these parameters."""
         for parameter in parameters:
-            product = (None if parameter is None
-                       else self._products.get(id(parameter)))
+            product = self._products.get(id(parameter))
             if product is not None:
                 for one in (product.weight, product.bias):
                     self._products.pop(id(one), None)
@@ -425,19 +409,10 @@ class GradientSums:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
         self.settle([product.weight
                      for product in tuple(self._products.values())])
-        for parameter in self._parameters.values():
-            parameter.grad = self._result(parameter)
+        for parameter, total in self._sums.values():
+            parameter.grad = total.astype(parameter.dtype, copy=False)
             parameter._loss_scale = loss_scale
-        self.forget()
-
-    def forget(self) -> None:
-        """Starts anew, after a step that failed."""
-        self._products.clear()
-        self._parameters.clear()
-        self._results.clear()
-        self._final = None
-
-    # --- details ------------------------------------------------------------
+        self.begin((), None)
 
     def _taken(self, parameter: chainer.Parameter) -> None:
         if self.last and self._to_come[id(parameter)] == 1:
@@ -449,56 +424,24 @@ class GradientSums:
         # A function may have left a part of it, as F.forget does.
         self.collect([parameter])
         self.settle([parameter])
-        if self._final and id(parameter) in self._parameters:
-            self._final(parameter, self._result(parameter))
-
-    def _result(self, parameter: chainer.Parameter) -> Any:
-        """The array that will be the parameter's gradient."""
-        key = id(parameter)
-        if key not in self._results:
-            self._results[key] = self._buffers[key].astype(
-                parameter.dtype, copy=False)
-        return self._results[key]
+        if self._final and id(parameter) in self._sums:
+            _, total = self._sums[id(parameter)]
+            total = total.astype(parameter.dtype, copy=False)
+            self._sums[id(parameter)] = parameter, total
+            self._final(parameter, total)
 
     def _multiply(self, weight: chainer.Parameter,
                   bias: chainer.Parameter | None, parts: list[Any]) -> None:
-        gradient, inputs = map(_joined, zip(*parts, strict=True))
-        buffer, started = self._buffer(weight, weight.array)
-        if started:
-            buffer += gradient.T.dot(inputs)
+        gradient, inputs = (
+            of[0] if len(of) == 1 else numpy.concatenate(of)
+            for of in zip(*parts, strict=True))
+        product = gradient.T.dot(inputs)
+        if id(weight) in self._sums:
+            self.add(weight, product)
         else:
-            numpy.dot(gradient.T, inputs, out=buffer)
+            self._sums[id(weight)] = weight, product
         if bias is not None:
             # Where a batch normalisation follows, what the samples of one
             # micro-batch add nearly cancels; so it is added first.
             for part, _ in parts:
                 self.add(bias, part.sum(axis=0))
-
-    def _buffer(self, parameter: chainer.Parameter, like: Any
-                ) -> tuple[Any, bool]:
-        """A parameter's buffer, and whether it holds a sum already."""
-        key = id(parameter)
-        dtype = numpy.promote_types(like.dtype, numpy.float32)
-        started = key in self._parameters
-        if not started and _references(self._buffers, key) > _ONLY_HERE:
-            del self._buffers[key]
-        buffer = self._buffers.get(key)
-        if (buffer is None or buffer.shape != like.shape
-                or buffer.dtype != dtype):
-            xp = chainer.backend.get_array_module(like)
-            buffer = self._buffers[key] = xp.empty(like.shape, dtype)
-        self._parameters[key] = parameter
-        return buffer, started
-
-
-def _references(buffers: dict[int, Any], key: int) -> int:
-    """How many references there are to a buffer; views have one, too."""
-    return sys.getrefcount(buffers[key]) if key in buffers else 0
-
-
-#: What an array has that nobody else holds; interpreters count differently.
-_ONLY_HERE = _references({0: numpy.empty(0)}, 0)
-
-
-def _joined(parts: tuple[numpy.ndarray, ...]) -> numpy.ndarray:
-    return parts[0] if len(parts) == 1 else numpy.concatenate(parts)

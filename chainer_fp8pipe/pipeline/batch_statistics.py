@@ -30,10 +30,9 @@ class BatchStatistics(chainer.LinkHook):
 
     def __init__(self) -> None:
         # By link, chunk, and its how-manieth use there in one micro-batch:
-        # elements of each channel, mean, biased variance.
-        self._parts: dict[tuple[Any, int, int],
-                          list[tuple[int, Any, Any]]] = {}
-        self._finetune: dict[Any, bool] = {}
+        # elements of each channel, mean, biased variance, and whether
+        # averages are over all batches since then.
+        self._parts: dict[tuple[Any, int, int], list[tuple]] = {}
         self._uses: collections.Counter[Any] = collections.Counter()
         self._before: list[tuple[Any, ...]] = []
 
@@ -81,31 +80,23 @@ class BatchStatistics(chainer.LinkHook):
 
     def note(self, link: Any, chunk: int, use: int, count: int, mean: Any,
              variance: Any, finetuned: bool) -> None:
-        """Notes the statistics of a micro-batch.
+        """Notes the statistics of a micro-batch, as of ``_parts``.
 
-        Args:
-            link: The batch normalisation.
-            chunk: Where it was used.
-            use: How often before, for this micro-batch.
-            count: Elements of each channel.
-            mean: Of each channel.
-            variance: The unbiased one.
-            finetuned: Whether averages are over all batches since then.
+        ``variance`` is the unbiased one.
         """
         self._parts.setdefault((link, chunk, use), []).append((
             count, mean.astype(numpy.float64),
-            variance.astype(numpy.float64) / _unbiased(count)))
-        self._finetune[link] = finetuned
+            variance.astype(numpy.float64) / _unbiased(count), finetuned))
 
     def finish(self) -> None:
         """Updates the running averages at the end of a step."""
         for (link, *_), parts in self._parts.items():
-            total = sum(count for count, _, _ in parts)
-            mean = sum(count * part for count, part, _ in parts) / total
+            total = sum(count for count, *_ in parts)
+            mean = sum(count * part for count, part, *_ in parts) / total
             variance = sum(count * (part + (centre - mean) ** 2)
-                           for count, centre, part in parts) / total
+                           for count, centre, part, _ in parts) / total
             decay = link.decay
-            if self._finetune[link]:
+            if parts[-1][-1]:
                 link.N += 1
                 decay = 1.0 - 1.0 / link.N
             for average, now in ((link.avg_mean, mean),
@@ -117,7 +108,6 @@ class BatchStatistics(chainer.LinkHook):
     def forget(self) -> None:
         """Drops the statistics of a failed step."""
         self._parts.clear()
-        self._finetune.clear()
         while self._before:
             self._restore()
 

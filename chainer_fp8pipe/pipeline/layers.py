@@ -1,11 +1,8 @@
 """Some layers of a ``Divisible`` as a part of a pipeline."""
 # A list of layers is cut where it was told, and each of its layers needs
 # nothing but what the one before it returns.  So a rank runs the layers that
-# it has, on variables of its own; unlike a Chain, whose calls are to be found
-# out first, it needs no placeholders for what other ranks have, and nothing
-# of a batch but the inputs of its own layers.  (For a time every rank went
-# through all layers, as those of a Chain do: that cost the paper's network 5
-# to 10 % of a step.)
+# it has, on variables of its own.  Recording them first, as the calls of a
+# Chain are, would cost the paper's network 3 to 26 % of a step.
 #
 # All layers of a part are in one graph.  An interceptor sees their functions
 # as they are called: it calls them without Chainer's checks, counts how often
@@ -28,6 +25,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,17 +49,12 @@ from .randomness import Place, seed_at
 
 #: A layer of the whole model: its index there, and what is called.
 Layer = tuple[int, Callable]
-#: How much a target counts in a mean.
-Count = Callable[[Any], float]
 
 #: Layers that draw no random numbers, and so are run without seeding, which
 #: costs as much as a small layer.
-_STILL_LINKS = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
-                L.BatchNormalization, L.LayerNormalization)
-_STILL_FUNCTIONS = (F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
-#: Chainer's functions that draw none, by module.
-_STILL_MODULES = tuple(f'chainer.functions.{name}.' for name in (
-    'activation', 'array', 'connection', 'math', 'normalization', 'pooling'))
+_STILL = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
+          L.BatchNormalization, L.LayerNormalization,
+          F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
 
 
 class LayerError(RuntimeError):
@@ -124,8 +117,7 @@ class LayersPart:
     Args:
         layers: With their indexes in the whole model.
         xp: ``numpy`` or ``cupy``: where the layers are.
-        foreign: By identity, parameters of layers that are elsewhere (weak
-            references), with the names of the layers.
+        foreign: See :class:`.Divisible`.
 
     Attributes:
         loss: Behind the last layer; None: the outputs are the layer's.
@@ -133,6 +125,7 @@ class LayersPart:
 
     links: Sequence[chainer.Link] = ()      # none forbids to run forward twice
     loss: LayersLoss | None = None
+    statistics: BatchStatistics
 
     def __init__(self, layers: Sequence[Layer], xp: Any = numpy,
                  foreign: Mapping[int, tuple[Any, str]] | None = None
@@ -150,7 +143,7 @@ class LayersPart:
         # of NumPy's, but broadcast.
         self.checked: set[tuple] = set()
         # By micro-batch: the passes that are to be made again.
-        self._again: dict[int, _Again] = {}
+        self._first: dict[int, _Pass] = {}
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
@@ -166,14 +159,15 @@ class LayersPart:
         calls = _Pass(self)
         with intercepting(calls), blame(lambda: calls.now, micro_batch):
             if chainer.config.in_recomputing:
-                values = self._again.pop(micro_batch).make(calls, variables)
+                values = self._first.pop(micro_batch).again(calls, variables)
             else:
                 if chainer.config.train and not chainer.config.enable_backprop:
-                    calls.again = _Again(variables)
-                    self._again[micro_batch] = calls.again
+                    self._first[micro_batch] = calls
+                    calls.note(variables)
                 values = self._run(calls, micro_batch, variables, place)
-                if calls.again is not None:
-                    calls.again.end(values)
+                calls.results = [
+                    one.node if calls.knows(one.node) else one.array
+                    for one in values] if calls.noting else []
         return (Tape(variables, values, calls.final_uses(),
                      describe=calls.describe, numbers=calls.numbers),
                 tuple([value.array for value in values]))
@@ -182,16 +176,16 @@ class LayersPart:
              values: tuple[chainer.Variable, ...], place: Place
              ) -> tuple[chainer.Variable, ...]:
         """Runs the layers, and the loss."""
-        draws = _hooks_may_draw()
         for index, layer, name in self._layers:
             calls.now, calls.place = name, None
-            if draws or _draws(layer):
+            kind = type(layer) if isinstance(layer, chainer.Link) else layer
+            if not any([kind is one for one in _STILL]):
                 calls.place = place._replace(layer=index)
                 seed_at(calls.place, self.xp)
             values = as_variables(layer(*values))
         if self.loss is not None:
-            values = self.loss.run(calls, micro_batch, values,
-                                   place._replace(layer=index + 1))
+            calls.place = place._replace(layer=index + 1)
+            values = self.loss.run(calls, micro_batch, values)
         return values
 
     def normalises(self, micro_batch: int) -> bool:
@@ -210,12 +204,11 @@ class _Later(chainer.FunctionNode):
         name: Of the layer.
         arguments: Nodes of variables, parameters, and copies of arrays.
         place: With which the layer began to draw; None: it draws nothing.
-        state: Of NumPy's generator before the call; None: the same.
     """
 
-    def __init__(self, node: chainer.FunctionNode, inputs: Any, calls: _Pass,
-                 of: _Again) -> None:
-        self.of, self.name, self.place = of, calls.now, calls.place
+    def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
+                 ) -> None:
+        self.of, self.name, self.place = of, of.now, of.place
         function = getattr(node, 'function', node)      # an old-style one
         self._function = copy.copy(function)
         # A function may write into what it has: running averages, say.
@@ -229,84 +222,17 @@ class _Later(chainer.FunctionNode):
             for x in inputs]
         self.reads = self.inputs = tuple([
             x for x in self.arguments if isinstance(x, VariableNode)])
-        module = type(function).__module__
-        self.state = None if self.place is None or (
-            module.startswith(_STILL_MODULES)
-            and not module.endswith('.rrelu')) else numpy.random.get_state()
+        self._state = numpy.random.get_state()
 
     def make(self, values: Mapping[Any, Any]) -> tuple:
         """The outputs, of variables by the nodes of the first ones."""
+        numpy.random.set_state(self._state)
         arguments = tuple([values[x] if isinstance(x, VariableNode) else x
                            for x in self.arguments])
         if isinstance(self._function, chainer.Function):
             self._function._node = self._function._owned_node = None
             return as_tuple(self._function(*arguments))
         return self._function.apply(arguments)
-
-
-class _Again:
-    """A pass forward that is made once more.
-
-    Attributes:
-        inputs: Nodes of the variables that go in.
-        calls: In their order, with the nodes of their outputs.
-        results: Nodes of the variables that come out, or arrays that follow
-            from none that goes in.
-    """
-
-    def __init__(self, variables: tuple[chainer.Variable, ...]) -> None:
-        self.inputs = [one.node for one in variables]
-        self.calls: list[tuple[_Later, list[Any]]] = []
-        self.results: list[Any] = []
-
-    def knows(self, node: Any) -> bool:
-        """Whether there will be a value for a variable's node."""
-        return node._creator_node is not None or any(
-            node is one for one in self.inputs)
-
-    def keep(self, later: _Later, outputs: tuple, rank: int) -> None:
-        """Notes a call that was made, in a graph without arrays.
-
-        What the layer unchains has no creator then, and is a constant.
-        """
-        nodes = [output.node for output in outputs]
-        later.outputs = tuple(map(weakref.ref, nodes))
-        for node in nodes:
-            node._creator_node, node._rank = later, rank
-        self.calls.append((later, nodes))
-
-    def end(self, values: tuple[chainer.Variable, ...]) -> None:
-        """Notes what has come out."""
-        self.results = [value.node if self.knows(value.node) else value.array
-                        for value in values]
-
-    def make(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
-             ) -> tuple[chainer.Variable, ...]:
-        """Makes all calls once more, in another pass."""
-        last: dict[Any, int] = {}
-        for number, (later, _) in enumerate(self.calls):
-            last.update(dict.fromkeys(later.reads, number))
-        results = [one for one in self.results
-                   if isinstance(one, VariableNode)]
-        last.update(dict.fromkeys(results, len(self.calls)))
-        values: dict[Any, Any] = dict(zip(self.inputs, variables, strict=True))
-        seeded = None
-        for number, (later, nodes) in enumerate(self.calls):
-            calls.now = later.name
-            if later.state is not None:
-                if seeded is not later.place is not None:   # for CuPy
-                    seeded = later.place
-                    seed_at(seeded, calls.part.xp)
-                numpy.random.set_state(later.state)
-            outputs = later.make(values)
-            values.update({node: output for node, output in zip(
-                nodes, outputs, strict=True) if node in last})
-            for node in later.reads:
-                if last[node] == number:
-                    values.pop(node, None)
-        return tuple([
-            values[one] if isinstance(one, VariableNode)
-            else chainer.as_variable(one) for one in self.results])
 
 
 class _Pass(Interceptor):
@@ -319,19 +245,26 @@ class _Pass(Interceptor):
         left_out: Labels that functions leave out of a mean, as arrays and
             numbers; None: nobody asks.
         numbers: In which order functions were called, by their ids.
-        again: Notes the calls, if they are to be made again.
+        noting: Whether calls are noted, to be made again.
+        results: Nodes of the variables that have come out, or arrays that
+            follow from none that went in.
     """
+
+    noting = False
 
     def __init__(self, part: LayersPart) -> None:
         self.part, self.now = part, ''
         self.place: Place | None = None
         self.left_out: list[tuple[Any, Any]] | None = None
         self.numbers: dict[int, int] = {}
+        self.results: list[Any] = []
         self._names: list[str] = []
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
         self._inside = False
-        self.again: _Again | None = None
+        # What goes in, and the calls in their order, with their outputs.
+        self._given: list[Any] = []
+        self._calls: list[tuple[_Later, list[Any]]] = []
 
     def apply(self, node: Any, inputs: Any, original: Callable) -> Any:
         parameters = self._parameters(inputs)
@@ -345,8 +278,7 @@ class _Pass(Interceptor):
             self.part.checked.add(key)
         if self.left_out is not None:
             self._note_labels(node, inputs)
-        again = self.again
-        later = None if again is None else _Later(node, inputs, self, again)
+        later = _Later(node, inputs, self) if self.noting else None
         self._inside = True
         try:
             outputs = call_unchecked(node, inputs, original)
@@ -355,8 +287,13 @@ class _Pass(Interceptor):
         self._uses.update(set(parameters))
         self.numbers[id(node)] = number
         self._names.append(self.now)
-        if again is not None and later is not None:
-            again.keep(later, outputs, number + 1)
+        if later is not None:
+            # What the layer unchains has no creator then, and is a constant.
+            nodes = [output.node for output in outputs]
+            later.outputs = tuple(map(weakref.ref, nodes))
+            for one in nodes:
+                one._creator_node, one._rank = later, number + 1
+            self._calls.append((later, nodes))
         return outputs
 
     def _parameters(self, inputs: Any) -> list[Any]:
@@ -375,7 +312,7 @@ class _Pass(Interceptor):
                 creator = x._node._creator_node
                 # Backward would go through another part's graph.
                 if creator is not None and not (
-                        creator.of is self.again if isinstance(creator, _Later)
+                        creator.of is self if isinstance(creator, _Later)
                         else id(creator) in self.numbers):
                     raise ValueError(
                         'it uses a variable of another layer or of an '
@@ -402,6 +339,41 @@ class _Pass(Interceptor):
         return {node: count for node, count in self._uses.items()
                 if node not in self._inner}
 
+    # --- to be made again ----------------------------------------------------
+
+    def note(self, variables: tuple[chainer.Variable, ...]) -> None:
+        """Begins to note calls; these variables go in."""
+        self.noting, self._given = True, [one.node for one in variables]
+
+    def knows(self, node: Any) -> bool:
+        """Whether there will be a value for a variable's node."""
+        return node._creator_node is not None or any(
+            node is one for one in self._given)
+
+    def again(self, calls: _Pass, variables: tuple[chainer.Variable, ...]
+              ) -> tuple[chainer.Variable, ...]:
+        """Makes all calls once more, in another pass."""
+        left = collections.Counter(itertools.chain(
+            (one for one in self.results if isinstance(one, VariableNode)),
+            *[later.reads for later, _ in self._calls]))
+        values: dict[Any, Any] = dict(zip(self._given, variables, strict=True))
+        seeded = None
+        for later, nodes in self._calls:
+            calls.now = later.name
+            if seeded is not later.place is not None:       # for CuPy
+                seeded = later.place
+                seed_at(seeded, self.part.xp)
+            outputs = later.make(values)
+            values.update({node: output for node, output in zip(
+                nodes, outputs, strict=True) if left[node]})
+            left.subtract(later.reads)
+            for node in set(later.reads):
+                if not left[node]:
+                    del values[node]
+        return tuple([
+            values[one] if isinstance(one, VariableNode)
+            else chainer.as_variable(one) for one in self.results])
+
 
 # --- the loss ----------------------------------------------------------------
 
@@ -410,8 +382,7 @@ class LayersLoss:
 
     Args:
         loss_func: ``loss_func(*outputs, target)``, a mean.
-        metrics: Name to a function of the same arguments, a mean as well, or
-            to a pair of such a function and its count.
+        metrics: Name to a function of the same arguments, a mean as well.
         count: ``count(target)``: the weight of a micro-batch in the loss;
             None: its labels that are not ignored, or else its samples.
 
@@ -420,12 +391,11 @@ class LayersLoss:
     """
 
     def __init__(self, loss_func: Callable, metrics: Mapping[str, Any],
-                 count: Count | None) -> None:
+                 count: Callable | None) -> None:
+        self._functions = {
+            name: (function, counting(function))
+            for name, function in metrics.items()}
         self._loss = loss_func, count or counting(loss_func)
-        self._metrics = {
-            name: metric if isinstance(metric, tuple)
-            else (metric, counting(metric))
-            for name, metric in metrics.items()}
         self._targets: list[Any] = []
         self.found: list[tuple[str, float, float]] = []
 
@@ -434,8 +404,8 @@ class LayersLoss:
         self._targets, self.found = targets, []
         return [checked_weight(self._loss[1](target)) for target in targets]
 
-    def run(self, calls: _Pass, micro_batch: int, outputs: tuple,
-            place: Place) -> tuple[chainer.Variable]:
+    def run(self, calls: _Pass, micro_batch: int, outputs: tuple
+            ) -> tuple[chainer.Variable]:
         """The loss of a micro-batch; notes the metrics.
 
         Raises:
@@ -443,34 +413,32 @@ class LayersLoss:
             ValueError: The loss or a metric is no mean over the samples.
         """
         target = self._targets[micro_batch]
-        calls.now = 'the loss'
-        loss = _called(calls, place, 'loss', self._loss, outputs, target)
+        loss = _called(calls, 'the loss', *self._loss, outputs, target)
         if not isinstance(loss, chainer.Variable):
             raise TypeError(f'loss_func returned a {type(loss).__name__}; '
                             'it must return a variable')
-        again, calls.again = calls.again, None
+        noting, calls.noting = calls.noting, False
         # No metric changes what the loss has been given.
         arrays = [output.array for output in outputs]
-        for name, metric in self._metrics.items():
-            calls.now = f'metric {name!r}'
+        for name, (function, count) in self._functions.items():
             with chainer.no_backprop_mode():
-                value = _called(calls, place, name, metric,
+                value = _called(calls, f'metric {name!r}', function, count,
                                 map(chainer.Variable, arrays), target)
-            weight = checked_weight(metric[1](target))
-            array = getattr(value, 'array', value)
+            weight = checked_weight(count(target))
+            value = getattr(value, 'array', value)
             self.found.append((name, float(
-                array.item() if hasattr(array, 'item') else array
+                value.item() if hasattr(value, 'item') else value
             ) if weight else 0.0, weight))
-        calls.again, calls.now = again, 'the loss'
+        calls.noting, calls.now = noting, 'the loss'
         return (loss,)
 
 
-def _called(calls: _Pass, place: Place, name: str,
-            both: tuple[Callable, Count], outputs: Any, target: Any) -> Any:
+def _called(calls: _Pass, name: str, function: Callable, count: Callable,
+            outputs: Any, target: Any) -> Any:
     """Calls a loss or metric, whose count must weigh what it is a mean of."""
-    function, count = both
-    calls.place = place
-    seed_at(place, calls.part.xp)
+    calls.now = name
+    assert calls.place is not None
+    seed_at(calls.place, calls.part.xp)
     calls.left_out = [] if count is samples else None
     value = function(*outputs, target)
     if getattr(value, 'size', 1) != 1:
@@ -478,22 +446,18 @@ def _called(calls: _Pass, place: Place, name: str,
                          'scalar, the mean over a micro-batch')
     for labels, label in calls.left_out or ():
         if bool((getattr(labels, 'array', labels) == label).any()):
-            weight = f'lambda t: (t != {label}).sum()'
-            remedy = (f'loss_weight={weight}' if name == 'loss' else
-                      f'metrics={{{name!r}: (function, {weight})}}')
             raise ValueError(
                 f'label {label} occurs and is ignored inside of a function '
-                f'that does not say how many count; pass {remedy}')
+                'that does not say how many count; '
+                + (f'pass loss_weight=lambda t: (t != {label}).sum()'
+                   if name == 'the loss' else 'give the metric an argument '
+                   f'ignore_label={label}'))
     calls.left_out = None
     return value
 
 
 def checked_weight(value: Any) -> float:
-    """A micro-batch's weight as a float.
-
-    Raises:
-        ValueError: It is not one that a mean can have.
-    """
+    """A micro-batch's weight as a float, or ValueError."""
     weight = float(getattr(value, 'array', value))
     if not 0 <= weight < math.inf:
         raise ValueError(f'the weight of a micro-batch is {weight}; '
@@ -501,7 +465,7 @@ def checked_weight(value: Any) -> float:
     return weight
 
 
-def counting(function: Callable) -> Count:
+def counting(function: Callable) -> Callable[[Any], float]:
     """How much a loss or metric counts in a target, for its mean.
 
     Known from the arguments ``ignore_label`` and ``normalize`` of Chainer's
@@ -518,30 +482,10 @@ def counting(function: Callable) -> Count:
              else values.get('ignore_label'))
     if label is None or not values.get('normalize', True):
         return samples
-    return functools.partial(_not_ignored, label)
+    return lambda target: float(numpy.count_nonzero(
+        chainer.backends.cuda.to_cpu(target) != label))
 
 
 def samples(target: Any) -> float:
     """The number of samples in a micro-batch's target."""
     return len(target)
-
-
-def _not_ignored(label: Any, target: Any) -> float:
-    return float(numpy.count_nonzero(
-        chainer.backends.cuda.to_cpu(target) != label))
-
-
-# --- drawing -----------------------------------------------------------------
-
-def _hooks_may_draw() -> bool:
-    """Whether somebody's hooks see all layers."""
-    return bool(chainer.get_function_hooks()) or not all([
-        isinstance(hook, BatchStatistics)
-        for hook in chainer._get_link_hooks().values()])
-
-
-def _draws(layer: Any) -> bool:
-    """Whether a layer may draw, itself or by a hook added just now."""
-    if type(layer) in _STILL_LINKS:
-        return bool(layer._local_link_hooks) or 'forward' in vars(layer)
-    return not any([layer is function for function in _STILL_FUNCTIONS])

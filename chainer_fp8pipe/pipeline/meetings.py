@@ -77,16 +77,16 @@ class Meetings:
             else f'{type(error).__name__}: {error}')
         said = self._say(comm, (text, digest(entries), value,
                                 isinstance(error, NotTraced)))
-        if any(text for text, *_ in said) or len(
-                {number for _, number, *_ in said}) > 1:
+        texts, digests, values, untraced = zip(*said, strict=True)
+        if any(texts) or len(set(digests)) > 1:
             try:
-                agree(comm, entries, text, _SAME, NotTraced if any(
-                    one[-1] for one in said) else ValueError)
+                agree(comm, entries, text, _SAME,
+                      NotTraced if any(untraced) else ValueError)
             except ValueError as together:
                 if error is not None and not isinstance(error, Exception):
                     raise error from None       # a wish to exit
                 raise together from error
-        return [value for _, _, value, _ in said]
+        return list(values)
 
     def meet(self, comm: MPI.Comm, value: Any = None) -> list[Any]:
         """A later meeting: the values of all ranks.
@@ -94,23 +94,19 @@ class Meetings:
         Raises:
             RemoteError: A rank says that it has failed.
         """
-        said = self._say(comm, ('', value))
-        if any(text for text, _ in said):
-            self._break(comm, [text for text, _ in said])
-        return [value for _, value in said]
+        texts, values = zip(*self._say(comm, ('', value)), strict=True)
+        if any(texts):
+            self._break(comm, texts)
+        return list(values)
 
     @contextlib.contextmanager
     def failing_together(self, comm: MPI.Comm, give_up: Callable[[str], object]
               ) -> Iterator[None]:
-        """A block that may fail on this rank alone.
+        """A block that may fail on this rank alone, up to its meeting.
 
-        The others hear of it in their next meeting, and raise
-        :class:`RemoteError`.
-
-        Args:
-            comm: As of the meeting in which the block ends.
-            give_up: Told what happened where this rank failed; makes ranks
-                that wait for this one fail, too.
+        The others hear of it there, and raise :class:`RemoteError`.
+        ``give_up`` is told what happened where this rank failed, and makes
+        ranks that wait for this one fail, too.
         """
         self._all_know = False
         try:
@@ -132,24 +128,16 @@ class Meetings:
             raise
 
     def add(self, number: float) -> float:
-        """Sums a number over all ranks, the same sum on each.
-
-        For hooks that look at all stages, inside a block of
-        :meth:`failing_together`.
-
-        Raises:
-            RemoteError: Another rank has failed.
-        """
+        """Sums a number over all ranks, which is a :meth:`meet`."""
         return float(numpy.sum(self.meet(self.comm, number)))
 
     def _say(self, comm: MPI.Comm, what: tuple) -> list[Any]:
-        key = id(comm)
-        if key not in self._meetings:
-            self._meetings[key] = Meeting(comm)
+        if id(comm) not in self._meetings:
+            self._meetings[id(comm)] = Meeting(comm)
         with self._waits():
-            return self._meetings[key].say(what)
+            return self._meetings[id(comm)].say(what)
 
-    def _break(self, comm: MPI.Comm, texts: list[str]) -> NoReturn:
+    def _break(self, comm: MPI.Comm, texts: Any) -> NoReturn:
         # Messages of the failed step may still be on their way, or some
         # ranks have been updated.
         self._all_know = True

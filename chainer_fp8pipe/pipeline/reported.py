@@ -17,24 +17,15 @@ class Report(NamedTuple):
     """The reports of one name, added up.
 
     Attributes:
-        kind: ``'number'``, ``'array'``, ``'pair'`` or ``'other'``.
-        total: The weighted sum of the first three, in float64; the other.
+        kind: ``'number'``, ``'pair'``, ``'other'``, or the dtype of an
+            array's mean.
+        total: The weighted sum in float64; the other.
         weight: The sum of the weights.
-        dtype: Of an array's mean.
     """
 
     kind: str
     total: Any
     weight: float
-    dtype: str = ''
-
-    def mean(self) -> Any:
-        if self.kind == 'other':
-            return self.total
-        mean = self.total / (self.weight or 1.0)
-        if self.kind == 'array':
-            return mean.astype(self.dtype)
-        return (mean, self.weight) if self.kind == 'pair' else mean
 
 
 #: What a rank has to say to the means, by name.
@@ -46,8 +37,8 @@ def add(reports: Reports, name: str, new: Report) -> None:
     old = reports.get(name)
     if old and old.kind == new.kind != 'other' and (
             numpy.shape(old.total) == numpy.shape(new.total)):
-        new = new._replace(total=old.total + new.total,
-                           weight=old.weight + new.weight)
+        new = Report(new.kind, old.total + new.total,
+                     old.weight + new.weight)
     reports[name] = new
 
 
@@ -57,25 +48,32 @@ def means(everyone: Iterable[Reports]) -> dict[str, Any]:
     for reports in everyone:
         for name, report in reports.items():
             add(found, name, report)
-    return {name: report.mean() for name, report in found.items()}
+    return {name: _mean(*report) for name, report in found.items()}
+
+
+def _mean(kind: str, total: Any, weight: float) -> Any:
+    if kind == 'other':
+        return total
+    mean = total / (weight or 1.0)
+    return (mean if kind == 'number' else (mean, weight) if kind == 'pair'
+            else mean.astype(kind))
 
 
 def report_of(value: Any, weight: float) -> Report:
     """The report of a value with a weight in the mean."""
+    value, kind = _host(value), 'number'
     if isinstance(value, tuple) and len(value) == 2 and all(
             _is_number(_host(item)) for item in value):
-        number, own = (float(_host(item)) for item in value)
-        return Report('pair', own * number if own else 0.0, own)
-    value = _host(value)
+        value, weight = (float(_host(item)) for item in value)
+        kind = 'pair'
+    # What counts nothing may be not a number.
     if _is_number(value):
-        # What counts nothing may be not a number.
-        return Report('number', weight * float(value) if weight else 0.0,
-                      weight)
+        return Report(kind, weight * float(value) if weight else 0.0, weight)
     if isinstance(value, numpy.ndarray) and value.dtype.kind in 'biuf':
-        total = value.astype(numpy.float64) if weight else numpy.zeros(
-            value.shape)
-        dtype = value.dtype.str if value.dtype.kind == 'f' else 'f8'
-        return Report('array', weight * total, weight, dtype)
+        return Report(
+            value.dtype.str if value.dtype.kind == 'f' else 'f8',
+            weight * value.astype(numpy.float64) if weight
+            else numpy.zeros(value.shape), weight)
     pickle.dumps(value)     # the other ranks are given it
     return Report('other', value, 1.0)
 

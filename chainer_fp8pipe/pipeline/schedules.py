@@ -6,18 +6,14 @@ schedule each chunk takes the micro-batches in the order 0, 1, 2, ..., forward
 as well as backward, so that sums over micro-batches have the same bits
 whatever the schedule.
 
-A receive stands directly before the computation that needs it, a send
-directly after the one that made the message.  Between chunks on the same rank
-(one stage) nothing is sent.
-
-The first functions return the computations of one rank in their order, without
-transfers.  Their tables show four ranks, a row each, with four micro-batches,
-one column per unit of time: F is forward (one unit), B backward (two), I and W
-are its input and weight halves, numbered by micro-batch.
+A rank receives directly before the computation that needs it, and sends
+directly after the one that made the message.  The first functions return the
+computations of one rank in their order.
 """
 from __future__ import annotations
 
 import enum
+import functools
 import operator
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -31,37 +27,20 @@ class Kind(enum.Enum):
     BACKWARD = 'backward'
     BACKWARD_INPUT = 'backward_input'
     BACKWARD_WEIGHT = 'backward_weight'
-    SEND_ACTIVATION = 'send_activation'
-    RECEIVE_ACTIVATION = 'receive_activation'
-    SEND_GRADIENT = 'send_gradient'
-    RECEIVE_GRADIENT = 'receive_gradient'
 
 
 class Action(NamedTuple):
-    """A computation or a transfer by one rank.
+    """A computation by one rank.
 
     Attributes:
         kind: Of the action.
         micro_batch: Its number, from 0.
         chunk: Number of one of the rank's chunks in the whole model.
-            ``RECEIVE_ACTIVATION`` receives the chunk's input,
-            ``SEND_ACTIVATION`` sends its output; ``RECEIVE_GRADIENT``
-            receives the gradient of its output, ``SEND_GRADIENT`` sends that
-            of its input.
     """
 
     kind: Kind
     micro_batch: int
     chunk: int
-
-    @property
-    def boundary(self) -> int:
-        """The boundary that a transfer crosses: the chunk before it.
-
-        The sending and the receiving rank have the same number.
-        """
-        return self.chunk - (self.kind in (
-            Kind.RECEIVE_ACTIVATION, Kind.SEND_GRADIENT))
 
 
 @dataclass(frozen=True)
@@ -92,13 +71,6 @@ def gpipe(rank: int, stages: int, micro_batches: int,
           chunks: int) -> list[Action]:
     """All forward passes, then all backward passes.
 
-    ::
-
-        0 | F0 F1 F2 F3 .. .. .. .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 --
-        1 | .. F0 F1 F2 F3 .. .. .. .. .. .. B0 -- B1 -- B2 -- B3 -- .. ..
-        2 | .. .. F0 F1 F2 F3 .. .. .. B0 -- B1 -- B2 -- B3 -- .. .. .. ..
-        3 | .. .. .. F0 F1 F2 F3 B0 -- B1 -- B2 -- B3 -- .. .. .. .. .. ..
-
     With m micro-batches and d stages the ranks are idle for a share of
     (d - 1) / (m + d - 1); each keeps the activations of m micro-batches.
 
@@ -111,45 +83,29 @@ def gpipe(rank: int, stages: int, micro_batches: int,
         Kind.BACKWARD, *sizes)
 
 
-def one_forward_one_backward(rank: int, stages: int, micro_batches: int,
-                             chunks: int) -> list[Action]:
-    """:func:`interleaved` with one chunk: forward and backward in turn.
-
-    ::
-
-        0 | F0 F1 F2 F3 .. .. .. .. .. .. B0 -- .. B1 -- .. B2 -- .. B3 --
-        1 | .. F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- .. B2 -- .. B3 -- .. ..
-        2 | .. .. F0 F1 .. .. B0 -- F2 B1 -- F3 B2 -- .. B3 -- .. .. .. ..
-        3 | .. .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- .. .. .. .. .. ..
-
-    As fast as :func:`gpipe`, but rank r of d keeps d - r micro-batches at
-    most.
-
-    Source: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training,
-    ICML 2021.
-    """
-    return interleaved(rank, stages, micro_batches, chunks)
-
-
 def interleaved(rank: int, stages: int, micro_batches: int,
                 chunks: int) -> list[Action]:
-    """Several chunks per rank, so that the pipeline fills in less time.
+    """Forward and backward in turn (1F1B), with one chunk per rank or several.
 
-    Two chunks per rank, G and C being the second one's F and B, each of which
-    has half as many layers as a chunk in the other tables::
+    With one chunk it is as fast as :func:`gpipe`, but rank r of d keeps d - r
+    micro-batches at most.  With several the pipeline fills in less time::
 
         0 | F0F1F2F3G0G1G2G3............C0--..C1--..C2--..C3--B0--B1--B2--B3--
         1 | ..F0F1F2F3G0G1G2G3......C0--..C1--..C2--..C3--B0--B1--B2--B3--....
         2 | ....F0F1F2F3G0G1G2..C0--G3C1--..C2--..C3--B0--B1--B2--B3--........
         3 | ......F0F1F2F3G0C0--G1C1--G2C2--G3C3--B0--B1--B2--B3--............
 
+    (Four ranks, a row each; F and B are forward and backward of the first
+    chunk, G and C of the second, numbered by micro-batch.)
+
     When the pipeline is full, forward and backward passes take turns.
     Micro-batches go through a chunk in groups of d or some more, so that no
     rank waits when a group comes round.  With v chunks and m >= d the idle
     share is (d - 1) / (v m + d - 1), for v times as many messages and more
-    live activations than :func:`one_forward_one_backward`.
+    live activations than with one.
 
-    Source: Narayanan et al., Efficient Large-Scale Language Model Training
+    Sources: Narayanan et al., Memory-Efficient Pipeline-Parallel DNN Training,
+    ICML 2021; Narayanan et al., Efficient Large-Scale Language Model Training
     on GPU Clusters Using Megatron-LM, SC 2021; there m is a multiple of d and
     all groups are of d.
     """
@@ -171,22 +127,11 @@ def interleaved(rank: int, stages: int, micro_batches: int,
 
 def zero_bubble(rank: int, stages: int, micro_batches: int,
                 chunks: int) -> list[Action]:
-    """1F1B, or interleaved, with weight halves where a rank would wait.
+    """:func:`interleaved` with weight halves where a rank would wait.
 
-    ::
-
-        0 | F0 F1 F2 F3 .. .. .. I0 W0 I1 W1 I2 W2 I3 W3
-        1 | .. F0 F1 F2 .. .. I0 F3 I1 W0 I2 W1 I3 W2 W3
-        2 | .. .. F0 F1 .. I0 F2 I1 F3 I2 W0 I3 W1 W2 W3
-        3 | .. .. .. F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
-
-    Where all three take the same time and m >= d, each rank waits for d - 1
-    units instead of 3 (d - 1).  Every rank keeps up to d micro-batches, as
-    the first one does in :func:`one_forward_one_backward`.
-
-    With v chunks it is :func:`interleaved` with weight halves: each rank
-    waits for d - 1 units of 1/v of the length, and none keeps more than the
-    first one does there.
+    Where forward and both halves of backward take the same time and m >= d,
+    each rank waits for d - 1 units of 1/v of the length, instead of 3 (d - 1),
+    and none keeps more micro-batches than the first one does there.
 
     Source: schedule ZB-H1 of Qi et al., Zero Bubble Pipeline Parallelism,
     2023; there it is for one chunk.
@@ -208,15 +153,7 @@ def zero_bubble(rank: int, stages: int, micro_batches: int,
 
 def forwards(rank: int, stages: int, micro_batches: int,
              chunks: int) -> list[Action]:
-    """Forward passes only; several chunks take turns as in interleaved.
-
-    ::
-
-        0 | F0 F1 F2 F3 .. .. ..
-        1 | .. F0 F1 F2 F3 .. ..
-        2 | .. .. F0 F1 F2 F3 ..
-        3 | .. .. .. F0 F1 F2 F3
-    """
+    """Forward passes only; several chunks take turns as in interleaved."""
     return _computations(Kind.FORWARD, rank, stages, micro_batches, chunks)
 
 
@@ -242,7 +179,7 @@ def _groups(stages: int, micro_batches: int) -> list[range]:
     return [range(*pair) for pair in pairwise(bounds)]
 
 
-_ORDERS = {'gpipe': gpipe, '1f1b': one_forward_one_backward,
+_ORDERS = {'gpipe': gpipe, '1f1b': interleaved,
            'interleaved': interleaved, 'zero_bubble': zero_bubble,
            'forward': forwards}
 
@@ -250,6 +187,7 @@ _ORDERS = {'gpipe': gpipe, '1f1b': one_forward_one_backward,
 SCHEDULES = tuple(_ORDERS)[:-1]
 
 
+@functools.lru_cache(64, typed=True)
 def make_schedule(name: str, stages: int, micro_batches: int,
                   chunks: int = 1) -> Schedule:
     """A schedule for training, or for evaluation and prediction.
@@ -270,18 +208,15 @@ def make_schedule(name: str, stages: int, micro_batches: int,
     sizes = (at_least_one('stages', stages),
              at_least_one('micro_batches', micro_batches),
              at_least_one('chunks', chunks))
-    stages, _, chunks = sizes
-    if chunks > 1 and name in ('gpipe', '1f1b'):
+    if sizes[2] > 1 and name in ('gpipe', '1f1b'):
         raise ValueError(f'schedule {name!r} has one chunk per rank, not '
                          f"{chunks}; only 'interleaved' and 'zero_bubble' "
                          'take several')
     return Schedule(name, *sizes, tuple(
-        tuple(step for action in _ORDERS[name](rank, *sizes)
-              for step in _with_transfers(action, stages, stages * chunks - 1))
-        for rank in range(stages)))
+        tuple(_ORDERS[name](rank, *sizes)) for rank in range(sizes[0])))
 
 
-def at_least_one(name: str, value: int) -> int:
+def at_least_one(name: str, value: Any) -> int:
     """A number that a user gives, as an int; it raises ValueError."""
     try:
         number = operator.index(value)
@@ -293,51 +228,23 @@ def at_least_one(name: str, value: int) -> int:
     return number
 
 
-def _with_transfers(action: Action, stages: int, last: int) -> list[Action]:
-    """A computation between its receive and its send, where it has them."""
-    if stages == 1 or action.kind is Kind.BACKWARD_WEIGHT:
-        return [action]
-    before, after = (
-        (Kind.RECEIVE_ACTIVATION, Kind.SEND_ACTIVATION)
-        if action.kind is Kind.FORWARD
-        else (Kind.RECEIVE_GRADIENT, Kind.SEND_GRADIENT))
-    ends = action.chunk > 0, action.chunk < last
-    receives, sends = ends if action.kind is Kind.FORWARD else ends[::-1]
-    return [action._replace(kind=kind) for kind in (
-        *[before] * receives, action.kind, *[after] * sends)]
-
-
-# --- options ----------------------------------------------------------------
-
-#: Names for ``recompute``; each gives the chunks by the number of the last.
-RECOMPUTE = {
-    'no stage': lambda last: frozenset(),
-    'every stage': lambda last: frozenset(range(last + 1)),
-    'every stage but the last': lambda last: frozenset(range(last)),
-}
-
-
 def recomputed(recompute: Any, last: int) -> frozenset[int]:
     """The chunks that keep their inputs only.
 
     Args:
-        recompute: A key of :data:`RECOMPUTE`; True and False mean the second
-            and the first.  Or a tuple with a bool per chunk.
+        recompute: A bool, or a tuple with one for each chunk.
         last: The number of the last chunk.
 
     Raises:
         ValueError: ``recompute`` is something else.
     """
-    if isinstance(recompute, tuple) and len(recompute) == last + 1:
-        return frozenset(chunk for chunk, again in enumerate(recompute)
-                         if again)
-    if isinstance(recompute, bool):
-        recompute = 'every stage' if recompute else 'no stage'
-    if recompute not in RECOMPUTE:
-        known = ', '.join(map(repr, RECOMPUTE))
-        raise ValueError(f'recompute must be True, False or one of {known}, '
-                         f'not {recompute!r}')
-    return RECOMPUTE[recompute](last)
+    each = ((recompute,) * (last + 1) if isinstance(recompute, bool)
+            else recompute)
+    if not isinstance(each, tuple) or len(each) != last + 1:
+        raise ValueError('recompute must be True, False or a tuple with one '
+                         f'of these for each of {last + 1} chunks, not '
+                         f'{recompute!r}')
+    return frozenset(chunk for chunk, again in enumerate(each) if again)
 
 
 def bounds(samples: int, micro_batches: int) -> list[tuple[int, int]]:

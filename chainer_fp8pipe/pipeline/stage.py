@@ -3,7 +3,7 @@
 # does that: it runs the parts of the model that are here, forward and
 # backward, and hands on what they make.  It knows nothing of models: a part
 # takes arrays and gives arrays and a `Tape` for the way back, whether it is
-# some calls of a traced Chain or some layers of a `Divisible`.
+# some calls of a Chain or some layers of a `Divisible`.
 #
 # The graph is cut between parts.  So activations and their gradients cross
 # between ranks as between chunks of one rank, and a gradient of a parameter
@@ -24,9 +24,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import chainer
 import numpy
@@ -42,41 +41,24 @@ from .backprop import Arrays, GradientSums, Tape
 from .batch_statistics import BatchStatistics, why_once
 from .layers import LayerError, blame
 from .randomness import Place
-from .schedules import Action, Kind, Schedule
-
-_CROSSING = {kind: kind.value.partition('_')[2] for kind in (
-    Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION,
-    Kind.SEND_GRADIENT, Kind.RECEIVE_GRADIENT)}
-_RECEIVES = Kind.RECEIVE_ACTIVATION, Kind.RECEIVE_GRADIENT
+from .schedules import Kind, Schedule
 
 
 class Part(Protocol):
-    """A part of a model that is one chunk of a pipeline.
+    """A part of a model that is one chunk of a pipeline."""
 
-    Attributes:
-        name: In messages.
-        parameters: Those that the part uses on this rank.
-        links: Those of which some may forbid to run the part twice.
-        statistics: Where to note those of batch normalisations that no link
-            hook sees.
-    """
-
+    name: str                               # in messages
+    parameters: list[chainer.Parameter]     # that it uses on this rank
+    links: list[chainer.Link]               # some may forbid to repeat it
+    #: Where to note those of batch normalisations that no link hook sees.
     statistics: BatchStatistics
-    name: str
-    parameters: list[chainer.Parameter]
-    links: list[chainer.Link]
 
     def record(self, micro_batch: int, inputs: Arrays, place: Place
                ) -> tuple[Tape, Arrays]:
         """Runs forward, as Chainer's configuration says.
 
-        Args:
-            micro_batch: Its number in the step.
-            inputs: Arrays that cross the boundary before the part.
-            place: Where in the training the part runs; it fills in the layer.
-
-        Returns:
-            The tape for backward, and the outputs.
+        It takes what crosses the boundary before the part, and gives the
+        tape for backward and the outputs.
         """
 
     def normalises(self, micro_batch: int) -> bool:
@@ -100,12 +82,9 @@ class MeanLoss:
 
     def begin(self, weights: list[float], total: float,
               loss_scale: float | None) -> None:
-        """Starts a batch.
+        """Starts a batch, with the weights of its micro-batches.
 
-        Args:
-            weights: Of the micro-batches.
-            total: Sum of all weights in the mean, of other replicas too.
-            loss_scale: Factor of all gradients; None for 1.
+        ``total`` is the sum of all weights, of other replicas too.
         """
         self._weights, self._total = weights, total or 1.0
         self._scale = 1.0 if loss_scale is None else loss_scale
@@ -161,10 +140,13 @@ class Channels:
             no message that earlier ones left under way can arrive here.
         last: Number of the pipeline's last chunk.
         xp: ``numpy`` or ``cupy``: where received arrays lie.
+
+    Attributes:
+        size: Of the pipeline.
     """
 
     def __init__(self, comm: MPI.Comm, last: int, xp: Any = numpy) -> None:
-        self._size, self._xp = comm.size, xp
+        self.size, self._xp = comm.size, xp
         self._ends: dict[tuple[Any, int, int], Any] = {}
         if comm.size > 1:
             # Apart from whatever else is sent there.
@@ -182,16 +164,12 @@ class Channels:
         return self._end(Receiver, rank, tag,
                          xp=numpy if tag == BATCH else self._xp)
 
-    def crossing(self, action: Action) -> Any:
-        """The sender or receiver of an action."""
-        kind, _, chunk = action
-        is_activation = kind in (Kind.SEND_ACTIVATION, Kind.RECEIVE_ACTIVATION)
-        tag = _BOUNDARIES + 2 * action.boundary + (not is_activation)
-        if kind in _RECEIVES:
-            return self.receiver((chunk + (-1 if is_activation else 1))
-                                 % self._size, tag)
-        return self.sender((chunk + (1 if is_activation else -1))
-                           % self._size, tag)
+    def crossing(self, sends: bool, what: str, boundary: int) -> Any:
+        """The end of a boundary that is here, for activation or gradient."""
+        is_after = sends == (what == 'activation')
+        return (self.sender if sends else self.receiver)(
+            (boundary + is_after) % self.size,
+            _BOUNDARIES + 2 * boundary + (what == 'gradient'))
 
     def _end(self, kind: Any, rank: int, tag: int, **options: Any) -> Any:
         key = kind, rank, tag
@@ -210,14 +188,14 @@ class Channels:
 
     def fail(self, text: str) -> None:
         """Tells all ranks that this one cannot go on."""
-        for rank in range(self._size):
-            if self._size > 1 and rank != self._shared.comm.rank:
+        for rank in range(self.size):
+            if self.size > 1 and rank != self._shared.comm.rank:
                 keep_forever(self._shared.comm.isend(
                     text, rank, self._tag_of_failure))
 
     def spoil(self) -> None:
         """Has the communicator never freed; on all ranks of a failed step."""
-        if self._size > 1:
+        if self.size > 1:
             self._shared.spoilt = True
 
     @property
@@ -237,14 +215,6 @@ class Channels:
         wait_until(done_or_failed)
 
 
-class _Step(NamedTuple):
-    """The arguments that all actions of a step share."""
-
-    places: list[Place]         # of the micro-batches
-    loss: MeanLoss | None       # None: the outputs are wanted
-    train: bool                 # whether backward follows
-
-
 class Stage:
     """What one rank of a pipeline does in a step.
 
@@ -255,6 +225,7 @@ class Stage:
         recomputed: Numbers of the chunks that keep their inputs only, and
             run forward again before backward.
         events: Where to write what happens.
+        parts: Of the model that are here, by number of chunk.
 
     Attributes:
         channels: As given; others may take their place between two steps.
@@ -262,23 +233,19 @@ class Stage:
     """
 
     def __init__(self, rank: int, channels: Channels, last: int,
-                 recomputed: frozenset[int], events: EventStream) -> None:
+                 recomputed: frozenset[int], events: EventStream,
+                 parts: Mapping[int, Part]) -> None:
         self._rank, self.channels, self._last = rank, channels, last
         self._recomputed, self._events = recomputed, events
         self.sums, self._statistics = GradientSums(), BatchStatistics()
-        self._parts: dict[int, Part] = {}
+        self._parts = parts
+        for part in parts.values():
+            part.statistics = self._statistics
         # What has been made or has come, and was not used yet.  By what it
         # is, micro-batch and boundary: activations and their gradients; by
         # chunk: inputs that are to run again, and tapes.
         self._kept: dict[tuple[str, int, int], Any] = {}
-        self._step = _Step([], None, False)
         hold(self)
-
-    def take(self, parts: Mapping[int, Part]) -> None:
-        """Sets the parts of the model that are here, by number of chunk."""
-        self._parts = dict(parts)
-        for part in parts.values():
-            part.statistics = self._statistics
 
     def run(self, schedule: Schedule, inputs: list[Arrays],
             places: list[Place], loss: MeanLoss | None, train: bool,
@@ -290,40 +257,32 @@ class Stage:
             inputs: Of the first chunk, one per micro-batch; elsewhere unused.
             places: Of the micro-batches, with any layer.
             loss: What becomes of the last chunk's output; None: the outputs
-                are wanted.
+                are wanted, and returned.
             train: Whether to keep what a backward pass needs.
-            final: Called for each parameter with the array that will be its
-                gradient, when nothing more will be added to it.
-
-        Returns:
-            The last chunk's outputs if there is no loss.
+            final: As of :meth:`.GradientSums.begin`.
 
         Raises:
             LayerError: A layer failed here.
             RemoteError: Another rank said that it failed.
         """
         self.forget()
-        self._step = _Step(places, loss, train)
+        self._places, self._loss, self._train = places, loss, train
         if train:
             self.sums.begin([part.parameters for part in
                              self._parts.values()], final)
         for micro_batch, arrays in enumerate(inputs):
             self._kept['activation', micro_batch, -1] = arrays
-        actions = schedule.actions[self._rank]
-        for action, count in Counter(
-                action._replace(micro_batch=0) for action in actions
-                if action.kind in _RECEIVES).items():
-            self.channels.crossing(action).expect(count)
-        for action in actions:
-            if action.kind is Kind.FORWARD:
-                self._forward(*action[1:])
-            elif action.kind is Kind.BACKWARD_WEIGHT:
-                self._backward_weight(*action[1:])
-            elif action.kind in _CROSSING:
-                self._transfer(action)
+        for number in self._parts if self.channels.size > 1 else ():
+            for what, boundary in (('activation', number - 1),
+                                   ('gradient', number))[:1 + train]:
+                if 0 <= boundary < self._last:
+                    self.channels.crossing(
+                        False, what, boundary).expect(len(places))
+        for kind, micro_batch, number in schedule.actions[self._rank]:
+            if kind is Kind.FORWARD:
+                self._forward(micro_batch, number)
             else:
-                self._backward(*action[1:],
-                               defer=action.kind is Kind.BACKWARD_INPUT)
+                self._backward(kind, micro_batch, number)
         return [self._kept.pop(('activation', number, self._last), ())
                 for number in range(len(places))]
 
@@ -334,15 +293,15 @@ class Stage:
 
     def forget(self) -> None:
         """Drops what a failed step has left."""
-        self.sums.forget()
+        self.sums.begin((), None)
         self._statistics.forget()
         self._kept.clear()
 
     # --- one action ---------------------------------------------------------
 
     def _forward(self, micro_batch: int, number: int) -> None:
-        part, (places, loss, train) = self._parts[number], self._step
-        arrays = self._kept.pop(('activation', micro_batch, number - 1))
+        part, train = self._parts[number], self._train
+        arrays = self._take('activation', micro_batch, number, number - 1)
         again = train and number in self._recomputed
         if again:
             _check_may_repeat(part)
@@ -353,89 +312,81 @@ class Stage:
                 if train and part.normalises(micro_batch) else _NO_BLOCK), (
                 chainer.no_backprop_mode() if again else _NO_BLOCK):
             tape, arrays = part.record(micro_batch, arrays,
-                                       places[micro_batch])
+                                       self._places[micro_batch])
         if train and not again:
             self._kept['tape', micro_batch, number] = tape
-        if number == self._last and loss is not None:
-            loss.forward(micro_batch, arrays)
+        if number == self._last and self._loss is not None:
+            self._loss.forward(micro_batch, arrays)
         else:
-            self._kept['activation', micro_batch, number] = arrays
+            self._give('activation', micro_batch, number, number, arrays)
 
-    def _backward(self, micro_batch: int, number: int, defer: bool) -> None:
-        part, tape = self._parts[number], None
-        inputs = self._kept.pop(('inputs', micro_batch, number), None)
-        if inputs is not None:
-            with self._events.section('recompute', micro_batch, number), \
-                    blame(lambda: part.name, micro_batch), \
-                    chainer.using_config('in_recomputing', True):
-                tape, _ = part.record(micro_batch, inputs,
-                                      self._step.places[micro_batch])
-        tape = tape or self._kept.pop(('tape', micro_batch, number))
-        with self._events.section('backward', micro_batch, number):
-            if number == self._last:
-                assert self._step.loss is not None
-                gradients = self._step.loss.backward(micro_batch)
-            else:
-                gradients = self._kept.pop(
-                    ('gradient', micro_batch, number))
-            self.sums.last = not defer and self._is_last(micro_batch)
-            with _blame_backward(part, micro_batch, tape), unchecked():
-                gradients = tape.backward(gradients, self.sums, defer)
-            self.sums.collect(part.parameters)
+    def _backward(self, kind: Kind, micro_batch: int, number: int) -> None:
+        """The whole way back through a chunk, or one of its halves."""
+        part, gradients = self._parts[number], ()
+        if kind is not Kind.BACKWARD_WEIGHT:
+            gradients = (
+                self._loss.backward(micro_batch)
+                if number == self._last and self._loss
+                else self._take('gradient', micro_batch, number, number))
+        tape = self._tape(part, micro_batch, number)
+        is_last = micro_batch == len(self._places) - 1
+        defer = kind is Kind.BACKWARD_INPUT
+        self.sums.last = is_last and not defer
+        with self._events.section(kind.value.removesuffix('_input'),
+                                  micro_batch, number):
+            with blame(lambda: f'the backward pass of {tape.at or part.name}',
+                       micro_batch), unchecked():
+                if kind is Kind.BACKWARD_WEIGHT:
+                    tape.backward_weight()
+                else:
+                    gradients = tape.backward(gradients, self.sums, defer)
+            if kind is not Kind.BACKWARD_WEIGHT:
+                self.sums.collect(part.parameters)
             if defer:
                 self._kept['tape', micro_batch, number] = tape
-            else:
-                self._through(micro_batch, part)
-        if number > 0:
-            self._kept['gradient', micro_batch, number - 1] = gradients
+            elif is_last:
+                self.sums.through(part.parameters)
+            elif micro_batch == len(self._places) - 2:
+                # Products that were put off are made before the last
+                # micro-batch, so that the end of the step is short.
+                self.sums.settle(part.parameters)
+        if number > 0 and kind is not Kind.BACKWARD_WEIGHT:
+            self._give('gradient', micro_batch, number, number - 1, gradients)
 
-    def _backward_weight(self, micro_batch: int, number: int) -> None:
-        part = self._parts[number]
-        with self._events.section('backward_weight', micro_batch, number):
-            tape = self._kept.pop(('tape', micro_batch, number))
-            self.sums.last = self._is_last(micro_batch)
-            with _blame_backward(part, micro_batch, tape), unchecked():
-                tape.backward_weight()
-            self._through(micro_batch, part)
+    def _tape(self, part: Part, micro_batch: int, number: int) -> Tape:
+        """A micro-batch's way back; of one that is recomputed, it is made."""
+        inputs = self._kept.pop(('inputs', micro_batch, number), None)
+        if inputs is None:
+            return self._kept.pop(('tape', micro_batch, number))
+        with self._events.section('recompute', micro_batch, number), \
+                blame(lambda: part.name, micro_batch), \
+                chainer.using_config('in_recomputing', True):
+            return part.record(micro_batch, inputs,
+                               self._places[micro_batch])[0]
 
-    def _through(self, micro_batch: int, part: Part) -> None:
-        """Notes that a micro-batch is through a chunk.
+    def _take(self, what: str, micro_batch: int, number: int, boundary: int
+              ) -> Arrays:
+        """What a chunk needs of what has crossed a boundary."""
+        if self.channels.size == 1 or boundary < 0:
+            return self._kept.pop((what, micro_batch, boundary))
+        with self._events.section('receive', micro_batch, number):
+            end = self.channels.crossing(False, what, boundary)
+            return end.receive(lambda: (
+                ('its input' if what == 'activation'
+                 else 'the gradient of its output')
+                + f' from rank {end.world_peer}, in stage {self._rank}, '
+                f'micro-batch {micro_batch}'))
 
-        Products that were put off are made before the last micro-batch,
-        which comes by itself, so that the end of the step is short.
-        """
-        if self._is_last(micro_batch):
-            self.sums.through(part.parameters)
-        elif self._is_last(micro_batch + 1):
-            self.sums.settle(part.parameters)
-
-    def _is_last(self, micro_batch: int) -> bool:
-        return micro_batch == len(self._step.places) - 1
-
-    def _transfer(self, action: Action) -> None:
-        kind, micro_batch, chunk = action
-        what = _CROSSING[kind]
-        key = what, micro_batch, action.boundary
-        if kind in _RECEIVES:
-            with self._events.section('receive', micro_batch, chunk):
-                receiver = self.channels.crossing(action)
-                self._kept[key] = receiver.receive(lambda: (
-                    ('its input' if what == 'activation'
-                     else 'the gradient of its output')
-                    + f' from rank {receiver.world_peer}, in stage '
-                    f'{self._rank}, micro-batch {micro_batch}'))
+    def _give(self, what: str, micro_batch: int, number: int, boundary: int,
+              arrays: Arrays) -> None:
+        """Hands on what a chunk has made, to where it is needed."""
+        if self.channels.size == 1 or boundary == self._last:
+            self._kept[what, micro_batch, boundary] = arrays
             return
-        with self._events.section('send', micro_batch, chunk):
-            arrays = self._kept.pop(key)
+        with self._events.section('send', micro_batch, number):
             self._events.carried(
-                self.channels.crossing(action).send(arrays),
+                self.channels.crossing(True, what, boundary).send(arrays),
                 sum(getattr(array, 'nbytes', 0) for array in arrays))
-
-
-def _blame_backward(part: Part, micro_batch: int, tape: Tape
-                    ) -> contextlib.AbstractContextManager[None]:
-    return blame(lambda: f'the backward pass of {tape.at or part.name}',
-                 micro_batch)
 
 
 def _check_may_repeat(part: Part) -> None:
@@ -447,7 +398,7 @@ def _check_may_repeat(part: Part) -> None:
         # A stage of a Chain has all links, but its own parameters only.
         if reason and (not found or own.intersection(map(id, found))):
             raise LayerError(f'{part.name} has {reason}; it cannot be '
-                             "recomputed: pass recompute='no stage'")
+                             'recomputed: pass recompute=False')
 
 
 _NO_BLOCK: Any = contextlib.nullcontext()

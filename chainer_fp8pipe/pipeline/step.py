@@ -9,11 +9,11 @@
 #   meeting 3     all have been updated
 #
 # Evaluation and prediction are the same without backward and update.  These
-# three are the only collective calls, unless a parameter is on several stages
-# or a model is traced anew; replicas exchange gradients and two numbers more.
-# Between two meetings a rank may fail anywhere, in what users have written or
-# here: `Meetings.failing_together` tells the others, and gives up the
-# channels, for which they may be waiting.
+# three are the only collective calls, unless a model is traced anew; replicas
+# exchange gradients and two numbers more.  Between two meetings a rank may
+# fail anywhere, in what users have written or here:
+# `Meetings.failing_together` tells the others, and gives up the channels, for
+# which they may be waiting.
 #
 # Ranks of a Chain record the micro-batches before the first meeting: what a
 # model calls may depend on the batch, and a rank that ran into that in the
@@ -24,7 +24,7 @@ import contextlib
 import functools
 import numbers
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -81,6 +81,7 @@ class Pipeline:
         schedule: The :class:`~.schedules.Schedule`.
         iteration: The number of updates so far.
         events: What this rank does, see :mod:`chainer_fp8pipe.report`.
+        follow: Told how far the first stage's data are, before forward runs.
 
     Raises:
         ValueError: The ranks differ in options, the stages do not fit
@@ -96,34 +97,20 @@ class Pipeline:
         self.grid = grid = grid_of(comm)
         model: Any = getattr(optimizer, 'target', None)
         plan = getattr(model, 'plan', None)
-        given = {'micro_batches': micro_batches, 'schedule': schedule,
-                 'recompute': recompute}
-        for name, usual in ('micro_batches', 4), ('schedule', '1f1b'), (
-                'recompute', 'no stage'):
-            if given[name] is None:
-                given[name] = getattr(plan, name, usual)
+        given: dict[str, Any] = {
+            name: getattr(plan, name, usual) if value is None else value
+            for name, value, usual in (
+                ('micro_batches', micro_batches, 4),
+                ('schedule', schedule, '1f1b'),
+                ('recompute', recompute, False))}
 
-        def work() -> Work:
+        def work() -> tuple[Work, Schedule, frozenset[int]]:
             at_least_one('micro_batches', given['micro_batches'])
             if not isinstance(seed, numbers.Integral):
                 raise TypeError(f'seed must be an integer, not {seed!r}')
             found = work_of(optimizer, grid, **options)
             _check_replicas(optimizer, grid)
-            if device is not None:
-                model.to_device(chainer.get_device(device))
-            return found
-        self._work = raise_together(
-            grid.comm, work, ValueError, lambda work: {
-                **{name: str(value) for name, value in given.items()},
-                'seed': str(seed), 'metrics': ', '.join(work.metrics)},
-            'Pass the same to PipelineUpdater on all ranks.')
-        agree(grid.comm, {}, self._work.problem())
-        self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
-        #: Told how far the first stage's data are, before forward runs.
-        self.follow: Callable[[tuple[float, ...]], object] = _leave
-        last = grid.stages * self._work.chunks - 1
-
-        def order() -> tuple[Schedule, frozenset[int]]:
+            last = grid.stages * found.chunks - 1
             again = recomputed(given['recompute'], last)
             for name in given if plan else ():
                 planned = getattr(plan, name)
@@ -132,19 +119,27 @@ class Pipeline:
                     raise ValueError(
                         f'the model was planned for {name}={planned!r}; pass '
                         'another to partition(), not to the updater')
-            return make_schedule(given['schedule'], grid.stages,
-                                 given['micro_batches'],
-                                 self._work.chunks), again
-        self.schedule, again = raise_together(grid.comm, order, ValueError)
+            order = make_schedule(given['schedule'], grid.stages,
+                                  given['micro_batches'], found.chunks)
+            if device is not None:
+                model.to_device(chainer.get_device(device))
+            return found, order, again
+        self._work, self.schedule, again = raise_together(
+            grid.comm, work, ValueError, lambda found: {
+                **{name: str(value) for name, value in given.items()},
+                'seed': str(seed), 'metrics': ', '.join(found[0].metrics)},
+            'Pass the same to PipelineUpdater on all ranks.')
+        agree(grid.comm, {}, self._work.problem())
+        self.optimizer, self._seed, self.iteration = optimizer, int(seed), 0
+        self.follow: Callable[[tuple[float, ...]], object] = lambda now: None
         # One stream, so that the exchange is seen beside the computation.
         self.events = stream_of(getattr(optimizer, 'communicator', None))
         self._meetings = Meetings(grid.comm, functools.partial(
             self.events.section, 'receive'))
+        self._channels = self._new_channels()
         self._stage = Stage(
-            grid.stage_index, Channels(grid.pipeline, last, model.xp), last,
-            again, self.events)
-        self._stage.take(self._work.parts())
-        self._tie()
+            grid.stage_index, self._channels, self.schedule.last_chunk, again,
+            self.events, self._work.parts())
 
     def step(self, *arrays: Any, **named: Any) -> dict[str, Any]:
         """One update of all stages.
@@ -172,19 +167,10 @@ class Pipeline:
         Raises:
             StopIteration: ``read`` raised it; on all ranks.
         """
-        grid, optimizer = self.grid, self.optimizer
-        if grid.replicas > 1 and optimizer.is_changed(self._model):
+        optimizer = self.optimizer
+        if self.grid.replicas > 1 and optimizer.is_changed(self._model):
             optimizer.communicator.bcast_data(self._model)
-
-        def update(found: list[Any]) -> dict[str, Any]:
-            with self.events.section('receive'):
-                self._tied.add_up()
-            return self._update(means(found))
-        named, batch = self._run('train', read, lambda: {
-            'the iteration': str(self.iteration),
-            'the loss scale': str(optimizer._loss_scale),
-            **decisions(optimizer, grid.stages, grid.replicas)},
-            lambda outputs, batch: self._work.reported(), update)
+        named, batch = self._run('train', read)
         self.iteration += 1
         updates.finished((id(self), 'pipeline'))
         return named, batch.progress
@@ -195,40 +181,14 @@ class Pipeline:
         Arguments and result are those of :meth:`step`, for the batch of this
         pipeline.
         """
-        return self._run(
-            'evaluate', lambda: self.read(_either(arrays, named)), dict,
-            lambda outputs, batch: self._work.reported(),
-            lambda found: self._work.report(means(found)))[0]
+        return self._run('evaluate', lambda: self.read(
+            _either(arrays, named)))[0]
 
     def predict(self, *inputs: Any, wanted: bool = True,
                 method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
-        found: Arrays = ()
-
-        def join(parts: list[Arrays], batch: Batch) -> bool:
-            nonlocal found
-            if self._is_last:
-                with blame(lambda: 'the output', 0):
-                    found = self._work.joined(parts, batch.sizes)
-                    describe(found)     # or it could not be sent
-            return bool(wanted)
-
-        def hand_out(asking: list[bool]) -> Any:
-            nonlocal found
-            if self._is_last:
-                for rank, asks in enumerate(asking[:-1]):
-                    if asks:
-                        self._channels.sender(rank).send(found)
-                self._channels.flush()
-            elif wanted:
-                found = self._channels.receiver(
-                    self.grid.stages - 1).receive()
-            return self._work.formed(found) if wanted else None
-        return self._run(
-            'predict', lambda: self._work.batch(
-                _given(inputs), with_target=False),
-            lambda: {'the method that predicts': self._work.choose(method)},
-            join, hand_out)[0]
+        return self._run('predict', lambda: self._work.batch(
+            _given(inputs), with_target=False), method, wanted)[0]
 
     def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
@@ -242,43 +202,45 @@ class Pipeline:
     def _is_last(self) -> bool:
         return self.grid.stage_index == self.grid.stages - 1
 
-    @property
-    def _channels(self) -> Channels:
-        return self._stage.channels
-
-    def _tie(self) -> None:
+    def _new_channels(self) -> Channels:
+        channels = Channels(self.grid.pipeline, self.schedule.last_chunk,
+                            self._model.xp)
         self._tied = TiedGradients(
-            self.grid, self._work.tied(),
-            [one for _, one in self._model.namedparams()], self._channels)
+            self.grid.stage_index, self._work.tied(),
+            [one for _, one in self._model.namedparams()], channels)
+        return channels
 
     # --- a step -------------------------------------------------------------
 
-    def _run(self, step: str, read: Read,
-             entries: Callable[[], Mapping[str, str]],
-             found: Callable[[list[Arrays], Batch], Any],
-             then: Callable[[list[Any]], Any]) -> tuple[Any, Batch]:
-        """One step, and the batch.
+    def _run(self, step: str, read: Read, method: str | None = None,
+             wanted: Any = True) -> tuple[Any, Batch]:
+        """One step, ``'train'``, ``'evaluate'`` or ``'predict'``.
 
-        Args:
-            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            read: Gives the batch; called on the first stage only.
-            entries: Gives what else must be the same on all ranks.
-            found: Gives, of the last chunk's outputs, what the others hear
-                from this rank.
-            then: Gives the result, of what all ranks have found.
+        Returns its result, and the batch, which ``read`` gives on the first
+        stage.
         """
-        comm = self.grid.comm if step == 'train' else self.grid.pipeline
-        batch, problem = self._open(step, read, entries)
+        comm, work = self._comm(step), self._work
+        batch, problem = self._open(step, read, method)
         if step != 'train' and isinstance(problem, NotTraced):
-            self._work.forget(step)
+            work.forget(step)
             raise problem                       # on all ranks
-        with self._failing_together(step, comm):
-            everyone = self._meetings.meet(comm, found(
-                self._carry_out(step, batch, problem), batch))
-        with self._failing_together(step, comm):
+        with self._failing_together(step):
+            outputs = self._carry_out(step, batch, problem)
+            found: Any = bool(wanted)
+            if step != 'predict':
+                found = work.reported()
+            elif self._is_last:
+                with blame(lambda: 'the output', 0):
+                    outputs = [work.joined(outputs, batch.sizes)]
+                    describe(outputs[0])        # or it could not be sent
+            everyone = self._meetings.meet(comm, found)
+        with self._failing_together(step):
             self._channels.flush()
-            self._work.end()
-            result = then(everyone)
+            work.end()
+            result: Any = (
+                self._update(everyone) if step == 'train'
+                else work.report(means(everyone)) if step == 'evaluate'
+                else self._hand_out(outputs, everyone))
             self._meetings.meet(comm)
         return result, batch
 
@@ -305,8 +267,9 @@ class Pipeline:
         work.mean.begin(weights, total, scale)
         announced = train and getattr(getattr(
             self.optimizer, 'communicator', None), 'announced', None)
-        schedule = self.schedule if train else _forward(
-            self.grid.stages, len(batch.sizes), self.schedule.chunks)
+        schedule = self.schedule if train else make_schedule(
+            'forward', self.grid.stages, len(batch.sizes),
+            self.schedule.chunks)
         with _mode(step), (announced(self._model, scale) if announced
                            else contextlib.nullcontext()) as final:
             outputs = self._stage.run(
@@ -317,8 +280,47 @@ class Pipeline:
             self._stage.finish(scale)
         return outputs
 
+    def _update(self, everyone: list[Any]) -> dict[str, Any]:
+        """Exchange, reports and update, which call what users have written.
+
+        Of a multi-node optimizer it does what its ``update`` does, but never
+        spends an update on sending parameters: those that this forward pass
+        has made are the same on all replicas.
+        """
+        optimizer = self.optimizer
+        with self.events.section('receive'):
+            self._tied.add_up()
+        if type(optimizer) is _MultiNodeOptimizer:
+            with self.events.section('exchange'):
+                optimizer.communicator.multi_node_mean_grad(
+                    self._model, optimizer.zero_fill)
+            optimizer = optimizer.actual_optimizer
+        with self.events.section('receive'):
+            self._tied.hand_back()
+        named = self._work.report(means(everyone))
+        # After an exchange the replicas have the same numbers: the first
+        # one's count.
+        decide_together(optimizer, lambda number: self._meetings.add(
+            0.0 if self.grid.replica_index else number))
+        with self.events.section('update'):
+            optimizer.update()
+        return named
+
+    def _hand_out(self, outputs: list[Arrays], asking: list[bool]) -> Any:
+        """The last stage's outputs, to those who want them."""
+        wanted = asking[self.grid.stage_index]
+        if self._is_last:
+            for rank, asks in enumerate(asking[:-1]):
+                if asks:
+                    self._channels.sender(rank).send(outputs[0])
+            self._channels.flush()
+        elif wanted:
+            outputs = [self._channels.receiver(
+                self.grid.stages - 1).receive()]
+        return self._work.formed(outputs[0]) if wanted else None
+
     @contextlib.contextmanager
-    def _failing_together(self, step: str, comm: Any) -> Iterator[None]:
+    def _failing_together(self, step: str) -> Iterator[None]:
         """As :meth:`.Meetings.failing_together`, for a part of a step.
 
         After a training step that has failed ranks may have been updated, or
@@ -335,50 +337,22 @@ class Pipeline:
             self._stage.forget()
             self._work.forget(step)
         try:
-            with self._meetings.failing_together(comm, tell):
+            with self._meetings.failing_together(self._comm(step), tell):
                 yield
         except BaseException:       # on all ranks
             self._channels.spoil()
             if step != 'train':
                 self._meetings.broken = ''
-                self._stage.channels = Channels(
-                    self.grid.pipeline, self.schedule.last_chunk,
-                    self._model.xp)
-                self._tie()
+                self._channels = self._stage.channels = self._new_channels()
             raise
-
-    def _update(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Exchange, reports and update, which call what users have written.
-
-        Of a multi-node optimizer it does what its ``update`` does, but never
-        spends an update on sending parameters: those that this forward pass
-        has made are the same on all replicas.
-        """
-        optimizer = self.optimizer
-
-        def add(number: float) -> float:
-            # After an exchange the replicas have the same numbers: the first
-            # one's count.
-            return self._meetings.add(
-                0.0 if self.grid.replica_index else number)
-        if type(optimizer) is _MultiNodeOptimizer:
-            with self.events.section('exchange'):
-                optimizer.communicator.multi_node_mean_grad(
-                    self._model, optimizer.zero_fill)
-            if self._work.has_ties:
-                add(0.0)        # another stage's may have failed
-                self._tied.hand_back()
-            optimizer = optimizer.actual_optimizer
-        named = self._work.report(found)
-        decide_together(optimizer, add)
-        with self.events.section('update'):
-            optimizer.update()
-        return named
 
     # --- before a step ------------------------------------------------------
 
-    def _open(self, step: str, read: Read,
-              entries: Callable[[], Mapping[str, str]]
+    def _comm(self, step: str) -> Any:
+        """The ranks that take part in a step."""
+        return self.grid.comm if step == 'train' else self.grid.pipeline
+
+    def _open(self, step: str, read: Read, method: str | None
               ) -> tuple[Batch, BaseException | None]:
         """All ranks learn what the first stage has read, or that it failed.
 
@@ -394,12 +368,7 @@ class Pipeline:
             BaseException: What is no Exception, on the rank that raised it.
         """
         grid, value = self.grid, None
-        mine: dict[str, str] = {}
-
-        def check() -> None:
-            mine.update(entries())
-            self._meetings.must_go_on()     # other replicas may not know
-        _, error = _tried(check)
+        mine, error = _tried(lambda: self._settings(step, method))
         batch = Batch(step=step)
         if not self._meetings.broken:
             if grid.stage_index == 0:
@@ -408,11 +377,11 @@ class Pipeline:
                 batch = self._pass_on(batch)
         if error is None and batch.sizes:
             value, error = _tried(lambda: self._rehearse(step, batch))
-        comm = grid.comm if batch.step == 'train' else grid.pipeline
+        comm = self._comm(batch.step)
         heard = self._meetings.open(comm, error, {
             'the step': (batch.step
                          + ' although the data have ended' * batch.ended),
-            **mine}, value)
+            **(mine or {})}, value)
         if batch.ended:
             raise StopIteration
         if comm is not grid.pipeline:
@@ -422,6 +391,18 @@ class Pipeline:
             with _mode(step):
                 self._work.prepare(step, batch, heard)
         return batch, _tried(prepare)[1]
+
+    def _settings(self, step: str, method: str | None) -> dict[str, str]:
+        """What else must be the same on all ranks."""
+        grid, optimizer, found = self.grid, self.optimizer, {}
+        if step == 'train':
+            found = {'the iteration': str(self.iteration),
+                     'the loss scale': str(optimizer._loss_scale),
+                     **decisions(optimizer, grid.stages, grid.replicas)}
+        elif step == 'predict':
+            found = {'the method that predicts': self._work.choose(method)}
+        self._meetings.must_go_on()     # other replicas may not know
+        return found
 
     def _rehearse(self, step: str, batch: Batch) -> Any:
         if batch.step != step:
@@ -488,15 +469,6 @@ class Pipeline:
                 for start, _ in bounds(sum(batch.sizes), len(batch.sizes))]
 
 
-@functools.lru_cache(16)
-def _forward(stages: int, micro_batches: int, chunks: int) -> Schedule:
-    return make_schedule('forward', stages, micro_batches, chunks)
-
-
-def _leave(progress: tuple[float, ...]) -> None:
-    """Nobody asks how far the data are."""
-
-
 def _tried(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:
     """An action's result, or its exception: other ranks wait for this one."""
     try:
@@ -535,22 +507,13 @@ def _check_replicas(optimizer: Any, grid: ProcessGrid) -> None:
         raise ValueError('double buffering would average gradients while the '
                          'next step sums into them; leave it out')
     communicator = getattr(optimizer, 'communicator', None)
-    if communicator is None:
-        if grid.replicas > 1:
-            raise ValueError(
-                f'{grid.replicas} replicas would go apart; wrap the optimizer '
-                'in create_multi_node_optimizer(optimizer, '
-                'create_communicator(..., mpi_comm=grid.data))')
-    elif communicator.size != grid.replicas:
+    sizes = [1 if communicator is None else communicator.size, *[
+        link.comm.size for link in optimizer.target.links()
+        if isinstance(link, MultiNodeBatchNormalization)]]
+    if sizes[0] != grid.replicas or max(sizes) > grid.replicas:
         raise ValueError(
-            f"the optimizer's communicator has {communicator.size} ranks but "
-            f'a stage has {grid.replicas} replicas; make the communicator '
-            'with mpi_comm=grid.data of a ProcessGrid')
-    for link in optimizer.target.links():
-        if isinstance(link, MultiNodeBatchNormalization) and (
-                link.comm.size > grid.replicas):
-            raise ValueError(
-                f'a MultiNodeBatchNormalization is over {link.comm.size} '
-                f'ranks but a stage has {grid.replicas} replicas; the others '
-                'would not answer: make its communicator with '
-                'mpi_comm=grid.data of a ProcessGrid')
+            f'a stage has {grid.replicas} replicas, and the optimizer, or a '
+            f'MultiNodeBatchNormalization, is for {max(sizes)}; wrap the '
+            'optimizer in create_multi_node_optimizer(optimizer, '
+            'create_communicator(..., mpi_comm=grid.data)) with grid a '
+            'ProcessGrid')

@@ -15,7 +15,6 @@ import chainer
 import numpy
 from chainer.optimizer_hooks import GradientClipping, GradientNoise
 
-from ..mpi.grid import ProcessGrid
 from .stage import Channels
 
 #: Sums a number over the stages of a pipeline, on all ranks.
@@ -48,10 +47,17 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
 
     Raises:
         ValueError: A hook that is not Chainer's would look at one of several
-            stages only, or one would draw other numbers on each rank.
+            stages only, or one would draw other numbers on each rank:
+            parameters that several of them have would go apart.
     """
-    if stages * replicas > 1:
-        refuse_noise(optimizer)
+    for owner in (optimizer, *(
+            parameter.update_rule for parameter in optimizer.target.params())):
+        for name, hook in _hooks(owner):
+            if stages * replicas > 1 and isinstance(hook, GradientNoise):
+                raise ValueError(
+                    f'the hook {name!r}, a GradientNoise, would draw other '
+                    'noise on each rank for a parameter that several of them '
+                    'have; leave it out, or train with one process')
     for name, hook in _hooks(optimizer):
         if stages > 1 and not getattr(
                 hook, 'call_for_each_param', False) and (
@@ -66,22 +72,6 @@ def decisions(optimizer: Any, stages: int, replicas: int = 1
         name for name, hook in _hooks(optimizer)
         if isinstance(hook, GradientClipping)) or 'none',
         'dynamic loss scaling': str(optimizer._loss_scaling_is_dynamic)}
-
-
-def refuse_noise(optimizer: Any) -> None:
-    """Raises ValueError if an optimizer has a hook that draws: Chainer's.
-
-    Ranks draw different numbers, and parameters that several of them have
-    would go apart.
-    """
-    for owner in (optimizer, *(
-            parameter.update_rule for parameter in optimizer.target.params())):
-        for name, hook in _hooks(owner):
-            if isinstance(hook, GradientNoise):
-                raise ValueError(
-                    f'the hook {name!r}, a GradientNoise, would draw other '
-                    'noise on each rank for a parameter that several of them '
-                    'have; leave it out, or train with one process')
 
 
 def _hooks(owner: Any) -> Iterator[tuple[str, Any]]:
@@ -122,9 +112,9 @@ class _ClipTogether(GradientClipping):
         parameters = list(optimizer.target.params(False))
         part = getattr(optimizer.target, 'partition', None)
         # What several stages have counts once.
-        square = sum(_square_norm(parameter.grad) for parameter in (
-            part.counted() if part else parameters))
-        norm = float(numpy.sqrt(self.add(square)))
+        norm = float(numpy.sqrt(self.add(sum(
+            _square_norm(parameter.grad) for parameter in (
+                part.counted() if part else parameters)))))
         # As in Chainer, a norm that is not finite spoils all gradients.
         rate = self.threshold / norm if norm else numpy.inf
         if not rate >= 1:
@@ -149,18 +139,16 @@ class TiedGradients:
     for bit, also where gradients are compressed.
 
     Args:
-        grid: The ranks.
+        stage: This rank's.
         ties: The stages of each tied parameter of this rank, by its ``id``.
         parameters: Of this rank, in an order that is the same on all ranks.
         channels: Of the pipeline.
     """
 
-    def __init__(self, grid: ProcessGrid,
-                 ties: Mapping[int, tuple[int, ...]],
+    def __init__(self, stage: int, ties: Mapping[int, tuple[int, ...]],
                  parameters: list[chainer.Parameter],
                  channels: Channels) -> None:
-        self._stage, self._replicas = grid.stage_index, grid.replicas
-        self._channels = channels
+        self._stage, self._channels = stage, channels
         self._tied = {id(parameter): (parameter, ties[id(parameter)])
                       for parameter in parameters if id(parameter) in ties}
 
@@ -168,14 +156,12 @@ class TiedGradients:
         """``final`` for the parameters that are not tied."""
         if final is None or not self._tied:
             return final
-
-        def call(parameter: chainer.Parameter, gradient: Any) -> None:
-            if id(parameter) not in self._tied:
-                final(parameter, gradient)
-        return call
+        return lambda parameter, gradient: (
+            None if id(parameter) in self._tied
+            else final(parameter, gradient))
 
     def add_up(self) -> None:
-        """Sums at home; without replicas gives the sums back at once."""
+        """Sums at home; the others have nothing to average."""
         for parameter, (home, *others) in self._tied.values():
             if self._stage != home:
                 self._channels.sender(home).send((parameter.grad,))
@@ -184,15 +170,12 @@ class TiedGradients:
                 gradient, = self._channels.receiver(stage).receive()
                 if parameter.grad is None:
                     parameter.grad = gradient
-                elif gradient is not None:  # into the buffer of the sums
+                elif gradient is not None:
                     parameter.grad += gradient
         self._channels.flush()
-        if self._replicas == 1:
-            self.hand_back()
-            return
         for parameter, (home, *_) in self._tied.values():
             if self._stage != home:
-                parameter.cleargrad()       # nothing to average here
+                parameter.cleargrad()
 
     def hand_back(self) -> None:
         """Gives the gradients at home to the other stages."""
@@ -200,10 +183,6 @@ class TiedGradients:
             if self._stage == home:
                 for stage in others:
                     self._channels.sender(stage).send((parameter.grad,))
-                continue
-            gradient, = self._channels.receiver(home).receive()
-            if parameter.grad is None or gradient is None:
-                parameter.grad = gradient
             else:
-                parameter.grad[...] = gradient
+                parameter.grad, = self._channels.receiver(home).receive()
         self._channels.flush()      # an update may write to what was sent

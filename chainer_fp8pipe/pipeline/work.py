@@ -47,15 +47,9 @@ class Batch(NamedTuple):
 
 
 def samples_of(arrays: list[Any], lists: bool = False) -> int:
-    """How many samples a batch has.
+    """How many samples a batch has; raises TypeError or ValueError.
 
-    Args:
-        arrays: Of the batch, with a row for each sample.
-        lists: Whether some may be lists or tuples, with an item for each.
-
-    Raises:
-        TypeError: Something in it is no array.
-        ValueError: Its arrays have not equally many samples, or none.
+    It has arrays with a row for each, or lists with an item for each.
     """
     for array in arrays:
         if not hasattr(array, 'shape') and not (
@@ -65,11 +59,9 @@ def samples_of(arrays: list[Any], lists: bool = False) -> int:
                 + ' or a list with an item a sample' * lists
                 + '; have the converter make arrays of inputs and target')
     lengths = sorted({len(array) for array in arrays})
-    if len(lengths) != 1:
+    if len(lengths) != 1 or not lengths[0]:
         raise ValueError(f'the arrays of a batch have {lengths} samples; '
-                         'they must have equally many')
-    if not lengths[0]:
-        raise ValueError('a batch without samples')
+                         'they must have equally many, 1 or more')
     return lengths[0]
 
 
@@ -89,23 +81,13 @@ def rows(batch: Batch, sizes: list[int]) -> list[list[Any]]:
 class Work:
     """What the ranks of a pipeline do with a batch.
 
-    Args:
-        model: This rank's part of it.
-        grid: The ranks.
-        loss_weight: As for :class:`.PipelineUpdater`, like other options.
-
-    Raises:
-        TypeError: An option is something else.
-        ValueError: An option cannot be given for such a model.
-
-    Attributes:
-        mean: The loss of a batch.
-        metrics: Names of functions of the loss's arguments.
-        chunks: Of each rank.
+    It has this rank's part of the model and the options of
+    :class:`.PipelineUpdater`, and raises TypeError or ValueError for what
+    they cannot be.
     """
 
-    metrics: Mapping[str, Any] = {}
-    chunks: int
+    metrics: Mapping[str, Any] = {}     # by name
+    chunks: int                         # of each rank
 
     def __init__(self, model: Any, grid: ProcessGrid,
                  loss_weight: Callable | None) -> None:
@@ -121,11 +103,6 @@ class Work:
         """Why the ranks' parts do not make a model; call it on all ranks."""
         return ''
 
-    @property
-    def has_ties(self) -> bool:
-        """Whether a parameter is on several ranks; the same on all."""
-        return False
-
     def tied(self) -> dict[int, tuple[int, ...]]:
         """This rank's parameters on several ranks: their stages, by id."""
         return {}
@@ -139,16 +116,9 @@ class Work:
         """This rank's findings, which all ranks hear before they prepare."""
 
     def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
-        """Prepares the work, with what all ranks have found.
+        """Prepares the work, with what :meth:`rehearse` gave on each rank.
 
-        Args:
-            step: ``'train'``, ``'evaluate'`` or ``'predict'``.
-            batch: It.
-            said: What :meth:`rehearse` gave on each rank of the pipeline.
-
-        Raises:
-            ValueError: The model cannot be run so; on all ranks of the
-                pipeline.
+        Raises ValueError on all ranks if the model cannot be run so.
         """
 
     def joined(self, parts: list[Arrays], sizes: list[int]) -> Arrays:
@@ -189,28 +159,25 @@ class LayersWork(Work):
         super().__init__(model, grid, loss_weight)
         if loss_func is None:
             loss_func = F.softmax_cross_entropy
+        if metrics is None:
+            metrics = ({'accuracy': F.accuracy}
+                       if loss_func is F.softmax_cross_entropy else {})
         if not callable(loss_func):
             raise TypeError(f'loss_func must be a function, not {loss_func!r}')
+        for name, metric in metrics.items():
+            if name == 'loss' or not isinstance(name, str) or (
+                    not callable(metric)):
+                raise ValueError(
+                    f'metrics has {name!r}: {metric!r}; it must have names '
+                    "other than 'loss', and functions")
         self._label_key = -1 if label_key is None else label_key
         if isinstance(self._label_key, numbers.Integral):
             self._label_key = int(self._label_key)
         elif not isinstance(self._label_key, str):
             raise TypeError('label_key must be an integer or a string, not '
                             f'{label_key!r}')
-        if metrics is None:
-            metrics = ({'accuracy': F.accuracy}
-                       if loss_func is F.softmax_cross_entropy else {})
-        for name, metric in metrics.items():
-            both = metric if isinstance(metric, tuple) else (metric, len)
-            if name == 'loss' or not isinstance(name, str) or (
-                    len(both) != 2 or not all(map(callable, both))):
-                raise ValueError(
-                    f'metrics has {name!r}: {metric!r}; it must have names '
-                    "other than 'loss', and functions or pairs of a function "
-                    'and its weight')
-        self.metrics = metrics
+        self.metrics, self.chunks = metrics, len(model.bounds)
         self._loss = LayersLoss(loss_func, metrics, loss_weight)
-        self.chunks = len(model.bounds)
 
     def parts(self) -> dict[int, LayersPart]:
         """This rank's parts of the model, by number of chunk."""
@@ -231,23 +198,18 @@ class LayersWork(Work):
 
     def batch(self, arrays: Any, with_target: bool = True) -> Batch:
         """Inputs, and the target, of a converted batch."""
-        target, key = None, self._label_key
-        named = isinstance(arrays, dict)
-        arrays = dict(arrays) if named else list(as_tuple(arrays))
+        named, target, key = isinstance(arrays, dict), None, self._label_key
+        found = dict(arrays if named else enumerate(as_tuple(arrays)))
         if with_target:
-            if named and key not in arrays:
-                known = ', '.join(map(repr, arrays))
-                raise ValueError(f'a batch has {known} but no target; name '
-                                 f'it by label_key, not {key!r}')
-            if not named and len(arrays) < 2:
-                raise ValueError('an example has no target; it must be a '
-                                 'tuple of one input or more and the target')
-            try:
-                target = arrays.pop(key)
-            except (IndexError, TypeError):
-                raise ValueError(f'an example has {len(arrays)} elements, '
-                                 f'and none is label_key={key!r}') from None
-        inputs = self._by_name(arrays) if named else arrays
+            if not named and isinstance(key, int) and key < 0:
+                key += len(found)
+            if key not in found or len(found) < 2:
+                raise ValueError(
+                    f'an example has {", ".join(map(repr, found))}; it must '
+                    'have inputs and the target, which is label_key='
+                    f'{self._label_key!r}')
+            target = found.pop(key)
+        inputs = self._by_name(found) if named else [*found.values()]
         samples_of([*inputs, target] if with_target else inputs)
         return Batch(inputs, target)
 
@@ -273,18 +235,17 @@ class LayersWork(Work):
              ) -> tuple[list[Arrays], list[float]]:
         """See :meth:`ChainWork.deal`."""
         inputs: list[Arrays] = list(map(tuple, batch.parts))
-        target = batch.target
         if self._end:
             self._end.loss = None if step == 'predict' else self._loss
         if step == 'predict':
             return inputs, []
+        target = batch.target
         if self._grid.stages > 1 and self._grid.stage_index == 0:
             channels.sender(self._grid.stages - 1).send((target,))
         elif self._is_last and self._grid.stages > 1:
             target, = channels.receiver(0).receive()
-        if not self._end:
-            return inputs, []
-        return inputs, self._loss.begin(cut(target, batch.sizes))
+        return inputs, self._loss.begin(
+            cut(target, batch.sizes)) if self._end else []
 
     def reported(self) -> Reports:
         """Loss and metrics, which the last stage has computed."""
@@ -307,34 +268,23 @@ class LayersWork(Work):
 
     def problem(self) -> str:
         """See :meth:`.Work.problem`."""
+        stages = self._grid.stages
         everyone = self._grid.comm.allgather((
             self._grid.stage_index, len(self._model), self._model.bounds))
-        total, *others = sorted({total for _, total, _ in everyone})
-        if others:
-            totals = ' and '.join(map(str, [total, *others]))
-            return f'the models have {totals} layers on different ranks'
-        chunks: dict[int, tuple[int, int, int]] = {}
-        for rank, (stage, _, cut) in enumerate(everyone):
-            for position, (start, end) in enumerate(cut):
-                chunk = stage + position * self._grid.stages
-                other, *known = chunks.setdefault(chunk, (rank, start, end))
-                if known != [start, end]:
-                    return (f'rank {rank} has layers {start} to {end - 1} '
-                            f'where its replica, rank {other}, has '
-                            f'{known[0]} to {known[1] - 1}')
-        next_layer = 0
-        for number in range(max(chunks) + 1):
-            if number not in chunks:
-                return 'the ranks have different numbers of chunks'
-            rank, start, end = chunks[number]
-            if start != next_layer:
-                return (f'rank {rank} starts at layer {start} but layer '
-                        f'{next_layer} is to follow')
-            next_layer = end
-        if next_layer != total:
-            return (f'rank {rank} ends at layer {next_layer - 1} but the '
-                    f'model has {total} layers')
-        return ''
+        # Replicas have the same.
+        runs = [run for _, run in sorted({
+            (stage + position * stages, run) for stage, _, bounds in everyone
+            for position, run in enumerate(bounds)})]
+        ends = [0, *[end for _, end in runs]]
+        if len({len(bounds) for *_, bounds in everyone}) == 1 and ends == [
+                *[start for start, _ in runs],
+                *{total for _, total, _ in everyone}]:
+            return ''
+        return 'the ranks do not have one model together: ' + '; '.join(
+            f'rank {rank} (stage {stage}) has layers ' + ' and '.join(
+                f'{start} to {end - 1}' for start, end in bounds)
+            + f' of {total}'
+            for rank, (stage, total, bounds) in enumerate(everyone))
 
 
 def work_of(optimizer: Any, grid: ProcessGrid, **options: Any) -> Any:

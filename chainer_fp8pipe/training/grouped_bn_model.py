@@ -13,9 +13,9 @@ import chainer
 from chainer.links import BatchNormalization
 from chainermn.links import MultiNodeBatchNormalization
 
+from ..links.cutting import held
 from ..links.divisible import Divisible
 from ..links.grouped_bn import GroupedBatchNormalization
-from ..links.shared_parameters import held
 from ..mpi.agreement import agree, raise_together
 from ..mpi.grid import Group, ranks_of, split_groups
 from ..mpi.world import enter_world

@@ -103,17 +103,15 @@ class PipelineUpdater(StandardUpdater):
         schedule: ``'gpipe'``, ``'1f1b'``, ``'interleaved'`` or
             ``'zero_bubble'``; default: what a planned model was planned
             for, or ``'1f1b'``.
-        recompute: ``'no stage'``, ``'every stage'`` or ``'every stage but
-            the last'``: which keep their inputs only and run forward twice.
-            True and False mean the second and the first.  Default: no
-            stage, or for a planned model those of its plan.
+        recompute: Whether stages keep their inputs only, and run forward
+            twice; or a tuple with a bool for each chunk.  Default: False, or
+            for a planned model that of its plan.
         metrics: Name to function of the loss's arguments, reported beside
             it.  Default: accuracy, with ``softmax_cross_entropy``.
         loss_weight: ``loss_weight(target)``, the weight of a micro-batch in
             the mean loss.  Default: its labels that ``loss_func`` does not
             ignore, or else its samples.  With a model that :func:`partition`
-            has cut, ``loss_weight(*batch)``.  A metric may have its own, as a
-            pair: ``{name: (function, weight)}``.
+            has cut, ``loss_weight(*batch)``.
         converter: Makes arrays of a batch.
         device: Where the model and the arrays go.
         label_key: Index or key of the target in an example; default: the

@@ -14,26 +14,29 @@ def events_of(schedule, second):
         second: Seconds of a forward pass; a half of backward takes as long.
     """
     now, left = [0.0] * schedule.stages, list(map(list, schedule.actions))
-    sent, events = {}, []
+    # What other chunks need, and when it is there.
+    ready = {(Kind.FORWARD, number, -1): 0.0
+             for number in range(schedule.micro_batches)} | {
+        (Kind.BACKWARD, number, schedule.last_chunk + 1): 0.0
+        for number in range(schedule.micro_batches)}
+    events = []
     while any(left):
         for rank, actions in enumerate(left):
             while actions:
-                action = actions[0]
-                way, _, what = action.kind.value.partition('_')
-                message = what, action.boundary, action.micro_batch
-                if way == 'receive':
-                    if message not in sent:
+                kind, number, chunk = actions[0]
+                way, further = ((Kind.FORWARD, -1) if kind is Kind.FORWARD
+                                else (Kind.BACKWARD, 1))
+                if kind is not Kind.BACKWARD_WEIGHT:
+                    if (way, number, chunk + further) not in ready:
                         break           # until another rank has come so far
-                    now[rank] = max(now[rank], sent[message])
-                elif way == 'send':
-                    sent[message] = now[rank]
-                else:
-                    start = now[rank]
-                    now[rank] += second * (
-                        2 if action.kind is Kind.BACKWARD else 1)
-                    events.append(Event(
-                        rank, action.kind.value.replace('_input', ''), start,
-                        now[rank], action.micro_batch, action.chunk))
+                    now[rank] = max(now[rank],
+                                    ready[way, number, chunk + further])
+                start = now[rank]
+                now[rank] += second * (2 if kind is Kind.BACKWARD else 1)
+                ready.setdefault((way, number, chunk), now[rank])
+                events.append(Event(
+                    rank, kind.value.replace('_input', ''), start, now[rank],
+                    number, chunk))
                 del actions[0]
     return events
 

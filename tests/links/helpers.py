@@ -1,4 +1,4 @@
-"""Models and ranks for the tests of links."""
+"""Models for the tests of links."""
 from chainer_fp8pipe.links import Divisible, lazy
 
 import chainer.functions as F
@@ -6,16 +6,9 @@ import chainer.links as L
 import numpy as np
 
 
-class Rank:
-    """What a model asks of a communicator, without MPI."""
-
-    def __init__(self, rank, size):
-        self.rank, self.size = rank, size
-
-
 def stages(make, size, **options):
     """The parts of all ranks."""
-    return [make().stage(Rank(rank, size), **options)
+    return [make().share(rank, size, **options)
             for rank in range(size)]
 
 

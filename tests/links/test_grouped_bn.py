@@ -142,47 +142,11 @@ def test_nothing_cancels_where_the_mean_is_large():
     is_one_process('images', [16, 16], spread=1, centre=3000, decay=0)
 
 
-def test_finetuning_counts_batches():
-    threads, links = make('vectors')
-    batches = [batch((0, 5), [4, 4], seed) for seed in (1, 2)]
-    for x, gy in batches:
-        results(threads, lambda rank, x=x, gy=gy: train(
-            links[rank], x[rank::2], gy[rank::2], finetune=True))
-    assert links[0].N == links[1].N == 2
-    assert_close(links[0].avg_mean,
-                 np.mean([x.mean(0) for x, _ in batches], axis=0))
-
-
 def test_there_is_one_message_forward_and_one_backward():
     threads, links = make('images')
     x, gy = batch((0, 3, 4, 2), [2], 0)
     results(threads, lambda rank: train(links[rank], x, gy))
     assert sorted(threads.sizes) == [6, 6, 7, 7]
-
-
-def test_backward_sends_nothing_where_the_inputs_gradient_is_not_wanted():
-    threads, links = make('vectors')
-    x, gy = batch((0, 5), [4], 0)
-
-    def body(rank):
-        y = links[rank](x)      # an array
-        y.grad = gy
-        y.backward()
-        return links[rank].gamma.grad
-    found = results(threads, body)
-    assert threads.sizes == [11, 11]
-    wanted = reference(x, *[links[0].gamma.array] * 2, gy, (0,))
-    assert_close(found[0], wanted['ggamma'])
-
-
-def test_evaluation_sends_nothing_and_is_chainers():
-    threads, (link, _) = make('vectors')
-    serial = L.BatchNormalization(5)
-    serial.copyparams(link)
-    x, _ = batch((0, 5), [4], 0)
-    with chainer.using_config('train', False):
-        np.testing.assert_array_equal(link(x).array, serial(x).array)
-    assert threads.sizes == []
 
 
 def test_recomputation_moves_running_statistics_once():
@@ -232,28 +196,12 @@ def test_an_input_that_does_not_fit_is_an_error_on_all_ranks(size, bad):
         assert 'rank 1 of the group' in str(item)
 
 
-def test_a_group_without_samples_is_an_error_on_all_ranks():
-    threads, links = make('vectors')
-    found = threads.run(lambda rank: links[rank](np.ones((0, 5), 'f')))
-    assert ['no rank of the group has a sample' in str(item)
-            for item in found] == [True, True]
-
-
 def test_one_sample_in_the_whole_group_warns_and_gives_beta_as_chainer_does():
     threads, links = make('vectors')
     x = np.full((1, 5), 7, 'f')
     with pytest.warns(UserWarning, match='one element per channel'):
         found = results(threads, lambda rank: links[rank](x[rank:]).array)
     np.testing.assert_array_equal(found[0], links[0].beta.array[None])
-
-
-def test_not_a_number_is_not_hidden():
-    threads, links = make('vectors')
-    x, _ = batch((0, 5), [4], 0)
-    x[0, 2] = np.nan
-    found = results(threads, lambda rank: links[rank](x[2 * rank:][:2]).array)
-    assert np.isnan(found[1][:, 2]).all()
-    assert np.isfinite(found[1][:, [0, 1, 3, 4]]).all()
 
 
 def test_second_derivatives_are_an_error():
@@ -299,20 +247,6 @@ class _Alone(Threads):
 
     def __init__(self):
         super().__init__(1)
-
-
-def test_an_input_need_not_be_contiguous():
-    random = np.random.RandomState(0)
-    x = random.randn(4, 5, 6, 3).astype('f').transpose(0, 3, 1, 2)[:, :, ::2]
-    gamma, beta = random.randn(2, 3).astype('f')
-    variable = chainer.Variable(x)
-    y, = GroupedBatchNormalizationFunction(
-        _Alone()).apply((variable, gamma, beta))
-    y.grad = gy = random.randn(*x.shape).astype('f')
-    y.backward()
-    wanted = reference(x, gamma, beta, gy, (0, 2, 3))
-    assert_close(y.array, wanted['y'])
-    assert_close(variable.grad, wanted['gx'])
 
 
 @on_ranks(2, 4)

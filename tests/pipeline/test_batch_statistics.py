@@ -91,20 +91,6 @@ def test_what_is_said_not_to_be_done_here_does_not_count():
     assert elsewhere.N == 0
 
 
-def test_recomputation_and_evaluation_do_not_count():
-    link = L.BatchNormalization(2)
-    statistics = BatchStatistics()
-    batch = np.ones((4, 2), 'f')
-    with statistics.counting():
-        with chainer.using_config('train', False):
-            link(batch)
-        with chainer.using_config('train', True), chainer.using_config(
-                'in_recomputing', True):
-            link(batch)
-    statistics.finish()
-    assert link.avg_mean.tolist() == [0, 0]
-
-
 def test_a_forward_pass_that_fails_leaves_the_averages_alone():
     link = L.BatchNormalization(2, decay=0.5)
     statistics = BatchStatistics()
@@ -116,25 +102,3 @@ def test_a_forward_pass_that_fails_leaves_the_averages_alone():
     assert link.avg_mean.tolist() == [0, 0]
     assert link.avg_var.tolist() == [1, 1]
 
-
-def test_batch_renormalisation_is_left_as_chainer_has_it():
-    plain, watched = (L.BatchRenormalization(2) for _ in range(2))
-    batch = np.random.RandomState(0).randn(6, 2).astype('f')
-    with chainer.using_config('train', True):
-        plain(batch)
-        with BatchStatistics().counting():
-            watched(batch)
-    assert watched.avg_mean.tolist() == plain.avg_mean.tolist()
-
-
-def test_a_link_says_how_many_elements_its_group_has():
-    """Two micro-batches of 2 and 4 samples, of which this rank has 2 each."""
-    link = L.BatchNormalization(1, decay=0)
-    statistics = BatchStatistics()
-    with chainer.using_config('train', True):
-        for samples, elements in ([[1], [3]], 2), ([[7], [9]], 4):
-            link.group_elements = elements
-            with statistics.counting():
-                link(np.array(samples, 'f'))
-    statistics.finish()
-    np.testing.assert_allclose(link.avg_mean, [(2 * 2 + 4 * 8) / 6])

@@ -28,101 +28,79 @@ def part_of(loss):
     return part
 
 
-def run(functions, outputs, target, sizes, scale=None):
-    """Means and the gradient, micro-batch by micro-batch."""
-    ends = np.cumsum(sizes)[:-1]
-    weights = functions.begin(np.split(target, ends))
-    mean = MeanLoss()
-    mean.begin(weights, sum(weights), scale)
-    part, tapes = part_of(functions), []
-    for number, y in enumerate(np.split(outputs, ends)):
-        tape, loss = part.record(number, (y,), PLACE)
-        mean.forward(number, loss)
-        tapes.append(tape)
-    gradients = [tape.backward(mean.backward(number), InParameters)[0]
-                 for number, tape in enumerate(tapes)]
-    means = {'loss': mean.sum / mean.weight} if mean.weight else {}
-    for name in {name for name, _, _ in functions.found}:
-        found = [(value, weight) for one, value, weight in functions.found
-                 if one == name]
-        if total := sum(weight for _, weight in found):
-            means[name] = sum(value * weight for value, weight
-                              in found) / total
-    return means, np.concatenate(gradients)
-
-
 @settings(max_examples=50)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=5),
-       st.integers(0, 5), st.booleans())
-def test_parts_give_the_loss_and_gradient_of_the_whole(sizes, seed, ignoring):
+       st.integers(0, 5), st.booleans(), st.sampled_from([None, 64.0]))
+def test_parts_give_the_loss_and_gradient_of_the_whole(
+        sizes, seed, ignoring, scale):
     random = np.random.RandomState(seed)
     outputs = random.randn(sum(sizes), 3).astype('f')
     target = random.randint(-1 if ignoring else 0, 3, sum(sizes)).astype('i')
     whole = chainer.Variable(outputs)
     loss = F.softmax_cross_entropy(whole, target)
     loss.backward()
-    means, gradient = run(LayersLoss(F.softmax_cross_entropy, {
-        'accuracy': functools.partial(F.accuracy, ignore_label=-1)}, None),
-        outputs, target, sizes)
-    np.testing.assert_allclose(gradient, whole.grad, rtol=1e-5, atol=1e-7)
+    functions = LayersLoss(F.softmax_cross_entropy, {
+        'accuracy': functools.partial(F.accuracy, ignore_label=-1)}, None)
+    ends, mean, tapes = np.cumsum(sizes)[:-1], MeanLoss(), []
+    weights = functions.begin(np.split(target, ends))
+    mean.begin(weights, sum(weights), scale)
+    part = part_of(functions)
+    for number, y in enumerate(np.split(outputs, ends)):
+        tape, found = part.record(number, (y,), PLACE)
+        mean.forward(number, found)
+        tapes.append(tape)
+    gradients = [tape.backward(mean.backward(number), InParameters)[0]
+                 for number, tape in enumerate(tapes)]
+    np.testing.assert_allclose(
+        np.concatenate(gradients), whole.grad * (scale or 1), rtol=1e-5,
+        atol=1e-5)
     if (target >= 0).any():
-        assert means['loss'] == pytest.approx(float(loss.array), rel=1e-5)
-        assert means['accuracy'] == pytest.approx(float(F.accuracy(
-            outputs, target, ignore_label=-1).array), rel=1e-5)
-
-
-def test_the_gradient_is_scaled_and_the_loss_is_not():
-    outputs, target = np.ones((4, 2), 'f'), np.zeros((4, 2), 'f')
-    functions = LayersLoss(F.mean_squared_error, {}, None)
-    plain, gradient = run(functions, outputs, target, [2, 2])
-    scaled, larger = run(functions, outputs, target, [2, 2], scale=64.0)
-    assert scaled == plain
-    np.testing.assert_allclose(larger, 64 * gradient)
+        assert mean.sum / mean.weight == pytest.approx(float(loss.array),
+                                                       rel=1e-5)
+        assert sum(value * weight for _, value, weight in functions.found
+                   ) / sum(weights) == pytest.approx(float(F.accuracy(
+                       outputs, target, ignore_label=-1).array), rel=1e-5)
 
 
 def hidden(y, t):
-    return 2 * F.softmax_cross_entropy(y, t)
+    return 2 * F.softmax_cross_entropy(y, t, ignore_label=1)
 
 
-def accuracy(y, t):
-    return F.accuracy(y, t, ignore_label=-1)
-
-
-def not_ignored(t):
-    return (t != -1).sum()
+WEIGHT = r'pass loss_weight=lambda t: \(t != 1\)\.sum\(\)'
 
 
 @pytest.mark.parametrize(('loss', 'metrics', 'said'), [
-    (hidden, {}, 'loss_weight=lambda t'),
-    (F.softmax_cross_entropy, {'acc': accuracy}, "metrics={'acc': "),
+    (hidden, {}, WEIGHT),
+    (lambda y, t: F.softmax_cross_entropy(
+        y, t, ignore_label=1, class_weight=np.ones(3, 'f')), {}, WEIGHT),
+    (F.softmax_cross_entropy, {'acc': hidden},
+     "metric 'acc'.* give the metric an argument ignore_label=1"),
     (F.softmax_cross_entropy, {'top5': lambda y, t: 1 / 0},
      "metric 'top5', micro-batch 0: ZeroDivisionError"),
     (lambda y, t: F.softmax_cross_entropy(y, t, reduce='no'), {},
      r'returned shape \(2,\); it must return a scalar'),
     (lambda y, t: None, {}, 'returned a NoneType; it must return a variable'),
-    (lambda y, t: 1 / 0, {}, 'the loss, micro-batch 0: ZeroDivisionError')])
+    (lambda y, t: 1 / 0, {}, 'the loss, micro-batch 0: ZeroDivisionError'),
+    # A label that does not occur, and a mean over all samples.
+    (lambda y, t: F.softmax_cross_entropy(y, t, ignore_label=7), {}, None),
+    (lambda y, t: F.softmax_cross_entropy(
+        y, t, normalize=False, ignore_label=1), {}, None)])
 @pytest.mark.parametrize('graph', [True, False])
 def test_a_loss_or_metric_that_has_no_mean_is_an_error(loss, metrics, said,
                                                        graph):
     """Also in evaluation, where there is no graph."""
     functions = LayersLoss(loss, metrics, None)
-    functions.begin([np.array([0, -1], 'i')])
-    with chainer.using_config('enable_backprop', graph), \
-            chainer.using_config('train', graph), \
-            pytest.raises(LayerError, match=said):
+    functions.begin([np.array([0, 1], 'i')])
+
+    def run():
         part_of(functions).record(0, (np.zeros((2, 3), 'f'),), PLACE)
-
-
-def test_weights_that_are_given_count_each_for_itself():
-    functions = LayersLoss(hidden, {
-        'own': (accuracy, not_ignored), 'accuracy': F.accuracy}, not_ignored)
-    outputs = np.random.RandomState(0).randn(4, 3).astype('f')
-    target = np.array([0, -1, 2, 1], 'i')
-    means, _ = run(functions, outputs, target, [2, 2])
-    assert means == pytest.approx({
-        'loss': float(hidden(outputs, target).array),
-        'own': float(accuracy(outputs, target).array),
-        'accuracy': float(F.accuracy(outputs, target).array)}, rel=1e-5)
+    with chainer.using_config('enable_backprop', graph), \
+            chainer.using_config('train', graph):
+        if said is None:
+            run()
+            return
+        with pytest.raises(LayerError, match=said):
+            run()
 
 
 @pytest.mark.parametrize(('function', 'expected'), [
@@ -142,65 +120,27 @@ def test_what_a_function_counts_is_known_from_its_arguments(
     assert counting(function)(np.array([0, -1, 7, -1])) == expected
 
 
-#: Losses and metrics that hide what they leave out, and labels.
-HIDDEN = {
-    'a loss': (lambda y, t: F.sum(y) + 2 * F.softmax_cross_entropy(
-        y, t, ignore_label=7), [0, 7, 1],
-        r'pass loss_weight=lambda t: \(t != 7\)\.sum\(\)'),
-    'with weights of classes': (lambda y, t: F.softmax_cross_entropy(
-        y, t, ignore_label=7, class_weight=np.ones(9, 'f')), [0, 7, 1],
-        r'pass loss_weight=lambda t: \(t != 7\)\.sum\(\)'),
-    'a label that does not occur': (
-        lambda y, t: F.softmax_cross_entropy(y, t), [0, 1, 1], None),
-    'a mean over all samples': (lambda y, t: F.softmax_cross_entropy(
-        y, t, normalize=False), [0, -1, 1], None),
-    'another label': (lambda y, t: F.softmax_cross_entropy(
-        y, t, ignore_label=7), [0, -1, 1], None),
-}
-
-
-@pytest.mark.parametrize('name', HIDDEN)
-def test_an_ignored_label_is_found_behind_other_functions(name):
-    function, labels, said = HIDDEN[name]
-    for functions, text in (
-            (LayersLoss(function, {}, None), said),
-            (LayersLoss(lambda y, t: F.sum(y), {'acc': function}, None),
-             said and r"pass metrics={'acc': \(function, lambda t: ")):
-        functions.begin([np.array(labels, 'i')])
-        part = part_of(functions)
-        if text is None:
-            part.record(0, (np.zeros((3, 9), 'f'),), PLACE)
-            continue
-        with pytest.raises(LayerError, match=text):
-            part.record(0, (np.zeros((3, 9), 'f'),), PLACE)
-
-
-def test_weights_are_labels_that_count_or_samples():
-    assert weights_of([[], []], [5, 4]) == [5, 4]
-    assert weights_of([[(5, 0)], [(4, 0)]], [5, 4]) == [5, 4]
-    assert weights_of([[(2, 3)], [(4, 0)]], [5, 4]) == [2, 4]
-    assert weights_of([[(0, 5)], [(0, 4)]], [5, 4]) == [0, 0]
+@pytest.mark.parametrize(('labels', 'sizes', 'replicas', 'weights'), [
+    ([[], []], [5, 4], 1, [5, 4]),
+    ([[(5, 0)], [(4, 0)]], [5, 4], 1, [5, 4]),
+    ([[(2, 3)], [(4, 0)]], [5, 4], 1, [2, 4]),
+    ([[(0, 5)], [(0, 4)]], [5, 4], 1, [0, 0]),
     # Two losses that leave out in the same proportion.
-    assert weights_of([[(2, 3), (4, 6)], [(3, 1), (6, 2)]], [5, 4]) == [2, 3]
-    assert weights_of([[(-1, 1)]], [5]) == [5]
-
-
-def test_weights_are_in_one_unit_on_all_replicas():
-    """Though one of them has one micro-batch, or leaves out nothing."""
-    assert weights_of([[(2, 3)]], [5], 2) == [2]
-    assert weights_of([[(10, 0)], [(8, 0)]], [5, 4], 2) == [10, 8]
-    assert weights_of([[(10, 0)], [(8, 0)]], [5, 4]) == [10, 8]
-    assert weights_of([[(2, 3), (2, 3)]], [5], 2) == [2]
-    assert weights_of([[(5, 0)], [(4, 0), (4, 0)]], [5, 4], 2) == [5, 4]
-    with pytest.raises(ValueError, match='different numbers.*loss_weight'):
-        weights_of([[(2, 3), (5, 0)]], [5], 2)
-
-
-def test_weights_that_nobody_knows_are_an_error_with_a_remedy():
-    with pytest.raises(ValueError, match='labels that the model computes '
-                       'itself.*loss_weight='):
-        weights_of([[(-1, 1)], [(-1, 1)]], [5, 4])
-    for labels in ([[(2, 3), (5, 0)], [(4, 0), (4, 0)]],
-                   [[(2, 3)], [(4, 0), (4, 0)]]):
-        with pytest.raises(ValueError, match='different numbers.*loss_weight'):
-            weights_of(labels, [5, 4])
+    ([[(2, 3), (4, 6)], [(3, 1), (6, 2)]], [5, 4], 1, [2, 3]),
+    ([[(-1, 1)]], [5], 1, [5]),
+    # In one unit on all replicas.
+    ([[(2, 3)]], [5], 2, [2]), ([[(2, 3), (2, 3)]], [5], 2, [2]),
+    ([[(10, 0)], [(8, 0)]], [5, 4], 2, [10, 8]),
+    ([[(5, 0)], [(4, 0), (4, 0)]], [5, 4], 2, [5, 4]),
+    ([[(2, 3), (5, 0)]], [5], 2, 'different numbers.*loss_weight='),
+    ([[(2, 3), (5, 0)], [(4, 0), (4, 0)]], [5, 4], 1, 'different numbers'),
+    ([[(2, 3)], [(4, 0), (4, 0)]], [5, 4], 1, 'different numbers'),
+    ([[(-1, 1)], [(-1, 1)]], [5, 4], 1,
+     'labels that the model computes itself.*loss_weight=')])
+def test_weights_are_labels_that_count_or_samples(labels, sizes, replicas,
+                                                  weights):
+    if isinstance(weights, list):
+        assert weights_of(labels, sizes, replicas) == weights
+        return
+    with pytest.raises(ValueError, match=weights):
+        weights_of(labels, sizes, replicas)

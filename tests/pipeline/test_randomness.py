@@ -28,16 +28,6 @@ def test_what_is_drawn_depends_on_the_place_alone(one, other):
     assert (first == second) == (one == other)
 
 
-def test_the_users_generator_goes_on_as_if_nothing_had_been_drawn():
-    np.random.seed(7)
-    expected = np.random.rand(2).tolist()
-    np.random.seed(7)
-    first = np.random.rand()
-    with preserved():
-        draw(Place(0, 0, 0, 0))
-    assert [first, np.random.rand()] == expected
-
-
 class Device:
     """What is asked of CuPy: each device has one generator."""
 

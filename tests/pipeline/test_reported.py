@@ -137,14 +137,6 @@ def test_of_values_that_cannot_be_added_the_last_counts(comm):
     assert found['b'] == 'of 1'
 
 
-@on_ranks(3)
-def test_a_meeting_hears_words_of_any_length(comm):
-    meeting = Meeting(comm)
-    for length in (0, 10, 10 ** 4, 300, 10 ** 5):
-        assert meeting.say('x' * length * comm.rank) == [
-            'x' * length * rank for rank in range(3)]
-
-
 def test_what_other_ranks_cannot_get_is_refused_at_once():
     with pytest.raises(Exception, match='pickle'):
         report_of(lambda: None, 1.0)

@@ -3,7 +3,6 @@ import itertools
 import random
 import weakref
 
-from chainer_fp8pipe.pipeline.backprop import GradientSums
 from chainer_fp8pipe.pipeline.layers import (
     LayerError,
     LayersLoss,
@@ -45,9 +44,9 @@ def step(layers, cut=(), schedule='zero_bubble', recomputed=(), sums=None):
     loss, last = MeanLoss(), len(cut)
     loss.begin([1.] * 4, 4., None)
     stage = Stage(0, Channels(MPI.COMM_SELF, last), last,
-                  frozenset(recomputed), EventStream())
+                  frozenset(recomputed), EventStream(),
+                  dict(enumerate(parts)))
     stage.sums = sums or stage.sums
-    stage.take(dict(enumerate(parts)))
     stage.run(make_schedule(schedule, 1, 4, last + 1),
               [(X[start:start + 5],) for start in range(0, 20, 5)],
               [Place(0, 0, 0, start) for start in range(0, 20, 5)],
@@ -189,50 +188,6 @@ def test_recomputation_changes_no_bit(name):
                           *[getattr(one, name) for name in one._persistent]]
                       if array is None or hasattr(array, 'tobytes')])
     assert found[0] == found[1] == found[2]
-
-
-class Noting(GradientSums):
-    """Notes how many micro-batches each product is of."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def _multiply(self, weight, bias, parts):
-        self.seen.append(len(parts))
-        super()._multiply(weight, bias, parts)
-
-
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
-def test_the_last_micro_batch_is_multiplied_by_itself(schedule):
-    sums = Noting()
-    step([L.Linear(8, 3)], schedule=schedule, sums=sums)
-    assert sums.seen == [3, 1]
-
-
-class Drawing(chainer.LinkHook):
-    def __init__(self):
-        self.drawn = []
-
-    def forward_preprocess(self, args):
-        self.drawn.append(numpy.random.rand())
-
-
-@pytest.mark.parametrize('local', [False, True])
-def test_what_a_hook_draws_depends_on_its_place(local):
-    layer, hook = L.Linear(8, 3), Drawing()
-    layers = part(layer)
-    layers.record(0, (X,), PLACE)       # seen to draw nothing
-    if local:
-        layer.add_hook(hook)
-    for iteration in (1, 2, 1):
-        place = PLACE._replace(iteration=iteration)
-        if local:
-            layers.record(0, (X,), place)
-        else:
-            with hook:
-                layers.record(0, (X,), place)
-    assert hook.drawn[0] == hook.drawn[2] != hook.drawn[1]
 
 
 def test_a_variable_that_goes_round_the_layers_is_an_error():

@@ -14,7 +14,7 @@ CHAIN = functools.partial(Tied, normalised=False)
 @pytest.mark.parametrize(('network', 'stages', 'communicator', 'settings'), [
     ('Plain', 1, 'float32', {}),
     ('Plain', 2, 'float32', {'schedule': 'zero_bubble'}),
-    ('Plain', 4, 'float32', {'recompute': 'every stage'}),
+    ('Plain', 4, 'float32', {'recompute': True}),
     ('Plain', 2, 'float32', {'schedule': 'gpipe'}),
     ('Plain', REPLICAS, 'float32', {}), ('Plain', 2, 'naive', {}),
     ('Plain', 2, 'float16', {}), (CHAIN, 2, 'float32', {}),

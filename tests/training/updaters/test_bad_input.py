@@ -241,13 +241,13 @@ def test_a_part_of_a_model_is_not_called(comm):
 #: Of a list of layers, on all ranks: what is said of values.
 OPTIONS = {
     'schedule': {'gpipe, 1f1b, interleaved, zero_bubble': 'zigzag'},
-    'recompute': {"'every stage but the last'": 'some'},
+    'recompute': {'must be True, False or a tuple': 'some'},
     'micro_batches': {'must be a whole number of at least 1': 2.0},
     'label_key': {'label_key must be': 1.5},
     'loss_func': {'loss_func must be a function': 'mse'},
     'loss_weight': {'loss_weight must be a function': 2},
     'metrics': {"other than 'loss'": {'loss': F.accuracy},
-                'and functions or pairs': {'right': 'accuracy'}},
+                'and functions': {'right': 'accuracy'}},
     'seed': {'seed must be an integer': 'one'},
 }
 
@@ -300,11 +300,11 @@ def test_what_an_updater_cannot_train_is_refused(comm):
     refused_by('another optimizer trains', model)
     for cuts, said in (
             ([(0, 7), (0, 7)],
-             'rank 1 starts at layer 0 but layer 7 is to follow'),
+             r'one model .*rank 1 \(stage 1\) has layers 0 to 6 of 7'),
             ([(0, 4), (4, 6)],
-             'rank 1 ends at layer 5 but the model has 7 layers'),
+             r'rank 1 \(stage 1\) has layers 4 to 5 of 7'),
             ([(0, 4), (5, 7)],
-             'rank 1 starts at layer 5 but layer 4 is to follow')):
+             r'rank 1 \(stage 1\) has layers 5 to 6 of 7')):
         refused_by(said, Plain().divide(*cuts[comm.rank]))
 
 
@@ -378,7 +378,7 @@ LAYERS = {
         {'loss_func': lambda y, t: F.mean_squared_error(
             y, t.astype('f'))}),
     **{f'label_key {key!r}': (
-        f'an example has 2 elements, and none is label_key={key!r}',
+        f'an example has 0, 1; .* label_key={key!r}',
         lambda: four(F.relu, 1), {'label_key': key})
        for key in ('label', 2, -3)},
     'small batch': ('a batch of 8 cannot be cut into 9 micro-batches; lower',
@@ -387,7 +387,8 @@ LAYERS = {
         'iterator': lambda data=data: chainer.iterators.SerialIterator(
             data, 4)}) for said, data in (
         ('OSError: unreadable', Broken()),
-        ('an example has no target', dataset(8)[0]))},
+        ('an example has 0; it must have inputs and the target',
+         dataset(8)[0]))},
     'clipping': ('the gradient clipping is', lambda: four(F.relu, 1), {},
                  on_one(lambda optimizer: optimizer.add_hook(
                      chainer.optimizer_hooks.GradientClipping(1.0)))),

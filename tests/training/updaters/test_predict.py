@@ -125,17 +125,6 @@ def test_outputs_come_in_the_form_they_are_returned_in(comm):
     np.testing.assert_allclose(h.sum(1), total, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('kind', [Net, Layers])
-@on_ranks(2)
-def test_a_prediction_after_training_sees_the_new_parameters(comm, kind):
-    updater, model = staged(comm, kind)
-    before = updater.predict(X)
-    updater.update()
-    after = updater.predict(X)
-    assert not np.allclose(before, after)
-    np.testing.assert_array_equal(after, updater.predict(X))
-
-
 @on_ranks(2)
 def test_a_method_that_is_not_there_or_another_on_each_rank_is_told(comm):
     updater, _ = staged(comm, Speechless)
