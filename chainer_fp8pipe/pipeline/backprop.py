@@ -24,6 +24,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import heapq
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -302,9 +303,10 @@ class _Product(NamedTuple):
 
 
 class GradientSums:
-    """Adds up the gradients of a step.
+    """Adds up the gradients of a step, in the memory of the last one's.
 
-    Micro-batches come in their order on every rank, so a sum has the same
+    Memory that somebody still holds, such as a hook that compares two
+    updates' gradients, is left to them.  Micro-batches come in their order on every rank, so a sum has the same
     bits whatever the cut.  float16 is summed in float32.
 
     The gradients of a weight for several small micro-batches are one product
@@ -320,6 +322,7 @@ class GradientSums:
     def __init__(self) -> None:
         self._products: dict[int, _Product] = {}
         self._sums: dict[int, tuple[chainer.Parameter, Any]] = {}
+        self._memory: dict[int, Any] = {}
         self.begin((), None)
 
     def begin(self, parts: Iterable[list[chainer.Parameter]],
@@ -359,8 +362,7 @@ class GradientSums:
             _, total = self._sums[id(parameter)]
             total += gradient
         else:
-            self._sums[id(parameter)] = parameter, gradient.astype(
-                numpy.promote_types(gradient.dtype, numpy.float32))
+            self._begin_sum(parameter, gradient)[...] = gradient
 
     def take_product(self, weight: chainer.Parameter,
                      bias: chainer.Parameter | None,
@@ -409,6 +411,7 @@ class GradientSums:
         """Hands the sums over to ``parameter.grad`` and starts anew."""
         self.settle([product.weight
                      for product in tuple(self._products.values())])
+        self._memory = {key: total for key, (_, total) in self._sums.items()}
         for parameter, total in self._sums.values():
             parameter.grad = total.astype(parameter.dtype, copy=False)
             parameter._loss_scale = loss_scale
@@ -430,18 +433,43 @@ class GradientSums:
             self._sums[id(parameter)] = parameter, total
             self._final(parameter, total)
 
+    def _begin_sum(self, parameter: chainer.Parameter, like: Any) -> Any:
+        """An array for a sum."""
+        dtype = numpy.promote_types(like.dtype, numpy.float32)
+        array = self._memory.pop(id(parameter), None)
+        if array is None or _references(array) > _ALONE or (
+                array.shape != like.shape or array.dtype != dtype):
+            array = chainer.backend.get_array_module(like).empty(
+                like.shape, dtype)
+        self._sums[id(parameter)] = parameter, array
+        return array
+
     def _multiply(self, weight: chainer.Parameter,
                   bias: chainer.Parameter | None, parts: list[Any]) -> None:
         gradient, inputs = (
             of[0] if len(of) == 1 else numpy.concatenate(of)
             for of in zip(*parts, strict=True))
-        product = gradient.T.dot(inputs)
         if id(weight) in self._sums:
-            self.add(weight, product)
+            self.add(weight, gradient.T.dot(inputs))
         else:
-            self._sums[id(weight)] = weight, product
+            numpy.dot(gradient.T, inputs,
+                      out=self._begin_sum(weight, weight.array))
         if bias is not None:
             # Where a batch normalisation follows, what the samples of one
             # micro-batch add nearly cancels; so it is added first.
             for part, _ in parts:
                 self.add(bias, part.sum(axis=0))
+
+
+def _references(array: Any) -> int:
+    """How many references there are to an array; views have one, too."""
+    return sys.getrefcount(array)
+
+
+def _alone() -> int:
+    array = numpy.empty(0)
+    return _references(array)
+
+
+#: Of an array that is in one variable only; interpreters count differently.
+_ALONE = _alone()

@@ -144,21 +144,6 @@ def test_the_order_of_axes_in_memory_is_kept(comm, order):
     sender.flush()
 
 
-@on_ranks(2)
-def test_sending_does_not_wait_for_the_receiver(comm):
-    sender, receiver = channel(comm)
-    if comm.rank == 0:
-        for number in range(4):
-            sender.send((numpy.full(BIG, number),))
-        comm.send('all sent', 1, tag=0)
-        sender.flush()
-    else:
-        assert comm.recv(source=0, tag=0) == 'all sent'
-        receiver.expect(4)
-        for number in range(4):
-            assert_same(receiver.receive(), (numpy.full(BIG, number),))
-
-
 @on_ranks(3)
 def test_channels_do_not_disturb_one_another(comm):
     """Every pair of ranks, two tags each, received in reverse."""

@@ -51,13 +51,6 @@ def test_finetuning_counts_a_batch_once():
     assert_same_averages(parted, whole)
 
 
-def test_sizes_may_be_found_in_the_first_batch():
-    link = L.BatchNormalization(axis=0)
-    batch = np.random.RandomState(0).randn(6, 2).astype('f')
-    run_in_parts(link, batch, [3, 3])
-    np.testing.assert_allclose(link.avg_mean, 0.1 * batch.mean(0), rtol=1e-5)
-
-
 @pytest.mark.parametrize('uses_per_chunk', [2, 1])
 def test_a_link_that_is_used_twice_is_updated_twice(uses_per_chunk):
     """In one chunk, or in two of a rank."""
@@ -77,20 +70,6 @@ def test_a_link_that_is_used_twice_is_updated_twice(uses_per_chunk):
     assert_same_averages(parted, whole)
 
 
-def test_what_is_said_not_to_be_done_here_does_not_count():
-    here, elsewhere = (L.BatchNormalization(2) for _ in range(2))
-    statistics = BatchStatistics()
-    batch = np.ones((4, 2), 'f')
-    with chainer.using_config('train', True), (
-            statistics.counting(here=lambda link: link is here)):
-        here(batch)
-        elsewhere(batch, finetune=True)
-    statistics.finish()
-    np.testing.assert_allclose(here.avg_mean, .1)
-    assert elsewhere.avg_mean.tolist() == [0, 0]
-    assert elsewhere.N == 0
-
-
 def test_a_forward_pass_that_fails_leaves_the_averages_alone():
     link = L.BatchNormalization(2, decay=0.5)
     statistics = BatchStatistics()
@@ -101,4 +80,3 @@ def test_a_forward_pass_that_fails_leaves_the_averages_alone():
     assert link.decay == 0.5
     assert link.avg_mean.tolist() == [0, 0]
     assert link.avg_var.tolist() == [1, 1]
-

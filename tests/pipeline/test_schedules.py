@@ -5,7 +5,6 @@ from fractions import Fraction
 from chainer_fp8pipe.pipeline.schedules import (
     SCHEDULES,
     Kind,
-    bounds,
     interleaved,
     make_schedule,
     recomputed,
@@ -134,14 +133,6 @@ def test_zero_bubble_interleaves_chunks_and_keeps_no_more(
             stages - 1, 3 * chunks * micro_batches + stages - 1)
 
 
-@quick
-@given(STAGES, MICRO_BATCHES, CHUNKS)
-def test_evaluation_only_goes_forward(stages, micro_batches, chunks):
-    schedule = make_schedule('forward', stages, micro_batches, chunks)
-    if chunks == 1 or micro_batches >= stages:
-        assert length(schedule) == chunks * micro_batches + stages - 1
-
-
 def test_the_table_of_interleaved_is_its_timeline():
     shown = make_schedule('interleaved', 4, 4, 2)
     rows = [['..'] * length(shown) for _ in range(4)]
@@ -175,16 +166,6 @@ def test_integers_of_numpy_are_numbers_too():
 def test_wrong_arguments_are_told_what_is_allowed(arguments, message):
     with pytest.raises(ValueError, match=message):
         make_schedule(*arguments)
-
-
-@given(st.integers(1, 100), st.integers(1, 40))
-def test_parts_are_those_of_numpy(samples, parts):
-    expected = [len(part) for part
-                in numpy.array_split(numpy.arange(samples), parts)]
-    found = bounds(samples, parts)
-    assert [end - start for start, end in found] == expected
-    assert [start for start, _ in found] == [
-        sum(expected[:number]) for number in range(parts)]
 
 
 @pytest.mark.parametrize(('given', 'chunks'), [

@@ -110,14 +110,6 @@ def test_a_step_has_three_collective_calls(comm):
     assert calls == ['Iallgather'] * 3
 
 
-@on_ranks(2)
-def test_a_batch_by_position_and_by_name_is_refused_on_all_ranks(comm):
-    pipeline = pipeline_of(comm, 'layers')
-    with pytest.raises(ValueError, match='by position, or all of them by'):
-        pipeline.step(X, t=T)
-    pipeline.step(X, T)         # no harm was done
-
-
 # --- what fails --------------------------------------------------------------
 
 @pytest.mark.parametrize('kind', ['layers', 'chain'])

@@ -208,34 +208,3 @@ def test_a_hook_that_would_see_one_stage_only_is_refused(comm, hook, timing):
     with pytest.raises(ValueError, match="hook 'mine', a .*, would see the "
                                          '.*gradients of one stage only'):
         job.update()
-
-
-class Turns:
-    """How far the gradient turns from update to update."""
-
-    name, timing, call_for_each_param = 'Turns', 'pre', True
-
-    def __init__(self):
-        self.last, self.found = {}, {}
-
-    def __call__(self, rule, parameter):
-        key, gradient = id(parameter), parameter.grad
-        if key in self.last:
-            self.found.setdefault(key, []).append(float(
-                (gradient * self.last[key]).sum()))
-        self.last[key] = gradient
-
-
-@on_ranks(1, 2)
-def test_a_hook_that_keeps_gradients_compares_what_it_does_serially(comm):
-    hooks = []
-    for way in (None, SERIAL):
-        job = Job(comm, 'Plain', way, data=dataset(12), optimizer=SGD(0.5))
-        hook = Turns()
-        job.optimizer.add_hook(hook)
-        job.update(3)
-        hooks.append({name: hook.found[id(parameter)] for name, parameter
-                      in job.optimizer.target.namedparams()})
-    for name, found in hooks[0].items():
-        assert len(found) == 2
-        assert found == pytest.approx(hooks[1][name], rel=1e-3), name
