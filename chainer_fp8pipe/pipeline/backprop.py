@@ -306,8 +306,9 @@ class GradientSums:
     """Adds up the gradients of a step, in the memory of the last one's.
 
     Memory that somebody still holds, such as a hook that compares two
-    updates' gradients, is left to them.  Micro-batches come in their order on every rank, so a sum has the same
-    bits whatever the cut.  float16 is summed in float32.
+    updates' gradients, is left to them.  Micro-batches come in their order on
+    every rank, so a sum has the same bits whatever the cut.  float16 is
+    summed in float32.
 
     The gradients of a weight for several small micro-batches are one product
     of matrices.  Which micro-batches go together depends on their sizes and
