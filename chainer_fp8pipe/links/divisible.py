@@ -171,19 +171,10 @@ class Divisible(chainer.ChainList):
 
     def __init__(self, *layers: Any, seed: int = 0) -> None:
         # ChainList's was called by __new__.
-        self.seed = seed
-        self.extend(layers)
-
-    @property
-    def seed(self) -> int:
-        """Seed of the initial values of lazy layers."""
-        return self._seed
-
-    @seed.setter
-    def seed(self, seed: int) -> None:
         self._seed = operator.index(seed)
         for number, child in enumerate(self):
             self._seed_layer(child, number)
+        self.extend(layers)
 
     def _seed_layer(self, layer: Link, number: int) -> None:
         """Seeds a layer's parameters without values by its place.
@@ -444,7 +435,7 @@ class Divisible(chainer.ChainList):
             'balance': str(balance if isinstance(balance, str)
                            else list(map(int, balance))),
             'the number of layers': str(len(self)),
-            'the seed of the model': str(self.seed),
+            'the seed of the model': str(self._seed),
             **{f'layer {number}': kind_of(layer)
                for number, layer in self.numbered_layers()},
             **{f'the parameter {name}': 'without a shape' if array is None

@@ -102,13 +102,10 @@ class Tape:
                  defer: bool = False) -> Arrays:
         """Gradients of the inputs, from those of the outputs.
 
-        Args:
-            gradients: One per output.
-            taker: A :class:`GradientSums` or :class:`InParameters`, which
-                takes parameters' gradients; some may be left in the
-                parameters, by passes inside of functions.
-            defer: Leave to :meth:`backward_weight` the gradients of weights
-                that can be put off, see :data:`SEPARABLE`.
+        ``taker``, :class:`GradientSums` or :class:`InParameters`, takes those
+        of parameters; some may be left in the parameters, by passes inside of
+        functions.  With ``defer`` those of weights that can be put off, see
+        :data:`SEPARABLE`, are left to :meth:`backward_weight`.
         """
         self._taker = taker
         starts: dict[Any, Any] = {}
@@ -331,8 +328,7 @@ class GradientSums:
         """Starts a step.
 
         Args:
-            parts: The parameters of each part of the model on this rank.
-                :meth:`through` must be called for each.
+            parts: The parameters of each part; :meth:`through` comes of each.
             final: Called for each parameter, if not None, with the array that
                 will be its gradient, when nothing more will be added.
         """
@@ -370,14 +366,9 @@ class GradientSums:
                      gradient: numpy.ndarray, inputs: numpy.ndarray) -> None:
         """As :meth:`take`, for the parameters of a fully connected layer.
 
-        Both arrays are kept, and must not be changed, until there are
-        :data:`ENOUGH` samples, or :meth:`settle` or :meth:`finish` is called.
-
-        Args:
-            weight: float32[outputs, inputs].
-            bias: float32[outputs]; None: there is none.
-            gradient: Of the layer's output, float32[samples, outputs].
-            inputs: float32[samples, inputs].
+        ``gradient``, of its output, float32[samples, outputs], and
+        ``inputs``, float32[samples, inputs], must not be changed until there
+        are :data:`ENOUGH` samples, :meth:`settle` or :meth:`finish`.
         """
         both = [weight] if bias is None else [weight, bias]
         product = self._products.get(id(weight))

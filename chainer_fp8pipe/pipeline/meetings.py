@@ -55,16 +55,13 @@ class Meetings:
 
     def open(self, comm: MPI.Comm, error: BaseException | None,
               entries: Mapping[str, str], value: Any = None) -> list[Any]:
-        """The first meeting of a step.
+        """The first meeting of a step; the values of all ranks.
 
         Args:
             comm: All ranks, or some of them.
             error: What has failed on this rank.
             entries: What must be equal on all ranks.
             value: What this rank has to say else.
-
-        Returns:
-            The values of all ranks.
 
         Raises:
             ValueError: Something has failed on a rank, or entries differ;

@@ -18,19 +18,12 @@ from chainer.backends import cuda
 
 
 class Place(NamedTuple):
-    """Where in the training a layer runs.
+    """Where in the training a layer runs."""
 
-    Attributes:
-        seed: Of the whole run.
-        iteration: Number of the update.
-        layer: Index in the whole model.
-        first_sample: Index of the micro-batch's first sample in the batch of
-            all replicas together.
-    """
-
-    seed: int
-    iteration: int
-    layer: int
+    seed: int               # of the whole run
+    iteration: int          # number of the update
+    layer: int              # index in the whole model
+    #: Index of the micro-batch's first sample in the batch of all replicas.
     first_sample: int
 
 
@@ -40,10 +33,6 @@ def seed_at(place: Place, xp: Any = numpy) -> None:
     Seeds the global generator of NumPy (and of CuPy, for a stage on a GPU),
     from which Chainer's functions draw, and does not restore the generator:
     put :func:`preserved` around the whole step.
-
-    Args:
-        place: Of the layer that runs next.
-        xp: ``numpy`` or ``cupy``.
     """
     # Two words of 32 bits for each number, the low one first.
     numpy.random.seed([int(number) >> shift & 0xffffffff

@@ -184,11 +184,10 @@ class Pipeline:
         return self._run('evaluate', lambda: self.read(
             _either(arrays, named)))[0]
 
-    def predict(self, *inputs: Any, wanted: bool = True,
-                method: str | None = None) -> Any:
+    def predict(self, *inputs: Any, method: str | None = None) -> Any:
         """The model's output; see :meth:`.PipelineUpdater.predict`."""
         return self._run('predict', lambda: self._work.batch(
-            _given(inputs), with_target=False), method, wanted)[0]
+            _given(inputs), with_target=False), method)[0]
 
     def read(self, arrays: Any) -> Batch:
         """The batch of a converter's arrays: a tuple or dictionary."""
@@ -212,8 +211,8 @@ class Pipeline:
 
     # --- a step -------------------------------------------------------------
 
-    def _run(self, step: str, read: Read, method: str | None = None,
-             wanted: Any = True) -> tuple[Any, Batch]:
+    def _run(self, step: str, read: Read, method: str | None = None
+             ) -> tuple[Any, Batch]:
         """One step, ``'train'``, ``'evaluate'`` or ``'predict'``.
 
         Returns its result, and the batch, which ``read`` gives on the first
@@ -226,21 +225,20 @@ class Pipeline:
             raise problem                       # on all ranks
         with self._failing_together(step):
             outputs = self._carry_out(step, batch, problem)
-            found: Any = bool(wanted)
-            if step != 'predict':
-                found = work.reported()
-            elif self._is_last:
+            joined: Arrays = ()
+            if step == 'predict' and self._is_last:
                 with blame(lambda: 'the output', 0):
-                    outputs = [work.joined(outputs, batch.sizes)]
-                    describe(outputs[0])        # or it could not be sent
-            everyone = self._meetings.meet(comm, found)
+                    joined = work.joined(outputs, batch.sizes)
+                    describe(joined)            # or it could not be sent
+            everyone = self._meetings.meet(
+                comm, None if step == 'predict' else work.reported())
         with self._failing_together(step):
             self._channels.flush()
             work.end()
             result: Any = (
                 self._update(everyone) if step == 'train'
                 else work.report(means(everyone)) if step == 'evaluate'
-                else self._hand_out(outputs, everyone))
+                else self._hand_out(joined))
             self._meetings.meet(comm)
         return result, batch
 
@@ -306,18 +304,15 @@ class Pipeline:
             optimizer.update()
         return named
 
-    def _hand_out(self, outputs: list[Arrays], asking: list[bool]) -> Any:
-        """The last stage's outputs, to those who want them."""
-        wanted = asking[self.grid.stage_index]
-        if self._is_last:
-            for rank, asks in enumerate(asking[:-1]):
-                if asks:
-                    self._channels.sender(rank).send(outputs[0])
-            self._channels.flush()
-        elif wanted:
-            outputs = [self._channels.receiver(
-                self.grid.stages - 1).receive()]
-        return self._work.formed(outputs[0]) if wanted else None
+    def _hand_out(self, outputs: Arrays) -> Any:
+        """The last stage's outputs, to all."""
+        last = self.grid.stages - 1
+        if not self._is_last:
+            outputs = self._channels.receiver(last).receive()
+        for rank in range(last * self._is_last):
+            self._channels.sender(rank).send(outputs)
+        self._channels.flush()
+        return self._work.formed(outputs)
 
     @contextlib.contextmanager
     def _failing_together(self, step: str) -> Iterator[None]:

@@ -138,11 +138,8 @@ class TiedGradients:
     over replicas, and gives the mean back: so the copies stay the same, bit
     for bit, also where gradients are compressed.
 
-    Args:
-        stage: This rank's.
-        ties: The stages of each tied parameter of this rank, by its ``id``.
-        parameters: Of this rank, in an order that is the same on all ranks.
-        channels: Of the pipeline.
+    ``ties`` has the stages of each tied parameter of this rank, by its ``id``;
+    the ``parameters`` are in an order that is the same on all ranks.
     """
 
     def __init__(self, stage: int, ties: Mapping[int, tuple[int, ...]],

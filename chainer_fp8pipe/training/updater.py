@@ -202,14 +202,12 @@ class PipelineUpdater(StandardUpdater):
         """
         self.pipeline.evaluate(*args, **kwargs)
 
-    def predict(self, *inputs: Any, wanted: bool = True,
-                method: str | None = None) -> Any:
-        """The model's output; call it on all ranks.
+    def predict(self, *inputs: Any, method: str | None = None) -> Any:
+        """The model's output on all ranks; call it on all ranks.
 
         Args:
             inputs: Arrays for the first layer, or the method, of one batch.
                 Only ranks of the first stage need them.
-            wanted: Whether this rank wants the output.
             method: With a model that :func:`partition` has cut, the name of
                 a method or link that returns no loss.  Default:
                 ``predictor``, as ``chainer.links.Classifier`` has it, or else
@@ -218,14 +216,13 @@ class PipelineUpdater(StandardUpdater):
                 concatenated along the first axis.
 
         Returns:
-            The results of the last layer, or of the method, as arrays; None
-            where it was not wanted.
+            The results of the last layer, or of the method, as arrays.
 
         Raises:
             ValueError: There is no such method, or it returns something that
                 has not a row for each sample.
         """
-        return self.pipeline.predict(*inputs, wanted=wanted, method=method)
+        return self.pipeline.predict(*inputs, method=method)
 
     def resumed(self) -> None:
         """All stages learn from the first how far the data are.

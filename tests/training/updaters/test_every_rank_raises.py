@@ -193,12 +193,6 @@ def of_a_chain(comm):
         loss_weight=weight, converter=converter)
 
 
-class Unsure:
-    def __bool__(self):
-        maybe('wanted')
-        return True
-
-
 def call(updater, step):
     model = updater.get_optimizer('main').target
     reporter = Reporter()
@@ -209,7 +203,7 @@ def call(updater, step):
         elif step == 'evaluate':
             updater.evaluate(X, T)
         else:
-            updater.predict(X, wanted=Unsure())
+            updater.predict(X)
 
 
 def outcome(updater, step):
@@ -268,13 +262,13 @@ LAYERS = 'cleargrads', 'layer', 'backward', *HOOKS
     (of_layers, 'update', ('loss', 'metric', 'loss_weight'), [1]),
     (of_layers, 'evaluate', ('layer', 'report'), [0, 1]),
     (of_layers, 'evaluate', ('loss', 'metric'), [1]),
-    (of_layers, 'predict', ('layer', 'wanted'), [0, 1]),
+    (of_layers, 'predict', ('layer',), [0, 1]),
     (of_a_chain, 'update', READING, [0]),
     (of_a_chain, 'update', ('forward', 'function', 'link hook',
                             'loss_weight', *LAYERS), [0, 1]),
     (of_a_chain, 'evaluate', ('forward', 'loss_weight', 'function',
                               'report'), [0, 1]),
-    (of_a_chain, 'predict', ('predict', 'function', 'wanted'), [0, 1])))
+    (of_a_chain, 'predict', ('predict', 'function'), [0, 1])))
 @on_ranks(2, timeout=60)
 def test_on_one_of_two_ranks(comm, make, step, place, rank, error):
     everywhere(comm, make(comm), step, place, comm.rank == rank, error)
