@@ -20,11 +20,7 @@ from chainer_fp8pipe.communicators.factory import CHAINERMN
 from chainer_fp8pipe.communicators.options import FAMILIES, OPTIONS
 from chainer_fp8pipe.compat._edits import EDITS
 from chainer_fp8pipe.launcher import launch_command
-from chainer_fp8pipe.pipeline.schedules import (
-    RECOMPUTE,
-    SCHEDULES,
-    make_schedule,
-)
+from chainer_fp8pipe.pipeline.schedules import SCHEDULES, make_schedule
 from chainer_fp8pipe.report import report_command
 
 import numpy
@@ -444,9 +440,9 @@ def test_the_page_has_the_live_micro_batches_of_the_schedules():
         gpipe, usual, usual, interleaved]
 
 
-def test_every_schedule_and_recomputation_is_in_a_table():
+def test_every_schedule_is_in_a_table():
     first = [row[0] for row in rows_of('pipeline.rst')]
-    for name in (*SCHEDULES, *RECOMPUTE):
+    for name in SCHEDULES:
         assert any(cell.startswith(f"``'{name}'``") for cell in first), name
 
 
