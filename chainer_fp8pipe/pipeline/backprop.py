@@ -2,8 +2,8 @@
 # Chainer's loop (Chainer 7.8.1, chainer/_backprop.py, line 146) writes the
 # gradients of parameters at its end.  `Tape` visits the same functions in the
 # same order and makes the same sums; but each parameter's gradient is handed
-# over as soon as it is final, and the gradients of weights, which no other
-# function needs, can be put off: for the weight half of a zero-bubble
+# over when all functions that use it are through, and those of weights, which
+# no other function needs, can be put off: for the weight half of a zero-bubble
 # schedule, or as factors.
 #
 # A gradient of a fully connected layer's weight is a product of two matrices,
@@ -21,7 +21,6 @@
 # which no cut changes.
 from __future__ import annotations
 
-import collections
 import contextlib
 import heapq
 import sys
@@ -57,9 +56,6 @@ SEPARABLE = frozenset((
     deconvolution_nd.DeconvolutionND,
     embed_id.EmbedIDFunction,
 ))
-
-#: Called with a parameter and its gradient, an array.
-Take = Callable[[chainer.Parameter, Any], None]
 
 
 class Tape:
@@ -310,51 +306,20 @@ class GradientSums:
     The gradients of a weight for several small micro-batches are one product
     of matrices.  Which micro-batches go together depends on their sizes and
     on :meth:`settle` only.
-
-    Attributes:
-        last: Whether the step's last micro-batch is on its way back.
     """
-
-    last = False
 
     def __init__(self) -> None:
         self._products: dict[int, _Product] = {}
         self._sums: dict[int, tuple[chainer.Parameter, Any]] = {}
         self._memory: dict[int, Any] = {}
-        self.begin((), None)
 
-    def begin(self, parts: Iterable[list[chainer.Parameter]],
-              final: Take | None) -> None:
-        """Starts a step.
-
-        Args:
-            parts: The parameters of each part; :meth:`through` comes of each.
-            final: Called for each parameter, if not None, with the array that
-                will be its gradient, when nothing more will be added.
-        """
+    def forget(self) -> None:
+        """Starts anew, after a step that failed, too."""
         self._products.clear()
         self._sums.clear()
-        self._final = final
-        self._to_come = collections.Counter(
-            id(parameter) for part in parts for parameter in part)
-
-    def through(self, parameters: list[chainer.Parameter]) -> None:
-        """Notes that the last micro-batch is through a part."""
-        for parameter in parameters:
-            if self._to_come[id(parameter)] == 1:
-                self._finish(parameter)
-            self._to_come[id(parameter)] -= 1
 
     def take(self, parameter: chainer.Parameter, gradient: Any) -> None:
-        """As :meth:`add`, for the whole gradient of one part.
-
-        In the last micro-batch the sum is final if no other part adds to it.
-        """
-        self.add(parameter, gradient)
-        self._taken(parameter)
-
-    def add(self, parameter: chainer.Parameter, gradient: Any) -> None:
-        """Adds a micro-batch's gradient; the array is only read."""
+        """Adds a gradient; the array is only read."""
         if id(parameter) in self._sums:
             _, total = self._sums[id(parameter)]
             total += gradient
@@ -380,8 +345,6 @@ class GradientSums:
         product.parts.append((gradient, inputs))
         if sum(len(part) for part, _ in product.parts) >= ENOUGH:
             self.settle(both)
-        for parameter in both:
-            self._taken(parameter)
 
     def settle(self, parameters: Iterable[chainer.Parameter]) -> None:
         """Adds the products that are kept of these parameters."""
@@ -396,7 +359,7 @@ class GradientSums:
         """Moves the gradients that Chainer's backward left into the sums."""
         for parameter in parameters:
             if parameter.array is not None and parameter.grad is not None:
-                self.add(parameter, parameter.grad)
+                self.take(parameter, parameter.grad)
                 parameter.cleargrad()
 
     def finish(self, loss_scale: float | None) -> None:
@@ -407,23 +370,7 @@ class GradientSums:
         for parameter, total in self._sums.values():
             parameter.grad = total.astype(parameter.dtype, copy=False)
             parameter._loss_scale = loss_scale
-        self.begin((), None)
-
-    def _taken(self, parameter: chainer.Parameter) -> None:
-        if self.last and self._to_come[id(parameter)] == 1:
-            self._to_come[id(parameter)] = 0
-            self._finish(parameter)
-
-    def _finish(self, parameter: chainer.Parameter) -> None:
-        """Nothing more is to be added."""
-        # A function may have left a part of it, as F.forget does.
-        self.collect([parameter])
-        self.settle([parameter])
-        if self._final and id(parameter) in self._sums:
-            _, total = self._sums[id(parameter)]
-            total = total.astype(parameter.dtype, copy=False)
-            self._sums[id(parameter)] = parameter, total
-            self._final(parameter, total)
+        self.forget()
 
     def _begin_sum(self, parameter: chainer.Parameter, like: Any) -> Any:
         """An array for a sum."""
@@ -442,7 +389,7 @@ class GradientSums:
             of[0] if len(of) == 1 else numpy.concatenate(of)
             for of in zip(*parts, strict=True))
         if id(weight) in self._sums:
-            self.add(weight, gradient.T.dot(inputs))
+            self.take(weight, gradient.T.dot(inputs))
         else:
             numpy.dot(gradient.T, inputs,
                       out=self._begin_sum(weight, weight.array))
@@ -450,7 +397,7 @@ class GradientSums:
             # Where a batch normalisation follows, what the samples of one
             # micro-batch add nearly cancels; so it is added first.
             for part, _ in parts:
-                self.add(bias, part.sum(axis=0))
+                self.take(bias, part.sum(axis=0))
 
 
 def _references(array: Any) -> int:

@@ -6,9 +6,7 @@
 # some calls of a Chain or some layers of a `Divisible`.
 #
 # The graph is cut between parts.  So activations and their gradients cross
-# between ranks as between chunks of one rank, and a gradient of a parameter
-# is final as soon as the last micro-batch is through the parts that use it:
-# it goes into the exchange while earlier parts are still computed.
+# between ranks as between chunks of one rank.
 #
 # Sends do not wait, and receives are posted ahead, as the schedule says how
 # many will come.  A rank that fails tells all others, whatever they wait for.
@@ -248,8 +246,8 @@ class Stage:
         hold(self)
 
     def run(self, schedule: Schedule, inputs: list[Arrays],
-            places: list[Place], loss: MeanLoss | None, train: bool,
-            final: Any = None) -> list[Arrays]:
+            places: list[Place], loss: MeanLoss | None, train: bool
+            ) -> list[Arrays]:
         """Does all actions of this rank in their order.
 
         Args:
@@ -259,7 +257,6 @@ class Stage:
             loss: What becomes of the last chunk's output; None: the outputs
                 are wanted, and returned.
             train: Whether to keep what a backward pass needs.
-            final: As of :meth:`.GradientSums.begin`.
 
         Raises:
             LayerError: A layer failed here.
@@ -267,9 +264,6 @@ class Stage:
         """
         self.forget()
         self._places, self._loss, self._train = places, loss, train
-        if train:
-            self.sums.begin([part.parameters for part in
-                             self._parts.values()], final)
         for micro_batch, arrays in enumerate(inputs):
             self._kept['activation', micro_batch, -1] = arrays
         for number in self._parts if self.channels.size > 1 else ():
@@ -293,7 +287,7 @@ class Stage:
 
     def forget(self) -> None:
         """Drops what a failed step has left."""
-        self.sums.begin((), None)
+        self.sums.forget()
         self._statistics.forget()
         self._kept.clear()
 
@@ -329,9 +323,7 @@ class Stage:
                 if number == self._last and self._loss
                 else self._take('gradient', micro_batch, number, number))
         tape = self._tape(part, micro_batch, number)
-        is_last = micro_batch == len(self._places) - 1
         defer = kind is Kind.BACKWARD_INPUT
-        self.sums.last = is_last and not defer
         with self._events.section(kind.value.removesuffix('_input'),
                                   micro_batch, number):
             with blame(lambda: f'the backward pass of {tape.at or part.name}',
@@ -344,9 +336,7 @@ class Stage:
                 self.sums.collect(part.parameters)
             if defer:
                 self._kept['tape', micro_batch, number] = tape
-            elif is_last:
-                self.sums.through(part.parameters)
-            elif micro_batch == len(self._places) - 2:
+            elif micro_batch >= len(self._places) - 2:
                 # Products that were put off are made before the last
                 # micro-batch, so that the end of the step is short.
                 self.sums.settle(part.parameters)

@@ -263,17 +263,13 @@ class Pipeline:
                              / self.grid.replicas)
         scale = self.optimizer._loss_scale if train else None
         work.mean.begin(weights, total, scale)
-        announced = train and getattr(getattr(
-            self.optimizer, 'communicator', None), 'announced', None)
         schedule = self.schedule if train else make_schedule(
             'forward', self.grid.stages, len(batch.sizes),
             self.schedule.chunks)
-        with _mode(step), (announced(self._model, scale) if announced
-                           else contextlib.nullcontext()) as final:
+        with _mode(step):
             outputs = self._stage.run(
                 schedule, inputs, self._places(batch),
-                None if step == 'predict' else work.mean, train,
-                self._tied.but(final))
+                None if step == 'predict' else work.mean, train)
         if train:
             self._stage.finish(scale)
         return outputs

@@ -149,14 +149,6 @@ class TiedGradients:
         self._tied = {id(parameter): (parameter, ties[id(parameter)])
                       for parameter in parameters if id(parameter) in ties}
 
-    def but(self, final: Callable | None) -> Callable | None:
-        """``final`` for the parameters that are not tied."""
-        if final is None or not self._tied:
-            return final
-        return lambda parameter, gradient: (
-            None if id(parameter) in self._tied
-            else final(parameter, gradient))
-
     def add_up(self) -> None:
         """Sums at home; the others have nothing to average."""
         for parameter, (home, *others) in self._tied.values():

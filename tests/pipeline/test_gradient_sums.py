@@ -20,7 +20,7 @@ def test_the_sum_has_the_bits_of_adding_one_after_the_other():
         parts = [random.randn(3).astype('f') for _ in range(5)]
         first, *others = copies = [part.copy() for part in parts]
         for part in parts:
-            sums.add(weight, part)
+            sums.take(weight, part)
         sums.finish(scale)
         for part in others:
             first = first + part
@@ -33,9 +33,9 @@ def test_the_sum_has_the_bits_of_adding_one_after_the_other():
 
 def test_half_precision_is_summed_in_float32():
     weight, sums = parameter(np.float16), GradientSums()
-    sums.add(weight, np.full(3, 2048, np.float16))
+    sums.take(weight, np.full(3, 2048, np.float16))
     for _ in range(4):      # each alone is lost beside 2048 in float16
-        sums.add(weight, np.full(3, 0.5, np.float16))
+        sums.take(weight, np.full(3, 0.5, np.float16))
     sums.finish(None)
     assert weight.grad.dtype == np.float16
     assert weight.grad.tolist() == [2050, 2050, 2050]
@@ -94,7 +94,7 @@ def test_a_gradient_that_is_kept_stays_and_another_is_reused():
     for step in range(3):
         for weight in (kept, dropped):
             weight.cleargrad()
-            sums.add(weight, np.full(3, step, 'f'))
+            sums.take(weight, np.full(3, step, 'f'))
         sums.finish(None)
         memory.append((kept.grad[1:], dropped.grad.ctypes.data))
     views, places = zip(*memory, strict=True)
