@@ -209,6 +209,7 @@ def test_who_waits_asks_a_function_that_may_raise(comm):
     receiver = Receiver(alone, 1 - comm.rank, 0, wait=wait)
     with pytest.raises(RemoteError, match='the other rank failed'):
         receiver.receive()
+    comm.Barrier()              # nothing is sent while the other rank asks
     if comm.rank == 0:
         sender = Sender(alone, 1, 0, wait=wait)
         sender.send((numpy.ones(BIG),))
