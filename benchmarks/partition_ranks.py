@@ -53,7 +53,7 @@ def part(batch, parts):
 def cut(model, batch, comm, parts, **options):
     """A model over the ranks, and the update of a step."""
     partition(model, part(batch, parts), comm, micro_batches=parts,
-              **{'optimizer_arrays': 0, **options})
+              **{'optimizer': chainer.optimizers.SGD(), **options})
     return trained(model, batch, comm, parts)
 
 

@@ -61,7 +61,8 @@ def main():
     parameters = model.count_params()
     example = concat_examples(train_set[:options.batchsize // MICRO_BATCHES])
     model = partition(model, example, comm, memory=options.memory,
-                      micro_batches=MICRO_BATCHES, optimizer_arrays=1)
+                      micro_batches=MICRO_BATCHES,
+                      optimizer=chainer.optimizers.MomentumSGD())
     common.say(f'{parameters / 1e6:.1f} M parameters\n{model}\n')
 
     optimizer = chainer.optimizers.MomentumSGD(options.lr).setup(model)
@@ -76,7 +77,7 @@ def main():
 
     # Parameters, gradients and momentum; others' have no arrays here.
     held = comm.gather(sum(3 * parameter.array.nbytes
-                           for parameter in model.partition.own.values()))
+                           for parameter in model.params()))
     if comm.rank == 0:
         accuracy = 100 * float(
             trainer.observation['validation/main/accuracy'])

@@ -60,46 +60,31 @@ class Value(NamedTuple):
 
 @dataclass(eq=False)
 class Call:
-    """One call of a function, or of a link that is run as a whole.
+    """One call of a function, or of a link that is run as a whole."""
 
-    Attributes:
-        name: Of the function.
-        link: Path of the link that made the call; '/' for the model itself.
-        path: For each link around the call, from the model inwards, the
-            number of the first call in that link.
-        inputs: Values of other calls that the function reads.
-        parameters: Paths of the parameters that the function reads.
-        outputs: The function's outputs, by index or attribute name.
-        forward: Seconds of a forward pass for the example.
-        backward: Seconds of a backward pass.
-        deferrable: Whether gradients of weights can be computed later.
-        kept: Bytes that the function itself keeps for backward.
-        retained: Values of calls that the function keeps for backward.
-        temporary: Most bytes that the function allocates while it runs.
-        draws: Whether the function draws random numbers.
-        whole: Paths of links whose calls must all be on one chunk, because
-            the link keeps running averages or is run as one call.
-        pinned: For a value that a link has kept from an earlier batch, the
-            chunk that has the value.  None: an ordinary call.
-        once: Whether the call's chunk must not run forward twice, because a
-            forward pass changes the link's state.
-    """
-
-    name: str
-    link: str = '/'
+    name: str           # of the function
+    link: str = '/'     # path of the link that made the call
+    #: For each link around the call, from the model inwards, the number of
+    #: the first call in that link.
     path: tuple[int, ...] = ()
-    inputs: tuple[Source, ...] = ()
-    parameters: tuple[str, ...] = ()
+    inputs: tuple[Source, ...] = ()     # values of other calls
+    parameters: tuple[str, ...] = ()    # their paths
     outputs: dict[int | str, Value] = field(default_factory=dict)
-    forward: float = 0.0
+    forward: float = 0.0        # seconds
     backward: float = 0.0
-    deferrable: bool = False
-    kept: int = 0
-    retained: tuple[Source, ...] = ()
-    temporary: int = 0
-    draws: bool = False
+    deferrable: bool = False    # gradients of weights can be put off
+    kept: int = 0               # bytes that it keeps itself for backward
+    retained: tuple[Source, ...] = ()   # values that it keeps for backward
+    temporary: int = 0          # most bytes that it allocates while it runs
+    draws: bool = False         # random numbers
+    #: Paths of links whose calls must all be on one chunk, because the link
+    #: keeps running averages or is run as one call.
     whole: tuple[str, ...] = ()
+    #: Of a value that a link has kept from an earlier batch: the chunk that
+    #: has it.
     pinned: int | None = None
+    #: The call's chunk must not run forward twice, as a forward pass changes
+    #: the link's state.
     once: bool = False
 
 

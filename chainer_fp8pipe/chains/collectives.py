@@ -4,10 +4,9 @@
 # meet another one.  The two batch normalisations over ranks are known, and are
 # answered then as if every rank had sent the same; every other operation is
 # refused.  The methods of ChainerMN's communicators and of `Group` are
-# replaced while there is a `Recorder`; mpi4py's own are in C, so that in
-# attributes of links a communicator of mpi4py's that refuses everything stands
-# in for the real one.  One that forward finds elsewhere, in a module, is not
-# seen.
+# replaced while there is a `Recorder`; for mpi4py's, which are in C, one that
+# refuses stands in attributes of links.  A communicator that forward finds
+# elsewhere, in a module, is not seen.
 from __future__ import annotations
 
 import contextlib
@@ -28,24 +27,13 @@ from ..mpi.grid import Group
 from .placeholder import user_line
 
 #: What mpi4py's communicators say without the other ranks.
-_QUIET = frozenset((
-    'rank', 'size', 'Get_rank', 'Get_size', 'name', 'Get_name', 'group',
-    'Get_group', 'topology', 'Get_topology', 'is_inter', 'is_intra',
-    'Is_inter', 'Is_intra', 'handle'))
+_QUIET = frozenset(('rank', 'size', 'Get_rank', 'Get_size', 'name', 'Get_name',
+                    'group', 'Get_group', 'handle'))
 #: Those of ChainerMN that no recorded call may start.
 _REFUSED = (
     'allreduce', 'allgather', 'alltoall', 'gather', 'bcast', 'scatter',
     'send', 'recv', 'send_obj', 'recv_obj', 'bcast_obj', 'gather_obj',
     'allreduce_obj', 'bcast_data')
-
-
-def refusal(name: str) -> ValueError:
-    """The error for an operation in forward."""
-    return ValueError(
-        f'{user_line()}: {name}() in forward is an operation of several '
-        'ranks, each of which makes other calls of the model; of these only '
-        'MultiNodeBatchNormalization and GroupedBatchNormalization can be '
-        'cut. Average over replicas outside of the model')
 
 
 def answered(name: str, comm: MPI.Comm, answer: Callable[[], Any] | None,
@@ -62,7 +50,11 @@ def answered(name: str, comm: MPI.Comm, answer: Callable[[], Any] | None,
         ValueError: It is none of a batch normalisation, or of several stages.
     """
     if answer is None:
-        raise refusal(name)
+        raise ValueError(
+            f'{user_line()}: {name}() in forward is an operation of several '
+            'ranks, each of which makes other calls of the model; of these '
+            'only MultiNodeBatchNormalization and GroupedBatchNormalization '
+            'can be cut. Average over replicas outside of the model')
     groups = [one.Get_group() for one in (comm, pipeline or MPI.COMM_SELF)]
     groups.append(MPI.Group.Intersection(*groups))
     several = groups[-1].size > 1
@@ -117,16 +109,11 @@ _PATCHES = (
     _patch(Group, 'gather_objects', lambda group, thing: [thing] * group.size))
 
 
-class _Refusing:
+class _Refusing(MPI.Intracomm):
     def __getattribute__(self, name: str) -> Any:
         if name in _QUIET or name.startswith('__'):
             return super().__getattribute__(name)
-        raise refusal(name)
-
-
-@functools.lru_cache(None)
-def _refusing(kind: Any) -> Any:
-    return type('Refusing', (_Refusing, kind), {})
+        return answered(name, self, None, None)
 
 
 @contextlib.contextmanager
@@ -134,11 +121,10 @@ def refusing(links: Mapping[str, chainer.Link]) -> Iterator[None]:
     """A block in which mpi4py's communicators in links refuse operations."""
     found = [(vars(link), name, value) for link in links.values()
              for name, value in vars(link).items()
-             if isinstance(value, MPI.Comm) and value != MPI.COMM_NULL
+             if isinstance(value, MPI.Intracomm) and value != MPI.COMM_NULL
              and value.size > 1]
     for own, name, comm in found:
-        kind: Any = type(comm)
-        own[name] = _refusing(kind)(comm)
+        own[name] = _Refusing(comm)
     try:
         yield
     finally:

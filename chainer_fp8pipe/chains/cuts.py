@@ -18,7 +18,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,11 +27,10 @@ import numpy
 
 from ..pipeline.schedules import Kind, make_schedule
 from ..report.quantities import counted, size
-from .calls import Call, Order, Position, Value, positions
+from .calls import Call, Order, Position, Source, Value, positions
 from .plan import Cut, PartitionPlan, Predicted
 
-#: More atoms than these are joined to about so many: the tables grow with
-#: the square of the number, and lie in memory beside a model in training.
+#: More atoms than these are joined, as tables grow with their number squared.
 _ATOMS = 400
 #: By how much the slowest chunk may be slower if fewer bytes cross then.
 _SLACK = 0.02
@@ -54,36 +52,23 @@ class Wire(NamedTuple):
 
 @dataclass(frozen=True)
 class CutProblem:
-    """Conditions for a cut.
-
-    Attributes:
-        stages: Ranks of the pipeline.
-        micro_batches: Into how many a batch is cut.
-        schedule: Name of the schedule.
-        chunks: How many each rank has.
-        memory: Limit of bytes of a rank beyond the interpreter's; None: no
-            limit.
-        copies: Arrays as large as the parameters that a rank keeps: values,
-            gradients, the optimizer's state.
-        recompute: Whether chunks keep their inputs only and run forward
-            twice: ``'auto'`` (where memory is too small otherwise), True (all
-            that may run forward twice) or False.
-        wire: Between stages; the latency is that of a message, packing
-            included.
-        overhead: Bytes of each rank whatever the rank computes.
-        temporary: Bytes that an update of a parameter takes for a while, as
-            a multiple of the parameter's.
-    """
+    """Conditions for a cut."""
 
     stages: int
     micro_batches: int
     schedule: str = '1f1b'
-    chunks: int = 1
-    memory: float | None = None
+    chunks: int = 1             # of each rank
+    memory: float | None = None     # bytes beyond the interpreter's
+    #: Arrays as large as the parameters that a rank keeps: values, gradients,
+    #: the optimizer's state.
     copies: float = 5.0
+    #: Whether chunks keep their inputs only and run forward twice: 'auto'
+    #: (where memory is too small otherwise), True (all that may) or False.
     recompute: str | bool = 'auto'
-    wire: Wire = Wire(1e-4, 2e9)
-    overhead: float = 0.0
+    wire: Wire = Wire(1e-4, 2e9)    # a message's, packing included
+    overhead: float = 0.0       # bytes of each rank whatever it computes
+    #: Bytes that an update of a parameter takes for a while, as a multiple of
+    #: the parameter's.
     temporary: float = 0.0
 
     @property
@@ -131,30 +116,18 @@ class Intervals:
         calls: Of the program.
         order: Of the parameters.
         parameters: By path.
-
-    Attributes:
-        order: As given.
-        starts: The position of each atom's first call.
-        forward: Sums of seconds of forward passes.
-        backward: Sums of seconds of backward passes.
-        parameters: Table of the bytes of parameters.
-        largest: Tables of the bytes of the largest parameter, and of the
-            largest one that is no larger than :data:`HEAP_BYTES`.
-        kept: Table of the bytes that are kept for backward.
-        deferred: Table of the bytes kept for gradients of weights, where
-            these are put off.
-        temporary: Table of the bytes of temporary arrays, and of gradients
-            that wait, at the worst moment.
-        once: bool table: whether an interval must not run forward twice.
-        crossing: Bytes that go from before each atom to the atom or beyond,
-            float64[atoms + 1].
     """
 
     def __init__(self, calls: Sequence[Call], order: Order,
                  parameters: Mapping[str, Value]) -> None:
         place = positions(calls, order)
-        atoms = _coarse(_atoms(calls, place), calls)
-        self.order, self.starts = order, [place[atom[0]] for atom in atoms]
+        fine = _atoms(calls, place)
+        size = max(1, -(-len(fine) // _ATOMS))
+        atoms = [sum(fine[start:start + size], [])
+                 for start in range(0, len(fine), size)]
+        self.order = order
+        #: The position of each atom's first call.
+        self.starts = [place[atom[0]] for atom in atoms]
         atom_of = numpy.zeros(len(calls), int)
         for index, atom in enumerate(atoms):
             atom_of[atom] = index
@@ -162,31 +135,51 @@ class Intervals:
         def sums(cost: Callable[[Call], float]) -> numpy.ndarray:
             each = numpy.bincount(atom_of, list(map(cost, calls)), len(atoms))
             return numpy.concatenate([[0.0], each.cumsum()])
+
+        def nbytes(source: Source) -> int:
+            return calls[source.call].outputs[source.output].nbytes
+        inputs, read = (_readers(calls, what)
+                        for what in ('inputs', 'parameters'))
+        #: Sums of seconds.
         self.forward = sums(lambda call: call.forward)
         self.backward = sums(lambda call: call.backward)
+        #: Table of bytes kept for gradients of weights that are put off.
         self.deferred = _between(sums(lambda call: call.deferrable and sum(
             value.nbytes for value in call.outputs.values())))
+        #: bool table: whether an interval must not run forward twice.
         self.once = _between(sums(lambda call: call.once)) > 0
-        self.temporary = _backward_bytes(calls, atom_of, len(atoms),
-                                         parameters)
         used = [[(name, parameters[name].nbytes) for number in atom
                  for name in calls[number].parameters if name in parameters]
                 for atom in atoms]
+        #: Table of the bytes of parameters.
         self.parameters = _unions(used)
+        #: Tables of the largest parameter's bytes, and those of the largest
+        #: that is no larger than :data:`HEAP_BYTES`.
         self.largest = [_maxima([max(
             (nbytes for _, nbytes in of if nbytes <= limit), default=0)
             for of in used]) for limit in (numpy.inf, HEAP_BYTES)]
-        self.kept = _unions(
-            [[(source, calls[source.call].outputs[source.output].nbytes)
-              for number in atom for source in calls[number].retained]
-             for atom in atoms]) + _between(sums(lambda call: call.kept))
-        changes = numpy.zeros(len(atoms) + 2)
-        for source, numbers in _readers(calls, 'inputs').items():
-            nbytes = calls[source.call].outputs[source.output].nbytes
-            start, end = atom_of[source.call], max(atom_of[numbers])
-            if start < end:
-                changes[[start + 1, end + 1]] += nbytes, -nbytes
-        self.crossing = changes.cumsum()[:-1]
+        #: Table of bytes kept for backward.
+        self.kept = _unions([[
+            (source, nbytes(source)) for number in atom
+            for source in calls[number].retained] for atom in atoms]
+        ) + _between(sums(lambda call: call.kept))
+        #: Bytes that go from before each atom to it or beyond, [atoms + 1].
+        self.crossing = _spanning(len(atoms), [
+            (atom_of[source.call], max(atom_of[numbers]), nbytes(source))
+            for source, numbers in inputs.items()])
+        # Backward goes from call to call.  A gradient waits from the visit of
+        # the value's last reader to that of the call that has made it.
+        waits = _spanning(len(calls), [
+            *((source.call, numbers[-1] - 1, nbytes(source))
+              for source, numbers in inputs.items()
+              if calls[source.call].outputs[source.output].wants),
+            *((numbers[0] - 1, numbers[-1] - 1, parameters[name].nbytes)
+              for name, numbers in read.items() if name in parameters)])
+        #: Table of the bytes of temporary arrays, and of gradients that wait,
+        #: at the worst moment.
+        self.temporary = _maxima([max(
+            calls[number].temporary + waits[number] for number in atom)
+            for atom in atoms])
 
     @property
     def count(self) -> int:
@@ -411,25 +404,6 @@ def _loops(calls: Sequence[Call], place: Sequence[Position]) -> set[int]:
                                   for source in call.inputs)}
 
 
-def _coarse(atoms: list[list[int]], calls: Sequence[Call]
-            ) -> list[list[int]]:
-    """Joins short neighbours where there are very many atoms."""
-    if len(atoms) <= _ATOMS:
-        return atoms
-    times = [sum(calls[number].forward + calls[number].backward
-                 for number in atom) for atom in atoms]
-    enough = sum(times) / _ATOMS
-    joined: list[list[int]] = []
-    seconds = enough
-    for atom, more in zip(atoms, times, strict=True):
-        if seconds >= enough:
-            joined.append([])
-            seconds = 0.0
-        joined[-1] += atom
-        seconds += more
-    return joined
-
-
 def _readers(calls: Sequence[Call], what: str) -> dict[Any, list[int]]:
     """Numbers of the calls that have each of their inputs or parameters."""
     found: dict[Any, list[int]] = {}
@@ -473,57 +447,15 @@ def _unions(used: list[list[tuple]]) -> numpy.ndarray:
     return numpy.triu(total)
 
 
-def _waits(calls: Sequence[Call], atom_of: numpy.ndarray, count: int,
-           parameters: Mapping[str, Value]
-           ) -> list[list[tuple[int, int, int, int]]]:
-    """When gradients wait in a pass back, which goes from call to call.
+def _spanning(count: int, spans: Iterable[tuple[int, int, float]]
+              ) -> numpy.ndarray:
+    """For each place the sum of the spans over it, float64[count + 1].
 
-    That of a value waits from the visit of its last reader to that of the
-    call that has made it, that of a parameter from the first visit of a
-    reader to the last.
-
-    Returns:
-        By atom: for each that waits in intervals with this atom and a later
-        one, the latter, from and up to which call it waits, and its bytes.
+    A span is a place, the last place to which it goes, and what it adds to
+    all after the first one.
     """
-    found: list[list[tuple[int, int, int, int]]] = [[] for _ in range(count)]
-
-    def add(first: int, low: int, numbers: Iterable[int], nbytes: int) -> None:
-        # An interval may lack the readers that are visited first.
-        for number in sorted(numbers, key=atom_of.__getitem__):
-            if number > low:
-                start, end = sorted((atom_of[first], atom_of[number]))
-                found[start].append((end, low, number, nbytes))
-                low = number
-    for source, numbers in _readers(calls, 'inputs').items():
-        value = calls[source.call].outputs[source.output]
-        if value.wants:
-            add(source.call, source.call + 1, numbers, value.nbytes)
-    for name, numbers in _readers(calls, 'parameters').items():
-        numbers.sort(key=atom_of.__getitem__)
-        for pair in itertools.pairwise(numbers):
-            if name in parameters:
-                add(min(pair), min(pair), pair, parameters[name].nbytes)
-    return found
-
-
-def _backward_bytes(calls: Sequence[Call], atom_of: numpy.ndarray, count: int,
-                    parameters: Mapping[str, Value]) -> numpy.ndarray:
-    """Table of bytes at the worst moment of a pass back, beside what is kept.
-    """
-    waits = _waits(calls, atom_of, count, parameters)
-    # Calls in the order of their atoms, so that those of an interval that
-    # begins further on are the last ones.
-    columns = numpy.argsort(atom_of, kind='stable')
-    begins = numpy.searchsorted(atom_of[columns], numpy.arange(count))
-    temporary = numpy.array([call.temporary for call in calls], 'f')
-    needed = numpy.where(
-        atom_of[columns] < numpy.arange(count + 1)[:, None],
-        temporary[columns], numpy.float32(-numpy.inf))
-    found = numpy.zeros((count + 1, count + 1), 'f')
-    for first in reversed(range(count)):
-        for last, low, high, nbytes in waits[first]:
-            needed[last + 1:, (low <= columns) & (columns < high)] += nbytes
-        found[first, first + 1:] = needed[first + 1:, begins[first]:].max(
-            axis=1, initial=0.0)
-    return found
+    changes = numpy.zeros(count + 2)
+    for first, last, value in spans:
+        if first < last:
+            changes[[first + 1, last + 1]] += value, -value
+    return changes.cumsum()[:-1]

@@ -11,7 +11,7 @@
 # Chainer gives a parameter its shape in the first forward pass.  A pass that
 # is recorded must not draw (`initialize` of the interceptors): it leaves a
 # placeholder of the shape, and a model that was recorded but not cut loses
-# the shapes again (`without_shapes`).
+# the shapes again.
 #
 # A parameter that another rank has is a placeholder, too, and nothing is drawn
 # for it; code outside of passes may look at it where somebody fetches it
@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
@@ -156,22 +156,21 @@ class Drawn:
 
     Args:
         initializer: Chainer's.
-        state: In a list; of several parameters with the same list each goes
-            on where the one before has ended.
-        is_shared: Whether there may be several.
+        state: It, or a list with it, of parameters each of which goes on
+            where the one before has ended.
     """
 
-    def __init__(self, initializer: Any, state: list[Any],
-                 is_shared: bool = False) -> None:
+    def __init__(self, initializer: Any, state: Any) -> None:
         self._initializer, self._state = initializer, state
-        self._is_shared, self._dtype = is_shared, chainer.config.dtype
+        self._dtype = chainer.config.dtype
 
     def __call__(self, shape: tuple[int, ...]) -> Any:
         with preserved(), suspended(), chainer.using_config(
                 'dtype', self._dtype):
-            numpy.random.set_state(self._state[0])
+            in_turn = isinstance(self._state, list)
+            numpy.random.set_state(self._state[0] if in_turn else self._state)
             values = generate_array(self._initializer, shape, numpy)
-            if self._is_shared:
+            if in_turn:
                 self._state[0] = numpy.random.get_state()
             return values
 
@@ -194,25 +193,23 @@ class Deferral(Creation):
     def created(self, parameter: chainer.Parameter, shape: Any) -> None:
         super().created(parameter, shape)
         if shape is None:
-            place_values_later(parameter, self._in_turn(parameter))
+            place_values_later(parameter, Drawn(parameter.initializer,
+                                                self.state))
 
     def initialize(self, parameter: chainer.Parameter, shape: Any) -> bool:
         shape, initializer = _shape(shape), parameter.initializer
-        if self._everything:
-            place_values_later(parameter, self._in_turn(parameter), shape)
-            return True
-        if not is_large(parameter, shape) or not _can_be_drawn_again(
-                initializer, shape):
-            if type(parameter) is DeferredParameter:
-                parameter.__class__ = chainer.Parameter
-            return False
-        place_values_later(parameter, Drawn(
-            initializer, [numpy.random.get_state()]), shape)
-        _draw_and_forget(initializer, shape)
-        return True
-
-    def _in_turn(self, parameter: chainer.Parameter) -> Drawn:
-        return Drawn(parameter.initializer, self.state, True)
+        later = self._everything or (
+            _is_large(parameter, shape)
+            and _can_be_drawn_again(initializer, shape))
+        if later:
+            place_values_later(parameter, Drawn(
+                initializer, self.state if self._everything
+                else numpy.random.get_state()), shape)
+        elif type(parameter) is DeferredParameter:
+            parameter.__class__ = chainer.Parameter
+        if later and not self._everything:
+            _draw_and_forget(initializer, shape)
+        return later
 
 
 @contextlib.contextmanager
@@ -249,7 +246,7 @@ def draw_later(parameter: chainer.Parameter, *seed: int) -> None:
     """Has a parameter drawn from these seeds when its array is read."""
     state = numpy.random.RandomState([
         number & 0xffffffff for number in seed]).get_state()
-    place_values_later(parameter, Drawn(parameter.initializer, [state]))
+    place_values_later(parameter, Drawn(parameter.initializer, state))
 
 
 def draw(parameter: chainer.Parameter) -> None:
@@ -308,31 +305,6 @@ def place_values_later(parameter: chainer.Parameter,
         set_placeholder(parameter, shape, _LATER)
 
 
-@contextlib.contextmanager
-def without_shapes(parameters: Iterable[chainer.Parameter],
-                   always: bool = True) -> Iterator[None]:
-    """A block after which parameters have only the shapes of before.
-
-    A recorded pass leaves placeholders of what gets its shape in forward.
-    If the model is not cut then, a later forward pass must draw them, as
-    usual.
-
-    Args:
-        parameters: Of the model that is recorded in the block.
-        always: Not only if the block raises an error.
-    """
-    shapeless = [parameter for parameter in parameters
-                 if parameter._data[0] is None]
-    done = False
-    try:
-        yield
-        done = not always
-    finally:
-        for parameter in shapeless:
-            if not done and is_placeholder(parameter._data[0]):
-                place_array(parameter, None)
-
-
 def set_placeholder(parameter: chainer.Parameter, shape: Any, name: str
                     ) -> None:
     """Gives a parameter a shape, and no values."""
@@ -347,7 +319,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
             else (int(shape),))
 
 
-def is_large(parameter: chainer.Parameter, shape: tuple[int, ...]) -> bool:
+def _is_large(parameter: chainer.Parameter, shape: tuple[int, ...]) -> bool:
     """Whether a parameter is worth a note in place of its values."""
     dtype = chainer.get_dtype(getattr(parameter.initializer, 'dtype', None))
     return (type(parameter) in (chainer.Parameter, DeferredParameter)

@@ -10,7 +10,7 @@ import hashlib
 import time
 import tracemalloc
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,40 +42,20 @@ _READ_AFTERWARDS = {
 #: Functions that draw random numbers, which is not seen on a device.
 _DRAWING = frozenset(('Dropout', 'Gaussian', 'RReLU', 'SimplifiedDropconnect',
                       'Zoneout'))
-#: The attribute with an array whose values decide about the output's shape,
-#: by class.
-_DECIDING = {'SplitAxis': 'indices', 'Pad': 'pad_width', 'Tile': 'reps',
-             'Reshape': 'shape', 'Transpose': 'axes'}
-#: Module of the functions whose attribute ``value`` decides about no shape.
-_ARITHMETIC = 'chainer.functions.math.basic_math'
+#: Attributes with arrays whose values decide about the output's shape.
+_DECIDING = frozenset(('indices', 'pad_width', 'reps', 'shape', 'axes',
+                       'slices'))
 #: Seconds; a shorter call is timed several times.
 _SHORT, _TIMES = 2e-3, 3
 
 
 @dataclass(eq=False)
 class Figures:
-    """What is known of all calls of one form.
-
-    Attributes:
-        name: Of the function.
-        outputs: By index, or name of an attribute that is read afterwards.
-        forms: Placeholders like the outputs.
-        forward: See :class:`.Call`, as of the others without a word here.
-        kept_inputs: Numbers of the inputs that are kept for backward.
-        kept_outputs: Numbers of the outputs that are kept for backward.
-        views: By output in the memory of an input, the input's number.
-        writes: Names of attributes with arrays to which the function writes.
-        inner: Paths of the parameters that are read inside of the call.
-        form: Tree of the result of a :class:`.WholeCall`, and which of its
-            leaves are variables.
-        ignored: Labels that losses leave out of their means, and the index
-            of the input that has the labels (None if unknown).
-        normalises: Whether a batch normalisation runs inside.
-        timed: Whether seconds are known.
-    """
+    """What is known of all calls of one form; see :class:`.Call`."""
 
     name: str
     outputs: dict[int | str, Value] = field(default_factory=dict)
+    #: Placeholders like the outputs.
     forms: dict[int | str, Any] = field(default_factory=dict)
     forward: float = 0.0
     backward: float = 0.0
@@ -84,15 +64,21 @@ class Figures:
     temporary: int = 0
     draws: bool = False
     once: bool = False
+    #: Numbers of the inputs and outputs that are kept for backward.
     kept_inputs: tuple[int, ...] = ()
     kept_outputs: tuple[int, ...] = ()
+    #: By output in the memory of an input, the input's number.
     views: dict[int, int] = field(default_factory=dict)
-    writes: tuple[str, ...] = ()
-    inner: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()    # attributes with arrays that it changes
+    inner: tuple[str, ...] = ()     # parameters that are read inside
+    #: Of a :class:`.WholeCall`: tree of the result, and which of its leaves
+    #: are variables.
     form: Any = None
+    #: Labels that losses leave out of their means, and the index of the input
+    #: that has the labels (None if unknown).
     ignored: tuple[tuple[int, int | None], ...] = ()
-    normalises: bool = False
-    timed: bool = False
+    normalises: bool = False        # a batch normalisation runs inside
+    timed: bool = False             # seconds are known
 
 
 def measured(node: Any, inputs: tuple, original: Callable, timed: bool
@@ -276,76 +262,35 @@ def key_of(node: Any, own: dict[str, Any], inputs: tuple) -> Any:
     """A key that only calls of equal shapes and cost share; None: none.
 
     Of Chainer's functions: numbers that are no integers, and the values of
-    inputs (each call of an EmbedID gets other words), decide about no shape.
+    arrays (each call of an EmbedID gets other words), decide about no shape.
 
     Args:
         node: The function.
         own: Its attributes.
         inputs: Of the call.
     """
-    kind = kind_of(node)
-    config = chainer.config
+    kind, config = kind_of(node), chainer.config
     found: list[Any] = [kind, config.enable_backprop, config.train]
     theirs = kind.__module__.startswith('chainer.')
-    form = _shape if theirs or kind is WholeCall else _hashable
     try:
         if kind is WholeCall:
             found += [_identity(node.run), nested.signature(node.tree)]
         elif theirs and kind.__name__ == 'Forget':
             found.append(_identity(own['func']))
         else:
-            deciding = _DECIDING.get(kind.__name__)
-            for name, value in own.items():
-                if name not in CHAINERS:
-                    found.append(name)
-                    found.append(_hashable(value) if not theirs or (
-                        name == deciding) else _loose(kind, name, value))
-        for x in inputs:
-            if isinstance(x, chainer.Variable):
-                found.append((form(x._data[0]), x.requires_grad))
-            else:
-                found.append(form(x))
+            found += [(name, type(value) if theirs and name == 'value' and (
+                isinstance(value, (int, float))) else _form(
+                    value, not theirs or name in _DECIDING))
+                for name, value in own.items() if name not in CHAINERS]
+        exact = not theirs and kind is not WholeCall
+        found += [(_form(nested.array_of(x), exact),
+                   isinstance(x, chainer.Variable) and x.requires_grad)
+                  for x in inputs]
         key = tuple(found)
         hash(key)
     except TypeError:
         return None
     return key
-
-
-def _loose(kind: Any, name: str, value: Any) -> Any:
-    """Equal for attributes with which Chainer's functions give one shape."""
-    of = type(value)
-    if of is bool or of is str or (of is int and not (
-            name == 'value' and kind.__module__ == _ARITHMETIC)):
-        return of, value
-    if name == 'slices':
-        return tuple([_item(item) for item in (
-            value if of is tuple else (value,))])
-    if isinstance(value, (int, float, numpy.inexact)):
-        return of
-    if isinstance(value, (list, tuple)):
-        return of, tuple([_loose(kind, '', one) for one in value])
-    array = nested.array_of(value)
-    return _shape(array) if is_placeholder(array) or isinstance(
-        array, chainer.get_array_types()) else _hashable(value)
-
-
-def _item(item: Any) -> Any:
-    """What decides about the result's shape in an item of an index.
-
-    The number of conditions that hold, or of positions.
-    """
-    if isinstance(item, list):
-        item = numpy.array(item)
-    kinds: Any = (nested.Dataless, *chainer.get_array_types())
-    if not isinstance(item, kinds):
-        return _hashable(item)
-    if item.dtype.kind != 'b':
-        return _shape(item)
-    value = known(item)
-    if value is None:
-        raise looked_at(item, 'indexing by a condition')
-    return _shape(item), int(value.sum())
 
 
 def _identity(run: Any) -> Any:
@@ -354,66 +299,62 @@ def _identity(run: Any) -> Any:
         return id(run)
     function = getattr(run, '__func__', run)
     if not isinstance(function, types.FunctionType):
-        return _hashable(run)
+        return _form(run, True)
     around = (*(function.__defaults__ or ()), *(
         cell.cell_contents for cell in function.__closure__ or ()))
     return (function.__code__, id(getattr(run, '__self__', None)),
             tuple(map(_identity, around)))
 
 
-def _hashable(value: Any) -> Any:
-    """Equal for values with which a call gives the same shapes."""
-    value = nested.array_of(value)
-    if is_placeholder(value):
-        return True, _shape(value)
-    if isinstance(value, chainer.get_array_types()):
+def _form(value: Any, exact: bool) -> Any:
+    """Equal for values with which a call gives the same shapes.
+
+    Args:
+        value: An input, or an attribute, of a function.
+        exact: Whether its numbers may decide about shapes.
+    """
+    value, of = nested.array_of(value), type(value)
+    array: Any = value
+    if of is list or of is tuple:
+        return of, tuple([_form(one, exact) for one in value])
+    if of is slice:
+        return of, value.start, value.stop, value.step
+    if isinstance(value, (nested.Dataless, *chainer.get_array_types())):
+        if exact and array.dtype.kind == 'b':       # an index
+            array = known(array)
+            if array is None:
+                raise looked_at(value, 'indexing by a condition')
+        form = array.shape, array.dtype.str
         # Numbers and conditions may be an index.
-        if value.dtype.kind not in 'biu':
-            return False, _shape(value)
-        return _shape(value), hashlib.sha256(value.tobytes()).digest()
-    if isinstance(value, (list, tuple)):
-        return type(value), tuple(map(_hashable, value))
-    if isinstance(value, slice):
-        return slice, _hashable((value.start, value.stop, value.step))
+        return (form, hashlib.sha256(array.tobytes()).digest()) if exact and (
+            array.dtype.kind in 'biu' and not is_placeholder(array)) else form
+    if not exact and isinstance(value, (float, numpy.inexact)):
+        return of
     hash(value)
-    return type(value), value
-
-
-def _shape(array: Any) -> Any:
-    return array.shape, array.dtype.str
+    return of, value
 
 
 # --- an optimizer ------------------------------------------------------------
 
 @own_work()
-def optimizer_arrays(optimizer: Any, parameters: Mapping[str, Any],
-                     device: Any) -> tuple[int, float]:
+def optimizer_arrays(optimizer: Any, dtype: Any, device: Any
+                     ) -> tuple[int, float]:
     """The memory that an optimizer keeps, and that an update takes.
 
-    A copy of the optimizer updates a parameter as large as the largest one,
-    or of a million elements.
+    A copy of the optimizer updates a parameter of its own.
 
     Args:
         optimizer: A ``chainer.Optimizer``, set up or not; it stays as it is.
-        parameters: By path, an object with ``shape``, ``size`` and ``dtype``.
+        dtype: Of the parameters.
         device: Chainer's.
 
     Returns:
         Arrays of a parameter's size that it keeps, and bytes of temporary
         arrays as a multiple of the parameter's.
     """
-    frozen = {name for name, one in (
-        optimizer.target.namedparams() if optimizer.target else ())
-        if one.update_rule is not None and not one.update_rule.enabled}
-    largest = max((one for name, one in parameters.items()
-                   if one.shape is not None and name not in frozen),
-                  key=lambda one: one.size, default=None)
-    if largest is None:
-        return 0, 0.0
     link = chainer.Link()
     with link.init_scope():
-        link.p = parameter = chainer.Parameter(
-            numpy.full(min(largest.size, 1 << 20), .5, largest.dtype))
+        link.p = parameter = chainer.Parameter(numpy.full(1 << 17, .5, dtype))
     link.to_device(device)
     clone = copy.copy(optimizer)
     clone.hyperparam = copy.copy(optimizer.hyperparam)
@@ -424,7 +365,7 @@ def optimizer_arrays(optimizer: Any, parameters: Mapping[str, Any],
         tracemalloc.reset_peak()
         before, _ = tracemalloc.get_traced_memory()
         parameter.update()
-        temporary = tracemalloc.get_traced_memory()[1] - before - (1 << 14)
+        temporary = tracemalloc.get_traced_memory()[1] - before - (1 << 13)
     return (sum(getattr(value, 'shape', ()) == parameter.shape for value in (
         parameter.update_rule.state or {}).values()),
         max(temporary, 0) / parameter.array.nbytes)

@@ -1,6 +1,7 @@
 """Arrays and variables inside of nested lists, tuples and dictionaries."""
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,8 +16,8 @@ def leaves(value: Any) -> tuple[list[Any], Any]:
     """All arrays and variables in ``value``, and a tree for :func:`rebuilt`.
 
     Args:
-        value: Anything; lists, tuples (named ones, too) and dictionaries are
-            searched, other objects are not.
+        value: Anything; lists, tuples (named ones, too), deques and
+            dictionaries are searched, other objects are not.
     """
     found: list[Any] = []
     return found, _walk(value, found, (chainer.Variable, Dataless,
@@ -69,7 +70,7 @@ def _walk(value: Any, found: list[Any], types: tuple[type, ...]) -> Any:
     if isinstance(value, types):
         found.append(value)
         return 'leaf', len(found) - 1
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, deque)):
         return type(value), [_walk(item, found, types) for item in value]
     if isinstance(value, dict):
         return dict, [(key, _walk(item, found, types))

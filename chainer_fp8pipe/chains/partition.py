@@ -3,16 +3,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import numbers
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import chainer
-import numpy
 
 from ..mpi.agreement import agree, of_first_rank, raise_together
-from ..mpi.arrays import broadcast_arrays
 from ..mpi.grid import ProcessGrid, grid_of
 from ..mpi.measured import measure_links
 from ..mpi.world import enter_world
@@ -30,10 +27,9 @@ from .cuts import (
     rank_bytes,
     search,
 )
-from .deferred import draw, settle, take_away, without_shapes
-from .functions import PLAIN
+from .deferred import place_array
 from .mean_loss import why_no_mean
-from .measure import optimizer_arrays as measured_arrays
+from .measure import optimizer_arrays
 from .names import Names, parameters_of
 from .partitioned import (
     Partition,
@@ -55,14 +51,16 @@ _COPIES = 2.0
 #: Seconds in which Python packs and unpacks a message.
 _PACKING = 5e-5
 
+_DEFAULTS = {'micro_batches': 4, 'schedule': '1f1b', 'chunks': 1}
+
 _together = functools.partial(raise_together, error=ValueError)
 
 
 def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
               micro_batches: int | None = None, schedule: str | None = None,
               chunks: int | None = None, recompute: Any = 'auto',
-              optimizer_arrays: int | None = None, optimizer: Any = None,
-              plan: Any = None, loss_func: Callable | None = None) -> Any:
+              optimizer: Any = None, plan: Any = None,
+              loss_func: Callable | None = None) -> Any:
     """Cuts a model over ranks, so that stages take equally long and fit.
 
     Call it on all ranks, with the whole model: any ``chainer.Chain`` that
@@ -91,11 +89,8 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             only and run forward twice; True: all stages; False: none.
             Never a stage with ``BatchRenormalization`` or
             ``SpectralNormalization``, which move on with every forward pass.
-        optimizer_arrays: How many arrays of a parameter's size the
-            optimizer keeps: 2 for Adam, 1 for momentum, 0 for SGD.  It is
-            taken to need one more while it updates a parameter.  Default: 2.
-        optimizer: Instead of that number, the optimizer that will train the
-            model, whose memory is measured on the first rank.
+        optimizer: That will train the model, for the memory that it keeps and
+            takes, which the first rank measures.  Default: as Adam.
         plan: The cut that ``model.plan.save('plan.json')`` has saved in an
             earlier run: the file's path or content, or a
             :class:`~chainer_fp8pipe.chains.PartitionPlan`.  None searches
@@ -117,100 +112,40 @@ def partition(model: Any, example: Any, comm: Any, *, memory: Any = None,
             on another rank (:func:`atomic` helps).
     """
     enter_world()
-    with without_shapes(model.params() if isinstance(
-            model, chainer.Link) else (), always=False):
-        grid = grid_of(comm)
-        limit = _agreed(grid.comm, 'partition', model, memory, recompute, {
-            'micro_batches': micro_batches, 'schedule': schedule,
-            'chunks': chunks, 'optimizer_arrays': optimizer_arrays},
-            optimizer, loss_func)
-        _check_given(plan, grid.comm)
-        recorder, program, call = _recorded(
-            model, loss_func or model, example, grid)
-        names = recorder.names
-        arrays, temporary = of_first_rank(
-            grid.comm, lambda: _taken_by(optimizer, optimizer_arrays, names,
-                                         model.device))
-        problem = CutProblem(
-            grid.stages, _or(micro_batches, 4), _or(schedule, '1f1b'),
-            _or(chunks, 1), limit, _COPIES + arrays, recompute,
-            _wire(grid.pipeline), _OVERHEAD, temporary)
-        last = grid.comm.size - 1
-        # While the first rank searches.
-        warning = why_no_mean(
-            loss_func or model, example, names) if grid.comm.rank == last and (
-                plan or problem.micro_batches * grid.replicas > 1) else ''
-        found = _plan(recorder, program, problem, plan, {
-            'micro_batches': micro_batches, 'schedule': schedule,
-            'chunks': chunks}, grid)
-        warning = grid.comm.bcast(warning, last)
-        if warning and found.micro_batches * grid.replicas > 1:
-            of_first_rank(grid.comm, lambda: warnings.warn(
-                warning, stacklevel=4))
-
-        def cut() -> tuple[Partition, Any]:
-            kind: Any = type(model)
-            with preserved():
-                return Partition(model, recorder, found, grid, limit,
-                                 call, loss_func), class_of(kind)
-        part, kind = _together(grid.comm, cut)
-        _distribute(names, part, grid.comm)
-        model.partition, model.__class__ = part, kind
-        return model
-
-
-def _or(given: Any, default: Any) -> Any:
-    return default if given is None else given
-
-
-def _wire(comm: Any) -> Wire:
-    """The slowest between stages, as measured."""
-    latency, bandwidth = measure_links(comm)
-    return Wire(latency + _PACKING, bandwidth)
-
-
-def _agreed(comm: Any, function: str, model: Any, memory: Any,
-            recompute: Any, options: Mapping[str, Any],
-            optimizer: Any = None, loss_func: Any = None
-            ) -> float | None:
-    """Checks that arguments are right, and the same on all ranks.
-
-    Returns:
-        Bytes that a rank may use; None: no limit.
-    """
-    def check() -> float | None:
-        _check_model(model)
-        if loss_func is not None and not callable(loss_func):
-            raise TypeError('loss_func must be a function, not '
-                            f'{loss_func!r}')
-        _check_options(recompute, **options)
-        if optimizer is not None and (
-                options['optimizer_arrays'] is not None
-                or not isinstance(optimizer, chainer.GradientMethod)):
-            raise ValueError('give optimizer, a chainer.GradientMethod, or '
-                             'optimizer_arrays, not '
-                             f'{type(optimizer).__name__} and '
-                             f'{options["optimizer_arrays"]!r}')
-        return parse_bytes(memory)
-    limit = _together(comm, check)
-    agree(comm, {name: repr(value) for name, value in {
-        **options, 'recompute': recompute, 'memory': limit,
+    grid, options = grid_of(comm), {
+        name: value for name, value in (
+            ('micro_batches', micro_batches), ('schedule', schedule),
+            ('chunks', chunks)) if value is not None}
+    limit = _together(grid.comm, lambda: _checked(
+        model, memory, recompute, options, optimizer, loss_func))
+    agree(grid.comm, {name: repr(value) for name, value in {
+        'recompute': recompute, 'memory': limit, **_DEFAULTS, **options,
         'optimizer': type(optimizer).__name__,
-        'loss_func': getattr(loss_func, '__qualname__', type(loss_func)),
-        }.items()},
-        remedy=f'Pass the same to {function}() on all ranks.')
-    return limit
-
-
-def _check_given(plan: Any, comm: Any) -> None:
-    """Raises ValueError if a plan was given, but not to the first rank."""
-    first = comm.bcast(plan is not None)
-    agree(comm, {}, '' if first or plan is None else
+        'loss_func': getattr(loss_func, '__qualname__', type(loss_func))
+        }.items()}, remedy='Pass the same to partition() on all ranks.')
+    has_plan = grid.comm.bcast(plan is not None)
+    agree(grid.comm, {}, '' if has_plan or plan is None else
           'a plan is given on this rank, and none on rank 0, whose plan '
           'counts; pass plan= on rank 0, or on all ranks')
+    shapeless = [parameter for parameter in model.params()
+                 if parameter._data[0] is None]
+    try:
+        part, kind = _cut(model, example, grid, limit, recompute, options,
+                          optimizer, plan, loss_func)
+        part.placement.distribute()
+    except BaseException:       # a later forward pass must draw as usual
+        for parameter in shapeless:
+            if is_placeholder(parameter._data[0]):
+                place_array(parameter, None)
+        raise
+    model.partition, model.__class__ = part, kind
+    return model
 
 
-def _check_model(model: Any) -> None:
+def _checked(model: Any, memory: Any, recompute: Any,
+             options: Mapping[str, Any], optimizer: Any, loss_func: Any
+             ) -> float | None:
+    """Checks arguments; bytes that a rank may use, None: no limit."""
     if isinstance(model, PartitionedChain):
         raise ValueError('this model was cut already; build it anew')
     if hasattr(type(model), 'pieces'):
@@ -220,33 +155,54 @@ def _check_model(model: Any) -> None:
         what = (f'the class {model.__name__}' if isinstance(model, type)
                 else type(model).__name__)
         raise TypeError(f'partition() takes a chainer.Link, not {what}')
-
-
-def _check_options(recompute: Any, *, micro_batches: Any, schedule: Any,
-                   optimizer_arrays: Any, chunks: Any) -> None:
+    if loss_func is not None and not callable(loss_func):
+        raise TypeError(f'loss_func must be a function, not {loss_func!r}')
     if recompute not in ('auto', True, False):
         raise ValueError("recompute must be 'auto', True or False, not "
                          f'{recompute!r}')
-    if optimizer_arrays is not None and (
-            not isinstance(optimizer_arrays, numbers.Integral)
-            or optimizer_arrays < 0):
-        raise ValueError('optimizer_arrays must be a number of at least 0, '
-                         f'not {optimizer_arrays!r}')
+    if not isinstance(optimizer, (chainer.GradientMethod, type(None))):
+        raise TypeError('optimizer must be a chainer.GradientMethod, not '
+                        f'{type(optimizer).__name__}')
     # Checks the others; the search checks the number of stages.
-    make_schedule(_or(schedule, '1f1b'), 1, _or(micro_batches, 4),
-                  _or(chunks, 1))
+    chosen: dict[str, Any] = {**_DEFAULTS, **options}
+    make_schedule(chosen['schedule'], 1, chosen['micro_batches'],
+                  chosen['chunks'])
+    return parse_bytes(memory)
 
 
-def _taken_by(optimizer: Any, arrays: int | None, names: Names, device: Any
-              ) -> tuple[int, float]:
-    """Arrays that an optimizer keeps, and those it takes for a while.
+def _cut(model: Any, example: Any, grid: ProcessGrid, limit: float | None,
+         recompute: Any, options: Mapping[str, Any], optimizer: Any,
+         plan: Any, loss_func: Callable | None) -> tuple[Partition, Any]:
+    """This rank's side of the cut, and the class that the model gets."""
+    comm, function = grid.comm, loss_func or model
+    recorder, program, call = _recorded(model, function, example, grid)
+    names = recorder.names
+    arrays, temporary = of_first_rank(comm, lambda: (2, 3.0) if (
+        optimizer is None) else optimizer_arrays(
+            optimizer, chainer.get_dtype(), model.device))
+    latency, bandwidth = measure_links(grid.pipeline)
+    chosen: dict[str, Any] = {**_DEFAULTS, **options}
+    problem = CutProblem(
+        grid.stages, memory=limit, copies=_COPIES + arrays,
+        recompute=recompute, wire=Wire(latency + _PACKING, bandwidth),
+        overhead=_OVERHEAD, temporary=temporary, **chosen)
+    last = comm.size - 1
+    # While the first rank searches.
+    warning = why_no_mean(function, example, names) if (
+        comm.rank == last and (
+            plan or problem.micro_batches * grid.replicas > 1)) else ''
+    found = of_first_rank(comm, lambda: _plan(
+        recorder, program, problem, plan, options))
+    warning = comm.bcast(warning, last)
+    if warning and found.micro_batches * grid.replicas > 1:
+        of_first_rank(comm, lambda: warnings.warn(warning, stacklevel=5))
 
-    Both are of a parameter's size; the latter while it updates that one.
-    """
-    if optimizer is None:
-        kept = 2 if arrays is None else int(arrays)
-        return kept, kept + 1.0
-    return measured_arrays(optimizer, parameters_of(names), device)
+    def cut() -> tuple[Partition, Any]:
+        kind: Any = type(model)
+        with preserved():
+            return (Partition(recorder, found, grid, call, loss_func),
+                    class_of(kind))
+    return _together(comm, cut)
 
 
 def _recorded(model: Any, function: Callable, example: Any,
@@ -292,28 +248,32 @@ def _shapes(names: Names) -> dict[str, str]:
 
 
 def _plan(recorder: Recorder, program: Program, problem: CutProblem,
-          given: Any, options: Mapping[str, Any], grid: ProcessGrid
-          ) -> PartitionPlan:
-    """The first rank's plan, or what was given to the first rank."""
-    names = recorder.names
-
-    def choose() -> PartitionPlan:
-        if given is None:
-            try:
-                return search(Intervals(
-                    program.calls, order_of(program.calls,
-                                            list(names.parameters)),
-                    parameters_of(names)), problem)
-            except ValueError as error:
-                raise type(error)('; '.join([
-                    str(error), *recorder.undivided()])) from error
-        plan = load_plan(given)
-        _check_plan(plan, names, problem, options)
-        if problem.memory is not None:
-            _check_memory(plan, Intervals(
-                program.calls, plan.order, parameters_of(names)), problem)
+          given: Any, options: Mapping[str, Any]) -> PartitionPlan:
+    """The best plan, or what was given."""
+    parameters = parameters_of(recorder.names)
+    if given is None:
+        try:
+            return search(Intervals(
+                program.calls, order_of(program.calls, list(parameters)),
+                parameters), problem)
+        except ValueError as error:
+            raise type(error)('; '.join([
+                str(error), *recorder.undivided()])) from error
+    plan = load_plan(given)
+    _check_plan(plan, recorder.names, problem, options)
+    if problem.memory is None:
         return plan
-    return of_first_rank(grid.comm, choose)
+    intervals = Intervals(program.calls, plan.order, parameters)
+    _, memory = rank_bytes(intervals, dataclasses.replace(
+        problem, micro_batches=plan.micro_batches, schedule=plan.schedule,
+        chunks=plan.chunks), intervals.ends_of(plan.positions),
+        plan.recompute)
+    if max(memory) > problem.memory:
+        raise DoesNotFit(
+            f'the plan needs {size(max(memory), up=True)} on stage '
+            f'{memory.index(max(memory))}, and {size(problem.memory)} are '
+            'the limit; have partition() search a cut, without plan=')
+    return plan
 
 
 def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem,
@@ -322,7 +282,7 @@ def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem,
         raise ValueError(f'the plan is for {plan.stages} stages, and there '
                          f'are {problem.stages}')
     for name, value in options.items():
-        if value not in (None, getattr(plan, name)):
+        if value != getattr(plan, name):
             raise ValueError(f'{name} is {value!r}, and the plan is for '
                              f'{getattr(plan, name)!r}; leave it out')
     if problem.recompute != 'auto' and any(
@@ -334,108 +294,6 @@ def _check_plan(plan: PartitionPlan, names: Names, problem: CutProblem,
             if name not in names.parameters:
                 raise ValueError(f'the plan knows a parameter {name}, which '
                                  'the model has not')
-
-
-def _check_memory(plan: PartitionPlan, intervals: Intervals,
-                  problem: CutProblem) -> None:
-    assert problem.memory is not None
-    _, memory = rank_bytes(intervals, dataclasses.replace(
-        problem, micro_batches=plan.micro_batches, schedule=plan.schedule,
-        chunks=plan.chunks), intervals.ends_of(plan.positions),
-        plan.recompute)
-    if max(memory) > problem.memory:
-        raise DoesNotFit(
-            f'the plan needs {size(max(memory), up=True)} on stage '
-            f'{memory.index(max(memory))}, and {size(problem.memory)} are '
-            'the limit; have partition() search a cut, without plan=')
-
-
-def _distribute(names: Names, part: Partition, comm: Any) -> None:
-    """Gives each rank its own parameters' values, and takes away the others'.
-
-    Values are those of the first rank, which draws what is yet to be drawn;
-    so are the persistent values of links.
-    """
-    # As in serial training: what gets its shape in forward is drawn last.  A
-    # parameter that its link makes in forward has no values yet.
-    order = comm.bcast([name for name in sorted(
-        names.parameters, key=lambda name: names.shaped.index(name) + 1
-        if name in names.shaped else 0)
-        if names.parameters[name]._data[0] is not None])
-    values = _values(names, part, comm, order)
-    # What a rank does with a value is a part of what it agrees on next.
-    while (host := _together(comm, lambda: next(values, None))) is not None:
-        if comm.size > 1:
-            comm.Bcast(host.reshape(-1).view(numpy.uint8))
-    plain, arrays = broadcast_arrays(
-        comm, *_together(comm, lambda: _persistent(names)))
-    _together(comm, lambda: _set_persistent(names, plain, arrays))
-
-
-def _values(names: Names, part: Partition, comm: Any, order: list[str]
-            ) -> Iterator[numpy.ndarray]:
-    """Gives memory for each value that is sent.
-
-    When it goes on, the first rank's value has come.
-    """
-    for name in order:
-        host = _to_send(comm, name, names.parameters[name])
-        yield host
-        _keep(name, names.parameters[name], host, name in part.own)
-
-
-def _draw(name: str, parameter: chainer.Parameter) -> None:
-    try:
-        draw(parameter)
-    except Exception as error:
-        raise ValueError(f'the initial values of {name}: '
-                         f'{type(error).__name__}: {error}') from error
-
-
-def _to_send(comm: Any, name: str, parameter: chainer.Parameter
-             ) -> numpy.ndarray:
-    """The first rank's value; memory for it elsewhere."""
-    if comm.rank == 0 and is_placeholder(parameter._data[0]):
-        _draw(name, parameter)
-    array = parameter._data[0]
-    host = numpy.empty(array.shape, array.dtype)
-    if comm.rank == 0:
-        host[...] = chainer.backends.cuda.to_cpu(array)
-    return host
-
-
-def _keep(name: str, parameter: chainer.Parameter, host: numpy.ndarray,
-          mine: bool) -> None:
-    """Gives a parameter the value that has come, or a placeholder."""
-    array = parameter._data[0]
-    if not mine:
-        take_away(name, parameter)
-    else:
-        settle(parameter, parameter._initial_device.send(host)
-               if is_placeholder(array) else _like(host, array))
-
-
-def _persistent(names: Names) -> tuple[list[Any], list[numpy.ndarray]]:
-    """Persistent values of links, in order, and the arrays among them."""
-    values = [getattr(link, name) for link in names.links.values()
-              for name in sorted(link._persistent)]
-    arrays = [chainer.backends.cuda.to_cpu(value) for value in values
-              if isinstance(value, chainer.get_array_types())]
-    return [value if isinstance(value, PLAIN) else NotImplemented
-            for value in values], arrays
-
-
-def _set_persistent(names: Names, plain: list[Any],
-                    arrays: list[numpy.ndarray]) -> None:
-    """Sets what :func:`_persistent` has found on the first rank."""
-    given, coming = iter(plain), iter(arrays)
-    for link in names.links.values():
-        for name in sorted(link._persistent):
-            value, now = next(given), getattr(link, name)
-            if isinstance(now, chainer.get_array_types()):
-                _like(next(coming), now)
-            elif value is not NotImplemented:
-                setattr(link, name, value)
 
 
 def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
@@ -455,8 +313,3 @@ def _share_generators(names: Names, comm: Any, pipeline: Any) -> None:
         for generator, state in zip(own, states, strict=True):
             set_state(generator, state)
     _together(comm, write)
-
-
-def _like(host: numpy.ndarray, array: Any) -> Any:
-    array[...] = chainer.backend.get_array_module(array).asarray(host)
-    return array

@@ -1,18 +1,7 @@
-"""What a rank knows of a model that was cut."""
+"""What a rank knows of a model that was cut, and the model's own class."""
 # Each rank keeps the links of the whole model, and placeholders for the
 # parameters of others.  It records the micro-batches of a step, one after the
 # other; a layout says which calls are its own.
-#
-# Links that keep computed values (an LSTM's state) have placeholders of them.
-# The next batch's same micro-batch goes on from these: the rank that has made
-# the value has kept it.  The gradient ends there, as after Chainer's
-# `unchain_backward`.  Python's own things (a counter, a list of numbers) go on
-# from micro-batch to micro-batch, as in one process.
-#
-# A parameter stays where the example has put it.  Between steps a rank may
-# fetch the whole model (`fetch`), for code that calls it.  Links with
-# running values are on one chunk for good, as nobody could say whose values
-# count.
 from __future__ import annotations
 
 import collections
@@ -20,32 +9,27 @@ import contextlib
 import copy
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import chainer
-import numpy
-from mpi4py import MPI
 
 from ..intercept.function_calls import current, hold
-from ..mpi.agreement import raise_together
-from ..mpi.waiting import wait_until
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import nested
 from .attributes import Attribute, on_copies
-from .deferred import draw, fetching, settle, take_away
+from .deferred import draw, fetching
+from .layout import Layouts, sources_in
 from .names import parameters_of
-from .placeholder import PlaceholderError, is_placeholder, user_line
+from .placeholder import PlaceholderError, user_line
+from .placement import Placement
 from .plan import PartitionPlan, table
-from .program import Layout, Program, sources_in
+from .program import Program
 from .recorder import Recorder
 from .saving import check_whole
+from .state import State
 from .work import ChainWork
-
-#: So many layouts are kept.
-_LAYOUTS = 512
-_CONTAINERS = list, dict, set, collections.deque
 
 
 class Chunk:
@@ -61,7 +45,7 @@ class Chunk:
         self._partition, self._chunk = partition, chunk
         self.parameters: list[chainer.Parameter] = [
             partition.names.parameters[name]
-            for name in partition.used[chunk]]
+            for name in partition.placement.used[chunk]]
         self.links = list(partition.names.links.values())
         self.statistics: Any = None     # of batch normalisations
 
@@ -84,122 +68,17 @@ class Chunk:
     def keeps(self, link: chainer.Link) -> bool:
         """See :meth:`.Part.keeps`; all ranks call all links."""
         part = self._partition
-        return part.keepers.get(
+        return part.layouts.keepers.get(
             part.names.of(link) or '', self._chunk) == self._chunk
-
-
-class State:
-    """What links keep, from step to step.
-
-    Args:
-        links: By path.
-
-    Attributes:
-        read: The attributes with computed values that a later program reads;
-            values of others are not kept.
-    """
-
-    def __init__(self, links: dict[str, chainer.Link]) -> None:
-        self._links = links
-        self.read: frozenset[Attribute] = frozenset()
-        # By step: what links kept of each micro-batch, and had at the end.
-        self._kept: dict[str, list[dict[Attribute, Any]]] = {}
-        self._last: dict[Attribute, Any] = {}
-
-    def begin(self, step: str) -> None:
-        """Begins to record the micro-batches of a step."""
-        self._step = step
-        self._before = {path: dict(vars(link))
-                        for path, link in self._links.items()}
-        self._contents = [
-            (value, copy.copy(value)) for own in self._before.values()
-            for name, value in own.items()
-            if isinstance(value, _CONTAINERS) and name not in (
-                '_params', '_persistent', '_children')]
-        if step == 'train':
-            self._kept.pop('evaluate', None)
-            gone = {key for key, value in self._last.items()
-                    if not _is_same(value, self._now(key))}
-            for kept in self._kept.get('train', ()):
-                for key in gone:        # somebody has set it
-                    kept.pop(key, None)
-        self._from = self._kept.pop(step, [])
-        self._kept[step] = []
-        self._changed: set[Attribute] = set()
-
-    def resume(self, number: int) -> None:
-        """Gives links what they kept of the last batch's micro-batch."""
-        kept = self._from[number] if number < len(self._from) else {}
-        for path, name in self._changed:
-            self._restore(path, name)
-        for (path, name), value in kept.items():
-            vars(self._links[path])[name] = _copied(value)
-
-    def note(self, program: Program) -> None:
-        """Notes what links keep of a micro-batch."""
-        found: dict[Attribute, Any] = {}
-        for path, link in self._links.items():
-            before = self._before[path]
-            for name, value in vars(link).items():
-                if (value is before.get(name) and not isinstance(
-                        value, _CONTAINERS) or name in link._params
-                        or name in link._persistent):
-                    continue
-                leaves = nested.leaves(list(value) if isinstance(
-                    value, collections.deque) else value)[0]
-                if any(is_placeholder(nested.array_of(one))
-                       for one in leaves):
-                    found[path, name] = value
-        self._changed |= found.keys()
-        program.kept = {key: value for key, value in found.items()
-                        if key in self.read}
-        self._kept[self._step].append({
-            key: _copied(value) for key, value in program.kept.items()})
-
-    def end(self) -> None:
-        """Ends the recording of a step; only training leaves something."""
-        if self._step == 'train':
-            self._last = {(path, name): _copied(value)
-                          for path, name in self._changed
-                          if (value := self._now((path, name))) is not None}
-            return
-        for path, name in self._changed:
-            self._restore(path, name)
-
-    def left(self) -> dict[Attribute, Any]:
-        """Attributes with computed values, after a step of training."""
-        return self._last
-
-    def forget(self) -> None:
-        """Drops what links kept, after a step that failed."""
-        self._kept.clear()
-        self._last = {}
-
-    def _now(self, key: Attribute) -> Any:
-        return vars(self._links[key[0]]).get(key[1])
-
-    def _restore(self, path: str, name: str) -> None:
-        own, before = vars(self._links[path]), self._before[path]
-        if name not in before:
-            own.pop(name, None)
-            return
-        value = own[name] = before[name]
-        for container, content in self._contents:
-            if container is value:
-                container.clear()
-                (container.update if hasattr(container, 'update')
-                 else container.extend)(content)
 
 
 class Partition:
     """What a rank knows of a model that was cut.
 
     Args:
-        model: The whole model.
-        recorder: Of the model.
+        recorder: Of the whole model.
         plan: Where the model is cut.
         grid: The ranks.
-        limit: Bytes that each rank may use; None: no limit.
         example: Calls the model with a micro-batch.
         loss_func: What is called with a micro-batch; None: the model.
 
@@ -207,39 +86,23 @@ class Partition:
         ValueError: The model cannot be cut so.
 
     Attributes:
+        layouts: Of programs.
+        placement: Of parameters.
+        state: What links keep.
+        programs: Of this step's micro-batches.
         crossing: For each boundary name and form of the values that are sent
             in training.
-        programs: Of this step's micro-batches.
-        keepers: The chunk with the calls of a link that keeps running
-            values, by the link's path.
-        used: The paths of the parameters of each chunk.
-        own: The parameters on this rank, by path.
-        ranks: The ranks of the pipeline that have a parameter, by its path;
-            its home comes first.
-        ties: The same of the parameters on several ranks.
+        optimizer: That trains the model; None: not known yet.
     """
 
-    def __init__(self, model: chainer.Link, recorder: Recorder,
-                 plan: PartitionPlan, grid: Any, limit: float | None,
+    def __init__(self, recorder: Recorder, plan: PartitionPlan, grid: Any,
                  example: Callable[[], Any],
                  loss_func: Callable | None = None) -> None:
-        self.names, self.plan, self.grid = recorder.names, plan, grid
-        self.recorder, self.limit = recorder, limit
-        self.loss_func = loss_func
-        self.title = type(model).__name__
-        self.optimizer: Any = None
+        self.recorder, self.plan, self.grid = recorder, plan, grid
+        self.loss_func, self.optimizer = loss_func, None
         self.programs: list[Program] = []
-        self.keepers: dict[str, int] = {}
-        self._states: dict[tuple[str, str], int] = {}
-        self.state = State(self.names.links)
-        self._bytes = {name: parameter.nbytes for name, parameter
-                       in parameters_of(self.names).items()}
-        self._layouts: dict[Any, Layout] = {}
-        self._forms: set[Any] = set()
-        # The chunks of each parameter, before fetch() has changed them.
-        self._before: dict[str, tuple[int, ...]] | None = None
-        self._having: dict[str, tuple[int, ...]] | None = None
-        program = self._of_example(example)
+        self.layouts, self.state = Layouts(plan), State(self.names.links)
+        program, late = self._of_example(example)
         layout, homes, calls = program.layout, plan.homes(), program.calls
         for source in itertools.chain(*layout.incoming):
             dtype = calls[source.call].outputs[source.output].dtype
@@ -253,54 +116,64 @@ class Partition:
             [(calls[source.call].name,
               calls[source.call].outputs[source.output])
              for source in sources] for sources in layout.incoming[1:]]
-        self._place({name: tuple(sorted(
-            {*layout.holders.get(name, ()), *self._later.get(name, ())}
-            or {homes.get(name, self.last)},
-            key=lambda chunk: chunk % plan.stages))
-            for name in self.names.parameters})
-        self._having = self._chunks
+        self.placement = Placement(self.names, plan, grid, {
+            name: tuple(sorted(
+                {*layout.holders.get(name, ()), *late.get(name, ())}
+                or {homes.get(name, len(plan.cuts))},
+                key=lambda chunk: chunk % plan.stages))
+            for name in self.names.parameters}, self.layouts.keepers)
+        self.layouts.having = self.placement.chunks
         hold(self)
 
-    def _of_example(self, example: Callable[[], Any]) -> Program:
-        """The program of an example; notes which state links go on from."""
-        recorder, state = self.recorder, self.state
-        # Of parameters that only a batch after the first uses, as those of an
-        # LSTM that multiply its state.
-        self._later: Mapping[str, tuple[int, ...]] = {}
+    def _of_example(self, example: Callable[[], Any]
+                    ) -> tuple[Program, dict[str, tuple[int, ...]]]:
+        """The program of an example; notes which state links go on from.
+
+        Also the chunks of parameters that a batch after the first uses, as
+        those of an LSTM that multiply its state.
+        """
+        recorder, state, layouts = self.recorder, self.state, self.layouts
+        late: dict[str, tuple[int, ...]] = {}
+
+        def settled() -> None:
+            layouts.forget()
+            program.settle(layouts.of(program), ())
         with on_copies(self.names.links), recorder.placeholders():
             state.begin('train')
+            state.resume(0)
             program = recorder.record(example)
-            state.note(program)
-            if state._changed:
-                state.read = frozenset(state._changed)
-                state.note(program)
-                program.settle(self._layout(program), ())
+            found = state.note(program)
+            if found:
+                state.read = frozenset(found)
+                state.keep(program, found)
+                settled()
                 again = recorder.record(example)
                 state.read = frozenset(
-                    key for key, value in program.kept.items()
-                    if any((id(program), source) in again.pins
+                    key for key, value in found.items()
+                    if any((id(program), source) in again.notes.pins
                            for source in sources_in(value)))
                 # What reads a late value of the last batch's is late itself.
                 for _ in range(2 * bool(state.read)):
-                    self._having = self._layout(again).holders
-                    self._layouts.clear()
-                    program.settle(self._layout(program), ())
+                    layouts.having = layouts.of(again).holders
+                    settled()
                     for call in again.calls:
                         if call.before is not None:
                             call.pinned = program.chunk_of(call.before[1])
-                self._later = self._layout(again).holders
-                state.resume(0)
-                program = recorder.record(example)
-                state.note(program)
-            program.layout = self._layout(program)
+                late = layouts.of(again).holders
+                state.keep(program, found)
+            settled()
             state.forget()
-        return program
+        return program, late
 
-    def name_of(self, chunk: int) -> str:
-        """A chunk in messages."""
-        stages = self.plan.stages
-        return f'stage {chunk % stages}' + (
-            f' (its chunk {chunk // stages})' if self.last >= stages else '')
+    @property
+    def names(self) -> Any:
+        """The paths of the model's links and parameters."""
+        return self.recorder.names
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank has all parameters now."""
+        return len(self.placement.own) == len(self.names.parameters)
 
     @property
     def chunks(self) -> range:
@@ -308,16 +181,11 @@ class Partition:
         return range(self.grid.stage_index, len(self.plan.cuts) + 1,
                      self.plan.stages)
 
-    @property
-    def last(self) -> int:
-        """The number of the last chunk."""
-        return len(self.plan.cuts)
-
-    def where(self, chunk: int) -> str:
-        """The name of a chunk's rank in messages."""
-        stage = chunk % self.plan.stages
-        ranks = self.grid.ranks[stage]
-        return f'stage {stage} (rank {ranks[self.grid.replica_index]})'
+    def name_of(self, chunk: int) -> str:
+        """A chunk in messages."""
+        stages = self.plan.stages
+        return f'stage {chunk % stages}' + (
+            f' (its chunk {chunk // stages})' if self.plan.chunks > 1 else '')
 
     #: What the ranks of a pipeline do with a batch.
     work = ChainWork
@@ -354,7 +222,7 @@ class Partition:
         finally:
             self.state.end()
         for number, name in enumerate(self.names.shaped[shaped:]):
-            if name in self.own:    # with the same values on every replica
+            if name in self.placement.own:  # the same on every replica
                 with preserved():
                     seed_at(places[0]._replace(
                         iteration=0, first_sample=0, layer=number))
@@ -363,46 +231,32 @@ class Partition:
     def _record(self, step: str, function: Callable,
                 both: tuple[tuple, dict[str, Any]], place: Place) -> None:
         leaves, tree = nested.leaves(both)
-        form = (step, getattr(function, '__func__', function),
-                repr(tree), tuple([(one.shape, one.dtype.str)
-                                   for one in leaves]))
         # Forward may write to its batch, which the script still has.
         args, kwargs = nested.rebuilt(tree, [one.copy() for one in leaves])
         program = self.recorder.record(
-            lambda: function(*args, **kwargs), place,
-            is_new=form not in self._forms)
-        self._forms.add(form)
+            lambda: function(*args, **kwargs), place, form=(
+                step, getattr(function, '__func__', function), repr(tree),
+                tuple([(one.shape, one.dtype.str) for one in leaves])))
         if step != 'predict':
             check_result(program.result)
         self.state.note(program)
         self.programs.append(program)
-        layout = self._layout(program)
+        layout = self.layouts.of(program)
         for name, chunks in layout.holders.items():
             for chunk in chunks:
-                if chunk % self.plan.stages not in self.ranks[name]:
+                stage = chunk % self.plan.stages
+                if stage not in self.placement.ranks[name]:
+                    rank = self.grid.ranks[stage][self.grid.replica_index]
                     raise ValueError(
-                        f'this batch needs parameter {name} on '
-                        f'{self.where(chunk)}, which has not got it; make '
+                        f'this batch needs parameter {name} on stage {stage} '
+                        f'(rank {rank}), which has not got it; make '
                         'the partition with such an example')
         program.settle(layout, self.chunks)
-
-    def _layout(self, program: Program) -> Layout:
-        key = program.key()
-        found = self._layouts.get(key)
-        if found is None:
-            known = len(self.keepers)
-            found = Layout(program, self.plan, self.keepers, self._states,
-                           self._having)
-            if len(self.keepers) > known or len(self._layouts) > _LAYOUTS:
-                # Programs that only read these values may do so elsewhere.
-                self._layouts.clear()
-            self._layouts[key] = found
-        return found
 
     def digest(self) -> tuple[int, int]:
         """Equal on ranks that have recorded the same."""
         return (hash(tuple([one.layout.digest for one in self.programs])),
-                hash(tuple([hash(tuple(one.numbers))
+                hash(tuple([hash(tuple(one.notes.numbers))
                             for one in self.programs])))
 
     def description(self) -> dict[str, str]:
@@ -425,7 +279,7 @@ class Partition:
         names[sources_in(last.result)] = ''
         names.pop((), None)
         return [(key, names[found], value._data[0])
-                for key, value in self.state.left().items()
+                for key, value in self.state.left.items()
                 if isinstance(value, chainer.Variable) and not value.shape
                 and key not in self.state.read
                 and (found := sources_in(value)) in names
@@ -437,108 +291,6 @@ class Partition:
             program.forget()
         self.programs = []
 
-    # --- parameters ----------------------------------------------------------
-
-    def fetch(self) -> None:
-        """Gives all ranks the whole model, until :meth:`give_back`.
-
-        Call it on all ranks of the pipeline, between steps.
-
-        Raises:
-            ValueError: A value cannot be sent; on all ranks.
-        """
-        comm, before = self.grid.pipeline, self.ranks
-        me = self.grid.stage_index
-        names = [name for name, parameter in self.names.parameters.items()
-                 if parameter._data[0] is not None
-                 and len(before[name]) < comm.size]
-
-        def own_values() -> dict[str, Any]:
-            return {name: self._host_value(name) for name in names
-                    if before[name][0] == me}
-        # Before the first message: who waits for one learns of no error.
-        values = raise_together(comm, own_values, error=ValueError)
-        self._before = self._chunks
-        for name in names:
-            home, *_ = before[name]
-            if home != me:
-                values[name] = numpy.empty(
-                    self.names.parameters[name].shape,
-                    self.names.parameters[name].dtype)
-            wait_until(comm.Ibcast([values[name].reshape(-1).view(
-                numpy.uint8), MPI.BYTE], home).Test)
-        self._place({name: (*chunks, *(
-            stage for stage in range(comm.size * (name in values))
-            if stage not in before[name]))
-            for name, chunks in self._chunks.items()})
-
-        def settle_all() -> None:
-            for name, value in values.items():
-                if me not in before[name]:
-                    parameter = self.names.parameters[name]
-                    settle(parameter, parameter._initial_device.send(value))
-        try:
-            raise_together(comm, settle_all, error=ValueError)
-        except ValueError:
-            self.give_back()
-            raise
-        for stage in range(comm.size):
-            values = comm.bcast({
-                (path, name): chainer.backends.cuda.to_cpu(value)
-                if isinstance(value := vars(link)[name],
-                              chainer.get_array_types()) else value
-                for path, link in self.names.links.items()
-                if path in self.keepers
-                and self.keepers[path] % self.plan.stages == stage
-                for name in link._persistent} if stage == me else None, stage)
-            for (path, name), value in ({} if stage == me else values).items():
-                link = self.names.links[path]
-                setattr(link, name, link.device.send(value) if isinstance(
-                    value, numpy.ndarray) else value)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether this rank has all parameters now."""
-        return len(self.own) == len(self.names.parameters)
-
-    def give_back(self) -> bool:
-        """Leaves placeholders of what was fetched; whether anything was."""
-        if self._before is None:
-            return False
-        fetched = set(self.own)
-        self._place(self._before)
-        self._before = None
-        for name in fetched.difference(self.own):
-            take_away(name, self.names.parameters[name])
-        return True
-
-    def _host_value(self, name: str) -> numpy.ndarray:
-        array = self.names.parameters[name]._data[0]
-        if array is None or is_placeholder(array):
-            raise ValueError(
-                f'parameter {name} has no values yet; make the partition with '
-                'an example that gives it its shape')
-        return numpy.asarray(chainer.backends.cuda.to_cpu(array), order='C')
-
-    def parameter_bytes(self, name: str) -> int:
-        """Bytes of a parameter, which may be on another rank."""
-        return self._bytes[name]
-
-    def _place(self, chunks: dict[str, tuple[int, ...]]) -> None:
-        """Notes the chunks that use each parameter, its home's first."""
-        self._chunks = chunks
-        self.used = {chunk: sorted(name for name, of in chunks.items()
-                                   if chunk in of)
-                     for chunk in range(self.last + 1)}
-        self.ranks = {name: tuple(dict.fromkeys(
-            chunk % self.plan.stages for chunk in of))
-            for name, of in chunks.items()}
-        self.ties = {name: ranks for name, ranks in self.ranks.items()
-                     if len(ranks) > 1}
-        self.own = {name: parameter for name, parameter
-                    in self.names.parameters.items()
-                    if self.grid.stage_index in self.ranks[name]}
-
     @contextlib.contextmanager
     def own_alone(self) -> Iterator[None]:
         """A block in which links have registered what is this rank's only."""
@@ -547,48 +299,21 @@ class Partition:
         try:
             for link, *both in links:
                 link._params, link._persistent = (
-                    {name for name in names if self.is_own(link, name)}
-                    for names in both)
+                    {name for name in names
+                     if self.placement.is_own(link, name)} for names in both)
             yield
         finally:
             for link, parameters, persistent in links:
                 link._params, link._persistent = parameters, persistent
-
-    def is_own(self, link: chainer.Link, name: str) -> bool:
-        """Whether this rank saves and loads an attribute of a link."""
-        value = vars(link).get(name)
-        if isinstance(value, chainer.Parameter):
-            return self.names.of(value) in self.own
-        me, path = self.grid.stage_index, self.names.of(link)
-        return path is not None and (
-            self.keepers.get(path, me) % self.plan.stages == me)
 
     def counted(self) -> list[chainer.Parameter]:
         """This rank's parameters, as the model's ``params()`` has them.
 
         Those on several ranks are on the first.
         """
-        return [parameter for name, parameter in self.own.items()
+        return [parameter for name, parameter in self.placement.own.items()
                 for _ in range(self.names.times[name])
-                if self.ranks[name][0] == self.grid.stage_index]
-
-    def problem(self) -> str:
-        """Names a parameter that was replaced since the cut; '' if none."""
-        for path, parameter in self.names.parameters.items():
-            link, _, name = path.rpartition('/')
-            if vars(self.names.links[link or '/']).get(name) is not parameter:
-                return (f'parameter {path} was replaced after partition(); '
-                        'change its array, or call partition() afterwards')
-            array = parameter._data[0]
-            if array is None:       # its link makes it, in forward
-                continue
-            if (path in self.own) == is_placeholder(array):
-                return (f'parameter {path} has '
-                        + ('no values' if path in self.own else 'values')
-                        + f' on stage {self.grid.stage_index}; change '
-                        'parameters on the rank that has them only, or use '
-                        'chainer.serializers.load_npz')
-        return ''
+                if self.placement.ranks[name][0] == self.grid.stage_index]
 
 
 class PartitionedChain:
@@ -650,7 +375,7 @@ class PartitionedChain:
         In the model's own forward, and where somebody fetches the others'
         values: all parameters.
         """
-        found = (self.partition.own
+        found = (self.partition.placement.own
                  if current() is None and fetching.now is None
                  else self.partition.names.parameters)
         for name, parameter in found.items():
@@ -669,7 +394,8 @@ class PartitionedChain:
             model.serialize(serializer)
 
     def __str__(self) -> str:
-        return table(self.partition)
+        return table(self.partition, type(self).__name__,
+                     parameters_of(self.partition.names))
 
     def __repr__(self) -> str:
         plan = self.partition.plan
@@ -701,22 +427,3 @@ def check_result(result: Any) -> None:
             'batch, it must return its loss, a scalar variable, as '
             'chainer.links.Classifier does, or be cut with '
             'partition(..., loss_func=)')
-
-
-def _copied(value: Any) -> Any:
-    """A copy of a list or another container, so that it does not grow."""
-    return copy.copy(value) if isinstance(value, _CONTAINERS) else value
-
-
-def _is_same(before: Any, now: Any) -> bool:
-    """Whether an attribute is what it was, also what it contains."""
-    if before is now:
-        return True
-    if type(before) is not type(now) or not isinstance(now, _CONTAINERS) or (
-            len(before) != len(now)):
-        return False
-    one, other = ((value.items() if isinstance(value, dict) else
-                   [(item, item) for item in value])
-                  for value in (before, now))
-    return all(a is c and b is d for (a, b), (c, d)
-               in zip(one, other, strict=True))

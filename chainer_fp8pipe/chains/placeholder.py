@@ -14,8 +14,7 @@
 # real ndarray raises a TypeError of its own.
 #
 # The shape of a derived placeholder is found by calling the function on
-# made-up values, once for the same function and shapes; on a read-only view of
-# real arrays, and where the result's shape may depend on the values, twice.
+# made-up values, and where it may depend on them, on others, too.
 from __future__ import annotations
 
 import contextlib
@@ -23,7 +22,7 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import chainer
@@ -44,7 +43,6 @@ _VIEWS = frozenset(('T', 'mT', 'real', 'imag'))
 #: Functions that need the shape only.
 _LIKE = frozenset((numpy.zeros_like, numpy.ones_like, numpy.empty_like,
                    numpy.full_like))
-_TEXTS = frozenset((numpy.array2string, numpy.array_repr, numpy.array_str))
 _SHAPES = frozenset((
     numpy.shape, numpy.ndim, numpy.size, numpy.result_type, numpy.can_cast,
     numpy.common_type, numpy.min_scalar_type, numpy.iscomplexobj,
@@ -165,8 +163,6 @@ class Placeholder(nested.Dataless):
                 'order': 'C', 'subok': False, **kwargs})
         if function in _SHAPES:
             return function(*map(_stand_in, args), **kwargs)
-        if function in _TEXTS:
-            return repr(self)
         if function in _UNKNOWN:
             return _of_batch(function, args, kwargs, looked_at(
                 self, f'numpy.{function.__name__}'))
@@ -183,13 +179,6 @@ class Placeholder(nested.Dataless):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise looked_at(self, '__setitem__')
-
-    def __bool__(self) -> bool:
-        expected = _guarded(self)
-        if expected is not None:
-            self.program.guard(self, expected)
-            return expected
-        return _of_batch(bool, (self,), {}, looked_at(self, '__bool__'))
 
     def __repr__(self) -> str:
         return (f'<placeholder of {describe_source(self)}, {self.dtype} '
@@ -237,8 +226,8 @@ def _operator(name: str, swapped: bool = False, in_place: bool = False
     return method
 
 
-for _name in ('float', 'int', 'index', 'complex', 'iter', 'contains', 'round',
-              'copy', 'deepcopy'):
+for _name in ('bool', 'float', 'int', 'index', 'complex', 'iter', 'contains',
+              'round', 'copy', 'deepcopy'):
     setattr(Placeholder, f'__{_name}__', _closed(f'__{_name}__'))
 for _name in ('add', 'sub', 'mul', 'truediv', 'floordiv', 'mod', 'pow',
               'matmul', 'and', 'or', 'xor', 'lshift', 'rshift'):
@@ -292,47 +281,11 @@ def known(array: Any) -> Any:
         return (array.program.known(array.source)
                 if isinstance(array.source, Source) and array.program
                 else None)
-    values = []
-    for leaf in array.recipe.leaves:
-        values.append(known(nested.array_of(leaf)))
-        if values[-1] is None:
-            return None
+    values = _all_known(array.recipe.leaves)
+    if values is None:
+        return None
     with suspended():
         return evaluated(array.recipe, values)
-
-
-def _guarded(array: Any) -> bool | None:
-    """What a question after numbers that are not finite expects to hear.
-
-    ``numpy.isnan(x).any()``, say, is answered by "no"; the rank with the
-    value checks that.  None: it is another question.
-    """
-    recipe = array.recipe if is_placeholder(array) else None
-    if recipe is None:
-        return None
-    name = getattr(recipe.function, '__name__', '').strip('_')
-    if name in ('isnan', 'isinf', 'isfinite'):
-        return name == 'isfinite'
-    arrays = list(map(nested.array_of, recipe.leaves))
-    if name == 'ne' and arrays[0] is arrays[-1]:
-        return False
-    inside = [_guarded(one) for one in arrays]
-    if not inside or None in inside:
-        return None
-    if name in ('invert', 'logical_not'):
-        return not inside[0]
-    if name in ('or', 'bitwise_or', 'logical_or'):
-        return any(inside)
-    return all(inside) if name in (
-        'any', 'all', 'item', 'and', 'bitwise_and', 'logical_and') else None
-
-
-def origin(array: Any) -> Any:
-    """The first placeholder from which a derived placeholder is made."""
-    while array.recipe is not None:
-        array = next(filter(is_placeholder, map(
-            nested.array_of, array.recipe.leaves)))
-    return array
 
 
 def derived(function: Callable, args: Any, kwargs: Any) -> Any:
@@ -342,7 +295,7 @@ def derived(function: Callable, args: Any, kwargs: Any) -> Any:
     """
     leaves, tree = nested.leaves((args, kwargs))
     try:
-        shape, dtype, xp, scalar = _result(function, leaves, tree)
+        shape, dtype, xp, scalar = _result_of(function, leaves, tree)
     except PlaceholderError as error:
         return _of_batch(function, args, kwargs, error)
     inputs = [array for array in map(nested.array_of, leaves)
@@ -359,11 +312,16 @@ def _of_batch(function: Callable, args: Any, kwargs: Any,
               error: PlaceholderError) -> Any:
     """The result for arrays that are known; the error if one is not."""
     leaves, tree = nested.leaves((args, kwargs))
-    values = [known(nested.array_of(leaf)) for leaf in leaves]
-    if any(value is None for value in values):
+    values = _all_known(leaves)
+    if values is None:
         raise error
     args, kwargs = nested.rebuilt(tree, values)
     return function(*args, **kwargs)
+
+
+def _all_known(leaves: Iterable[Any]) -> list[Any] | None:
+    values = [known(nested.array_of(leaf)) for leaf in leaves]
+    return None if any(value is None for value in values) else values
 
 
 def evaluated(recipe: Recipe, values: list[Any]) -> Any:
@@ -377,11 +335,10 @@ def looked_at(array: Any, what: str) -> PlaceholderError:
     remedy = (
         "Call the updater's evaluate() or predict() on all ranks instead of "
         'the model or a part of it'
-        if current() is None and isinstance(origin(array).source, str) else
+        if current() is None and isinstance(reads(array)[0], str) else
         "Compute with Chainer's functions, or move what looks into a link or "
         'function of its own, and mark that: '
-        'chainer_fp8pipe.atomic(function); numpy.isnan(x.array).any() may '
-        'be asked')
+        'chainer_fp8pipe.atomic(function)')
     return PlaceholderError(
         f'{user_line()}: {what} needs the value of {describe_source(array)}, '
         f'which is on another rank. {remedy}')
@@ -389,10 +346,12 @@ def looked_at(array: Any, what: str) -> PlaceholderError:
 
 def describe_source(array: Any) -> str:
     """The name of a placeholder's value in messages."""
-    if array.recipe is not None:
-        return 'an array made of ' + ' and '.join(
-            _name_of(source, array.program) for source in array.recipe.reads)
-    return _name_of(array.source, array.program)
+    names = [array.program.describe(one) if isinstance(one, Source)
+             and array.program is not None else
+             f'parameter {one}' if isinstance(one, str) else str(one)
+             for one in reads(array)]
+    return 'an array made of ' * (array.recipe is not None) + (
+        ' and '.join(names))
 
 
 _LIBRARIES = frozenset(('chainer', 'chainermn', 'numpy', 'cupy',
@@ -456,53 +415,67 @@ def made_up(array: Any, otherwise: bool = False) -> Any:
 
 
 def _stand_in(array: Any) -> Any:
-    return numpy.broadcast_to(numpy.zeros((), array.dtype),
-                              array.shape) if is_placeholder(array) else array
+    """A view of one number, or of the array, to which nobody can write."""
+    if is_placeholder(array):
+        return numpy.broadcast_to(numpy.zeros((), array.dtype), array.shape)
+    if not isinstance(array, numpy.ndarray):
+        return array
+    seen = array.view()
+    seen.flags.writeable = False
+    return seen
 
 
-#: Of results that are known: shape, dtype, module, whether it is a number.
-_known: dict[Any, tuple[tuple[int, ...], Any, Any, bool]] = {}
+class _Result(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: Any
+    xp: Any
+    scalar: bool
 
 
-def _result(function: Callable, leaves: list[Any], tree: Any
-            ) -> tuple[tuple[int, ...], Any, Any, bool]:
-    arrays = [nested.array_of(leaf) for leaf in leaves]
-    key: Any
+_results: dict[Any, _Result] = {}
+
+
+def _result_of(function: Callable, leaves: list[Any], tree: Any) -> _Result:
+    """As :func:`_result`, or as it was for leaves of the same form."""
+    arrays = list(map(nested.array_of, leaves))
     try:
-        key = (function, nested.signature(tree), tuple(
+        key = (function, nested.signature(tree), tuple([
             (array.shape, array.dtype, type(array), getattr(
-                array, 'scalar', False)) for array in arrays))
-        found = _known.get(key)
+                array, 'scalar', False)) for array in arrays]))
+        found = _results.get(key)
     except TypeError:
-        key = found = None
+        return _result(function, arrays, tree)
     # The values of a real index decide about the shape of the result.
     if found is None or not (isinstance(function, numpy.ufunc)
                              or all(map(is_placeholder, arrays))):
-        found = _found_out(function, arrays, tree, found is None)
-        if key is not None:
-            if len(_known) > 4096:
-                _known.clear()
-            _known[key] = found
+        if len(_results) > 4096:
+            _results.clear()
+        found = _results[key] = _result(function, arrays, tree)
     return found
 
 
-def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
-               ) -> tuple[tuple[int, ...], Any, Any, bool]:
-    """A function's result for made-up values, as in ``_known``.
-
-    Args:
-        function: Is called.
-        arrays: The leaves of its arguments.
-        tree: Of its arguments.
-        twice: Call the function with other values, too.
+def _result(function: Callable, arrays: list[Any], tree: Any) -> _Result:
+    """What a function gives for made-up values.
 
     Raises:
-        PlaceholderError: It writes to an array, or the shape depends on
-        values.
+        PlaceholderError: It gives no array, writes to one, or the shape
+            depends on values.
     """
     one = next(filter(is_placeholder, arrays))
     name = getattr(function, '__name__', str(function))
-    value = _tried(function, arrays, tree, one, False)
+
+    def tried(otherwise: bool) -> Any:
+        args, kwargs = nested.rebuilt(tree, [
+            made_up(array, otherwise) if is_placeholder(array)
+            else _stand_in(array) for array in arrays])
+        try:
+            return function(*args, **kwargs)
+        except ValueError as error:
+            if not any(text in str(error) for text in (
+                    'read-only', 'output array is not acceptable')):
+                raise
+        raise looked_at(one, 'writing to another array')
+    value = tried(False)
     if isinstance(value, (tuple, list)):
         raise PlaceholderError(
             f'{user_line()}: {name} returns several arrays, of which no '
@@ -511,41 +484,11 @@ def _found_out(function: Callable, arrays: list[Any], tree: Any, twice: bool
     array = numpy.asarray(value) if numpy.isscalar(value) else value
     if not isinstance(array, chainer.get_array_types()):
         raise looked_at(one, name)
-    if twice and any(is_placeholder(array) and array.dtype.kind in 'biu'
-                     for array in arrays):
+    if any(is_placeholder(array) and array.dtype.kind in 'biu'
+           for array in arrays):
         with contextlib.suppress(IndexError, ValueError):   # 1 is no index
-            other = _tried(function, arrays, tree, one, True)
-            if getattr(other, 'shape', ()) != array.shape:
+            if getattr(tried(True), 'shape', ()) != array.shape:
                 raise looked_at(one, f'the shape of the result of {name}')
-    return (array.shape, array.dtype,
-            chainer.backend.get_array_module(array),
-            bool(numpy.isscalar(value)))
-
-
-def _tried(function: Callable, arrays: list[Any], tree: Any, one: Any,
-           otherwise: bool) -> Any:
-    args, kwargs = nested.rebuilt(tree, [
-        made_up(array, otherwise) if is_placeholder(array)
-        else _read_only(array) for array in arrays])
-    try:
-        return function(*args, **kwargs)
-    except ValueError as error:
-        if not any(text in str(error) for text in (
-                'read-only', 'output array is not acceptable')):
-            raise
-    raise looked_at(one, 'writing to another array')
-
-
-def _read_only(array: Any) -> Any:
-    """A view of an array, so that the function cannot write to it."""
-    if not isinstance(array, numpy.ndarray):
-        return array
-    seen = array.view()
-    seen.flags.writeable = False
-    return seen
-
-
-def _name_of(source: Source | str | None, program: Any) -> str:
-    if isinstance(source, Source) and program is not None:
-        return program.describe(source)
-    return f'parameter {source}' if isinstance(source, str) else str(source)
+    return _Result(array.shape, array.dtype,
+                   chainer.backend.get_array_module(array),
+                   bool(numpy.isscalar(value)))

@@ -118,11 +118,6 @@ class PartitionPlan:
         return next((group[0] for group in self.order
                      if homes[group[0]] == chunk), '')
 
-    def label(self, chunk: int) -> str:
-        """The stage of a chunk in words, and which of its chunks it is."""
-        return str(chunk % self.stages) + (
-            f'.{chunk // self.stages}' if self.chunks > 1 else '')
-
     def headline(self, title: str = '', replicas: int = 1) -> str:
         """The plan in a line; ``title`` is the model's, if known."""
         busy, seconds = self.predicted.busy, self.predicted.seconds
@@ -143,21 +138,23 @@ class PartitionPlan:
         return asdict(self)
 
 
-def _in_words(values: Sequence[tuple[str, Value]], most: int = 2) -> str:
-    """Bytes of values that cross a boundary, and what so many of them are."""
+def _in_words(values: Sequence[tuple[str, Value]]) -> str:
+    """Bytes of values that cross a boundary, and what two of them are."""
     names = ', '.join(f'{name} {"x".join(map(str, value.shape or ()))}'
-                      for name, value in values[:most])
+                      for name, value in values[:2])
     return (size(sum(value.nbytes for _, value in values))
             + f': {names}' * bool(values)
-            + f' and {len(values) - most} more' * (len(values) > most))
+            + f' and {len(values) - 2} more' * (len(values) > 2))
 
 
-def table(part: Any) -> str:
+def table(part: Any, title: str, sizes: Mapping[str, Value]) -> str:
     """A line per chunk: ranks, time, memory, and what is sent on.
 
     Args:
         part: The ``partition`` of a model that
             :func:`~chainer_fp8pipe.partition` has cut.
+        title: The name of the model's class.
+        sizes: Of its parameters, by path.
     """
     plan, predicted = part.plan, part.plan.predicted
     total = sum(predicted.busy) or 1.0
@@ -166,11 +163,13 @@ def table(part: Any) -> str:
     for chunk, again in enumerate(plan.recompute):
         stage = chunk % plan.stages
         rows.append([
-            plan.label(chunk),
+            f'{stage}.{chunk // plan.stages}' if plan.chunks > 1
+            else str(stage),
             ' '.join(map(str, part.grid.ranks[stage])),
             f'{100 * predicted.busy[chunk] / total:.0f} %'
             if predicted.busy else '',
-            size(sum(map(part.parameter_bytes, part.used[chunk]))),
+            size(sum(sizes[name].nbytes
+                     for name in part.placement.used[chunk])),
             size(predicted.memory[stage]) if predicted.memory else '',
             ''.join(_in_words(values)
                     for values in part.crossing[chunk:chunk + 1]),
@@ -178,9 +177,9 @@ def table(part: Any) -> str:
     notes = ['(again): keeps its inputs only, and runs forward twice'] * any(
         plan.recompute)
     return '\n'.join([
-        plan.headline(part.title, part.grid.replicas), *columns(rows), *notes,
+        plan.headline(title, part.grid.replicas), *columns(rows), *notes,
         *(f'{name} is on stages {" and ".join(map(str, ranks))}, which sum '
-          'its gradient' for name, ranks in part.ties.items()),
+          'its gradient' for name, ranks in part.placement.ties.items()),
         *part.recorder.undivided()])
 
 

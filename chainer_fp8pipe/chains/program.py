@@ -6,16 +6,11 @@
 # others it forgets as soon as it knows where they are made.  So nothing but
 # functions runs here: no code of the user's that counts, draws or branches,
 # however often a chunk is made.
-#
-# Where each call is made (`Layout`) follows from what calls read.  It is found
-# once for all programs in which the same functions read the same values, and
-# has a digest, by which ranks tell that they are about to do the same.
 from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,8 +26,9 @@ from ..intercept.function_calls import (
 from ..pipeline.backprop import Arrays, Tape
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import nested
-from .calls import Assignment, Call, Source, assign
+from .calls import Call, Source
 from .functions import again, attributes_of
+from .layout import Layout, sources_in
 from .measure import Figures
 from .names import Names
 from .placeholder import (
@@ -41,10 +37,7 @@ from .placeholder import (
     evaluated,
     is_placeholder,
     known,
-    sources,
-    user_line,
 )
-from .plan import PartitionPlan
 from .whole_call import WholeCall
 
 LOCAL: Any = chainer.config._local
@@ -56,38 +49,22 @@ class CallError(RuntimeError):
 
 @dataclass(eq=False)
 class RecordedCall(Call):
-    """A call that is not made yet, with all that making it takes.
+    """A call that is not made yet, with all that making it takes."""
 
-    Attributes:
-        figures: Of all calls of this form; None: a value that a link has kept
-            from an earlier program.
-        node: The function; it is not run itself, but copies of it.
-        attributes: Its attributes from before the call.
-        arguments: Arrays and variables, with placeholders among them.
-        results: The outputs that forward went on with.
-        hidden: Names of attributes with placeholders inside.
-        config: Settings of Chainer's that forward has changed.
-        reads: Paths of the links whose persistent arrays the call uses.
-        line: The code and the number of the line of the user's.
-        before: Of a kept value: the program and name of it there.
-        known: What it gives, where that depends on the batch alone.
-        made: The :class:`.WholeCall` that has run and will run again.
-        elements: Of each channel, if it normalises over several ranks.
-    """
-
+    #: Of all calls of this form; None: a value that a link has kept.
     figures: Figures | None = None
-    node: Any = None
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    arguments: tuple[Any, ...] = ()
-    results: tuple[Any, ...] = ()
-    hidden: tuple[str, ...] = ()
-    config: Mapping[str, Any] = field(default_factory=dict)
-    reads: tuple[str, ...] = ()
-    line: tuple[Any, int] | None = None
-    before: tuple[Program, Source] | None = None
-    known: tuple | None = None
-    made: Any = None
-    elements: Any = None
+    node: Any = None            # not run itself, but copies of it
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # of before
+    arguments: tuple[Any, ...] = ()     # with placeholders among them
+    results: tuple[Any, ...] = ()       # with which forward went on
+    hidden: tuple[str, ...] = ()        # attributes with placeholders inside
+    config: Mapping[str, Any] = field(default_factory=dict)  # that has changed
+    reads: tuple[str, ...] = ()     # links whose persistent arrays it uses
+    line: tuple[Any, int] | None = None     # of the user's: code and number
+    before: tuple[Program, Source] | None = None    # of a kept value
+    known: tuple | None = None  # the result, if of the batch alone
+    made: Any = None            # a WholeCall that has run and will run again
+    elements: Any = None        # of each channel that it normalises
 
     def error(self, number: int, text: str) -> CallError:
         """The error for this call."""
@@ -102,104 +79,22 @@ class RecordedCall(Call):
         self.attributes, self.arguments = {}, ()
 
 
-class Layout:
-    """Where the calls of a program are made, and what crosses.
+@dataclass(eq=False)
+class Notes:
+    """What recording a program notes beside its calls."""
 
-    Args:
-        program: One of those with this layout.
-        plan: Where the model is cut.
-        keepers: The chunk with the calls of a link that keeps running
-            values, by the link's path; those of this program are added.
-        states: The chunk that makes a value which a link keeps for the next
-            batch, by the link's path and the attribute; those of this program
-            are added.  Where it is made decides where the next batch uses it.
-        having: The chunks that have a parameter, by its path; None: any.
-
-    Raises:
-        ValueError: The calls of such a link would be on two chunks, or a
-            call needs a parameter where it is not.
-
-    Attributes:
-        chunks: Of each call.
-        incoming: For each chunk the values that it receives.
-        outgoing: For each chunk the values that it sends on; for the last
-            one what the result is made of.
-        reporters: The chunk that knows a reported value, by its name.
-        holders: The chunks that use a parameter, by its path.
-        digest: The same on ranks with the same calls in the same places.
-    """
-
-    def __init__(self, program: Program, plan: PartitionPlan,
-                 keepers: dict[str, int],
-                 states: dict[tuple[str, str], int],
-                 having: Mapping[str, tuple[int, ...]] | None) -> None:
-        calls, results = program.calls, sources_in(program.result)
-        made = {key: sources_in(value) for key, value in program.kept.items()}
-        groups = [*map(sources_in, program.reports.values()), *made.values()]
-        late: dict[int, int] = {}
-
-        def assigned() -> Assignment:
-            return assign(calls, plan.order, plan.positions, results, groups, {
-                source.call: states[key] for key, one in made.items()
-                for source in one if key in states
-            } | {
-                number: keepers[name] for number, call in enumerate(calls)
-                for name in (*call.whole, *call.reads) if name in keepers
-            } | late)
-        known, found = set(keepers), assigned()
-        more = _late(calls, found, having or {})
-        while more and not more.items() <= late.items():
-            late.update(more)
-            found = assigned()
-            more = _late(calls, found, having or {})
-        for call, chunk in zip(calls, found.chunks, strict=True):
-            for name in set(call.whole) - known:
-                keepers[name] = max(chunk, keepers.get(name, 0))
-        found = assigned()
-        problem = [name for call, chunk in zip(
-            calls, found.chunks, strict=True)
-            for name in (*call.whole, *call.reads)
-            if keepers.get(name, chunk) != chunk]
-        if problem:
-            raise ValueError(
-                f'link {problem[0]} keeps running values, and its calls would '
-                'be on two ranks for inputs of this form; make the partition '
-                'with such an example')
-        last = len(plan.cuts)
-        self.chunks, self.holders = found.chunks, found.holders
-        for key, one in made.items():
-            if one:
-                states.setdefault(key, max(self.chunks[source.call]
-                                           for source in one))
-        self.incoming = ((), *found.crossing)
-        self.outgoing = (*found.crossing, results)
-        self.reporters = {
-            name: max([self.chunks[source.call] for source
-                       in sources_in(value)], default=last)
-            for name, value in program.reports.items()}
-        text = hashlib.blake2b(digest_size=8)
-        for call in calls:
-            text.update(repr((
-                call.name, call.link, call.inputs, call.parameters,
-                [(key, value.shape, str(value.dtype))
-                 for key, value in call.outputs.items()])).encode())
-        text.update(repr((self.chunks, sorted(self.reporters))).encode())
-        self.digest = int.from_bytes(text.digest(), 'big') >> 1
-
-
-def _late(calls: Sequence[RecordedCall], found: Assignment,
-          having: Mapping[str, tuple[int, ...]]) -> dict[int, int]:
-    """Calls that are before their parameters' chunk, and that chunk.
-
-    Where control flow is another one, a call may come before the cut that it
-    came after in the example.
-    """
-    return {
-        number: min(of) for number, (call, chunk) in enumerate(
-            zip(calls, found.chunks, strict=True))
-        for name in call.parameters
-        if chunk not in having.get(name, (chunk,))
-        and (of := [one for one in having[name] if one > chunk])}
+    #: For each loss that leaves labels out, how many labels count (-1:
+    #: unknown), and how many it leaves out.
+    labels: list[tuple[int, int]] = field(default_factory=list)
+    #: Among the calls' attributes, which all ranks must share.
+    numbers: list[Any] = field(default_factory=list)
+    #: Batch normalisations: number of the call, link, arrays of mean and
+    #: variance, whether it is finetuned.
+    normalised: list[tuple[int, Any, Any, Any, bool]] = field(
+        default_factory=list)
+    #: What stands for values of earlier programs, by their id and name there.
+    pins: dict[tuple[int, Source], Source] = field(default_factory=dict)
+    unchained: set[Source] = field(default_factory=set)
 
 
 class Program:
@@ -213,16 +108,8 @@ class Program:
         calls: In the order in which forward made them.
         result: What forward returned, made of placeholders.
         reports: What forward has reported, by name.
-        guards: By name of a report: what a question after it expected to hear.
         kept: Attributes of links, by path and name, that a later program may
             read.
-        labels: For each loss that leaves labels out, how many labels count
-            (-1: unknown), and how many it leaves out.
-        numbers: Of the calls' attributes, which all ranks must share.
-        normalised: Batch normalisations: number of the call, link, arrays of
-            mean and variance, whether it is finetuned.
-        layout: Where calls are made.
-        values: Of ``kept``, on this rank.
     """
 
     layout: Layout
@@ -232,14 +119,12 @@ class Program:
         self.calls: list[RecordedCall] = []
         self.result: Any = None
         self.reports: dict[str, Any] = {}
-        self.guards: dict[str, tuple[bool, str]] = {}
         self.kept: dict[tuple[str, str], Any] = {}
-        self.labels: list[tuple[int, int]] = []
-        self.numbers: list[Any] = []
-        self.normalised: list[tuple[int, Any, Any, Any, bool]] = []
-        self.pins: dict[tuple[int, Source], Source] = {}
-        self.unchained: set[Source] = set()
+        #: What recording notes beside calls.
+        self.notes = Notes()
+        #: Of ``kept``, on this rank.
         self.values: dict[Source, Any] = {}
+        #: What was reported, with values, on this rank.
         self.found: dict[str, Any] = {}
         self._began: set[int] = set()           # chunks
 
@@ -251,12 +136,6 @@ class Program:
             return 'a value of an earlier batch'
         call = self.calls[source.call]
         return f'call {source.call} ({call.name} in {call.link})'
-
-    def guard(self, array: Any, expected: bool) -> None:
-        """Notes a question that was answered before the value is known."""
-        name = f'\0guard {len(self.guards)}'
-        self.guards[name] = expected, user_line()
-        self.reports[name] = array
 
     def known(self, source: Source) -> Any:
         """A value that depends on the batch alone; None: it does not."""
@@ -288,7 +167,7 @@ class Program:
             + ', '.join(str(value.shape) for value in call.outputs.values())
             for number, call in enumerate(self.calls)}
         return found | {f'number {index} in the calls{where}': repr(one)
-                        for index, one in enumerate(self.numbers)}
+                        for index, one in enumerate(self.notes.numbers)}
 
     def key(self) -> Any:
         """Equal for programs with one layout."""
@@ -317,7 +196,8 @@ class Program:
     def forget(self) -> None:
         """Drops all but the values that a later program may read."""
         self.calls, self.result = [], None
-        self.reports, self.found, self.normalised = {}, {}, []
+        self.reports, self.found = {}, {}
+        self.notes.normalised.clear()
 
     # --- a chunk -------------------------------------------------------------
 
@@ -384,7 +264,7 @@ class Program:
                 (link, self._elements(self.calls[number], mean), mean,
                  variance, finetuned)
                 for number, link, mean, variance, finetuned
-                in self.normalised if layout.chunks[number] == chunk]
+                in self.notes.normalised if layout.chunks[number] == chunk]
         calls = self.calls
 
         def describe(function: Any) -> str:
@@ -446,7 +326,7 @@ class Program:
                     f'{value.dtype} {value.shape} was expected for inputs '
                     'of these shapes; what a function, or a link that is run '
                     'as a whole, returns must follow from them')
-            if source in self.unchained:
+            if source in self.notes.unchained:
                 out.unchain()
 
     def real(self, value: Any, values: Mapping[Source, Any]) -> Any:
@@ -469,7 +349,7 @@ class Program:
             return chainer.Variable(found.array) if is_variable else (
                 found.array)
         if array.program is not self:
-            source = self.pins[id(array.program), source]
+            source = self.notes.pins[id(array.program), source]
         found = values.get(source)
         if found is None:
             raise PlaceholderError(
@@ -496,14 +376,8 @@ class Program:
             if self.layout.reporters[name] != chunk:
                 continue
             leaves, tree = nested.leaves(value)
-            made = nested.rebuilt(tree, [
+            self.found[name] = nested.rebuilt(tree, [
                 nested.array_of(self.real(leaf, values)) for leaf in leaves])
-            if name not in self.guards:
-                self.found[name] = made
-            elif bool(made) is not self.guards[name][0]:
-                raise FloatingPointError(
-                    f'{self.guards[name][1]}: the question whether numbers '
-                    'are finite was answered by yes, and they are not')
 
     def _elements(self, call: RecordedCall, mean: Any) -> Any:
         """Elements of each channel."""
@@ -539,12 +413,6 @@ class _Making(Interceptor):
 
 
 _MAKING = _Making()
-
-
-def sources_in(value: Any) -> tuple[Source, ...]:
-    """Names the calls that made a value, or the values in a tuple."""
-    return tuple(source for leaf in nested.leaves(value)[0]
-                 for source in sources(nested.array_of(leaf)))
 
 
 def settings(config: Mapping[str, Any]) -> Any:

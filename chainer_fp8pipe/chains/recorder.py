@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -36,12 +37,7 @@ from ..intercept.function_calls import (
 from ..pipeline.batch_statistics import why_once
 from ..pipeline.randomness import Place, preserved, seed_at
 from . import collectives, nested
-from .attributes import (
-    attributes_of_links,
-    copied,
-    on_copies,
-    set_attributes,
-)
+from .attributes import copied, on_copies, set_attributes
 from .calls import Source, Value
 from .deferred import place_array, set_placeholder
 from .functions import CHAINERS, PLAIN, again, attributes_of, ignored_label
@@ -68,7 +64,7 @@ from .placeholder import (
     user_line,
 )
 from .program import LOCAL, Program, RecordedCall
-from .whole_call import Pass, WholeCall, is_marked
+from .whole_call import WholeCall, call_whole, is_marked
 
 #: Figures of so many forms of calls are kept.
 _MEASURED = 4096
@@ -97,6 +93,7 @@ class Recorder:
         collectives.hold(self)
         hold_calls(map(type, names.links.values()), self)
         self.memo: dict[Any, Figures] = {}
+        self._forms: set[Any] = set()
         self.moving: set[int] = set()       # ids of links, see why_once()
         self.reasons: dict[str, str] = {}
         self.atomic: frozenset[str] = frozenset(
@@ -108,7 +105,7 @@ class Recorder:
                 for path, reason in self.reasons.items()]
 
     def record(self, run: Callable[[], Any], place: Place = NOWHERE,
-               timed: bool = False, is_new: bool = True) -> Program:
+               timed: bool = False, form: Any = None) -> Program:
         """The program of what ``run`` calls.
 
         Use it in a block of :meth:`placeholders`.
@@ -117,7 +114,8 @@ class Recorder:
             run: Calls the model.
             place: Where in the training that is.
             timed: Whether calls are timed, for which they are run again.
-            is_new: Whether a link may look at data that has not done so yet.
+            form: Of the call.  No link looks at data in a second one that has
+                not done so in the first; None: nobody knows.
 
         Raises:
             PlaceholderError: The model's own forward looks at computed data.
@@ -126,13 +124,15 @@ class Recorder:
         while True:
             program = Program(names, place)
             one = _Recording(self, program, timed)
-            before = copied(names.links) if is_new else None
+            before = None if form in self._forms else copied(names.links)
             try:
                 with names.reporter.scope(program.reports), \
                         collectives.refusing(names.links), \
                         between_calls(place), intercepting(one):
                     program.result = run()
                 one.refuse_placeholders()
+                if form is not None:
+                    self._forms.add(form)
                 return program
             except PlaceholderError as error:
                 found = one.innermost()
@@ -186,7 +186,7 @@ class Ahead(chainer.Variable):
     def unchain(self) -> None:
         """See ``chainer.Variable``; holds when the call is made."""
         array = self._data[0]
-        array.program.unchained.add(array.source)
+        array.program.notes.unchained.add(array.source)
 
     @property
     def array(self) -> Any:
@@ -204,7 +204,7 @@ class Ahead(chainer.Variable):
     data = array
 
 
-class _Recording(Pass):
+class _Recording(Interceptor):
     """Writes down the calls of one forward pass."""
 
     def __init__(self, recorder: Recorder, program: Program, timed: bool
@@ -229,12 +229,15 @@ class _Recording(Pass):
                   original: Callable) -> Any:
         self._stack.append(link)
         try:
+            if self._names.of(link) in self._recorder.atomic:
+                return call_whole(link, functools.partial(original, link),
+                                  args, kwargs, self._last_form)
             if isinstance(link, BatchNormalization) and (
                     type(link) is not BatchRenormalization
-                    and chainer.config.train and not self.is_whole(link)
+                    and chainer.config.train
                     and not chainer.config.in_recomputing):
                 return self._normalise(link, args, kwargs, original)
-            return super().call_link(link, args, kwargs, original)
+            return original(link, *args, **kwargs)
         except PlaceholderError:
             if self._looking is None:
                 self._looking = list(filter(None, map(self._names.of,
@@ -243,10 +246,10 @@ class _Recording(Pass):
         finally:
             self._stack.pop()
 
-    def is_whole(self, link: chainer.Link) -> bool:
-        return self._names.of(link) in self._recorder.atomic
+    def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
+        return call_whole(function, function, args, kwargs, self._last_form)
 
-    def last_form(self) -> Any:
+    def _last_form(self) -> Any:
         figures = self._program.calls[-1].figures
         assert figures is not None
         return figures.form
@@ -271,7 +274,7 @@ class _Recording(Pass):
         """Counts labels, of which a mean leaves out some."""
         value = known(nested.array_of(labels))
         left = 1 if value is None else int((value == label).sum())
-        self._program.labels.append(
+        self._program.notes.labels.append(
             (-1 if value is None else value.size - left, left))
 
     def before_backward(self, outputs: Any) -> None:
@@ -288,8 +291,8 @@ class _Recording(Pass):
         to_do = [one for one in reads(array) if isinstance(one, Source)]
         while to_do:
             source = to_do.pop()
-            if source not in program.unchained:
-                program.unchained.add(source)
+            if source not in program.notes.unchained:
+                program.notes.unchained.add(source)
                 to_do += program.calls[source.call].inputs
 
     # --- after the run -------------------------------------------------------
@@ -388,7 +391,7 @@ class _Recording(Pass):
             kind = type(value)
             if kind in _NUMBERS:
                 # NaN has another hash each time.
-                self._program.numbers.append(
+                self._program.notes.numbers.append(
                     value if value == value else None)
             elif kind not in _SIMPLE and name not in CHAINERS:
                 for leaf in nested.leaves(value)[0]:
@@ -438,7 +441,7 @@ class _Recording(Pass):
     def _pin(self, array: Any, source: Source) -> Source:
         """Names a value that a link has kept from an earlier program."""
         program, key = self._program, (id(array.program), source)
-        if key not in program.pins:
+        if key not in program.notes.pins:
             chunk = array.program.chunk_of(source)
             if chunk is None:
                 raise ValueError(
@@ -446,11 +449,11 @@ class _Recording(Pass):
                     'micro-batch is used, which nobody has kept; keep state '
                     'in attributes of links, and call partition() with an '
                     'example that reads it in its second call')
-            program.pins[key] = Source(len(program.calls), 0)
+            program.notes.pins[key] = Source(len(program.calls), 0)
             program.calls.append(RecordedCall(
                 'state', outputs={0: Value(array.shape, array.dtype)},
                 pinned=chunk, before=(array.program, source)))
-        return program.pins[key]
+        return program.notes.pins[key]
 
     def _attributes(self, own: dict[str, Any], figures: Figures
                     ) -> dict[str, Any]:
@@ -531,12 +534,12 @@ class _Recording(Pass):
             self._owners.update({id(link.avg_mean): path,
                                  id(link.avg_var): path})
         try:
-            result = super().call_link(link, args, kwargs, original)
+            result = original(link, *args, **kwargs)
             calls = self._program.calls
             for number in range(len(calls) - 1, -1, -1):
                 if any(value is link.avg_mean for value
                        in calls[number].attributes.values()):
-                    self._program.normalised.append(
+                    self._program.notes.normalised.append(
                         (number, link, link.avg_mean, link.avg_var,
                          link.N > 0))
                     break
@@ -585,38 +588,34 @@ class _Recording(Pass):
 
     def _refuse_numbers(self, node: Any, inputs: tuple, original: Callable
                         ) -> None:
-        """Runs a whole function on different values.
+        """Raises PlaceholderError if numbers that it gives are of data.
 
-        Raises:
-            PlaceholderError: Numbers that it returns or keeps in attributes
-                differ, so that other ranks cannot know them.
+        The function is run on two different values.
         """
-        links, found = self._names.links, []
+        links = self._names.links
+        returned, kept = [], []
         for factor in (1.0, -37.0):
             twin = again(node, attributes_of(node))
             with on_copies(links), preserved():
-                before = attributes_of_links(links)
                 original(twin, made_up_inputs(inputs, factor))
-                found.append((constants(twin.result), {
-                    (path, name): repr(value) for path, link in links.items()
-                    for name, value in vars(link).items()
-                    if isinstance(value, PLAIN)
-                    and value is not before[path].get(name)}))
-        (returned, kept), (others, later) = found
-        where = self._names.of(self._stack[-1]) if self._stack else '/'
-        if returned != others:
+                returned.append(constants(twin.result))
+                kept.append({(path, name, repr(value))
+                             for path, link in links.items()
+                             for name, value in vars(link).items()
+                             if isinstance(value, PLAIN)})
+        if returned[0] != returned[1]:
+            where = self._names.of(self._stack[-1]) if self._stack else '/'
             raise PlaceholderError(
                 f'{user_line()}: what {where} returns beside arrays '
-                f'({", ".join(set(returned) - set(others))}) depends on '
-                'data that other ranks have not got. Return a variable, or '
-                'mark a function around its use, too: '
+                f'({", ".join(set(returned[0]) - set(returned[1]))}) depends '
+                'on data that other ranks have not got. Return a variable, '
+                'or mark a function around its use, too: '
                 'chainer_fp8pipe.atomic(function)')
-        for path, name in kept:
-            if kept[path, name] != later.get((path, name)):
-                raise PlaceholderError(
-                    f'{user_line()}: link {path} keeps a number in {name!r} '
-                    'that depends on data that other ranks have not got. '
-                    'Keep an array or a variable, or nothing')
+        for path, name, _ in kept[0] - kept[1]:
+            raise PlaceholderError(
+                f'{user_line()}: link {path} keeps a number in {name!r} '
+                'that depends on data that other ranks have not got. '
+                'Keep an array or a variable, or nothing')
 
 
 class _Inside(Interceptor):

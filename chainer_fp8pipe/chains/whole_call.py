@@ -1,7 +1,6 @@
 """Links and functions that are run as one call, and never cut."""
 from __future__ import annotations
 
-import abc
 import functools
 import itertools
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 import chainer
 import numpy
 
-from ..intercept.function_calls import Interceptor, current
+from ..intercept.function_calls import current
 from ..pipeline.backprop import InParameters, Tape
 from . import nested
 
@@ -135,41 +134,25 @@ def _variable(array: Any) -> chainer.Variable | None:
         array, requires_grad=False)
 
 
-class Pass(Interceptor, abc.ABC):
-    """A forward pass, in which some links and marked functions are one call.
+def call_whole(run: Callable, function: Callable, args: Any, kwargs: Any,
+               last_form: Callable[[], tuple[Any, tuple[bool, ...]]]) -> Any:
+    """Calls a link or function as one node; returns what it returns.
+
+    Args:
+        run: The link or function.
+        function: Runs it.
+        args: Arguments.
+        kwargs: Keyword arguments.
+        last_form: Gives the form of the result (see :class:`.Figures`) where
+            the node was recorded, and not run.
     """
-
-    @abc.abstractmethod
-    def is_whole(self, link: chainer.Link) -> bool:
-        """Whether a link is one call."""
-
-    @abc.abstractmethod
-    def last_form(self) -> tuple[Any, tuple[bool, ...]]:
-        """The form of the last result (see :class:`.Figures`), if recorded.
-
-        Asked where :meth:`apply` has not run a :class:`WholeCall`.
-        """
-
-    def call_link(self, link: chainer.Link, args: Any, kwargs: Any,
-                  original: Callable) -> Any:
-        if not self.is_whole(link):
-            return original(link, *args, **kwargs)
-        return self._call(link, functools.partial(original, link), args,
-                          kwargs)
-
-    def call_whole(self, function: Callable, args: Any, kwargs: Any) -> Any:
-        return self._call(function, function, args, kwargs)
-
-    def _call(self, run: Any, function: Callable, args: Any, kwargs: Any
-              ) -> Any:
-        """Calls a function as one node; returns what the function returns."""
-        leaves, tree = nested.leaves((args, kwargs))
-        node = WholeCall(run, function, tree, tuple(
-            isinstance(leaf, chainer.Variable) for leaf in leaves))
-        # Backward is called, also where no argument wants a gradient.
-        outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
-        tree, variables = (self.last_form() if node.result is None
-                           else (node.result, node.variables))
-        return nested.rebuilt(tree, [
-            output if is_variable else nested.array_of(output)
-            for output, is_variable in zip(outputs, variables, strict=True)])
+    leaves, tree = nested.leaves((args, kwargs))
+    node = WholeCall(run, function, tree, tuple(
+        isinstance(leaf, chainer.Variable) for leaf in leaves))
+    # Backward is called, also where no argument wants a gradient.
+    outputs = node.apply((*leaves, chainer.Variable(_NOTHING)))
+    tree, variables = (last_form() if node.result is None
+                       else (node.result, node.variables))
+    return nested.rebuilt(tree, [
+        output if is_variable else nested.array_of(output)
+        for output, is_variable in zip(outputs, variables, strict=True)])

@@ -55,8 +55,7 @@ class ChainWork(Work):
         if self._partition.grid is not grid:
             raise ValueError('the model was cut for other ranks; give '
                              'PipelineUpdater the comm that partition() got')
-        self._loss_func = self._partition.loss_func
-        if loss_func not in (None, self._loss_func):
+        if loss_func not in (None, self._partition.loss_func):
             raise ValueError('the model was cut with another loss_func; pass '
                              'this one to partition(), which records it')
         if self._partition.optimizer not in (None, optimizer):
@@ -128,11 +127,11 @@ class ChainWork(Work):
             ValueError: The model cannot be run so.
         """
         part = self._partition
-        problem = part.problem()
+        problem = part.placement.problem()
         if problem:
             raise ValueError(problem)
         function = (self._method if step == 'predict'
-                    else self._loss_func or self._model)
+                    else part.loss_func or self._model)
         assert function is not None
         batches = [nested.rebuilt(tree, [
             self._model.device.send(array) for array in arrays])
@@ -157,7 +156,7 @@ class ChainWork(Work):
         self._weights = [0.0] * len(part.programs)
         if step != 'predict':
             self._weights = self._agreed([given for _, given in said]) or (
-                weights_of([one.labels for one in part.programs],
+                weights_of([one.notes.labels for one in part.programs],
                            batch.sizes,
                            self._grid.replicas if step == 'train' else 1))
 
@@ -208,9 +207,10 @@ class ChainWork(Work):
 
     def tied(self) -> dict[int, tuple[int, ...]]:
         """See :meth:`.Work.tied`."""
-        part = self._partition
-        return {id(part.own[name]): stages
-                for name, stages in part.ties.items() if name in part.own}
+        placement = self._partition.placement
+        return {id(placement.own[name]): stages
+                for name, stages in placement.ties.items()
+                if name in placement.own}
 
     def end(self) -> None:
         """See :meth:`.Work.end`."""

@@ -5,7 +5,9 @@ from unittest import mock
 from chainer_fp8pipe import atomic, partition
 from chainer_fp8pipe.chains import (
     deferred,
+    layout,
     partitioned,
+    placement,
     program,
     recorder,
 )
@@ -80,12 +82,10 @@ PLACES = [(owner, name, rank) for owner, name, ranks in (
     (module, 'check_result', (0, 1)), (module, '_shapes', (0, 1)),
     (program.Program, 'description', (0, 1)),
     (module, 'search', (0,)), (module, 'order_of', (0,)),
-    (module, 'parameters_of', (0,)), (partitioned, 'Layout', (0, 1)),
-    (module, 'Partition', (0, 1)),
-    (module, 'class_of', (0, 1)), (module, '_to_send', (0, 1)),
-    (module, '_keep', (0, 1)), (module, '_like', (0,)),
-    (module, 'take_away', (0, 1)), (module, '_persistent', (0, 1)),
-    (module, '_set_persistent', (0, 1)),
+    (module, 'parameters_of', (0,)), (layout, 'Layout', (0, 1)),
+    (module, 'Partition', (0, 1)), (module, 'class_of', (0, 1)),
+    (placement, 'settle', (1,)), (placement, 'take_away', (0, 1)),
+    (placement, '_write', (0, 1)),
     (deferred, 'place_array', (0, 1)))
     for rank in ranks]
 
@@ -102,9 +102,9 @@ def test_a_raise_between_two_messages_is_one_on_all_ranks(comm, number):
 
 #: The same for a step with a micro-batch of a new form.
 STEPS = [(owner, name, rank) for owner, name in (
-    (partitioned.Partition, 'problem'), (partitioned.Partition, 'record'),
+    (placement.Placement, 'problem'), (partitioned.Partition, 'record'),
     (partitioned.Partition, 'digest'), (partitioned.State, 'note'),
-    (recorder.Recorder, 'record'), (partitioned, 'Layout'),
+    (recorder.Recorder, 'record'), (layout, 'Layout'),
     (partitioned, 'check_result'), (program.Program, 'settle'))
     for rank in (0, 1)]
 

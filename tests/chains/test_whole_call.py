@@ -1,7 +1,11 @@
 """What is atomic is run as one call, and gives what it would otherwise."""
 from chainer_fp8pipe import atomic
 from chainer_fp8pipe.chains import whole_call
-from chainer_fp8pipe.intercept.function_calls import intercepting, suspended
+from chainer_fp8pipe.intercept.function_calls import (
+    Interceptor,
+    intercepting,
+    suspended,
+)
 
 import chainer
 import chainer.functions as F
@@ -12,16 +16,14 @@ import pytest
 X = numpy.random.RandomState(0).randn(3, 4).astype('f')
 
 
-class Here(whole_call.Pass):
+class Here(Interceptor):
     """Does everything itself, whole functions as one node."""
 
     def __init__(self):
         self.nodes = []
 
-    is_whole = staticmethod(whole_call.is_marked)
-
-    def last_form(self):
-        """It records nothing."""
+    def call_whole(self, function, args, kwargs):
+        return whole_call.call_whole(function, function, args, kwargs, None)
 
     def apply(self, node, inputs, original):
         self.nodes.append(node.label)
@@ -62,11 +64,6 @@ def clipped(x, *, factor=1):
 
 
 @atomic
-def outer(x):
-    return clipped(clipped(x) - 1)
-
-
-@atomic
 def chosen(x, index, table):
     assert isinstance(index, numpy.ndarray)
     return x[index] * table
@@ -80,7 +77,6 @@ def pair(x):
 @pytest.mark.parametrize(('run', 'calls'), [
     (lambda x: clipped(x) + 1, ['clipped', '_ + 1']),
     (lambda x: clipped(x, factor=3), ['clipped']),
-    (outer, ['outer']),         # what is atomic inside is part of it
     (lambda x: chosen(x, numpy.array([2, 0, 2]), numpy.arange(4, dtype='f')),
      ['chosen']),
     (lambda x: pair(x)[1], ['pair'])])      # an output that nobody uses
@@ -119,20 +115,6 @@ def test_a_method_uses_its_links_parameters():
     assert compared(net, net) == ['gate', 'ReLU']
 
 
-def test_a_marked_link_is_one_call_wherever_it_is_used():
-    class Inner(chainer.Chain):
-        def __init__(self):
-            super().__init__(one=L.Linear(4, 4), two=L.Linear(4, 4))
-
-        def forward(self, x):
-            return self.two(F.tanh(self.one(x))) + x
-    inner = Inner()
-    assert atomic(inner) is inner
-    assert compared(lambda x: inner(inner(x)), inner) == ['Inner', 'Inner']
-    assert whole_call.is_marked(inner)
-    assert not whole_call.is_marked(inner.one)
-
-
 def test_without_an_interceptor_it_is_the_function_itself():
     """Its name, its documentation, its exceptions."""
     assert clipped.__name__ == 'clipped'
@@ -144,11 +126,3 @@ def test_without_an_interceptor_it_is_the_function_itself():
         broken(3)
     with intercepting(Here()), pytest.raises(KeyError, match='from inside'):
         broken(chainer.Variable(X))
-
-
-def test_without_backprop_it_keeps_no_graph():
-    here = Here()
-    with intercepting(here), chainer.no_backprop_mode():
-        y = clipped(chainer.Variable(X))
-    assert y.creator_node is None
-    numpy.testing.assert_array_equal(y.array, numpy.tanh(X * 2))

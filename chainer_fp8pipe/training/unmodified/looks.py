@@ -46,7 +46,7 @@ class WholeModel:
         self._elsewhere = {
             id(parameter) for name, parameter
             in self._partition.names.parameters.items()
-            if name not in self._partition.own}
+            if name not in self._partition.placement.own}
         self._thread = threading.get_ident()
         notice_looks(self._partition)
         Patch(chainer.Parameter, 'grad', self._of_others).hold(
@@ -117,12 +117,12 @@ class WholeModel:
         wait_until(self._partition.grid.pipeline.Iallreduce(
             MPI.IN_PLACE, anybody, MPI.MAX).Test)
         if anybody[0]:
-            self._partition.fetch()
+            self._partition.placement.fetch()
             self._is_here = True
 
     def _leave(self) -> None:
         if self._is_here:
-            self._partition.give_back()
+            self._partition.placement.give_back()
             self._is_here = False
 
 

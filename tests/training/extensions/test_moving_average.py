@@ -243,7 +243,7 @@ def test_own_values_are_back_after_an_evaluation_that_is_refused(comm):
     for _ in range(3):
         updater.update()
         average()
-    assert len(model.partition.ranks['/a/W']) == 1
+    assert len(model.partition.placement.ranks['/a/W']) == 1
     own = bits(model)
     with pytest.raises(ValueError, match='needs parameter /a/W'), (
             average.weights()):

@@ -177,7 +177,7 @@ def running(comm, model):
     for several in comm.allgather({
             (path, key): vars(link)[key]
             for path, link in model.namedlinks() for key in link._persistent
-            if model.partition.is_own(link, key)}):
+            if model.partition.placement.is_own(link, key)}):
         found.update(several)
     return found
 

@@ -124,16 +124,8 @@ REFUSED = {
         'memory': 'much' if rank else None}),
     'recompute': ("recompute must be 'auto', True or False, not 'often'",
                   lambda rank: {'recompute': 'often'}),
-    'optimizer_arrays': ('optimizer_arrays must be a number',
-                         lambda rank: {'optimizer_arrays': -1}),
-    'optimizer_arrays, a text': ("not '2'",
-                                 lambda rank: {'optimizer_arrays': '2'}),
-    'an optimizer and its arrays': (
-        'give optimizer, .* or optimizer_arrays, not SGD and 0',
-        lambda rank: {'optimizer': chainer.optimizers.SGD(),
-                      'optimizer_arrays': 0}),
-    'a text for an optimizer': (
-        'give optimizer, .*, not str', lambda rank: {'optimizer': 'Adam'}),
+    'a text for an optimizer': ('optimizer must be .*, not str',
+                                lambda rank: {'optimizer': 'Adam'}),
     'other optimizer': ('optimizer is .* on rank 0 but ', lambda rank: {
         'optimizer': (chainer.optimizers.SGD if rank
                       else chainer.optimizers.Adam)()}),
@@ -144,8 +136,7 @@ REFUSED = {
                lambda rank: {'chunks': 2}),
     **{f'other {option[0]}': differing(*option) for option in (
         ('micro_batches', 2, 4), ('schedule', '1f1b', 'gpipe'),
-        ('chunks', 1, 2), ('optimizer_arrays', 1, 2),
-        ('memory', '1 GB', None, 1e9))},
+        ('chunks', 1, 2), ('memory', '1 GB', None, 1e9))},
     'other recompute': (
         "recompute is True on rank 0 but 'auto' on rank 1",
         lambda rank: {'recompute': 'auto' if rank else True}),

@@ -227,8 +227,7 @@ class Source:
 
 
 DRAWS = {
-    'RandomState': lambda seed: functools.partial(
-        numpy.random.RandomState(seed).rand, 5),
+    'RandomState': lambda seed: Source(numpy.random.RandomState(seed)),
     'Generator': lambda seed: Source(numpy.random.default_rng(seed)),
     'Random': lambda seed: Source(random.Random(seed))}
 
@@ -371,7 +370,7 @@ def test_whatever_else_is_called_the_owner_normalises(
         found = now['/norm', 'avg_mean'], now['/norm', 'avg_var']
         assert not numpy.equal(found, before).any()
         before = found
-    assert one.model.partition.keepers == {'/norm': owner}
+    assert one.model.partition.layouts.keepers == {'/norm': owner}
     norm.avg_mean[...], norm.avg_var[...] = found
     one.give()
     loss = observed(one.model, lambda: one.updater.evaluate(*batch_of()))

@@ -121,7 +121,7 @@ def test_all_stages_recompute_but_those_that_move_on(comm, moving):
     plan = model.plan.as_dict()
     assert list(plan['recompute']) == [
         not any(name.startswith(f'/{moving}/') for name in names)
-        for names in model.partition.used.values()]
+        for names in model.partition.placement.used.values()]
     assert any(plan['recompute'])
     plain, other = cut(plan={**plan, 'recompute': [False, False]})
     for _ in range(2):
@@ -147,7 +147,8 @@ def test_copies_of_a_tied_parameter_stay_the_same(comm):
         return optimizer            # gradients are always longer
     both = Both(comm, tied, *(words(seed, 16) for seed in range(4)),
                 micro_batches=4, optimizer=clipping, tolerance=1e-5)
-    assert both.model.partition.ties == {'/embed/W': (0, comm.size - 1)}
+    assert both.model.partition.placement.ties == {
+        '/embed/W': (0, comm.size - 1)}
     both.update()           # compares copies bit for bit, too
     assert 'is on stages 0 and' in str(both.model)
 
@@ -246,7 +247,7 @@ def test_a_rank_holds_its_own_part_only(comm):
         model = chainer.Sequential(
             *(L.Linear(50, 50) for _ in range(6)), F.sum)
     updater_of(comm, model, [(numpy.ones((4, 50), 'f'),)], cut={
-        'optimizer_arrays': 0})
+        'optimizer': chainer.optimizers.SGD()})
     mine = sum(parameter.array.nbytes for parameter in model.params())
     assert sum(comm.allgather(mine)) == 6 * 50 * 51 * 4
     assert 0 < mine < 6 * 50 * 51 * 4

@@ -190,7 +190,7 @@ def test_what_is_reported_and_kept_inside_is_of_the_rank_that_runs_it(comm):
     one = both(comm, Around(Looking(L.BatchNormalization(5))))
     assert one.update()['top'] > 0
     assert len({path for path, _ in running(comm, one.model)}) == 1
-    owners = comm.allgather(one.model.partition.is_own(one.model.k.l,
+    owners = comm.allgather(one.model.partition.placement.is_own(one.model.k.l,
                                                        'avg_mean'))
     assert owners == [True, False]
 

@@ -1,0 +1,149 @@
+"""Where each call of a program is made, and which values cross."""
+# This follows from what calls read.  It is found once for all programs in
+# which the same functions read the same values, and has a digest, by which
+# ranks tell that they are about to do the same.
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from . import nested
+from .calls import Source, assign
+from .placeholder import sources
+from .plan import PartitionPlan
+
+#: So many layouts are kept.
+_LAYOUTS = 512
+
+
+def sources_in(value: Any) -> tuple[Source, ...]:
+    """Names the calls that made a value, or the values in a tuple."""
+    return tuple([source for leaf in nested.leaves(value)[0]
+                  for source in sources(nested.array_of(leaf))])
+
+
+class Layout:
+    """The chunk of each call of a program, and what chunks send.
+
+    Args:
+        program: One of those with this layout.
+        plan: Where the model is cut.
+        homes: Chunks of some calls, by number.
+        having: The chunks that have a parameter, by its path; others: any.
+    """
+
+    def __init__(self, program: Any, plan: PartitionPlan,
+                 homes: Mapping[int, int],
+                 having: Mapping[str, tuple[int, ...]]) -> None:
+        calls, results = program.calls, sources_in(program.result)
+        late: dict[int, int] = {}
+        while True:
+            found = assign(calls, plan.order, plan.positions, results, [
+                *map(sources_in, program.reports.values()),
+                *map(sources_in, program.kept.values())], {**homes, **late})
+            # Where control flow is another one, a call may come before the
+            # cut that it came after in the example: its parameter is later.
+            more = {number: min(later) for number, (call, chunk) in enumerate(
+                zip(calls, found.chunks, strict=True))
+                for name in call.parameters
+                if chunk not in having.get(name, (chunk,))
+                and (later := [one for one in having[name] if one > chunk])}
+            if more.items() <= late.items():
+                break
+            late.update(more)
+        #: Of each call.
+        self.chunks = found.chunks
+        #: The chunks that use a parameter, by its path.
+        self.holders = found.holders
+        #: For each chunk the values that it receives, and sends on; for the
+        #: last one what the result is made of.
+        self.incoming = ((), *found.crossing)
+        self.outgoing = (*found.crossing, results)
+        #: The chunk that knows a reported value, by its name.
+        self.reporters = {
+            name: max([self.chunks[source.call] for source
+                       in sources_in(value)], default=len(plan.cuts))
+            for name, value in program.reports.items()}
+        text = hashlib.blake2b(digest_size=8)
+        for call in calls:
+            text.update(repr((
+                call.name, call.link, call.inputs, call.parameters,
+                [(key, value.shape, str(value.dtype))
+                 for key, value in call.outputs.items()])).encode())
+        text.update(repr((self.chunks, sorted(self.reporters))).encode())
+        #: The same on ranks with the same calls in the same places.
+        self.digest = int.from_bytes(text.digest(), 'big') >> 1
+
+
+class Layouts:
+    """The layouts of a model's programs.
+
+    Args:
+        plan: Where the model is cut.
+
+    Attributes:
+        keepers: The chunk with the calls of a link that keeps running
+            values, by the link's path.
+        having: The chunks that have a parameter, by its path.
+    """
+
+    def __init__(self, plan: PartitionPlan) -> None:
+        self._plan = plan
+        self.keepers: dict[str, int] = {}
+        self.having: Mapping[str, tuple[int, ...]] = {}
+        # The chunk that makes a value which a link keeps for the next batch,
+        # which uses it there, by the link's path and the attribute.
+        self._states: dict[tuple[str, str], int] = {}
+        self._found: dict[Any, Layout] = {}
+
+    def of(self, program: Any) -> Layout:
+        """The layout of a program.
+
+        Raises:
+            ValueError: The calls of a link with running values would be on
+                two chunks.
+        """
+        key = program.key()
+        if key not in self._found:
+            known = len(self.keepers)
+            found = self._make(program)
+            if len(self.keepers) > known or len(self._found) > _LAYOUTS:
+                # Programs that only read these values may do so elsewhere.
+                self.forget()
+            self._found[key] = found
+        return self._found[key]
+
+    def forget(self) -> None:
+        """Has all layouts found anew."""
+        self._found.clear()
+
+    def _make(self, program: Any) -> Layout:
+        def made() -> Layout:
+            return Layout(program, self._plan, {
+                source.call: self._states[key]
+                for key, value in program.kept.items() if key in self._states
+                for source in sources_in(value)
+            } | {
+                number: self.keepers[name]
+                for number, call in enumerate(program.calls)
+                for name in (*call.whole, *call.reads)
+                if name in self.keepers}, self.having)
+        known, layout = set(self.keepers), made()
+        for call, chunk in zip(program.calls, layout.chunks, strict=True):
+            for name in set(call.whole) - known:
+                self.keepers[name] = max(chunk, self.keepers.get(name, 0))
+        if len(self.keepers) > len(known):
+            layout = made()
+        for call, chunk in zip(program.calls, layout.chunks, strict=True):
+            for name in (*call.whole, *call.reads):
+                if self.keepers.get(name, chunk) != chunk:
+                    raise ValueError(
+                        f'link {name} keeps running values, and its calls '
+                        'would be on two ranks for inputs of this form; make '
+                        'the partition with such an example')
+        for key, value in program.kept.items():
+            made_by = [layout.chunks[one.call] for one in sources_in(value)]
+            if made_by:
+                self._states.setdefault(key, max(made_by))
+        return layout

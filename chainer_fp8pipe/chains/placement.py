@@ -1,0 +1,244 @@
+"""Which rank has which parameters and running values, and how they get there.
+"""
+# A parameter stays where the example has put it.  Links with running values
+# are on one chunk for good, as nobody could say whose values count.  Between
+# steps ranks may fetch the whole model, for code that calls it.
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import chainer
+import numpy
+from mpi4py import MPI
+
+from ..mpi.agreement import raise_together
+from ..mpi.waiting import wait_until
+from .deferred import draw, settle, take_away
+from .functions import PLAIN
+from .names import Names
+from .placeholder import is_placeholder
+from .plan import PartitionPlan
+
+_together = functools.partial(raise_together, error=ValueError)
+
+
+class Placement:
+    """The ranks of parameters and running values.
+
+    Args:
+        names: Of the model.
+        plan: Where it is cut.
+        grid: The ranks.
+        chunks: The chunks that use a parameter, its home's first, by its
+            path.
+        keepers: The chunk of the links that keep running values, by path.
+
+    Attributes:
+        used: The paths of the parameters of each chunk.
+        ranks: The ranks of the pipeline that have a parameter, by its path;
+            its home comes first.
+        ties: The same of the parameters on several ranks.
+        own: The parameters on this rank, by path.
+    """
+
+    def __init__(self, names: Names, plan: PartitionPlan, grid: Any,
+                 chunks: Mapping[str, tuple[int, ...]],
+                 keepers: Mapping[str, int]) -> None:
+        self.names, self._plan, self._grid = names, plan, grid
+        self._keepers = keepers
+        self._before: Mapping[str, tuple[int, ...]] | None = None
+        self._set(chunks)
+
+    def _set(self, chunks: Mapping[str, tuple[int, ...]]) -> None:
+        self.chunks = chunks
+        self.used = {chunk: sorted(name for name, of in chunks.items()
+                                   if chunk in of)
+                     for chunk in range(len(self._plan.cuts) + 1)}
+        self.ranks = {name: tuple(dict.fromkeys(
+            chunk % self._plan.stages for chunk in of))
+            for name, of in chunks.items()}
+        self.ties = {name: ranks for name, ranks in self.ranks.items()
+                     if len(ranks) > 1}
+        self.own = {name: parameter for name, parameter
+                    in self.names.parameters.items()
+                    if self._grid.stage_index in self.ranks[name]}
+
+    def distribute(self) -> None:
+        """Gives each rank its own parameters' values, and no others.
+
+        Values are those of the first rank, which draws what is yet to be
+        drawn; so are the persistent values of links.
+        """
+        # As in serial training: what gets its shape in forward is drawn last.
+        # A parameter that its link makes in forward has no values yet.
+        names, comm = self.names, self._grid.comm
+        values = self._sent(comm, comm.bcast([name for name in sorted(
+            names.parameters, key=lambda name: names.shaped.index(name) + 1
+            if name in names.shaped else 0)
+            if names.parameters[name]._data[0] is not None]))
+        # What a rank does with a value is a part of what it agrees on next.
+        while (host := _together(comm, lambda: next(values, None))) is not (
+                None):
+            _broadcast(comm, host, 0)
+        _share_persistent(names, comm, 0, names.links)
+
+    def _sent(self, comm: MPI.Comm, order: list[str]
+              ) -> Iterator[numpy.ndarray]:
+        """Gives memory for each value that is sent.
+
+        When it goes on, the first rank's value has come.
+        """
+        for name in order:
+            parameter = self.names.parameters[name]
+            if comm.rank == 0 and is_placeholder(parameter._data[0]):
+                _draw(name, parameter)
+            array = parameter._data[0]
+            host = numpy.empty(array.shape, array.dtype)
+            if comm.rank == 0:
+                host[...] = chainer.backends.cuda.to_cpu(array)
+            yield host
+            if name not in self.own:
+                take_away(name, parameter)
+            elif is_placeholder(array):
+                settle(parameter, parameter._initial_device.send(host))
+            else:
+                _write(host, array)
+
+    def fetch(self) -> None:
+        """Gives all ranks the whole model, until :meth:`give_back`.
+
+        Call it on all ranks of the pipeline, between steps.
+
+        Raises:
+            ValueError: A value cannot be sent; on all ranks.
+        """
+        comm, before = self._grid.pipeline, self.ranks
+        names = [name for name, parameter in self.names.parameters.items()
+                 if parameter._data[0] is not None
+                 and len(before[name]) < comm.size]
+
+        def own_values() -> dict[str, Any]:
+            return {name: _host_value(name, self.names.parameters[name])
+                    for name in names if before[name][0] == comm.rank}
+        # Before the first message: who waits for one learns of no error.
+        values = _together(comm, own_values)
+        self._before = self.chunks
+        for name in names:
+            parameter = self.names.parameters[name]
+            if name not in values:
+                values[name] = numpy.empty(parameter.shape, parameter.dtype)
+            _broadcast(comm, values[name], before[name][0])
+        self._set({name: (*chunks, *(
+            stage for stage in range(comm.size * (name in values))
+            if stage not in before[name]))
+            for name, chunks in self.chunks.items()})
+
+        def settle_all() -> None:
+            for name, value in values.items():
+                if comm.rank not in before[name]:
+                    parameter = self.names.parameters[name]
+                    settle(parameter, parameter._initial_device.send(value))
+        try:
+            _together(comm, settle_all)
+        except ValueError:
+            self.give_back()
+            raise
+        for stage in range(comm.size):
+            _share_persistent(self.names, comm, stage, [
+                path for path, chunk in self._keepers.items()
+                if chunk % self._plan.stages == stage])
+
+    def give_back(self) -> bool:
+        """Leaves placeholders of what was fetched; whether anything was."""
+        if self._before is None:
+            return False
+        fetched = set(self.own)
+        self._set(self._before)
+        self._before = None
+        for name in fetched.difference(self.own):
+            take_away(name, self.names.parameters[name])
+        return True
+
+    def is_own(self, link: chainer.Link, name: str) -> bool:
+        """Whether this rank saves and loads an attribute of a link."""
+        value = vars(link).get(name)
+        if isinstance(value, chainer.Parameter):
+            return self.names.of(value) in self.own
+        me, path = self._grid.stage_index, self.names.of(link)
+        return path is not None and (
+            self._keepers.get(path, me) % self._plan.stages == me)
+
+    def problem(self) -> str:
+        """Names a parameter that was replaced since the cut; '' if none."""
+        for path, parameter in self.names.parameters.items():
+            link, _, name = path.rpartition('/')
+            if vars(self.names.links[link or '/']).get(name) is not parameter:
+                return (f'parameter {path} was replaced after partition(); '
+                        'change its array, or call partition() afterwards')
+            array = parameter._data[0]
+            if array is not None and (      # or its link makes it, in forward
+                    path in self.own) == is_placeholder(array):
+                return (f'parameter {path} has '
+                        + ('no values' if path in self.own else 'values')
+                        + f' on stage {self._grid.stage_index}; change '
+                        'parameters on the rank that has them only, or use '
+                        'chainer.serializers.load_npz')
+        return ''
+
+
+def _broadcast(comm: MPI.Comm, host: numpy.ndarray, root: int) -> None:
+    if comm.size > 1:
+        wait_until(comm.Ibcast([host.reshape(-1).view(numpy.uint8),
+                                MPI.BYTE], root).Test)
+
+
+def _draw(name: str, parameter: chainer.Parameter) -> None:
+    try:
+        draw(parameter)
+    except Exception as error:
+        raise ValueError(f'the initial values of {name}: '
+                         f'{type(error).__name__}: {error}') from error
+
+
+def _host_value(name: str, parameter: chainer.Parameter) -> numpy.ndarray:
+    if is_placeholder(parameter._data[0]):
+        raise ValueError(
+            f'parameter {name} has no values yet; make the partition with '
+            'an example that gives it its shape')
+    return numpy.asarray(chainer.backends.cuda.to_cpu(parameter._data[0]),
+                         order='C')
+
+
+def _share_persistent(names: Names, comm: MPI.Comm, root: int,
+                      paths: Iterable[str]) -> None:
+    """Gives all ranks one rank's persistent values of links."""
+    kinds = (*PLAIN, *chainer.get_array_types())
+
+    def read() -> dict[tuple[str, str], Any]:
+        return {(path, name): chainer.backends.cuda.to_cpu(value)
+                if isinstance(value, chainer.get_array_types()) else value
+                for path in paths
+                for name in sorted(names.links[path]._persistent)
+                if isinstance(value := getattr(names.links[path], name),
+                              kinds)}
+    values = comm.bcast(_together(comm, lambda: read() if (
+        comm.rank == root) else None), root)
+
+    def write() -> None:
+        for (path, name), value in ({} if comm.rank == root
+                                    else values).items():
+            link = names.links[path]
+            now = getattr(link, name)
+            if not isinstance(value, numpy.ndarray):
+                setattr(link, name, value)
+            elif now is None:
+                setattr(link, name, link.device.send(value))
+            else:
+                _write(value, now)
+    _together(comm, write)
+
+
+def _write(host: numpy.ndarray, array: Any) -> None:
+    array[...] = chainer.backend.get_array_module(array).asarray(host)
