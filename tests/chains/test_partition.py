@@ -74,7 +74,7 @@ def failing(comm, rank, owner, name):
 #: What is called between two messages of partition(), and the rank on which
 #: it fails.
 PLACES = [(owner, name, rank) for owner, name, ranks in (
-    (module, '_check_model', (0, 1)), (module, '_check_options', (0, 1)),
+    (module, '_checked', (0, 1)),
     (module, 'parse_bytes', (0, 1)), (module, 'Names', (0, 1)),
     (recorder, 'Program', (0, 1)), (recorder.Recorder, 'record', (0, 1)),
     (module, 'state_of', (0, 1)), (module, 'set_state', (0, 1)),
