@@ -146,7 +146,7 @@ def test_a_file_that_cannot_be_written_leaves_the_links_as_they_were(comm):
 def test_a_part_is_not_saved_as_the_model(comm, tmp_path):
     """By any serializer; what loads takes its own."""
     model = partition(Net(), batch_of(2), comm)
-    path = str(tmp_path / 'model')
+    path = str(tmp_path / f'model{comm.rank}')
     for save in (chainer.serializers.save_npz, chainer.serializers.save_hdf5):
         with pytest.raises(RuntimeError, match='save_whole_model'):
             save(path, model)
