@@ -141,7 +141,7 @@ sanitize: $(TEST)  ## tests of compiled code, with address and undefined sanitiz
 
 bench: $(TEST)  ## all-reduce and training on virtual hosts
 	@mkdir -p result/bench
-	@for network in star aggregator; do \
+	@for network in star aggregator torus; do \
 	    $(BIN)/python benchmarks/allreduce.py $$network \
 	        --sizes 1e6,8e6 --json result/bench/$$network.json \
 	        || exit 1; echo; done

@@ -3,6 +3,7 @@
     python benchmarks/allreduce.py star         # 4 hosts
     python benchmarks/allreduce.py two-level    # 4 hosts of 2 ranks
     python benchmarks/allreduce.py aggregator   # 4 hosts, 1 rank that sums
+    python benchmarks/allreduce.py torus        # 3 x 3 hosts, a ring in them
     python benchmarks/allreduce.py node         # 4 ranks on one host
 
 Hosts are virtual ones of this machine (Linux, iproute2).  A time is that of
@@ -24,7 +25,7 @@ from environment import (
     with_torch,
     write_json,
 )
-from network import Star, begin
+from network import Star, Torus, begin
 
 #: PyTorch's gloo between ranks of this machine.
 ALONE = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29500',
@@ -32,9 +33,10 @@ ALONE = {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29500',
 _BYTES = {'fp8': 1, 'int4': 17 / 32, 'float16': 2, 'float32': 4}
 
 
-def case(label, codec, **options):
+def case(label, codec, order=None, **options):
+    """``order``: the ranks of the network that are ranks 0, 1, ... here."""
     kind = ('aggregator' if options['algorithm'] == 'aggregator' else 'ours')
-    return {'label': label, 'kind': kind, 'codec': codec,
+    return {'label': label, 'kind': kind, 'codec': codec, 'order': order,
             'options': {'nonfinite': 'pass', **options},
             'bytes': _BYTES[codec]}
 
@@ -44,6 +46,8 @@ MPICH = [{'label': f'float32 MPICH{", in place" * in_place}', 'kind': 'mpi',
           'in_place': in_place, 'bytes': 4} for in_place in (False, True)]
 GLOO = [{'label': f'{dtype} gloo', 'kind': 'gloo', 'dtype': dtype,
          'bytes': _BYTES[dtype]} for dtype in ('float32', 'float16')]
+# A ring of neighbours in the torus of 3 x 3.
+NEIGHBOURS = [0, 1, 2, 5, 3, 4, 7, 8, 6]
 
 CASES = {
     'star': [
@@ -70,19 +74,25 @@ CASES = {
         case('fp8 aggregator, store and forward', 'fp8',
              algorithm='aggregator', frame_bytes=0),
         case('float32 aggregator', 'float32', algorithm='aggregator')],
+    'torus': [
+        made for codec in ('float32', 'fp8') for made in (
+            case(f'{codec} ring', codec, NEIGHBOURS, algorithm='ring'),
+            case(f'{codec} torus2d', codec, algorithm='torus2d',
+                 shape=(3, 3)))],
 }
 CASES['node'] = CASES['star']
 SIZES = {'node': [10 ** 6, 8 * 10 ** 6],
          'star': [10 ** 6, 8 * 10 ** 6, 64 * 10 ** 6],
          'two-level': [10 ** 6, 8 * 10 ** 6],
          'aggregator': [10 ** 3, 10 ** 4, 10 ** 5, 10 ** 6, 10 ** 7,
-                        10 ** 8]}
+                        10 ** 8],
+         'torus': [10 ** 6, 8 * 10 ** 6]}
 
 
 def main() -> None:
     options = _arguments()
     sizes = options.sizes or SIZES[options.what]
-    rate = options.rate
+    rate = options.rate or (200e6 if options.what == 'torus' else 500e6)
     cases = [case for case in CASES[options.what]
              if not options.only or any(part in case['label']
                                         for part in options.only)]
@@ -100,7 +110,8 @@ def main() -> None:
     else:
         begin()
         print(describe(), flush=True)
-        with Star(4, rate, switch=options.what == 'aggregator') as network:
+        with (Torus(3, 3, rate) if options.what == 'torus' else Star(
+                4, rate, switch=options.what == 'aggregator')) as network:
             payload = network.payload()
             print(f'{network.describe()}: {payload / 1e6:.1f} Mbit/s of '
                   'payload measured in both directions at once', flush=True)
@@ -118,7 +129,7 @@ def seconds_at_the_limit(case, size, payload, what, workers):
     """What the links need at least, in this case.
 
     2 (P - 1) / P times the vector through a host's link, or once through an
-    aggregator's.
+    aggregator's; on a torus, as the ring that uses one link per rank.
     """
     hosts = workers // 2 if what == 'two-level' else workers
     share = (1 if case['kind'] == 'aggregator'
@@ -160,8 +171,8 @@ def _arguments():
     given.add_argument('--only', nargs='+', metavar='TEXT',
                        help='cases with one of these in their name, such '
                        'as "int4 direct"')
-    given.add_argument('--rate', type=float, default=500e6, metavar='BIT/S',
-                       help='of every link (default: 500e6)')
+    given.add_argument('--rate', type=float, metavar='BIT/S',
+                       help='of every link (default: 500e6; torus: 200e6)')
     given.add_argument('--repeats', type=int, default=5, metavar='N',
                        help='of every case, after one more (default: 5); '
                        'below 1 M elements, 20 times as many')

@@ -93,8 +93,10 @@ def _opened(case, comm, link, size):
     elif case['kind'] == 'gloo':
         yield _gloo(comm, case['dtype'], size)
     else:
-        communicator = create_communicator(case['codec'], comm,
-                                           **_options(case))
+        order = case['order'] or range(comm.size)
+        communicator = create_communicator(
+            case['codec'], comm.Split(0, order.index(comm.rank)),
+            **_options(case))
         yield lambda: communicator.multi_node_mean_grad(link)
         communicator.finalize()
 

@@ -1,19 +1,23 @@
 """What arrives of gradients few of whose elements matter, by codec.
 
-    python benchmarks/heavy_tails.py
+    python benchmarks/heavy_tails.py                # gradients of 15 kinds
+    python benchmarks/heavy_tails.py --seeds 5      # trainings of many classes
 
-Four ranks, gradients of 15 kinds.  The share is what arrives of the mean
-gradient, by projection on the mean in float64, <y, x> / <x, x>, and the error
-||y - x|| / ||x||, over updates 4 to 24.
+Four ranks.  The share is what arrives of the mean gradient, by projection on
+the mean in float64, <y, x> / <x, x>, and the error ||y - x|| / ||x||, over
+updates 4 to 24.  --seeds trains models with many classes and words, whose
+frequencies are Zipf's, and prints the loss on new samples.
 """
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from chainer_fp8pipe import create_communicator
 from chainer_fp8pipe.codecs import CODECS
-from chainer_fp8pipe.communicators.options import without_warmup
 
 import chainer
 import chainer.functions as F
@@ -81,18 +85,13 @@ def batch_norm_scales(size: int = 256) -> Gradients:
 
 def of_training(before: int) -> Gradients:
     """Those of a classifier that learns, after so many updates."""
-    comm, found = MPI.COMM_WORLD, []
-    exact = create_communicator('float32', comm)
-    numpy.random.seed(0)
-    centres = numpy.random.normal(0, 1, (10, 16)).astype('f')
-    model = chainer.Sequential(L.Linear(16, 32), F.tanh, L.Linear(32, 10))
-    rule = chainer.optimizers.MomentumSGD(.05).setup(model)
+    task, comm = Classes(10, batch=64, rate=.05), MPI.COMM_WORLD
+    exact, found = create_communicator('float32', comm), []
+    task.seed(0)
+    model = task.model()
+    rule = task.rule().setup(model)
     for update in range(before + _LAST):
-        rng = numpy.random.default_rng([0, update, comm.rank])
-        chosen = rng.zipf(1.5, 64) % 10
-        x = (centres[chosen] + rng.normal(0, .3, (64, 16))).astype('f')
-        model.cleargrads()
-        F.softmax_cross_entropy(model(x), chosen.astype('i')).backward()
+        task.backward(model, update, comm.rank)
         arrays = [one for _, one in sorted(model.namedparams())]
         found.append(tuple(
             numpy.concatenate([getattr(one, what).ravel() for one in arrays])
@@ -122,11 +121,16 @@ DISTRIBUTIONS: dict[str, Callable[[], Gradients]] = {
     'last updates of a training': lambda: of_training(300)}
 
 
+def make(comm: MPI.Comm, codec: str, warmup: int) -> Any:
+    # float16 overflows with a log-normal of sigma 6.
+    return create_communicator(codec, comm, nonfinite='pass', **(
+        {'warmup': warmup} if 'warmup' in CODECS[codec].options else {}))
+
+
 def share_and_error(comm: MPI.Comm, codec: str, gradients: Gradients
                     ) -> tuple[float, float]:
     """What arrives of the ranks' mean; see the module."""
-    communicator = create_communicator(     # float16 overflows with sigma 6
-        codec, comm, nonfinite='pass', **without_warmup(codec))
+    communicator = make(comm, codec, 0)
     model = chainer.Chain()
     with model.init_scope():
         model.W = chainer.Parameter(gradients(0, comm.rank)[0].astype('f'))
@@ -146,33 +150,127 @@ def share_and_error(comm: MPI.Comm, codec: str, gradients: Gradients
     return on_true / true_squared, (off_squared / true_squared) ** .5
 
 
+# --- trainings ---------------------------------------------------------------
+
+class Classes:
+    """Points around centres are told apart, MomentumSGD."""
+
+    def __init__(self, count: int, batch: int = 32, updates: int = 250,
+                 rate: float = .5) -> None:
+        self.count, self.batch, self.updates = count, batch, updates
+        self.rule = lambda: chainer.optimizers.MomentumSGD(rate)
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+        numpy.random.seed(seed)
+        self._seed = seed
+        self._centres = numpy.random.normal(0, 1, (self.count, 16)).astype('f')
+
+    def model(self) -> chainer.Chain:
+        return chainer.Sequential(
+            L.Linear(16, 32), F.tanh, L.Linear(32, self.count))
+
+    def samples(self, update: int, rank: int) -> tuple:
+        rng = numpy.random.default_rng([self._seed, update, rank])
+        # As many classes as are often seen in so many updates.
+        chosen = rng.zipf(1.5, self.batch) % self.count
+        x = self._centres[chosen] + rng.normal(0, .3, (self.batch, 16))
+        return x.astype('f'), chosen.astype('i')
+
+    def loss(self, model: chainer.Chain, update: int, rank: int
+             ) -> chainer.Variable:
+        x, t = self.samples(update, rank)
+        return F.softmax_cross_entropy(model(x), t)
+
+    def backward(self, model: chainer.Chain, update: int, rank: int) -> None:
+        model.cleargrads()
+        self.loss(model, update, rank).backward()
+
+
+class Words(Classes):
+    """The next word from two before it, Adam."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count, batch=64)
+        self.rule = lambda: chainer.optimizers.Adam(3e-3)
+
+    def model(self) -> chainer.Chain:
+        return chainer.Sequential(
+            L.EmbedID(self.count, 32), F.tanh, L.Linear(64, 32), F.tanh,
+            L.Linear(32, self.count))
+
+    def samples(self, update: int, rank: int) -> tuple:
+        rng = numpy.random.default_rng([self._seed, update, rank])
+        x = rng.zipf(1.2, (self.batch, 2)) % self.count
+        usual = (7 * x[:, 0] + 13 * x[:, 1]) % 1000     # follows these two
+        other = rng.zipf(1.2, self.batch) % self.count
+        t = numpy.where(rng.random(self.batch) < .7, usual, other)
+        return x.astype('i'), t.astype('i')
+
+
+TRAININGS: dict[str, Callable[[], Classes]] = {
+    '2,000 classes': lambda: Classes(2000),
+    '20,000 classes': lambda: Classes(20_000),
+    '20,000 words': lambda: Words(20_000)}
+
+
+def train(comm: MPI.Comm, task: Classes, codec: str, seed: int) -> float:
+    """The loss on new samples after a training, 5 % of it in float32."""
+    task.seed(seed)
+    communicator = make(comm, codec, task.updates // 20)
+    model = task.model()
+    rule = task.rule().setup(model)
+    for update in range(task.updates):
+        task.backward(model, update, comm.rank)
+        communicator.multi_node_mean_grad(model)
+        rule.update()
+    communicator.finalize()
+    with chainer.no_backprop_mode():
+        return statistics.fmean(float(task.loss(model, 10 ** 6, one).array)
+                                for one in range(16))
+
+
 # --- ranks and tables --------------------------------------------------------
 
 def rank(comm: MPI.Comm, job: dict) -> list[list]:
     """Rows: a name, and what each codec made of it."""
-    rows = []
-    for name, made in DISTRIBUTIONS.items():
-        gradients = made()
-        rows.append([name, *(share_and_error(comm, codec, gradients)
-                             for codec in job['codecs'])])
+    codecs, seeds, rows = job['codecs'], job['seeds'], []
+    for name, made in (TRAININGS if seeds else DISTRIBUTIONS).items():
+        subject = made()
+        rows.append([name, *([
+            train(comm, subject, codec, seed) for seed in range(seeds)
+        ] if seeds else share_and_error(comm, codec, subject)
+            for codec in codecs)])
         if comm.rank == 0:
-            print(f'{name:34}' + ''.join(
-                '  {:7.3f} {:6.3f}'.format(*found) for found in rows[-1][1:]),
-                flush=True)
+            print(line(rows[-1], bool(seeds)), flush=True)
     return rows
+
+
+def line(row: Sequence, trained: bool) -> str:
+    def said(found: Sequence[float]) -> str:
+        if not trained:
+            return '{:7.3f} {:6.3f}'.format(*found)
+        return f'{statistics.fmean(found):7.3f} +- ' + (
+            f'{statistics.stdev(found):.3f}' if len(found) > 1 else '?')
+    return f'{row[0]:34}' + ''.join(f'{said(one):>16}' for one in row[1:])
 
 
 def main() -> None:
     given = parser(__doc__)
-    given.add_argument('--codecs', nargs='+', choices=CODECS, metavar='NAME',
-                       help=f'of {", ".join(CODECS)} (default: all but '
-                       'float32)', default=['fp8', 'fp8_paper', 'int4',
-                                            'float16', 'bfloat16'])
+    given.add_argument('--seeds', type=int, default=0, metavar='N',
+                       help='train from so many seeds')
+    given.add_argument(
+        '--codecs', nargs='+', choices=CODECS, metavar='NAME', help='of '
+        f'{", ".join(CODECS)} (default: fp8 fp8_paper int4 float16 bfloat16; '
+        'with --seeds: float32 fp8 int4)')
     options = given.parse_args()
+    codecs = options.codecs or (
+        ['float32', 'fp8', 'int4'] if options.seeds else
+        ['fp8', 'fp8_paper', 'int4', 'float16', 'bfloat16'])
     print(describe())
-    print(f'{"":34}' + ''.join(f'{name:>16}' for name in options.codecs),
-          flush=True)
-    rows = ranks_of('heavy_tails.py', {'codecs': options.codecs}, RANKS)
+    print(f'{"":34}' + ''.join(f'{name:>16}' for name in codecs), flush=True)
+    rows = ranks_of('heavy_tails.py', {'codecs': codecs,
+                                       'seeds': options.seeds}, RANKS)
     if options.json:
         write_json(options.json, {'rows': rows})
 

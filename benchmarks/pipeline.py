@@ -62,7 +62,7 @@ def report(rows):
     stages = rows[0]['stages']
     torch = any('torch' in row for row in rows)
     print(f'\n{stages} stages{"":8}serial  ours  '
-          f'{"spread":>11}  best schedule  speed-up'
+          f'{"spread":>11}  best schedule  speed-up   of (2)   of (3)'
           + ('   PyTorch  ours is' if torch else ''))
     print('width  parts      [ms]  [ms]  [ms]')
     for row in rows:
@@ -72,11 +72,34 @@ def report(rows):
                 f'{1e3 * statistics.median(row["serial"]):9.1f} '
                 f'{1e3 * time:5.0f}  {1e3 * min(times):4.0f} - '
                 f'{1e3 * max(times):4.0f}  {best:>13} '
-                f'{statistics.median(row["serial"]) / time:9.2f}')
+                f'{statistics.median(row["serial"]) / time:9.2f} '
+                f'{paper(row)[0] / time:8.2f} {paper(row)[1] / time:8.2f}')
         if 'torch' in row:
             other = statistics.median(fastest(row, 'torch')[1])
             line += f' {1e3 * other:8.0f} {other / time:6.2f} x as fast'
         print(line)
+    print("of (2), of (3): the paper's equations 2 and 3 from the serial time "
+          'and the link, over ours')
+
+
+def paper(row):
+    """Seconds of a step by the paper's equations, without and with messages.
+
+    With d stages, m micro-batches and t_comp the time of the serial step::
+
+        t_comm = 2 * (latency + bytes / bandwidth)          (equation 1)
+        t_pipe = (m + d - 1) * t_comp / (m * d)             (equation 2)
+        T_pipe = t_pipe + (m + d - 2) * t_comm              (equation 3)
+
+    t_comm is the time of a micro-batch's activation and its gradient to
+    cross one boundary, during which the sender waits.
+    """
+    stages, parts = row['stages'], row['micro_batches']
+    latency, bandwidth = row['link']
+    t_comm = 2 * (latency + row['bytes'] / bandwidth)
+    t_pipe = ((parts + stages - 1) / parts / stages
+              * statistics.median(row['serial']))
+    return t_pipe, t_pipe + (parts + stages - 2) * t_comm
 
 
 def fastest(row, kind):

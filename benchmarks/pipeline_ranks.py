@@ -7,6 +7,7 @@ import time
 import warnings
 
 from chainer_fp8pipe import Divisible, PipelineUpdater, lazy
+from chainer_fp8pipe.mpi.measured import measure_links
 from chainer_fp8pipe.planner.example import Repeating, as_it_is
 
 import chainer
@@ -60,11 +61,12 @@ def at_width(width, job, torch):
                       parts] = updater.update
     if torch:
         steps.update(torch_steps(torch, width, job, batch, labels))
-    times = take_turns(steps, job['rounds'])
+    times, link = take_turns(steps, job['rounds']), measure_links(comm)
     rows = []
     for parts in job['micro_batches']:
         row = {'stages': comm.size, 'width': width, 'micro_batches': parts,
-               'serial': times['serial', '', 0]}
+               'serial': times['serial', '', 0], 'link': link,
+               'bytes': 4 * width * job['batch'] / parts}
         for kind in ('ours', 'torch'):
             found = {name: value for (other, name, number), value
                      in times.items() if (other, number) == (kind, parts)}
