@@ -10,10 +10,7 @@ from chainer_fp8pipe.launcher.supervisor import (
     table,
     verdict,
 )
-from chainer_fp8pipe.training.snapshots.file import (
-    file_of,
-    folder_of,
-)
+from chainer_fp8pipe.training.snapshots.file import folder_of
 
 import pytest
 
@@ -78,7 +75,7 @@ def test_the_snapshot_that_is_furthest_is_found(tmp_path):
         path = folder_of(str(folder), update)
         os.makedirs(path)
         for rank in range(written):
-            open(file_of(path, rank, 2), 'w').close()
+            open(f'{path}/rank{rank}of2.npz', 'w').close()
         return path
     for name in 'snapshot_iter_200', 'log':
         (tmp_path / name).touch()

@@ -230,7 +230,7 @@ def decay(trainer):
 
 def save(trainer, comm, out):
     """Writes a snapshot of what a trainer is now; an error if it fails."""
-    Snapshot(comm, failures=1, directory=str(out))(trainer)
+    Snapshot(comm, directory=str(out))(trainer)
 
 
 def names(folder):

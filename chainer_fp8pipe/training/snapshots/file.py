@@ -3,13 +3,11 @@
 # rank, ``rank0of4.npz``, a zip archive that NumPy opens as any other.  No rank
 # waits for another one to write, and nothing is sent: on hosts that share no
 # disk each keeps the files of its own ranks.  The price: to go on with other
-# ranks, hosts must see one disk, as a rank then reads others' files.
+# ranks, hosts must see one disk.
 #
 # A file gets its name when all of it is on the disk.  A snapshot is whole when
-# the files of all ranks are there and have the same identity, so that a crash
-# between the first and the last one leaves no snapshot.  The manifest in a
-# file has a digest of each value.  No value is a pickle, so nothing in a file
-# is run.
+# the files of all ranks are there and have the same identity.  The manifest in
+# a file has a digest of each value.  No value is a pickle: nothing is run.
 #
 # Keys are those of Chainer's ``save_npz(path, trainer)``, and below ``job/``
 # what that leaves out: ``load_npz`` reads the model, or the whole trainer.
@@ -23,14 +21,14 @@ import os
 import re
 import zipfile
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy
 from numpy.lib import format as npy
 
 from ...report.record import written_whole
 
-_FORMAT = 7
+_FORMAT = 8
 _MANIFEST = 'job/manifest.json'
 
 State = dict[str, numpy.ndarray]
@@ -56,9 +54,11 @@ def folder_of(directory: str, iteration: int) -> str:
     return os.path.join(directory, f'snapshot_iter_{iteration}.ranks')
 
 
-def file_of(folder: str, rank: int, ranks: int) -> str:
-    """The file of a rank."""
-    return os.path.join(folder, f'rank{rank}of{ranks}.npz')
+def iteration_of(folder: str) -> int:
+    """The iteration of a snapshot, by its name; -1: it is something else."""
+    found = re.fullmatch(r'snapshot_iter_(\d+)\.ranks',
+                         os.path.basename(os.path.normpath(folder)))
+    return int(found[1]) if found else -1
 
 
 def files_in(folder: str) -> list[str]:
@@ -76,13 +76,6 @@ def find_snapshots(directory: str) -> list[str]:
         key=iteration_of)
 
 
-def iteration_of(folder: str) -> int:
-    """The iteration of a snapshot, by its name; -1: it is something else."""
-    found = re.fullmatch(r'snapshot_iter_(\d+)\.ranks',
-                         os.path.basename(os.path.normpath(folder)))
-    return int(found[1]) if found else -1
-
-
 def write(folder: str, state: State, rank: int, ranks: int, identity: str,
           communicator: str) -> None:
     """Writes a rank's file; what was there before is replaced at the end.
@@ -91,18 +84,18 @@ def write(folder: str, state: State, rank: int, ranks: int, identity: str,
     """
     os.makedirs(folder, exist_ok=True)
     try:
-        with written_whole(file_of(folder, rank, ranks), 'wb') as file:
+        with written_whole(os.path.join(folder, f'rank{rank}of{ranks}.npz'),
+                           'wb') as file:
             with zipfile.ZipFile(file, 'w') as archive:
-                digests = {}
                 for key, value in state.items():
-                    digests[key] = digest_of(value)
                     with archive.open(f'{key}.npy', 'w', force_zip64=True
                                       ) as member:
                         npy.write_array(member, value, allow_pickle=False)
                 archive.writestr(_MANIFEST, json.dumps({
                     'format': _FORMAT, 'rank': rank, 'ranks': ranks,
                     'identity': identity, 'communicator': communicator,
-                    'digests': digests}))
+                    'digests': {key: digest_of(value)
+                                for key, value in state.items()}}))
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
@@ -135,7 +128,7 @@ def manifest_of(path: str) -> Manifest:
         OSError: It cannot be read.
     """
     with _opened(path) as archive:
-        about: dict[str, Any] = json.loads(archive.read(_MANIFEST))
+        about = json.loads(archive.read(_MANIFEST))
         if (number := about.pop('format')) != _FORMAT:
             raise ValueError(
                 f'it has format {number}, and this version of chainer_fp8pipe '

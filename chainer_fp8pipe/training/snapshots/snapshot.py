@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import threading
 import uuid
 import warnings
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import chainer
@@ -30,6 +30,7 @@ from ...mpi.agreement import Attendance, agree, raise_together
 from ...mpi.grid import grid_of
 from ...mpi.waiting import wait_until
 from ...report.record import written_whole
+from ..checks import check_count
 from ..triggers import Followed
 from .file import (
     DamagedSnapshot,
@@ -45,6 +46,8 @@ from .file import (
 )
 from .state import (
     MODEL,
+    arrays_of,
+    beginnings,
     collect,
     describe,
     fitted,
@@ -53,14 +56,13 @@ from .state import (
     names_of_communicators,
     note_beginning,
     restore,
-    stop_state,
     wanted,
 )
 
 #: Seconds for which a training that has failed waits for its own file.
 _PATIENCE = 60.0
-#: Trainers that have gone on from a snapshot.
-_resumed: weakref.WeakSet[Any] = weakref.WeakSet()
+#: So many failed snapshots in a row end a training.
+_FAILURES = 3
 
 
 class Snapshot(extension.Extension):
@@ -77,8 +79,9 @@ class Snapshot(extension.Extension):
     a model: the whole one of replicas, a stage of a pipeline.
 
     If it cannot be written (disk full, no permission), training goes on with a
-    warning of rank 0.  An attribute of a hook, an extension or an iterator
-    that the training changes, and that cannot be saved, is named in a warning.
+    warning of rank 0, until three in a row have failed.  An attribute of a
+    hook, an extension or an iterator that the training changes, and that
+    cannot be saved, is named in a warning.
 
     Args:
         comm: The ranks: a ChainerMN communicator, a ``ProcessGrid``, or a
@@ -86,18 +89,16 @@ class Snapshot(extension.Extension):
             communicators of multi-node optimizers.
         retain: How many of the newest snapshots to keep; None: all.  Older
             ones are removed before the next one is begun.
-        failures: So many failed snapshots in a row are an error on all ranks,
-            at the next snapshot or the end of the training; None: never.
         directory: Of the snapshots, made when it is needed; None: the
             trainer's ``out``.  Hosts may have one of the same name each; they
             must share it for a run that goes on with other ranks.
 
     Raises:
-        ValueError: ``retain`` or ``failures`` is less than 1.
+        ValueError: ``retain`` is no positive integer.
         RuntimeError: After the first update, on the ranks that have the
             extension: others have it not, or a new run finds snapshots, which
             would be mixed with its own.  Later, on all ranks: a value cannot
-            be saved, or ``failures`` snapshots in a row were not written.
+            be saved, or three snapshots in a row were not written.
     """
 
     trigger = 1, 'epoch'
@@ -105,13 +106,10 @@ class Snapshot(extension.Extension):
     default_name = 'Snapshot'
 
     def __init__(self, comm: Any, retain: int | None = None,
-                 failures: int | None = 3, directory: str | None = None
-                 ) -> None:
-        for name, number in (('retain', retain), ('failures', failures)):
-            if number is not None and number < 1:
-                raise ValueError(f'{name} must be at least 1, not {number!r}')
-        self._comm, self._retain, self._failures = comm, retain, failures
-        self._directory = directory
+                 directory: str | None = None) -> None:
+        if retain is not None:
+            check_count('retain', retain)
+        self._comm, self._retain, self._directory = comm, retain, directory
         self._failed = 0            # in a row
         self._named: set[str] = set()   # attributes in warnings
         self._writing: _Writing | None = None
@@ -125,20 +123,32 @@ class Snapshot(extension.Extension):
     def initialize(self, trainer: training.Trainer) -> None:
         """Begins to take part; sends nothing that another rank waits for."""
         ranks, self._trainer = all_ranks(self._comm), trainer
-        self._saved = trainer.updater.iteration
-        self._stop: State = {}      # of the stop trigger, before it was asked
+        self._saved = begin = trainer.updater.iteration
+        # Of the stop trigger, before it was asked: a run that goes on asks
+        # it again.
+        self._stop: State = {}
         # Training may be a part of an except block.
         self._handled = sys.exc_info()[1]
-
         others = [Attendance(ranks, 'Snapshot')]
-        begin = trainer.updater.iteration
+        is_new = begin == 0 and trainer not in beginnings
+
+        def look() -> None:
+            if is_new and (found := find_snapshots(self.directory(trainer))):
+                raise FileExistsError(
+                    f'{found[-1]} is of another run; resume from it, move it '
+                    "away, or choose another directory (the trainer's out)")
 
         def after_update() -> None:
             if others:          # that the first update has brought here
                 others.pop().settle()
-                _make_room(ranks, self.directory(trainer), begin,
-                           trainer not in _resumed)
-            self._stop = stop_state(trainer)
+                raise_together(ranks, look)
+                for folder in _folders(ranks, self.directory(trainer)):
+                    # What a killed job has left.
+                    if iteration_of(folder) > begin and (
+                            not _files(ranks, folder)[0]):
+                        shutil.rmtree(folder, ignore_errors=True)
+            if hasattr(trainer.stop_trigger, 'serialize'):
+                self._stop = arrays_of(trainer.stop_trigger, 'stop_trigger/')
         for entry in trainer._extensions.values():
             if entry.extension is self and type(entry.trigger) is not Followed:
                 entry.trigger = Followed(entry.trigger, ranks, after_update)
@@ -148,7 +158,7 @@ class Snapshot(extension.Extension):
         self._complete()
         self._begin(trainer, {})
         if self._trainer is None:       # outside of a Trainer's loop
-            self._complete()
+            self._complete(1)
 
     def finalize(self) -> None:
         """Takes the last snapshot, and waits for it.
@@ -196,11 +206,11 @@ class Snapshot(extension.Extension):
             identity=ranks.bcast(uuid.uuid4().hex),
             communicator=names_of_communicators(trainer, self._comm))
 
-    def _complete(self) -> None:
+    def _complete(self, most: int = _FAILURES) -> None:
         """Waits for the files of all ranks, and removes older snapshots.
 
-        Raises RuntimeError on all ranks if too many in a row were not
-        written, or a warning is an error.
+        Raises RuntimeError on all ranks if so many in a row were not written,
+        or a warning is an error.
         """
         writing, self._writing = self._writing, None
         if writing is None:
@@ -212,26 +222,38 @@ class Snapshot(extension.Extension):
                             for rank, (text, _) in enumerate(told) if text)
         left_out = {text for _, texts in told for text in texts}
         self._failed = self._failed + 1 if problem else 0
-        if self._failed and self._failed == self._failures:
+        if self._failed >= most:
             raise RuntimeError(
-                f'{self._failed} snapshots in a row could not be written, the '
-                f'last with {problem}. Make room, or choose another directory '
-                "(the trainer's out), and resume; Snapshot(comm, "
-                'failures=None) never ends a run')
-        if self._retain and not problem:
-            for one in [one for one in find_snapshots(
-                    os.path.dirname(writing.folder) or '.') if iteration_of(
-                        one) <= iteration_of(writing.folder)][:-self._retain]:
-                shutil.rmtree(one, ignore_errors=True)
-
+                f'{writing.folder} could not be written ({problem}), the '
+                f'{self._failed}. in a row. Make room, or choose another '
+                "directory (the trainer's out), and resume")
+        if not problem:
+            self._make_room(writing.folder)
         _warn(ranks, [f'{writing.folder} could not be written ({problem}); '
                       'training goes on, and older snapshots are still there'
                       ] * bool(problem) + [
             f'the training changes {text}, which is in no snapshot: a run '
             'that goes on has it as the script makes it; keep numbers, texts, '
-            'arrays, and arrays by name in a dictionary'
+            'arrays, and lists or dictionaries of them'
             for text in sorted(left_out - self._named)])
         self._named |= left_out
+
+
+    def _make_room(self, folder: str) -> None:
+        """Of all ranks that see one of these the first one does it."""
+        found = find_snapshots(os.path.dirname(folder) or '.')
+        older = [one for one in found
+                 if iteration_of(one) <= iteration_of(folder)]
+        for one in older[:-self._retain] if self._retain else ():
+            shutil.rmtree(one, ignore_errors=True)
+        # Of a run that was given up.
+        for one in found[len(older):]:
+            with contextlib.suppress(OSError):
+                os.rename(one, f'{one}.given_up.{uuid.uuid4().hex[:8]}')
+        for name in os.listdir(folder):     # nor what it has of others
+            if not name.endswith(f'of{all_ranks(self._comm).size}.npz'):
+                with contextlib.suppress(OSError):
+                    os.remove(os.path.join(folder, name))
 
 
 class _Writing(threading.Thread):
@@ -278,8 +300,8 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
             counts.
         damaged: For a directory with snapshots of which none is whole:
             ``'error'``, or ``'aside'``, which leaves the trainer as it is,
-            with a warning; ``Snapshot`` then sets them aside.  A file that
-            cannot be read is an error in both cases.
+            with a warning.  A file that cannot be read is an error in both
+            cases.
 
     Returns:
         The iteration at which training goes on.
@@ -307,7 +329,6 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
             f'no snapshot in {path} can be gone on from; ' + '; '.join(texts)
             if found else f'there is no snapshot in {path}'))
         _warn(ranks, [*texts, 'the training begins anew'])
-        _resumed.add(trainer)
         return trainer.updater.iteration
     if not exact:
         saved, changed = fitted(saved, current, parts, ranks.rank)
@@ -318,14 +339,13 @@ def resume(trainer: training.Trainer, comm: Any, path: str, *,
             'numbers of new ranks start afresh')
     taken = set().union(*ranks.allgather(
         [key for key in saved if key.startswith(MODEL)]))
-    agree(ranks, {}, incompatible(saved, current, trainer, exact) or next((
+    agree(ranks, {}, incompatible(saved, current, trainer) or next((
         f'the snapshot has {describe(key)}, the model has not'
         for part in parts for key in part.digests
         if key.startswith(MODEL) and key not in taken), ''))
     _warn(ranks, texts)
     raise_together(ranks, lambda: restore(saved, trainer, comm),
                    error=ValueError)
-    _resumed.add(trainer)
     go_on(trainer.updater)
     return trainer.updater.iteration
 
@@ -360,31 +380,20 @@ def _folders(ranks: MPI.Comm, path: str) -> list[str]:
         set().union(*names), key=iteration_of, reverse=True)]
 
 
-class _Incomplete(DamagedSnapshot):
-    """A snapshot that a killed job has left."""
-
-
-def _files(ranks: MPI.Comm, folder: str) -> tuple[int, dict[int, Manifest]]:
-    """How many files a snapshot has, and those of them that this rank sees.
-
-    Raises:
-        _Incomplete: On all ranks: there is one that no rank sees.
-        DamagedSnapshot: On all ranks: one is damaged.
-    """
-    own = _together(ranks, lambda: [
-        manifest_of(path) for path in files_in(folder)])
-    seen = set().union(*ranks.allgather(
-        [(one.ranks, one.identity, one.rank) for one in own]))
-    lacks = ['there is no file in it']
-    for number, identity in sorted({one[:2] for one in seen}):
+def _files(ranks: MPI.Comm, folder: str) -> tuple[int, str]:
+    """Of how many ranks a snapshot is, and which files no rank sees."""
+    names = set().union(*ranks.allgather(
+        [os.path.basename(path) for path in files_in(folder)]))
+    lacks = 'there is no file in it'
+    for number in sorted({int(re.findall(r'\d+', f'{name} 0 0')[1])
+                          for name in names}):
         missing = [str(rank) for rank in range(number)
-                   if (number, identity, rank) not in seen]
-        if not missing:
-            return number, {one.rank: one for one in own
-                            if one.identity == identity}
-        lacks[:] = [f'the file of rank {", ".join(missing)} of {number} is '
-                    'not there']
-    raise _Incomplete(lacks[0])
+                   if f'rank{rank}of{number}.npz' not in names]
+        if number and not missing:
+            return number, ''
+        lacks = (f'the file of rank {", ".join(missing)} of {number} is not '
+                 'there')
+    return 0, lacks
 
 
 def _read(ranks: MPI.Comm, folder: str, current: State,
@@ -397,25 +406,35 @@ def _read(ranks: MPI.Comm, folder: str, current: State,
         ValueError: It is of another layout, and not all ranks see it; or a
             file cannot be read.
     """
-    number, files = _files(ranks, folder)
-    own = files.get(ranks.rank)
+    number, lacks = _files(ranks, folder)
+    if lacks:
+        raise DamagedSnapshot(lacks)
+    paths = [os.path.join(folder, f'rank{rank}of{number}.npz')
+             for rank in range(number)]
+
+    def manifests(some: Iterable[str]) -> list[Manifest]:
+        return _together(ranks, lambda: [manifest_of(path) for path in some])
+    parts = manifests(filter(os.path.exists, paths[ranks.rank:][:1]
+                             if number == ranks.size else ()))
     exact = ranks.allreduce(
-        number == ranks.size and own is not None
-        and own.communicator == names_of_communicators(trainer, comm)
-        and layout(own.digests) == layout(current), MPI.LAND)
-    agree(ranks, {}, '' if exact or len(files) == number else (
-        f'{folder} is of another layout, and this host sees {len(files)} of '
-        f'its {number} files; give it a disk that all hosts see, or the '
-        'ranks, hosts, layers and communicator that it had'))
-    if exact:
-        parts = [files[ranks.rank]]
-        keys = {ranks.rank: [*parts[0].digests]}
-    else:
-        parts = [files[rank] for rank in range(number)]
-        keys = wanted(parts, ranks.rank, current, trainer)
+        len(parts) == 1
+        and parts[0].communicator == names_of_communicators(trainer, comm)
+        and layout(parts[0].digests) == layout(current), MPI.LAND)
+    if not exact:
+        seen = sum(map(os.path.exists, paths))
+        agree(ranks, {}, '' if seen == number else (
+            f'{folder} is of another layout, and this host sees {seen} of its '
+            f'{number} files; give it a disk that all hosts see, or the '
+            'ranks, hosts, layers and communicator that it had'))
+        parts = manifests(paths)
+    if len(set().union(*ranks.allgather(
+            {part.identity for part in parts}))) > 1:
+        raise DamagedSnapshot('its files are of several snapshots')
+    keys = ({part.rank: [*part.digests] for part in parts} if exact
+            else wanted(parts, ranks.rank, current, trainer))
     return _together(ranks, lambda: {
-        key: value for rank in keys
-        for key, value in read(files[rank], keys[rank]).items()}), exact, parts
+        key: value for part in parts for key, value
+        in read(part, keys.get(part.rank, ())).items()}), exact, parts
 
 
 def _together(ranks: MPI.Comm, action: Callable[[], Any]) -> Any:
@@ -429,39 +448,6 @@ def _together(ranks: MPI.Comm, action: Callable[[], Any]) -> Any:
     if problems := [text for text in ranks.allgather(problem) if text]:
         raise DamagedSnapshot('; '.join(problems))
     return result
-
-
-def _make_room(ranks: MPI.Comm, directory: str, first: int, is_new: bool
-               ) -> None:
-    """Sets aside what is later than a run's beginning; what a kill left goes.
-
-    Raises:
-        RuntimeError: It is of another run; on all ranks.
-    """
-    aside: dict[str, bool] = {}
-    ending = ranks.bcast(f'.given_up.{uuid.uuid4().hex[:8]}')
-    found = _folders(ranks, directory)
-    for folder in found:
-        if iteration_of(folder) > first:
-            aside[folder] = True
-            try:
-                _files(ranks, folder)
-            except DamagedSnapshot as error:
-                aside[folder] = not isinstance(error, _Incomplete)
-
-    def act() -> None:
-        if found and first == 0 and is_new:
-            raise FileExistsError(
-                f'{found[0]} is of another run; resume from it, move it away, '
-                "or choose another directory (the trainer's out)")
-        for folder, is_kept in aside.items():
-            # Of all ranks that see it the first one does it.
-            with contextlib.suppress(FileNotFoundError):
-                if is_kept:
-                    os.rename(folder, folder + ending)
-                else:
-                    shutil.rmtree(folder, ignore_errors=True)
-    raise_together(ranks, act)
 
 
 # --- a model alone -----------------------------------------------------------

@@ -3,25 +3,15 @@
 # them, or below ``job/`` what Chainer's serializers leave out:
 #
 #     job/optimizer/main/own            attributes of an optimizer
-#     job/optimizer/main/hyperparam     its hyperparameters
-#     job/optimizer/main/hook NAME      and one of its hooks
+#     job/optimizer/main/hook NAME      of its hooks; so for hyperparameters
 #     job/optimizer/main/l1/W/own       the same of a parameter's update rule
 #     job/extension/NAME ...            objects of the script's own classes
-#     job/communicator/main             residuals and scales
-#     job/iterator/main                 the number of its samples
-#     job/random                        NumPy's and Python's generators
+#     job/communicator/main, job/iterator/main, job/random
 #
-# Of optimizers, rules and hooks all attributes are kept that are numbers,
-# texts, arrays, or arrays by name in a dictionary.  Chainer's own extensions
-# and iterators save what they need; of those of the script's classes what the
-# training has changed is kept, too.  What it has changed and is something
-# else, also in a link a generator of random numbers, is named in a warning.
-# What has changed is found by comparison with the start (note_beginning).
-#
-# The snapshot's values count.  Extensions, however, expect those of the script
-# where a training goes on: ``ExponentialShift`` takes the learning rate that
-# it finds for the first one.  So a run that goes on has the script's values
-# while extensions are initialised, and the snapshot's from then on.
+# Of optimizers, rules and hooks all attributes are kept that JSON with arrays
+# in it can hold; of the script's own classes those that the training has
+# changed, as others may be of the rank or folder.  What it has changed and
+# cannot be kept, also a generator in a link, is named in a warning.
 #
 # Keys of a parameter are the same on every rank, so that its state can move.
 # What is below ``job/communicator`` and ``job/random`` is of one rank.
@@ -38,27 +28,71 @@ from typing import Any
 import chainer
 import numpy
 from chainer import training
-from chainer.training import trainer as trainer_module
 
 from ...intercept.training_objects import LIBRARIES
-from ..triggers import EveryUpdate
 from .file import Manifest, State
 
 MODEL = 'updater/model:'
 _ITERATOR, _OPTIMIZER = 'updater/iterator:', 'updater/optimizer:'
 _RANDOM, _COMMUNICATOR, _LENGTH, _KEPT = (
-    'job/random/', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
-#: By class: attributes that Chainer's serializers save, or another object's.
-_ELSEWHERE: dict[Any, frozenset[str]] = {
-    (chainer.Optimizer, chainer.UpdateRule): frozenset((
-        't', 'epoch', 'target', '_state', '_parent', '_fp32_param')),
-    chainer.dataset.Iterator: frozenset(('dataset',))}
+    'job/random', 'job/communicator/', 'job/iterator/', 'job/optimizer/')
+#: Attributes of optimizers that Chainer saves, or another object has.
+_ELSEWHERE = frozenset((
+    't', 'epoch', 'target', '_state', '_parent', '_fp32_param'))
 #: None, and what Python has in place of arrays, is JSON in an array of this.
 _JSON = numpy.dtype('V1')
 _SIMPLE = bool, int, float, str, type(None)
 _GENERATORS = random.Random, numpy.random.RandomState, numpy.random.Generator
-_beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
-    weakref.WeakKeyDictionary())
+
+
+# --- objects as JSON and arrays ----------------------------------------------
+
+def _json(value: Any) -> numpy.ndarray:
+    return numpy.frombuffer(json.dumps(value).encode(), _JSON)
+
+
+def _array_of(value: Any) -> numpy.ndarray | None:
+    """What NumPy's files can hold; None: it is something else."""
+    if not isinstance(value, (numpy.generic, *chainer.get_array_types())):
+        return None
+    array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
+    return array if array.dtype.kind in 'biufcSUmM' and numpy.dtype(
+        array.dtype.str) == array.dtype and array.dtype.itemsize else None
+
+
+def _pack(value: Any, key: str, arrays: State) -> Any:
+    """What JSON holds; arrays in it get keys of their own.
+
+    Raises TypeError for anything else.
+    """
+    if type(value) in _SIMPLE:
+        return value
+    if (array := _array_of(value)) is not None:
+        place = f'{key}#{len(arrays)}'
+        arrays[place] = array
+        return {'array': [place, isinstance(
+            value, (numpy.ndarray, numpy.generic))]}
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [
+            _pack(one, key, arrays) for one in value]}
+    if type(value) is dict and all(type(name) is str for name in value):
+        return {'dict': {name: _pack(one, key, arrays)
+                         for name, one in value.items()}}
+    raise TypeError
+
+
+def _unpack(packed: Any, state: State, device: Any) -> Any:
+    if not isinstance(packed, dict):
+        return packed
+    (kind, value), = packed.items()
+    if kind == 'array':
+        array = state[value[0]]
+        return array[()] if value[1] else device.send(array)
+    if kind == 'dict':
+        return {name: _unpack(one, state, device)
+                for name, one in value.items()}
+    found = [_unpack(one, state, device) for one in value]
+    return found if kind == 'list' else tuple(found)
 
 
 # --- what is kept besides what Chainer saves ---------------------------------
@@ -85,14 +119,15 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
             yield (f'{_KEPT}{key}/hook {name.replace("/", ":")}',
                    getattr(hook, '__self__', hook))
     updater = trainer.updater
-    found = {'updater/own': updater, 'trigger/stop': trainer.stop_trigger}
-    for name, iterator in getattr(updater, '_iterators', {}).items():
-        found[f'of iterator/{name}'] = iterator
+    found = [
+        ('updater/own', updater), ('trigger/stop', trainer.stop_trigger),
+        *((f'of iterator/{name}', one) for name, one in getattr(
+            updater, '_iterators', {}).items())]
     for name, entry in trainer._extensions.items():
-        found[f'extension/{name}'] = getattr(
-            entry.extension, '__self__', entry.extension)
-        found[f'trigger of/{name}'] = entry.trigger
-    for key, one in found.items():
+        found += [(f'extension/{name}', getattr(
+            entry.extension, '__self__', entry.extension)),
+            (f'trigger of/{name}', entry.trigger)]
+    for key, one in found:
         package = str(getattr(one, '__module__', '')).partition('.')[0]
         if package not in LIBRARIES:
             yield f'job/{key}', one
@@ -103,21 +138,15 @@ def _owners(trainer: training.Trainer) -> Iterator[tuple[str, Any]]:
 
 def _attributes(owner: Any) -> dict[str, Any]:
     """Those that may be kept."""
-    left_out = [name for kind, names in _ELSEWHERE.items()
-                if isinstance(owner, kind) for name in names]
-    return {name: value for name, value in getattr(
-        owner, '__dict__', {}).items() if name not in left_out
-        and (not isinstance(owner, chainer.Link)
-             or isinstance(value, _GENERATORS))}
-
-
-def _array_of(value: Any) -> numpy.ndarray | None:
-    """What NumPy's files can hold; None: it is something else."""
-    if not isinstance(value, (numpy.generic, *chainer.get_array_types())):
-        return None
-    array = numpy.asarray(chainer.backends.cuda.to_cpu(value))
-    return array if array.dtype.kind in 'biufcSUmM' and numpy.dtype(
-        array.dtype.str) == array.dtype and array.dtype.itemsize else None
+    found = dict(getattr(owner, '__dict__', {}))
+    if isinstance(owner, chainer.Link):
+        return {name: value for name, value in found.items()
+                if isinstance(value, _GENERATORS)}
+    elsewhere = _ELSEWHERE if isinstance(owner, (
+        chainer.Optimizer, chainer.UpdateRule)) else {'dataset'} if isinstance(
+            owner, chainer.dataset.Iterator) else ()
+    return {name: value for name, value in found.items()
+            if name not in elsewhere}
 
 
 def _fingerprint(value: Any) -> int:
@@ -129,13 +158,18 @@ def _fingerprint(value: Any) -> int:
     return id(value)
 
 
+#: By trainer: of which a snapshot was taken, or which went on from one.
+beginnings: weakref.WeakKeyDictionary[Any, dict[str, dict[str, int]]] = (
+    weakref.WeakKeyDictionary())
+
+
 def note_beginning(trainer: training.Trainer) -> dict[str, dict[str, int]]:
     """Notes what attributes are before the training changes them.
 
     Call it before a trainer runs or is resumed; the first call counts, for
     each object that may have been added since.
     """
-    first = _beginnings.setdefault(trainer, {})
+    first = beginnings.setdefault(trainer, {})
     for key, owner in _owners(trainer):
         if key not in first:
             first[key] = {name: _fingerprint(value)
@@ -147,76 +181,45 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
     """Attributes that Chainer does not save; and the names of the others."""
     first, state, left_out = note_beginning(trainer), State(), []
     for key, owner in _owners(trainer):
-        simple: dict[str, Any] = {}
-        arrays, tables = [], {}
+        kept, arrays = {}, State()
         for name, value in _attributes(owner).items():
-            if not key.startswith(_KEPT) and (
-                    first[key].get(name) == _fingerprint(value)):
-                continue
-            if type(value) in _SIMPLE:
-                simple[name] = value
-            elif (array := _array_of(value)) is not None:
-                arrays.append(name)
-                state[f'{key}#{name}'] = array
-            elif type(value) is dict and all(
-                    isinstance(place, str) and _array_of(one) is not None
-                    for place, one in value.items()):
-                tables[name] = [*value]
-                state |= {f'{key}#{name}#{place}': numpy.asarray(
-                    _array_of(one)) for place, one in value.items()}
-            elif first[key].get(name) != _fingerprint(value):
-                left_out.append(f'{name} of {key[4:].replace("/", " ", 1)}, a '
-                                f'{type(value).__name__}')
-        if simple or arrays or tables or key.startswith(_KEPT):
-            state[key] = _json([type(owner).__name__, simple, arrays, tables])
+            def is_changed(key: str = key, name: str = name,
+                           value: Any = value) -> bool:
+                return first[key].get(name) != _fingerprint(value)
+            if key.startswith(_KEPT) or is_changed():
+                try:
+                    kept[name] = _pack(value, key, arrays)
+                except TypeError:
+                    left_out += [f'{name} of {key[4:].replace("/", " ", 1)}, '
+                                 f'a {type(value).__name__}'] * is_changed()
+        if kept or key.startswith(_KEPT):
+            state |= {key: _json([type(owner).__name__, kept]), **arrays}
     return state, left_out
 
 
-def _json(value: Any) -> numpy.ndarray:
-    return numpy.frombuffer(json.dumps(value).encode(), _JSON)
-
-
 def _restore_kept(state: State, trainer: training.Trainer) -> None:
-    script = []
+    device = next(iter(
+        trainer.updater.get_all_optimizers().values())).target.device
+    script: list[Any] = []
     for key, owner in _owners(trainer):
-        if key not in state:
-            continue
-        _, values, arrays, tables = json.loads(state[key].tobytes())
-        attributes = vars(owner)
-        for name in arrays:
-            array, now = state[f'{key}#{name}'], attributes.get(name)
-            values[name] = (
-                chainer.backend.get_device_from_array(now).send(array)
-                if isinstance(now, chainer.get_array_types()) else array[()])
-        for name, places in tables.items():
-            values[name] = {place: state[f'{key}#{name}#{place}']
-                            for place in places}
-        for name, value in values.items():
-            if key.startswith(_KEPT) and name in attributes:
-                script.append((attributes, name, attributes[name], value))
-            attributes[name] = value
-    _show_script_values(trainer, script)
+        kept = json.loads(state[key].tobytes())[1] if key in state else {}
+        for name, packed in kept.items():
+            value = _unpack(packed, state, device)
+            if key.startswith(_KEPT) and name in vars(owner):
+                script.append([vars(owner), name, vars(owner)[name]])
+            vars(owner)[name] = value
 
-
-def _show_script_values(trainer: training.Trainer,
-                        script: list[tuple[dict[str, Any], str, Any, Any]]
-                        ) -> None:
-    """Extensions are initialised with the values of the script."""
-    def begin(_: Any) -> None:
-        # But for what was set since, which counts.
-        script[:] = [one for one in script if one[0].get(one[1]) is one[3]]
-        for place, name, value, _ in script:
-            place[name] = value
-
-    def go_on(_: Any) -> None:
-        for place, name, _, value in script:
-            place[name] = value
-        script.clear()
-    for act, priority in (begin, float('inf')), (go_on, float('-inf')):
-        name = f'values of the snapshot {act.__name__}'
+    # Extensions expect the script's values where a training goes on:
+    # ``ExponentialShift`` takes the rate that it finds for the first one.
+    def swap(_: Any) -> None:
+        for one in script:
+            attributes, name, value = one
+            one[2], attributes[name] = attributes.get(name), value
+    for what, priority in ('first', float('inf')), ('last', float('-inf')):
+        name = f"the script's values {what}"
         trainer._extensions.pop(name, None)
-        trainer.extend(training.make_extension(initializer=act)(
-            lambda _: None), name, EveryUpdate(), priority)
+        trainer.extend(training.make_extension(initializer=swap)(
+            lambda _: None), name, lambda _: False, priority)
 
 
 # --- all of it ---------------------------------------------------------------
@@ -230,16 +233,14 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         TypeError: An object cannot be saved; its key is named.
     """
     started = trainer._start_at
-    if started is None:     # one that has not run yet raises
-        trainer._start_at = trainer_module._get_time()
+    trainer._start_at = started or 0.0      # one that has not run yet raises
     try:
-        state = _arrays_of(trainer)
+        state = arrays_of(trainer)
     finally:
         trainer._start_at = started
     kept, left_out = _keep(trainer)
     state |= kept
-    for key, _, parameter in _optimizers(trainer):
-        rule = getattr(parameter, 'update_rule', None)
+    for key, rule, _ in _optimizers(trainer):
         if (master := getattr(rule, '_fp32_param', None)) is not None:
             state[f'{_KEPT}{key}/float32'] = chainer.backends.cuda.to_cpu(
                 master.array)
@@ -248,23 +249,15 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
             state |= {prefix + key: value for key, value
                       in communicator.state(model).items()}
     for name, iterator in getattr(trainer.updater, '_iterators', {}).items():
-        samples = getattr(getattr(iterator, 'dataset', None), '__len__', None)
-        if samples is not None:
-            state[f'{_LENGTH}{name}'] = numpy.asarray(samples())
-    _, numbers, *rest = numpy.random.get_state()
-    state[f'{_RANDOM}numpy'] = numpy.asarray(numbers)
-    state[f'{_RANDOM}rest'] = _json([rest, *random.getstate()])
-    return state, left_out
+        if hasattr(getattr(iterator, 'dataset', None), '__len__'):
+            state[f'{_LENGTH}{name}'] = numpy.asarray(len(iterator.dataset))
+    arrays = State()
+    state[_RANDOM] = _json(_pack(
+        [numpy.random.get_state(), random.getstate()], _RANDOM, arrays))
+    return state | arrays, left_out
 
 
-def stop_state(trainer: training.Trainer) -> State:
-    """The part of a state that is the stop trigger's."""
-    trigger = trainer.stop_trigger
-    return _arrays_of(trigger, 'stop_trigger/') if hasattr(
-        trigger, 'serialize') else {}
-
-
-def _arrays_of(thing: Any, path: str = '') -> State:
+def arrays_of(thing: Any, path: str = '') -> State:
     """What Chainer saves of it, without pickles."""
     serializer = chainer.serializers.DictionarySerializer(path=path)
     thing.serialize(serializer)
@@ -299,16 +292,16 @@ def restore(state: State, trainer: training.Trainer, comm: Any) -> None:
                 getattr(owner, 'state', None) or {}).values()):
             owner._state = None     # it makes one at its first update
     for prefix, communicator, model in _communicators(trainer, comm):
-        if own := below(prefix, state):
+        if own := _below(prefix, state):
             communicator.load_state(own, model)
-    if f'{_RANDOM}rest' in state:
-        rest, version, words, gauss = json.loads(
-            state[f'{_RANDOM}rest'].tobytes())
-        numpy.random.set_state(('MT19937', state[f'{_RANDOM}numpy'], *rest))
-        random.setstate((version, tuple(words), gauss))
+    if _RANDOM in state:
+        numpys, pythons = _unpack(
+            json.loads(state[_RANDOM].tobytes()), state, None)
+        numpy.random.set_state(numpys)
+        random.setstate(pythons)
 
 
-def below(prefix: str, state: State) -> State:
+def _below(prefix: str, state: State) -> State:
     """The part of a state whose keys start with ``prefix``, without it."""
     return {key[len(prefix):]: value for key, value in state.items()
             if key.startswith(prefix)}
@@ -333,25 +326,16 @@ def names_of_communicators(trainer: training.Trainer, comm: Any) -> str:
 
 # --- what a rank takes of a snapshot, and whether it fits --------------------
 
-def parameters_of(trainer: training.Trainer) -> set[str]:
-    """The keys of this rank's parameters."""
-    return {f'{MODEL}{name}{place}'
-            for name, optimizer in trainer.updater.get_all_optimizers().items()
-            for place, _ in optimizer.target.namedparams()}
-
-
 def layout(keys: Collection[str]) -> set[str]:
-    """The keys of the model and of the updater's own values.
-
-    Two ranks with equal ones do the same part of the same job.
-    """
-    return {key for key in keys
-            if key.startswith(MODEL) or _is_of_updater(key)}
+    """The keys of the model: ranks with equal ones have the same part."""
+    return {key for key in keys if key.startswith(MODEL)}
 
 
-def _is_of_updater(key: str) -> bool:
-    """Whether this is an updater's own value, such as ``iteration``."""
-    return key.startswith('updater/') and ':' not in key
+def _parameters(trainer: training.Trainer) -> set[str]:
+    """The keys of this rank's parameters, without :data:`MODEL`."""
+    return {name + place for name, optimizer
+            in trainer.updater.get_all_optimizers().items()
+            for place, _ in optimizer.target.namedparams()}
 
 
 def wanted(parts: list[Manifest], rank: int, current: State,
@@ -363,11 +347,10 @@ def wanted(parts: list[Manifest], rank: int, current: State,
     first rank's iterators if it was not there; nothing of communicators; and
     the first rank's value of all else.
     """
-    here = {'', *(key.removeprefix(MODEL) for key in parameters_of(trainer))}
+    here = _parameters(trainer)
     found: dict[int, list[str]] = {}
-    for key, first in {key: part.rank for part in reversed(parts)
-                       for key in part.digests}.items():
-        source = first
+    for key, source in {key: part.rank for part in reversed(parts)
+                        for key in part.digests}.items():
         if key.startswith((_ITERATOR, _LENGTH, 'job/of iterator/', _RANDOM)):
             if rank < len(parts) and key in parts[rank].digests:
                 source = rank
@@ -376,7 +359,7 @@ def wanted(parts: list[Manifest], rank: int, current: State,
         elif key.startswith(_COMMUNICATOR) or (
                 key.startswith(MODEL) and key not in current) or (
                 key.startswith((_OPTIMIZER, _KEPT))
-                and _parameter_of(key) not in here):
+                and _parameter_of(key) not in {'', *here}):
             continue
         found.setdefault(source, []).append(key)
     return found
@@ -396,22 +379,20 @@ def fitted(saved: State, current: State, parts: list[Manifest], rank: int
            ) -> tuple[State, str]:
     """A state of another layout, whose iterators fit this one.
 
-    Where an iterator has another number of samples than it had, such as the
-    share of one of two ranks in place of four, it goes on at the same share
-    of its epoch.  An order goes on if it is of as many samples, and this
-    rank's, or was that of all; otherwise the iterator keeps the one that it
-    has drawn.
+    An iterator that has another number of samples than it had, such as the
+    share of one of two ranks in place of four, goes on at the same share of
+    its epoch.  An order goes on if it is of as many samples, and this
+    rank's, or was that of all; else the iterator keeps the one it has drawn.
 
     Returns:
         The state, and a sentence about what is another; '' if nothing is.
     """
     state, changed = dict(saved), ''
-    for name, length in below(_LENGTH, current).items():
+    for name, length in _below(_LENGTH, current).items():
         was = saved.get(_LENGTH + name)
         order, place = (f'{_ITERATOR}{name}/{what}'
                         for what in ('order', 'current_position'))
-        orders = {part.digests[order] for part in parts
-                  if order in part.digests}
+        orders = {part.digests.get(order) for part in parts} - {None}
         if order in current and order in saved and (
                 saved[order].shape != current[order].shape
                 or rank >= len(parts) and len(orders) > 1):
@@ -424,21 +405,16 @@ def fitted(saved: State, current: State, parts: list[Manifest], rank: int
     return state, changed
 
 
-def incompatible(saved: State, current: State, trainer: training.Trainer,
-                 exact: bool) -> str:
-    """Why a state cannot be restored; '' if it can.
-
-    If the layout is not exactly that of the snapshot, the updater may have
-    other values.
-    """
-    parameters = parameters_of(trainer)
+def incompatible(saved: State, current: State, trainer: training.Trainer
+                 ) -> str:
+    """Why a state cannot be restored; '' if it can."""
+    parameters = {MODEL + place for place in _parameters(trainer)}
     # The model first.
     for key, now in sorted(current.items(), key=lambda item: (
             not item[0].startswith(MODEL), item[0])):
         was = saved.get(key)
         if was is None:
-            if not key.startswith('job/') and (
-                    exact or not _is_of_updater(key)):
+            if not key.startswith('job/'):
                 return (f'{describe(key)} is not in the snapshot; build model '
                         'and trainer as they were, with the same extensions')
         elif key.startswith(_KEPT) and key.endswith('/own'):

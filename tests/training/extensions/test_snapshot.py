@@ -1,5 +1,8 @@
 """What a resumed run goes on with, and what is refused: tables."""
 import contextlib
+import copy
+import functools
+import math
 import os
 import threading
 import warnings
@@ -16,12 +19,13 @@ import chainer
 import numpy
 import pytest
 from chainer import training
+from chainer.optimizers.rmsprop import RMSpropRule
 from chainer.training import extensions
 from mpi4py import MPI
 
 from tests.ranks import on_ranks
 
-from ..trainers import make_trainer, names, updates_of, weights
+from ..trainers import make_trainer, names, save, updates_of, weights
 
 
 def momentum(**scaling):
@@ -92,6 +96,117 @@ def owned(trainer):
     trainer.extend(Noise(), name='noise')
 
 
+class Remembering:
+    """A hook with a state: numbers, texts and arrays."""
+
+    name, call_for_each_param, timing = 'remembering', False, 'pre'
+
+    def __init__(self):
+        self.calls, self.last = 0, None
+        self.kept = {}
+        self.large = numpy.zeros(200_000)
+        self.worst = math.nan       # unlike all numbers, itself, too
+        self.seen = [(0, {'text': 'x'})]
+        self.function = print       # of the script
+
+    def __call__(self, optimizer):
+        self.calls += 1
+        self.last = numpy.float32(self.calls / 3)
+        for name, one in optimizer.target.namedparams():
+            if one.grad is not None:
+                one.grad = (one.grad + self.kept.get(name, one.grad)) / 2
+                self.kept[name] = one.grad.copy()
+        self.large += self.last
+        self.worst = min(self.worst, float(abs(
+            optimizer.target.predictor.l2.W.grad).max()))
+        self.seen = [*self.seen, (self.calls, {'worst': self.worst})]
+
+
+def thaw(trainer):
+    model = trainer.updater.get_optimizer('main').target.predictor
+    model.l1.enable_update()
+    model.l2.W.update_rule.hyperparam.lr = 0.125
+    model.l2.b.update_rule.mine = 'x'
+
+
+def hooked(trainer):
+    """Hooks, and rules that are frozen for some updates."""
+    optimizer = trainer.updater.get_optimizer('main')
+    hook, model = Remembering(), optimizer.target.predictor
+    optimizer.add_hook(hook)
+    model.l1.disable_update()
+    model.l2.b.update_rule.add_hook(
+        lambda rule, parameter: None, name='of a rule')
+    optimizer.loss_scaling(interval=2)
+    trainer.extend(thaw, trigger=(
+        training.triggers.ManualScheduleTrigger(3, 'iteration')))
+
+    def note(trainer):
+        trainer.seen = repr((vars(hook), optimizer._loss_scale, getattr(
+            model.l2.b.update_rule, 'mine', '')))
+    trainer.extend(note, trigger=(1, 'iteration'))
+
+
+def nudge(trainer):
+    trainer.updater.get_optimizer('main').target.predictor.l2.b.array *= 1.5
+
+
+def triggered(trainer):
+    """Triggers with a state; whether they fire is seen in the weights."""
+    for name, trigger in (
+            ('best', training.triggers.MinValueTrigger(
+                'main/loss', (1, 'iteration'))),
+            ('worst', training.triggers.MaxValueTrigger(
+                'main/loss', (2, 'iteration'))),
+            ('once', training.triggers.OnceTrigger()),
+            ('listed', training.triggers.ManualScheduleTrigger(
+                [2, 9], 'iteration'))):
+        trainer.extend(nudge, name=name, trigger=trigger)
+
+
+class Halved(training.Extension):
+    """A schedule of one's own, without a state."""
+
+    trigger = 4, 'iteration'
+
+    def __call__(self, trainer):
+        trainer.updater.get_optimizer('main').lr *= 0.5
+
+
+#: Extensions that shift the rate, and every how many updates.
+SHIFTS = {
+    'exponential': (lambda: extensions.ExponentialShift('lr', 0.5), 4),
+    'exponential from': (lambda: extensions.ExponentialShift(
+        'lr', 0.5, init=0.3), 4),
+    'exponential to': (lambda: extensions.ExponentialShift(
+        'lr', 0.5, target=0.02), 2),
+    'inverse': (lambda: extensions.InverseShift('lr', 0.1, 0.7), 1),
+    'linear': (lambda: extensions.LinearShift(
+        'lr', (0.1, 0.01), (3, 10)), 1),
+    'multistep': (lambda: extensions.MultistepShift(
+        'lr', 0.1, [2, 4, 8], 0.1), 1),
+    'multistep every 4': (lambda: extensions.MultistepShift(
+        'lr', 0.1, [1, 2], 0.1), 4),
+    'polynomial': (lambda: extensions.PolynomialShift('lr', 2.0, 15), 1),
+    'step': (lambda: extensions.StepShift('lr', 0.5, 3), 1),
+    'warm-up': (lambda: extensions.WarmupShift('lr', 0.01, 8, 0.1), 1),
+    'warm-up from the optimizer': (lambda: extensions.WarmupShift(
+        'lr', None, 8, 0.1), 1),
+    'warm-up every 4': (lambda: extensions.WarmupShift(
+        'lr', 0.01, 3, 0.1), 4),
+    'of one\'s own': (Halved, 4)}
+
+
+def shifted(trainer, make, every):
+    del trainer._extensions['decay']
+    trainer.extend(make(), name='shift', trigger=(every, 'iteration'))
+
+    def note(trainer):
+        trainer.seen = [*getattr(trainer, 'seen', []), trainer.updater.
+                        get_optimizer('main').lr][-7:]
+    trainer.extend(note, trigger=(1, 'iteration'))
+
+
 #: By name: the update of the snapshot, the communicator, its options, and
 #: what is done to the trainer.
 STATES = {
@@ -110,6 +225,13 @@ STATES = {
         None),
     'averages': (5, 'fp8', {}, average),
     'own classes': (5, 'fp8', {}, owned),
+    'hooks': (5, 'float32', {'optimizer': lambda: (
+        chainer.optimizers.MomentumSGD(0.05))}, hooked),
+    'triggers': (5, 'float32', {}, triggered),
+    **{f'{name} shift': (5, 'float32', {'optimizer': lambda: (
+        chainer.optimizers.MomentumSGD(0.05))}, functools.partial(
+            shifted, make=make, every=every))
+       for name, (make, every) in SHIFTS.items()},
 }
 
 
@@ -148,6 +270,65 @@ def test_an_interrupted_run_ends_with_the_same_bits(comm, what, tmp_path):
                 for run in ('whole', 'part')]
         assert logs[0] == logs[1]
 
+
+@on_ranks(1)
+def test_the_snapshots_rate_counts_or_what_is_set_after_the_resume(
+        comm, tmp_path):
+    def trainer_of(rate, last):
+        trainer, communicator = make_trainer(
+            comm, tmp_path, name='float32',
+            optimizer=chainer.optimizers.MomentumSGD(rate))
+        del trainer._extensions['decay']
+        trainer.stop_trigger = training.get_trigger((last, 'iteration'))
+        return trainer, communicator
+    trainer, communicator = trainer_of(0.05, 2)
+    trainer.run()
+    save(trainer, communicator, tmp_path)
+    for own, expected in ((None, 0.05), (0.25, 0.25)):
+        trainer, communicator = trainer_of(0.001, 3)
+        resume(trainer, communicator, str(tmp_path))
+        optimizer = trainer.updater.get_optimizer('main')
+        if own:
+            optimizer.lr = own
+        trainer.run()
+        assert optimizer.lr == expected
+
+
+# --- persistent values that have changed -------------------------------------
+
+ARRAY = numpy.arange(3, dtype='f')
+
+
+def keeping(value, out):
+    """A trainer of a link that keeps a value."""
+    model = chainer.Chain()
+    model.add_persistent('kept', value)
+    updater = training.StandardUpdater(
+        chainer.iterators.SerialIterator([1], 1),
+        chainer.optimizers.SGD().setup(model))
+    return model, training.Trainer(updater, (1, 'iteration'), str(out))
+
+
+@pytest.mark.parametrize(('before', 'after'), [
+    (numpy.float32(0.1), 0.0), (7, 0.0), (True, 1),
+    ('fine-tuning', 'warm-up'), ('', 'x'), ([0, 1, 1], [0]), ([], [1, 2]),
+    ((1.5, 2.5), ()), (None, 1.0), (None, ARRAY), (ARRAY, None),
+    ('text', None), (numpy.array(2.5, 'f'), ARRAY), (ARRAY * 2, ARRAY),
+    (ARRAY.astype('f2'), ARRAY), (3, ARRAY)])
+def test_a_persistent_value_that_has_changed_is_loaded_as_by_chainer(
+        before, after, tmp_path):
+    model, trainer = keeping(copy.copy(before), tmp_path)
+    save(trainer, MPI.COMM_SELF, tmp_path)
+    chainer.serializers.save_npz(tmp_path / 'chainer.npz', model)
+    found, trainer = keeping(copy.copy(after), tmp_path)
+    resume(trainer, MPI.COMM_SELF, str(tmp_path / 'snapshot_iter_0.ranks'))
+    expected, _ = keeping(copy.copy(after), tmp_path)
+    chainer.serializers.load_npz(tmp_path / 'chainer.npz', expected)
+    assert type(found.kept) is type(expected.kept)
+    assert repr(found.kept) == repr(expected.kept)
+
+
+# --- files, triggers, refusals -----------------------------------------------
 
 def train(comm, out):
     trainer, communicator = make_trainer(comm, out, 2)
@@ -243,6 +424,9 @@ def test_another_communicator_goes_on_without_residuals(comm, tmp_path):
 
 #: By name: the file that is resumed, options of the trainer, the message.
 REFUSED = {
+    'another rule': ('snapshot_iter_7.ranks', {'rule': RMSpropRule},
+                     'main/predictor/l1/W has RMSpropRule, in the snapshot '
+                     'AdamRule'),
     'another optimizer': ('snapshot_iter_7.ranks', {
         'optimizer': momentum}, 'main has MomentumSGD, in the snapshot '
         'Adam'),
@@ -255,7 +439,7 @@ REFUSED = {
     'no folder': ('empty', {}, 'there is no snapshot in'),
     'another kind of file': ('other.npz', {}, 'there is no snapshot in'),
     'another version': ('snapshot_iter_1.ranks', {}, 'it has format 1, and '
-                        'this version of chainer_fp8pipe reads format 7'),
+                        'this version of chainer_fp8pipe reads format 8'),
 }
 
 
@@ -276,9 +460,14 @@ def test_what_does_not_fit_is_refused_on_all_ranks(comm, tmp_path):
     for what, (name, options, match) in REFUSED.items():
         trainer, communicator = make_trainer(comm, tmp_path, **{
             key: value() if callable(value) else value
-            for key, value in options.items() if key != 'extension'})
+            for key, value in options.items()
+            if key not in ('extension', 'rule')})
         if 'extension' in options:
             trainer.extend(extensions.LogReport())
+        if 'rule' in options:
+            trainer.updater.get_optimizer(
+                'main').target.predictor.l1.W.update_rule = options['rule'](
+                    lr=0.1, alpha=0.9)
         own = weights(trainer)
         with pytest.raises(ValueError, match=match) as raised:
             resume(trainer, communicator, str(tmp_path / name))
@@ -314,7 +503,7 @@ def test_what_is_in_no_snapshot_is_named_once(comm, tmp_path):
     assert [str(one.message) for one in caught] == [
         f'the training changes {what}, which is in no snapshot: a run that '
         'goes on has it as the script makes it; keep numbers, texts, arrays, '
-        'and arrays by name in a dictionary'
+        'and lists or dictionaries of them'
         for what in ('kept of extension threaded, a dict',
                      'model of extension threaded, a Classifier',
                      'random of extension threaded, a RandomState')
@@ -322,8 +511,7 @@ def test_what_is_in_no_snapshot_is_named_once(comm, tmp_path):
 
 
 def test_arguments():
-    for options in {'failures': 0}, {'retain': 0}:
-        with pytest.raises(ValueError, match='must be at least 1'):
-            Snapshot(None, **options)
+    with pytest.raises(ValueError, match='retain must be a positive'):
+        Snapshot(None, retain=0)
     with pytest.raises(ValueError, match="error or aside, not 'ignore'"):
         resume(None, MPI.COMM_SELF, '.', damaged='ignore')

@@ -6,7 +6,6 @@ import zipfile
 from chainer_fp8pipe.training.snapshots.file import (
     DamagedSnapshot,
     digest_of,
-    file_of,
     manifest_of,
     read,
     write,
@@ -66,21 +65,10 @@ def path(whole):
 def test_a_file_is_read_as_it_was_written_by_numpy_too(path):
     assert is_right(path)
     assert manifest_of(str(path))[:5] == (str(path), 1, 2, IDENTITY, 'fp8')
-    assert file_of(str(path.parent), 1, 2) == str(path)
     with numpy.load(path) as archive:
         for name, value in VALUES.items():
             assert archive[name].dtype == value.dtype
             assert archive[name].tolist() == value.tolist()
-
-
-@pytest.mark.parametrize(('one', 'other'), [
-    (numpy.zeros(2, 'f4'), numpy.zeros(1, 'f8')),
-    (numpy.zeros((2, 1)), numpy.zeros((1, 2))),
-    (numpy.zeros(2), numpy.array([0.0, -0.0])),
-    (numpy.array('x'), numpy.array('y')),
-    (numpy.zeros(0, 'i'), numpy.zeros(0, 'f'))])
-def test_values_that_differ_have_other_digests(one, other):
-    assert digest_of(one) == digest_of(one.copy()) != digest_of(other)
 
 
 def fails(*_):

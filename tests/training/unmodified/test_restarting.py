@@ -118,7 +118,7 @@ import os
 os.environ[{LAUNCHED!r}] = ''
 """, more="""
     from chainer_fp8pipe import RunReport
-    trainer.extend(RunReport(filename=None, prints=False))""")
+    trainer.extend(RunReport(filename=None))""")
     assert f'{UPDATED}1\n' in done.stderr
     interval, = read_record(tmp_path / 'result').intervals
     assert interval.last == 20
@@ -133,7 +133,6 @@ def test_a_run_whose_snapshots_are_all_damaged_begins_anew(
     assert 'snapshot_iter_6.ranks is not whole' in again.stderr
     assert 'the training begins\n' in again.stderr
     assert ends(again) == undisturbed[:1]
-    assert [*(tmp_path / 'saved').glob('snapshot_iter_6.ranks.given_up.*')]
 
 
 RESUMES_ITSELF = '''
