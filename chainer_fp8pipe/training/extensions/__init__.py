@@ -8,7 +8,6 @@ _HOMES = {name: f'chainer_fp8pipe.training.{module}'
           for name, module in (
               ('CommunicationReport', 'extensions.reports'),
               ('CompressionReport', 'extensions.reports'),
-              ('FollowEpochs', 'large_batch'),
               ('MovingAverage', 'extensions.moving_average'),
               ('PipelineTimeline', 'extensions.timeline'),
               ('Snapshot', 'snapshots.snapshot'),

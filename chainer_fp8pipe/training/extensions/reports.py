@@ -62,7 +62,7 @@ class CommunicationReport(extension.Extension):
 
 
 class CompressionReport(extension.Extension):
-    """Writes the fp8 codec's effect on each tensor as JSON.
+    """Writes the fp8 codec's effect on each tensor to ``compression.json``.
 
     An entry has, per tensor, the ratio q that sets its scale, and the share of
     this rank's elements that were clipped since the last one.  The file is
@@ -71,7 +71,6 @@ class CompressionReport(extension.Extension):
 
     Args:
         comm: An fp8 communicator of this package.
-        filename: In the trainer's output directory.
 
     Raises:
         TypeError: The communicator is not an fp8 one of this package.
@@ -81,17 +80,16 @@ class CompressionReport(extension.Extension):
     priority = extension.PRIORITY_READER
     default_name = 'CompressionReport'
 
-    def __init__(self, comm: Any, filename: str = 'compression.json'
-                 ) -> None:
+    def __init__(self, comm: Any) -> None:
         if not getattr(comm, 'name', '').startswith('fp8'):
             raise TypeError('CompressionReport needs a communicator made by '
                             "chainer_fp8pipe.create_communicator('fp8'), "
                             f'not {comm!r}')
-        self._comm, self._filename = comm, filename
+        self._comm = comm
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
         """Goes on with the file of a run that goes on."""
-        self._path = os.path.join(trainer.out, self._filename)
+        self._path = os.path.join(trainer.out, 'compression.json')
         self._last, self._record = self._reports(trainer), []
         with contextlib.suppress(FileNotFoundError), open(self._path) as file:
             self._record = [entry for entry in json.load(file) if entry[

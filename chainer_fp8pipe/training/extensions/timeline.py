@@ -27,9 +27,9 @@ class PipelineTimeline(extension.Extension):
 
     One row per rank: forward, backward, update, communication, waiting, as in
     figure 3 of Takisawa et al. (see :class:`PipelineUpdater`).  The row of
-    a replica also has its exchange: encoding, decoding, the thread of
-    ``overlap`` and each bucket on its way.  The JSON is a Chrome trace, for
-    ``chrome://tracing`` or Perfetto.  Other updates lose no time.
+    a replica also has its exchange: encoding, decoding and each bucket on its
+    way.  The JSON is a Chrome trace, for ``chrome://tracing`` or Perfetto.
+    Other updates lose no time.
 
     The ranks of a node have one clock.  Those of different nodes take the end
     of a barrier, some tens of microseconds apart, for the same moment.
@@ -39,8 +39,6 @@ class PipelineTimeline(extension.Extension):
         iteration: The update to record, counted from 1.  The first ones also
             allocate and make connections.  A training that ends before it
             warns.
-        name: Of the files, without ending.
-        title: Above the picture; default: the schedule.
 
     Raises:
         ValueError: ``iteration`` is less than 1, or no integer.
@@ -50,11 +48,9 @@ class PipelineTimeline(extension.Extension):
     priority = extension.PRIORITY_READER
     default_name = 'PipelineTimeline'
 
-    def __init__(self, updater: Any, iteration: int = 10,
-                 name: str = 'timeline', title: str | None = None) -> None:
+    def __init__(self, updater: Any, iteration: int = 10) -> None:
         check_count('iteration', iteration)
         self._updater, self._iteration = updater, iteration
-        self._name, self._title = name, title
         self._calls, self._events = AroundCalls(), list[Event]()
 
     def initialize(self, trainer: chainer.training.Trainer) -> None:
@@ -82,7 +78,7 @@ class PipelineTimeline(extension.Extension):
             comm = self._updater.grid.comm
             everyone = comm.gather(self._events)
             raise_together(comm, lambda: self._write(
-                os.path.join(trainer.out, self._name),
+                os.path.join(trainer.out, 'timeline'),
                 [*itertools.chain(*(everyone or ()))]))
 
     def finalize(self) -> None:
@@ -98,10 +94,9 @@ class PipelineTimeline(extension.Extension):
     def _write(self, path: str, events: list[Event]) -> None:
         if not events:      # but rank 0 has none
             return
-        schedule = self._updater.schedule
+        of = self._updater.schedule
         with written_whole(f'{path}.json') as file:
             json.dump(chrome_trace(events), file)
         with written_whole(f'{path}.svg') as file:
-            file.write(picture(events, self._title or (
-                f'{schedule.name}, stages: {schedule.stages}, micro-batches: '
-                f'{schedule.micro_batches}')))
+            file.write(picture(events, f'{of.name}, stages: {of.stages}, '
+                               f'micro-batches: {of.micro_batches}'))

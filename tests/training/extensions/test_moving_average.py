@@ -1,10 +1,8 @@
 
 from chainer_fp8pipe import (
     Divisible,
-    PipelineUpdater,
     ProcessGrid,
     lazy,
-    partition,
 )
 from chainer_fp8pipe.training.extensions import MovingAverage, Snapshot, resume
 
@@ -115,18 +113,6 @@ def test_float16_is_averaged_in_float32():
         assert model[0].W.array.dtype == numpy.float16
 
 
-def test_shared_weights_are_averaged_once():
-    shared = L.Linear(3, 3)
-    model = chainer.Chain(a=shared, b=chainer.Chain(c=shared))
-    average = MovingAverage(model, 0.9)
-    for value in (0, 1):
-        shared.W.array[...] = value
-        average()
-    with average.weights():
-        assert_allclose(shared.W.array, 1 - 2 / 11, rtol=1e-6)
-    assert (shared.W.array == 1).all()
-
-
 @on_ranks(1, 2)
 def test_an_evaluator_sees_the_average_and_training_does_not(comm, tmp_path):
     results = {}
@@ -210,45 +196,3 @@ class _Still(chainer.training.updaters.StandardUpdater):
 def test_bad_decays_are_errors(decay):
     with pytest.raises(ValueError, match='decay must be'):
         MovingAverage(Net(), decay)
-
-
-class Again(chainer.Chain):
-    """Needs its first layer once more, at the end, when it is evaluated."""
-
-    def __init__(self):
-        super().__init__(a=L.Linear(8, 8), b=L.Linear(8, 400),
-                         c=L.Linear(400, 400), d=L.Linear(400, 8),
-                         last=L.Linear(8, 3))
-
-    def forward(self, x, t):
-        h = self.d(F.relu(self.c(F.relu(self.b(F.tanh(self.a(x)))))))
-        if not chainer.config.train:
-            h = self.a(F.tanh(h))
-        loss = F.softmax_cross_entropy(self.last(h), t)
-        chainer.report({'loss': loss}, self)
-        return loss
-
-
-@on_ranks(2)
-def test_own_values_are_back_after_an_evaluation_that_is_refused(comm):
-    random = numpy.random.RandomState(0)
-    data = chainer.datasets.TupleDataset(
-        random.rand(16, 8).astype('f'), random.randint(0, 3, 16).astype('i'))
-    model = partition(Again(), chainer.dataset.concat_examples(data[:2]),
-                      comm, micro_batches=4)
-    updater = PipelineUpdater(
-        chainer.iterators.SerialIterator(data, 8),
-        chainer.optimizers.SGD(0.5).setup(model), comm, micro_batches=4)
-    average = MovingAverage(model, 0.9)
-    for _ in range(3):
-        updater.update()
-        average()
-    assert len(model.partition.placement.ranks['/a/W']) == 1
-    own = bits(model)
-    with pytest.raises(ValueError, match='needs parameter /a/W'), (
-            average.weights()):
-        updater.evaluate(*chainer.dataset.concat_examples(data))
-    now = bits(model)
-    assert all(now[key] == value for key, value in own.items())
-    with average.weights():
-        assert bits(model) != now
