@@ -6,14 +6,12 @@ import copy
 import functools
 import inspect
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import chainer
 from chainer.links import BatchNormalization
 from chainermn.links import MultiNodeBatchNormalization
 
-from ..links.cutting import held
 from ..links.divisible import Divisible
 from ..links.grouped_bn import GroupedBatchNormalization
 from ..mpi.agreement import agree, raise_together
@@ -55,8 +53,7 @@ def create_grouped_bn_model(
     ranks = ranks_of(comm)
     enter_world()        # or the others would wait in their next batch
     group = Group(split_groups(ranks, group_size))
-    result, found = raise_together(
-        ranks, lambda: _copied(model), ValueError)
+    result, found = raise_together(ranks, lambda: _copied(model), ValueError)
     agree(ranks, {
         f'batch normalisation {number} (called {link.name})':
         f'of size {link.avg_mean.shape}' if link.avg_mean is not None
@@ -64,69 +61,54 @@ def create_grouped_bn_model(
         for number, link in enumerate(found)},
         remedy='All ranks must have copies of one model, or the same stage of '
         'a pipeline')
-    _convert(found, group)
+    for link in found:
+        # Chainer's link keeps all it has in attributes.
+        link.__class__, link.group = GroupedBatchNormalization, group
     return result
 
 
-def _copied(model: Any) -> tuple[Any, list[BatchNormalization]]:
+def _copied(model: Any) -> tuple[Any, list[Any]]:
     """A deep copy, and what in it is to be converted."""
     memo: dict[int, Any] = {}
     result = copy.deepcopy(model, memo)
     # Here is all that was copied, in whatever it is held, each thing once.
-    found = [thing for thing in memo.values()
-             if isinstance(thing, BatchNormalization)]
+    found = [thing for thing in memo.values() if isinstance(
+        thing, (BatchNormalization, MultiNodeBatchNormalization))]
     for link in found:
         if type(link) not in (BatchNormalization, GroupedBatchNormalization):
             raise ValueError(
                 f'a {type(link).__name__} (called {link.name}) cannot be '
                 'grouped, only BatchNormalization itself; replace it in the '
                 'model')
+    kept = memo.get(id(memo))       # the originals
     for thing in memo.values():
-        if isinstance(thing, MultiNodeBatchNormalization):
-            raise ValueError(
-                f"a MultiNodeBatchNormalization (called {thing.name}) has "
-                "ChainerMN's group of all ranks already; use "
-                'BatchNormalization in the model')
-    known = set(map(id, found))
-    for thing in _behind_functions(memo):
-        if isinstance(thing, BatchNormalization) and id(thing) not in known:
-            raise ValueError(
-                f'a {type(thing).__name__} (called {thing.name}) is held by '
-                'a function that cannot be copied; make it a layer, or an '
-                'attribute of a link')
+        if isinstance(thing, (dict, list, tuple)) and thing is not kept:
+            for one in thing.values() if isinstance(thing, dict) else thing:
+                _check_function(one)
+        else:
+            _check_function(thing)
     return result, found
 
 
-def _behind_functions(memo: dict[int, Any]) -> Iterator[Any]:
-    """Links that functions in what was copied find by their names."""
-    kept = memo.get(id(memo))       # the originals
-    for thing in memo.values():
-        values: Any = thing.values() if isinstance(thing, dict) else (
-            thing if isinstance(thing, (list, tuple, set)) else (thing,))
-        for value in values if thing is not kept else ():
-            for one in _found_by(value):
-                # A function may refer to its model.
-                if not isinstance(one, Divisible):
-                    yield from held(one)
-
-
-def _found_by(value: Any) -> Iterator[Any]:
-    """What a function, or what is called as one, finds by name."""
+def _check_function(value: Any) -> None:
+    """Refuses a function, which is not copied, that finds a link by name."""
     while isinstance(value, functools.partial):
         value = value.func
-    if callable(value) and not isinstance(value, (type, chainer.Link,
-                                                  types.FunctionType)):
+    if not isinstance(value, (type, chainer.Link, types.FunctionType)):
         value = vars(type(value)).get('__call__')
     if isinstance(value, types.FunctionType):
-        yield from (*(value.__defaults__ or ()),
-                    *(value.__kwdefaults__ or {}).values())
+        found = [*(value.__defaults__ or ()),
+                 *(value.__kwdefaults__ or {}).values()]
         with contextlib.suppress(ValueError):   # no value there yet
             names = inspect.getclosurevars(value)
-            yield from (*names.nonlocals.values(), *names.globals.values())
-
-
-def _convert(found: list[BatchNormalization], group: Group) -> None:
-    for link in found:
-        # Chainer's link keeps all it has in attributes.
-        link.__class__ = GroupedBatchNormalization
-        link.group = group
+            found += [*names.nonlocals.values(), *names.globals.values()]
+        for one in found:
+            # A function may refer to its model.
+            for link in one.links() if isinstance(
+                    one, chainer.Link) and not isinstance(
+                        one, Divisible) else ():
+                if isinstance(link, BatchNormalization):
+                    raise ValueError(
+                        f'a {type(link).__name__} (called {link.name}) is '
+                        'held by a function that cannot be copied; make it a '
+                        'layer, or an attribute of a link')

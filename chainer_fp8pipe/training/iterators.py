@@ -29,47 +29,31 @@ class ReplicaIterator(chainer.dataset.Iterator):
     Args:
         dataset: The whole data set, the same on all ranks.
         batch_size: Samples of all replicas together.
-        replica_index: This replica; default: the first.
-        replicas: How many there are; default: one.
+        grid: A :class:`~chainer_fp8pipe.mpi.grid.ProcessGrid`, which says
+            which replica this is of how many; None: the only one.
         repeat: Go on after the first epoch.
         shuffle: Another order in each epoch; otherwise the data set's.
         seed: Of the order; the same on all ranks.
-        grid: A :class:`~chainer_fp8pipe.mpi.grid.ProcessGrid`, instead
-            of ``replica_index`` and ``replicas``.
 
     Raises:
-        ValueError: There is no such replica, or a batch or the data set has
-            not a sample for each.
+        ValueError: A batch or the data set has not a sample for each replica.
     """
 
-    def __init__(self, dataset: Sequence, batch_size: int,
-                 replica_index: int | None = None,
-                 replicas: int | None = None,
-                 repeat: bool = True, shuffle: bool = True, seed: int = 0,
-                 grid: Any = None) -> None:
-        if grid is not None:
-            if replica_index is not None or replicas is not None:
-                raise ValueError('the grid says which replica this is; leave '
-                                 'replica_index and replicas out')
-            replica_index, replicas = grid.replica_index, grid.replicas
-        replica_index, replicas = replica_index or 0, (
-            1 if replicas is None else replicas)
+    def __init__(self, dataset: Sequence, batch_size: int, grid: Any = None,
+                 repeat: bool = True, shuffle: bool = True, seed: int = 0
+                 ) -> None:
+        index, replicas = (0, 1) if grid is None else (
+            grid.replica_index, grid.replicas)
         check_count('batch_size', batch_size)
-        if not 0 <= replica_index < replicas:
+        if batch_size < replicas or len(dataset) < (
+                1 if repeat else replicas):
             raise ValueError(
-                f'there is no replica {replica_index} among {replicas}')
-        if batch_size < replicas:
-            raise ValueError(
-                f'batch_size={batch_size} of all replicas together is less '
-                f'than one sample for each of the {replicas} replicas')
-        needed = 1 if repeat else replicas
-        if len(dataset) < needed:
-            raise ValueError(f'the data set has {len(dataset)} samples; '
-                             f'{needed} are needed')
-        self.dataset = dataset
-        self.batch_size = batch_size
-        self.repeat = repeat
-        self._replica_index, self._replicas = replica_index, replicas
+                f'batch_size={batch_size} of all replicas together and the '
+                f'{len(dataset)} samples of the data set must be at least '
+                f'one sample for each of the {replicas} replicas')
+        self.dataset, self.batch_size, self.repeat = (
+            dataset, batch_size, repeat)
+        self._share: tuple[int, int] = index, replicas
         self._shuffle, self._seed = shuffle, seed
         self._order: tuple[int, numpy.ndarray] | None = None
         self.reset()
@@ -81,25 +65,22 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self.is_new_epoch = False
         self._previous_epoch_detail = -1.0
 
-    def next_indices(self) -> numpy.ndarray:
-        """Like ``next``, without reading the data set.
-
-        Returns:
-            int64 array: positions of this replica's samples in the data set.
-            For stages that need neither inputs nor labels.
-
-        Raises:
-            StopIteration: The only epoch is over.
-        """
+    def __next__(self) -> list:
         if self.epoch and not self.repeat:
             raise StopIteration
         self._previous_epoch_detail = self.epoch_detail
         self.is_new_epoch = False
-        size, left = len(self.dataset), self._next_size()
-        parts = []
+        index, replicas = self._share
+        size, parts = len(self.dataset), []
+        left = size - self.current_position
+        if self.repeat or left - self.batch_size >= replicas:
+            left = self.batch_size
         while left:
             end = min(self.current_position + left, size)
-            parts.append(self._permutation()[self.current_position:end])
+            if self._order is None or self._order[0] != self.epoch:
+                self._order = self.epoch, epoch_order(
+                    size, self._seed, self.epoch, self._shuffle)
+            parts.append(self._order[1][self.current_position:end])
             left -= end - self.current_position
             self.current_position = end
             if end == size:
@@ -107,12 +88,9 @@ class ReplicaIterator(chainer.dataset.Iterator):
                 self.current_position = 0
                 self.is_new_epoch = True
         whole = numpy.concatenate(parts)
-        start, stop = (len(whole) * replica // self._replicas for replica in (
-            self._replica_index, self._replica_index + 1))
-        return whole[start:stop]
-
-    def __next__(self) -> list:
-        return [self.dataset[index] for index in self.next_indices()]
+        start, stop = (len(whole) * number // replicas
+                       for number in (index, index + 1))
+        return [self.dataset[place] for place in whole[start:stop]]
 
     next = __next__
 
@@ -144,17 +122,3 @@ class ReplicaIterator(chainer.dataset.Iterator):
         self.is_new_epoch = serializer('is_new_epoch', self.is_new_epoch)
         self._previous_epoch_detail = serializer(
             'previous_epoch_detail', self._previous_epoch_detail)
-
-    def _next_size(self) -> int:
-        """Samples in the next batch of all replicas together."""
-        left = len(self.dataset) - self.current_position
-        if self.repeat or left - self.batch_size >= self._replicas:
-            return self.batch_size
-        return left
-
-    def _permutation(self) -> numpy.ndarray:
-        """The order of the present epoch."""
-        if self._order is None or self._order[0] != self.epoch:
-            self._order = self.epoch, epoch_order(
-                len(self.dataset), self._seed, self.epoch, self._shuffle)
-        return self._order[1]

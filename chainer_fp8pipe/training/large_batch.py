@@ -6,7 +6,7 @@ al., "Image Classification at Supercomputer Scale" (2018).
 # Chainer calls an optimizer's own hooks while gradients still carry the factor
 # of loss scaling, in float16 for parameters in float16.  Norms taken then are
 # wrong or overflow.  The hooks of update rules come after both are undone, so
-# LARS and WeightDecay add themselves there.
+# LARS adds itself there.
 from __future__ import annotations
 
 import dataclasses
@@ -16,22 +16,20 @@ from typing import Any
 
 import chainer
 import numpy
-from chainer.training import extension
 
 from .checks import check_count, check_number
 
 
 def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
-                warmup_epochs: float, epochs: float, lars: bool = True,
-                decay: str | Decay = 'polynomial', weight_decay: float = 1e-4,
-                samples: int | None = None,
-                lars_coefficient: float | None = None) -> Any:
+                warmup_epochs: float, epochs: float, samples: int,
+                lars: bool = True, decay: str | Decay = 'polynomial',
+                weight_decay: float = 1e-4,
+                lars_coefficient: float = 0.001) -> Any:
     """Prepares an optimizer for large batches.
 
     The optimizer gets plain hooks, at its ``setup`` or at once if that was
-    called: ``Schedule``, ``StopWhenDiverged``, and ``LARS`` or
-    ``WeightDecay``.  Parameters in float16 are updated in float32
-    (``use_fp32_update``).
+    called: ``Schedule``, ``LARS`` and ``StopWhenDiverged``.  Parameters in
+    float16 are updated in float32 (``use_fp32_update``).
 
     Args:
         optimizer: One of Chainer's with a learning rate ``lr``, such as
@@ -42,13 +40,12 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
         warmup_epochs: How long the rate rises, as :class:`.LearningRate`
             says.
         epochs: How long the training is.
+        samples: In the data set, over all ranks: how far the training is
+            follows from the number of updates.
         lars: Layer-wise adaptive rate scaling of weights (:class:`.LARS`).
         decay: As for :class:`.LearningRate`.
         weight_decay: Of weights, not of biases and normalisations.
-        samples: In the data set, over all ranks: how far the training is
-            then follows from the number of updates.  None: extend the
-            trainer with :class:`.FollowEpochs` on all ranks.
-        lars_coefficient: See :class:`.LARS`, whose default it has.
+        lars_coefficient: See :class:`.LARS`.
 
     Returns:
         The optimizer.
@@ -80,17 +77,13 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
                          'before; make a new one')
     rate = LearningRate(base_lr, batch, base_batch, warmup_epochs, epochs,
                         decay)
-    if lars_coefficient is not None and not lars:
-        raise ValueError(f'lars_coefficient={lars_coefficient} is of LARS, '
-                         'and lars=False; pass one of them only')
-    weights = (LARS(weight_decay=weight_decay, **(
-        {} if lars_coefficient is None else {'coefficient': lars_coefficient}))
-        if lars else WeightDecay(weight_decay))
-    hooks = [RateSchedule(rate, samples), weights, StopWhenDiverged()]
+    hooks = [RateSchedule(rate, samples),
+             LARS(lars_coefficient if lars else None, weight_decay),
+             StopWhenDiverged()]
     hyperparam.lr = rate.at(0.0)
     actual.use_fp32_update()
-    if actual.target is not None:
-        _add(actual, hooks)
+    for hook in hooks if actual.target is not None else ():
+        actual.add_hook(hook)
     actual.setup = functools.partial(_set_up, actual, hooks)
     return optimizer
 
@@ -98,13 +91,9 @@ def large_batch(optimizer: Any, batch: int, base_lr: float, base_batch: int,
 def _set_up(optimizer: Any, hooks: list[Any], link: chainer.Link) -> Any:
     """Chainer's own ``setup``, after which the hooks are added again."""
     type(optimizer).setup(optimizer, link)
-    _add(optimizer, hooks)
-    return optimizer
-
-
-def _add(optimizer: Any, hooks: list[Any]) -> None:
     for hook in hooks:
         optimizer.add_hook(hook)
+    return optimizer
 
 
 # --- the learning rate -------------------------------------------------------
@@ -113,22 +102,13 @@ def _add(optimizer: Any, hooks: list[Any]) -> None:
 Decay = Callable[[float, float, float], float]
 
 
-def _polynomial(epoch: float, warmup_epochs: float, epochs: float) -> float:
-    left = (epochs - epoch) / (epochs - warmup_epochs)
-    return min(max(left, 0.0), 1.0) ** 2
-
-
-def _step(epoch: float, warmup_epochs: float, epochs: float) -> float:
-    return 0.1 ** sum(epoch >= place for place in (
-        epochs / 3, 2 * epochs / 3, 8 * epochs / 9))
-
-
-def _constant(epoch: float, warmup_epochs: float, epochs: float) -> float:
-    return 1.0
-
-
 _DECAYS: dict[str, Decay] = {
-    'polynomial': _polynomial, 'step': _step, 'constant': _constant}
+    'polynomial': lambda epoch, warmup_epochs, epochs: min(max(
+        (epochs - epoch) / (epochs - warmup_epochs), 0.0), 1.0) ** 2,
+    'step': lambda epoch, warmup_epochs, epochs: 0.1 ** sum(
+        epoch >= place for place in (epochs / 3, 2 * epochs / 3,
+                                     8 * epochs / 9)),
+    'constant': lambda epoch, warmup_epochs, epochs: 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,8 +173,7 @@ class LearningRate:
         if epoch < self.warmup_epochs:
             risen = epoch / self.warmup_epochs
             return self.base_lr + (self.peak - self.base_lr) * risen
-        decay = (self.decay if callable(self.decay)
-                 else _DECAYS[self.decay])
+        decay = self.decay if callable(self.decay) else _DECAYS[self.decay]
         return self.peak * decay(epoch, self.warmup_epochs, self.epochs)
 
 
@@ -223,54 +202,7 @@ class UpdateHook:
     call_for_each_param = False
 
 
-class WeightDecay(UpdateHook):
-    """Adds ``rate`` times the weight to its gradient.
-
-    Unlike Chainer's, it leaves out biases and the parameters of normalisations
-    (Goyal et al. 2017, section 5.1), and adds in float32 with any loss scale.
-    :class:`.LARS` has its own.
-
-    Add it by ``optimizer.add_hook(hook)``.  At the next update it adds itself
-    to the update rules, from which it must be removed, too.  A rule with a
-    hook of the same name keeps that one, so a parameter can have its own
-    numbers: ``parameter.update_rule.add_hook(LARS(0.01))``.
-
-    Raises:
-        ValueError: ``rate`` is negative or no number.
-    """
-
-    name = 'WeightDecayOfWeights'
-
-    def __init__(self, rate: float) -> None:
-        check_number('weight_decay', rate, zero=True)
-        self.weight_decay = rate
-
-    def __call__(self, owner: Any,
-                 parameter: chainer.Parameter | None = None) -> None:
-        if parameter is None:
-            self._join(owner)
-        elif parameter.array is not None and parameter.grad is not None and (
-                is_weight(parameter)):
-            with chainer.using_device(parameter.device):
-                # A new array: the old one may be another parameter's, too.
-                parameter.grad = self.changed(
-                    parameter.xp, _float32(parameter.array),
-                    _float32(parameter.grad)).astype(
-                        parameter.dtype, copy=False)
-
-    def changed(self, xp: Any, weight: Any, gradient: Any) -> Any:
-        """The gradient to use, a new array; arrays in float32 or float64."""
-        return gradient + self.weight_decay * weight
-
-    def _join(self, optimizer: Any) -> None:
-        for parameter in optimizer.target.params():
-            rule = parameter.update_rule
-            if rule is not None and (
-                    self.name not in rule._hookable._pre_update_hooks):
-                rule.add_hook(self, self.name)
-
-
-class LARS(WeightDecay):
+class LARS(UpdateHook):
     """Makes every weight's step proportional to the weight's own norm.
 
     You, Gitman, Ginsburg, *Large Batch Training of Convolutional Networks*
@@ -282,12 +214,18 @@ class LARS(WeightDecay):
     v <- m v - lr g, w <- w + v: the learning rate is inside of the momentum,
     as in the paper.  Weight decay is part of it: add no other hook for it.  A
     weight of norm zero has its plain gradient.  Gradients of parameters that
-    are no weights (:func:`.is_weight`) stay as they are.  Add it as
-    :class:`.WeightDecay`.
+    are no weights (:func:`.is_weight`) stay as they are, unlike with Chainer's
+    ``WeightDecay``.  All is computed in float32, with any loss scale.
+
+    Add it by ``optimizer.add_hook(hook)``.  At the next update it adds itself
+    to the update rules, from which it must be removed, too.  A rule with a
+    hook of the same name keeps that one, so a parameter can have its own
+    numbers: ``parameter.update_rule.add_hook(LARS(0.01))``.
 
     Args:
         coefficient: The paper's eta, the share of its norm by which a weight
-            changes where the learning rate is 1.
+            changes where the learning rate is 1; None: the weight decays, and
+            nothing else (g <- g + decay w).
         weight_decay: The paper's beta.
 
     Raises:
@@ -296,21 +234,42 @@ class LARS(WeightDecay):
 
     name = 'LARS'
 
-    def __init__(self, coefficient: float = 0.001,
+    def __init__(self, coefficient: float | None = 0.001,
                  weight_decay: float = 0.0) -> None:
-        check_number('the coefficient of LARS', coefficient)
-        super().__init__(weight_decay)
-        self.coefficient = coefficient
+        if coefficient is not None:
+            check_number('the coefficient of LARS', coefficient)
+        check_number('weight_decay', weight_decay, zero=True)
+        self.coefficient, self.weight_decay = coefficient, weight_decay
+
+    def __call__(self, owner: Any,
+                 parameter: chainer.Parameter | None = None) -> None:
+        if parameter is None:
+            for one in owner.target.params():
+                rule = one.update_rule
+                if rule is not None and (
+                        self.name not in rule._hookable._pre_update_hooks):
+                    rule.add_hook(self, self.name)
+        elif parameter.array is not None and parameter.grad is not None and (
+                is_weight(parameter)):
+            with chainer.using_device(parameter.device):
+                # A new array: the old one may be another parameter's, too.
+                parameter.grad = self.changed(
+                    parameter.xp, _float32(parameter.array),
+                    _float32(parameter.grad)).astype(
+                        parameter.dtype, copy=False)
 
     def changed(self, xp: Any, weight: Any, gradient: Any) -> Any:
+        """The gradient to use, a new array; arrays in float32 or float64."""
+        decayed = gradient + self.weight_decay * weight
+        if self.coefficient is None:
+            return decayed
         norm = xp.linalg.norm(weight)
         whole = xp.linalg.norm(gradient) + self.weight_decay * norm
         # On a GPU nothing waits: the norms stay there.
         usable = (norm > 0) & (whole > 0)
         rate = xp.where(
             usable, self.coefficient * norm / xp.where(usable, whole, 1), 1)
-        return super().changed(xp, weight, gradient) * rate.astype(
-            gradient.dtype)
+        return decayed * rate.astype(gradient.dtype)
 
 
 def _float32(array: Any) -> Any:
@@ -322,103 +281,39 @@ class RateSchedule(UpdateHook):
     """Sets the optimizer's ``lr`` before each update.
 
     The epoch follows from the optimizer's count of updates, which is part of
-    every snapshot, or is set by
-    :class:`~chainer_fp8pipe.training.extensions.FollowEpochs`.
+    every snapshot; every update is taken to be of a whole batch, as those of
+    Chainer's iterators are that repeat.
 
     Args:
         rate: The rates.
-        samples: In the data set, over all ranks; every update is then taken
-            to be of a whole batch, as those of Chainer's iterators are that
-            repeat.  None: :attr:`epoch` must be set.
+        samples: In the data set, over all ranks.
 
     Raises:
         ValueError: ``samples`` is no positive integer, or less than a batch.
-
-    Attributes:
-        epoch: Epochs so far, where ``samples`` is None.
     """
 
     name = 'Schedule'
 
-    def __init__(self, rate: LearningRate, samples: int | None = None
-                 ) -> None:
-        if samples is not None:
-            check_count('samples', samples)
-            if samples < rate.batch:
-                raise ValueError(
-                    f'batch={rate.batch} is more than the samples='
-                    f'{samples} of the data set; pass the size of the whole '
-                    'data set, not of the part of one rank')
-        self.rate = rate
-        self.samples = samples
-        self.epoch: float | None = None
+    def __init__(self, rate: LearningRate, samples: int) -> None:
+        check_count('samples', samples)
+        if samples < rate.batch:
+            raise ValueError(
+                f'batch={rate.batch} is more than the samples={samples} of '
+                'the data set; pass the size of the whole data set, not of '
+                'the part of one rank')
+        self.rate, self.samples = rate, samples
 
     def __call__(self, optimizer: Any) -> None:
-        optimizer.hyperparam.lr = self.rate.at(self._epoch(optimizer))
-
-    def _epoch(self, optimizer: Any) -> float:
-        if self.samples is not None:
-            return optimizer.t * self.rate.batch / self.samples
-        if self.epoch is None:
-            raise RuntimeError(
-                'the learning rate cannot be known: nobody has said how far '
-                'the training is. Pass samples=len(dataset) to large_batch, '
-                'or, under a Trainer, call trainer.extend(FollowEpochs()) on '
-                'all ranks')
-        return self.epoch
-
-
-class FollowEpochs(extension.Extension):
-    """Gives the updater's ``epoch_detail`` to the learning rate's schedule.
-
-    Add it on all ranks, once the optimizers are set up, where the number of
-    samples is not known or batches are not all of one size.  Where an
-    optimizer has a communicator, rank 0's epoch counts for all: with
-    different rates the ranks' weights would diverge.
-
-    Raises:
-        ValueError: No optimizer of the trainer has a schedule, or not all
-            ranks have the extension.
-    """
-
-    trigger = 1, 'iteration'
-    priority = extension.PRIORITY_WRITER
-    default_name = 'FollowEpochs'
-
-    def initialize(self, trainer: chainer.training.Trainer) -> None:
-        self._followed = []
-        for optimizer in trainer.updater.get_all_optimizers().values():
-            for hook in optimizer._hookable._pre_update_hooks.values():
-                if isinstance(hook, RateSchedule):
-                    ranks = getattr(getattr(optimizer, 'communicator', None),
-                                    'mpi_comm', None)
-                    self._followed.append((hook, ranks))
-                    if ranks is not None:       # MPI is there
-                        from ..mpi.agreement import agree
-                        agree(ranks, {'the extension FollowEpochs': 'there'},
-                              remedy='Extend the trainer with it on all ranks')
-        if not self._followed:
-            raise ValueError('FollowEpochs has nothing to follow for: no '
-                             'optimizer was prepared by large_batch, or has '
-                             'a hook Schedule')
-        self(trainer)
-
-    def __call__(self, trainer: chainer.training.Trainer) -> None:
-        for hook, ranks in self._followed:
-            epoch = numpy.array([trainer.updater.epoch_detail], float)
-            if ranks is not None:
-                from ..mpi.waiting import wait_until
-                wait_until(ranks.Ibcast(epoch).Test)
-            hook.epoch = float(epoch[0])
+        optimizer.hyperparam.lr = self.rate.at(
+            optimizer.t * self.rate.batch / self.samples)
 
 
 class StopWhenDiverged(UpdateHook):
-    """Raises when gradients are not finite at a loss scale of 1.
+    """Raises on all ranks when gradients overflow at a loss scale of 1.
 
     Chainer's dynamic loss scaling skips an update whose gradients are not
     finite and halves the scale, but not below 1: it would skip updates for
-    ever.  All ranks raise.  Without dynamic loss scaling this hook does
-    nothing.
+    ever.  Without dynamic loss scaling this hook does nothing.
     """
 
     name = 'StopWhenDiverged'
@@ -429,18 +324,14 @@ class StopWhenDiverged(UpdateHook):
                 and optimizer._loss_scaling_isnan
                 and optimizer._loss_scale <= 1):
             return
-        names = [name for name, parameter in optimizer.target.namedparams()
-                 if not _is_finite(parameter)]
-        what = (f'the gradient of {names[0]} is' if names
-                else 'a gradient of another stage is')
-        rate = getattr(optimizer.hyperparam, 'lr', None)
+        what = next((
+            f'the gradient of {name} is' for name, one
+            in optimizer.target.namedparams() if one.grad is not None
+            and not one.xp.isfinite(one.grad).all()),
+            'a gradient of another stage is')
         raise RuntimeError(
             f'{what} not finite at a loss scale of 1, after {optimizer.t} '
-            f'updates, with a learning rate of {rate}: the training has '
+            'updates, with a learning rate of '
+            f'{getattr(optimizer.hyperparam, "lr", None)}: the training has '
             'diverged. No parameter was updated. Lower the learning rate or '
             'lengthen the warm-up, and go on from a snapshot')
-
-
-def _is_finite(parameter: chainer.Parameter) -> bool:
-    return parameter.grad is None or bool(
-        parameter.xp.isfinite(parameter.grad).all())

@@ -50,29 +50,22 @@ def smoothed_cross_entropy(x: Any, t: Any, smoothing: float = 0.1,
     if not smoothing:       # whose zeros times infinity would be NaN
         return F.softmax_cross_entropy(x, t, ignore_label=ignore_label)
     leave_out(t, ignore_label)
+    classes = x.shape[1]
     with chainer.using_device(x.device):
-        counts = labels != ignore_label
-        targets = _targets(x, labels, counts, smoothing, ignore_label)
-        count = x.xp.maximum(counts.sum(), 1).astype(x.dtype)
-        # Not even an infinite score of an ignored sample counts.
-        x = F.where(x.xp.broadcast_to(x.xp.expand_dims(counts, 1), x.shape),
-                    x, x.xp.zeros(x.shape, x.dtype))
-    return -F.sum(F.log_softmax(x, axis=1) * targets) / count
-
-
-def _targets(x: chainer.Variable, labels: Any, counts: Any, smoothing: float,
-             ignore_label: int) -> Any:
-    """Target probabilities, 0 for ignored samples."""
-    xp, classes = x.xp, x.shape[1]
-    # On a GPU a look at the labels would wait for it.
-    if xp is numpy or chainer.is_debug():
+        xp, counts = x.xp, labels != ignore_label
         wrong = counts & ((labels < 0) | (labels >= classes))
-        if wrong.any():
+        # On a GPU a look at the labels would wait for it.
+        if (xp is numpy or chainer.is_debug()) and wrong.any():
             raise ValueError(
                 f'label {labels[wrong][0]} is none of the {classes} classes '
                 f'and not ignore_label={ignore_label}')
-    shape = (1, classes) + (1,) * (x.ndim - 2)
-    own = xp.arange(classes).reshape(shape) == xp.expand_dims(labels, 1)
-    targets = (1 - smoothing) * own.astype(x.dtype) + smoothing / classes
-    targets *= xp.expand_dims(counts, 1)
-    return targets.astype(x.dtype, copy=False)
+        own = xp.arange(classes).reshape(
+            1, classes, *[1] * (x.ndim - 2)) == xp.expand_dims(labels, 1)
+        targets = ((1 - smoothing) * own.astype(x.dtype) + smoothing / classes
+                   ) * xp.expand_dims(counts, 1)
+        count = xp.maximum(counts.sum(), 1).astype(x.dtype)
+        # Not even an infinite score of an ignored sample counts.
+        x = F.where(xp.broadcast_to(xp.expand_dims(counts, 1), x.shape),
+                    x, xp.zeros(x.shape, x.dtype))
+        targets = targets.astype(x.dtype, copy=False)
+    return -F.sum(F.log_softmax(x, axis=1) * targets) / count

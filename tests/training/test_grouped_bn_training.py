@@ -41,7 +41,7 @@ def pipeline(grid, data, model, before_stage, **settings):
     optimizer.setup(model)
     iterator = ReplicaIterator(
         chainer.datasets.TupleDataset(*data), len(data[0]),
-        grid.replica_index, grid.replicas, shuffle=False)
+        grid, shuffle=False)
     updater = PipelineUpdater(iterator, optimizer, grid, micro_batches=2,
                               **settings)
     updater.update()        # the first one broadcasts
@@ -135,23 +135,6 @@ def test_grouped_bn_works_with_an_exchange_during_backward(comm, name, dtype):
         np.testing.assert_array_equal(one, two)
     for values in zip(*comm.allgather(late), strict=True):
         assert len({value.tobytes() for value in values}) == 1
-
-
-@on_ranks(4)
-def test_running_statistics_of_several_groups_can_be_averaged(comm):
-    """Else each group evaluates with its own, and saves its own."""
-    model = create_grouped_bn_model(L.BatchNormalization(3, decay=0), comm,
-                                    group_size=2)
-    x = np.random.RandomState(0).randn(8, 3).astype('f')
-    with chainer.using_config('train', True):
-        model(x[2 * comm.rank:][:2])
-    groups = x[:4], x[4:]
-    assert_close(model.avg_mean, groups[comm.rank // 2].mean(0))
-    chainermn.extensions.AllreducePersistent(
-        model, create_communicator('fp8', mpi_comm=comm))(None)
-    assert_close(model.avg_mean, x.mean(0))
-    assert_close(model.avg_var,
-                 np.mean([group.var(0, ddof=1) for group in groups], axis=0))
 
 
 class NoPaper:

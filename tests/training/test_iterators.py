@@ -12,9 +12,13 @@ SIZES = {'samples': st.integers(1, 40), 'batch': st.integers(1, 50),
          'replicas': st.integers(1, 5), 'seed': st.integers(0, 1 << 40)}
 
 
+def grid_of(index, replicas):
+    return types.SimpleNamespace(replica_index=index, replicas=replicas)
+
+
 def replicas_of(samples, batch, replicas, **options):
-    return [ReplicaIterator(range(samples), batch, index, replicas, **options)
-            for index in range(replicas)]
+    return [ReplicaIterator(range(samples), batch, grid_of(index, replicas),
+                            **options) for index in range(replicas)]
 
 
 @given(**SIZES, shuffle=st.booleans())
@@ -105,7 +109,7 @@ def test_the_order_depends_on_seed_and_epoch_only():
 
 @given(steps=st.integers(0, 9), width=st.integers(1, 4))
 def test_replica_iterator_resumes_at_any_number_of_replicas(steps, width):
-    first = ReplicaIterator(range(13), 5, 1, 3, seed=4)
+    first = ReplicaIterator(range(13), 5, grid_of(1, 3), seed=4)
     whole = ReplicaIterator(range(13), 5, seed=4)
     for _ in range(steps):
         first.next()
@@ -122,19 +126,12 @@ def test_replica_iterator_resumes_at_any_number_of_replicas(steps, width):
         assert sum((part.next() for part in parts), []) == whole.next()
 
 
-def test_a_grid_says_which_replica_it_is():
-    grid = types.SimpleNamespace(replica_index=1, replicas=2)
-    iterator = ReplicaIterator(range(6), 4, grid=grid, shuffle=False)
-    assert iterator.next() == [2, 3]
-
-
 @pytest.mark.parametrize(('arguments', 'match'), [
-    ((range(9), 2, 0, 3), 'batch_size=2 .* each of the 3 replicas'),
-    ((range(9), 4, 2, 2), 'no replica 2 among 2'),
-    ((range(9), 4, -1, 2), 'no replica -1 among 2'),
-    (([], 4), 'the data set has 0 samples; 1 are needed'),
-    ((range(2), 4, 0, 3, False), 'the data set has 2 samples; 3 are needed'),
-])
+    ((range(9), 2, grid_of(0, 3)), 'each of the 3 replicas'),
+    (([], 4), 'the 0 samples of the data set must be at least'),
+    ((range(2), 4, grid_of(0, 3), False), 'each of the 3 replicas'),
+    *(((range(8), batch), 'batch_size must be a positive')
+      for batch in (2.5, True, '4', 0))])
 def test_what_cannot_be_divided_is_an_error(arguments, match):
     with pytest.raises(ValueError, match=match):
         ReplicaIterator(*arguments)
@@ -149,16 +146,3 @@ def test_a_smaller_data_set_than_was_saved_is_an_error():
     with pytest.raises(ValueError, match='after 10 samples .* has 8'):
         ReplicaIterator(range(8), 5).serialize(
             chainer.serializers.NpzDeserializer(saved.target))
-
-
-def test_a_grid_and_a_replica_are_not_both_given():
-    grid = types.SimpleNamespace(replica_index=1, replicas=2)
-    for options in ({'replicas': 2}, {'replica_index': 0}):
-        with pytest.raises(ValueError, match='the grid says which replica'):
-            ReplicaIterator(range(8), 4, grid=grid, **options)
-
-
-@pytest.mark.parametrize('batch', [2.5, True, '4', 0])
-def test_a_batch_size_must_be_a_number_of_samples(batch):
-    with pytest.raises(ValueError, match='batch_size must be a positive'):
-        ReplicaIterator(range(8), batch)

@@ -1,5 +1,4 @@
 """An Evaluator over stages and replicas gives what it gives serially."""
-from chainer_fp8pipe.links import Divisible
 from chainer_fp8pipe.training.iterators import ReplicaIterator
 
 import chainer
@@ -11,9 +10,9 @@ import pytest
 from chainer.training import extensions
 
 from tests.ranks import on_ranks
-from tests.training.trainers import Job, bits
+from tests.training.trainers import Job
 from tests.training.updaters.networks import NETWORKS, Normalised, dataset
-from tests.training.updaters.test_pipeline_updater import doubled, serial
+from tests.training.updaters.test_pipeline_updater import serial
 
 
 def serially(model, data, batch):
@@ -99,23 +98,6 @@ def test_an_evaluation_after_training_uses_the_statistics_of_the_batches(
     assert found != pytest.approx(serially(Normalised(), data, 6), rel=1e-2)
 
 
-@on_ranks(1, 2, 4)
-def test_only_the_first_ranks_arrays_count_and_the_model_does_not_change(
-        comm):
-    inputs, labels = dataset(12)
-    job = Job(comm, 'Normalised', data=(inputs, labels))
-    job.updater.evaluate(inputs, labels)
-    before, seen = bits(job.model), []
-    for array in (inputs, 0 * inputs if comm.rank else inputs):
-        reporter, found = chainer.Reporter(), {}
-        reporter.add_observer('main', job.model)
-        with reporter.scope(found):
-            job.updater.evaluate(array, labels)
-        seen.append(found)
-    assert seen[0] == seen[1]
-    assert bits(job.model) == before
-
-
 @on_ranks(2)
 def test_ranks_that_want_different_steps_get_an_error(comm):
     job = Job(comm)
@@ -124,23 +106,3 @@ def test_ranks_that_want_different_steps_get_an_error(comm):
                                          'evaluate, but the first stage to '
                                          'predict'):
         step(*job.data[:1 + comm.rank])
-
-
-class InPlace(Divisible):
-    """Layers that would change an array that is not a variable."""
-
-    def __init__(self):
-        np.random.seed(0)
-        super().__init__(doubled, L.Linear(8, 8), lambda h: h / np.sqrt(8),
-                         L.Linear(8, 5))
-
-
-@on_ranks(1, 2)
-def test_layers_get_variables_in_evaluation_as_in_training(comm):
-    job = Job(comm, InPlace)
-    inputs = job.data[0]
-    before = inputs.copy()
-    first = job.updater.predict(inputs)
-    assert first.dtype == np.float32
-    assert np.array_equal(job.updater.predict(inputs), first)
-    assert np.array_equal(inputs, before)

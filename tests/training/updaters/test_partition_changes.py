@@ -1,10 +1,8 @@
 """What a model's forward changes: the batch, attributes, the graph."""
 import functools
 import random
-from unittest import mock
 
 from chainer_fp8pipe import ProcessGrid
-from chainer_fp8pipe.chains import recorder
 
 import chainer
 import chainer.functions as F
@@ -71,15 +69,6 @@ class Halving(Layers):
         return super().forward(x, t)
 
 
-@pytest.mark.parametrize('plan', ['again before backward', 'chunks'])
-@on_ranks(2)
-def test_forward_may_write_to_its_batch(comm, plan):
-    """Which a micro-batch's other forward passes do not see."""
-    one = both(comm, Halving, batch_of(), plan=plan)
-    one.update(2)
-    numpy.testing.assert_array_equal(one.batches[0][0], batch_of()[0])
-
-
 class Averaging(Layers):
     """Keeps an average of its inputs, which NumPy changes in place."""
 
@@ -92,16 +81,6 @@ class Averaging(Layers):
         self.seen[0] += len(x)
         return super().forward(x - self.mean, t) * float(
             self.seen[0][0])
-
-
-@on_ranks(2)
-def test_an_array_that_forward_changes_in_place_is_as_in_plain_chainer(comm):
-    one = both(comm, Averaging)
-    assert one.model.seen[0].tolist() == [0]    # partition() leaves no trace
-    assert one.model.mean.tolist() == [0] * 4
-    one.update(2)
-    assert one.model.seen[0].tolist() == one.plain.seen[0].tolist() == [16]
-    numpy.testing.assert_allclose(one.model.mean, one.plain.mean)
 
 
 class Behind(Layers):
@@ -131,14 +110,6 @@ class Behind(Layers):
             self.d(self['sec\udcffond'].shared(h)), t)
 
 
-@on_ranks(2)
-def test_a_chain_may_have_properties_shared_links_and_any_names(comm):
-    one = both(comm, Behind, plan=None)
-    one.update(2)
-    assert one.model.kept.tolist() == one.plain.kept.tolist() == [4] * 5
-    assert 'first' in str(one.model)
-
-
 class Counting(Layers):
     """Counts its calls, and what they have seen."""
 
@@ -153,15 +124,24 @@ class Counting(Layers):
                                float(self.seen) * self.calls)
 
 
-@pytest.mark.parametrize('plan', [
-    'two stages', 'again before backward', 'chunks, again'])
+@pytest.mark.parametrize(('kind', 'plan', 'kept'), [
+    (Halving, 'again before backward', ()), (Halving, 'chunks', ()),
+    (Averaging, 'two stages', ('mean', 'seen')), (Behind, None, ('kept',)),
+    (Counting, 'two stages', ('calls', 'seen')),
+    (Counting, 'again before backward', ('calls', 'seen')),
+    (Counting, 'chunks, again', ('calls', 'seen'))])
 @on_ranks(2)
-def test_a_micro_batch_is_counted_once_however_often_it_runs(comm, plan):
-    """In each chunk, and again before backward."""
-    one = both(comm, Counting, plan=plan)
+def test_what_forward_changes_is_changed_as_in_plain_chainer(
+        comm, kind, plan, kept):
+    """Once a micro-batch, however often it runs, and not by the cut."""
+    one = both(comm, kind, batch_of(), plan=plan)
+    for name in kept:
+        assert not numpy.any(getattr(one.model, name))
     one.update(2)
-    assert one.model.calls == one.plain.calls == 4
-    assert one.model.seen == one.plain.seen == 16
+    numpy.testing.assert_array_equal(one.batches[0][0], batch_of()[0])
+    for name in kept:
+        numpy.testing.assert_allclose(getattr(one.model, name),
+                                      getattr(one.plain, name))
 
 
 class Keeping(Layers):
@@ -244,54 +224,6 @@ def test_a_generator_of_a_link_draws_the_same_on_all_ranks(comm, name):
     assert one.model.draw() == pytest.approx(one.plain.draw())
 
 
-class Chance(Layers):
-    """Draws with Python's own generator."""
-
-    def forward(self, x, t):
-        factor = random.random()
-        chainer.report({'factor': factor, 'used': F.mean(
-            self.d.b * 0 + factor)}, self)
-        return super().forward(x, t, 1, factor)
-
-
-@on_ranks(2)
-def test_pythons_generator_draws_the_same_on_all_ranks(comm):
-    one = both(comm, Chance)
-    random.seed(comm.rank)
-    for _ in range(3):
-        found = observed(one.model, one.updater.update)
-        assert found['factor'] == pytest.approx(found['used'])
-    drawn = random.random()
-    random.seed(comm.rank)
-    assert drawn == random.random()     # it goes on as if nothing was drawn
-
-
-# --- numbers -----------------------------------------------------------------
-
-class Annealed(Layers):
-    """A weight, a ratio and a temperature that grow with each update."""
-
-    now = 0
-
-    def forward(self, x, t):
-        h = F.leaky_relu(self.b(F.tanh(self.a(x))), slope=self.now / 10)
-        h = F.tanh(self.c(h)) * self.now ** 2
-        return F.softmax_cross_entropy(
-            self.d(h) / (1 + self.now), t) + numpy.float64(
-                .1 * self.now) * F.sum(h ** 2)
-
-
-@on_ranks(2)
-def test_numbers_that_grow_are_no_reason_to_measure_calls_again(comm):
-    one = both(comm, Annealed, tolerance=1e-5)
-    one.update()
-    with mock.patch.object(recorder._Recording, '_measure',
-                           side_effect=AssertionError):
-        for now in range(1, 4):
-            one.model.now = one.plain.now = now
-            one.update()
-
-
 # --- running averages --------------------------------------------------------
 
 def bare(size):
@@ -336,47 +268,6 @@ def test_a_chunk_that_only_calls_a_normalisation_does_not_count(comm):
         numpy.testing.assert_allclose(
             found[0]['/enter', f'avg_{name}'],
             of_batch(batch_of()[0], axis=0) * .875 + first, 1e-5)
-
-
-class Late(Layers):
-    """Normalises behind what is not always there."""
-
-    def __init__(self):
-        super().__init__()
-        with self.init_scope():
-            self.norm = bare(5)
-
-    def forward(self, x, t):
-        h = F.dropout(F.tanh(self.a(x)))
-        for _ in range(len(x) % 4):
-            h = F.relu(h)
-        h = F.tanh(self.b(self.norm(h)))
-        return F.softmax_cross_entropy(self.d(F.tanh(self.c(h))), t)
-
-
-@pytest.mark.parametrize(('sizes', 'later', 'owner'), [
-    ((4, 4), 3, 1), ((7, 4), 5, 1), ((4, 7), 4, 0)])
-@on_ranks(2)
-def test_whatever_else_is_called_the_owner_normalises(
-        comm, sizes, later, owner):
-    """Without dropout, as in evaluation, and with less or more before it."""
-    one = both(comm, Late, *[batch_of(samples=2 * size) for size in sizes],
-               plan=plan_of('/a/W', later=later))
-    norm = one.plain.norm
-    before = norm.avg_mean, norm.avg_var
-    for _ in range(2):          # both count
-        one.updater.update()
-        now = averages(comm, one.model)
-        found = now['/norm', 'avg_mean'], now['/norm', 'avg_var']
-        assert not numpy.equal(found, before).any()
-        before = found
-    assert one.model.partition.layouts.keepers == {'/norm': owner}
-    norm.avg_mean[...], norm.avg_var[...] = found
-    one.give()
-    loss = observed(one.model, lambda: one.updater.evaluate(*batch_of()))
-    with chainer.using_config('train', False):
-        assert loss['total'] == pytest.approx(
-            serially(one.plain, batch_of(), 2), 1e-6)
 
 
 # --- replicas ----------------------------------------------------------------

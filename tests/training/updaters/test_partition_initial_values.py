@@ -1,5 +1,5 @@
 """Initial values that a link gives its parameters in its first forward."""
-from chainer_fp8pipe import PipelineUpdater, deferred, partition, plan
+from chainer_fp8pipe import PipelineUpdater, partition
 from chainer_fp8pipe.chains.cuts import DoesNotFit
 
 import chainer
@@ -66,21 +66,6 @@ def test_a_model_that_was_not_cut_gets_its_shapes_as_ever(comm, wrong):
                   memory='1 kB' if wrong == 'fits nowhere' else None,
                   plan={'format': 0} if wrong == 'no plan' else None)
     _is_whole(model, shapeless)
-
-
-@pytest.mark.parametrize('deferring', [False, True])
-@on_ranks(2)
-def test_to_plan_leaves_a_model_without_its_shapes(comm, deferring):
-    if deferring:
-        with deferred():
-            model = _lazy()
-    else:
-        model = _lazy()
-    shapeless = _shapeless(model)
-    planned = plan(model, (X, T), comm, stages=(2,), budget=.5, show=False)
-    _is_whole(model, shapeless)
-    # And what it is for.
-    partition(_lazy(), (X, T), comm, plan=planned.choice.cut)
 
 
 def _shapeless(model):

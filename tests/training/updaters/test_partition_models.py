@@ -1,5 +1,4 @@
 """Models of tests.models: schedules, recomputation, weights, evaluation."""
-from chainer_fp8pipe.pipeline.schedules import bounds
 
 import chainer
 import numpy
@@ -17,9 +16,7 @@ from tests.training.updaters.partitions import (
     make,
     observed,
     own,
-    part,
     running,
-    samples_of,
     updater_of,
     values,
 )
@@ -84,11 +81,6 @@ def test_every_schedule_gives_the_same(comm, name, schedule, chunks):
           cut={'chunks': chunks})
 
 
-@on_ranks(4)
-def test_four_ranks_with_recomputation_give_the_same(comm):
-    check(comm, 'encoder', micro_batches=4, cut={'recompute': True})
-
-
 @pytest.mark.parametrize('name', ['encoder', 'conditional'])
 @on_ranks(2)
 def test_recomputation_changes_nothing(comm, name):
@@ -107,13 +99,6 @@ def test_recomputation_changes_nothing(comm, name):
         assert one.keys() == other.keys()
         for key, value in one.items():
             numpy.testing.assert_array_equal(value, other[key], key)
-
-
-@pytest.mark.parametrize('name', ['skip_mlp', 'keyword_tagger'])
-@on_ranks(2)
-def test_a_last_micro_batch_may_be_shorter(comm, name):
-    """Seven samples in four parts: the shorter one counts less."""
-    check(comm, name, part(batch_of(name), 0, 7), micro_batches=4)
 
 
 @on_ranks(2)
@@ -166,37 +151,3 @@ def test_a_batch_of_another_form_is_traced_and_trained(comm):
             source, target = batches[1]
             batches.append((source[:6, :4], target[:6, :5]))
         check(comm, name, *batches)
-
-
-@on_ranks(2)
-def test_evaluation_is_that_of_the_plain_model(comm):
-    """In the middle of training; weighted by samples; in other calls."""
-    for name in ('thinking_time', 'preactivation_resnet', 'token_tagger'):
-        batch, other = batch_of(name), part(batch_of(name, 5), 0, 7)
-        updaters = [updater_of(comm, make(name), [batch]) for _ in range(2)]
-        model, twin = (updater.get_optimizer('main').target
-                       for updater in updaters)
-        for updater in updaters:
-            updater.update()
-        arrays = tuple(other) if isinstance(other, tuple) else other
-        found = observed(model, lambda: updaters[0].evaluate(*arrays))  # noqa: B023
-        plain = make(name)
-        give(plain, values(comm, model))
-        links = dict(plain.namedlinks())
-        for (path, key), value in running(comm, model).items():
-            vars(links[path])[key] = value
-        with chainer.using_config('train', False):
-            expected, weights = [], []
-            for start, end in bounds(samples_of(other), 2):
-                few = part(other, start, end)
-                count = labels(name)
-                weights.append(count(few) if count else end - start)
-                expected.append(float(plain(*few).array))
-        assert found['total'] == pytest.approx(
-            numpy.average(expected, weights=weights), rel=1e-6)
-        # Training does not notice.
-        for updater in updaters:
-            updater.update()
-        one, two = values(comm, model), values(comm, twin)
-        for path, value in one.items():
-            numpy.testing.assert_array_equal(value, two[path], path)

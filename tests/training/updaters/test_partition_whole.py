@@ -227,30 +227,6 @@ def test_a_number_that_one_rank_knows_is_refused(comm, model, said):
         updater_of(comm, made(model), [BATCH])
 
 
-class Noise(chainer.Chain):
-    """Draws only where the data are large, as a trace's are not."""
-
-    def forward(self, h):
-        return F.dropout(h * 1, .5) if float(abs(h.array).max()) > .2 else h
-
-
-class Drawing(Around):
-    drawn = ()
-
-    def middle(self, h):
-        h = self.k(h)
-        self.drawn = (*self.drawn, numpy.random.rand())
-        return h
-
-
-@on_ranks(2)
-def test_what_is_drawn_inside_moves_nobody_elses_generator(comm):
-    model = made(Drawing(Noise()))
-    updater_of(comm, model, [BATCH], plan=plan(model)).update()
-    mine = comm.allgather(model.drawn)
-    assert mine[0] == mine[1]
-
-
 @on_ranks(2)
 def test_a_link_may_look_at_data_in_a_later_batch(comm):
     """The second one comes in that batch only."""
@@ -264,50 +240,3 @@ def test_a_link_may_look_at_data_in_a_later_batch(comm):
     found = one.gradients()
     for path in '/a/W', '/q/l/W', '/b/W':
         close({path: found[path]}, {path: own(one.plain)[path]})
-
-
-def looking(self, h):
-    """Has to be run as one call."""
-    return self.one(h) * (2. if float(h.array.max()) > -9 else 1.)
-
-
-class Outer(chainer.Chain):
-    """A model, and a link in it, whose one method may be ``__call__``."""
-
-    def __init__(self, kind):
-        super().__init__()
-        with self.init_scope():
-            self.a, self.between = L.Linear(4, 4), kind()
-            self.b = L.Linear(4, 3)
-
-    def loss(self, x, t):
-        return F.softmax_cross_entropy(
-            self.b(self.between(F.tanh(self.a(x)))), t)
-
-
-class Inner(chainer.Chain):
-    def __init__(self):
-        super().__init__(one=L.Linear(4, 4))
-
-
-class Wrapped(Inner):
-    """Has both, one of which calls the other."""
-
-    forward = looking
-
-    def __call__(self, h):
-        return super().__call__(h) * 1.5
-
-
-INNER = {'forward': type('Inner', (Inner,), {'forward': looking}),
-         '__call__': type('Inner', (Inner,), {'__call__': looking}),
-         'inherited': type('Inner', (type('Inner', (Inner,), {
-             '__call__': looking}),), {}), 'both': Wrapped}
-
-
-@pytest.mark.parametrize('inner', INNER)
-@pytest.mark.parametrize('outer', ['forward', '__call__'])
-@on_ranks(2)
-def test_links_may_have_a_call_of_their_own(comm, outer, inner):
-    both(comm, type('Outer', (Outer,), {outer: Outer.loss})(INNER[inner]),
-         tolerance=1e-5).update()

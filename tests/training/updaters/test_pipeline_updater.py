@@ -1,7 +1,7 @@
 """Layers over stages and replicas, against serial Chainer."""
 import contextlib
 
-from chainer_fp8pipe.links import Divisible, lazy
+from chainer_fp8pipe.links import Divisible
 from chainer_fp8pipe.mpi.grid import ProcessGrid
 from chainer_fp8pipe.pipeline.schedules import bounds
 from chainer_fp8pipe.training.updater import PipelineUpdater
@@ -11,7 +11,6 @@ import chainer.links as L
 import numpy as np
 import pytest
 
-from tests.pipeline.graphs import peak_live
 from tests.ranks import on_ranks
 from tests.training.trainers import Job, arrays, bits
 from tests.training.updaters.networks import (
@@ -76,28 +75,6 @@ def test_dropout_masks_depend_on_the_sample_and_not_on_the_replica(comm):
     trains_as_serially(Job(comm, 'Noisy', 2, data=dataset(12)), [2] * 6, 1e-5)
 
 
-def doubled(h):
-    h += h
-    return h
-
-
-class InPlace(Divisible):
-    """A first layer of each chunk that would change what was kept."""
-
-    def __init__(self):
-        super().__init__(seed=1)
-        for width in (8, 8):
-            self.append(doubled)
-            self.append(lazy(L.Linear, width, 8))
-        self.append(lazy(L.Linear, 8, 5))
-
-
-@on_ranks(1, 2)
-def test_recomputation_starts_from_what_came_in(comm):
-    trains_as_serially(Job(comm, InPlace, data=dataset(6), recompute=True,
-                           micro_batches=2), [3, 3])
-
-
 @on_ranks(2, 3, 4)
 @pytest.mark.parametrize(('network', 'schedule'), [
     ('Plain', 'gpipe'), ('Plain', '1f1b'), ('Plain', 'zero_bubble'),
@@ -137,15 +114,6 @@ def serial(data, batch, **options):
 
 
 @on_ranks(2)
-def test_examples_may_be_dictionaries(comm):
-    inputs, labels = dataset(8)
-    data = [{'x': x, 'label': t} for x, t in zip(
-        inputs, labels, strict=True)]
-    assert Job(comm, iterator=serial(data, 8), label_key='label').update(
-        ) == Job(comm, data=(inputs, labels)).update()
-
-
-@on_ranks(2)
 def test_ranks_that_read_no_data_need_no_iterator(comm):
     iterator = None if comm.rank else serial(dataset(8), 4)
     updater = PipelineUpdater(
@@ -159,43 +127,6 @@ def test_ranks_that_read_no_data_need_no_iterator(comm):
     assert comm.allgather(details) == [details] * 2
     assert details == [(0, 0.5, 0.0, False), (1, 1.0, 0.5, True),
                        (1, 1.5, 1.0, False)]
-
-
-@on_ranks(1, 2, 3)
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
-@pytest.mark.parametrize('recompute', [False, True])
-def test_running_statistics_are_those_of_the_whole_batch(
-        comm, schedule, recompute):
-    data = dataset(13)
-    found = Job(comm, 'Normalised', data=data, schedule=schedule,
-                recompute=recompute, micro_batches=4).updated(1).values()
-    whole = NETWORKS['Normalised']()
-    with chainer.using_config('train', False):
-        h, _ = data[0], whole(data[0])      # draws the late parameters
-    with chainer.using_config('train', True):
-        for layer in list(whole)[:3]:       # to the first normalisation
-            h = layer(h)
-    for name, value in arrays(whole[2]).items():
-        if name.startswith('avg'):
-            np.testing.assert_allclose(found[f'2/{name}'], value, 1e-5, 1e-7)
-
-
-class Counted(dict):
-    most = 0
-
-    def __setitem__(self, key, value):
-        super().__setitem__(key, value)
-        self.most = max(self.most, sum(key[0] == 'tape' for key in self))
-
-
-@on_ranks(1, 2, 4)
-@pytest.mark.parametrize('schedule', ['gpipe', '1f1b', 'zero_bubble'])
-def test_as_many_micro_batches_are_live_as_the_checker_says(comm, schedule):
-    job = Job(comm, data=dataset(12), micro_batches=6, schedule=schedule)
-    live = job.updater.pipeline._stage._kept = Counted()
-    job.update()
-    assert live.most == peak_live(job.updater.schedule)[comm.rank]
-    assert not live
 
 
 # --- replicas ----------------------------------------------------------------

@@ -34,12 +34,6 @@ class Net(chainer.Chain):
         return F.sum(self.predict(x))
 
 
-def classifier():
-    return L.Classifier(chainer.Sequential(
-        L.Linear(None, 7), F.relu, L.Linear(None, 7), F.relu,
-        L.Linear(None, 4)))
-
-
 class Speechless(Net):
     predict = None
 
@@ -97,13 +91,6 @@ def test_a_prediction_reaches_all_ranks(comm, kind, samples):
     for given in (X[:samples], None if comm.rank else X[:samples]):
         np.testing.assert_allclose(updater.predict(given), expected, 1e-5,
                                    1e-6)
-
-
-@on_ranks(2, 3)
-def test_a_classifier_predicts_with_its_predictor(comm):
-    updater, model = staged(comm, classifier)
-    found = updater.predict(*() if comm.rank else (X,))
-    np.testing.assert_allclose(found, serial(model.predictor, X).array, 1e-5)
 
 
 @on_ranks(2, 3)
