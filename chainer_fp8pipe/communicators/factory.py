@@ -92,8 +92,7 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
             "algorithm='aggregator' needs all ranks of the job: mpi_comm has "
             f'{mpi_comm.size} of {MPI.COMM_WORLD.size}; leave mpi_comm out, '
             'or choose another algorithm')
-    number = mpi_comm.rank - mpi_comm.size + checked.aggregators
-    watch(mpi_comm, f'aggregator {number}' if number >= 0 else '')
+    watch(mpi_comm)
     communicator = with_aggregators(mpi_comm, checked)
     if communicator is None:
         raise SystemExit(0)

@@ -1,11 +1,14 @@
 """Ranks: agreement, failure, grids and groups, waiting."""
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
 #: Set: a process that is alone is meant to be.
 ALONE = 'CHAINER_FP8PIPE_ALONE'
+#: The process that is the rank; what it starts has the variable, too.
+RANK_PROCESS = 'CHAINER_FP8PIPE_RANK_PROCESS'
 # What starts ranks, and the variables by which it tells a process its number,
 # and their number.  The innermost first: the first two start themselves by
 # srun where they can.
@@ -20,20 +23,17 @@ _STARTERS = (
 
 def started_together(environment: Mapping[str, str]
                      ) -> tuple[str, str, int, str] | None:
-    """Finds the launcher of this process, if it is one of several.
+    """What has started this process as one of several; MPI is not asked.
 
-    MPI is not asked.
-
-    Returns:
-        The starter, this process's number, how many there are, and the
-        variable that says so; None if it was started by itself.
+    And its number, how many there are, and the variable that says so; None
+    if it was started by itself.
     """
     starter, rank, size = next(
         (names for names in _STARTERS if names[2] in environment),
         _STARTERS[-1])
-    count = environment.get(size, '')
+    count, own = environment.get(size, ''), str(os.getpid())
     if (environment.get(ALONE, '0') != '0' or not count.isdecimal()
-            or int(count) == 1
+            or int(count) == 1 or environment.get(RANK_PROCESS, own) != own
             # A job submitted from a step inherits the step's variables.
             or size.startswith('SLURM')
             and count != environment.get('SLURM_NTASKS')):
@@ -42,10 +42,5 @@ def started_together(environment: Mapping[str, str]
 
 
 def all_ranks(comm: Any) -> Any:
-    """The communicator of all ranks of a job, which exchanges objects.
-
-    mpi4py's in a communicator of ChainerMN's, whose own ``bcast`` and
-    ``allgather`` are for arrays only; in a ``ProcessGrid`` that of both axes;
-    ``comm`` if there is none in it.
-    """
+    """mpi4py's communicator in ChainerMN's or in a grid, or ``comm``."""
     return getattr(comm, 'mpi_comm', getattr(comm, 'comm', comm))

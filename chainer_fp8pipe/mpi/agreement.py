@@ -2,25 +2,21 @@
 # A rank that raises alone leaves the others in a collective call for ever.  So
 # whatever may fail on one rank is done between two agreements: each rank says
 # what it is about to do, as a digest of 63 bits, or that it has failed, as a
-# number that no digest is.  One all-reduce of the largest and the smallest
-# tells whether all say the same; only where they do not, or all have failed,
-# an all-gather of the texts finds out who says what, and all raise the same
-# error.  What is reduced is smaller than a packet of any network, so that an
-# agreement costs as much as a barrier.
+# number that no digest is.  One all-reduce of the largest and the smallest, 16
+# bytes, tells whether all say the same; only where they do not, or all have
+# failed, an all-gather of the texts finds out who says what.
 from __future__ import annotations
 
-import collections
 import hashlib
 import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy
 from mpi4py import MPI
 
-from .finalizing import HeldRequest, keep_forever
-from .waiting import wait_until, world_ranks
+from .finalizing import HeldRequest
+from .waiting import wait_until
 
 _Error = TypeVar('_Error', bound=BaseException)
 #: Waits until a function returns a true value, or raises: MPI's own waits
@@ -45,20 +41,14 @@ def agree(comm: MPI.Comm, entries: Mapping[str, str], problem: str = '',
           wait: Waiter = wait_until) -> None:
     """Raises the same error on all ranks unless all are in agreement.
 
-    Costs one all-reduce of 16 bytes while all is well.
-
     Args:
         comm: The ranks.
         entries: Must be equal on all of them: name to description, e.g.
             ``{'parameter /l1/W': 'float32 (10, 5)'}``; order counts.
-        problem: A fault of this rank, '' if none; all ranks then raise, and
-            name this rank.
+        problem: A fault of this rank, '' if none.
         remedy: Added to the message about a difference.
-        error: Class of the exception.
+        error: Class of the exception, which names ranks and entry.
         wait: How to wait.
-
-    Raises:
-        error: The message names the ranks and the entry.
     """
     if not are_equal(comm, _PROBLEM if problem else digest(entries),
                      wait) or problem:
@@ -78,10 +68,7 @@ def is_raised_by_all(error: BaseException) -> bool:
 
 
 def are_equal(comm: MPI.Comm, number: int, wait: Waiter = wait_until) -> bool:
-    """Whether a number of 64 bits, 0 to 2^64 - 1, is the same on all ranks.
-
-    Costs one all-reduce of 16 bytes.
-    """
+    """Whether a number, 0 to 2^64 - 1, is the same on all ranks."""
     # The largest, and what is left of 2^64 - 1 by the smallest.
     extremes = numpy.array([number, ~number & (1 << 64) - 1], numpy.uint64)
     wait(HeldRequest(
@@ -94,10 +81,6 @@ class Meeting:
 
     What is said is pickled and padded to a length that all ranks know; only
     what is longer than ever before takes another call.
-
-    Args:
-        comm: The ranks.
-        wait: How to wait.
     """
 
     def __init__(self, comm: MPI.Comm, wait: Waiter = wait_until) -> None:
@@ -108,20 +91,17 @@ class Meeting:
         """The things of all ranks, in their order, pickled on the way."""
         words = pickle.dumps(thing)
         while True:
-            mine = numpy.zeros(_LENGTH + self._room, numpy.uint8)
-            mine[:_LENGTH].view(numpy.int64)[0] = len(words)
-            part = words[:self._room]
-            mine[_LENGTH:_LENGTH + len(part)] = numpy.frombuffer(
-                part, numpy.uint8)
+            mine = numpy.frombuffer(
+                len(words).to_bytes(_LENGTH, 'little')
+                + words[:self._room].ljust(self._room), numpy.uint8)
             found = numpy.empty((self.comm.size, mine.size), numpy.uint8)
             self._wait(HeldRequest(self.comm.Iallgather(mine, found), mine,
                                    found).test)
-            lengths = found[:, :_LENGTH].copy().view(numpy.int64)[:, 0]
-            longest = int(lengths.max())
-            if longest <= self._room:
-                return [pickle.loads(row[_LENGTH:_LENGTH + length].tobytes())
-                        for row, length in zip(found, lengths.tolist(),
-                                               strict=True)]
+            rows = [row.tobytes() for row in found]
+            longest = max(int.from_bytes(row[:_LENGTH], 'little')
+                          for row in rows)
+            if longest <= self._room:       # pickles know where they end
+                return [pickle.loads(row[_LENGTH:]) for row in rows]
             self._room = 2 * longest
 
 
@@ -138,9 +118,6 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
             Exception (a wish to exit), that is raised.
         entries: Gives of the result what must be equal on all ranks, too.
         remedy: As for :func:`agree`.
-
-    Returns:
-        What ``action`` returned.
     """
     result, problem, own = None, '', None
     found: Mapping[str, str] = {}
@@ -160,20 +137,14 @@ def raise_together(comm: MPI.Comm, action: Callable[[], Any],
 
 
 def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
-    """Returns the first rank's result on all ranks, or raises its ValueError.
-
-    Another error, which may not be fit to be sent, is a ValueError with its
-    text.
-    """
+    """The first rank's result on all ranks, or its error as a ValueError."""
     found: Any = None
     problem: ValueError | None = None
-    if comm.rank == 0:
-        try:
-            found = choose()
-        except ValueError as error:
-            problem = error
-        except Exception as error:
-            problem = ValueError(f'{type(error).__name__}: {error}')
+    try:
+        found = choose() if comm.rank == 0 else None
+    except Exception as error:
+        problem = error if isinstance(error, ValueError) else ValueError(
+            f'{type(error).__name__}: {error}')
     found, problem = comm.bcast((found, problem))
     if problem is not None:
         raise raised_by_all(problem)
@@ -182,82 +153,18 @@ def of_first_rank(comm: MPI.Comm, choose: Callable[[], Any]) -> Any:
 
 def _explain(everyone: Sequence[tuple[str, dict[str, str]]], remedy: str
              ) -> str:
-    problems = [f'rank {rank}: {text}'
-                for rank, (text, _) in enumerate(everyone) if text]
-    if problems:
-        texts = {text for text, _ in everyone}
-        return (f'all ranks: {texts.pop()}' if len(texts) == 1
-                else '; '.join(problems))
-    sentence = next(filter(None, (
-        _difference(everyone[0][1], other, rank)
-        for rank, (_, other) in enumerate(everyone))),
-        'the ranks do not agree')
+    if texts := {text for text, _ in everyone} - {''}:
+        if all(text == min(texts) for text, _ in everyone):
+            return f'all ranks: {min(texts)}'
+        return '; '.join(f'rank {rank}: {text}' for rank, (text, _)
+                         in enumerate(everyone) if text)
+    _, first = everyone[0]
+    rank, other = next(((rank, other) for rank, (_, other)
+                        in enumerate(everyone)
+                        if [*other.items()] != [*first.items()]), (0, first))
+    sentence = next((
+        f'{name} is {first.get(name, "missing")} on rank 0 but '
+        f'{other.get(name, "missing")} on rank {rank}'
+        for name in {**first, **other} if first.get(name) != other.get(name)),
+        f'rank 0 and rank {rank} have the same entries in a different order')
     return f'{sentence}. {remedy}'.strip()
-
-
-def _difference(first: dict[str, str], other: dict[str, str], rank: int
-                ) -> str:
-    """One sentence about the first entry that differs; '' if none."""
-    for name in {**first, **other}:
-        if first.get(name) != other.get(name):
-            return (f'{name} is {first.get(name, "missing")} on rank 0 but '
-                    f'{other.get(name, "missing")} on rank {rank}')
-    if list(first) != list(other):
-        return (f'rank 0 and rank {rank} have the same entries in a '
-                'different order')
-    return ''
-
-
-# --- who takes part ----------------------------------------------------------
-
-_HERE = 32_301          # a tag; MPI has at least 32,767
-# Attendances of these ranks so far.
-_numbers: collections.Counter[tuple[int, ...]] = collections.Counter()
-#: Seconds after which those that are not there do not take part.
-IN_VAIN = 120.0
-
-
-class Attendance:
-    """Finds out whether all take part in what scripts give to each rank.
-
-    A collective call would wait for those that do not for ever; so each rank
-    that is there says so to each other one.  Make it on each rank that takes
-    part.
-
-    Args:
-        comm: All ranks, whether they take part or not.
-        what: Takes part, for messages, such as ``'Snapshot'``.
-    """
-
-    def __init__(self, comm: MPI.Comm, what: str) -> None:
-        self._comm, self._what = comm, what
-        self._missing = sorted({*range(comm.size)} - {comm.rank})
-        # Nobody may have taken what was sent for an earlier one.
-        self._ranks = world_ranks(comm)
-        self._number = _numbers[self._ranks] = _numbers[self._ranks] + 1
-        for rank in self._missing:
-            keep_forever(comm.isend(self._number, rank, _HERE))
-
-    def settle(self) -> None:
-        """Waits until all are there; all must have made this object before.
-
-        Raises:
-            RuntimeError: After two minutes; names those that are not.
-        """
-        end = time.monotonic() + IN_VAIN
-
-        def all_there() -> bool:
-            for rank in [*self._missing]:
-                while rank in self._missing and self._comm.Iprobe(
-                        rank, _HERE):
-                    if self._comm.recv(
-                            source=rank, tag=_HERE) >= self._number:
-                        self._missing.remove(rank)
-            return not self._missing or time.monotonic() > end
-        wait_until(all_there)
-        if self._missing:
-            _numbers[self._ranks] -= 1      # as those have it
-            raise RuntimeError(
-                f'rank {self._comm.rank}: {self._what} is on this rank but '
-                f'not on rank {", ".join(map(str, self._missing))}; extend '
-                'the trainer with it on all ranks')

@@ -2,11 +2,9 @@
 # A program ends by its last line, by an exception, or calls ``MPI.Finalize``
 # itself and goes on.  What others wait for must have left this rank, and no
 # thread may call MPI any more, before the first of these.  So there is one
-# list of actions for all: it is worked through once, when ``atexit`` or
-# MPI_Finalize begins, the latest action first, and a process that was forked
-# off has none.  mpi4py calls MPI_Finalize after the interpreter has freed the
-# variables of all modules, and a message that was given up may still arrive in
-# its buffer by then: such a buffer is never freed at all.
+# list of actions, worked through once, when ``atexit`` or MPI_Finalize begins;
+# a process that was forked off has none.  A message that was given up may
+# arrive in its buffer even later: such a buffer is never freed.
 from __future__ import annotations
 
 import atexit
@@ -25,15 +23,14 @@ _actions: list[Callable[[], object]] = []
 def before_finalize(action: Callable[[], object]) -> None:
     """Has ``action`` called before MPI ends, the latest action first.
 
-    ``action`` may communicate.  What it raises is reported like an exception
-    that nobody has caught, and thus ends all ranks.
+    It may communicate.  What it raises ends all ranks.
     """
     begin()
     _actions.append(action)
 
 
 def forget(action: Callable[[], object]) -> None:
-    """Takes an action back, if it was not called yet."""
+    """Takes an action back."""
     if action in _actions:
         _actions.remove(action)
 
@@ -64,13 +61,8 @@ def keep_forever(owner: Any) -> None:
 class HeldRequest:
     """A request of MPI's whose buffers are never freed before it is complete.
 
-    Also if nobody waits for it any more, because of an exception or at the
-    end of the program.
-
-    Args:
-        request: One that has been started.
-        buffers: All that it reads or writes; mpi4py's requests of reductions
-            do not hold them.
+    Not even if nobody waits for it any more.  ``buffers`` are all that it
+    reads or writes, which mpi4py's requests of reductions do not hold.
     """
 
     def __init__(self, request: MPI.Request, *buffers: Any) -> None:

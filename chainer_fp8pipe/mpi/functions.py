@@ -13,7 +13,7 @@ SEND = 'MPI_Isend'
 
 
 class Library(NamedTuple):
-    """The MPI library that mpi4py has loaded."""
+    """What compiled code calls MPI with."""
 
     #: Addresses of ``MPI_Isend``, ``MPI_Irecv`` and ``MPI_Testsome``.
     functions: tuple[int, int, int]
@@ -22,7 +22,7 @@ class Library(NamedTuple):
 
 
 def library() -> Library:
-    """The functions and handles that compiled code calls MPI with."""
+    """Of the MPI that mpi4py has loaded."""
     return Library(
         (_address(SEND), _address('MPI_Irecv'), _address('MPI_Testsome')),
         (MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)),

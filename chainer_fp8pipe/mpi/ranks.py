@@ -12,13 +12,15 @@ from threadpoolctl import threadpool_limits
 
 # --- communicators -----------------------------------------------------------
 
+#: Kept with a communicator in which messages may be left: why.
+PROBLEM = 'problem'
+
+
 def _free_communicators(comm: Any, key: int, kept: dict[Hashable, Any]
                         ) -> None:
     for value in kept.values():
-        # One in which messages are left stays: a later one would find them.
-        if isinstance(value, MPI.Comm) and not any(
-                getattr(one, 'problem', '')
-                for one in kept_with(value).values()):
+        # A later communicator would find messages that are left.
+        if isinstance(value, MPI.Comm) and PROBLEM not in kept_with(value):
             value.Free()
 
 
@@ -27,10 +29,7 @@ _KEPT = MPI.Comm.Create_keyval(delete_fn=_free_communicators)
 
 
 def kept_with(comm: MPI.Comm) -> dict[Hashable, Any]:
-    """Objects that are kept with a communicator, by their names.
-
-    Communicators among them are freed with it.
-    """
+    """By name; communicators among them are freed with this one."""
     kept: Any = comm.Get_attr(_KEPT)
     if kept is None:
         kept = {}
@@ -41,9 +40,8 @@ def kept_with(comm: MPI.Comm) -> dict[Hashable, Any]:
 def once(comm: MPI.Comm, name: Hashable, make: Callable[[], Any]) -> Any:
     """The object of this name that is kept; the first call makes it.
 
-    MPI libraries have room for some 2,000 communicators, and a search over
-    hyperparameters makes more pipelines than that on the same ranks.  If
-    ``make`` is collective, so is the first call.
+    MPI has room for some 2,000 communicators, and a search over
+    hyperparameters makes more pipelines than that on the same ranks.
     """
     kept = kept_with(comm)
     # What was freed, on all ranks, is made anew.
@@ -63,8 +61,7 @@ def free_with_kept(comm: MPI.Comm) -> None:
 
 # --- nodes and cores ---------------------------------------------------------
 
-#: Differs between machines, and is the same in all containers and network
-#: namespaces of a machine, which have host names of their own.
+#: The same in all containers of a machine, which have names of their own.
 _BOOT = '/proc/sys/kernel/random/boot_id'
 #: How many ranks of the job a launcher has started on this machine.
 _LOCAL_RANKS = ('MPI_LOCALNRANKS', 'OMPI_COMM_WORLD_LOCAL_SIZE',
@@ -76,15 +73,11 @@ _THREADS = ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS',
 
 
 def nodes_of(comm: MPI.Comm) -> list[int]:
-    """The node of each rank, numbered in the order of their first ranks."""
+    """The first rank of each rank's node."""
     sharing = comm.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-    try:
-        first = sharing.bcast(comm.rank)
-    finally:
-        sharing.Free()
-    firsts = comm.allgather(first)
-    numbering = {of: node for node, of in enumerate(sorted(set(firsts)))}
-    return [numbering[of] for of in firsts]
+    first = sharing.bcast(comm.rank)
+    sharing.Free()
+    return comm.allgather(first)
 
 
 def machine_name() -> str:
@@ -97,11 +90,7 @@ def machine_name() -> str:
 
 
 def own_cores() -> int:
-    """How many cores there are for this rank alone, at least 1.
-
-    Those that it may use, but no more than its share of the machine's among
-    the ranks that the launcher has started there.
-    """
+    """Those it may use, or its share of the machine's if that is less."""
     every = os.cpu_count() or 1
     usable = (len(os.sched_getaffinity(0))
               if hasattr(os, 'sched_getaffinity') else every)
@@ -114,8 +103,7 @@ def own_cores() -> int:
 def share_cores() -> None:
     """Gives BLAS the cores of this rank, where no user has said how many.
 
-    It would take all cores on every rank, and four ranks on two cores then
-    train five times more slowly than with one thread each.
+    Four ranks on two cores train five times more slowly if it takes all.
     """
     if not any(os.environ.get(name) for name in _THREADS):
         threadpool_limits(own_cores(), 'blas')

@@ -6,7 +6,6 @@ import itertools
 import os
 import sys
 import traceback
-from typing import Any
 
 _PACKAGE = os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))) + os.sep
@@ -32,7 +31,14 @@ def shown(error: BaseException) -> str:
         said.__cause__ = None       # all ranks raise what a check has said
     one: traceback.TracebackException | None = said
     while one is not None:
-        one.stack = traceback.StackSummary.from_list(_of_the_user(one.stack))
+        rest = list(itertools.dropwhile(
+            lambda frame: frame.filename.startswith(_PACKAGE)
+            or 'runpy' in frame.filename, one.stack)) or list(one.stack)
+        # Without any of the user's, the fault is in what led there.
+        hidden = _PASSING if rest and rest[-1].filename.startswith(
+            _PACKAGE) else (_PACKAGE,)
+        one.stack = traceback.StackSummary.from_list(
+            [frame for frame in rest if not frame.filename.startswith(hidden)])
         one = one.__cause__ or (
             None if one.__suppress_context__ else one.__context__)
     return ''.join(said.format())
@@ -45,32 +51,11 @@ def of_the_user(error: BaseException) -> BaseException | None:
     """
     while error.__cause__ is not None:
         error = error.__cause__
-    files = _files(error)
+    files = [frame.f_code.co_filename
+             for frame, _ in traceback.walk_tb(error.__traceback__)]
     libraries = tuple(
         os.path.dirname(file) + os.sep for name in _LIBRARIES
         if (file := getattr(sys.modules.get(name), '__file__', None)))
-    return error if files and not _is_ours(files[-1]) and any(
+    return error if files and not files[-1].startswith(_PACKAGE) and any(
         not file.startswith((*libraries, '<frozen', 'src/mpi4py'))
         for file in files) else None
-
-
-def _files(error: BaseException) -> list[str]:
-    return [frame.f_code.co_filename
-            for frame, _ in traceback.walk_tb(error.__traceback__)]
-
-
-def _is_ours(file: str) -> bool:
-    return file.startswith(_PACKAGE)
-
-
-def _of_the_user(frames: list[traceback.FrameSummary]
-                 ) -> list[traceback.FrameSummary]:
-    rest = list(itertools.dropwhile(
-        lambda frame: (_is_ours(frame.filename)
-                       or 'runpy' in frame.filename), frames))
-    # Without any of the user's, the fault is in what led there.
-    hidden: Any = _PACKAGE
-    if not rest or _is_ours(rest[-1].filename):
-        hidden = _PASSING
-    return [frame for frame in rest or frames
-            if not frame.filename.startswith(hidden)]

@@ -33,9 +33,9 @@ class Example:
     def of(self, samples: int) -> Any:
         """A batch of so many samples; repeated where there are fewer."""
         def cut(array: Any) -> Any:
-            times = -(-samples // self.samples)
             xp = chainer.backend.get_array_module(array)
-            return xp.concatenate([array] * times)[:samples]
+            return xp.concatenate(
+                [array] * -(-samples // self.samples))[:samples]
         return nested.rebuilt(self._tree, [
             cut(nested.array_of(leaf)) for leaf in self._leaves])
 
@@ -60,42 +60,11 @@ def as_it_is(batch: Any, device: Any) -> Any:
     return batch
 
 
-class Endless(chainer.dataset.Iterator):
-    """A script's iterator, begun anew where it ends.
-
-    One that cannot begin anew gives its last batch from then on.
-    """
-
-    def __init__(self, iterator: Any) -> None:
-        self._iterator, self._last, self._ended = iterator, None, False
-
-    def __next__(self) -> Any:
-        try:
-            if not self._ended:
-                self._last = self._iterator.next()
-        except StopIteration:
-            try:
-                self._iterator.reset()
-                self._last = self._iterator.next()
-            except (AttributeError, NotImplementedError, StopIteration):
-                self._ended = True
-                if self._last is None:
-                    raise ValueError('the iterator gives no batch') from None
-        return self._last
-    next = __next__
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._iterator, name)
-
-    def finalize(self) -> None:
-        """Leaves the script's iterator open."""
-
-
 class Data(NamedTuple):
     """What ways to train are tried with.
 
     Attributes:
-        iterator: Gives batches, again and again.
+        iterator: Gives batches; a script's own one is used up.
         converter: Of the updater.
         is_shared: Whether the first rank reads for all of them, as for
             scripts without ChainerMN; if not, each rank reads its own part.

@@ -1,5 +1,5 @@
 """``plan``: tries some ways to train a model, and takes the fastest."""
-# The ways are fixed, as what is fast on machines at hand is one of few:
+# The ways are fixed:
 #   the script as it is, if there is one
 #   replicas by each codec, and the same with overlap
 #   the fewest stages that divide the ranks, with as many micro-batches and
@@ -21,11 +21,9 @@ from typing import Any
 import chainer
 from mpi4py import MPI
 
-from ..chains.cuts import DoesNotFit
 from ..chains.partition import partition
 from ..chains.plan import PartitionPlan
 from ..codecs import CODECS
-from ..communicators.options import make_options
 from ..intercept.training_objects import own_work
 from ..links.divisible import Divisible
 from ..mpi import all_ranks
@@ -33,8 +31,7 @@ from ..mpi.agreement import agree, raise_together
 from ..mpi.placement import divisors
 from ..mpi.ranks import nodes_of
 from ..mpi.world import enter_world
-from ..report.quantities import parse_bytes
-from .example import Example
+from .example import Data, Example
 from .job_plan import JobPlan, Trial, Way, shapes_of
 from .trials import (
     Trained,
@@ -60,9 +57,9 @@ _EQUAL, _APART = 0.03, 0.1
 
 @own_work()
 def plan(model: Any, example: Any, comm: Any = None, *,
-         batch: int | None = None, memory: Any = None, optimizer: Any = None,
-         codecs: Sequence[str] = USUAL_CODECS, stages: Sequence[int] = (),
-         budget: float = 16.0, show: bool = False, data: Any = None,
+         batch: int | None = None, optimizer: Any = None,
+         codecs: Sequence[str] = USUAL_CODECS, budget: float = 16.0,
+         show: bool = False, data: Data | None = None,
          as_it_is: Way | None = None) -> JobPlan:
     """Finds the fastest of some ways to train a model on these ranks.
 
@@ -80,13 +77,9 @@ def plan(model: Any, example: Any, comm: Any = None, *,
             ``MPI.COMM_WORLD``.
         batch: Samples of an update, of all ranks together; None: those of
             the example, times the ranks.
-        memory: What arrays of a rank may take: bytes, or a text such as
-            ``'2 GiB'``; None: no limit.
         optimizer: That will train the model, set up or not; None: Adam.
         codecs: Names of communicators that are tried; ``('float32',)``: exact
             ones only.
-        stages: Numbers of stages that are tried; (1,): replicas only; (): 1
-            and the fewest that divide the ranks.
         budget: Seconds in which ways are tried, about; the later ways are
             left out where updates are long.
         show: Whether the first rank prints the plan and, on the standard
@@ -100,14 +93,14 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         The plan, the same on all ranks.
 
     Raises:
-        DoesNotFit: No way keeps within the memory; on all ranks.
         ValueError: An argument is wrong, ranks have other models, or the
             model cannot be trained; on all ranks.
     """
     enter_world()
     comm = MPI.COMM_WORLD if comm is None else all_ranks(comm)
+    begin, shows = time.perf_counter(), show and comm.rank == 0
 
-    def check() -> tuple[Trained, tuple[str, ...], tuple[int, ...]]:
+    def check() -> tuple[Trained, tuple[str, ...]]:
         _must_be_trainable(model, optimizer)
         samples = Example(example)
         if batch is not None and (type(batch) is not int or batch < 1):
@@ -116,17 +109,17 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         if type(budget) not in (int, float) or not 0 < budget < math.inf:
             raise ValueError('budget must be seconds, more than 0, not '
                              f'{budget!r}')
-        return Trained(
-            model, optimizer or chainer.optimizers.Adam(), samples,
-            batch or samples.samples * comm.size, data, parse_bytes(memory)
-        ), _codecs(codecs), _stages(stages, comm.size)
-    trained, names, numbers = raise_together(comm, check, ValueError)
+        names = () if isinstance(codecs, str) else tuple(codecs)
+        if not names or {*names} - {*TRIED}:
+            raise ValueError(f'codecs must be some of {", ".join(TRIED)} in a '
+                             f'list, not {[*names] or codecs!r}')
+        return Trained(model, optimizer or chainer.optimizers.Adam(), samples,
+                       batch or samples.samples * comm.size, data), names
+    trained, names = raise_together(comm, check, ValueError)
     agree(comm, {name: repr(value) for name, value in {
-        'batch': trained.batch, 'memory': memory, 'codecs': names,
-        'stages': numbers, 'budget': budget, 'as_it_is': as_it_is,
-        'the model': shapes_of(model)}.items()},
+        'batch': trained.batch, 'codecs': names, 'budget': budget,
+        'as_it_is': as_it_is, 'the model': shapes_of(model)}.items()},
         remedy='Pass the same to plan() on all ranks.')
-    begin, shows = time.perf_counter(), show and comm.rank == 0
 
     def say(what: str) -> None:
         if shows:
@@ -136,7 +129,7 @@ def plan(model: Any, example: Any, comm: Any = None, *,
         lambda way, limit: try_way(way, trained, comm, budget * _OF_A_TRIAL,
                                    limit), say,
         lambda: comm.bcast(budget + _OVERTIME - time.perf_counter() + begin))
-    _try_all(trials, trained, comm, names, numbers, as_it_is)
+    _try_all(trials, trained, comm, names, as_it_is)
     found = _planned(trials, trained, comm, as_it_is)
     if shows:
         print(found, flush=True)
@@ -154,31 +147,13 @@ def _must_be_trainable(model: Any, optimizer: Any) -> None:
                         f'{type(optimizer).__name__}')
 
 
-def _codecs(given: Any) -> tuple[str, ...]:
-    found = () if isinstance(given, str) else tuple(given)
-    if not found or {*found} - {*TRIED}:
-        raise ValueError(f'codecs must be some of {", ".join(TRIED)} in a '
-                         f'list, not {[*found] or given!r}')
-    return found
-
-
-def _stages(given: Sequence[int], ranks: int) -> tuple[int, ...]:
-    found = tuple(given) or tuple(divisors(ranks)[:2])
-    for one in found:
-        if type(one) is not int or one not in divisors(ranks):
-            raise ValueError(f'stages={one!r} does not divide the {ranks} '
-                             'ranks')
-    return found
-
-
 def _try_all(trials: Trials, trained: Trained, comm: MPI.Comm,
-             codecs: Sequence[str], stages: Sequence[int],
-             as_it_is: Way | None) -> None:
+             codecs: Sequence[str], as_it_is: Way | None) -> None:
     count, batch = comm.size, trained.batch
     if as_it_is is not None:
         trials.add(as_it_is)
-    plain = [Way(count, communicator=codec) for codec in codecs
-             if 1 in stages and batch >= count] if count > 1 else [Way()]
+    plain = ([] if batch < count else [
+        Way(count, None, codec) for codec in codecs]) if count > 1 else [Way()]
     if batch < count:
         trials.remarks.append(f'no replicas: a batch of {batch} has no sample '
                               f'for each of {count} ranks')
@@ -186,32 +161,22 @@ def _try_all(trials: Trials, trained: Trained, comm: MPI.Comm,
         trials.add(way)
     best = min((one for one in trials.found if one[0] in plain),
                key=lambda one: one[1].seconds, default=None)
-    for number in sorted({*stages} - {1}):
-        try:
-            _try_stages(trials, trained, comm, number,
-                        best[0].communicator if best else codecs[0])
-        except ValueError as error:
-            trials.remarks.append(f'no {number} stages: {error}')
+    if count > 1 and (trained.data is None or trained.data.is_shared):
+        _try_stages(trials, trained, comm,
+                    best[0].communicator if best else codecs[0])
     for way in plain * (count > 1):
         trials.add(dataclasses.replace(way, options={'overlap': True}))
     if plain and len(set(nodes_of(comm))) == 1 < count:
-        trials.add(Way(count, communicator='naive'))
+        trials.add(Way(count, None, 'naive'))
     trials.again()
 
 
-def _try_stages(trials: Trials, trained: Trained, comm: MPI.Comm, stages: int,
+def _try_stages(trials: Trials, trained: Trained, comm: MPI.Comm,
                 communicator: str) -> None:
-    """Tries a pipeline with as many micro-batches as stages, and twice.
-
-    Raises ValueError where the model cannot be cut; on all ranks.
-    """
-    if communicators_in(trained.model):
-        raise ValueError('layers of the model communicate with other ranks')
+    """Tries a pipeline with as many micro-batches as stages, and twice."""
+    stages = divisors(comm.size)[1]
     replicas = comm.size // stages
     most = trained.batch // replicas
-    if not most:
-        raise ValueError(f'a batch of {trained.batch} has no sample for each '
-                         f'of {replicas} replicas')
     cut: list[PartitionPlan] = []
 
     def find() -> None:
@@ -220,21 +185,26 @@ def _try_stages(trials: Trials, trained: Trained, comm: MPI.Comm, stages: int,
             cut.append(partition(
                 copied.target, trained.share(replicas, min(stages, most)),
                 grid_of_stages(comm, stages),
-                micro_batches=min(stages, most), memory=trained.memory).plan)
-    together(comm, find)
-    for number in sorted({min(stages, most), min(2 * stages, most)}):
-        trials.add(Way(replicas, dataclasses.replace(
-            cut[0], micro_batches=number), communicator))
+                micro_batches=min(stages, most)).plan)
+    try:
+        if communicators_in(trained.model):
+            raise ValueError('layers of the model communicate with other '
+                             'ranks')
+        if not most:
+            raise ValueError(f'a batch of {trained.batch} has no sample for '
+                             f'each of {replicas} replicas')
+        together(comm, find)
+    except ValueError as error:
+        trials.remarks.append(f'no {stages} stages: {error}')
+    else:
+        for number in sorted({min(stages, most), min(2 * stages, most)}):
+            trials.add(Way(replicas, dataclasses.replace(
+                cut[0], micro_batches=number), communicator))
 
 
 def preferred(table: Sequence[tuple[Way, Trial]], as_it_is: Way | None = None
               ) -> Way:
-    """The way to take: of the fastest the script's own, or the simplest.
-
-    Args:
-        table: What ways took.
-        as_it_is: How the script trains; None: nobody knows.
-    """
+    """Of the fastest ways the script's own, or the simplest."""
     best = min((trial for _, trial in table), key=lambda one: one.seconds)
     equal = [way for way, trial in table if trial.seconds <= best.seconds * (
         1 + max(_EQUAL, min(best.spread, trial.spread, _APART)))]
@@ -245,22 +215,13 @@ def _planned(trials: Trials, trained: Trained, comm: MPI.Comm,
              as_it_is: Way | None) -> JobPlan:
     remarks = trials.remarks
     if not trials.found:
-        raise (DoesNotFit if trained.memory is not None else ValueError)(
-            'no way to train this model could be tried: '
-            + '; '.join(remarks))
+        raise ValueError('no way to train this model could be tried: '
+                         + '; '.join(remarks))
     taken = preferred(trials.found, as_it_is)
-    if taken.ranks < comm.size:
-        remarks.append(
-            'one process is as fast as any way on '
-            f'{comm.size} ranks: "run --plan" has rank 0 train alone')
     if not taken.is_exact:
         remarks.append(
             f'gradients are rounded to {taken.communicator}; --codecs float32 '
             'leaves such ways out')
-        if warmup := getattr(make_options(
-                taken.communicator, dict(taken.options)), 'warmup', 0):
-            remarks.append(f'the first {warmup} updates travel in float32 '
-                           '(warmup); what was tried is what follows')
     return JobPlan(taken, comm.size, trained.batch, shapes_of(trained.model),
                    tuple(sorted((trial for _, trial in trials.found),
                                 key=lambda one: one.seconds)), tuple(remarks))

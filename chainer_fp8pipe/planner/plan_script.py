@@ -1,11 +1,7 @@
 """``python -m chainer_fp8pipe plan``: plans the job of a script."""
-# All ranks run the script, whose Trainer and StandardUpdater are this module's
-# (see intercept), until it is about to train: then model, optimizer, data and
-# batch size are known.  The plan is made of them; the script is left there.
 from __future__ import annotations
 
 import argparse
-import copy
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -20,7 +16,7 @@ from ..communicators import create_communicator
 from ..communicators.options import FAMILIES
 from ..intercept.training_objects import Originals
 from ..pipeline.whole_model import decisions
-from ..report.quantities import parse_bytes, parse_seconds
+from ..report.quantities import parse_seconds
 from ..training.unmodified.files import as_one_process
 from ..training.unmodified.job import first_batch, initialise
 from ..training.unmodified.launch import (
@@ -31,7 +27,7 @@ from ..training.unmodified.launch import (
     refusing,
 )
 from ..training.unmodified.refusals import check, loss_of, the_only
-from .example import Data, Endless, Example
+from .example import Data, Example
 from .job_plan import JobPlan, Way
 from .plan import TRIED, USUAL_CODECS, plan
 from .trials import communicators_in
@@ -46,11 +42,9 @@ Start it as you start your training: same hosts, same ranks, same arguments
 of the script.  Options of "plan" come before SCRIPT.
 
 All ranks run the script until it is about to train.  Copies of its model are
-then trained for some updates in up to ten ways, with the script's own data:
-the script as it is, replicas by each codec with and without overlap, and, of
-a script without ChainerMN, a pipeline of a few stages.  The command prints
-what was measured, and the way to take.  It takes half a minute at most, unless
-updates take seconds; the script trains nothing.
+then trained for some updates in up to ten ways, with the script's own data.
+The command prints what was measured, and the way to take.  It takes half a
+minute at most, unless updates take seconds; the script trains nothing.
 
 The batch size of a script without ChainerMN is that of all ranks together.
 The batch size of a ChainerMN script is that of each rank; its plan has
@@ -70,10 +64,6 @@ def add_plan(commands: Any) -> None:
         f'{", ".join(TRIED)} (default: {",".join(USUAL_CODECS)}; float32 '
         'alone is exact)')
     parser.add_argument(
-        '--memory', metavar='SIZE', type=as_type(parse_bytes),
-        help="most memory of a rank's arrays, such as 2GiB or '300 MB' "
-        '(default: no limit)')
-    parser.add_argument(
         '--seconds', metavar='S', type=as_type(parse_seconds), default=16.0,
         help='time for trying ways, about (default: 16)')
     add_script(parser, _job, lambda options, jobs: launch(
@@ -89,6 +79,9 @@ def _job(options: argparse.Namespace) -> list[Any]:
     return [ScriptPlan(comm, options)]
 
 
+#: Communicators that need no GPU.
+_CREATED = {*FAMILIES, 'naive', 'flat', 'non_cuda_aware'}
+
 
 class ScriptPlan(Originals):
     """Plans a script's job when the script is about to train.
@@ -96,10 +89,6 @@ class ScriptPlan(Originals):
     All ranks run the script until it calls ``run()`` of its Trainer or
     ``update()`` of its ``StandardUpdater``; then model, optimizer, batch and
     batch size are known.  The script writes no models, and does not go on.
-
-    Args:
-        comm: All ranks.
-        options: The parsed arguments of ``plan``.
     """
 
     # The script would say everything as often as there are ranks.
@@ -110,7 +99,6 @@ class ScriptPlan(Originals):
         self._updater: Any = None
         # What the script has created: a communicator, its name and options.
         self._made: list[tuple[Any, str, dict[str, Any]]] = []
-        self._is_trying = False         # which makes updaters, too
 
     def create(self, communicator_name: str = 'pure_nccl',
                mpi_comm: Any = None, **options: Any) -> Any:
@@ -127,32 +115,25 @@ class ScriptPlan(Originals):
 
     def finish(self) -> None:
         """Raises Refusal: the script has not trained."""
-        if self._updater is None:
-            raise Refusal('the script has made no chainer.training.'
-                          'StandardUpdater, so there is nothing to plan')
-        raise Refusal('the script has ended without training: it has called '
-                      'neither run() of a Trainer nor update() of its '
-                      'StandardUpdater')
+        raise Refusal(
+            'the script has ended without training: it has called neither '
+            'run() of a Trainer nor update() of a chainer.training.'
+            'StandardUpdater')
 
     # --- what the script makes ----------------------------------------------
 
     def make_updater(self, original: Callable, updater: Any, *args: Any,
                      **kwargs: Any) -> None:
-        if not self._is_trying:
-            check(updater=updater, other_updater=self._updater)
-            self._updater = updater
+        check(updater=updater, other_updater=self._updater)
+        self._updater = updater
         original(updater, *args, **kwargs)
 
     def update(self, original: Callable, updater: Any) -> None:
-        if self._is_trying:
-            original(updater)
-        else:
-            self._end()
+        self._end()
 
     def update_optimizer(self, original: Callable, optimizer: Any,
                          *args: Any, **kwargs: Any) -> None:
-        if not self._is_trying:
-            check(own_loop=None)
+        check(own_loop=None)
         original(optimizer, *args, **kwargs)
 
     def run_trainer(self, original: Callable, trainer: Any, *args: Any,
@@ -169,16 +150,9 @@ class ScriptPlan(Originals):
 
     def _end(self) -> NoReturn:
         made, file = self._planned(), self._options.output
-
-        def save() -> None:
-            if self._comm.rank == 0:
-                try:
-                    made.save(file)
-                except OSError as error:
-                    raise ValueError(f'-o: {error}') from error
-                self._say(f'the plan is in {file}')
-        if file is not None:
-            refuse_together(self._comm, save)
+        if file is not None and self._comm.rank == 0:
+            made.save(file)
+            self._say(f'the plan is in {file}')
         self._updater.finalize()
         self._say(f'{self._options.script} was left at its first update: '
                   'nothing is trained, evaluated or saved')
@@ -189,37 +163,28 @@ class ScriptPlan(Originals):
         iterator = updater.get_iterator('main')
         optimizer, as_it_is = refuse_together(comm, self._optimizer)
         is_shared = as_it_is is not None and as_it_is.ranks == 1 < comm.size
-        # The iterator is asked on all ranks, as iterators may be each
-        # other's.
+        # On all ranks, as iterators may be each other's.
         batch = first_batch(comm, iterator.next, updater.converter,
                             updater.input_device)
         example = refuse_together(comm, lambda: Example(batch))
         samples = example.samples * (1 if is_shared else comm.size)
         share = example.of(max(1, samples // comm.size))
         model = optimizer.target
-        refuse_together(comm, lambda: _check_copies(model))
         if not all(one.is_initialized for one in model.params()):
             initialise(model, share)
         if not is_shared:
             self._say("the script is ChainerMN's, which keeps the whole "
                       'model on each rank: no pipeline is looked at')
-        self._is_trying = True
         with refusing():
             made = plan(
-                model, share, comm, batch=samples, memory=options.memory,
-                optimizer=optimizer, codecs=options.codecs,
-                stages=() if is_shared else (1,), budget=options.seconds,
-                show=True, as_it_is=as_it_is, data=Data(
-                    Endless(iterator), updater.converter, is_shared,
-                    updater.input_device))
+                model, share, comm, batch=samples, optimizer=optimizer,
+                codecs=options.codecs, budget=options.seconds, show=True,
+                as_it_is=as_it_is, data=Data(iterator, updater.converter,
+                                             is_shared, updater.input_device))
         return dataclasses.replace(made, communicates=bool(self._made))
 
     def _optimizer(self) -> tuple[Any, Way | None]:
-        """Chainer's optimizer, and how the script trains.
-
-        The latter is one process without ChainerMN, and None where another
-        job cannot be made so.
-        """
+        """Chainer's optimizer, and how the script trains, if that is known."""
         found = the_only(self._updater.get_all_optimizers(), 'optimizers')
         count = self._comm.size
         as_it_is: Way | None = None
@@ -233,7 +198,7 @@ class ScriptPlan(Originals):
             as_it_is = next((
                 Way(count, None, name, options)
                 for made, name, options in self._made
-                if made is mean and _exists(name)), None) if isinstance(
+                if made is mean and name in _CREATED), None) if isinstance(
                     found, _MultiNodeOptimizer) else None
             found = found.actual_optimizer
         elif not self._made and not (
@@ -250,20 +215,3 @@ class ScriptPlan(Originals):
         if self._comm.rank == 0:
             print(f'chainer_fp8pipe plan: {text}', file=sys.stderr,
                   flush=True)
-
-
-def _exists(communicator: str) -> bool:
-    """Whether it can be created here; NCCL's needs GPUs."""
-    return communicator in FAMILIES or communicator in ('naive', 'flat',
-                                                        'non_cuda_aware')
-
-
-def _check_copies(model: Any) -> None:
-    """Raises ValueError about a model that cannot be tried on copies."""
-    try:
-        copy.deepcopy(model, {**communicators_in(model),
-                              **{id(one): one for one in model.params()}})
-    except Exception as error:
-        raise ValueError(
-            f'the model cannot be copied for trying: {error}; have forward() '
-            'open it, or keep it outside of the model') from error

@@ -1,14 +1,11 @@
 """Trains copies of a model in some ways, and times their updates."""
-# A formula does not see everything that makes a real update slow: reading the
-# data, a thread that competes for the interpreter, other load, caches, what
-# MPI does.  So each way trains copies of model and optimizer, hooks and frozen
-# parameters included, with the updater that would train them, and with the
-# script's own iterator and converter where there is a script.  What comes once
-# is not timed: a codec's warm-up is left out, the first update sends
-# parameters, the first exchange connects ranks and gets memory.
-#
-# A machine that others use changes its pace: ways that came close to the
-# fastest are tried again in further turns, and all blocks of all turns count.
+# Each way trains copies of model and optimizer, hooks and frozen parameters
+# included, with the updater that would train them, and with the script's own
+# iterator and converter where there is a script.  What comes once is not
+# timed: a codec's warm-up is left out, the first update sends parameters, the
+# first exchange connects ranks and gets memory.  A machine that others use
+# changes its pace: ways that came close to the fastest are tried again in
+# further turns, and all blocks of all turns count.
 #
 # A rank that fails in the middle of an update leaves the others in an exchange
 # that no one can end.  It waits some seconds for them to fail as well, and
@@ -20,8 +17,7 @@ import copy
 import math
 import random
 import time
-import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import chainermn
@@ -30,7 +26,6 @@ from chainer.training.updaters import StandardUpdater
 from chainermn.communicators.communicator_base import CommunicatorBase
 from mpi4py import MPI
 
-from ..chains.measure import memory_traced
 from ..chains.partition import partition
 from ..communicators import create_communicator
 from ..communicators.options import without_warmup
@@ -59,24 +54,13 @@ _PATIENCE = 10.0
 
 
 class Trained(NamedTuple):
-    """What is trained.
-
-    Attributes:
-        model: The whole model; it stays as it is.
-        optimizer: Set up with it, or not yet; it stays as it is.
-        example: Samples of the data.
-        batch: Samples of an update, of all ranks together.
-        data: A script's; None: the example again and again.
-        memory: Bytes of arrays that a rank may use; None: no limit, and they
-            are not measured.
-    """
+    """What is trained; it stays as it is."""
 
     model: Any
-    optimizer: Any
+    optimizer: Any                  # set up with the model, or not yet
     example: Example
-    batch: int
-    data: Data | None = None
-    memory: float | None = None
+    batch: int                      # samples of all ranks together
+    data: Data | None = None        # None: the example again and again
 
     def copied(self) -> Any:
         """A copy of the optimizer, set up with a copy of the model."""
@@ -94,10 +78,7 @@ class Trained(NamedTuple):
 
 
 def communicators_in(model: Any) -> dict[int, Any]:
-    """By identity, what links talk to other ranks with.
-
-    A copy of a model talks to the same ranks.
-    """
+    """By identity, what links talk to other ranks with, as copies do, too."""
     return {id(value): value for link in model.links()
             for value in vars(link).values()
             if isinstance(value, (MPI.Comm, CommunicatorBase, Group))}
@@ -107,36 +88,34 @@ class Trials:
     """Tries ways, on all ranks, and knows what they took.
 
     Args:
-        run: Tries a way; is given the seconds of an update from which on it
-            need not go on, and returns those of each block, and the bytes of
-            the fullest rank.  Raises ValueError where it cannot be tried.
+        run: Tries a way, as :func:`try_way`.
         say: Is told what is being tried.
         left: Seconds in which ways may be tried; the same on all ranks.
     """
 
-    def __init__(self, run: Callable[[Way, float],
-                                     tuple[tuple[float, ...], float]],
+    def __init__(self, run: Callable[[Way, float], Sequence[float]],
                  say: Callable[[str], None],
                  left: Callable[[], float] = lambda: math.inf) -> None:
         self._run, self._say, self._left = run, say, left
-        #: By way, in the order of trials.
+        #: In the order of trials.
         self.found: list[tuple[Way, Trial]] = []
         #: Why ways were not tried.
         self.remarks: list[str] = []
-        self._blocks: dict[str, tuple[float, ...]] = {}
+        self._blocks: dict[str, list[float]] = {}
 
     def add(self, way: Way) -> None:
         """Tries a way, unless the time is over or it was tried."""
         fastest = min((one.seconds for _, one in self.found), default=0.0)
         if str(way) in self._blocks:
             return
-        if self._left() < _FEWEST * fastest:
-            self.remarks.append(f'{way} was not tried: the time was over')
-            return
-        try:
-            self._try(way, _FAR * fastest or math.inf)
-        except ValueError as error:
-            self.remarks.append(f'{way} was not tried: {error}')
+        problem = 'the time was over'
+        if self._left() >= _FEWEST * fastest:
+            try:
+                self._try(way, _FAR * fastest or math.inf)
+                return
+            except ValueError as error:
+                problem = str(error)
+        self.remarks.append(f'{way} was not tried: {problem}')
 
     def again(self) -> None:
         """Tries those that came close to the fastest in further turns."""
@@ -152,19 +131,17 @@ class Trials:
 
     def _try(self, way: Way, limit: float) -> None:
         self._say(f'trying {way}')
-        more, memory = self._run(way, limit)
-        blocks = self._blocks[str(way)] = self._blocks.get(str(way), ()) + more
+        more = self._run(way, limit)
+        blocks = self._blocks[str(way)] = [
+            *self._blocks.get(str(way), ()), *more]
         low, median, high = numpy.percentile(blocks, (25, 50, 75))
         self.found = [one for one in self.found if one[0] != way] + [(
             way, Trial(str(way), float(median), float(
-                (high - low) / 2 / median / math.sqrt(len(blocks))), memory))]
+                (high - low) / 2 / median / math.sqrt(len(blocks)))))]
 
 
-# --- one way -----------------------------------------------------------------
-
-def try_way(way: Way, trained: Trained, comm: MPI.Comm,
-            seconds: float = 1.0, limit: float = math.inf
-            ) -> tuple[tuple[float, ...], float]:
+def try_way(way: Way, trained: Trained, comm: MPI.Comm, seconds: float,
+            limit: float) -> list[float]:
     """Trains a copy of the model in a way for some updates.
 
     Call it on all ranks.  If the way is one process, the first rank trains
@@ -178,85 +155,64 @@ def try_way(way: Way, trained: Trained, comm: MPI.Comm,
         limit: Seconds of an update from which on it need not go on.
 
     Returns:
-        Seconds of an update in each block, and the most bytes of a rank's
-        arrays, or 0; the same on all ranks.
+        Seconds of an update in each block.
 
     Raises:
-        ValueError: A rank has failed, or takes too much memory; on all ranks.
+        ValueError: A rank has failed; on all ranks.
     """
     here = comm if way.ranks == comm.size else MPI.COMM_SELF
-    found: tuple[tuple[float, ...], float] = (), 0.0
+    found: list[float] = []
     done: list[Callable[[], Any]] = []
 
     def act() -> None:
-        nonlocal found
         with undisturbed():
-            with _most_bytes(trained.memory) as bytes_:
-                updater = _updater(way, trained, here, done)
-                if trained.memory is not None:      # while it is built, a
-                    tracemalloc.reset_peak()        # model may be whole
-                updater.update()        # sends parameters
-                updater.update()        # the first exchange
-            found = (blocks_of(updater.update, here, seconds, limit),
-                     here.allreduce(bytes_[0], MPI.MAX))
+            update = _updater(way, trained, here, done).update
+            update()        # sends parameters
+            update()        # the first exchange
+            found.extend(_blocks_of(update, here, seconds, limit))
     together(comm, act if here is comm or comm.rank == 0 else lambda: None)
     for finish in done:
         finish()
-    blocks, memory = comm.bcast(found)
-    if trained.memory is not None and memory > trained.memory:
-        raise ValueError(f'a rank takes {memory:.3g} of '
-                         f'{trained.memory:.3g} bytes')
-    return blocks, memory
+    return comm.bcast(found)
 
 
 def together(comm: MPI.Comm, action: Callable[[], Any]) -> None:
-    """Does ``action``, in which ranks communicate; call it on all ranks.
+    """Does ``action``, in which ranks communicate.
 
-    If others do not come to an end, a rank that fails ends all of them.
-
-    Raises:
-        ValueError: It has failed on a rank; on all ranks.
+    Raises ValueError on all ranks if it has failed on one.
     """
     meeting = once(comm, 'trials', comm.Dup)    # others may be in `comm`
-    problem = ''
+    problem, reason, end = '', None, math.inf
     try:
         action()
-        wait_until(meeting.Ibarrier().Test)
     except Exception as error:
-        problem = f'{type(error).__name__}: {error}'
-        end = math.inf if is_raised_by_all(error) else (
-            time.monotonic() + _PATIENCE)
-        arrived = meeting.Ibarrier()
-        wait_until(lambda: arrived.Test() or time.monotonic() > end)
-        if not arrived.Test():      # no one may catch it: others wait for it
-            end_all_ranks(f'\nrank {comm.rank} of {comm.size} failed, ending '
-                          f'all:\n{shown(error)}', 1)
+        problem, reason = f'{type(error).__name__}: {error}', error
+        if not is_raised_by_all(error):
+            end = time.monotonic() + _PATIENCE
+    arrived = meeting.Ibarrier()
+    wait_until(lambda: arrived.Test() or time.monotonic() > end)
+    if reason is not None and not arrived.Test():   # others wait for it
+        end_all_ranks(f'\nrank {comm.rank} of {comm.size} failed, ending '
+                      f'all:\n{shown(reason)}', 1)
     for text in filter(None, meeting.allgather(problem)):
         raise ValueError(text.removeprefix('ValueError: '))
 
 
-def blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
-              limit: float = math.inf) -> tuple[float, ...]:
-    """Seconds of an update, of the slowest rank, in each of some blocks.
-
-    Args:
-        update: Makes one, on all ranks.
-        comm: All ranks; they make equally many updates.
-        seconds: That all blocks may take; there are two at least.
-        limit: Seconds of an update from which on two are enough.
-    """
+def _blocks_of(update: Callable[[], Any], comm: MPI.Comm, seconds: float,
+               limit: float) -> list[float]:
+    """Seconds of an update, of the slowest rank, in each of some blocks."""
     def block(count: int) -> float:
         comm.Barrier()
         begin = time.perf_counter()
         for _ in range(count):
             update()
         return comm.allreduce((time.perf_counter() - begin) / count, MPI.MAX)
-    found = block(1), block(1)
+    found = [block(1), block(1)]
     one = min(found)
     if one > limit or one * _BLOCKS > seconds:
         return found
     each = max(1, min(_MOST, int(seconds / _BLOCKS / max(one, 1e-4))))
-    return tuple(block(each) for _ in range(_BLOCKS))
+    return [block(each) for _ in range(_BLOCKS)]
 
 
 @contextlib.contextmanager
@@ -270,21 +226,8 @@ def undisturbed() -> Iterator[None]:
         random.setstate(state)
 
 
-@contextlib.contextmanager
-def _most_bytes(limit: float | None) -> Iterator[list[float]]:
-    """Bytes of arrays and objects that were made in the block, at most."""
-    found = [0.0]
-    if limit is None:
-        yield found
-        return
-    with memory_traced():
-        before, _ = tracemalloc.get_traced_memory()
-        yield found
-        found[0] = float(tracemalloc.get_traced_memory()[1] - before)
-
-
 def grid_of_stages(comm: MPI.Comm, stages: int) -> ProcessGrid:
-    """The same for each call; call it on all ranks."""
+    """The same for each call."""
     return once(comm, f'grid of {stages} stages',
                 lambda: ProcessGrid(comm, pipeline=stages))
 

@@ -59,9 +59,8 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
     """An object of a type, of what JSON has of it.
 
     Args:
-        kind: A data class or named tuple, whose ``before_made(data, where)``
-            may change the data before, ``tuple[...]``, ``Mapping[str, ...]``,
-            ``Literal``, ``... | None``, or one of JSON's types.
+        kind: A data class or named tuple, ``tuple[...]``, ``Mapping[str,
+            ...]``, ``Literal``, ``... | None``, or one of JSON's types.
         data: Of a JSON file; what is an object already, of a class or another
             one, is taken as it is.
         where: Path of fields, for messages.
@@ -100,8 +99,6 @@ def made(kind: Any, data: Any, where: str = '') -> Any:
 
 
 def _object(kind: Any, data: Any, where: str) -> Any:
-    if hasattr(kind, 'before_made'):
-        data = kind.before_made(data, where)
     _check(isinstance(data, Mapping), where, 'an object', data)
     kinds, fields = typing.get_type_hints(kind), inspect.signature(
         kind).parameters.values()

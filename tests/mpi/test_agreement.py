@@ -1,9 +1,5 @@
-"""All ranks agree or raise the same, and find each other."""
-from unittest import mock
-
-from chainer_fp8pipe.mpi import agreement
+"""All ranks agree or raise the same."""
 from chainer_fp8pipe.mpi.agreement import (
-    Attendance,
     agree,
     are_equal,
     of_first_rank,
@@ -73,37 +69,3 @@ def test_numbers_of_64_bits_are_compared(comm):
         assert are_equal(comm, number)
         other = number ^ (1 << 40) if comm.rank == 1 else number
         assert are_equal(comm, other) == (comm.size == 1)
-
-
-@on_ranks(1, 2, 4)
-@pytest.mark.parametrize('missing', [(), (0,), (-1,), (1, 2)])
-def test_a_rank_that_does_not_take_part_is_named(comm, missing):
-    missing = sorted({rank % comm.size for rank in missing})
-    if comm.rank not in missing:
-        there = Attendance(comm, 'It')
-    comm.Barrier()
-    if comm.rank not in missing and missing:
-        with mock.patch.object(agreement, 'IN_VAIN', 0.2), pytest.raises(
-                RuntimeError, match=f'rank {comm.rank}: It is on this rank '
-                'but not on rank ' + ', '.join(map(str, missing)) + ';'):
-            there.settle()
-    elif not missing:
-        there.settle()
-    # It leaves no message behind for one that all take part in.
-    while comm.Iprobe(tag=agreement._HERE):
-        comm.recv(tag=agreement._HERE)
-    comm.Barrier()
-
-
-@on_ranks(2)
-def test_one_that_nobody_settled_counts_for_no_later_one(comm):
-    """A training may fail before its first update, and another one follow."""
-    Attendance(comm, 'It')
-    comm.Barrier()
-    if comm.rank == 0:
-        there = Attendance(comm, 'It')
-        with mock.patch.object(agreement, 'IN_VAIN', 0.2), pytest.raises(
-                RuntimeError, match='not on rank 1'):
-            there.settle()
-    comm.Barrier()
-    Attendance(comm, 'It').settle()

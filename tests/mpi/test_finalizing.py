@@ -124,28 +124,6 @@ MPI.Finalize()
 
 # --- what is kept forever ----------------------------------------------------
 
-KEEPS = '''
-import sys
-from chainer_fp8pipe.mpi.finalizing import keep_forever
-
-class Owner:
-    def __del__(self, write=sys.stdout.write, flush=sys.stdout.flush):
-        write('freed')
-        flush()
-
-owner = Owner()
-if sys.argv[1] == 'kept':
-    keep_forever(owner)
-'''
-
-
-@pytest.mark.parametrize(('how', 'printed'), [('kept', ''),
-                                              ('not', 'freed')])
-def test_a_kept_object_is_never_freed(how, printed):
-    done = run_script(0, '-c', KEEPS, how)
-    assert (done.stdout, done.stderr) == (printed, '')
-
-
 @on_ranks(2)
 @pytest.mark.parametrize('ends', [True, False])
 def test_a_request_keeps_its_buffers_until_it_is_complete(comm, ends):

@@ -1,8 +1,10 @@
 """Ranks on a grid of stages and replicas, and in groups that gather."""
 import copy
 import pickle
+from unittest import mock
 
 from chainer_fp8pipe import create_communicator
+from chainer_fp8pipe.mpi import grid as module
 from chainer_fp8pipe.mpi.grid import Group, ProcessGrid, grid_of, split_groups
 from chainer_fp8pipe.mpi.ranks import free_with_kept
 
@@ -20,22 +22,27 @@ from .scarcity import communicators_left
 @on_ranks(4)
 def test_ranks_in_the_axes_are_stage_and_replica(comm, pipeline):
     grid = ProcessGrid(create_communicator('naive', comm), pipeline)
-    assert grid.nodes == [0, 0, 0, 0]
-    assert (str(grid), repr(grid)) == (
+    assert str(grid) == (
         f'4 ranks on 1 node: {pipeline} stage{"s" * (pipeline > 1)} x '
-        f'{4 // pipeline} replica{"s" * (pipeline < 4)}',
-        f'<ProcessGrid: rank {comm.rank} is stage {comm.rank % pipeline} of '
-        f'{pipeline}, replica {comm.rank // pipeline} of {4 // pipeline}>')
+        f'{4 // pipeline} replica{"s" * (pipeline < 4)}')
     assert (grid.stages, grid.replicas) == (pipeline, 4 // pipeline)
-    assert (grid.pipeline.size, grid.pipeline.rank) == (
-        grid.stages, grid.stage_index)
-    assert (grid.data.size, grid.data.rank) == (
-        grid.replicas, grid.replica_index)
+    ranks = [list(row) for row in grid.ranks]
     # One communicator holds one replica, the other one stage.
-    assert set(grid.pipeline.allgather(grid.replica_index)) == {
-        grid.replica_index}
-    assert set(grid.data.allgather(grid.stage_index)) == {grid.stage_index}
-    assert grid.ranks[grid.stage_index][grid.replica_index] == comm.rank
+    assert grid.pipeline.allgather(comm.rank) == [
+        row[grid.replica_index] for row in ranks]
+    assert grid.data.allgather(comm.rank) == ranks[grid.stage_index]
+    assert grid.pipeline.rank == grid.stage_index
+    assert grid.data.rank == grid.replica_index
+    grid.free()
+
+
+@on_ranks(4)
+def test_ranks_of_a_node_are_neighbours_in_a_pipeline(comm):
+    with mock.patch.object(module, 'nodes_of', return_value=[0, 1, 0, 1]):
+        grid = ProcessGrid(comm, 2)
+    assert grid.ranks == [[0, 1], [2, 3]]
+    assert grid.pipeline.allgather(comm.rank) == [
+        comm.rank % 2, comm.rank % 2 + 2]
     grid.free()
 
 
@@ -48,32 +55,24 @@ def test_a_grid_that_was_freed_is_not_given_again(comm):
     grid_of(comm).free()
 
 
-@on_ranks(4)
-def test_communicators_are_given_back(comm):
-    grid = ProcessGrid(comm, 2)
-    grid.free()
-    grid.free()                 # once more does no harm
-    with communicators_left(comm, 10):
-        for _ in range(20):     # more than fit if none were freed
-            ProcessGrid(comm, 2).free()
-
-
-@on_ranks(4)
-@pytest.mark.parametrize(('options', 'message'), [
-    ({'pipeline': 3}, 'pipeline=3 does not divide the 4 ranks; it can be '
-                      '1, 2 or 4'),
-    *(({'pipeline': number}, 'it can be') for number in (0, -2, 8)),
-    *(({'pipeline': number}, 'does not divide the 4 ranks')
-      for number in (None, 2.0, True, '2')),
+#: What is made, of arguments, and what is said of wrong ones.
+MAKE = {'pipeline': ProcessGrid, 'group_size': split_groups}
+WRONG = [(3, '=3 does not divide the 4 ranks; it can be 1, 2 or 4'), *(
+    (value, 'does not divide the 4 ranks') for value in (
+        0, -2, 8, 2.0, True, '2')),
     # Of rank 3 alone.
-    ({3: {'pipeline': 4}}, 'pipeline is 2 on rank 0 but 4 on rank 3'),
-])
+    ({3: 4}, ' is 2 on rank 0 but 4 on rank 3')]
+
+
+@on_ranks(4)
+@pytest.mark.parametrize('name', MAKE)
+@pytest.mark.parametrize(('value', 'message'), WRONG)
 def test_bad_or_different_arguments_are_an_error_on_all_ranks(
-        comm, options, message):
-    mine = options.get(comm.rank, {
-        name: value for name, value in options.items() if name != 3})
+        comm, name, value, message):
+    if isinstance(value, dict):
+        value = value.get(comm.rank, 2)
     with pytest.raises(ValueError, match=message) as raised:
-        ProcessGrid(comm, **{'pipeline': 2, **mine})
+        MAKE[name](comm, **{name: value})
     assert len(set(comm.allgather(str(raised.value)))) == 1
 
 
@@ -102,40 +101,21 @@ def test_a_communicator_of_chainermn_has_ranks_too(comm):
     assert split_groups(outer).allgather(comm.rank) == [*range(comm.size)]
 
 
-@on_ranks(4)
-@pytest.mark.parametrize(('arguments', 'message'), [
-    ({'group_size': 0}, 'group_size=0 does not divide the 4 ranks; it can be '
-                        '1, 2 or 4'),
-    ({'group_size': 3}, 'it can be 1, 2 or 4'),
-    ({'group_size': -2}, 'it can be 1, 2 or 4'),
-    ({'group_size': 8}, 'it can be 1, 2 or 4'),
-    ({'group_size': 2.0}, 'it can be 1, 2 or 4'),
-    ({'group_size': 'all'}, "'all' does not divide the 4 ranks"),
-])
-def test_bad_sizes_are_an_error_on_every_rank(comm, arguments, message):
-    with pytest.raises(ValueError, match=message):
-        split_groups(comm, **arguments)
-    assert comm.allreduce(1) == comm.size       # nothing hangs after it
-
-
-@on_ranks(2, 4)
-def test_different_arguments_are_an_error_on_every_rank(comm):
-    with pytest.raises(ValueError, match=(
-            'group_size is 2 on rank 0 but 1 on rank 1')):
-        split_groups(comm, 1 if comm.rank == 1 else 2)
-
-
 def test_groups_are_of_the_ranks_of_a_communicator():
     with pytest.raises(TypeError, match='not a str; .*grid.data'):
         split_groups('world')
 
 
-@on_ranks(2)
-def test_equal_groups_are_made_once_and_freed_with_their_communicator(comm):
+@on_ranks(4)
+def test_grids_and_groups_give_communicators_back(comm):
+    grid = ProcessGrid(comm, 2)
+    grid.free()
+    grid.free()                 # once more does no harm
+    assert split_groups(comm, 1) == split_groups(comm, 1) != split_groups(
+        comm, 2)
     with communicators_left(comm, 10):
-        groups = [split_groups(comm, group_size=1) for _ in range(20)]
-        assert groups[0] == groups[-1] != split_groups(comm, 2)
-        for _ in range(20):
+        for _ in range(20):     # more than fit if none were freed
+            ProcessGrid(comm, 2).free()
             part = comm.Dup()
             split_groups(part, 2)
             part.Free()
@@ -168,14 +148,15 @@ def test_waiting_for_a_rank_that_gives_up_is_an_error(comm, method, given):
     ranks = split_groups(comm)
     other, group = Group(ranks), Group(ranks)
     getattr(other, method)(given)
+    comm.Barrier()              # or it is heard of in there
+    message = 'no more paper; make the model anew'
     if comm.rank == 1:
         group.give_up('no more paper')
-        message = 'no more paper'
     else:
-        message = 'rank 1 of the group gave up: no more paper'
-    for _ in range(2):
+        message = f'rank 1 of the group gave up: {message}'
+    for one in group, group, other:     # whose messages may meet
         with pytest.raises(RuntimeError, match=message):
-            getattr(group, method)(given)
+            getattr(one, method)(given)
     # New groups of the same ranks know nothing of it.
     again = split_groups(comm)
     assert again != ranks
@@ -193,17 +174,3 @@ def test_what_a_rank_that_gave_up_has_sent_reaches_no_later_communicator(comm):
     assert not any(one.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG) for one in later)
     for one in later:
         one.Free()
-
-
-@on_ranks(2)
-def test_another_group_of_ranks_that_gave_up_is_an_error(comm):
-    """Messages of the failed one would be taken for its own."""
-    ranks = split_groups(comm)
-    group, other = Group(ranks), Group(ranks)
-    if comm.rank == 1:
-        group.give_up('no more paper')
-    else:
-        with pytest.raises(RuntimeError, match='no more paper'):
-            group.gather(np.zeros(3))
-    with pytest.raises(RuntimeError, match='no more paper.*model anew'):
-        other.gather(np.ones(3))

@@ -117,7 +117,7 @@ def test_the_users_own_code_is_shown_and_nothing_that_leads_there(
 
 @pytest.mark.parametrize(('step', 'code', 'said'), [
     # The launcher forgets what is in its pipes when a job ends.
-    ('world.end_all_ranks("so it goes", 3)', 0, 'so it goes'),
+    ('world.end_all_ranks("so it goes", 3)', 3, 'so it goes'),
     # It reads in any order what several ranks have printed meanwhile.
     ('meetings.show_traceback(types.SimpleNamespace(rank=1, size=2))', 0,
      '\nrank 1 of 2 failed:\n')])

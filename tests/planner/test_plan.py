@@ -1,16 +1,9 @@
 """``plan()``: what is tried, what is taken, and what stays as it was."""
+import dataclasses
 import random
 import time
 
-from chainer_fp8pipe import (
-    PipelineUpdater,
-    create_communicator,
-    create_grouped_bn_model,
-    partition,
-    plan,
-)
-from chainer_fp8pipe.chains import DoesNotFit
-from chainer_fp8pipe.planner.example import Endless
+from chainer_fp8pipe import create_grouped_bn_model, plan
 from chainer_fp8pipe.planner.job_plan import JobPlan, Trial, Way
 from chainer_fp8pipe.planner.plan import preferred
 from chainer_fp8pipe.planner.trials import Trials
@@ -52,12 +45,6 @@ def batch(samples=8, seed=0):
             generator.randint(0, 3, samples).astype('i'))
 
 
-def mlp():
-    numpy.random.seed(3)
-    return L.Classifier(chainer.Sequential(
-        L.Linear(6, 16), F.relu, L.Linear(16, 16), F.relu, L.Linear(16, 3)))
-
-
 def content(link):
     """All values of a link or an optimizer."""
     serializer = chainer.serializers.DictionarySerializer()
@@ -96,8 +83,8 @@ NAIVE = Way(2, None, 'naive')
     ([(FP8, [.5, 1, 1.5]), (EXACT, [1.0, 1.5, 2.0])], None, FP8)])
 def test_the_fastest_is_taken_and_the_simplest_of_equal_ways(
         seconds, as_it_is, taken):
-    took = {str(way): tuple(blocks) for way, blocks in seconds}
-    trials = Trials(lambda way, limit: (took[str(way)], 0.0), str)
+    took = {str(way): blocks for way, blocks in seconds}
+    trials = Trials(lambda way, limit: took[str(way)], str)
     for way, _ in seconds:
         trials.add(way)
     assert preferred(trials.found, as_it_is) == taken
@@ -111,7 +98,7 @@ def test_near_ways_are_tried_again_and_others_are_left_when_time_is_over():
 
     def run(way, limit):
         assert limit >= 2.0
-        return (times[str(way)],) * 3, 0.0
+        return [times[str(way)]] * 3
     trials = Trials(run, said.append, lambda: left[0])
     for way in EXACT, FP8, FP8, slow:
         trials.add(way)
@@ -162,59 +149,6 @@ def test_ways_are_tried_on_copies_and_the_fastest_is_the_plan(comm):
 
 
 @on_ranks(2)
-@pytest.mark.parametrize('wanted', [(1,), (2,)])
-def test_a_plan_is_carried_out_with_the_gradients_of_serial_training(
-        comm, wanted):
-    planned = plan(mlp(), batch(), comm, stages=wanted, budget=2.0,
-                   codecs=['float32'], optimizer=chainer.optimizers.SGD(.1))
-    choice = planned.choice
-    assert (choice.stages, choice.replicas) == (wanted[0], 2 // wanted[0])
-    choice = JobPlan.load(planned.as_dict()).choice
-    model, whole = mlp(), batch(16)
-    part = model if choice.cut is None else partition(
-        model, batch(16 // choice.micro_batches), comm, plan=choice.cut)
-    optimizer = chainer.optimizers.SGD(.1).setup(part)
-    iterator = chainer.iterators.SerialIterator(
-        list(zip(*whole, strict=True)), 16, shuffle=False)
-    if choice.cut is None:
-        optimizer = chainermn.create_multi_node_optimizer(
-            optimizer, create_communicator(
-                choice.communicator, comm, **choice.options))
-        half = [array[comm.rank * 8:][:8] for array in whole]
-        optimizer.update(part, *half)       # broadcasts
-        optimizer.update(part, *half)
-    else:
-        PipelineUpdater(iterator, optimizer, comm).update()
-    serial = chainer.optimizers.SGD(.1).setup(mlp())
-    serial.update(serial.target, *whole)
-    expected = dict(serial.target.namedparams())
-    compared = 0
-    for name, mine in model.namedparams():
-        if isinstance(mine.array, numpy.ndarray) and mine.array.any():
-            numpy.testing.assert_allclose(
-                mine.array, expected[name].array, rtol=1e-5, atol=1e-6)
-            compared += 1
-    assert comm.allreduce(compared) >= 6
-
-
-@on_ranks(2)
-def test_ways_that_take_too_much_memory_are_not_taken(comm):
-    model = L.Classifier(chainer.Sequential(*[
-        L.Linear(700, 700) for _ in range(8)]))
-    data = numpy.ones((2, 700), 'f'), numpy.zeros(2, 'i')
-    size = 4 * model.count_params()
-    planned = plan(model, data, comm, memory=3.7 * size, budget=1.0,
-                   codecs=('float32',))
-    # Parameters, gradients, and Adam's two arrays: four times the size.
-    assert planned.choice.stages == 2
-    assert 1.5 * size < planned.trials[0].memory < 3.7 * size
-    assert any('2 replicas, float32 was not tried: a rank takes' in remark
-               for remark in planned.remarks)
-    with pytest.raises(DoesNotFit, match='no way to train this model'):
-        plan(model, data, comm, memory='50 kB', budget=1.0)
-
-
-@on_ranks(2)
 @pytest.mark.parametrize('kind', ['grouped', 'mnbn', 'reads'])
 def test_a_model_that_cannot_be_cut_is_planned_with_replicas(comm, kind):
     model = Net(reads=kind == 'reads')
@@ -231,7 +165,7 @@ def test_a_model_that_cannot_be_cut_is_planned_with_replicas(comm, kind):
 
 def refused(comm, message, error=ValueError, **given):
     with pytest.raises(error, match=message) as found:
-        plan(**{'model': mlp(), 'example': batch(), 'comm': comm,
+        plan(**{'model': Net(), 'example': batch(), 'comm': comm,
                 'budget': 1.0, **given})
     assert comm.allgather(type(found.value)) == [error] * comm.size
 
@@ -242,10 +176,8 @@ def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
             codecs=['fp9'])
     refused(comm, "in a list, not 'fp8'", codecs='fp8')
     refused(comm, 'codecs', codecs=iter(()))
-    refused(comm, 'stages=3 does not divide the 2 ranks', stages=[3])
     refused(comm, 'batch must be a number', batch=0)
     refused(comm, 'budget must be seconds', budget=float('inf'))
-    refused(comm, 'is no size', memory='much')
     refused(comm, 'takes a chainer.Link', model=3)
     refused(comm, 'must be a chainer.Optimizer', optimizer='Adam')
     refused(comm, 'first axis', example=(numpy.zeros((4, 6), 'f'),
@@ -259,58 +191,32 @@ def test_what_cannot_be_planned_is_an_error_on_all_ranks(comm):
             example=(numpy.zeros((4, 5), 'f'), numpy.zeros(4, 'i')))
 
 
-@pytest.mark.parametrize('resets', [True, False])
-def test_an_iterator_that_ends_begins_anew_or_repeats_its_last(resets):
-    class Once(chainer.dataset.Iterator):
-        left = [[1], [2]]
-
-        def __next__(self):
-            if not self.left:
-                raise StopIteration
-            first, *self.left = self.left
-            return first
-
-        if resets:
-            def reset(self):
-                self.left = type(self).left
-    iterator = Endless(Once())
-    assert [iterator.next() for _ in range(5)] == (
-        [[1], [2], [1], [2], [1]] if resets else [[1], [2], [2], [2], [2]])
-
-
 # --- files ------------------------------------------------------------------
 
 @pytest.mark.parametrize('choice', [
     EXACT, STAGES, Way(2, None, 'fp8', {'warmup': 7, 'overlap': True})])
 def test_a_plan_survives_its_file(tmp_path, choice):
     made = JobPlan(choice, 2, 60, stages(2).model, (
-        Trial(str(choice), 1.0, .1, 3e6), Trial('x', 2.0)), ('r',))
+        Trial(str(choice), 1.0, .1), Trial('x', 2.0)), ('r',))
     path = str(tmp_path / 'plan.json')
     made.save(path)
-    for source in path, made.as_dict(), made:
-        assert JobPlan.load(source) == made
-        assert str(JobPlan.load(source)) == str(made)
+    assert JobPlan.load(path) == made
+    assert str(JobPlan.load(path)) == str(made)
 
 
 @pytest.mark.parametrize(('where', 'value', 'message'), [
-    (('kind',), 'cut', 'this is no plan of a job'),
+    (('cuts',), [], 'cuts is no field of a plan'),
     (('ranks',), 0, 'replicas are not 0 ranks'),
     (('ranks',), 3, '2 stages x 1 replicas are not 3 ranks'),
-    (('batch',), 1, 'batch 1 cannot be cut into 3 micro-batches'),
     (('choice', 'communicator'), 'fp9', 'communicator must be one of .*fp8'),
-    (('choice', 'replicas'), 0, 'replicas must be at least 1'),
     (('choice', 'codec'), 'fp8', 'choice.codec is no field of a plan'),
     (('choice', 'options'), [], 'choice.options must be an object'),
-    (('choice', 'options'), {'warm': 1}, "has no option 'warm'"),
-    (('choice', 'options'), {'frame_bytes': -1}, 'frame_bytes must be'),
     (('choice',), ..., 'choice is missing'),
-    (('choice', 'cut', 'schedule'), '2f2b', '2f2b'),
-    (('choice', 'cut', 'order', 2), ['/x'], '/x, which is no parameter'),
     (('trials', 0, 'seconds'), -1, 'seconds must be 0 or more'),
     (('model', '/predictor/l1/W'), [1.5], 'must be a whole number')])
 def test_what_is_wrong_in_a_file_is_named(where, value, message):
     plan = JobPlan(**{**vars(stages(2)), 'trials': (Trial('x', 1.0),)})
-    data = JobPlan.load(plan).as_dict()
+    data = dataclasses.asdict(plan)
     inner, (*path, last) = data, where
     for name in path:
         inner[name] = dict(inner[name]) if isinstance(

@@ -21,7 +21,7 @@ def run(folder, ranks, command, *arguments):
 def test_a_plain_script_is_planned_and_run_as_planned(tmp_path):
     arguments = SCRIPT, '--seed', '1', '--out', 'result'
     done = run(tmp_path, 2, 'plan', '--seconds', '1', '--codecs', 'float32',
-               '--memory', '1GiB', '-o', 'plan.json', *arguments)
+               '-o', 'plan.json', *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count('# epoch') == 1
     assert len(re.findall('^tried on 2 ranks, an update of 60 samples takes:',

@@ -19,7 +19,6 @@ def train(iterator=iterator, optimizer=optimizer, **given):
 '''
 
 REFUSED = [
-    ('print(1)', 'has made no chainer.training.StandardUpdater'),
     ('training.StandardUpdater(iterator, optimizer)',
      'has ended without training'),
     ('training.StandardUpdater(iterator, optimizer)\ntrain()',
@@ -39,7 +38,7 @@ REFUSED = [
     ('optimizer.update(model, *chainer.dataset.concat_examples(data))\n'
      'os.mkdir("went on")', 'in a loop of its own'),
     ('model.log = open(os.devnull)\ntrain()',
-     'cannot be copied for trying: cannot pickle'),
+     'no way to train this model could be tried: '),
 ]
 
 
@@ -64,14 +63,9 @@ def test_what_cannot_be_planned_is_refused_in_one_line(refusals, case):
     assert not (folder / 'went on').exists()
 
 
-@pytest.mark.parametrize(('lines', 'code', 'said'), [
-    ("raise KeyError('of the script')", 1, "KeyError: 'of the script'"),
-    ('train()', 2, 'no way to train this model could be tried: ')])
-def test_an_error_of_the_script_is_the_scripts_and_one_of_the_job_is_said(
-        tmp_path, lines, code, said):
-    (tmp_path / 'script.py').write_text(_HEAD + lines)
-    done, = run_in_forks(['plan', '--seconds', '1', '--memory', '10 kB',
-                          'script.py'], [tmp_path])
-    assert done.returncode == code
-    assert done.stderr.count(said) == 1
-    assert ('Traceback' in done.stderr) == (code == 1)
+def test_an_error_of_the_script_is_the_scripts(tmp_path):
+    (tmp_path / 'script.py').write_text(_HEAD + "raise KeyError('x')")
+    done, = run_in_forks(['plan', 'script.py'], [tmp_path])
+    assert done.returncode == 1
+    assert 'Traceback' in done.stderr
+    assert done.stderr.count("KeyError: 'x'") == 1

@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 import threading
+import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable
@@ -26,7 +27,7 @@ from mpi4py import MPI
 
 from ...chains.saving import saving_parts
 from ...mpi import all_ranks
-from ...mpi.agreement import Attendance, agree, raise_together
+from ...mpi.agreement import agree, raise_together
 from ...mpi.grid import grid_of
 from ...mpi.waiting import wait_until
 from ...report.record import written_whole
@@ -63,6 +64,8 @@ from .state import (
 _PATIENCE = 60.0
 #: So many failed snapshots in a row end a training.
 _FAILURES = 3
+#: Seconds after which ranks that are not there do not take part.
+IN_VAIN = 120.0
 
 
 class Snapshot(extension.Extension):
@@ -129,7 +132,7 @@ class Snapshot(extension.Extension):
         self._stop: State = {}
         # Training may be a part of an except block.
         self._handled = sys.exc_info()[1]
-        others = [Attendance(ranks, 'Snapshot')]
+        is_first = [True]
         is_new = begin == 0 and trainer not in beginnings
 
         def look() -> None:
@@ -139,8 +142,9 @@ class Snapshot(extension.Extension):
                     "away, or choose another directory (the trainer's out)")
 
         def after_update() -> None:
-            if others:          # that the first update has brought here
-                others.pop().settle()
+            if is_first:        # the first update has brought all ranks here
+                is_first.clear()
+                agree(ranks, {}, wait=_in_time)
                 raise_together(ranks, look)
                 for folder in _folders(ranks, self.directory(trainer)):
                     # What a killed job has left.
@@ -367,6 +371,15 @@ def go_on(updater: Any) -> None:
             optimizer.is_changed(optimizer.target)
     if hasattr(updater, 'resumed'):
         updater.resumed()
+
+
+def _in_time(done: Callable[[], bool]) -> None:
+    """Waits for ranks that may not take part."""
+    end = time.monotonic() + IN_VAIN
+    wait_until(lambda: done() or time.monotonic() > end)
+    if not done():
+        raise RuntimeError('Snapshot is on this rank but not on all; extend '
+                           'the trainer with it on all ranks')
 
 
 def _folders(ranks: MPI.Comm, path: str) -> list[str]:

@@ -5,7 +5,7 @@ import threading
 import warnings
 from unittest import mock
 
-from chainer_fp8pipe.mpi import agreement
+from chainer_fp8pipe.mpi.agreement import agree
 from chainer_fp8pipe.training.extensions import Snapshot, resume
 from chainer_fp8pipe.training.snapshots import snapshot
 
@@ -135,13 +135,15 @@ def test_a_snapshot_on_one_rank_is_an_error_there(comm, tmp_path):
     trainer, communicator = make_trainer(comm, tmp_path)
     if comm.rank == 0:
         trainer.extend(Snapshot(communicator), trigger=(3, 'iteration'))
-        with mock.patch.object(agreement, 'IN_VAIN', 1), pytest.raises(
+        with mock.patch.object(snapshot, 'IN_VAIN', 1), pytest.raises(
                 RuntimeError, match='Snapshot is on this rank but not on '
-                'rank 1; extend the trainer with it on all ranks'):
+                'all; extend the trainer with it on all ranks'):
             trainer.run()
+        comm.send(None, 1)
     else:
         trainer.updater.update()        # only this one is in common
-    comm.Barrier()
+        comm.recv()
+        agree(comm, {})         # no message is left
 
 
 # --- the disk ----------------------------------------------------------------
