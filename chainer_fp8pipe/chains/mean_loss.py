@@ -1,16 +1,16 @@
 """Whether a model's loss is a mean over samples, as micro-batches need it."""
 # A pipeline takes the mean of its micro-batches' losses: the loss of the batch
 # where that is a mean over samples, and not where it is a sum, or a mean over
-# what the model itself counts.  So partition() compares: plain Chainer
-# computes the loss of the example's first samples, and of the first and the
+# what the model itself counts.  So the first update compares: plain Chainer
+# computes the loss of the batch's first samples, and of the first and the
 # others alone (two samples may have equally many labels, many hardly have), as
-# in evaluation.  Weights matter little for this: those that are yet to be
-# drawn are made up, as views of a few numbers, which take no memory.
+# in evaluation.  Weights matter little for this: those of other ranks are made
+# up, as views of a few numbers, which take no memory.
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import chainer
@@ -32,13 +32,20 @@ _ROUNDING = {2: 1e-2, 4: 1e-4, 8: 1e-7}
 _SAMPLES = 16
 
 
-def why_no_mean(model: Any, example: Any, names: Names) -> str:
+def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
+                names: Names) -> str:
     """A warning if the loss of samples is not the mean of theirs; or ''.
 
     Also '' where the model cannot be run so, or draws random numbers.
+
+    Args:
+        model: What returns the loss.
+        batches: Arguments of the micro-batches, by place and by name.
+        names: Of the model's links and parameters.
     """
-    args, kwargs = nested.arguments_of(example)
-    every = [*args, *kwargs.values()]
+    args, kwargs = batches[0]
+    every = [_joined(parts) for parts in zip(*(
+        (*one, *named.values()) for one, named in batches), strict=True)]
 
     def loss(*rows: int) -> tuple[Any, list[tuple[int, int]]]:
         few = [[one[row] for row in rows] if isinstance(one, (list, tuple))
@@ -72,6 +79,13 @@ def why_no_mean(model: Any, example: Any, names: Names) -> str:
             'give another gradient than one process. Train '
             'with --micro-batches 1 (micro_batches=1) and without replicas, '
             'or pass loss_weight= to PipelineUpdater')
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """An argument of all micro-batches: an array, or a list of samples."""
+    if hasattr(parts[0], 'shape'):
+        return chainer.backend.get_array_module(parts[0]).concatenate(parts)
+    return [sample for part in parts for sample in part]
 
 
 class _Labels(Interceptor):

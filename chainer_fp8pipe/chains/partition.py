@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +27,6 @@ from .cuts import (
     search,
 )
 from .deferred import place_array
-from .mean_loss import why_no_mean
 from .measure import optimizer_arrays
 from .names import Names, parameters_of
 from .partitioned import (
@@ -176,7 +174,6 @@ def _cut(model: Any, example: Any, grid: ProcessGrid, limit: float | None,
     """This rank's side of the cut, and the class that the model gets."""
     comm, function = grid.comm, loss_func or model
     recorder, program, call = _recorded(model, function, example, grid)
-    names = recorder.names
     arrays, temporary = of_first_rank(comm, lambda: (2, 3.0) if (
         optimizer is None) else optimizer_arrays(
             optimizer, chainer.get_dtype(), model.device))
@@ -186,16 +183,8 @@ def _cut(model: Any, example: Any, grid: ProcessGrid, limit: float | None,
         grid.stages, memory=limit, copies=_COPIES + arrays,
         recompute=recompute, wire=Wire(latency + _PACKING, bandwidth),
         overhead=_OVERHEAD, temporary=temporary, **chosen)
-    last = comm.size - 1
-    # While the first rank searches.
-    warning = why_no_mean(function, example, names) if (
-        comm.rank == last and (
-            plan or problem.micro_batches * grid.replicas > 1)) else ''
     found = of_first_rank(comm, lambda: _plan(
         recorder, program, problem, plan, options))
-    warning = comm.bcast(warning, last)
-    if warning and found.micro_batches * grid.replicas > 1:
-        of_first_rank(comm, lambda: warnings.warn(warning, stacklevel=5))
 
     def cut() -> tuple[Partition, Any]:
         kind: Any = type(model)

@@ -5,6 +5,8 @@
 # others waiting.
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +23,9 @@ from ..pipeline.reported import Report, Reports, add, report_of
 from ..pipeline.stage import Channels, weights_of
 from ..pipeline.work import Batch, Work, rows, samples_of
 from . import nested
+from .mean_loss import why_no_mean
 from .names import OBSERVER
-from .placeholder import PlaceholderError
+from .placeholder import PlaceholderError, frames_of_users
 
 if TYPE_CHECKING:
     from .partitioned import Chunk, Partition
@@ -67,6 +70,7 @@ class ChainWork(Work):
         self._in_links: list[Any] = []
         self._weights: list[float] = []
         self._method: Callable | None = None
+        self._compares = loss_weight is None
 
     def parts(self) -> dict[int, Chunk]:
         """This rank's parts of the model, by number of chunk."""
@@ -144,18 +148,27 @@ class ChainWork(Work):
         if self._loss_weight is not None and step != 'predict':
             given = [checked_weight(self._loss_weight(*args, **kwargs))
                      for args, kwargs in batches]
-        return part.digest(), given
+        warning = ''
+        if step == 'train' and self._compares:
+            self._compares = False
+            if self._is_last and len(batches) * self._grid.replicas > 1:
+                warning = why_no_mean(function, batches, part.names)
+        return part.digest(), given, warning
 
     def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
         """All ranks of the pipeline have recorded the same calls."""
         part = self._partition
-        if len({digest for digest, _ in said}) > 1:
+        if len({digest for digest, *_ in said}) > 1:
             raise_together(self._grid.pipeline, part.description, NotTraced,
                            dict, _SAME)
             raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
+        if said[-1][2] and self._grid.comm.rank == 0:
+            line = next(frames_of_users(sys._getframe()))
+            warnings.warn_explicit(said[-1][2], UserWarning,
+                                   line.f_code.co_filename, line.f_lineno)
         self._weights = [0.0] * len(part.programs)
         if step != 'predict':
-            self._weights = self._agreed([given for _, given in said]) or (
+            self._weights = self._agreed([given for _, given, _ in said]) or (
                 weights_of([one.notes.labels for one in part.programs],
                            batch.sizes,
                            self._grid.replicas if step == 'train' else 1))

@@ -1,11 +1,20 @@
-"""A loss that micro-batches would change is told of before training."""
+"""A loss that micro-batches would change is told of at the first update."""
+import contextlib
 import warnings
 
-from chainer_fp8pipe import deferred, partition
+from chainer_fp8pipe import (
+    ProcessGrid,
+    create_communicator,
+    deferred,
+    partition,
+)
+from chainer_fp8pipe.mpi.grid import grid_of
+from chainer_fp8pipe.pipeline.step import Pipeline
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
+import chainermn
 import numpy
 import pytest
 from mpi4py import MPI
@@ -32,8 +41,7 @@ LOSSES = {
         F.softmax_cross_entropy(y, t, reduce='no') * (t > 0))
         / max(1, int((t > 0).sum())), False),
     'dice': (lambda y, t: dice(y, (t > 0).astype('f')), False),
-    'pairs': (lambda y, t: F.mean(F.matmul(y, y, transb=True) ** 2), False),
-    'whole batches alone': (lambda y, t: F.sum(y) / {4: 1.}[len(y)], True)}
+    'pairs': (lambda y, t: F.mean(F.matmul(y, y, transb=True) ** 2), False)}
 
 
 class Net(chainer.Chain):
@@ -50,20 +58,28 @@ class Net(chainer.Chain):
 
 
 def said(loss, comm, samples=4, later=True, micro_batches=2):
-    """What is warned of, and the model."""
+    """What two updates warn of, and the model."""
     rng = numpy.random.RandomState(0)
     batch = (rng.uniform(-1, 1, (samples, 6)).astype('f'),
              numpy.array([0, 1, 2, 2], 'i')[:samples])
-    if later:
-        with deferred():
-            model = Net(loss)
-    else:
+    with deferred() if later else contextlib.nullcontext():
         model = Net(loss)
+    example = tuple(one[:samples // micro_batches] for one in batch)
+    partition(model, example, comm, micro_batches=micro_batches)
+    optimizer = chainer.optimizers.SGD(0.)
+    grid = grid_of(comm)
+    if grid.replicas > 1:
+        optimizer = chainermn.create_multi_node_optimizer(
+            optimizer, create_communicator('float32', grid.data))
+    pipeline = Pipeline(optimizer.setup(model), grid,
+                        micro_batches=micro_batches)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter('always')
-        partition(model, batch, comm, micro_batches=micro_batches)
-    return [str(one.message) for one in found
-            if '--micro-batches 1' in str(one.message)], model
+        for _ in range(2):
+            pipeline.step(*batch)
+    found = [one for one in found if '--micro-batches 1' in str(one.message)]
+    assert all(one.filename == __file__ for one in found)
+    return [str(one.message) for one in found], model
 
 
 @pytest.mark.parametrize('later', [True, False])
@@ -73,13 +89,7 @@ def test_a_loss_that_is_no_mean_over_samples_is_told_of(name, later):
     found, model = said(loss, MPI.COMM_SELF, later=later)
     assert len(found) == (not is_mean)
     assert all('loss of 4 samples' in one for one in found)
-    assert model.calls == 0
-    assert not model.norm.avg_mean.any()
-
-
-def test_one_sample_is_taken_twice():
-    assert said(LOSSES['sum'][0], MPI.COMM_SELF, 1)[0]
-    assert not said(LOSSES['mean'][0], MPI.COMM_SELF, 1)[0]
+    assert model.calls == 4         # two updates of two micro-batches
 
 
 def test_one_micro_batch_is_the_batch():
@@ -87,7 +97,13 @@ def test_one_micro_batch_is_the_batch():
 
 
 @on_ranks(2)
-def test_one_rank_tells(comm):
-    found, model = said(LOSSES['sum'][0], comm)
-    assert len(found) == (comm.rank == 0)
-    assert sum(comm.allgather(len(list(model.params())))) == 6
+@pytest.mark.parametrize('pipeline', [1, 2])
+def test_one_rank_tells(comm, pipeline):
+    """Replicas of one sample each, which is taken twice; or two stages."""
+    samples, micro_batches = (1, 1) if pipeline == 1 else (4, 2)
+    for name in 'sum', 'mean':
+        found, model = said(LOSSES[name][0], ProcessGrid(comm, pipeline),
+                            samples, True, micro_batches)
+        assert len(found) == (comm.rank == 0 and name == 'sum')
+        assert sum(comm.allgather(len(list(model.params())))) == (
+            12 // pipeline)
