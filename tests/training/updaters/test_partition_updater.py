@@ -167,9 +167,10 @@ def test_what_is_recomputed_is_what_the_plan_says(comm, recompute):
             return gradients
 
     model = chainer.Sequential(
-        L.Linear(4, 4), lambda h: F.sum(Counted().apply((h,))[0]))
-    updater = updater_of(comm, model, [vectors(4)],
+        L.Linear(4, 4), lambda h: F.mean(Counted().apply((h,))[0]))
+    updater = updater_of(comm, model, [vectors(4)] * 2,
                          cut={'recompute': recompute})
+    updater.update()        # the first one looks at the loss, too
     done.clear()
     updater.update()
     assert comm.allreduce(len(done)) == 2 * (1 + recompute)  # micro-batches
