@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ._version import __version__
-from .command_line import Parser, did_you_mean
+from .command_line import Parser
 from .compat._absent import ABSENT
 from .mpi import started_together
 
@@ -41,16 +41,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line; ``arguments`` default to ``sys.argv``'s."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     command = next(iter(given), '')
-    if given == ['--version']:
-        print(f'chainer_fp8pipe {__version__}')
-        return
     module, _, on_ranks = _COMMANDS.get(command, ('', '', True))
+    started = started_together(os.environ)
     try:
         if not on_ranks:
-            _refuse_several(command)
+            if started:     # each would do the whole work
+                if started[1] in '0?':
+                    print(f'{_PROG} {command}: error: {started[0]} has started'
+                          f' {started[2]} processes; start one, without '
+                          'mpiexec', file=sys.stderr)
+                sys.exit(2)
             sys.exit(_module(module).main(given[1:]))
         # Help and what is wrong wait for no rank, where there is one.
-        action = (_on_ranks(given) if module or started_together(os.environ)
+        action = (_on_ranks(given) if module or started
                   else _parser(given).parse_args(given))
     except ImportError as error:
         if error.name not in ABSENT:
@@ -59,16 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     if callable(action):        # which prints on all ranks
         action()
-
-
-def _refuse_several(command: str) -> None:
-    """Each of several processes would do the whole work."""
-    if started := started_together(os.environ):
-        starter, number, ranks, _ = started
-        if number in '0?':
-            print(f'{_PROG} {command}: error: {starter} has started {ranks} '
-                  'processes; start one, without mpiexec', file=sys.stderr)
-        sys.exit(2)
 
 
 def _module(name: str) -> Any:
@@ -90,24 +83,16 @@ def _on_ranks(given: Sequence[str]) -> Callable[[], None] | None:
 
 
 def _parser(given: Sequence[str]) -> Parser:
-    """Knows the command that is given, or the names of all."""
+    """Knows the command that is given, and the names of all."""
     parser = Parser(prog=_PROG, description='Chainer on current Pythons, with '
                     'fp8 gradients.')
     parser.add_argument('--version', action='version',
                         version=f'chainer_fp8pipe {__version__}')
-    command = next(iter(given), '')
-    if command not in (*_COMMANDS, '-h', '--help'):
-        parser.error(
-            'a command is missing' if not command else
-            f'there is no option {command}' if command.startswith('-') else
-            f'there is no command {command!r}'
-            + did_you_mean(command, _COMMANDS), 'it is one of '
-            + ', '.join(_COMMANDS))
     commands = parser.add_subparsers(required=True, metavar='COMMAND')
     for name, (module, what, _) in _COMMANDS.items():
-        if name == command:
+        if [name] == [*given[:1]]:
             getattr(_module(module), f'add_{name}')(commands)
-        elif command not in _COMMANDS:
+        else:
             commands.add_parser(name, help=what)
     return parser
 

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib.util
 import os
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,39 +27,22 @@ class Parser(argparse.ArgumentParser):
             'allow_abbrev': False, **kwargs,
             'formatter_class': argparse.RawDescriptionHelpFormatter})
 
-    def error(self, message: str, hint: str = '') -> NoReturn:
-        """Ends with the exit code 2.
-
-        Args:
-            message: What is wrong.
-            hint: What would be right, if the help is not meant.
-        """
-        names = message.partition('arguments are required: ')[2]
-        if names:
+    def error(self, message: str) -> NoReturn:
+        """Ends with the exit code 2, and says what is wrong."""
+        if names := message.partition('arguments are required: ')[2]:
             message = f'{names.split(", ")[0]} is missing'
         self.exit(2, f'{self.prog}: error: {message}\n'
-                     f'({hint or "all about it"}: {self.prog} --help)\n')
+                     f'(all about it: {self.prog} --help)\n')
 
     def parse_known_args(self, args: Any = None, namespace: Any = None
                          ) -> Any:
         """Parses; leaves nothing unknown."""
-        known, is_value = self._option_string_actions, False
-        for word in args or ():     # before anything else is refused
-            name, equals, _ = word.partition('=')
-            if not is_value and not word.startswith('-'):
-                break       # what follows may be a script's or a command's
-            if not is_value and word != '--' and name not in known and (
-                    word[:2] not in known):
-                self.error(f'there is no option {name}'
-                           + did_you_mean(name, known))
-            is_value = (not is_value and name in known and not equals
-                        and known[name].nargs is None)
         found, rest = super().parse_known_args(args, namespace)
         for word in rest:
             name = word.partition('=')[0]
-            self.error(f'there is no option {name}' + did_you_mean(name, known)
-                       if word.startswith('-') else
-                       f'{word!r} is one argument too many')
+            self.error(f'there is no option {name}' + did_you_mean(
+                name, self._option_string_actions) if word.startswith('-')
+                else f'{word!r} is one argument too many')
         return found, rest
 
 
@@ -107,15 +88,12 @@ def some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 def unwritable(file: str | None) -> str:
     """Why a file cannot be written; '' if it can, or if it is None."""
-    if file is None:
-        return ''
-    folder = os.path.dirname(os.path.abspath(file))
-    if not os.path.isdir(folder):
-        return f'there is no folder {folder}'
-    if os.path.isdir(file):
-        return f'{file} is a folder'
-    return '' if os.access(file if os.path.exists(file) else folder, os.W_OK
-                           ) else f'{file} cannot be written'
+    folder = os.path.dirname(os.path.abspath(file or ''))
+    return ('' if file is None else
+            f'there is no folder {folder}' if not os.path.isdir(folder) else
+            f'{file} is a folder' if os.path.isdir(file) else
+            '' if os.access(file if os.path.exists(file) else folder, os.W_OK)
+            else f'{file} cannot be written')
 
 
 class Interval(NamedTuple):
@@ -132,15 +110,13 @@ def parse_interval(text: str) -> Interval:
     iteration.
     """
     match = re.fullmatch(
-        r'\s*(\d+(?:\.\d+)?)\s*(s|m|h|iterations?|updates?|epochs?)\s*', text)
+        r'\s*(\d+(?:\.\d+)?)\s*(s|m|h|(?:iteration|epoch)s?)\s*', text)
     if match and float(match[1]) > 0:
-        amount, unit = float(match[1]), match[2]
+        amount, unit = float(match[1]), match[2].rstrip('s') or 's'
         if unit in _SECONDS:
             return Interval(amount * _SECONDS[unit], 'second')
-        if unit.startswith('epoch'):
-            return Interval(amount, 'epoch')
-        if amount.is_integer():
-            return Interval(amount, 'iteration')
+        if unit == 'epoch' or amount.is_integer():
+            return Interval(amount, unit)
     raise argparse.ArgumentTypeError(
         f'{text!r} is no interval; write it as in 30s, 5m, 1h, '
         "'100 iterations' or '1 epoch'")
@@ -159,27 +135,19 @@ def check_script(path: str | None) -> None:
     if not path:
         raise ValueError('there is no script; name it after the options')
     folder, name = os.path.split(path)
-    if not os.path.isdir(folder or '.'):
-        raise ValueError(f'there is no folder {folder}')
-    if not os.path.exists(path):
-        raise ValueError(f'there is no script {path}' + did_you_mean(
-            name, os.listdir(folder or '.'), 0.8))
-    if os.path.isdir(path):
-        raise ValueError(f'{path} is a folder, and no script')
     try:
-        with open(path, 'rb') as file:
-            source = file.read()
-        # Python runs these, too, and has compiled them.
-        if not (source.startswith(importlib.util.MAGIC_NUMBER)
-                or zipfile.is_zipfile(path)):
-            with warnings.catch_warnings():     # Python warns when it runs it
-                warnings.simplefilter('ignore')
-                compile(source, path, 'exec', dont_inherit=True)
+        with open(path, 'rb') as file, warnings.catch_warnings():
+            warnings.simplefilter('ignore')     # Python warns when it runs it
+            if name.endswith('.py'):            # it runs other things, too
+                compile(file.read(), path, 'exec', dont_inherit=True)
     except SyntaxError as error:
         raise ValueError(
             path + f', line {error.lineno}' * bool(error.lineno)
             + f': {type(error).__name__}: {error.msg}: '
             + (error.text or '').strip()) from None
     except (ValueError, OSError) as error:      # bytes that are no text
-        raise ValueError(f'{path} cannot be read as a script: {error}'
-                         ) from None
+        meant = (did_you_mean(name, os.listdir(folder or '.'), 0.8)
+                 if os.path.isdir(folder or '.') else '')
+        raise ValueError(
+            f'{path} cannot be read as a script: {reason(error)}'
+            + meant * isinstance(error, FileNotFoundError)) from None

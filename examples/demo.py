@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 
-from chainer_fp8pipe.launcher.hosts import Share, find_starter
+from chainer_fp8pipe.launcher.hosts import find_starter
 from chainer_fp8pipe.launcher.virtual_hosts import missing
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -28,7 +28,7 @@ def main():
                         help='directory for results (default: result/demo)')
     out = parser.parse_args().out
     os.makedirs(out, exist_ok=True)
-    here = find_starter(os.environ).command([Share('', 4)], [], [])
+    here = find_starter(os.environ).command(4, [])
     hosts = [sys.executable, '-m', 'chainer_fp8pipe.launcher.virtual_hosts',
              '--hosts', '4', '--rate', '100mbit', '--']
     if reason := missing():

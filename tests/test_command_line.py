@@ -9,14 +9,13 @@ from chainer_fp8pipe.mpi import ALONE
 import pytest
 
 WRONG = [
-    ('', 'a command is missing', 'run'),
-    ('rum x.py', "no command 'rum'; did you mean run?"),
-    ('--verson', 'there is no option --verson'),
+    ('', 'COMMAND is missing'),
+    ('rum x.py', "invalid choice: 'rum' (choose from"),
     ('run', 'SCRIPT is missing'),
-    ('run nothing.py', 'there is no script nothing.py'),
-    ('run okk.py', 'there is no script okk.py; did you mean ok.py?'),
-    ('run nowhere/ok.py', 'there is no folder nowhere'),
-    ('run folder', 'folder is a folder, and no script'),
+    ('run nothing.py', 'nothing.py cannot be read as a script: No such'),
+    ('run okk.py', 'okk.py cannot be read', 'did you mean ok.py?'),
+    ('run nowhere/ok.py', 'nowhere/ok.py cannot be read'),
+    ('run folder', 'folder cannot be read as a script: Is a directory'),
     ('run bad.py', 'bad.py, line 2: SyntaxError', 'print(1'),
     ('run nul.py', 'nul.py', 'null bytes'),
     ('run --snapshot saved ok.py', '--snapshot; did you mean --snapshots?'),
@@ -61,7 +60,6 @@ WRONG = [
     ('bench allreduce surplus', "'surplus' is one argument too many"),
     ('export', 'MODEL is missing'),
     ('export model.npz', '--class is missing'),
-    ('export --clas Net', 'did you mean --class?'),
     ('report', 'FOLDER is missing'),
     ('report --ouput x folder', 'did you mean --output?'),
     ('report folder', "'folder' has no record"),
@@ -117,7 +115,9 @@ def test_an_option_of_the_script_is_the_scripts(folder, capsys):
 
 
 def test_the_version_is_said(capsys):
-    main(['--version'])
+    with pytest.raises(SystemExit) as exit:
+        main(['--version'])
+    assert exit.value.code == 0
     assert capsys.readouterr().out == f'chainer_fp8pipe {__version__}\n'
 
 
@@ -127,7 +127,6 @@ def test_the_version_is_said(capsys):
     ('1.5 h', Interval(5400, 'second')),
     ('100 iterations', Interval(100, 'iteration')),
     ('1 iteration', Interval(1, 'iteration')),
-    ('7updates', Interval(7, 'iteration')),
     ('1 epoch', Interval(1, 'epoch')), ('0.5 epochs', Interval(.5, 'epoch')),
 ])
 def test_an_interval_is_read(text, interval):

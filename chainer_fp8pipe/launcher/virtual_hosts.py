@@ -26,7 +26,7 @@ from pathlib import Path
 
 from ..command_line import Parser, as_type, count
 from ..report.quantities import parse_rate
-from .hosts import Share, find_starter
+from .hosts import find_starter
 
 _TOOLS = {'ip': 'iproute2', 'tc': 'iproute2', 'mount': 'mount',
           'setpriv': 'util-linux', 'unshare': 'util-linux'}
@@ -231,10 +231,10 @@ class VirtualHosts:
     def mpiexec(self, each: int, command: Sequence[str]) -> list[str]:
         """What runs a command in so many ranks on each host, in order."""
         starter = find_starter(os.environ)
-        return starter._replace(words=[
-            *starter.words, '-launcher', 'ssh', '-launcher-exec', _ENTER_PATH,
-            '-iface', INTERFACE]).command(
-                [Share(host, each) for host in self.hosts], command, [])
+        starter.words.extend(['-launcher', 'ssh', '-launcher-exec',
+                              _ENTER_PATH, '-iface', INTERFACE])
+        return starter.command(each * len(self.hosts), command,
+                               dict.fromkeys(self.hosts, each))
 
     def run(self, command: Sequence[str], each: int = 1,
             env: Mapping[str, str] | None = None,

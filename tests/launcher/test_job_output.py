@@ -1,5 +1,5 @@
 """What ranks say that the launcher acts upon, and how a start has ended."""
-from chainer_fp8pipe.launcher.output import JobOutput, ending_of
+from chainer_fp8pipe.launcher.output import JobOutput, Lines, ending_of
 from chainer_fp8pipe.report.launch_protocol import DONE, RANK, UPDATED
 
 import pytest
@@ -34,68 +34,75 @@ During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
   File "x.py", line 3, in <module>
-my.module.Trouble: it is broken: twice
+my.module.Trouble: it is broken: zwölfmal
 Abort(1) on node 1 (rank 1 in comm 0): application called MPI_Abort
 '''
 STILL = ('the job stands still: no rank has finished an update for 5 '
          'seconds; rank 1 is stopped')
 
 
+def shown(output, text, size=10_000, encoding='utf-8'):
+    """What is shown of a text that comes in pieces."""
+    lines, data = Lines(output.look), text.encode(encoding)
+    return b''.join(lines.feed(data[place:place + size]) for place
+                    in range(0, len(data), size)).decode(encoding)
+
+
 @pytest.mark.parametrize('size', [1, 7, 10_000])
-def test_the_launcher_learns_of_updates_and_deaths(size):
+def test_the_launcher_learns_of_updates_and_deaths(size, capfd):
     output = JobOutput()
-    shown = ''.join(output.feed(LINES[place:place + size])
-                    for place in range(0, len(LINES), size))
-    for place in range(0, len(DIED), size):
-        output.feed_printed(DIED[place:place + size].encode())
-    assert (output.update, output.latest) == (51, 52)
-    assert output.dead == KILLED
-    assert output.failed == output.error == output.stalled == ''
-    assert shown == ''.join(
+    assert shown(output, LINES, size) == ''.join(
         line.partition(UPDATED)[0] for line in LINES.splitlines(True)
         if not line.startswith(RANK))
+    assert shown(output, DIED, size) == DIED
+    assert output.updates == [51, 52]
+    assert output.cause == KILLED
+    assert output.failed == output.error == ''
+    assert capfd.readouterr().err.count('trains: update 51 is done') == 1
 
 
-@pytest.mark.parametrize('said', [
+@pytest.mark.parametrize(('said', 'cause'), [
     # Open MPI's words, and Slurm's.
-    'mpirun noticed that process rank 1 with PID 7 on node h exited on '
-    'signal 9 (Killed).\n',
-    'srun: error: h: task 1: Killed\n'])
-def test_deaths_are_told_in_the_words_of_each_starter(said):
+    ('mpirun noticed that process rank 1 with PID 7 on node h exited on '
+     'signal 9 (Killed).', KILLED),
+    ('srun: error: h: task 1: Segmentation fault (core dumped)',
+     'h: task 1: Segmentation fault (core dumped)'),
+    ('srun: error: h: task 1: Exited with exit code 1', ''),
+    ('srun: error: Node failure on node1\nsrun: error: a: task 0: Killed',
+     'Node failure on node1'),
+    # A job that stands still has died if ranks end it.
+    (f'chainer_fp8pipe: {STILL}', ''),
+    (f'chainer_fp8pipe: {STILL}\nending all ranks with exit code 75', STILL),
+    (f'chainer_fp8pipe: {STILL}\nending all ranks with exit code 75\n{DIED}',
+     STILL),
+    # Who is killed by the end of a job has not died.
+    (TRACE + DIED, '')])
+def test_lines_say_who_died_or_why_the_job_stands_still(said, cause):
     output = JobOutput()
-    output.feed(LINES + said)
-    assert 'rank 1 ' in output.dead
-    assert 'killed by SIGKILL' in output.dead
+    shown(output, f'{LINES}{said}\n')
+    assert output.cause == cause
 
 
+@pytest.mark.parametrize('size', [17, 10_000])
 @pytest.mark.parametrize(('codes', 'number', 'said'), [
-    ('[h] 9,15\n[i] 7,0', 15,
+    ('[h] 9,15\n[i] 7,0\n', 15,
      'rank 2 of 4, process 8 on host h, was killed by SIGBUS'),
-    ('[h] 0,9,0\n[i] 0', 9, KILLED),
-    ('[h] 0,9,9,0', 9, f'one of ranks 1, 2 was {BY_KILL}'),
-    ('[h] 15,9,9,0', 15, f'one of ranks 1, 2 was {BY_KILL}')])
+    ('[h] 0,9,0\n[i] 0\n', 9, KILLED),
+    ('[h] 0,15,9,0\n', 15,
+     f'rank 2 of 4, process 8 on host h, was {BY_KILL}'),
+    ('[h] 0,11,11,0\n', 9, 'one of ranks 1, 2 was killed by SIGSEGV'),
+    ('[h] 0,9,9,0\n', 9, f'one of ranks 1, 2 was {BY_KILL}'),
+    ('[h] 15,9,9,0\n', 15, f'one of ranks 1, 2 was {BY_KILL}')])
 def test_a_rank_that_is_slow_to_die_is_told_from_those_that_are_ended(
-        codes, number, said):
+        codes, number, said, size):
     output = JobOutput()
-    output.feed(LINES)
+    shown(output, LINES)
     before, last = DIED.partition('YOUR APPLICATION TERM')[::2]
-    died = before + 'YOUR APPLICATION TERM' + last.replace('9', str(number))
-    first, last = died.replace(
-        'YOUR APPLICATION TERM', f'[mpiexec@h] Exit codes: {codes}\n'
-        'YOUR APPLICATION TERM').encode().split(b'[h]')
-    shown = b''.join(map(output.feed_printed, (
-        first[:-14], first[-14:] + b'[h]', last[:3], last[3:])))
-    assert output.dead == said
-    assert shown == died.encode()
-
-
-@pytest.mark.parametrize('before', [TRACE, f'chainer_fp8pipe: {STILL}\n'
-                                    'ending all ranks with exit code 75\n'])
-def test_who_is_killed_by_the_end_of_a_job_has_not_died(before):
-    output = JobOutput()
-    output.feed(LINES + before)
-    output.feed_printed(DIED.encode())
-    assert output.dead == ''
+    after = 'YOUR APPLICATION TERM' + last.replace('9', str(number))
+    assert before + after == shown(
+        output, f'{before}[mpiexec@h] Exit codes: {codes}{after}',
+        10_000 if '\n[' in codes else size)
+    assert output.cause == said
 
 
 @pytest.mark.parametrize('after', [
@@ -104,58 +111,37 @@ def test_who_is_killed_by_the_end_of_a_job_has_not_died(before):
     'srun: launch/slurm: _step_signal: Terminating StepId=1.1\n'])
 def test_the_last_error_of_a_traceback_is_the_exception(after):
     output = JobOutput()
-    assert output.feed(TRACE + after) == TRACE + after
+    assert shown(output, TRACE + after) == TRACE + after
     assert output.failed == 'rank 3 of 4'
-    assert output.error == 'my.module.Trouble: it is broken: twice'
-    assert output.where == 'my.module.Trouble x.py:3'
-
-
-@pytest.mark.parametrize(('said', 'known'), [
-    ('srun: error: Node failure on node1\n'
-     'srun: error: node0: tasks 0-1: Killed\n',
-     {'dead': 'Node failure on node1'}),
-    # The first update is that after the start.
-    (f'{UPDATED}5\n{UPDATED}9\n', {'update': 5, 'latest': 9}),
-    # A job that stands still has died if ranks end it.
-    (f'chainer_fp8pipe: {STILL}\n', {'stalled': ''}),
-    (f'chainer_fp8pipe: {STILL}\nending all ranks with exit code 75\n',
-     {'stalled': STILL}),
-])
-def test_lines_that_the_launcher_knows(said, known):
-    output = JobOutput()
-    output.feed(said)
-    assert {name: getattr(output, name) for name in known} == known
+    assert output.error == 'my.module.Trouble: it is broken: zwölfmal'
 
 
 @pytest.mark.parametrize(('before', 'after', 'is_same'), [
-    ('broken: twice', 'process 4711 is broken', True),
-    ('x.py", line 3', 'x.py", line 4', False),
+    ('broken: zw', 'process 4711 is broken', True),
     ('my.module.Trouble', 'OSError', False)])
-def test_the_same_failure_is_of_one_type_and_place_whatever_its_text(
+def test_the_same_failure_is_of_one_type_whatever_its_text(
         before, after, is_same):
-    first, second = JobOutput(), JobOutput()
-    first.feed(TRACE)
-    second.feed(TRACE.replace(before, after))
-    assert first.error != second.error or before not in first.error
-    assert (ending_of(first, 1, True).failure ==
-            ending_of(second, 1, True).failure) == is_same
-
-
-def test_ranks_that_have_ended_in_order_are_counted_and_not_shown():
-    output = JobOutput()
-    assert output.feed(f'{DONE}\nlast{DONE}\n') == 'last'
-    assert output.done == 2
+    found = []
+    for text in TRACE, TRACE.replace(before, after):
+        output = JobOutput()
+        shown(output, text)
+        found.append(ending_of(output, 1, True).failure)
+    assert (found[0] == found[1]) == is_same
 
 
 def test_a_progress_bar_is_shown_as_it_comes():
     output = JobOutput()
-    assert output.feed('12 %\r') == '12 %\r'
-    assert output.feed('13 %\r') == '13 %\r'
-    assert output.feed(f'{UPDATED}5\n') == ''
-    assert output.update == 5
-    assert output.feed('chainer_fp8') == ''
-    assert output.feed('pipe is no message\nand') == (
-        'chainer_fp8pipe is no message\nand')
+    feed = Lines(output.look).feed
+    bar = '█ 12 % [00:'.encode()
+    for piece, said in (
+            (bar, bar), (b'\r', b'\r'), (f'{UPDATED}5\n'.encode(), b''),
+            (b'chainer_fp8', b''), (b'pipe is no message\nand', b'chainer_fp8'
+             b'pipe is no message\nand'), (b' [mpiexec@a] err', b' '),
+            (b'or\n', b'[mpiexec@a] error\n'),
+            (f'last{DONE}\n{DONE}\n'.encode(), b'last')):
+        assert feed(piece) == said
+    assert output.updates == [5]
+    assert output.done == 2
 
 
 def output(**known):
@@ -169,15 +155,11 @@ def output(**known):
     ({}, 3, 'exit code 3', 'exit code 3'),
     ({}, -9, 'what starts the ranks was killed by SIGKILL', ''),
     ({}, -40, 'what starts the ranks was killed by signal 40', ''),
-    ({'dead': 'rank 1 was killed'}, 9, 'rank 1 was killed', ''),
-    ({'dead': 'rank 0', 'stalled': 'it stands still'}, 75,
-     'it stands still', ''),
-    ({'failed': 'rank 1 of 2', 'error': 'KeyError: 1',
-      'where': 'KeyError x.py:1'}, 1, 'rank 1 of 2: KeyError: 1',
-     'KeyError x.py:1'),
+    ({'cause': 'rank 1 was killed'}, 9, 'rank 1 was killed', ''),
+    ({'failed': 'rank 1 of 2', 'error': 'KeyError: 1'}, 1,
+     'rank 1 of 2: KeyError: 1', 'KeyError'),
     ({'failed': 'rank 1 of 2'}, 1, 'rank 1 of 2: an exception',
-     'an exception'),
-])
+     'rank 1 of 2')])
 def test_the_cause_is_who_has_died_or_what_failed(known, code, cause,
                                                   failure):
     found = ending_of(output(**known), code, False)

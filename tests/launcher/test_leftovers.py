@@ -1,4 +1,5 @@
 """What a job has left behind."""
+import mmap
 import os
 import signal
 import sys
@@ -7,8 +8,6 @@ import uuid
 
 from chainer_fp8pipe.launcher import leftovers
 from chainer_fp8pipe.launcher.leftovers import (
-    end_job,
-    is_running,
     kill_rest,
     marked,
     remove_segments,
@@ -16,21 +15,19 @@ from chainer_fp8pipe.launcher.leftovers import (
 
 import pytest
 
-from tests.images.processes import eventually
-from tests.ranks import run_script, start_script
+from tests.ranks import start_script
 
 pytestmark = pytest.mark.skipif(sys.platform != 'linux',
                                 reason='processes are found in /proc')
 
-#: A tree of three processes in sessions of their own; the last one is deaf.
+#: A tree of three processes in sessions of their own.
 TREE = '''
-import os, signal, sys, time
+import os, time
 for depth in range(2):
     if os.fork():
         break
     os.setsid()
 else:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print('ready', flush=True)
 time.sleep(1000)
 '''
@@ -56,11 +53,11 @@ def test_all_processes_of_a_job_end_in_whatever_sessions_they_are(mark):
     process = start(mark)
     other = start(f'{mark}x')
     assert len(marked(mark)) == 3
-    end_job(mark, 0.1)
+    kill_rest(mark, 0)
     assert marked(mark) == []
-    assert process.wait() == -signal.SIGTERM    # it was asked first
+    assert process.wait() == -signal.SIGKILL
     assert other.poll() is None
-    end_job(f'{mark}x', 0)
+    kill_rest(f'{mark}x', 0)
     assert other.wait() == -signal.SIGKILL
 
 
@@ -75,44 +72,11 @@ def test_what_cannot_be_killed_is_left_to_the_system(mark, monkeypatch):
     process = start(mark)
     with monkeypatch.context() as patch:
         patch.setattr(leftovers, '_KILLED', 0.1)
-        patch.setattr(leftovers, '_send', lambda pid, number: None)
-        assert process.pid in kill_rest(mark, 0)
-    assert kill_rest(mark, 0) == []
-    process.wait()
-
-
-def test_a_program_runs_as_long_as_it_or_its_fork_does(mark):
-    process = start(mark)
-    program = process.args
-    assert is_running(mark, program)
-    assert not is_running(mark, program[:1])
-    assert not is_running(f'{mark}x', program)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    assert is_running(mark, program)
+        patch.setattr(leftovers.os, 'kill', lambda pid, number: None)
+        kill_rest(mark, 0)
+    assert process.pid in marked(mark)
     kill_rest(mark, 0)
-    assert not is_running(mark, program)
-
-
-@pytest.mark.parametrize('says_goodbye', [True, False])
-def test_the_guard_ends_the_job_of_a_launcher_that_is_killed(
-        mark, says_goodbye):
-    process = start(mark)
-    run_script(0, '-c', f'''
-import os, signal
-from chainer_fp8pipe.launcher.leftovers import Guard
-guard = Guard({mark!r})
-if {says_goodbye}:
-    guard.dismiss()
-    assert guard._process.returncode == 0
-os.kill(os.getpid(), signal.SIGKILL)
-''', stdout=None, stderr=None)
-    if says_goodbye:
-        assert process.poll() is None
-    else:
-        assert process.wait(60) == -signal.SIGTERM
-        eventually(lambda: not marked(mark))
-    assert len(marked(mark)) == (3 if says_goodbye else 0)
+    process.wait()
 
 
 def test_only_memory_that_is_new_and_unused_is_removed(tmp_path, monkeypatch):
@@ -123,8 +87,9 @@ def test_only_memory_that_is_new_and_unused_is_removed(tmp_path, monkeypatch):
     since = os.stat(old).st_ctime + 0.005
     time.sleep(0.02)
     for path in used, dead, other:
-        path.touch()
-    with open(used):
+        path.write_bytes(b'x')
+    with open(used, 'rb') as file, mmap.mmap(
+            file.fileno(), 1, prot=mmap.PROT_READ):
         remove_segments(since)
     assert old.exists()
     assert used.exists()
