@@ -54,19 +54,13 @@ layers of its model divided over N ranks:
         --micro-batches 8 --memory '2 GiB' train_mnist.py --epoch 20
 
 Every rank runs the script.  Rank 0 decides the order of the data, prints, and
-writes files.  StandardUpdater, Trainer, Evaluator, Chainer's reports,
-snapshot, save_npz and load_npz stay as they are.  The batch size is that of
-all ranks together.  With more than N ranks, every N hold a replica of the
-model.  Replicas share each batch; --communicator (default here: float32)
-averages their gradients.
-
---plan runs either kind of script as the command "plan" has found best:
-
-    mpiexec -n 8 python -m chainer_fp8pipe plan -o plan.json train.py
-    mpiexec -n 8 python -m chainer_fp8pipe run --plan plan.json train.py
+writes files.  Chainer's updaters, reports and snapshots stay as they are.  The
+batch size is that of all ranks together.  With more than N ranks, every N hold
+a replica of the model.  Replicas share each batch; --communicator (default
+here: float32) averages their gradients.
 
 With --snapshots a script that is started again goes on where it was.  The
-command "launch" starts it again by itself.  --report says what it took.
+command "launch" starts it again by itself.
 """
 
 
@@ -171,8 +165,7 @@ def _check_writable(option: str, directory: str | None) -> None:
     def check() -> None:
         try:
             if directory is not None and MPI.COMM_WORLD.rank == 0:
-                if not os.path.exists(directory):
-                    os.makedirs(directory)
+                os.makedirs(directory, exist_ok=True)
                 tempfile.TemporaryFile(dir=directory).close()
         except OSError as error:
             raise ValueError(
@@ -237,10 +230,8 @@ def _pipeline_options(options: argparse.Namespace, given: dict[str, Any]
     if ranks == options.pipeline > 1 and (options.communicator or given):
         raise ValueError(
             f'--pipeline {ranks} makes one replica of the {ranks} ranks, '
-            'whose gradients no communicator averages; leave '
-            + ('--communicator' if options.communicator else
-               f'--{min(given).replace("_", "-")}') + ' out, or start '
-            f'{2 * ranks} ranks')
+            'whose gradients no communicator averages; leave options of '
+            f'communicators out, or start {2 * ranks} ranks')
     return Options(options.pipeline, options.micro_batches or 4,
                    options.memory, options.schedule or '1f1b')
 
@@ -280,16 +271,12 @@ def _as_planned(options: argparse.Namespace) -> list[Any]:
     def create(communicator_name: str = '', mpi_comm: Any = None,
                **options: Any) -> Any:
         ranks = comm if mpi_comm is None else mpi_comm
-        if not plan.communicates or choice.cut or choice.ranks < comm.size:
+        if (not plan.communicates or choice.cut or choice.ranks < comm.size
+                or ranks.size != comm.size):
             raise Refusal(
                 f'{file} has {choice}, and is of a script that creates no '
-                'communicator; make a plan of this script: python -m '
-                'chainer_fp8pipe plan -o FILE SCRIPT')
-        if ranks.size != comm.size:
-            raise Refusal(
-                f'the script creates a communicator of {ranks.size} of the '
-                f'{comm.size} ranks, but {file} is for all; give '
-                '--communicator in place of --plan')
+                f'communicator of {ranks.size} of {comm.size} ranks; make a '
+                'plan of this script, or give --communicator')
         return communicator(ranks)
     job: Any = (
         _OneProcess(create) if choice.ranks < comm.size else

@@ -23,7 +23,7 @@ WRONG = [
     ('run --comunicator=fp8 ok.py', 'did you mean --communicator?'),
     ('run -n 4 ok.py', 'there is no option -n'),
     ('run --snapshots', '--snapshots: expected one argument'),
-    ('run --snapshots ok.py ok.py', '--snapshots ok.py: Not a directory'),
+    ('run --snapshots ok.py ok.py', '--snapshots ok.py: File exists'),
     ('run --snapshots saved --every 5 ok.py', "--every: '5' is no interval"),
     ('run --every 5m ok.py', '--every is an option of --snapshots'),
     ('run --communicator fp8 --period x ok.py', 'period must be of type int'),

@@ -219,10 +219,9 @@ def test_a_command_of_the_package_has_options_that_it_knows(words):
     assert command in _COMMANDS
     if command == 'launch':     # hands what it does not know to run
         parser = launch_command._parser({})
-        own, of_run, script = launch_command.split_arguments(
-            options, launch_command._flags(parser))
+        own, options = launch_command.divide(parser, options)
         parser.parse_args(own)
-        command, options = 'run', of_run + script
+        command = 'run'
     if command in ('export', 'report'):     # have parsers of their own
         {'export': export, 'report': report_command}[
             command]._parser().parse_args(options)

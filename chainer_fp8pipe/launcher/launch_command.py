@@ -1,12 +1,11 @@
 """``python -m chainer_fp8pipe launch``: its arguments."""
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from ..command_line import Parser, as_type, check_script, count
+from ..command_line import Parser, as_type, count
 from ..report.quantities import parse_seconds
 from .attempt import noted_signals
 from .hosts import find_starter, read_hosts
@@ -24,9 +23,9 @@ Call it without mpiexec, which it starts itself: the program in the
 environment variable MPIEXEC, else srun inside of an allocation of Slurm's,
 else the mpiexec beside the interpreter or on the path.
 
-All other options are those of "run" (python -m chainer_fp8pipe run --help).
-With --snapshots each start goes on from the newest one; without it the script
-must do so itself.
+All other options follow, and are those of "run" (run --help).  With
+--snapshots each start goes on from the newest one; without it the script must
+do so itself.
 
 It gives up after --restarts starts in a row from the same place, after 3 of
 these that have failed in the same way (2 before the first update), or where a
@@ -34,10 +33,6 @@ command line is refused.  Between them are pauses: 0, 1, 2, 4 seconds and so
 on, up to 5 minutes.  The job gets the launcher's SIGINT and SIGTERM, and is
 killed 30 seconds later, or by a second signal.
 """
-#: Options of ``run`` without a value.
-FLAGS_OF_RUN = '--cpu',
-
-
 def main(arguments: Sequence[str],
          environment: Mapping[str, str] = os.environ) -> int:
     """Runs the command with the arguments after ``launch``.
@@ -49,62 +44,43 @@ def main(arguments: Sequence[str],
         SystemExit: The arguments are wrong, or ask for help.
     """
     parser = _parser(environment)
-    own, of_run, script = split_arguments(arguments, _flags(parser))
+    own, of_run = divide(parser, arguments)
     options = parser.parse_args(own)
     try:
-        check_script(script[0] if script else None)
         starter = find_starter(environment)
         hosts = (read_hosts(options.hostfile, options.ranks)
                  if options.hostfile else {})
     except ValueError as error:
         parser.error(str(error))
+    if not of_run:
+        parser.error('there is no script; name it after the options')
     if starter.family == 'MPICH':       # JobOutput reads them
         starter.words.append('-print-all-exitcodes')
     with noted_signals() as received:
         try:
             return supervise(LaunchedJob(
-                [sys.executable, '-m', 'chainer_fp8pipe', 'run', *of_run,
-                 *script], starter, options.ranks, hosts,
-                options.wait_for_hosts, options.restarts, environment),
-                received)
+                [sys.executable, '-m', 'chainer_fp8pipe', 'run', *of_run],
+                starter, options.ranks, hosts, options.wait_for_hosts,
+                options.restarts, environment), received)
         except OSError as error:
             print(f'chainer_fp8pipe launch: {error}', file=sys.stderr)
             return 1
 
 
-def split_arguments(arguments: Sequence[str], own: Mapping[str, bool]
-                    ) -> tuple[list[str], list[str], list[str]]:
-    """Divides a command line into the launcher's, ``run``'s, the script's.
-
-    Every option of ``run`` but its flags has a value, and so the first word
-    that is neither an option nor a value is the script.
-
-    Args:
-        arguments: All words.
-        own: By the launcher's options, whether they have a value.
-
-    Returns:
-        The launcher's options, those of ``run``, and the script with its
-        arguments.
-    """
-    mine: list[str] = []
-    of_run: list[str] = []
-    words = list(arguments)
-    while words and words[0].startswith('-') and words[0] not in ('-', '--'):
-        word = words.pop(0)
+def divide(parser: Parser, arguments: Sequence[str]
+           ) -> tuple[Sequence[str], Sequence[str]]:
+    """The launcher's options, which come first, and the words for ``run``."""
+    place, known = 0, parser._option_string_actions
+    for number, word in enumerate(arguments):
         name, equals, _ = word.partition('=')
-        if name not in own and name[:2] in own and name[1] != '-':
-            name, equals = name[:2], '='        # as in -n8
-        target = mine if name in own else of_run
-        target.append(word)
-        if words and not equals and own.get(name, name not in FLAGS_OF_RUN):
-            target.append(words.pop(0))
-    return mine, of_run, words[words[:1] == ['--']:]
-
-
-def _flags(parser: argparse.ArgumentParser) -> dict[str, bool]:
-    return {name: action.nargs != 0 for action in parser._actions
-            for name in action.option_strings}
+        if number >= place:
+            if name in known:
+                place += 1 if equals or known[name].nargs == 0 else 2
+            elif name[:2] in known:         # as in -n8
+                place += 1
+            else:
+                break
+    return arguments[:place], arguments[place:]
 
 
 def _parser(environment: Mapping[str, str]) -> Parser:

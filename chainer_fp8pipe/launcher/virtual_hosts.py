@@ -39,15 +39,8 @@ ip link set lo up || exit 125
 "$@"
 exit $?
 '''
-# Makes one of each part of a network; fails where the kernel lacks one.
-_TRY = '''ip netns add try && ip link add eth0 type bridge &&
-ip link add port type veth peer name eth0 netns try &&
-tc qdisc add dev port root tbf rate 1mbit burst 9000 latency 9ms &&
-ip netns exec try true'''
-
 #: The interface of every host; mpiexec's is the switch.
 INTERFACE = 'eth0'
-_SWITCH = '10.77.0.254'
 _MOST_HOSTS = 250
 # Bytes that a link passes at once after it was idle, and its longest queue.
 BURST, _LATENCY = 128 << 10, '100ms'
@@ -57,17 +50,13 @@ BURST, _LATENCY = 128 << 10, '100ms'
 # every 10 s.  An acknowledgement that is late was waiting for a core here: a
 # probe for a lost tail would be taken for a loss, and narrow the connection.
 _SETTINGS = '''
-cd /proc/sys/net
-while read -r name value; do
-    if [ -e "$name" ]; then echo "$value" > "$name"; fi
-done <<END
-ipv4/ip_forward 0
-ipv4/tcp_no_metrics_save 1
-ipv4/tcp_congestion_control reno
-ipv4/tcp_early_retrans 0
-ipv6/conf/all/disable_ipv6 1
-ipv6/conf/default/disable_ipv6 1
-END
+set_to() { [ ! -e /proc/sys/net/$1 ] || echo $2 > /proc/sys/net/$1; }
+set_to ipv4/ip_forward 0
+set_to ipv4/tcp_no_metrics_save 1
+set_to ipv4/tcp_congestion_control reno
+set_to ipv4/tcp_early_retrans 0
+set_to ipv6/conf/all/disable_ipv6 1
+set_to ipv6/conf/default/disable_ipv6 1
 '''
 
 # What mpiexec calls in place of ssh: [options] HOST COMMAND...  A private
@@ -86,30 +75,16 @@ exec sh -c "$1"' "$host" "$*" {python}
 _ENTER_PATH = '/run/enter'
 
 
-class HostsError(RuntimeError):
+class HostsError(ValueError):
     """There can be no virtual hosts here; the message, a line, says why."""
 
 
 def missing() -> str:
     """Why there can be no virtual hosts here, in a line; '' if there can."""
-    environment = _environment()
-    for tool, package in _TOOLS.items():
-        if not shutil.which(tool, path=environment['PATH']):
-            return f'virtual hosts need {tool} ({package})'
-    try:
-        if (starter := find_starter(os.environ)).family != 'MPICH':
-            return ("virtual hosts need MPICH's mpiexec, and "
-                    f'{starter.words[0]} is {starter.family}')
-    except ValueError as error:
-        return str(error)
-    if _INSIDE in os.environ:
-        return ''
-    done = subprocess.run(_inside(['sh', '-c', _TRY]), env=environment,
-                          capture_output=True, text=True,
-                          stdin=subprocess.DEVNULL)
-    return done.returncode and (
-        'the kernel, or its administrator, allows no virtual hosts: '
-        + ' '.join(done.stderr.split())) or ''
+    done = subprocess.run(
+        [sys.executable, '-m', __name__, '--hosts', '2', '--', 'true'],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    return done.returncode and ' '.join(done.stderr.split()) or ''
 
 
 def enter() -> None:
@@ -124,31 +99,27 @@ def enter() -> None:
     """
     if _INSIDE in os.environ:
         return
-    if reason := missing():
-        raise HostsError(reason)
+    # Root has folders of tools on the path that others have not.
+    path = os.environ.get('PATH', os.defpath) + ':/usr/sbin:/sbin'
+    for tool, package in _TOOLS.items():
+        if not shutil.which(tool, path=path):
+            raise HostsError(f'virtual hosts need {tool} ({package})')
+    if (starter := find_starter(os.environ)).family != 'MPICH':
+        raise HostsError("virtual hosts need MPICH's mpiexec, and "
+                         f'{starter.words[0]} is {starter.family}')
+    # As root, who owns files of others, too, no user namespace is needed.
+    user = ['--user', '--map-root-user'] if os.geteuid() else []
     # A session of its own: Ctrl-C ends it at once, by its kill, in silence.
     process = subprocess.Popen(
-        _inside([sys.executable, *sys.orig_argv[1:]]), start_new_session=True,
-        env={**_environment(), _INSIDE: '1'})
+        ['setpriv', '--pdeathsig', 'KILL', 'unshare', *user, *_SPACES,
+         '--fork', '--kill-child', '--', 'sh', '-c', _FIRST, 'sh',
+         sys.executable, *sys.orig_argv[1:]], start_new_session=True,
+        env={**os.environ, 'PATH': path, _INSIDE: '1'})
     try:
         sys.exit(process.wait())
     finally:
         process.kill()
         process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """With folders of tools that root has on the path, and others have not."""
-    path = os.environ.get('PATH', os.defpath)
-    return {**os.environ, 'PATH': f'{path}:/usr/sbin:/sbin'}
-
-
-def _inside(command: Sequence[str]) -> list[str]:
-    """As root, who owns files of others, too, no user namespace is needed."""
-    user = ['--user', '--map-root-user'] if os.geteuid() else []
-    return ['setpriv', '--pdeathsig', 'KILL', 'unshare', *user, *_SPACES,
-            '--fork', '--kill-child', '--', 'sh', '-c', _FIRST, 'sh',
-            *command]
 
 
 class VirtualHosts:
@@ -173,42 +144,40 @@ class VirtualHosts:
 
     def __init__(self, hosts: int, rate: float,
                  others: Sequence[str] = ()) -> None:
-        slow = [f'node{index}' for index in range(hosts)]
-        self.hosts = [*slow, *others]
+        self.rate = rate
+        self.hosts = [*(f'node{index}' for index in range(hosts)), *others]
         if not 2 <= len(self.hosts) <= _MOST_HOSTS:
             raise HostsError(f'there can be 2 to {_MOST_HOSTS} hosts, not '
                              f'{len(self.hosts)}')
         if _INSIDE not in os.environ:   # it is the machine's own network
             raise HostsError('call enter() first')
-        self.rate = rate
-        Path(_ENTER_PATH).write_text(_ENTER.format(
-            python=shlex.quote(sys.executable)))
-        os.chmod(_ENTER_PATH, 0o755)
-        names = Path('/run/hosts')
+        enter_host, names = Path(_ENTER_PATH), Path('/run/hosts')
+        enter_host.write_text(_ENTER.format(python=shlex.quote(
+            sys.executable)))
+        enter_host.chmod(0o755)
         names.write_text('127.0.0.1 localhost\n' + ''.join(
             # An address's IPv6 form is asked for, too.
-            f'{form}{address} {host}\n'
+            f'{address} {host}\n::ffff:{address} {host}\n'
             for index, host in enumerate(self.hosts)
-            for address in self.addresses(index)
-            for form in ('', '::ffff:')))
+            for address in self.addresses(index)))
         self.call(None, 'mount', '--bind', str(names), '/etc/hosts')
-        self.call(None, 'sh', '-c', _SETTINGS)
         self.ip(None, [
             f'link add {INTERFACE} type bridge stp_state 0 forward_delay 0 '
-            'mcast_snooping 0', f'addr add {_SWITCH}/24 dev {INTERFACE}',
+            'mcast_snooping 0', f'addr add 10.77.0.254/24 dev {INTERFACE}',
             f'link set {INTERFACE} up'])
         for index, host in enumerate(self.hosts):
-            self.ip(None, [f'netns add {host}'])
-            self.call(host, 'sh', '-c', _SETTINGS)
             self.ip(None, [
-                f'link add port{index} type veth peer name {INTERFACE} '
-                f'netns {host}', f'link set port{index} master {INTERFACE}',
+                f'netns add {host}', f'link add port{index} type veth peer '
+                f'name {INTERFACE} netns {host}',
+                f'link set port{index} master {INTERFACE}',
                 f'link set port{index} up'])
             self.ip(host, [f'addr add 10.77.0.{index + 1}/24 dev {INTERFACE}',
                            'link set lo up', f'link set {INTERFACE} up'])
-        for index, host in enumerate(slow):
-            self.shape(host, INTERFACE)
-            self.shape(None, f'port{index}')
+            if index < hosts:
+                self.shape(host, INTERFACE)
+                self.shape(None, f'port{index}')
+        for place in (None, *self.hosts):
+            self.call(place, 'sh', '-c', _SETTINGS)
 
     def __enter__(self) -> VirtualHosts:
         return self
@@ -259,13 +228,10 @@ class VirtualHosts:
             process.kill()
             process.wait()
             for host in self.hosts:
-                self.end_processes(host)
-
-    def end_processes(self, host: str) -> None:
-        """Ends every process in a host at once."""
-        for pid in self.call(None, 'ip', 'netns', 'pids', host).split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+                for pid in self.call(None, 'ip', 'netns', 'pids', host
+                                     ).split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
 
     def call(self, host: str | None, *command: str, lines: str = '') -> str:
         """Runs a tool in a host (None: at the switch); returns its output.
@@ -285,12 +251,11 @@ class VirtualHosts:
         """Does these commands of ``ip`` in a host, or the switch."""
         self.call(host, 'ip', '-batch', '-', lines='\n'.join(lines))
 
-    def shape(self, host: str | None, device: str, slowness: float = 1
-              ) -> None:
-        """Gives what a device sends the rate, divided by ``slowness``."""
+    def shape(self, host: str | None, device: str) -> None:
+        """Gives what a device sends the rate."""
         self.call(host, 'tc', 'qdisc', 'replace', 'dev', device, 'root',
-                  'tbf', 'rate', f'{self.rate / slowness:.0f}bit', 'burst',
-                  str(BURST), 'latency', _LATENCY)
+                  'tbf', 'rate', f'{self.rate:.0f}bit', 'burst', str(BURST),
+                  'latency', _LATENCY)
 
 
 def main() -> int:
@@ -305,21 +270,14 @@ def main() -> int:
                         'gbit a second (default: 100mbit)')
     parser.add_argument('--ranks-per-host', type=count, default=1, metavar='N',
                         help='default: 1')
-    parser.add_argument('--timeout', type=float, metavar='SECONDS',
-                        help='end all ranks after so long')
     parser.add_argument('command', nargs='+', metavar='COMMAND')
     options = parser.parse_args()
     try:
         enter()
         return VirtualHosts(options.hosts, options.rate).run(
-            options.command, options.ranks_per_host, timeout=options.timeout)
-    except HostsError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except subprocess.TimeoutExpired:
-        print(f'still running after {options.timeout:g} s: ended',
-              file=sys.stderr)
-        return 124
+            options.command, options.ranks_per_host)
+    except ValueError as error:
+        parser.exit(1, f'{error}\n')
 
 
 if __name__ == '__main__':

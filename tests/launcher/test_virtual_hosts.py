@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -154,8 +155,6 @@ def test_congestion_control_does_not_depend_on_the_system(measured):
 
 def test_a_command_that_takes_too_long_is_ended_in_all_hosts(measured):
     assert measured['ended']
-    assert _run('--hosts', '2', '--timeout', '1', '--', 'sleep',
-                '1000').returncode == 124
 
 
 @pytest.mark.parametrize(('arrivals', 'rate'), [
@@ -200,14 +199,15 @@ def test_nothing_is_left_after_a_signal(possible, tmp_path, number, code):
 
 
 @pytest.mark.parametrize(('lacking', 'package'), [
-    ('ip', 'iproute2'), ('tc', 'iproute2'), ('unshare', 'util-linux')])
+    ('ip', 'iproute2'), ('unshare', 'util-linux')])
 def test_without_a_tool_one_line_names_its_package(
-        monkeypatch, tmp_path, lacking, package):
+        monkeypatch, lacking, package):
     monkeypatch.setattr(
         virtual_hosts.shutil, 'which',
         lambda tool, path: None if tool == lacking else f'/bin/{tool}')
-    assert virtual_hosts.missing() == (
-        f'virtual hosts need {lacking} ({package})')
+    with pytest.raises(virtual_hosts.HostsError, match=re.escape(
+            f'virtual hosts need {lacking} ({package})')):
+        virtual_hosts.enter()
 
 
 @pytest.mark.parametrize('says', [
