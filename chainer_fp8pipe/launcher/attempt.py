@@ -6,12 +6,17 @@
 # is left of its processes and shared memory is removed.  If the launcher is
 # killed, Linux tells what started the ranks to end them.
 #
+# All processes of a job, whatever sessions and groups they have moved to, have
+# a mark in their environment, NAME=value, by which they are found in /proc; on
+# systems without it, none are.
+#
 # Threads pass output on; the main one never waits for the terminal, which may
 # be slow or stopped, so that a signal is heeded at any time.
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import glob
 import os
 import signal
 import subprocess
@@ -20,16 +25,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from .leftovers import kill_rest, remove_segments
 from .output import STDERR, STDOUT, Ending, JobOutput, Lines, ending_of, show
 
-_TICK = 0.1             # seconds between looks
+TICK = 0.1              # seconds between looks
 _PATIENCE = 5.0         # for a job to end by itself after a rank has died
 _LAST_WORDS = 0.5       # for a job's processes after that which started them
 _DONE = 60.0            # for what ranks do after the script
 #: For a job that has got a signal: time to write a snapshot, as it is under
 #: Slurm and Kubernetes.
 _GRACE = 30.0
+#: Seconds after which a process that was killed is left to the system.  One
+#: that waits for a dead disk ends when the disk answers, or never.
+_KILLED = 10.0
+_PAUSE = 0.01
+#: What MPICH leaves of a job that was killed; other libraries use memory
+#: without a name, or clear up when they are told to end.
+_SEGMENTS = '/dev/shm/mpich_shm_*'
 _PIECE = 1 << 16
 _PR_SET_PDEATHSIG = 1
 _prctl = getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)  # Linux has it
@@ -39,17 +50,14 @@ _prctl = getattr(ctypes.CDLL(None), 'prctl', lambda *_: 0)  # Linux has it
 def noted_signals() -> Iterator[list[signal.Signals]]:
     """A block in which signals are only noted, in a list that it gives.
 
-    They are SIGINT, SIGTERM and SIGHUP, also where this process has inherited
-    that they are ignored or blocked, as shells have it for what runs in the
-    background: who sends them to a launcher means it.  SIGHUP stays ignored
-    under ``nohup``.
+    They are SIGINT and SIGTERM, also where this process has inherited that
+    they are ignored or blocked, as shells have it for what runs in the
+    background: who sends them to a launcher means it.
     """
     received: list[signal.Signals] = []
     before = {number: signal.signal(number, lambda number, frame:
                                     received.append(signal.Signals(number)))
-              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-              if number != signal.SIGHUP
-              or signal.getsignal(number) != signal.SIG_IGN}
+              for number in (signal.SIGINT, signal.SIGTERM)}
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, before)
     # Where SIGCHLD is ignored, nobody learns of exit codes.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -92,7 +100,7 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
     sent, deadline = 0, float('inf')
     try:
         while process.poll() is None and time.monotonic() < deadline:
-            time.sleep(_TICK)
+            time.sleep(TICK)
             if len(received) > sent:
                 sent, deadline = len(received), time.monotonic() + _GRACE
                 if sent > 1:
@@ -126,3 +134,56 @@ def _relay(output: JobOutput, file: IO[bytes], to: int) -> None:
     with file:
         while piece := os.read(file.fileno(), _PIECE):
             show(lines.feed(piece), to)
+
+
+# --- what a job has left behind ----------------------------------------------
+
+def marked(mark: str) -> list[int]:
+    """The living processes of a job, other than this one."""
+    # A process that is dead but not waited for has no environment.
+    return [pid for pid in _numbers() if pid != os.getpid()
+            and mark.encode() in _read(pid, 'environ').split(b'\0')]
+
+
+def kill_rest(mark: str, patience: float) -> None:
+    """Kills what has not ended by itself after ``patience`` seconds."""
+    end = time.monotonic() + patience
+    while (left := marked(mark)) and time.monotonic() < end + _KILLED:
+        for pid in left if time.monotonic() >= end else ():
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(_PAUSE)
+
+
+def remove_segments(since: float) -> None:
+    """Removes MPICH's shared memory that nobody uses any more.
+
+    Args:
+        since: Only what was made later, in seconds of ``time.time()``.
+    """
+    mine = []
+    for path in glob.glob(_SEGMENTS):
+        with contextlib.suppress(OSError):
+            found = os.stat(path)
+            if found.st_uid == os.geteuid() and found.st_ctime >= since:
+                mine.append(path)
+    used = b''.join(_read(pid, 'maps') for pid in _numbers() if mine)
+    for path in mine:
+        if path.encode() not in used:
+            with contextlib.suppress(OSError):
+                os.remove(path)
+
+
+def _numbers() -> list[int]:
+    """Of all processes."""
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir('/proc') if name.isdigit()]
+    return []
+
+
+def _read(pid: int, name: str) -> bytes:
+    """A file about a process; nothing of one that has ended."""
+    with contextlib.suppress(OSError), open(f'/proc/{pid}/{name}', 'rb'
+                                            ) as file:
+        return file.read()
+    return b''

@@ -197,34 +197,22 @@ def _name(number: int) -> str:
 
 
 class Ending(NamedTuple):
-    """How a start has ended.
+    """How a start has ended."""
 
-    Attributes:
-        code: Exit code of what started the ranks; negative: the signal that
-            killed it.
-        cause: In words, for the user.
-        failure: What the script itself did wrong, the same words for the
-            same failure; '' if something from outside ended the job.
-        updates: As of :class:`JobOutput`.
-        at: When it began, in seconds of ``time.time()``.
-        seconds: That it ran.
-    """
-
-    code: int
-    cause: str
+    code: int           # of what started the ranks; negative: as of a signal
+    cause: str          # in words, for the user
+    #: What the script itself did wrong, the same words for the same failure;
+    #: '' if something from outside ended the job.
     failure: str = ''
-    updates: Sequence[int] = ()
-    at: float = 0.0
-    seconds: float = 0.0
+    updates: Sequence[int] = ()     # as of JobOutput
+    at: float = 0.0     # when it began, in seconds of time.time()
+    seconds: float = 0.0            # that it ran
 
 
 def ending_of(output: JobOutput, code: int, has_hosts: bool) -> Ending:
     """Puts an ending into words.
 
-    Args:
-        output: What the job has said.
-        code: As in :class:`Ending`.
-        has_hosts: Whether an exit code may be that of a network.
+    With hosts a code may be that of a network, and no failure of the script.
     """
     failure = ''
     if code == 0:

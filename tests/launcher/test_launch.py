@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from chainer_fp8pipe.launcher import attempt, hosts, supervisor
+from chainer_fp8pipe.launcher import attempt, hosts, launch_command
 from chainer_fp8pipe.launcher.launch_command import _parser, divide, main
 from chainer_fp8pipe.report.launch_protocol import (
     DONE,
@@ -227,7 +227,7 @@ def test_a_job_starts_as_soon_as_enough_hosts_answer(
     monkeypatch.setattr(hosts, '_is_up', lambda host: (
         asked.append(host) or host == 'localhost'
         or comes_back and len(asked) > 2))
-    monkeypatch.setattr(supervisor, '_ASK', 0.1)
+    monkeypatch.setattr(launch_command, '_ASK', 0.1)
     found, said = launch('', options=(
         '-n', '4', '--hostfile', str(tmp_path / 'hosts'), '--wait-for-hosts',
         seconds))

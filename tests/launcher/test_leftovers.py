@@ -6,8 +6,8 @@ import sys
 import time
 import uuid
 
-from chainer_fp8pipe.launcher import leftovers
-from chainer_fp8pipe.launcher.leftovers import (
+from chainer_fp8pipe.launcher import attempt
+from chainer_fp8pipe.launcher.attempt import (
     kill_rest,
     marked,
     remove_segments,
@@ -71,8 +71,8 @@ def test_what_ends_by_itself_in_time_is_not_killed(mark):
 def test_what_cannot_be_killed_is_left_to_the_system(mark, monkeypatch):
     process = start(mark)
     with monkeypatch.context() as patch:
-        patch.setattr(leftovers, '_KILLED', 0.1)
-        patch.setattr(leftovers.os, 'kill', lambda pid, number: None)
+        patch.setattr(attempt, '_KILLED', 0.1)
+        patch.setattr(attempt.os, 'kill', lambda pid, number: None)
         kill_rest(mark, 0)
     assert process.pid in marked(mark)
     kill_rest(mark, 0)
@@ -80,7 +80,7 @@ def test_what_cannot_be_killed_is_left_to_the_system(mark, monkeypatch):
 
 
 def test_only_memory_that_is_new_and_unused_is_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(leftovers, '_SEGMENTS', str(tmp_path / 'shm_*'))
+    monkeypatch.setattr(attempt, '_SEGMENTS', str(tmp_path / 'shm_*'))
     old, used, dead, other = (tmp_path / name for name in (
         'shm_old', 'shm_used', 'shm_dead', 'other'))
     old.touch()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from chainer_fp8pipe.launcher.leftovers import marked
+from chainer_fp8pipe.launcher.attempt import marked
 from chainer_fp8pipe.report.launch_protocol import LAUNCHED
 from chainer_fp8pipe.training.snapshots.file import manifest_of, read
 

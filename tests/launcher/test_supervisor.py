@@ -1,6 +1,6 @@
 """Whether a job starts again, and the table of its starts."""
+from chainer_fp8pipe.launcher.launch_command import pause_after, table, verdict
 from chainer_fp8pipe.launcher.output import Ending
-from chainer_fp8pipe.launcher.supervisor import pause_after, table, verdict
 
 import pytest
 
