@@ -124,18 +124,6 @@ def test_without_communicator_the_script_chooses(script):
     assert 'class CodecCommunicator' in done.stdout
 
 
-def test_a_script_that_fails_on_one_rank_ends_all_ranks(tmp_path):
-    path = tmp_path / 'fails.py'
-    path.write_text(
-        'import sys, chainermn\n'
-        "comm = chainermn.create_communicator('naive')\n"
-        "if comm.rank == 1: sys.exit('out of luck')\n"
-        'comm.mpi_comm.Barrier()\n')
-    done = run(path)
-    assert done.returncode != 0
-    assert 'out of luck' in done.stderr
-
-
 def test_a_communicator_that_chainer_7_lacks_is_refused_in_a_line(tmp_path):
     path = tmp_path / 'train.py'
     path.write_text("import chainermn\n"

@@ -147,6 +147,7 @@ open('ended', 'a').write(os.environ[{ENDED!r}] + '\\n')
     assert code == 0
     assert len(commands(tmp_path)) == 3
     table = said.partition('done, after 3 starts\n')[2].splitlines()
+    assert table[0].split() == ['start', 'at', 'updates', 'ran', 'ended', 'by']
     assert [line.partition('s  ')[2] for line in table[1:]] == [
         KILLED, 'exit code 9', 'its end, in order']
     told = (tmp_path / 'starts' / 'ended').read_text().splitlines()

@@ -1,5 +1,5 @@
-"""Whether a job starts again, and the table of its starts."""
-from chainer_fp8pipe.launcher.launch_command import pause_after, table, verdict
+"""Whether a job starts again."""
+from chainer_fp8pipe.launcher.launch_command import pause_after, verdict
 from chainer_fp8pipe.launcher.output import Ending
 
 import pytest
@@ -41,13 +41,3 @@ def test_what_would_fail_again_is_given_up(endings, restarts, said):
     found = verdict(endings, restarts)
     assert said in found
     assert bool(said) == bool(found)
-
-
-def test_each_start_has_a_row():
-    head, first, second = table([
-        Ending(9, 'rank 1 was killed', '', [1, 90], 0, 100),
-        Ending(3, 'exit code 3', seconds=2)]).splitlines()
-    assert head.split() == ['start', 'at', 'updates', 'ran', 'ended', 'by']
-    assert first.startswith('    1')
-    assert first.endswith('     1-90  1 min 40 s  rank 1 was killed')
-    assert second.endswith('     none         2 s  exit code 3')

@@ -223,18 +223,6 @@ def test_where_the_kernel_refuses_one_line_says_so(possible, tmp_path, says):
     assert says in done.stderr
 
 
-def test_processes_beside_the_hosts_reach_one_another(possible):
-    """As where a benchmark trains on one machine, too."""
-    done = run_script(0, '-c', """
-import socket
-from chainer_fp8pipe.launcher import virtual_hosts
-virtual_hosts.enter()
-server = socket.create_server(("127.0.0.1", 0))
-socket.create_connection(server.getsockname())
-""")
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_network_of_this_machine_is_left_alone():
     """As where somebody is root and forgets to enter."""
     with pytest.raises(virtual_hosts.HostsError, match='enter'):
