@@ -19,7 +19,6 @@ from typing import IO, NamedTuple
 from chainer_fp8pipe.launcher.virtual_hosts import (
     BURST,
     INTERFACE,
-    HostsError,
     VirtualHosts,
     enter,
 )
@@ -39,7 +38,7 @@ def begin() -> None:
     """Goes on where there can be virtual hosts; ends in a line if nowhere."""
     try:
         enter()
-    except HostsError as error:
+    except ValueError as error:
         sys.exit(str(error))
 
 
