@@ -113,8 +113,8 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
                 deadline = time.monotonic() + (
                     _PATIENCE if output.cause else _DONE)
     finally:
-        code = process.poll()
-        kill_rest(mark, 0 if code is None else _LAST_WORDS)
+        is_late = process.poll() is None
+        kill_rest(mark, 0 if is_late else _LAST_WORDS)
         if process.poll() is None:          # where none has a mark
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -122,10 +122,11 @@ def run_job(command: Sequence[str], environment: Mapping[str, str], mark: str,
         for relay in relays:    # a stranger may hold the pipe for ever
             relay.join(_GRACE)
         remove_segments(at)
-    if code is None:
-        code = 0 if output.done == ranks else -signal.SIGKILL
-    return ending_of(output, code, has_hosts)._replace(
-        at=at, seconds=time.time() - at)
+    code = process.poll()
+    return ending_of(
+        output, 0 if is_late and output.done == ranks else
+        -signal.SIGKILL if code is None else code, has_hosts)._replace(
+            at=at, seconds=time.time() - at)
 
 
 def _relay(output: JobOutput, file: IO[bytes], to: int) -> None:
