@@ -133,7 +133,8 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
     if options.snapshots is None and options.every is not None:
         raise ValueError('--every is an option of --snapshots DIR')
     jobs = (_as_given if options.plan is None else _as_planned)(options)
-    comm = _ranks_of(jobs)
+    comm = options.comm = (MPI.COMM_SELF if isinstance(jobs[0], _OneProcess)
+                           else MPI.COMM_WORLD)     # which run the script
     for name in 'snapshots', 'report':
         _check_writable(f'--{name}', getattr(options, name))
     if options.snapshots or options.report or is_launched():
@@ -147,18 +148,12 @@ def _jobs(options: argparse.Namespace) -> list[Any]:
 def _run(options: argparse.Namespace, jobs: list[Any]) -> None:
     if options.cpu:
         stand_in()
-    comm = _ranks_of(jobs)
+    comm = options.comm
     if comm.size < MPI.COMM_WORLD.size:     # who waits takes no core
         before_finalize(lambda: wait_until(MPI.COMM_WORLD.Ibarrier().Test))
         if MPI.COMM_WORLD.rank:
             return
     launch(options.script, options.arguments, 'run', *jobs, comm=comm)
-
-
-def _ranks_of(jobs: list[Any]) -> MPI.Comm:
-    """The ranks that run the script."""
-    return (MPI.COMM_SELF if any(isinstance(one, _OneProcess) for one in jobs)
-            else MPI.COMM_WORLD)
 
 
 def _check_writable(option: str, directory: str | None) -> None:

@@ -21,7 +21,6 @@ from ..command_line import reason
 _SSH = 22
 _SECONDS = 5.0          # for an answer
 _VERSION = 20.0         # seconds that a --version may take
-_AT_ONCE = 64
 #: By family, what is in the small letters of its --version.  In this order:
 #: Hydra lists Slurm among what it can work with.
 _FAMILIES = {'MPICH': ('hydra', 'intel(r) mpi'),
@@ -84,7 +83,7 @@ def answering(hosts: Mapping[str, int], ranks: int
     """
     shares: dict[str, int] = {}
     away, left = [], ranks
-    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(hosts)) as pool:
         for (host, most), is_up in zip(
                 hosts.items(), pool.map(_is_up, hosts), strict=True):
             if not is_up:
