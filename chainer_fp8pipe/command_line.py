@@ -40,16 +40,13 @@ class Parser(argparse.ArgumentParser):
         found, rest = super().parse_known_args(args, namespace)
         for word in rest:
             name = word.partition('=')[0]
-            self.error(f'there is no option {name}' + did_you_mean(
-                name, self._option_string_actions) if word.startswith('-')
-                else f'{word!r} is one argument too many')
+            meant = difflib.get_close_matches(
+                name, list(self._option_string_actions), 1)
+            self.error(f'{word!r} is one argument too many'
+                       if not word.startswith('-') else
+                       f'there is no option {name}' + ''.join(
+                           f'; did you mean {one}?' for one in meant))
         return found, rest
-
-
-def did_you_mean(word: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """``'; did you mean --snapshots?'``, or nothing."""
-    found = difflib.get_close_matches(word, list(known), 1, alike)
-    return f'; did you mean {found[0]}?' if found else ''
 
 
 def reason(error: BaseException) -> str:
@@ -134,20 +131,15 @@ def check_script(path: str | None) -> None:
     """
     if not path:
         raise ValueError('there is no script; name it after the options')
-    folder, name = os.path.split(path)
     try:
         with open(path, 'rb') as file, warnings.catch_warnings():
             warnings.simplefilter('ignore')     # Python warns when it runs it
-            if name.endswith('.py'):            # it runs other things, too
+            if path.endswith('.py'):            # it runs other things, too
                 compile(file.read(), path, 'exec', dont_inherit=True)
     except SyntaxError as error:
-        raise ValueError(
-            path + f', line {error.lineno}' * bool(error.lineno)
-            + f': {type(error).__name__}: {error.msg}: '
-            + (error.text or '').strip()) from None
+        raise ValueError(f'{path}, line {error.lineno}: SyntaxError: '
+                         f'{error.msg}: {(error.text or "").strip()}'
+                         ) from None
     except (ValueError, OSError) as error:      # bytes that are no text
-        meant = (did_you_mean(name, os.listdir(folder or '.'), 0.8)
-                 if os.path.isdir(folder or '.') else '')
-        raise ValueError(
-            f'{path} cannot be read as a script: {reason(error)}'
-            + meant * isinstance(error, FileNotFoundError)) from None
+        raise ValueError(f'{path} cannot be read as a script: {reason(error)}'
+                         ) from None

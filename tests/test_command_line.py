@@ -13,7 +13,6 @@ WRONG = [
     ('rum x.py', "invalid choice: 'rum' (choose from"),
     ('run', 'SCRIPT is missing'),
     ('run nothing.py', 'nothing.py cannot be read as a script: No such'),
-    ('run okk.py', 'okk.py cannot be read', 'did you mean ok.py?'),
     ('run nowhere/ok.py', 'nowhere/ok.py cannot be read'),
     ('run folder', 'folder cannot be read as a script: Is a directory'),
     ('run bad.py', 'bad.py, line 2: SyntaxError', 'print(1'),
