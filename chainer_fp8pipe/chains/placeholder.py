@@ -334,7 +334,8 @@ def looked_at(array: Any, what: str) -> PlaceholderError:
     """The error for code that needs the data of a placeholder."""
     remedy = (
         "Call the updater's evaluate() or predict() on all ranks instead of "
-        'the model or a part of it'
+        'the model or a part of it, and '
+        'training.extensions.save_whole_model() instead of a serializer'
         if current() is None and isinstance(reads(array)[0], str) else
         "Compute with Chainer's functions, or move what looks into a link or "
         'function of its own, and mark that: '

@@ -47,7 +47,7 @@ class CodecCommunicator(MpiCommunicatorBase):
                  owns_mpi_comm: bool = False) -> None:
         self.name, self.options = options.name, options
         self.events = EventStream()
-        agree(mpi_comm, {'communicator': str(options)},
+        agree(mpi_comm, options.described(),
               remedy='Pass the same name and options on all ranks.')
         super().__init__(mpi_comm)
         self._owns_mpi_comm = owns_mpi_comm

@@ -149,7 +149,7 @@ def with_aggregators(mpi_comm: MPI.Comm, options: Options
             some rank has aggregators already; on all ranks.  Or they do not
             fit the workers; on these, while aggregators return.
     """
-    agree(mpi_comm, {'communicator': str(options)},
+    agree(mpi_comm, options.described(),
           # One of them would serve here, and be missed there.
           'this rank already works with aggregators, of another '
           'communicator; finalize() that first' if has_aggregators() else '',

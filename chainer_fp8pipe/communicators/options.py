@@ -122,6 +122,11 @@ class Options:
                 'the wire, which blocks with a scale of their own have not; '
                 'pass another algorithm')
 
+    def described(self) -> dict[str, str]:
+        """What ranks compare: each option by name."""
+        return {f'option {name} of the communicator': repr(value)
+                for name, value in dataclasses.asdict(self).items()}
+
     @property
     def row(self) -> Row:
         """That of the codec in the table of codecs."""
