@@ -119,7 +119,7 @@ def test_what_needs_what_is_absent_says_so_and_the_rest_works(gone, tmp_path):
 @pytest.mark.parametrize(('gone', 'command', 'said'), [
     ('mpi4py', 'run train.py', f'run: mpi4py is not installed.*{MPI}'),
     ('mpi4py', 'plan train.py', f'plan: mpi4py.*{MPI}'),
-    ('mpi4py', 'rum train.py', 'error: .*did you mean run'),
+    ('mpi4py', 'rum train.py', "error: .*invalid choice: 'rum'"),
     *((name, 'export model.npz --class nets:Net --example x.npy',
        rf"export: {name} is not installed.*'chainer_fp8pipe\[onnx\]'")
       for name in ('onnx', 'onnxruntime')),

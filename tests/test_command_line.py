@@ -47,7 +47,7 @@ WRONG = [
     ('plan --ranks 2 ok.py', 'there is no option --ranks'),
     ('run --memory -3MB ok.py', '--memory: expected one argument'),
     ('plan --seconds inf ok.py', "--seconds: 'inf' is no number"),
-    ('plan --memory 1x ok.py', "--memory: '1x' is no size"),
+    ('plan --memory 1x ok.py', 'there is no option --memory'),
     ('bench', 'WHAT is missing'),
     ('bench allreduce', 'mpiexec -n 2'),
     ('bench allreduce --codecs fp9', "'fp9' is none of "),

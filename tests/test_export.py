@@ -214,7 +214,7 @@ def test_the_model_is_found_in_any_snapshot(command, make, file, place):
 
 @pytest.mark.parametrize(('file', 'model_class', 'example', 'said'), [
     ('model.npz', 'nets.py', 'x.npy', "write 'nets.py' as in train.py:Net"),
-    ('model.npz', 'nowhere.py:Net', 'x.npy', 'is no script nowhere.py'),
+    ('model.npz', 'nowhere.py:Net', 'x.npy', 'nowhere.py cannot be read'),
     ('model.npz', 'nets:Nett', 'x.npy', "'Nett' is not defined"),
     ('model.npz', 'nets:number()', 'x.npy', 'is a int, and no Chain'),
     ('model.npz', 'trains.py:Net', 'x.npy', 'belongs under "if __name__ =='),

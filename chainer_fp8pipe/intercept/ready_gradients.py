@@ -10,7 +10,7 @@
 # gradient in the table is the one that Chainer will write.
 #
 # While `PATCHES` are held, two names of Chainer 7.8.1 are replaced:
-# `_MultiNodeOptimizer.update` (chainermn/optimizers.py, line 19) and
+# `_MultiNodeOptimizer.update` (chainermn/optimizers.py, line 17) and
 # `_backprop_utils` in `chainer._backprop` (chainer/_backprop.py, line 9), from
 # which Chainer's loop takes its table (line 167).  Passes inside of the pass
 # (`F.forget`) are not watched, and each thread has passes of its own.
