@@ -32,7 +32,7 @@ _COMMANDS = {
     'plan': ('planner.plan_script',
              'find the fastest way to run a script on these ranks', True),
     'report': ('report.report_command',
-               'make an HTML page about one run, or several', False),
+               'print how a run went, and make an HTML page about it', False),
     'run': ('run', 'run an unmodified Chainer or ChainerMN script', True),
 }
 

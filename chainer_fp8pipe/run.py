@@ -105,7 +105,7 @@ def add_run(commands: Any) -> None:
         help='order of work in a pipeline (default: 1f1b)')
     means = run.add_argument_group(
         'of the communicator', 'Which communicators have an option, and what '
-        'it is good for: docs/communicators.')
+        'it is good for: docs/choosing_a_codec.rst.')
     for name, field in OPTIONS.items():
         metadata = field.metadata
         choices = '|'.join(map(str, metadata['choices']))

@@ -46,7 +46,8 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
     Args:
         name: ``'fp8'`` (nearest rounding, float32 sums, error feedback),
             ``'fp8_paper'`` (truncation, fp8 sums, no error feedback),
-            ``'int4'`` (32 gradients share a scale), ``'float16'``,
+            ``'int4'`` (32 gradients share a scale), ``'bfloat16'``,
+            ``'float16'``,
             ``'float32'``, or one of ChainerMN's: ``'naive'``,
             ``'flat'``, ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'``.
         mpi_comm: The ranks; default ``MPI.COMM_WORLD``.

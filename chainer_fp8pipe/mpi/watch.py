@@ -209,7 +209,7 @@ class Watch:
             end_all_ranks(f'{text}ending all ranks with exit code '
                           f'{EXIT_CODE}\n', EXIT_CODE)
         sys.stderr.write(f'{text}the job goes on, as it may go on by itself; '
-                         f'{SECONDS}=N or --stall N ends it\n')
+                         f'{SECONDS}=N ends it\n')
         sys.stderr.flush()
 
 

@@ -21,7 +21,8 @@ restarts.  It names the costliest part of an update.  The page shows
 curves, the time of each rank, slow ranks, bytes and memory.
 
 FOLDER is a training's result folder (Trainer's out).  An extension records
-the run there, and makes the same page while it goes on:
+the run there, and makes the same page at its end; this command makes it
+earlier:
 
     trainer.extend(chainer_fp8pipe.RunReport(comm))
 

@@ -25,9 +25,8 @@ from .helpers import (
 )
 
 NAMES = [*CODECS]
-#: Elementwise bounds: see tests/allreduce/test_algorithms.py; fp8_paper
-#: truncates at every sum and clips above the quantile, so only its bits are
-#: checked here.
+#: Elementwise bounds; fp8_paper truncates at every sum and clips above the
+#: quantile, so only its bits are checked here.
 TOLERANCE = {'float32': 1e-5, 'float16': 2e-3, 'fp8': 0.3, 'int4': 0.5}
 
 
