@@ -74,9 +74,10 @@ class RunReport(extension.Extension):
 
     Each rank appends to a file in the folder ``report`` every 10 seconds, or
     every 1/256 of the time so far where that is longer, and at the end, also
-    where a job is started again; ``python -m chainer_fp8pipe report`` makes the page of a run that goes on or was killed.  A report that
-    cannot be written is a warning.  No messages are sent: the page has the
-    ranks whose files are on rank 0's disk.
+    where a job is started again; ``python -m chainer_fp8pipe report`` makes
+    the page of a run that goes on or was killed.  A report that cannot be
+    written is a warning.  No messages are sent: the page has the ranks whose
+    files are on rank 0's disk.
 
     Args:
         comm: All ranks: a communicator of this package, ChainerMN's or
