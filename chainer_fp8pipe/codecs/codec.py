@@ -153,8 +153,11 @@ class State:
         All ranks have decoded the same, so that it is the same for all.
         NaN where the mean is not finite.
         """
-        found = {name: float(numpy.int32(row[LARGEST]).view(numpy.float32))
-                 for name, row in self.decoded.items() if row[LARGEST] >= 0}
+        bits = numpy.array([row[LARGEST] for row in self.decoded.values()],
+                           numpy.int32)
+        found = {name: largest for name, bit, largest in zip(
+            self.decoded, bits.tolist(), bits.view(numpy.float32).tolist(),
+            strict=True) if bit >= 0}
         self.decoded.clear()
         return found
 

@@ -134,13 +134,12 @@ class Fp8Ratio(Codec):
                 ages[name] = 0
                 if q > 0:
                     self._choose(state, name, self._limited(q), bound)
-        bounds = state.numbers.get('bound', {})
+        bounds, room = state.numbers.get('bound', {}), self.room
         scales = []
         for name in tensors.names:
             ages[name] = ages.get(name, 0) + 1
             # Without a q the tensor is zero on all ranks: any scale will do.
-            scale = formats.MAX / (
-                (known.get(name) or formats.MAX) * self.room)
+            scale = formats.MAX / ((known.get(name) or formats.MAX) * room)
             scales.append((*formats.with_inverse(scale * prescale),
                            *formats.with_inverse(scale),
                            bounds.get(name, math.inf)))

@@ -101,14 +101,14 @@ def _call(function: str, read: Any, written: Any, **numbers: int) -> None:
         *arrays, ctypes.c_size_t(read.size), *numbers.values())
 
 
-@functools.lru_cache(4096)
+@functools.lru_cache(1 << 16)
 def with_inverse(scale: float) -> tuple[float, float]:
     """The scale and its inverse as float32 numbers.
 
     Raises:
         ValueError: The scale is not positive, or one of them is not finite.
     """
-    # A model has hundreds of tensors, whose scales stay for many updates.
+    # A model may have thousands of tensors; scales stay for many updates.
     with np.errstate(over='ignore', under='ignore', divide='ignore'):
         factor = np.float32(scale)
         inverse = np.float32(1) / factor
