@@ -152,6 +152,7 @@ class Partition:
                     key for key, value in found.items()
                     if any((id(program), source) in again.notes.pins
                            for source in sources_in(value)))
+                state.note(again)       # what it keeps is where it is made
                 # What reads a late value of the last batch's is late itself.
                 for _ in range(2 * bool(state.read)):
                     layouts.having = layouts.of(again).holders

@@ -139,6 +139,8 @@ class Program:
 
     def known(self, source: Source) -> Any:
         """A value that depends on the batch alone; None: it does not."""
+        if source.call >= len(self.calls):      # of an earlier batch
+            return None
         call = self.calls[source.call]
         if call.known is None:
             call.known = self._known(call)

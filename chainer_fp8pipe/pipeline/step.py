@@ -421,8 +421,12 @@ class Pipeline:
                         f'a batch of {samples} cannot be cut into {parts} '
                         'micro-batches; lower micro_batches, raise the batch '
                         'size, or let the iterator repeat')
-                batch = self._work.cut(new._replace(step=step), [
+                new = self._work.cut(new._replace(step=step), [
                     end - start for start, end in bounds(samples, parts)])
+                _words(new)
+                for part in new.parts[:len(new.trees)]:
+                    describe(part)      # or it could not be sent
+                batch = new
             except StopIteration:
                 batch = Batch(step=step, ended=True)
             except BaseException as reason:     # the others wait
@@ -441,8 +445,7 @@ class Pipeline:
         send = ((lambda arrays: None) if self._is_last
                 else self._channels.sender(rank + 1, BATCH).send)
         if rank == 0:
-            words = pickle.dumps(batch._replace(parts=[], target=None))
-            message: Arrays = (numpy.frombuffer(words, numpy.uint8),)
+            message: Arrays = (numpy.frombuffer(_words(batch), numpy.uint8),)
         else:
             receive = self._channels.receiver(rank - 1, BATCH).receive
             message = receive()
@@ -458,6 +461,11 @@ class Pipeline:
         iteration = self.iteration if batch.step == 'train' else 0
         return [Place(self._seed, iteration, 0, batch.first_sample + start)
                 for start, _ in bounds(sum(batch.sizes), len(batch.sizes))]
+
+
+def _words(batch: Batch) -> bytes:
+    """What of a batch is no array, which follow it."""
+    return pickle.dumps(batch._replace(parts=[], target=None))
 
 
 def _tried(action: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -250,3 +250,38 @@ def test_a_table_names_what_is_not_divided():
     last = str(partition(Looks(), batch, MPI.COMM_SELF)).splitlines()[-1]
     assert 'link /most is not divided: ' in last
     assert last.endswith('which is on another rank')
+
+
+class Remembers(chainer.Chain):
+    def __init__(self):
+        super().__init__()
+        numpy.random.seed(0)
+        with self.init_scope():
+            self.a, self.l, self.b = (
+                L.Linear(4, 4), L.LSTM(4, 4), L.Linear(4, 3))
+
+    def forward(self, x, t):
+        h = self.l(self.a(x))
+        if len(x) == 3:
+            float(self.l.h.array.sum())
+        return F.softmax_cross_entropy(self.b(h), t)
+
+
+@on_ranks(2)
+def test_state_is_read_where_it_was_made(comm):
+    """Also if the model is cut right behind; reading it has a clear error."""
+    plan = plan_of([
+        ['/a/W', '/a/b'], ['/l/upward/W', '/l/upward/b'], ['/b/W', '/b/b'],
+        ['/l/lateral/W']], '/b/W')
+    found = []
+    for ranks, cut in (comm, plan), (MPI.COMM_SELF, None):
+        updater = updater_of(ranks, Remembers(), [batch_of()] * 3 + [
+            batch_of(6)], plan=cut)
+        for _ in range(3):
+            updater.update()
+        found.append({name: one.array.copy() for name, one in
+                      updater.get_optimizer('main').target.namedparams()})
+        with pytest.raises(ValueError, match='atomic'):
+            updater.update()
+    for name, array in found[0].items():
+        numpy.testing.assert_allclose(array, found[1][name], rtol=1e-5)

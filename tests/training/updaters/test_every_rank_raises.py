@@ -367,6 +367,17 @@ def test_data_that_end_everywhere(comm, make):
     updater.update()            # and no harm was done
 
 
+@pytest.mark.parametrize('objects', [True, False])
+@on_ranks(2, timeout=60)
+def test_what_cannot_be_sent_from_the_first_stage(comm, objects):
+    updater = of_a_chain(comm)
+    bad = np.array(['a'] * 4, object) if objects else [lambda: 1] * 4
+    with pytest.raises(ValueError, match='TypeError: arrays of dtype object|'
+                                         'PicklingError|AttributeError'):
+        updater.evaluate(X[:4], bad)
+    updater.update()            # and no harm was done
+
+
 @on_ranks(2, timeout=60)
 def test_weights_that_differ_between_ranks(comm):
     model = partition(Chain(), (X[:2], T[:2]), comm, micro_batches=2)
