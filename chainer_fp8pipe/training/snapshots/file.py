@@ -124,16 +124,17 @@ def manifest_of(path: str) -> Manifest:
     """Opens a file.
 
     Raises:
-        DamagedSnapshot: It is damaged, or of another version.
+        DamagedSnapshot: It is damaged.
+        ValueError: It is of another version.
         OSError: It cannot be read.
     """
     with _opened(path) as archive:
         about = json.loads(archive.read(_MANIFEST))
-        if (number := about.pop('format')) != _FORMAT:
-            raise ValueError(
-                f'it has format {number}, and this version of chainer_fp8pipe '
-                f'reads format {_FORMAT}')
-        return Manifest(path, **about)
+        number = about.pop('format')
+    if number != _FORMAT:
+        raise ValueError(f'{path} has format {number}, and this version of '
+                         f'chainer_fp8pipe reads format {_FORMAT}')
+    return Manifest(path, **about)
 
 
 def read(manifest: Manifest, keys: Iterable[str]) -> State:

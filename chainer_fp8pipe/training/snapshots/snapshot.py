@@ -254,9 +254,9 @@ class Snapshot(extension.Extension):
         for one in found[len(older):]:
             with contextlib.suppress(OSError):
                 os.rename(one, f'{one}.given_up.{uuid.uuid4().hex[:8]}')
-        for name in os.listdir(folder):     # nor what it has of others
-            if not name.endswith(f'of{all_ranks(self._comm).size}.npz'):
-                with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # nor what it has of others
+            for name in os.listdir(folder):
+                if not name.endswith(f'of{all_ranks(self._comm).size}.npz'):
                     os.remove(os.path.join(folder, name))
 
 

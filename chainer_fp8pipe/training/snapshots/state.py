@@ -28,6 +28,7 @@ from typing import Any
 import chainer
 import numpy
 from chainer import training
+from chainer.training import trainer as trainer_module
 
 from ...intercept.training_objects import LIBRARIES
 from .file import Manifest, State
@@ -189,7 +190,7 @@ def _keep(trainer: training.Trainer) -> tuple[State, list[str]]:
             if key.startswith(_KEPT) or is_changed():
                 try:
                     kept[name] = _pack(value, key, arrays)
-                except TypeError:
+                except (TypeError, RecursionError):     # it has itself
                     left_out += [f'{name} of {key[4:].replace("/", " ", 1)}, '
                                  f'a {type(value).__name__}'] * is_changed()
         if kept or key.startswith(_KEPT):
@@ -233,7 +234,8 @@ def collect(trainer: training.Trainer, comm: Any) -> tuple[State, list[str]]:
         TypeError: An object cannot be saved; its key is named.
     """
     started = trainer._start_at
-    trainer._start_at = started or 0.0      # one that has not run yet raises
+    if started is None:         # one that has not run yet raises
+        trainer._start_at = trainer_module._get_time()
     try:
         state = arrays_of(trainer)
     finally:

@@ -438,7 +438,7 @@ REFUSED = {
     'no file': ('nothing', {}, 'there is no snapshot in .*nothing'),
     'no folder': ('empty', {}, 'there is no snapshot in'),
     'another kind of file': ('other.npz', {}, 'there is no snapshot in'),
-    'another version': ('snapshot_iter_1.ranks', {}, 'it has format 1, and '
+    'another version': ('snapshot_iter_1.ranks', {}, 'has format 1, and '
                         'this version of chainer_fp8pipe reads format 8'),
 }
 
