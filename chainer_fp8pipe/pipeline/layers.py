@@ -57,6 +57,10 @@ _STILL = (L.Linear, L.Convolution2D, L.Deconvolution2D, L.EmbedID,
           F.relu, F.leaky_relu, F.elu, F.sigmoid, F.tanh)
 
 
+_LOCAL: Any = chainer.config._local
+_NO_BLOCK: Any = contextlib.nullcontext()
+
+
 class LayerError(RuntimeError):
     """A layer failed; the message names it, its cause is the exception."""
 
@@ -161,10 +165,14 @@ class LayersPart:
             if chainer.config.in_recomputing:
                 values = self._first.pop(micro_batch).again(calls, variables)
             else:
-                if chainer.config.train and not chainer.config.enable_backprop:
-                    self._first[micro_batch] = calls
-                    calls.note(variables)
-                values = self._run(calls, micro_batch, variables, place)
+                keeps = chainer.config.enable_backprop
+                again = chainer.config.train and not keeps
+                # A layer may have a block without a graph of its own.
+                with chainer.using_config('enable_backprop', keeps or again):
+                    if again:
+                        self._first[micro_batch] = calls
+                        calls.note(variables)
+                    values = self._run(calls, micro_batch, variables, place)
                 calls.results = [
                     one.node if calls.knows(one.node) else one.array
                     for one in values] if calls.noting else []
@@ -204,11 +212,14 @@ class _Later(chainer.FunctionNode):
         name: Of the layer.
         arguments: Nodes of variables, parameters, and copies of arrays.
         place: With which the layer began to draw; None: it draws nothing.
+        config: Chainer's settings that the layer has changed.
     """
 
     def __init__(self, node: chainer.FunctionNode, inputs: Any, of: _Pass
                  ) -> None:
         self.of, self.name, self.place = of, of.now, of.place
+        self.config = {name: value for name, value in vars(_LOCAL).items()
+                       if value is not of.config.get(name)}
         function = getattr(node, 'function', node)      # an old-style one
         self._function = copy.copy(function)
         # A function may write into what it has: running averages, say.
@@ -229,10 +240,13 @@ class _Later(chainer.FunctionNode):
         numpy.random.set_state(self._state)
         arguments = tuple([values[x] if isinstance(x, VariableNode) else x
                            for x in self.arguments])
-        if isinstance(self._function, chainer.Function):
-            self._function._node = self._function._owned_node = None
-            return as_tuple(self._function(*arguments))
-        return self._function.apply(arguments)
+        with contextlib.ExitStack() as stack:
+            for name, value in self.config.items():
+                stack.enter_context(chainer.using_config(name, value))
+            if isinstance(self._function, chainer.Function):
+                self._function._node = self._function._owned_node = None
+                return as_tuple(self._function(*arguments))
+            return self._function.apply(arguments)
 
 
 class _Pass(Interceptor):
@@ -246,6 +260,7 @@ class _Pass(Interceptor):
             numbers; None: nobody asks.
         numbers: In which order functions were called, by their ids.
         noting: Whether calls are noted, to be made again.
+        config: Chainer's settings when calls began to be noted.
         results: Nodes of the variables that have come out, or arrays that
             follow from none that went in.
     """
@@ -258,6 +273,7 @@ class _Pass(Interceptor):
         self.left_out: list[tuple[Any, Any]] | None = None
         self.numbers: dict[int, int] = {}
         self.results: list[Any] = []
+        self.config: dict[str, Any] = {}
         self._names: list[str] = []
         self._uses: collections.Counter[Any] = collections.Counter()
         self._inner: set[Any] = set()
@@ -281,7 +297,8 @@ class _Pass(Interceptor):
         later = _Later(node, inputs, self) if self.noting else None
         self._inside = True
         try:
-            outputs = call_unchecked(node, inputs, original)
+            with chainer.no_backprop_mode() if self.noting else _NO_BLOCK:
+                outputs = call_unchecked(node, inputs, original)
         finally:
             self._inside = False
         self._uses.update(set(parameters))
@@ -344,6 +361,7 @@ class _Pass(Interceptor):
     def note(self, variables: tuple[chainer.Variable, ...]) -> None:
         """Begins to note calls; these variables go in."""
         self.noting, self._given = True, [one.node for one in variables]
+        self.config = dict(vars(_LOCAL))
 
     def knows(self, node: Any) -> bool:
         """Whether there will be a value for a variable's node."""

@@ -149,6 +149,23 @@ def spectral():
     return L.Linear(8, 8).add_hook(chainer.link_hooks.SpectralNormalization())
 
 
+class Frozen(chainer.Chain):
+    """Has no gradient through a part of it."""
+
+    def __init__(self):
+        super().__init__(inner=L.Linear(8, 8, initialW=.5 * numpy.eye(8)))
+
+    def forward(self, x):
+        with chainer.no_backprop_mode():
+            y = self.inner(x)
+        return x + y
+
+
+def unlike_training(x):
+    with chainer.using_config('train', False):
+        return F.rrelu(x)
+
+
 #: What is run again, made anew for each training.
 AGAIN = {
     'dropout': lambda: F.dropout, 'a mask': lambda: half_kept,
@@ -166,6 +183,8 @@ AGAIN = {
     'batch normalisation': lambda: L.BatchNormalization(8),
     'batch renormalisation': lambda: L.BatchRenormalization(8),
     'spectral normalisation': spectral,
+    'no graph': Frozen,
+    'a setting': lambda: unlike_training,
     'nothing': lambda: lambda x: x,
 }
 
