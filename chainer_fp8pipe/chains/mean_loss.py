@@ -36,7 +36,8 @@ def why_no_mean(model: Callable, batches: Sequence[tuple[tuple, dict]],
                 names: Names) -> str:
     """A warning if the loss of samples is not the mean of theirs; or ''.
 
-    Also '' where the model cannot be run so, or draws random numbers.
+    Also '' where the model cannot be run so, or draws random numbers.  It is
+    called four times; what it changes outside of its links stays changed.
 
     Args:
         model: What returns the loss.

@@ -148,27 +148,28 @@ class ChainWork(Work):
         if self._loss_weight is not None and step != 'predict':
             given = [checked_weight(self._loss_weight(*args, **kwargs))
                      for args, kwargs in batches]
-        warning = ''
         if step == 'train' and self._compares:
             self._compares = False
-            if self._is_last and len(batches) * self._grid.replicas > 1:
-                warning = why_no_mean(function, batches, part.names)
-        return part.digest(), given, warning
+            if len(batches) * self._grid.replicas > 1:
+                # On all ranks: what forward counts must stay alike.
+                text = why_no_mean(function, batches, part.names)
+                if text and self._is_last and not self._grid.replica_index:
+                    line = next(frames_of_users(sys._getframe()))
+                    warnings.warn_explicit(text, UserWarning,
+                                           line.f_code.co_filename,
+                                           line.f_lineno)
+        return part.digest(), given
 
     def prepare(self, step: str, batch: Batch, said: list[Any]) -> None:
         """All ranks of the pipeline have recorded the same calls."""
         part = self._partition
-        if len({digest for digest, *_ in said}) > 1:
+        if len({digest for digest, _ in said}) > 1:
             raise_together(self._grid.pipeline, part.description, NotTraced,
                            dict, _SAME)
             raise NotTraced(f'the ranks have recorded other calls. {_SAME}')
-        if said[-1][2] and self._grid.comm.rank == 0:
-            line = next(frames_of_users(sys._getframe()))
-            warnings.warn_explicit(said[-1][2], UserWarning,
-                                   line.f_code.co_filename, line.f_lineno)
         self._weights = [0.0] * len(part.programs)
         if step != 'predict':
-            self._weights = self._agreed([given for _, given, _ in said]) or (
+            self._weights = self._agreed([given for _, given in said]) or (
                 weights_of([one.notes.labels for one in part.programs],
                            batch.sizes,
                            self._grid.replicas if step == 'train' else 1))

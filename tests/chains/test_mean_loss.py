@@ -104,6 +104,29 @@ def test_one_rank_tells(comm, pipeline):
     for name in 'sum', 'mean':
         found, model = said(LOSSES[name][0], ProcessGrid(comm, pipeline),
                             samples, True, micro_batches)
-        assert len(found) == (comm.rank == 0 and name == 'sum')
+        assert len(found) == (comm.rank == pipeline - 1 and name == 'sum')
         assert sum(comm.allgather(len(list(model.params())))) == (
             12 // pipeline)
+
+
+@on_ranks(2)
+def test_a_warning_as_an_error_is_one_on_all_ranks_and_breaks_nothing(comm):
+    calls = []
+
+    def loss(y, t):
+        calls.append(t)
+        for _ in calls:         # all ranks must have called it equally often
+            y = F.identity(y)
+        return F.sum(y ** 2)
+    x, t = numpy.ones((4, 6), 'f'), numpy.zeros(4, 'i')
+    model = Net(loss)
+    partition(model, (x[:2], t[:2]), comm, micro_batches=2)
+    calls.clear()
+    pipeline = Pipeline(chainer.optimizers.SGD(0.).setup(model), comm,
+                        micro_batches=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        with pytest.raises(ValueError, match='UserWarning: .* no mean'):
+            pipeline.step(x, t)
+    pipeline.step(x, t)
+    assert comm.allgather(len(calls)) == [2 + 4 + 2] * 2
