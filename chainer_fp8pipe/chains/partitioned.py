@@ -220,8 +220,10 @@ class Partition:
                         batches, places, strict=True)):
                     self.state.resume(number)
                     self._record(step, function, both, place)
-        finally:
-            self.state.end()
+        except BaseException:
+            self.undo()
+            raise
+        self.state.end()
         for number, name in enumerate(self.names.shaped[shaped:]):
             if name in self.placement.own:  # the same on every replica
                 with preserved():
@@ -286,6 +288,11 @@ class Partition:
                 and (found := sources_in(value)) in names
                 and value._data[0].program is last]
 
+    def undo(self) -> None:
+        """Takes back what recording a step has changed in links."""
+        self.state.undo()
+        self.end()
+
     def end(self) -> None:
         """Ends a step; what only it needed is dropped."""
         for program in self.programs:
@@ -343,7 +350,11 @@ class PartitionedChain:
         return model.__call__(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A model that is not divided, with the values that are here."""
+        """A model that is not divided, where all values are here.
+
+        Raises:
+            PlaceholderError: Some are on other ranks.
+        """
         if fetching.now is not None:
             fetching.now()
         found = memo[id(self)] = _undivided(self)
@@ -351,7 +362,7 @@ class PartitionedChain:
         return found
 
     def copy(self, mode: str = 'share') -> Any:
-        """As :meth:`__deepcopy__`; see ``chainer.Link.copy``."""
+        """A model that is not divided; see ``chainer.Link.copy``."""
         if fetching.now is not None:
             fetching.now()
         model: Any = super()

@@ -50,7 +50,7 @@ class State:
                 if not _is_same(value, self._now(key)):     # somebody's
                     for kept in self._kept.get('train', ()):
                         kept.pop(key, None)
-        self._from = self._kept.pop(step, [])
+        self._from, self._left = self._kept.pop(step, []), self.left
         self._kept[step] = []
 
     def resume(self, number: int) -> None:
@@ -92,6 +92,17 @@ class State:
                          if (value := self._now(key)) is not None}
         else:
             self._restore()
+
+    def undo(self) -> None:
+        """Takes back the recording of a step that nobody has computed."""
+        self.changed |= {
+            (path, name) for path, link in self._links.items()
+            for name, value in vars(link).items()
+            if name not in (CHAINERS | link._params | link._persistent)
+            and any(map(is_placeholder, map(
+                nested.array_of, nested.leaves(value)[0])))}
+        self._restore()
+        self._kept[self._step], self.left = self._from, self._left
 
     def forget(self) -> None:
         """Drops what links kept, after a step that failed."""

@@ -233,6 +233,11 @@ class ChainWork(Work):
         self._in_links = self._partition.means_in_links()
         self._partition.end()
 
+    def undo(self) -> None:
+        """See :meth:`.Work.undo`."""
+        if self._partition.programs:    # else it has been taken back
+            self._partition.undo()
+
     def forget(self, step: str) -> None:
         """See :meth:`.Work.forget`."""
         self._partition.end()

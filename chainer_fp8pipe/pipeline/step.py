@@ -369,10 +369,14 @@ class Pipeline:
         if error is None and batch.sizes:
             value, error = _tried(lambda: self._rehearse(step, batch))
         comm = self._comm(batch.step)
-        heard = self._meetings.open(comm, error, {
-            'the step': (batch.step
-                         + ' although the data have ended' * batch.ended),
-            **(mine or {})}, value)
+        try:
+            heard = self._meetings.open(comm, error, {
+                'the step': (batch.step
+                             + ' although the data have ended' * batch.ended),
+                **(mine or {})}, value)
+        except BaseException:
+            self._work.undo()
+            raise
         if batch.ended:
             raise StopIteration
         if comm is not grid.pipeline:

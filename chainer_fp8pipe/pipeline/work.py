@@ -138,6 +138,9 @@ class Work:
         return tuple(self._model.xp.concatenate(column)
                      for column in zip(*parts, strict=True))
 
+    def undo(self) -> None:
+        """Takes back :meth:`rehearse`, after which another rank failed."""
+
     def end(self) -> None:
         """Ends a step."""
 
