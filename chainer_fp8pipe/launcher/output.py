@@ -31,10 +31,10 @@ _RANK = re.compile(
 #: A line for each host, whose ranks follow each other.
 _CODES = re.compile(r'(\[mpiexec@[^\]]*\] Exit codes: |^)\[\S+\] ([\d,]+)$')
 _CLEARED_UP = signal.SIGTERM, signal.SIGKILL
-_FIRST = re.compile(r'=\s+PID (\d+) RUNNING AT ')
+_FIRST = re.compile(r'=\s+PID (\d+) RUNNING AT (\S+)')
 _DIED = re.compile(
     r'YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*\(signal (\d+)\)|'
-    r'process rank \d+ with PID (\d+) on node \S+ exited on signal (\d+)')
+    r'process rank (\d+) with PID \d+ on node \S+ exited on signal (\d+)')
 _SLURM = re.compile(
     r'srun: error: (Node failure on .*|\S+: task \d+: (?!Exited).*)')
 _STILL = re.compile(r'chainer_fp8pipe: (the job stands still: .*)')
@@ -123,8 +123,9 @@ class JobOutput:
         self.cause = self.failed = self.error = ''
         self._still = ''        # about a job that stands still
         self._is_trace = False  # the error is to come
-        self._first = ''        # the process that MPICH saw end first
-        self._ranks: dict[str, tuple[int, str, str]] = {}   # by process
+        self._first = '', ''    # the process that MPICH saw end first, host
+        # By rank: its name, process and host.
+        self._ranks: dict[int, tuple[str, str, str]] = {}
         self._codes: list[int] = []     # of all ranks
         self._since = time.monotonic()
 
@@ -138,7 +139,7 @@ class JobOutput:
         elif found := _DONE.search(line):
             self.done += 1
         elif found := _RANK.search(line):
-            self._ranks[found[3]] = int(found[2]), found['name'], found[4]
+            self._ranks[int(found[2])] = found['name'], found[3], found[4]
         elif (found := _CODES.search(line)) and (found[1] or self._codes):
             self._codes += map(int, filter(None, found[2].split(',')))
         else:
@@ -148,9 +149,9 @@ class JobOutput:
 
     def _read(self, line: str) -> None:
         if found := _FIRST.match(line):
-            self._first = found[1]
+            self._first = found[1], found[2]
         elif found := _DIED.search(line):
-            self._has_died(found[2] or self._first, int(found[1] or found[3]))
+            self._has_died(found[2], int(found[1] or found[3]))
         elif found := _SLURM.match(line):
             self._end(found[1])
         elif found := _STILL.search(line):
@@ -169,22 +170,27 @@ class JobOutput:
         if not self.failed:     # who has ended all others has said why
             self.cause = self.cause or cause
 
-    def _has_died(self, process: str, number: int) -> None:
-        codes = {one: self._codes[rank] for one, (rank, *_)
-                 in self._ranks.items() if rank < len(self._codes)}
-        suspects = (
+    def _has_died(self, rank: str | None, number: int) -> None:
+        codes = {one: self._codes[one] for one in self._ranks
+                 if one < len(self._codes)}
+        process, _ = self._first
+        same = [one for one, known in self._ranks.items()
+                if known[1] == process]
+        suspects = [int(rank)] if rank else (
             [one for one, code in codes.items()
              if 0 < code < 1 << 7 and code not in _CLEARED_UP]
             or [one for one, code in codes.items() if code == signal.SIGKILL]
-            or [one for one in self._ranks if one == process])
+            # Hydra and the rank may know a host by different names.
+            or [one for one in same if self._ranks[one][1:] == self._first]
+            or same * (len(same) == 1))
         if suspects:
             number = codes.get(suspects[0]) or number
-            _, name, host = self._ranks[suspects[0]]
+            name, process, host = self._ranks.get(
+                suspects[0], (f'rank {suspects[0]}', '', ''))
             if suspects[1:]:
-                name = 'one of ranks ' + ', '.join(sorted(
-                    str(self._ranks[one][0]) for one in suspects))
-            else:
-                name += f', process {suspects[0]} on host {host},'
+                name = 'one of ranks ' + ', '.join(map(str, sorted(suspects)))
+            elif process:
+                name += f', process {process} on host {host},'
             self._end(f'{name} was killed by {_name(number)}' + (
                 ' (the system does that when memory is short)'
                 if number == signal.SIGKILL else ''))

@@ -65,6 +65,10 @@ def test_the_launcher_learns_of_updates_and_deaths(size, capfd):
     # Open MPI's words, and Slurm's.
     ('mpirun noticed that process rank 1 with PID 7 on node h exited on '
      'signal 9 (Killed).', KILLED),
+    ('mpirun noticed that process rank 2 with PID 0 on node localhost exited '
+     'on signal 9 (Killed).', KILLED.replace('1', '2').replace('7', '8')),
+    ('mpirun noticed that process rank 3 with PID 0 on node localhost exited '
+     'on signal 9 (Killed).', f'rank 3 was {BY_KILL}'),
     ('srun: error: h: task 1: Segmentation fault (core dumped)',
      'h: task 1: Segmentation fault (core dumped)'),
     ('srun: error: h: task 1: Exited with exit code 1', ''),
@@ -103,6 +107,14 @@ def test_a_rank_that_is_slow_to_die_is_told_from_those_that_are_ended(
         output, f'{before}[mpiexec@h] Exit codes: {codes}{after}',
         10_000 if '\n[' in codes else size)
     assert output.cause == said
+
+
+def test_ranks_of_two_hosts_may_be_processes_of_one_number():
+    output = JobOutput()
+    shown(output, f'{RANK}rank 0 of 2 = PID 7 on a\n{RANK}rank 1 of 2 = PID 7 '
+          f'on b\n[mpiexec@a] Exit codes: [a] 11\n[b] 9\n{DIED}')
+    assert output.cause == (
+        'rank 0 of 2, process 7 on host a, was killed by SIGSEGV')
 
 
 @pytest.mark.parametrize('after', [
