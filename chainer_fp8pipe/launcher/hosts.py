@@ -130,7 +130,8 @@ class Starter(NamedTuple):
             # the second, an interrupt asks whether it is meant.
             words += ['--kill-on-bad-exit=1', '--quit-on-interrupt']
             if hosts:
-                words += [f'--nodelist={",".join(hosts)}']
+                words += [f'--nodes={len(hosts)}',
+                          f'--nodelist={",".join(hosts)}']
         elif hosts and self.family == 'Open MPI':
             words += ['--host', names]
             for name in variables:      # the others hand on all that is there

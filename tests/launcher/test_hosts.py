@@ -119,7 +119,8 @@ TWO = {'a': 2, 'b': 1}
     ('Open MPI', {}, ''),
     ('Open MPI', TWO, '--host a:2,b:1 -x NAME -x OTHER'),
     ('srun', {}, '--kill-on-bad-exit=1 --quit-on-interrupt'),
-    ('srun', TWO, '--kill-on-bad-exit=1 --quit-on-interrupt --nodelist=a,b'),
+    ('srun', TWO, '--kill-on-bad-exit=1 --quit-on-interrupt --nodes=2 '
+     '--nodelist=a,b'),
 ])
 def test_a_command_line_names_ranks_and_hosts(family, shares, words):
     assert Starter(['mpi', '-o'], family).command(
