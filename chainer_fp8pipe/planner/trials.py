@@ -127,7 +127,11 @@ class Trials:
             for way in reversed(near * (len(near) > 1)):
                 if self._left() < 2 * _FEWEST * most:
                     return
-                self._try(way, math.inf)
+                try:
+                    self._try(way, math.inf)
+                except ValueError as error:
+                    self.remarks.append(f'{way} was not tried again: {error}')
+                    return
 
     def _try(self, way: Way, limit: float) -> None:
         self._say(f'trying {way}')

@@ -113,6 +113,21 @@ def test_near_ways_are_tried_again_and_others_are_left_when_time_is_over():
     assert len(said) == 3 + 2 * 3
 
 
+def test_a_repeated_trial_that_fails_leaves_what_was_found():
+    said = []
+
+    def run(way, limit):
+        if len(said) > 2:
+            raise ValueError('no memory')
+        return [1.0] * 3
+    trials = Trials(run, said.append)
+    for way in EXACT, FP8:
+        trials.add(way)
+    trials.again()
+    assert [way for way, _ in trials.found] == [EXACT, FP8]
+    assert trials.remarks == [f'{FP8} was not tried again: no memory']
+
+
 # --- plan() -----------------------------------------------------------------
 
 @on_ranks(1, 2, 4)
