@@ -91,6 +91,10 @@ class State:
         self._held = dict(self._residuals), {
             kind: dict(values) for kind, values in self.numbers.items()}
 
+    def keep(self) -> None:
+        """The update is over, and nothing of it is put back."""
+        self._held = None
+
     def undo(self) -> None:
         """Nothing of the update has happened since :meth:`hold`."""
         if self._held is None:
@@ -162,18 +166,23 @@ class State:
         return found
 
     def save(self) -> dict[str, numpy.ndarray]:
-        """Returns all that an exact continuation needs."""
-        self.codec.settle(self)
+        """Returns all that an exact continuation needs.
+
+        Of an update that was begun and has no mean there is nothing in it.
+        """
+        if self._held is None:
+            self.codec.settle(self)
+        residuals, numbers = self._held or (self._residuals, self.numbers)
         return {
             'codec': numpy.frombuffer(self.codec.name.encode(), numpy.uint8),
-            'updates': numpy.asarray(self.updates),
+            'updates': numpy.asarray(self.updates - bool(self._held)),
             'loss_scale': numpy.asarray(self.loss_scale),
             **{f'{kind}|{name}': numpy.asarray(value)
-               for kind, values in self.numbers.items()
+               for kind, values in numbers.items()
                for name, value in values.items()},
             **{f'residual|{start}|{start + array.size}|{site}|{name}':
                to_host(array) for (site, name), (start, array)
-               in self._residuals.items()}}
+               in residuals.items()}}
 
     @classmethod
     def load(cls, codec: Codec, saved: Mapping[str, numpy.ndarray]

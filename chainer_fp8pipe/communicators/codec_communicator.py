@@ -206,7 +206,11 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: It is of another kind of communicator.
         """
-        (self._known(model) or self._make(model)).load(state)
+        found = self._known(model) or self._make(model)
+        if self._setup.early is found:      # what it has sent is to be void
+            number, found = found.number, self._make(model)
+            found.number = number
+        found.load(state)
 
     # --- details ------------------------------------------------------------
 

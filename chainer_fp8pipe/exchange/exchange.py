@@ -164,6 +164,7 @@ class Exchange:
                 if bucket.decode():
                     bad.append(bucket)
         self.sent = {}
+        self.current.keep()
         if bad:
             self._raise_nonfinite(bad, model, gradients.loss_scale)
         gradients.write_back(gradients.arrays)

@@ -62,7 +62,7 @@ def _updating(original: Any) -> Any:
     """The optimizer's ``update``, whose communicator hears of its pass."""
     def update(self: Any, lossfun: Any = None, *args: Any, **kwargs: Any
                ) -> None:
-        watcher = lossfun and getattr(
+        watcher = None if lossfun is None or self.target is None else getattr(
             self.communicator, 'watcher', lambda model: None)(self.target)
         if watcher is None:
             original(self, lossfun, *args, **kwargs)

@@ -154,6 +154,18 @@ def failed_everywhere(optimizer, model, number, rank):
     failed(optimizer, model, number, rank, range(4))
 
 
+def restored(optimizer, model, number, rank):
+    """A state that is saved after a failed pass is that before it."""
+    communicator = optimizer.communicator
+    saved = communicator.state(model)
+    if number % 3 == 1 and rank == 1:
+        with contextlib.suppress(ZeroDivisionError):
+            optimizer.update(lambda: model.loss(number + 50, rank)
+                             + raising(model.l1.b))
+    numpy.testing.assert_equal(communicator.state(model), saved)
+    update(optimizer, model, number, rank)
+
+
 def broadcast(optimizer, model, number, rank):
     """What was sent is dropped, also by ranks that sent nothing."""
     if number == 5:

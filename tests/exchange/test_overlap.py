@@ -27,6 +27,7 @@ from .jobs import (
     one_more_pass,
     optimizer_of,
     replaced,
+    restored,
     same,
     update,
     values,
@@ -100,7 +101,7 @@ class Branching(NETWORKS['Unused']):
     (Exploding, {'scaling': {}}),
     *((Plain, {'step': step}) for step in (one_more_pass, accumulated)),
     *((Plain, {'step': step, 'name': name})
-      for step in (failed, failed_everywhere, broadcast, replaced)
+      for step in (failed, failed_everywhere, restored, broadcast, replaced)
       for name in ('fp8', 'int4', 'float32')),
     (Plain, {'optimizer': 'adam'}), (Plain, {'optimizer': 'clipped'}),
     (Plain, {'optimizer': 'lars'}), (Alike, {}), (Empty, {}),
