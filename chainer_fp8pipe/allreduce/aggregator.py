@@ -4,10 +4,9 @@
 # ().  Aggregators run their part of the plan as workers do theirs, and orders
 # may pile up: several buckets can be under way at a time.
 #
-# Aggregators encode means without parameters and keep nothing (Codec.relay):
-# what the encoding of a mean leaves out is given up.  Sums are made frame by
-# frame as they arrive, and sent back at once (cut-through, paper 003), unless
-# a frame has a whole vector (store and forward).
+# Aggregators encode means without parameters (Codec.relay) and give up what
+# that leaves out.  Frames are summed as they arrive, and sent back at once
+# (cut-through, paper 003), unless one has a whole vector (store and forward).
 from __future__ import annotations
 
 import pickle

@@ -12,12 +12,10 @@
 # The order of submission is the same on all ranks.  Gradients on the host are
 # encoded when a frame is sent, and decoded when its mean has come; a GPU
 # encodes the whole bucket before it goes in.  What can only wait inside MPI
-# (mpi_op) is an engine without a plan: a bucket is finished when it has gone
-# in.
+# (mpi_op) has no plan: a bucket is finished when it has gone in.
 #
-# MPI, neighbours and compiled code know the addresses of a bucket under way.
-# So the engine holds the bucket, which holds all that has an address, until it
-# is finished.  An engine that is dropped meanwhile never frees any of it.
+# MPI, neighbours and compiled code know addresses of a bucket under way.  The
+# engine holds it until it is finished; one that is dropped never frees it.
 from __future__ import annotations
 
 import collections

@@ -3,10 +3,9 @@
 # sums or decodes it where it lies, where MPI would copy it twice.
 #
 # Each rank's part is a file without a name (memfd_create) that neighbours open
-# where /proc shows this process's files.  For each flight (_engine.c) and each
-# message to a neighbour it has a line that says "it is there" (a Mail), and
-# the bytes.  Both sides number messages from one to the other alike, so only
-# their places are said.  All of it goes with the engine.
+# in /proc.  For each flight (_engine.c) and each message to a neighbour it has
+# a line that says "it is there" (a Mail), and the bytes.  Both sides number
+# messages alike, so only places are said.  All of it goes with the engine.
 from __future__ import annotations
 
 import mmap

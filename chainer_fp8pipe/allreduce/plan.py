@@ -14,9 +14,8 @@
 # ranks and another between them, `beside` two at the same time.  Two levels of
 # a cluster are the first, and a 2D torus is both.
 #
-# What a message holds follows from the order of instructions: a rank's own
-# contribution (in the wire's format), a sum (in the form that the framing
-# says), or a mean (in the wire's format again).  `steps_of` works it out.
+# `steps_of` works out what a message holds: a rank's own contribution or a
+# mean, in the wire's format, or a sum, in the form that the framing says.
 from __future__ import annotations
 
 import dataclasses

@@ -166,10 +166,7 @@ class State:
         return found
 
     def save(self) -> dict[str, numpy.ndarray]:
-        """Returns all that an exact continuation needs.
-
-        Of an update that was begun and has no mean there is nothing in it.
-        """
+        """Returns what an exact continuation after whole updates needs."""
         if self._held is None:
             self.codec.settle(self)
         residuals, numbers = self._held or (self._residuals, self.numbers)

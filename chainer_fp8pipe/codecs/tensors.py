@@ -30,9 +30,8 @@ _KERNELS = {FLOAT32: 'float32', FLOAT16: 'float16', BFLOAT16: 'bfloat16',
 # its residual before and after (0: none); its elements.
 _GRADIENT, _PARAMETER, _OUT, _RESIDUAL, _LEFT, _ELEMENTS = range(2, 8)
 
-# What compiled code finds: elements clipped, elements encoded, what is to
-# blame for a wire that is not finite (see _BLAMED), and more than 0 where
-# what was decoded is not finite.
+# What compiled code finds: elements clipped and encoded, what is to blame for
+# a wire that is not finite (_BLAMED), and whether what was decoded is not.
 _CLIPPED, _ENCODED, _BLAME, _NONFINITE = range(4)
 #: And the bits of the largest magnitude in a wire that was decoded (of int4,
 #: of its scales), those of a NaN if it was not finite; -1: nothing was.

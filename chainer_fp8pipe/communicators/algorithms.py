@@ -10,10 +10,8 @@ from ..allreduce.plan import ALGORITHMS, Framing, plan_of
 from ..report.stream import EventStream
 from .options import Options
 
-# Frames of this many bytes are whole vectors.
-_WHOLE = 1 << 60
-# Frames of a block that are sent, summed and received at a time.
-_IN_FLIGHT = 3
+_WHOLE = 1 << 60    # bytes of a frame that is a whole vector
+_IN_FLIGHT = 3      # frames of a block that are sent and summed at a time
 
 #: The ranks of every node, local rank by local rank.
 Nodes = tuple[tuple[int, ...], ...]

@@ -206,11 +206,7 @@ class CodecCommunicator(MpiCommunicatorBase):
         Raises:
             ValueError: It is of another kind of communicator.
         """
-        found = self._known(model) or self._make(model)
-        if self._setup.early is found:      # what it has sent is to be void
-            number, found = found.number, self._make(model)
-            found.number = number
-        found.load(state)
+        (self._known(model) or self._make(model)).load(state)
 
     # --- details ------------------------------------------------------------
 

@@ -1,9 +1,8 @@
 """``create_communicator``: every communicator by its name."""
 # With algorithm='aggregator' the last ranks only sum (paper 003), each best on
 # a host with more links or faster ones than a worker's.  Such a rank never
-# comes back to the program, so that whoever had more to do with it would wait
-# for ever, as the stages of a pipeline.  What is refused below is refused for
-# that.
+# comes back to the program: whoever had more to do with it, as the stages of a
+# pipeline, would wait for ever, and is refused.
 from __future__ import annotations
 
 from typing import Any
@@ -47,8 +46,7 @@ def create_communicator(name: str = 'fp8', mpi_comm: MPI.Comm | None = None,
         name: ``'fp8'`` (nearest rounding, float32 sums, error feedback),
             ``'fp8_paper'`` (truncation, fp8 sums, no error feedback),
             ``'int4'`` (32 gradients share a scale), ``'bfloat16'``,
-            ``'float16'``,
-            ``'float32'``, or one of ChainerMN's: ``'naive'``,
+            ``'float16'``, ``'float32'``, or one of ChainerMN's: ``'naive'``,
             ``'flat'``, ``'non_cuda_aware'``, ``'pure_nccl'``, ``'dummy'``.
         mpi_comm: The ranks; default ``MPI.COMM_WORLD``.
         options: See :class:`~.options.Options`; for ChainerMN's own,

@@ -11,8 +11,8 @@
 # much they have sent; who has sent less than the others sends zeros, all drop
 # the means, and what the codec keeps is again what it was (State.undo).  So a
 # void bucket changes no number, and is sent again, after backward.  Where a
-# rank's thread has failed, or ranks send in different orders, zeros would not
-# match: every later update of the communicator raises an error, on all ranks.
+# rank's thread has failed, ranks send in different orders, or some that sent
+# refuse the update, every later one raises an error, on all ranks.
 #
 # A communicator's models share its engine: all ranks update them in one order,
 # and while buckets of one are void, no other's are sent early.
@@ -40,8 +40,7 @@ from .gradients import (
     problem_of,
 )
 
-# Seconds of sleep when nothing has moved.
-_PAUSE = 100e-6
+_PAUSE = 100e-6     # seconds of sleep when nothing has moved
 
 
 @dataclasses.dataclass(eq=False)
@@ -216,8 +215,7 @@ class EarlyExchange(Exchange):
 
     def begin(self, names: set[str], loss_scale: float | None) -> None:
         self.finals = []
-        parameters, sizes = self.parameters(), self.sizes
-        setup = self.setup
+        parameters, sizes, setup = self.parameters(), self.sizes, self.setup
         if (setup.early or self.failure or setup.ranks.failure is not None
                 or sizes != {name: parameter.size
                              for name, parameter in parameters.items()}):

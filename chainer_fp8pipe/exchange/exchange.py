@@ -19,6 +19,7 @@
 # With overlap=True some buckets are sent before mean() is called: early.py.
 from __future__ import annotations
 
+import copy
 import dataclasses
 import gc
 import weakref
@@ -83,8 +84,7 @@ class Exchange:
         setup: Of the communicator.
 
     Attributes:
-        model: See above.
-        setup: See above.
+        model, setup: See above.
         number: How many other models' gradients were averaged before this
             one's first mean, the same on all ranks; -1: there was none yet.
         updates: Updates finished so far.
@@ -135,8 +135,10 @@ class Exchange:
             raise ValueError('this is no state of a communicator of '
                              f'chainer_fp8pipe: {error} is not in it'
                              ) from error
+        # What has been sent of a void update is withdrawn with its state.
+        if self.setup.early is self:
+            self.setup.early = copy.copy(self)
         self.updates, self.state = updates, state
-        # What has been sent of an update stays where it is.
         self.sent: dict[int, Bucket] = {}
         self._follow({})
 

@@ -8,6 +8,7 @@ from chainer_fp8pipe.exchange.exchange import Exchange, Setup
 from chainer_fp8pipe.training.large_batch import large_batch
 
 import chainer
+import chainer.functions as F
 import chainermn
 import numpy
 from chainer import optimizer_hooks, optimizers
@@ -155,14 +156,16 @@ def failed_everywhere(optimizer, model, number, rank):
 
 
 def restored(optimizer, model, number, rank):
-    """A state that is saved after a failed pass is that before it."""
-    communicator = optimizer.communicator
-    saved = communicator.state(model)
-    if number % 3 == 1 and rank == 1:
+    """A state is saved and loaded when ranks failed after unequal buckets."""
+    if number == 5:
+        communicator = optimizer.communicator
+        saved, variable = communicator.state(model), model.l1.b
+        for _ in range(rank % 2 * 6):    # raises the earlier
+            variable = F.tanh(variable)
         with contextlib.suppress(ZeroDivisionError):
-            optimizer.update(lambda: model.loss(number + 50, rank)
-                             + raising(model.l1.b))
-    numpy.testing.assert_equal(communicator.state(model), saved)
+            optimizer.update(lambda: model.loss(50, rank) + raising(variable))
+        numpy.testing.assert_equal(communicator.state(model), saved)
+        communicator.load_state(saved, model)
     update(optimizer, model, number, rank)
 
 

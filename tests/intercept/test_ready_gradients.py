@@ -139,6 +139,15 @@ def test_what_gets_a_gradient_from_a_function_is_final(loss, final):
     assert model.stopped.grad is None
 
 
+def test_a_loss_that_is_false_is_watched_as_any():
+    class Loss(list):
+        def __call__(self):
+            return model.loss(0)
+    model, communicator = NETWORKS['Plain'](), Communicator()
+    updating(model, communicator, Loss())
+    assert dict(communicator.finals) == gradients(model)
+
+
 def test_passes_beside_the_updates_own_are_not_told():
     """Before it, in its loss, in another thread, and after an error."""
     model, communicator = NETWORKS['Plain'](), Communicator()
